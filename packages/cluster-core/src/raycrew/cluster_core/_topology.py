@@ -1,0 +1,62 @@
+"""Frozen values that say where things are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """One reserved share of one node.
+
+    Attributes:
+        index: Position in the cluster's order, which is (node, device index).
+        node_index: Logical node as the user listed them; nodes without bundles keep their number.
+        node_id: Ray node id, hexadecimal. Never an address: several nodes can share one.
+        node_address: IP address of the node, for people and for rendezvous.
+        resources: What the bundle holds, in Ray's names and units.
+        device_index: Physical device on its node, or None while it is not known.
+    """
+
+    index: int
+    node_index: int
+    node_id: str
+    node_address: str
+    resources: Mapping[str, float] = field(default_factory=dict)
+    device_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the processes of one group meet.
+
+    Attributes:
+        node_id: Ray node id of the node that the ports are leased on.
+        address: IP address of that node.
+        ports: Leased TCP ports, in ascending order.
+    """
+
+    node_id: str
+    address: str
+    ports: tuple[int, ...]
+
+    @property
+    def port(self) -> int:
+        """The first leased port."""
+        return self.ports[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One worker of an occupant: its rank and the bundle it sits on.
+
+    Attributes:
+        rank: Rank of the worker in its group.
+        bundle_index: `Bundle.index` of the bundle that it occupies.
+        share: Part of the bundle that it may use, from 0 (exclusive) to 1.
+        tied_group: Which tied group it belongs to, or None.
+    """
+
+    rank: int
+    bundle_index: int
+    share: float = 1.0
+    tied_group: int | None = None

@@ -1,0 +1,1 @@
+"""Batches, tensor handles and weight updates."""

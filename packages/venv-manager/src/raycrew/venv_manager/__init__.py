@@ -1,0 +1,1 @@
+"""A virtual environment per kind of worker."""

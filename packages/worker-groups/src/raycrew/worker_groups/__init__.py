@@ -1,0 +1,1 @@
+"""Worker groups on Ray."""
