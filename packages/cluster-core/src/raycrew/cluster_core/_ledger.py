@@ -1,0 +1,192 @@
+"""Which bundles there are, in which order, and who holds a slot on them.
+
+A *seat* is a bundle's position in allocation order and never changes; a bundle's *index* is its position
+in the order (node, device) and is settled once the devices of its node are known.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral
+from threading import RLock
+from typing import Any
+
+from raycrew.cluster_core._topology import Bundle
+from raycrew.cluster_core.errors import BundlesOccupiedError
+
+RESOURCE_STEP = 10_000  # Ray counts resources in ten-thousandths.
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Slots taken together under one holder's name: one on each seat."""
+
+    token: int
+    holder: str
+    seats: tuple[int, ...]
+
+
+def share_of(amount: float, slots: int) -> float:
+    """One slot's part of `amount`, rounded down to Ray's step so that all slots together always fit."""
+    return amount if slots == 1 else math.floor(amount * RESOURCE_STEP / slots) / RESOURCE_STEP
+
+
+def share_options(resources: Mapping[str, float], slots: int) -> dict[str, Any]:
+    """Ray actor options that ask for one slot's share of a bundle's resources."""
+    shares = {name: share_of(amount, slots) for name, amount in resources.items()}
+    options: dict[str, Any] = {"num_cpus": shares.pop("CPU", 0), "num_gpus": shares.pop("GPU", 0)}
+    if "memory" in shares:
+        options["memory"] = int(shares.pop("memory"))
+    return {**options, "resources": shares}
+
+
+class SlotLedger:
+    """Bundles in their order, and `slots` slots on each; safe to use from several threads."""
+
+    def __init__(self, bundles: Sequence[Bundle], slots: int) -> None:
+        self.slots = slots
+        self._seats = list(bundles)
+        self._taken: dict[int, Slot] = {}
+        self._next_token = 0
+        self._lock = RLock()
+        self._sort()
+
+    def _sort(self) -> None:
+        unsettled = {b.node_index for b in self._seats if b.device_index is None}
+
+        def key(seat: int) -> tuple[int, int, int]:
+            bundle = self._seats[seat]
+            settled = bundle.device_index if bundle.node_index not in unsettled else None
+            return bundle.node_index, -1 if settled is None else settled, seat
+
+        self._order = sorted(range(len(self._seats)), key=key)
+        for index, seat in enumerate(self._order):
+            self._seats[seat] = replace(self._seats[seat], index=index)
+
+    @property
+    def bundles(self) -> tuple[Bundle, ...]:
+        """All bundles, ordered by (node, device index)."""
+        with self._lock:
+            return tuple(self._seats[seat] for seat in self._order)
+
+    def seated(self, seats: Sequence[int]) -> tuple[Bundle, ...]:
+        """The bundles on some seats as they are known now, in the order of `seats`."""
+        with self._lock:
+            return tuple(self._seats[seat] for seat in seats)
+
+    def seats(self, indices: Sequence[int] | None = None) -> tuple[int, ...]:
+        """The seats of some bundle indices, or of all bundles in their order.
+
+        Raises:
+            ValueError: An index is out of range or repeated.
+        """
+        with self._lock:
+            if indices is None:
+                return tuple(self._order)
+            check_indices(indices, len(self._order))
+            return tuple(self._order[index] for index in indices)
+
+    def take(self, indices: Sequence[int] | None, holder: str) -> Slot:
+        """Take one slot on each named bundle (all of them for None), or on none of them.
+
+        Raises:
+            ValueError: An index is out of range or repeated.
+            BundlesOccupiedError: A bundle has no free slot.
+        """
+        with self._lock:
+            seats = self.seats(indices)
+            full = {
+                self._seats[seat].index: names
+                for seat in seats
+                if len(names := self._held_by(seat)) >= self.slots
+            }
+            if full:
+                raise BundlesOccupiedError(holder, self.slots, full)
+            slot = Slot(self._next_token, holder, seats)
+            self._next_token += 1
+            self._taken[slot.token] = slot
+            return slot
+
+    def release(self, token: int) -> None:
+        """Give slots back; idempotent."""
+        with self._lock:
+            self._taken.pop(token, None)
+
+    def learn(self, devices: Mapping[int, int]) -> None:
+        """Note which physical device each seat holds, and put the bundles of settled nodes in device order.
+
+        Raises:
+            ValueError: A seat is already known to hold another device.
+        """
+        with self._lock:
+            for seat, device in devices.items():
+                known = self._seats[seat].device_index
+                if known not in (None, device):
+                    index = self._seats[seat].index
+                    raise ValueError(f"bundle {index} was known to hold device {known}, not device {device}")
+            for seat, device in devices.items():
+                self._seats[seat] = replace(self._seats[seat], device_index=device)
+            self._sort()
+
+    def holders(self) -> dict[int, tuple[str, ...]]:
+        """Who holds slots, by bundle index; bundles that nobody holds are left out."""
+        with self._lock:
+            held = ((self._seats[seat].index, self._held_by(seat)) for seat in self._order)
+            return {index: names for index, names in held if names}
+
+    def _held_by(self, seat: int) -> tuple[str, ...]:
+        return tuple(slot.holder for slot in self._taken.values() if seat in slot.seats)
+
+
+class LedgerClaim:
+    """A `Claim` on a ledger.
+
+    Args:
+        ledger: Who holds what.
+        slot: What this claim holds there.
+        strategy_of: Ray scheduling strategy that leads to a seat.
+    """
+
+    def __init__(self, ledger: SlotLedger, slot: Slot, strategy_of: Callable[[int], Any]) -> None:
+        self._ledger = ledger
+        self._slot = slot
+        self._strategy_of = strategy_of
+
+    @property
+    def bundles(self) -> Sequence[Bundle]:
+        """The claimed bundles, in the order that they were asked for."""
+        return self._ledger.seated(self._slot.seats)
+
+    def actor_options(self, position: int) -> dict[str, Any]:
+        """Ray actor options that place a worker on `bundles[position]` with this claim's share of it."""
+        seat = self._slot.seats[position]
+        (bundle,) = self._ledger.seated([seat])
+        options = share_options(bundle.resources, self._ledger.slots)
+        return {**options, "scheduling_strategy": self._strategy_of(seat)}
+
+    def learn(self, devices: Mapping[int, int]) -> None:
+        """Tell the cluster which physical device each position turned out to hold."""
+        self._ledger.learn({self._slot.seats[position]: device for position, device in devices.items()})
+
+    def release(self) -> None:
+        """Give the slots back; idempotent."""
+        self._ledger.release(self._slot.token)
+
+
+def check_indices(indices: Sequence[int], n_bundles: int) -> None:
+    """Refuse bundle indices that are no integers, out of range or repeated.
+
+    Raises:
+        TypeError: An index is not an integer.
+        ValueError: An index is out of range or repeated, or there is none.
+    """
+    if not indices:
+        raise ValueError("no bundle indices were given; None stands for all bundles")
+    for index in indices:
+        if isinstance(index, bool) or not isinstance(index, Integral):
+            raise TypeError(f"bundle index {index!r} is a {type(index).__name__}, not an integer")
+        if not 0 <= index < n_bundles:
+            raise ValueError(f"bundle index {index} is outside 0 to {n_bundles - 1}")
+    if len(set(indices)) < len(indices):
+        repeated = sorted({index for index in indices if list(indices).count(index) > 1})
+        raise ValueError(f"bundle indices {repeated} are repeated")

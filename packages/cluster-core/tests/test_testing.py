@@ -1,0 +1,44 @@
+import pytest
+
+from raycrew.cluster_core import BundlesOccupiedError, Cluster, ClusterClosedError
+from raycrew.cluster_core.testing import FakeCluster, check_cluster
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("counts", [[1], [2, 0, 3]])
+@pytest.mark.parametrize("use_gpus", [False, True])
+def test_the_fake_does_what_every_cluster_does(counts, use_gpus):
+    cluster = FakeCluster(counts, use_gpus=use_gpus)
+    assert isinstance(cluster, Cluster)
+    check_cluster(cluster)
+
+
+def test_zero_bundle_nodes_keep_their_number():
+    assert [b.node_index for b in FakeCluster([1, 0, 2]).bundles] == [0, 2, 2]
+
+
+def test_learned_devices_decide_the_order():
+    cluster = FakeCluster([3], use_gpus=True)
+    claim = cluster.claim(None, "train")
+    claim.learn({0: 2, 1: 0, 2: 1})
+    assert [b.device_index for b in cluster.bundles] == [0, 1, 2]
+    assert [b.index for b in claim.bundles] == [2, 0, 1]  # positions stay, indices are the new ones
+    assert cluster.claim is not None
+    with pytest.raises(ValueError, match="known to hold device 2"):
+        claim.learn({0: 1})
+
+
+def test_shares_never_ask_for_more_than_the_bundle_holds():
+    cluster = FakeCluster([1], use_gpus=True, max_colocated_worker_groups=6)
+    claims = [cluster.claim(None, f"g{i}") for i in range(6)]
+    assert sum(c.actor_options(0)["num_gpus"] for c in claims) <= 1
+    with pytest.raises(BundlesOccupiedError, match="g0, g1") as error:
+        cluster.claim([0], "one too many")
+    assert error.value.holders == {0: ("g0", "g1", "g2", "g3", "g4", "g5")}
+
+
+def test_nothing_works_after_shutdown():
+    with FakeCluster() as cluster:
+        pass
+    with pytest.raises(ClusterClosedError):
+        cluster.claim(None, "late")
