@@ -98,7 +98,15 @@ def figure(
 ) -> Figure:
     """The median of `samples` as a figure."""
     return Figure(
-        name, statistics.median(samples), unit, (min(samples), max(samples)), baseline, goal, better, len(samples), note
+        name,
+        statistics.median(samples),
+        unit,
+        (min(samples), max(samples)),
+        baseline,
+        goal,
+        better,
+        len(samples),
+        note,
     )
 
 
@@ -135,9 +143,13 @@ def show(suite: str, figures: list[Figure], console: Console) -> None:
 
 def main() -> None:
     """`python benchmarks/harness.py SUITE ... [--quick] [--output FOLDER]`."""
-    suites = sorted(p.stem.removeprefix("bench_").replace("_", "-") for p in RESULTS.parent.glob("bench_*.py"))
+    suites = sorted(
+        p.stem.removeprefix("bench_").replace("_", "-") for p in RESULTS.parent.glob("bench_*.py")
+    )
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"any of: {', '.join(suites)} (default: all)")
+    parser.add_argument(
+        "suites", nargs="*", metavar="SUITE", help=f"any of: {', '.join(suites)} (default: all)"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer repetitions: shows that a suite runs")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS, help="folder of the JSON files")
     args = parser.parse_args()

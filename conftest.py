@@ -1,0 +1,27 @@
+"""Tests that need a GPU are deselected where there is none; REQUIRE_GPU=1 lets them run and fail."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+
+def has_gpu() -> bool:
+    if shutil.which("nvidia-smi") is None:
+        return False
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    return listed.returncode == 0 and "GPU 0" in listed.stdout
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked or os.environ.get("REQUIRE_GPU") == "1" or has_gpu():
+        return
+    items[:] = [item for item in items if item not in marked]
+    config.hook.pytest_deselected(items=marked)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not has_gpu():
+        pytest.fail("this test needs a GPU and none was found (nvidia-smi -L)", pytrace=False)

@@ -1,0 +1,317 @@
+"""The project's checks, each a session: `nox -l` lists them, `nox` runs those that a submission must pass."""
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+PACKAGES = ("cluster-core", "worker-groups", "tensor-transport", "venv-manager")
+SIBLINGS = {"worker-groups": ("cluster-core",)}
+EXTRAS = {
+    "cluster-core": "testing",
+    "worker-groups": "testing",
+    "tensor-transport": "ray,http,testing",
+    "venv-manager": "testing",
+}
+TEST_TOOLS = ("pytest>=8", "pytest-timeout", "hypothesis")
+PYTHONS = ("3.11", "3.12", "3.13")
+# A CPU build of torch is not to be had everywhere for every Python: name where it is.
+TORCH_PYTHONS = os.environ.get("RAYCREW_TORCH_PYTHONS", "3.11").split(",")
+CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
+CONSTRAINTS_TEXT = (ROOT / "constraints.txt").read_text()
+# A reused environment takes the wheel that was just built, though its version is the same.
+REINSTALL = [f"--reinstall-package=raycrew-{package}" for package in PACKAGES]
+DIST = ROOT / "dist"
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "uv"
+nox.options.download_python = "never"
+nox.options.error_on_missing_interpreters = False
+nox.options.sessions = [
+    "lint",
+    "imports",
+    "typecheck",
+    "build",
+    "tests-3.11",
+    "smoke",
+    "tests_together",
+    "docs",
+    "quickstart_short",
+]
+
+
+def find_links() -> str:
+    """What pip is told about find-links, in uv's spelling (uv does not read pip's configuration)."""
+    pip = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "get", "global.find-links"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = os.environ.get("PIP_FIND_LINKS", "") or (pip.stdout if pip.returncode == 0 else "")
+    return ",".join(found.split())
+
+
+# uv, its caches and Ray are told once, for every session.
+os.environ.setdefault("UV_FIND_LINKS", find_links())
+os.environ.setdefault("UV_COMPILE_BYTECODE", "1")
+os.environ.setdefault("UV_LINK_MODE", "hardlink")
+RAY_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+}
+
+
+def wheel(package: str) -> str:
+    """The built wheel of a package."""
+    (found,) = DIST.glob(f"raycrew_{package.replace('-', '_')}-*.whl")
+    return str(found)
+
+
+def requirement(package: str, extras: str = "") -> str:
+    """A package as something to install: its wheel by path, never by name."""
+    return f"{wheel(package)}[{extras}]" if extras else wheel(package)
+
+
+def with_siblings(package: str, extras: str) -> list[str]:
+    """A package's wheel and the wheels that it depends on."""
+    return [requirement(package, extras), *(requirement(s, EXTRAS[s]) for s in SIBLINGS.get(package, ()))]
+
+
+def all_wheels() -> list[str]:
+    """The wheels of all packages, with what their tests use."""
+    return [requirement(package, EXTRAS[package]) for package in PACKAGES]
+
+
+def pytest_alone(session: nox.Session, package: str, *arguments: str) -> None:
+    """Run a package's tests from an empty folder; Ray's workers find the test modules by PYTHONPATH."""
+    tests = ROOT / "packages" / package / "tests"
+    with tempfile.TemporaryDirectory() as empty:
+        session.chdir(empty)
+        session.run(
+            "python",
+            "-m",
+            "pytest",
+            str(tests),
+            "-p",
+            "no:cacheprovider",
+            *arguments,
+            *session.posargs,
+            env=RAY_ENVIRONMENT | {"PYTHONPATH": str(tests)},
+        )
+        session.chdir(ROOT)
+
+
+def skip_without_torch(session: nox.Session, package: str) -> None:
+    """Skip, and say why, where no CPU build of torch is known for this Python."""
+    if package == "tensor-transport" and session.python not in TORCH_PYTHONS:
+        session.skip(f"no CPU build of torch named for Python {session.python} (RAYCREW_TORCH_PYTHONS)")
+
+
+@nox.session(reuse_venv=True)
+def lint(session: nox.Session) -> None:
+    """Ruff: rules and format."""
+    session.install("ruff>=0.15,<0.18")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session(reuse_venv=True)
+def imports(session: nox.Session) -> None:
+    """The boundaries between and within the packages."""
+    session.install("import-linter>=2.3")
+    sources = os.pathsep.join(str(ROOT / "packages" / package / "src") for package in PACKAGES)
+    session.run("lint-imports", env={"PYTHONPATH": sources})
+
+
+@nox.session(reuse_venv=True, requires=["build"])
+def typecheck(session: nox.Session) -> None:
+    """Mypy in strict mode, and the file that fits each class to each Protocol."""
+    session.install(
+        *all_wheels(),
+        *REINSTALL,
+        *TEST_TOOLS,
+        "mypy>=1.15",
+        "types-PyYAML",
+        "types-psutil",
+        "nox",
+        *CONSTRAINTS,
+    )
+    for package in PACKAGES:
+        session.run("mypy", f"packages/{package}/src")
+    session.run("mypy", "integration-tests/typing", "benchmarks/harness.py")
+
+
+def check_wheel(session: nox.Session, path: Path) -> None:
+    """A wheel brings its part of the namespace, its licence and its type marker, and nothing else."""
+    module = path.name.split("-")[0].removeprefix("raycrew_")
+    names = zipfile.ZipFile(path).namelist()
+    stray = [n for n in names if not re.match(rf"raycrew/{module}/|raycrew_{module}-[^/]+\.dist-info/", n)]
+    if stray:
+        session.error(f"{path.name} holds {stray}: only raycrew/{module}/ is this package's")
+    for wanted in (f"raycrew/{module}/__init__.py", f"raycrew/{module}/py.typed"):
+        if wanted not in names:
+            session.error(f"{path.name} lacks {wanted}")
+    if not any(n.endswith("licenses/LICENSE") for n in names):
+        session.error(f"{path.name} lacks its licence")
+
+
+@nox.session(reuse_venv=True)
+def build(session: nox.Session) -> None:
+    """Per package an sdist, then a wheel from that sdist, both checked."""
+    session.install("hatch>=1.14", "hatchling>=1.27", "twine>=6")
+    shutil.rmtree(DIST, ignore_errors=True)
+    for package in PACKAGES:
+        with session.chdir(ROOT / "packages" / package):
+            session.run("hatch", "build", "-t", "sdist", str(DIST), silent=True)
+    for sdist in sorted(DIST.glob("*.tar.gz")):
+        with tempfile.TemporaryDirectory() as folder:
+            with tarfile.open(sdist) as archive:
+                archive.extractall(folder, filter="data")
+            with session.chdir(Path(folder) / sdist.name.removesuffix(".tar.gz")):
+                session.run("hatch", "build", "-t", "wheel", str(DIST), silent=True)
+    session.run("twine", "check", "--strict", *map(str, DIST.iterdir()))
+    for path in DIST.glob("*.whl"):
+        check_wheel(session, path)
+
+
+@nox.session(python=PYTHONS, requires=["build"])
+@nox.parametrize("package", PACKAGES)
+def tests(session: nox.Session, package: str) -> None:
+    """Each package alone: its wheel and what it declares, from an empty folder."""
+    skip_without_torch(session, package)
+    session.install(*with_siblings(package, EXTRAS[package]), *TEST_TOOLS, *CONSTRAINTS)
+    pytest_alone(session, package)
+
+
+@nox.session(python=PYTHONS[1:], requires=["build"])
+@nox.parametrize("package", PACKAGES)
+def smoke(session: nox.Session, package: str) -> None:
+    """A marked selection of `tests` on the further Python versions."""
+    skip_without_torch(session, package)
+    session.install(*with_siblings(package, EXTRAS[package]), *TEST_TOOLS, *CONSTRAINTS)
+    pytest_alone(session, package, "-m", "smoke")
+
+
+def add_package_alias(package: str) -> None:
+    """Let `nox -s "tests(package='…')"` name one package on every Python."""
+
+    @nox.session(
+        name=f"tests(package={package!r})",
+        venv_backend="none",
+        default=False,
+        requires=[f"tests-{python}(package={package!r})" for python in PYTHONS],
+    )
+    def alias(session: nox.Session) -> None:
+        """One package's tests on every Python."""
+        session.log("each Python's session stands above")
+
+
+for each in PACKAGES:
+    add_package_alias(each)
+
+
+def lowest_versions(package: str) -> list[str]:
+    """The lowest declared version of each third-party dependency, as pins."""
+    project = tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())["project"]
+    optional = project.get("optional-dependencies", {})
+    declared = [*project["dependencies"], *(r for e in EXTRAS[package].split(",") for r in optional[e])]
+    pins = [re.sub(r">=([^,;\s]+).*", r"==\1", r) for r in declared if not r.startswith("raycrew-")]
+    # Only this build of torch is known to come without gigabytes of CUDA packages.
+    torch = next(line for line in CONSTRAINTS_TEXT.splitlines() if line.startswith("torch=="))
+    return [torch if pin.startswith("torch==") else pin for pin in pins]
+
+
+@nox.session(python=PYTHONS[0], requires=["build"])
+@nox.parametrize("package", PACKAGES)
+def lowest(session: nox.Session, package: str) -> None:
+    """Each package alone on the lowest third-party versions that it declares."""
+    pins = lowest_versions(package)
+    for sibling in SIBLINGS.get(package, ()):
+        pins += [pin for pin in lowest_versions(sibling) if pin not in pins]
+    session.install(*with_siblings(package, EXTRAS[package]), *pins, "pytest-timeout", "hypothesis")
+    pytest_alone(session, package)
+
+
+@nox.session(python=PYTHONS[0], requires=["build"])
+def tests_together(session: nox.Session) -> None:
+    """All wheels in one environment: what the packages do for each other."""
+    session.install(*all_wheels(), *TEST_TOOLS, "matplotlib", *CONSTRAINTS)
+    tests = ROOT / "integration-tests"
+    session.run(
+        "python",
+        "-m",
+        "pytest",
+        str(tests),
+        *session.posargs,
+        env=RAY_ENVIRONMENT | {"PYTHONPATH": str(tests)},
+    )
+
+
+@nox.session(python=PYTHONS[0], requires=["build"], default=False)
+def gpu(session: nox.Session) -> None:
+    """Tests that need a GPU; a machine without one fails."""
+    session.install(*all_wheels(), *TEST_TOOLS, "matplotlib")
+    for folder in [
+        *(ROOT / "packages" / package / "tests" for package in PACKAGES),
+        ROOT / "integration-tests",
+    ]:
+        environment = RAY_ENVIRONMENT | {"PYTHONPATH": str(folder), "REQUIRE_GPU": "1"}
+        # 5: this folder has no test with the marker.
+        session.run(
+            "pytest", "-m", "gpu", str(folder), *session.posargs, env=environment, success_codes=[0, 5]
+        )
+
+
+@nox.session(python=PYTHONS[0], reuse_venv=True, requires=["build"])
+def docs(session: nox.Session) -> None:
+    """The site, strictly, and every Python block of the READMEs and pages, run."""
+    session.install(
+        *all_wheels(),
+        *REINSTALL,
+        *TEST_TOOLS,
+        "mkdocs-material>=9.6",
+        "mkdocstrings[python]>=0.29",
+        *CONSTRAINTS,
+    )
+    session.run(
+        "mkdocs", "build", "--strict", "--site-dir", str(ROOT / "site"), env={"NO_MKDOCS_2_WARNING": "1"}
+    )
+    session.run("python", "-m", "pytest", "docs/test_blocks.py", *session.posargs, env=RAY_ENVIRONMENT)
+
+
+@nox.session(python=PYTHONS[0], reuse_venv=True, requires=["build"], default=False)
+def bench(session: nox.Session) -> None:
+    """`nox -s bench -- SUITE … [--quick]`: ratios measured side by side, as a table and as JSON."""
+    session.install(*all_wheels(), *REINSTALL, *CONSTRAINTS)
+    session.run("python", "benchmarks/harness.py", *session.posargs, env=RAY_ENVIRONMENT)
+
+
+def run_example(session: nox.Session, *arguments: str) -> None:
+    """The main job on built wheels."""
+    session.install(*all_wheels(), *REINSTALL, "matplotlib>=3.9", *CONSTRAINTS)
+    session.run("python", "examples/grpo/run.py", *arguments)
+
+
+@nox.session(python=PYTHONS[0], reuse_venv=True, requires=["build"], default=False)
+def quickstart(session: nox.Session) -> None:
+    """The main job: a GRPO run that learns; `-- --help` lists its options."""
+    run_example(session, *session.posargs)
+
+
+@nox.session(python=PYTHONS[0], reuse_venv=True, requires=["build"])
+def quickstart_short(session: nox.Session) -> None:
+    """A few steps of the main job with the transformers generator."""
+    run_example(session, "--quick", "--generator", "transformers", "--output", session.create_tmp())
