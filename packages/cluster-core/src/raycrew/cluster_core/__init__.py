@@ -1,6 +1,7 @@
 """Virtual clusters on Ray."""
 
 from raycrew.cluster_core._devices import DeviceBinding, bind_device
+from raycrew.cluster_core._ports import PortLease, lease_ports
 from raycrew.cluster_core._topology import Bundle, Placement, Rendezvous
 from raycrew.cluster_core.errors import (
     AllocationTimeoutError,
@@ -11,6 +12,7 @@ from raycrew.cluster_core.errors import (
     NodeCallError,
     NodeCallTimeoutError,
     NodeLostError,
+    PortsExhaustedError,
     ResourceInsufficientError,
 )
 from raycrew.cluster_core.protocols import Claim, Cluster, Occupant
@@ -30,7 +32,10 @@ __all__ = [
     "NodeLostError",
     "Occupant",
     "Placement",
+    "PortLease",
+    "PortsExhaustedError",
     "Rendezvous",
     "ResourceInsufficientError",
     "bind_device",
+    "lease_ports",
 ]

@@ -93,3 +93,19 @@ class NodeCallError(ClusterError):
 
 class NodeCallTimeoutError(NodeCallError, TimeoutError):
     """A function that was run on each node didn't return from one of them before the deadline."""
+
+
+class PortsExhaustedError(ClusterError):
+    """Too few ports of a range are free.
+
+    Attributes:
+        port_range: First and last port of the range.
+    """
+
+    def __init__(self, message: str, port_range: tuple[int, int]) -> None:
+        super().__init__(message)
+        self.message = message
+        self.port_range = port_range
+
+    def __reduce__(self) -> tuple[type, tuple[str, tuple[int, int]]]:
+        return type(self), (self.message, self.port_range)
