@@ -171,20 +171,25 @@ def check_wheel(session: nox.Session, path: Path) -> None:
 @nox.session(reuse_venv=True)
 def build(session: nox.Session) -> None:
     """Per package an sdist, then a wheel from that sdist, both checked."""
-    session.install("hatch>=1.14", "hatchling>=1.27", "twine>=6")
+    session.install("hatch>=1.14", "twine>=6")
     shutil.rmtree(DIST, ignore_errors=True)
-    for package in PACKAGES:
-        with session.chdir(ROOT / "packages" / package):
-            session.run("hatch", "build", "-t", "sdist", str(DIST), silent=True)
-    for sdist in sorted(DIST.glob("*.tar.gz")):
-        with tempfile.TemporaryDirectory() as folder:
-            with tarfile.open(sdist) as archive:
+    with tempfile.TemporaryDirectory() as data:
+        for package in PACKAGES:
+            hatch_build(session, ROOT / "packages" / package, "sdist", data)
+        for sdist in sorted(DIST.glob("*.tar.gz")):
+            with tempfile.TemporaryDirectory() as folder, tarfile.open(sdist) as archive:
                 archive.extractall(folder, filter="data")
-            with session.chdir(Path(folder) / sdist.name.removesuffix(".tar.gz")):
-                session.run("hatch", "build", "-t", "wheel", str(DIST), silent=True)
-    session.run("twine", "check", "--strict", *map(str, DIST.iterdir()))
+                hatch_build(session, Path(folder) / sdist.name.removesuffix(".tar.gz"), "wheel", data)
+    session.run("twine", "check", "--strict", *map(str, sorted(DIST.iterdir())))
     for path in DIST.glob("*.whl"):
         check_wheel(session, path)
+
+
+def hatch_build(session: nox.Session, project: Path, target: str, data: str) -> None:
+    """Build one target; hatch's own build environments are this run's alone, not the active one."""
+    environment = {"HATCH_DATA_DIR": data, "UV_PYTHON": None, "VIRTUAL_ENV": None}
+    with session.chdir(project):
+        session.run("hatch", "build", "-t", target, str(DIST), silent=True, env=environment)
 
 
 @nox.session(python=PYTHONS, requires=["build"])
