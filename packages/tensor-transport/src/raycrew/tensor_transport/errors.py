@@ -1,0 +1,137 @@
+"""The errors of this package, a tree under `TransportError`.
+
+Every error can be pickled: the message is the one positional argument, the data are attributes with defaults.
+"""
+
+from collections.abc import Sequence
+
+
+class TransportError(Exception):
+    """Base of every error that this package raises on its own account."""
+
+
+class TransportTimeoutError(TransportError, TimeoutError):
+    """A deadline passed while waiting for bytes."""
+
+
+class TransportClosedError(TransportError):
+    """A store, cache or server was used after its close."""
+
+
+class UnsupportedTensorError(TransportError, TypeError):
+    """A tensor has no plain bytes that could be moved: quantised, sparse, or without data.
+
+    Attributes:
+        name: Where it was found: a key, a parameter's name or a path into the object.
+    """
+
+    def __init__(self, message: str, *, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class ShardError(TransportError):
+    """A shard cannot be read.
+
+    Attributes:
+        shard_id: The shard.
+        owner: Who holds its bytes: a store's epoch, an address or an actor.
+        node_id: The node of the owner, where it is known.
+    """
+
+    def __init__(self, message: str, *, shard_id: str = "", owner: str = "", node_id: str = "") -> None:
+        super().__init__(message)
+        self.shard_id = shard_id
+        self.owner = owner
+        self.node_id = node_id
+
+
+class StaleHandleError(ShardError):
+    """The owner was restarted or the shard released: the bytes that the handle named are gone."""
+
+
+class ShardLostError(ShardError):
+    """The owner died or cannot be reached, and there is no replica."""
+
+
+class WeightUpdateError(TransportError):
+    """An update was not committed: the receiver goes on reporting its previous version.
+
+    Attributes:
+        version: The version that failed.
+        current_version: The version that the receiver goes on reporting, None before the first.
+        intact: Whether the receiver's weights are still exactly those of `current_version`; False when
+            loading had begun.
+    """
+
+    def __init__(
+        self, message: str, *, version: int = 0, current_version: int | None = None, intact: bool = True
+    ) -> None:
+        super().__init__(message)
+        self.version = version
+        self.current_version = current_version
+        self.intact = intact
+
+
+class ManifestMismatchError(WeightUpdateError, ValueError):
+    """The update's names, shapes or dtypes are not the receiver's; nothing was fetched.
+
+    Attributes:
+        missing: Names that the receiver needs and the update lacks.
+        unexpected: Names that the receiver does not know.
+        mismatched: One line for each shape or dtype that differs.
+    """
+
+    missing: Sequence[str] = ()
+    unexpected: Sequence[str] = ()
+    mismatched: Sequence[str] = ()
+
+
+class StaleVersionError(WeightUpdateError):
+    """The update is older than what the receiver already has."""
+
+
+class BucketFetchError(WeightUpdateError):
+    """A bucket's bytes could not be had: its publisher died or released them.
+
+    Attributes:
+        bucket: Index of the bucket in the update.
+    """
+
+    bucket: int = -1
+
+
+class ChecksumMismatchError(WeightUpdateError):
+    """The bytes that arrived are not the bytes that were published.
+
+    Attributes:
+        bucket: Index of the bucket in the update.
+    """
+
+    bucket: int = -1
+
+
+class BatchSchemaError(TransportError, ValueError):
+    """A column does not fit the batch it was put into, or batches do not fit each other.
+
+    Attributes:
+        key: The column.
+        expected: What the batch has: usually its number of rows.
+        actual: What the column has.
+    """
+
+    def __init__(
+        self, message: str, *, key: str = "", expected: object = None, actual: object = None
+    ) -> None:
+        super().__init__(message)
+        self.key = key
+        self.expected = expected
+        self.actual = actual
+
+
+class DecodeError(TransportError, ValueError):
+    """Bytes do not follow the format: truncated, damaged, or from another version."""
+
+
+class SourceChangedError(TransportError):
+    """A tensor that was lent (`borrow=True`) was written to before its bytes were taken."""

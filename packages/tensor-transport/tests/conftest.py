@@ -1,0 +1,26 @@
+"""One Ray cluster of two simulated nodes for the whole session, started when a test first asks for it."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """Two nodes of two CPUs each (custom resources `node0`, `node1`); this process is a driver on `node0`."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    if "RAY_TMPDIR" not in os.environ:
+        os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="r", dir="/tmp")
+    (Path(os.environ["RAY_TMPDIR"]) / "ray").mkdir(parents=True, exist_ok=True)
+    options = {"num_cpus": 4, "object_store_memory": 150 * 2**20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=options | {"resources": {"node0": 100}})
+    options.pop("include_dashboard")
+    cluster.add_node(**options, resources={"node1": 100})
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
