@@ -1,6 +1,7 @@
 """Virtual clusters on Ray."""
 
 from raycrew.cluster_core._devices import DeviceBinding, bind_device
+from raycrew.cluster_core._environment import DEFAULT_POLICY, EnvironmentPolicy, Secrets
 from raycrew.cluster_core._ports import PortLease, lease_ports
 from raycrew.cluster_core._topology import Bundle, Placement, Rendezvous
 from raycrew.cluster_core.errors import (
@@ -18,6 +19,7 @@ from raycrew.cluster_core.errors import (
 from raycrew.cluster_core.protocols import Claim, Cluster, Occupant
 
 __all__ = [
+    "DEFAULT_POLICY",
     "AllocationTimeoutError",
     "Bundle",
     "BundlesOccupiedError",
@@ -26,6 +28,7 @@ __all__ = [
     "ClusterClosedError",
     "ClusterError",
     "DeviceBinding",
+    "EnvironmentPolicy",
     "InfeasibleRequestError",
     "NodeCallError",
     "NodeCallTimeoutError",
@@ -36,6 +39,7 @@ __all__ = [
     "PortsExhaustedError",
     "Rendezvous",
     "ResourceInsufficientError",
+    "Secrets",
     "bind_device",
     "lease_ports",
 ]
