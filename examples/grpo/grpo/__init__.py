@@ -1,0 +1,1 @@
+"""A small GRPO run: sorting digits, learnt from verified rewards."""

@@ -1,0 +1,64 @@
+"""What a run measured: one record per step, and the held-out reward every few steps."""
+
+from dataclasses import dataclass, field
+
+PHASES = ("generate", "verify", "train", "sync")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One round of GRPO.
+
+    Attributes:
+        step: Counts from 1.
+        reward: Mean reward of the round's completions, sampled at temperature 1.
+        kl: Mean divergence from the reference, in nats per token.
+        loss: The GRPO loss.
+        clipped: Share of tokens whose probability ratio left the clip range.
+        logprob_difference: Largest difference between the generator's log-probability of a sampled token
+            and the trainer's own, before the round's learning.
+        weight_version: What the generators reported to have sampled with.
+        tokens: Generated in this round.
+        seconds: Wall time of each of `PHASES`.
+    """
+
+    step: int
+    reward: float
+    kl: float
+    loss: float
+    clipped: float
+    logprob_difference: float
+    weight_version: int
+    tokens: int
+    seconds: dict[str, float]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens over the time that generating took."""
+        return self.tokens / max(self.seconds["generate"], 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Mean reward on held-out prompts, decoded greedily, after `step` rounds."""
+
+    step: int
+    reward: float
+
+
+@dataclass(slots=True)
+class History:
+    """Everything that a run measured so far."""
+
+    steps: list[StepRecord] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+    @property
+    def summary(self) -> str:
+        """The run in one line."""
+        first, last = self.evaluations[0], self.evaluations[-1]
+        return f"held-out reward {first.reward:.2f} -> {last.reward:.2f}"
+
+    def phase_totals(self) -> dict[str, float]:
+        """Seconds that each phase took over all steps."""
+        return {phase: sum(step.seconds[phase] for step in self.steps) for phase in PHASES}

@@ -1,0 +1,74 @@
+"""The command line."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from grpo.config import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was asked for.
+
+    Attributes:
+        config: What the run does.
+        generator: "vllm" or "transformers".
+        gpus: How many GPUs to use; 0 for CPUs.
+        output: Folder of the files that the run leaves.
+    """
+
+    config: RunConfig
+    generator: str
+    gpus: int
+    output: Path
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> Options:
+    """Read the command line; a bad one ends the process with a usage message and exit code 2."""
+    parser = argparse.ArgumentParser(
+        description="Learn to sort digits by GRPO, on a Ray cluster run by raycrew."
+    )
+    parser.add_argument(
+        "--generator", choices=("vllm", "transformers"), default="vllm", help="what samples completions"
+    )
+    parser.add_argument(
+        "--steps", type=_positive, metavar="N", help="GRPO steps (default: 60, 10 with --quick)"
+    )
+    parser.add_argument(
+        "--gpus", type=_natural, default=0, metavar="N", help="GPUs to use (default: 0, CPUs only)"
+    )
+    parser.add_argument(
+        "--no-sync", action="store_true", help="never update the generator: it must not learn"
+    )
+    parser.add_argument(
+        "--seed", type=_natural, default=0, metavar="N", help="decides data, weights and samples"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("grpo-output"), metavar="DIR", help="where files go"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a few steps, enough to see that everything works"
+    )
+    given = parser.parse_args(arguments)
+    config = RunConfig(seed=given.seed, synchronise=not given.no_sync)
+    if given.quick:
+        config = config.quick()
+    if given.steps is not None:
+        config = replace(config, grpo=replace(config.grpo, steps=given.steps))
+    return Options(config, given.generator, given.gpus, given.output)
+
+
+def _natural(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is below 0")
+    return value
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value
