@@ -1,11 +1,15 @@
 """Batches, tensor handles and weight updates."""
 
+from raycrew.tensor_transport.batch import BatchedDataDict, SlicedDataDict
 from raycrew.tensor_transport.errors import (
+    BatchSchemaError,
     BucketFetchError,
     ChecksumMismatchError,
+    DecodeError,
     ManifestMismatchError,
     ShardError,
     ShardLostError,
+    SourceChangedError,
     StaleHandleError,
     StaleVersionError,
     TransportClosedError,
@@ -26,14 +30,19 @@ from raycrew.tensor_transport.weights import (
 )
 
 __all__ = [
+    "BatchSchemaError",
+    "BatchedDataDict",
     "BucketFetchError",
     "ByteStore",
     "ChecksumMismatchError",
+    "DecodeError",
     "ManifestMismatchError",
     "PeerGroup",
     "PeerResults",
     "ShardError",
     "ShardLostError",
+    "SlicedDataDict",
+    "SourceChangedError",
     "StaleHandleError",
     "StaleVersionError",
     "TransportClosedError",

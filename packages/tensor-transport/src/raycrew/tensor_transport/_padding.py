@@ -1,0 +1,69 @@
+"""Joining tensors whose trailing dimensions differ: padded on the left or the right."""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import torch
+
+from .errors import BatchSchemaError
+
+Number: TypeAlias = int | float | bool
+PadSide: TypeAlias = Literal["left", "right"]
+
+
+def check_pad_side(side: str) -> None:
+    """Raise ValueError for anything but `left` and `right`."""
+    if side not in ("left", "right"):
+        raise ValueError(f"pad_side is 'left' or 'right', not {side!r}")
+
+
+def join(
+    tensors: Sequence[torch.Tensor], key: str, pad_value: Number | None = 0, pad_side: PadSide = "right"
+) -> torch.Tensor:
+    """Concatenate along the first dimension; other dimensions that differ are padded to the longest.
+
+    Args:
+        tensors: At least one, of equal dtype and number of dimensions.
+        key: The column, for the error.
+        pad_value: What to fill with; None forbids padding.
+        pad_side: Where the filling goes.
+
+    Raises:
+        BatchSchemaError: dtypes or numbers of dimensions differ, or shapes do and padding is forbidden.
+    """
+    first = tensors[0]
+    for other in tensors[1:]:
+        if other.dtype != first.dtype or other.ndim != first.ndim:
+            raise BatchSchemaError(
+                f"column {key!r}: {other.dtype} of {other.ndim} dimensions does not join {first.dtype} of "
+                f"{first.ndim}; nothing is converted silently",
+                key=key,
+                expected=(first.dtype, first.ndim),
+                actual=(other.dtype, other.ndim),
+            )
+    inner = tuple(max(lengths) for lengths in zip(*(t.shape[1:] for t in tensors), strict=True))
+    if all(t.shape[1:] == inner for t in tensors):
+        return torch.cat(list(tensors))
+    if pad_value is None:
+        shapes = sorted({tuple(t.shape[1:]) for t in tensors})
+        raise BatchSchemaError(
+            f"column {key!r}: rows of shapes {shapes} differ; from_batches() pads them",
+            key=key,
+            expected=shapes[0],
+        )
+    return _padded(tensors, inner, pad_value, pad_side)
+
+
+def _padded(
+    tensors: Sequence[torch.Tensor], inner: tuple[int, ...], pad_value: Number, pad_side: PadSide
+) -> torch.Tensor:
+    first = tensors[0]
+    joined = first.new_full((sum(len(t) for t in tensors), *inner), pad_value)
+    start = 0
+    for tensor in tensors:
+        window = joined[start : start + len(tensor)]
+        for dim, length in enumerate(tensor.shape[1:], start=1):
+            window = window.narrow(dim, inner[dim - 1] - length if pad_side == "left" else 0, length)
+        window.copy_(tensor)
+        start += len(tensor)
+    return joined
