@@ -1,0 +1,145 @@
+"""The errors of this package, a tree under `WorkerGroupError`.
+
+Bad arguments are `ValueError` or `TypeError` and are raised before anything is sent.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+
+class WorkerGroupError(Exception):
+    """Base of every error that this package raises on its own account."""
+
+
+class WorkerGroupClosedError(WorkerGroupError):
+    """A worker group was used after its shutdown."""
+
+
+class UnknownMethodError(WorkerGroupError, AttributeError):
+    """The worker class has no method of that name."""
+
+
+class EnvironmentProviderError(WorkerGroupError):
+    """The interpreter of a worker's environment can't be had; the cause says why."""
+
+
+class ResultTimeoutError(WorkerGroupError, TimeoutError):
+    """Some ranks did not answer before the deadline; their calls go on and can be waited for again.
+
+    Attributes:
+        pending: Ranks that have not answered.
+    """
+
+    def __init__(self, message: str, pending: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.pending = tuple(pending)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.pending)
+
+
+class WorkerFailureError(WorkerGroupError):
+    """A worker failed: its code raised, its process died, or it did not start in time.
+
+    Attributes:
+        message: What failed, where, and the next step, without traceback and log.
+        rank: Rank of the worker; None if it failed before ranks were assigned.
+        group_name: Name of its group.
+        method: Name of the method that was running; `__init__` during start-up.
+        node_id: Ray node id, if known.
+        node_address: IP address of the node, if known.
+        bundle_index: Bundle that the worker occupies.
+        device_index: Physical device on its node, if it has one.
+        pid: Process id on its node, if known.
+        elapsed_s: Seconds between the call and its failure.
+        cause: The exception of the worker, or the one that Ray raised about it.
+        traceback: Remote traceback as text.
+        log_tail: Last lines of the worker's log.
+        pending: Ranks that had not answered when this was raised.
+    """
+
+    def __init__(self, message: str, **details: Any) -> None:
+        self.message = message
+        self._details = details
+        self.rank: int | None = details.get("rank")
+        self.group_name: str = details.get("group_name", "")
+        self.method: str = details.get("method", "")
+        self.node_id: str | None = details.get("node_id")
+        self.node_address: str | None = details.get("node_address")
+        self.bundle_index: int | None = details.get("bundle_index")
+        self.device_index: int | None = details.get("device_index")
+        self.pid: int | None = details.get("pid")
+        self.elapsed_s: float | None = details.get("elapsed_s")
+        self.cause: BaseException | None = details.get("cause")
+        self.traceback: str = details.get("traceback", "")
+        self.log_tail: str = details.get("log_tail", "")
+        self.pending: tuple[int, ...] = tuple(details.get("pending", ()))
+        Exception.__init__(self, message)
+        if self.cause is not None:
+            self.__cause__ = self.cause
+
+    def __str__(self) -> str:
+        parts = [self.message]
+        if self.traceback:
+            parts.append(self.traceback.rstrip())
+        if self.log_tail:
+            parts.append(f"--- last lines of its log ---\n{self.log_tail.rstrip()}")
+        return "\n".join(parts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self._details)
+
+
+class WorkerStartTimeoutError(WorkerFailureError, TimeoutError):
+    """A worker did not finish its `__init__` before the deadline of its group's start-up."""
+
+
+class WorkerFailuresError(WorkerFailureError, ExceptionGroup[WorkerFailureError]):
+    """Several workers failed; caught by `except WorkerFailureError` and by `except*`.
+
+    Its attributes are those of the first failure; `exceptions` holds them all, in rank order.
+    """
+
+    exceptions: tuple[WorkerFailureError, ...]
+
+    def __new__(cls, message: str, failures: Sequence[WorkerFailureError], **_: Any) -> Self:
+        """ExceptionGroup takes its parts here."""
+        return ExceptionGroup.__new__(cls, message, failures)
+
+    def __init__(self, message: str, failures: Sequence[WorkerFailureError], **details: Any) -> None:
+        super().__init__(message, **{**failures[0]._details, **details})
+
+    def derive(self, failures: Sequence[WorkerFailureError]) -> "WorkerFailuresError":  # type: ignore[override]
+        """The same error with some of its parts, as `except*` needs it."""
+        return type(self)(self.message, failures, pending=self.pending)
+
+    def __str__(self) -> str:
+        return "\n".join([self.message, *(f"[{i}] {part}" for i, part in enumerate(self.exceptions))])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_group, (type(self), self.message, self.exceptions, {"pending": self.pending})
+
+
+def _rebuild(cls: type[WorkerFailureError], message: str, details: Mapping[str, Any]) -> WorkerFailureError:
+    return cls(message, **details)
+
+
+def _rebuild_group(
+    cls: type[WorkerFailuresError],
+    message: str,
+    failures: Sequence[WorkerFailureError],
+    details: Mapping[str, Any],
+) -> WorkerFailuresError:
+    return cls(message, failures, **details)
+
+
+def combine(failures: Sequence[WorkerFailureError]) -> WorkerFailureError:
+    """One failure as it is, several as one error that is also an exception group."""
+    if len(failures) == 1:
+        return failures[0]
+    who = ", ".join("?" if f.rank is None else str(f.rank) for f in failures[:8])
+    more = ", …" if len(failures) > 8 else ""
+    group, method = failures[0].group_name, failures[0].method
+    message = f"{len(failures)} workers of {group!r} failed in {method!r} (ranks {who}{more})"
+    return WorkerFailuresError(message, failures, pending=failures[0].pending)

@@ -1,0 +1,217 @@
+"""Stateless work spread over the cluster: verification, scoring, code execution.
+
+Items run in processes of a warm pool that is shared by all callers of a driver: one host per node, one
+process per free CPU. A process is killed, with everything it started, when an item runs past its time;
+whatever else was in its batch is sent again.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from typing import Any, Literal, TypeVar
+
+from rich.progress import Progress
+
+from raycrew.worker_groups.fan_out._batches import BatchSizer
+from raycrew.worker_groups.fan_out._outcomes import (
+    FanOutError,
+    FunctionLoadError,
+    ItemCrashedError,
+    ItemError,
+    ItemOutcome,
+    ItemTimeoutError,
+)
+from raycrew.worker_groups.fan_out._pool import close_shared_pool, shared_pool
+from raycrew.worker_groups.fan_out._progress import advancing
+from raycrew.worker_groups.fan_out._run import Function, Limits, Run
+
+__all__ = [
+    "FanOutError",
+    "FunctionLoadError",
+    "ItemCrashedError",
+    "ItemError",
+    "ItemOutcome",
+    "ItemTimeoutError",
+    "close_fan_out",
+    "fan_out",
+    "fan_out_as_completed",
+]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def fan_out(
+    fn: Callable[[T], R],
+    items: Iterable[T],
+    *,
+    batch_size: int | Literal["auto"] = "auto",
+    max_in_flight: int | None = None,
+    max_workers: int | None = None,
+    timeout_s: float | None = None,
+    retries: int = 0,
+    on_error: Literal["raise", "return"] = "raise",
+    progress: bool | Progress = True,
+) -> list[R]:
+    """Run a function on every item, spread over the cluster; the results come in the order of the items.
+
+    The first call starts the pool; it stays warm for the next ones until `close_fan_out` or the end of the
+    driver. The function may be a lambda or a closure; it runs in a process that is not a Ray worker, so it
+    can't call Ray.
+
+    Args:
+        fn: Called with one item. It may run again for an item whose node was lost.
+        items: Read as late as possible.
+        batch_size: Items sent together; `auto` measures them, for batches of some tens of milliseconds.
+        max_in_flight: Most items that are sent and not returned; None for two batches per process.
+        max_workers: Most processes; None for one per free CPU.
+        timeout_s: Time that one item may take. Past it, its process and all that it started are killed.
+        retries: How often an item is tried again after it raised, ran past its time or ended its process.
+        on_error: `raise` a `FanOutError` after all items have run, or `return` an `ItemError` in each failed
+            item's place.
+        progress: A bar on the terminal for calls longer than a second; or a rich display to add one to.
+
+    Returns:
+        What `fn` returned, in the order of the items.
+
+    Raises:
+        FanOutError: Some items failed. It is an ExceptionGroup of `ItemError`, and holds the other results.
+        FunctionLoadError: A process could not load the function, for instance because an import fails there.
+        TypeError: `fn` can't be pickled, or an argument is of the wrong type.
+        ValueError: An argument is out of its range.
+    """
+    if on_error not in ("raise", "return"):
+        raise ValueError(f"on_error must be 'raise' or 'return', not {on_error!r}")
+    outcomes = fan_out_as_completed(
+        fn,
+        items,
+        batch_size=batch_size,
+        max_in_flight=max_in_flight,
+        max_workers=max_workers,
+        timeout_s=timeout_s,
+        retries=retries,
+        progress=progress,
+    )
+    ended = sorted(outcomes, key=lambda outcome: outcome.index)
+    failures = [outcome.error for outcome in ended if outcome.error is not None]
+    if failures and on_error == "raise":
+        raise FanOutError(failures, {outcome.index: outcome.value for outcome in ended if outcome.ok})
+    results: list[Any] = [outcome.value if outcome.ok else outcome.error for outcome in ended]
+    return results
+
+
+def fan_out_as_completed(
+    fn: Callable[[T], R],
+    items: Iterable[T],
+    *,
+    batch_size: int | Literal["auto"] = "auto",
+    max_in_flight: int | None = None,
+    max_workers: int | None = None,
+    timeout_s: float | None = None,
+    retries: int = 0,
+    progress: bool | Progress = True,
+) -> Iterator[ItemOutcome[R]]:
+    """As `fan_out`, but gives each item's outcome as it comes, failed ones too.
+
+    Closing the iterator (or leaving it to the garbage collector) gives up what is left and kills what runs.
+    New items are sent only while the caller takes outcomes, so the source may be endless.
+
+    Args:
+        fn: See `fan_out`.
+        items: See `fan_out`.
+        batch_size: See `fan_out`.
+        max_in_flight: See `fan_out`.
+        max_workers: See `fan_out`.
+        timeout_s: See `fan_out`.
+        retries: See `fan_out`.
+        progress: See `fan_out`.
+
+    Returns:
+        The outcomes, with the index of their item.
+
+    Raises:
+        FunctionLoadError: See `fan_out`; raised while iterating.
+        TypeError: See `fan_out`; raised at once.
+        ValueError: See `fan_out`; raised at once.
+    """
+    _check_function(fn)
+    _check_items(items)
+    if batch_size != "auto":
+        _check_count("batch_size", batch_size, least=1)
+    _check_count("max_in_flight", max_in_flight, least=1, optional=True)
+    _check_count("max_workers", max_workers, least=1, optional=True)
+    _check_count("retries", retries, least=0)
+    _check_timeout(timeout_s)
+    fixed = None if batch_size == "auto" else int(batch_size)
+    return _outcomes(
+        _pickled(fn), items, fixed, max_workers, Limits(max_in_flight, timeout_s, retries), progress
+    )
+
+
+def close_fan_out() -> None:
+    """End the pool and all its processes now; the next call of `fan_out` starts another."""
+    close_shared_pool()
+
+
+def _outcomes(
+    function: Function,
+    items: Iterable[Any],
+    batch_size: int | None,
+    max_workers: int | None,
+    limits: Limits,
+    progress: bool | Progress,
+) -> Iterator[ItemOutcome[Any]]:
+    length = len(items) if isinstance(items, Sized) else None
+    if length == 0:
+        return
+    pool = shared_pool()
+    sizer = BatchSizer(batch_size, pool.item_seconds.get(function.name))
+    with (
+        advancing(progress, function.name.rpartition(".")[2], length) as advance,
+        pool.session(max_workers) as slots,
+    ):
+        run = Run(pool, slots, function, iter(items), length, sizer, limits)
+        for outcome in run.outcomes():
+            advance(outcome.ok)
+            yield outcome
+        if sizer.estimate_s is not None:
+            pool.item_seconds[function.name] = sizer.estimate_s
+
+
+def _pickled(fn: Callable[[Any], Any]) -> Function:
+    try:
+        return Function(fn)
+    except Exception as error:
+        raise TypeError(
+            f"{fn!r} can't be sent to other processes, because it can't be pickled: {error}"
+        ) from error
+
+
+def _check_function(fn: object) -> None:
+    if not callable(fn):
+        raise TypeError(f"fn must be callable, not {type(fn).__name__}")
+    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise TypeError("fn must be a plain function that returns its result: neither async nor a generator")
+
+
+def _check_items(items: object) -> None:
+    if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
+        raise TypeError(f"items must be an iterable of items, not {type(items).__name__}")
+
+
+def _check_count(name: str, value: object, *, least: int, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
+
+
+def _check_timeout(timeout_s: object) -> None:
+    if timeout_s is None:
+        return
+    if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool):
+        raise TypeError(f"timeout_s must be a number of seconds, not {timeout_s!r}")
+    if not (timeout_s > 0 and math.isfinite(timeout_s)):
+        raise ValueError(f"timeout_s must be positive and finite, not {timeout_s}")

@@ -1,0 +1,208 @@
+"""The warm pool: one host per node, shared by all callers; CPUs are claimed only while it works."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raycrew.worker_groups import _ray_compat
+from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
+from raycrew.worker_groups.fan_out._host import FanOutHost
+
+logger = logging.getLogger(__name__)
+
+# Ray counts resources as free again up to a second after a placement group is removed.
+SETTLE_S = 2.0
+MAX_HOST_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How many processes work on each node, and whether they have CPUs of their own."""
+
+    slots: Mapping[str, int]
+    claimed: bool
+
+
+def share_out(cpus: Mapping[str, tuple[float, float]], limit: int | None) -> Shares:
+    """One process per free CPU; where there is none at all, half as many as there are CPUs, without a claim.
+
+    Args:
+        cpus: Free and total CPUs by node id.
+        limit: Most processes altogether; they are spread over as many nodes as possible.
+    """
+    wanted = {node: int(free) for node, (free, _) in cpus.items() if free >= 1}
+    claimed = bool(wanted)
+    if not claimed:
+        wanted = {node: max(int(total) // 2, 1) for node, (_, total) in cpus.items() if total > 0}
+    wanted = wanted or dict.fromkeys(cpus, 1)
+    if limit is None or limit >= sum(wanted.values()):
+        return Shares(wanted, claimed)
+    given = dict.fromkeys(wanted, 0)
+    while limit:
+        for node, want in wanted.items():
+            if limit and given[node] < want:
+                given[node] += 1
+                limit -= 1
+    return Shares({node: slots for node, slots in given.items() if slots}, claimed)
+
+
+@dataclass(eq=False)
+class Member:
+    """One host of the pool."""
+
+    node_id: str
+    handle: Any
+    ready: "ray.ObjectRef[str]"
+
+
+@dataclass
+class Pool:
+    """Hosts on the nodes of one Ray connection. Every method may be called from any thread."""
+
+    owner: str
+    item_seconds: dict[str, float] = field(default_factory=dict)
+    _members: dict[str, Member] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _active: int = 0
+    _shares: Shares = field(default_factory=lambda: Shares({}, True))
+    _claim: PlacementGroup | None = None
+    _released_at: float = float("-inf")
+    _noted: bool = False
+    _closed: bool = False
+
+    @contextlib.contextmanager
+    def session(self, limit: int | None) -> Iterator[Mapping[str, int]]:
+        """Work with the pool: gives the number of processes by node id; calls at the same time share them."""
+        with self._lock:
+            self._active += 1
+            try:
+                if self._active == 1:
+                    self._begin(limit)
+            except BaseException:
+                self._active -= 1
+                raise
+            slots = self._shares.slots
+        try:
+            yield slots
+        finally:
+            with self._lock:
+                self._active -= 1
+                if self._active == 0:
+                    self._release()
+
+    def member(self, node_id: str) -> Member:
+        """The host of a node, started if it isn't there.
+
+        Raises:
+            WorkerGroupClosedError: The pool was closed meanwhile.
+        """
+        with self._lock:
+            if self._closed:
+                raise WorkerGroupClosedError("the fan-out pool was closed while items were still running")
+            if node_id not in self._members:
+                options: dict[str, Any] = {
+                    "num_cpus": 0,
+                    "max_restarts": 0,
+                    "max_concurrency": min(2 * self._total_slots(node_id) + 8, MAX_HOST_THREADS),
+                    "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+                }
+                actor_class: Any = ray.remote(FanOutHost)
+                handle = actor_class.options(**options).remote()
+                self._members[node_id] = Member(node_id, handle, handle.ready.remote())
+            return self._members[node_id]
+
+    def drop(self, member: Member) -> None:
+        """Give up a host that has failed."""
+        with self._lock:
+            if self._members.get(member.node_id) is member:
+                del self._members[member.node_id]
+        ray.kill(member.handle)
+
+    def living_nodes(self) -> set[str]:
+        """Nodes that may hold a host now."""
+        return set(_ray_compat.node_cpus())
+
+    def close(self) -> None:
+        """End all hosts and their processes."""
+        with self._lock:
+            self._closed = True
+            members, self._members = list(self._members.values()), {}
+            if ray.is_initialized() and self.owner == current_owner():
+                self._release()
+                for member in members:
+                    ray.kill(member.handle)
+
+    def _total_slots(self, node_id: str) -> int:
+        free_and_total = _ray_compat.node_cpus().get(node_id, (0.0, 1.0))
+        return max(int(free_and_total[1]), self._shares.slots.get(node_id, 1))
+
+    def _begin(self, limit: int | None) -> None:
+        started = time.monotonic()
+        cpus = _ray_compat.node_cpus()
+        if not cpus:
+            raise WorkerGroupError("Ray knows of no living node")
+        if started - self._released_at < SETTLE_S and self._shares.claimed:
+            # Our own claim may still be counted as taken.
+            cpus = {
+                node: (max(free, float(self._shares.slots.get(node, 0))), total)
+                for node, (free, total) in cpus.items()
+            }
+        self._shares = share_out(cpus, limit)
+        if self._shares.claimed:
+            bundles = [{"CPU": float(slots)} for slots in self._shares.slots.values()]
+            self._claim = placement_group(bundles, strategy="SPREAD")  # granted or not, nobody waits for it
+        elif not self._noted:
+            self._noted = True
+            logger.warning(
+                "no CPU is free for fan_out: its %d processes share those that others hold",
+                sum(self._shares.slots.values()),
+            )
+
+    def _release(self) -> None:
+        claim, self._claim = self._claim, None
+        if claim is not None and ray.is_initialized():
+            remove_placement_group(claim)
+            self._released_at = time.monotonic()
+
+
+def current_owner() -> str:
+    """Which connection to Ray this process has: another one after every `ray.init`."""
+    worker_id: str = ray.get_runtime_context().get_worker_id()
+    return worker_id
+
+
+_shared: Pool | None = None
+_shared_lock = threading.Lock()
+
+
+def shared_pool() -> Pool:
+    """The pool of this process and of its present connection to Ray.
+
+    Raises:
+        WorkerGroupError: Not connected to Ray.
+    """
+    global _shared
+    if not ray.is_initialized():
+        raise WorkerGroupError("not connected to Ray: call raycrew.cluster_core.init_ray() before fan_out()")
+    owner = current_owner()
+    with _shared_lock:
+        if _shared is None or _shared.owner != owner:
+            _shared = Pool(owner)
+        return _shared
+
+
+def close_shared_pool() -> None:
+    """Close the pool of this process, if there is one; the next call starts another."""
+    global _shared
+    with _shared_lock:
+        pool, _shared = _shared, None
+    if pool is not None:
+        pool.close()

@@ -1,0 +1,288 @@
+"""One call of `fan_out` from its first batch to its last."""
+
+import hashlib
+import logging
+import pickle
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from raycrew.worker_groups.errors import WorkerGroupError
+from raycrew.worker_groups.fan_out import _process
+from raycrew.worker_groups.fan_out._batches import Backlog, BatchSizer, Entry
+from raycrew.worker_groups.fan_out._host import BatchReport
+from raycrew.worker_groups.fan_out._journal import Finished, finished
+from raycrew.worker_groups.fan_out._outcomes import (
+    FunctionLoadError,
+    ItemCrashedError,
+    ItemError,
+    ItemOutcome,
+    ItemTimeoutError,
+)
+from raycrew.worker_groups.fan_out._pool import Member, Pool
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 180.0
+MAX_LOSSES = 3
+MAX_FAILED_STARTS = 3
+LONG_BATCH_S = 0.2
+"""From this length on, sending the next batch only when one has ended costs nothing worth mentioning."""
+LARGE_BYTES = 100_000
+
+
+class Function:
+    """What runs on every item, as bytes."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.name = (
+            f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(function))}"
+        )
+        self.data = _process.dumps(function)
+        self.key = hashlib.sha256(self.data).hexdigest()
+
+    def argument(self) -> Any:
+        """The bytes, or a reference to them if they are many."""
+        return ray.put(self.data) if len(self.data) > LARGE_BYTES else self.data
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the caller allows."""
+
+    max_in_flight: int | None
+    timeout_s: float | None
+    retries: int
+
+
+@dataclass(frozen=True)
+class _Batch:
+    member: Member
+    entries: list[Entry]
+
+
+class Run:
+    """Sends batches, takes in reports, and sends again what did not get its chance.
+
+    Args:
+        pool: Where to run.
+        slots: Processes by node id.
+        function: What to run.
+        items: The source.
+        length: Number of items, if known.
+        sizer: Decides on batch sizes.
+        limits: What the caller allows.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        slots: Mapping[str, int],
+        function: Function,
+        items: Iterator[Any],
+        length: int | None,
+        sizer: BatchSizer,
+        limits: Limits,
+    ) -> None:
+        self._pool = pool
+        self._slots = dict(slots)
+        self._function = function
+        self._argument = function.argument()
+        self._sizer = sizer
+        self._limits = limits
+        self._call_id = uuid.uuid4().hex
+        self._outcomes: deque[ItemOutcome[Any]] = deque()
+        self._backlog = Backlog(items, _process.dumps, self._refuse, length)
+        self._ready: dict[str, Member] = {}
+        self._starting: dict[ray.ObjectRef[str], Member] = {}
+        self._in_flight: dict[ray.ObjectRef[BatchReport], _Batch] = {}
+        self._sent: Counter[Member] = Counter()
+        self._failed_starts = 0
+
+    def outcomes(self) -> Iterator[ItemOutcome[Any]]:
+        """Every item's outcome as it comes; closing the iterator gives up what is left."""
+        try:
+            for node_id in self._slots:
+                self._join(node_id)
+            while True:
+                self._fill()
+                while self._outcomes:
+                    yield self._outcomes.popleft()
+                if self._in_flight:
+                    self._wait()
+                elif self._backlog.remaining == 0:
+                    return
+                elif not self._ready:
+                    self._wait()
+        finally:
+            self._give_up()
+
+    # Hosts
+
+    def _join(self, node_id: str) -> None:
+        member = self._pool.member(node_id)
+        self._starting[member.ready] = member
+
+    def _lose(self, member: Member, error: RayError) -> None:
+        """A host has died: its node gets another while it lives; the last one must."""
+        self._ready.pop(member.node_id, None)
+        self._pool.drop(member)
+        logger.warning("the fan-out host on node %s was lost: %s", member.node_id, error)
+        if member.node_id in self._pool.living_nodes():
+            self._join(member.node_id)
+        else:
+            self._slots.pop(member.node_id, None)
+        if not self._slots:
+            node_id = next(iter(self._pool.living_nodes()))
+            self._slots[node_id] = 1
+            self._join(node_id)
+
+    # Out
+
+    def _fill(self) -> None:
+        while (member := self._least_busy()) is not None:
+            size = self._sizer.size(sum(self._slots.values()), self._backlog.remaining)
+            if self._limits.max_in_flight is not None:
+                size = min(
+                    size, self._limits.max_in_flight - sum(len(b.entries) for b in self._in_flight.values())
+                )
+            entries = self._backlog.take(size)
+            if not entries:
+                return
+            self._send(member, entries)
+
+    def _least_busy(self) -> Member | None:
+        """The host with the most room, if any: a batch per process, and one waiting if batches are short."""
+        estimate_s = self._sizer.estimate_s
+        batch_s = None if estimate_s is None else estimate_s * self._sizer.size(1, None)
+        depth = 2 if batch_s is not None and batch_s < LONG_BATCH_S else 1
+        member = min(self._ready.values(), key=lambda m: self._sent[m] / self._slots[m.node_id], default=None)
+        if member is None or self._sent[member] >= depth * self._slots[member.node_id]:
+            return None
+        return member
+
+    def _send(self, member: Member, entries: list[Entry]) -> None:
+        ref = member.handle.run.remote(
+            self._call_id,
+            self._slots[member.node_id],
+            self._function.key,
+            self._argument,
+            [entry.payload for entry in entries],
+            self._limits.timeout_s,
+        )
+        self._in_flight[ref] = _Batch(member, entries)
+        self._sent[member] += 1
+
+    def _give_up(self) -> None:
+        if self._in_flight and ray.is_initialized():
+            for member in {batch.member for batch in self._in_flight.values()}:
+                member.handle.cancel.remote(self._call_id)
+        self._in_flight.clear()
+
+    # In
+
+    def _wait(self) -> None:
+        refs = [*self._starting, *self._in_flight]
+        timeout_s = None if self._in_flight else START_TIMEOUT_S
+        done, _ = ray.wait(refs, num_returns=1, timeout=timeout_s)
+        if not done:
+            raise WorkerGroupError(f"no node was ready to run items within {START_TIMEOUT_S:.0f} s")
+        ref = done[0]
+        if ref in self._starting:
+            self._started(self._starting.pop(ref))
+        else:
+            self._ended(ref, self._in_flight.pop(ref))
+
+    def _started(self, member: Member) -> None:
+        try:
+            ray.get(member.ready)
+        except RayError as error:
+            self._failed_starts += 1
+            if self._failed_starts > MAX_FAILED_STARTS:
+                raise WorkerGroupError("the processes that run items can't be started") from error
+            self._lose(member, error)
+        else:
+            self._ready[member.node_id] = member
+
+    def _ended(self, ref: "ray.ObjectRef[BatchReport]", batch: _Batch) -> None:
+        self._sent[batch.member] -= 1
+        try:
+            report: BatchReport = ray.get(ref)
+        except RayActorError as error:
+            if self._ready.get(batch.member.node_id) is batch.member:
+                self._lose(batch.member, error)
+            report = BatchReport("lost", b"", "was lost with its host")
+        except RayError as error:
+            logger.warning("a batch on node %s is sent again: %s", batch.member.node_id, error)
+            report = BatchReport("lost", b"", "could not be run")
+        self._take_in(report, batch)
+
+    def _take_in(self, report: BatchReport, batch: _Batch) -> None:
+        if report.stop == "unloadable":
+            where = f"node {batch.member.node_id}"
+            raise FunctionLoadError(f"{self._function.name} can't be loaded on {where}:\n{report.detail}")
+        ended = list(finished(report.journal))
+        for entry, end in zip(batch.entries, ended, strict=False):
+            self._settle(entry, end)
+        self._sizer.observe(len(ended), sum(end.seconds for end in ended))
+        rest = batch.entries[len(ended) :]
+        if not rest:
+            return
+        if report.stop == "timeout":
+            reason = f"it ran longer than timeout_s={self._limits.timeout_s:g} and was killed"
+            self._fail(rest.pop(0), ItemTimeoutError, reason)
+        elif report.stop == "crash":
+            self._fail(rest.pop(0), ItemCrashedError, f"its process {report.detail}")
+        else:
+            rest = [entry for entry in rest if self._forgive_loss(entry, report.detail)]
+        self._backlog.send_again(rest)
+
+    def _settle(self, entry: Entry, end: Finished) -> None:
+        if not end.ok:
+            cause, name, message, trace = pickle.loads(end.payload)
+            if cause is not None:
+                cause.add_note(f"In the process that ran item {entry.index}:\n{trace}")
+            reason = f"{name}: {message}" if cause is not None else f"{name}: {message}\n{trace}"
+            self._fail(entry, ItemError, reason, cause, end.seconds)
+            return
+        try:
+            value = pickle.loads(end.payload)
+        except Exception as error:  # noqa: BLE001 - a class may fail to unpickle in any way
+            self._fail(entry, ItemError, f"its result can't be read back: {error!r}", error, end.seconds)
+            return
+        self._outcomes.append(ItemOutcome(entry.index, value, attempts=entry.attempts, seconds=end.seconds))
+
+    def _fail(
+        self,
+        entry: Entry,
+        kind: type[ItemError],
+        reason: str,
+        cause: BaseException | None = None,
+        seconds: float = 0.0,
+    ) -> None:
+        if entry.attempts <= self._limits.retries:
+            logger.info("item %d is tried again: %s", entry.index, reason)
+            entry.attempts += 1
+            self._backlog.send_again([entry])
+            return
+        error = kind(entry.index, reason, entry.attempts)
+        error.__cause__ = cause
+        self._outcomes.append(ItemOutcome(entry.index, error=error, attempts=entry.attempts, seconds=seconds))
+
+    def _forgive_loss(self, entry: Entry, how: str) -> bool:
+        entry.losses += 1
+        if entry.losses <= MAX_LOSSES:
+            return True
+        error = ItemCrashedError(entry.index, f"its process {how}, {entry.losses} times", entry.attempts)
+        self._outcomes.append(ItemOutcome(entry.index, error=error, attempts=entry.attempts))
+        return False
+
+    def _refuse(self, index: int, error: Exception) -> None:
+        failure = ItemError(index, f"the item can't be pickled: {error}")
+        failure.__cause__ = error
+        self._outcomes.append(ItemOutcome(index, error=failure))
