@@ -1,1 +1,80 @@
-"""A virtual environment per kind of worker."""
+"""A virtual environment per kind of worker: a spec in, an interpreter path out, the same on every node."""
+
+from raycrew.venv_manager._digest import explain
+from raycrew.venv_manager._spec import EnvironmentSpec
+from raycrew.venv_manager._store import Environment, Store
+from raycrew.venv_manager._uv_run import parse
+from raycrew.venv_manager.errors import (
+    BuildFailedError,
+    BuildTimeoutError,
+    ConflictingExtrasError,
+    DiskFullError,
+    EnvironmentInUseError,
+    IncompatibleEnvironmentError,
+    LockOutdatedError,
+    NetworkError,
+    ProbeError,
+    ProvisionError,
+    ReadOnlyStoreError,
+    ResolutionError,
+    SpecError,
+    StoreError,
+    StoreTimeoutError,
+    UvError,
+    UvNotFoundError,
+    UvVersionError,
+    VenvError,
+)
+from raycrew.venv_manager.protocols import NodeRunner
+from raycrew.venv_manager.provision import (
+    RegistryEnvironmentProvider,
+    create_local_venv,
+    create_local_venv_on_each_node,
+    ensure,
+    identify,
+)
+from raycrew.venv_manager.registry import (
+    ACTOR_ENVIRONMENT_REGISTRY,
+    PY_EXECUTABLES,
+    ActorEnvironmentRegistry,
+    get_actor_python_env,
+    register_actor_environment,
+)
+
+__all__ = [
+    "ACTOR_ENVIRONMENT_REGISTRY",
+    "PY_EXECUTABLES",
+    "ActorEnvironmentRegistry",
+    "BuildFailedError",
+    "BuildTimeoutError",
+    "ConflictingExtrasError",
+    "DiskFullError",
+    "Environment",
+    "EnvironmentInUseError",
+    "EnvironmentSpec",
+    "IncompatibleEnvironmentError",
+    "LockOutdatedError",
+    "NetworkError",
+    "NodeRunner",
+    "ProbeError",
+    "ProvisionError",
+    "ReadOnlyStoreError",
+    "RegistryEnvironmentProvider",
+    "ResolutionError",
+    "SpecError",
+    "Store",
+    "StoreError",
+    "StoreTimeoutError",
+    "UvError",
+    "UvNotFoundError",
+    "UvVersionError",
+    "VenvError",
+    "create_local_venv",
+    "create_local_venv_on_each_node",
+    "ensure",
+    "explain",
+    "get_actor_python_env",
+    "identify",
+    "parse",
+    "register_actor_environment",
+]

@@ -1,0 +1,182 @@
+"""The key of an environment: a digest of everything that decides what is in it, and what tells two apart."""
+
+import hashlib
+import json
+import platform
+import sys
+import sysconfig
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from raycrew.venv_manager._sources import (
+    file_hash,
+    folder_fingerprint,
+    local_sources,
+    member,
+    read_toml,
+    workspace_root,
+)
+from raycrew.venv_manager._spec import EnvironmentSpec
+from raycrew.venv_manager.errors import SpecError
+
+FORMAT = 1  # of the layout of an environment in the store: a change makes every key new
+KEY_LENGTH = 24
+
+
+def identity(
+    spec: EnvironmentSpec,
+    indexes: Mapping[str, str],
+    carried: Mapping[str, Any],
+    uv_version: str | None = None,
+) -> dict[str, Any]:
+    """Everything that decides the content of an environment, as plain values.
+
+    Args:
+        spec: What it is made from. Paths do not count, what lies there does.
+        indexes: The variables that tell uv where packages come from.
+        carried: What the driver's environment gives along.
+        uv_version: Counts where uv itself chooses the versions, because no lock does.
+
+    Raises:
+        SpecError: A file or folder is missing, or a lock is asked for and there is none.
+    """
+    options = {
+        k: v for k, v in spec.to_dict().items() if k not in ("path", "requirement_files", "wheelhouse")
+    }
+    locked = lock_file(spec) is not None
+    return {
+        "format": FORMAT,
+        "spec": options,
+        "files": {name: file_hash(path) for name, path in sorted(_files(spec).items())},
+        "sources": _fingerprints(spec),
+        "indexes": dict(indexes),
+        "interpreter": _interpreter(spec),
+        "platform": _platform(),
+        "carried": dict(carried) if spec.carry else {},
+        "uv": None if locked or uv_version is None else ".".join(uv_version.split(".")[:2]),
+    }
+
+
+def key_of(found: Mapping[str, Any]) -> str:
+    """The digest of an identity, short enough for a path."""
+    text = json.dumps(found, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]
+
+
+def explain(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """What tells two identities apart, one line for each difference; empty when their keys are the same."""
+    a, b = _flat(one), _flat(other)
+    lines = []
+    for name in sorted({*a, *b}):
+        left, right = a.get(name, "absent"), b.get(name, "absent")
+        if left != right:
+            lines.append(f"{name}: {left} -> {right}")
+    return lines
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        label = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{label}.")
+        else:
+            found[label] = value if isinstance(value, str) else json.dumps(value)
+    return found
+
+
+def project_folder(spec: EnvironmentSpec) -> Path:
+    """Folder of the project or of the workspace member that a spec means."""
+    folder = Path(spec.path)
+    return member(workspace_root(folder), spec.package) if spec.package else folder
+
+
+def lock_file(spec: EnvironmentSpec) -> Path | None:
+    """The lock file that decides the versions, or None where they are chosen at build time.
+
+    Raises:
+        SpecError: The spec says that it is locked, and there is no lock file.
+    """
+    if spec.kind == "pylock":
+        return Path(spec.path)
+    if spec.kind == "script":
+        path = Path(f"{spec.path}.lock")
+    elif spec.kind == "project":
+        path = workspace_root(Path(spec.path)) / "uv.lock"
+    else:
+        return None
+    if path.is_file():
+        return path
+    if spec.locked or spec.frozen:
+        flag = "--locked" if spec.locked else "--frozen"
+        raise SpecError(
+            f"{flag} is asked for, but there is no {path}; run `uv lock` and commit the file, or leave "
+            f"{flag} out: the versions are then locked once, when the environment is built"
+        )
+    return None
+
+
+def _files(spec: EnvironmentSpec) -> dict[str, str]:
+    found = {f"requirements.{i}": name for i, name in enumerate(spec.requirement_files)}
+    if spec.kind in ("script", "pylock"):
+        found[spec.kind] = spec.path
+    if spec.kind == "project":
+        folder = project_folder(spec)
+        root = workspace_root(folder)
+        found["project"] = str(folder / "pyproject.toml")
+        if root != folder:
+            found["workspace"] = str(root / "pyproject.toml")
+    if (lock := lock_file(spec)) is not None:
+        found["lock"] = str(lock)
+    return found
+
+
+def _fingerprints(spec: EnvironmentSpec) -> dict[str, str]:
+    found = {}
+    if spec.kind == "project":
+        for path in local_sources(project_folder(spec)):
+            found[_label(path)] = folder_fingerprint(path) if path.is_dir() else file_hash(path)
+    for text in spec.packages:
+        if (local := local_requirement(text)) is not None:
+            found[_label(local)] = folder_fingerprint(local) if local.is_dir() else file_hash(local)
+    if spec.wheelhouse:
+        wheels = sorted(Path(spec.wheelhouse).glob("*.whl"))
+        names = "\n".join(f"{w.name} {w.stat().st_size}" for w in wheels)
+        found["wheelhouse"] = hashlib.sha256(names.encode()).hexdigest()
+    return found
+
+
+def local_requirement(text: str) -> Path | None:
+    """The folder or file that a requirement names, or None for one from an index."""
+    _, at, url = text.partition("@")
+    target = url.strip() if at else text.strip()
+    target = target.split(";")[0].strip()
+    if target.startswith("file://"):
+        return Path(target.removeprefix("file://"))
+    return Path(target).resolve() if target.startswith((".", "/")) else None
+
+
+def _label(path: Path) -> str:
+    """A name that stays when a checkout moves."""
+    file = path / "pyproject.toml"
+    name = read_toml(file).get("project", {}).get("name") if file.is_file() else None
+    return str(name or path.name)
+
+
+def _interpreter(spec: EnvironmentSpec) -> str:
+    if spec.kind == "interpreter":
+        return spec.path
+    if spec.python is None:
+        return f"{sys.implementation.name}-{platform.python_version()}"
+    path = Path(spec.python)
+    if path.is_absolute() and path.exists():
+        real = path.resolve()
+        return f"{real} {real.stat().st_mtime_ns}"
+    return spec.python
+
+
+@lru_cache(maxsize=1)
+def _platform() -> str:
+    return f"{sysconfig.get_platform()}-{'-'.join(platform.libc_ver())}"

@@ -1,0 +1,107 @@
+"""What lies in an environment: sizes, links, and whether every package is whole."""
+
+import csv
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Files about an installed distribution; some packages bring others inside theirs, which do not count.
+_OWN = re.compile(r"lib/python[^/]+/site-packages/(?P<label>[^/]+)\.dist-info/(?P<file>METADATA|RECORD)")
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The files of an environment.
+
+    Attributes:
+        files: Path within the environment to size in bytes; without compiled bytecode.
+        packages: Distribution to version.
+        size_bytes: All files, bytecode included.
+        own_bytes: Those of them that no other folder shares through hard links.
+        link_mode: How most of them came here: hardlink, symlink, or copy (which a clone looks like, too).
+    """
+
+    files: dict[str, int] = field(default_factory=dict)
+    packages: dict[str, str] = field(default_factory=dict)
+    size_bytes: int = 0
+    own_bytes: int = 0
+    link_mode: str = "copy"
+
+
+def take(root: Path) -> Inventory:
+    """Walk an environment."""
+    files: dict[str, int] = {}
+    size = own = 0
+    modes: Counter[str] = Counter()
+    for path, stat, is_link in _walk(str(root)):
+        name = path[len(str(root)) + 1 :]
+        size += stat.st_size
+        own += stat.st_size if stat.st_nlink == 1 else 0
+        if "__pycache__" in name:
+            continue
+        files[name] = stat.st_size
+        if "site-packages" in name and ".dist-info" not in name:
+            modes["symlink" if is_link else "hardlink" if stat.st_nlink > 1 else "copy"] += 1
+    mode = modes.most_common(1)[0][0] if modes else "copy"
+    return Inventory(files, _packages(files), size, own, mode)
+
+
+def _walk(folder: str) -> Iterator[tuple[str, os.stat_result, bool]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(entry.path)
+            else:
+                yield entry.path, entry.stat(follow_symlinks=False), entry.is_symlink()
+
+
+def _packages(files: dict[str, int]) -> dict[str, str]:
+    found = {}
+    for name in files:
+        if (match := _OWN.fullmatch(name)) and match["file"] == "METADATA":
+            label = match["label"]
+            package, _, version = label.partition("-")
+            found[package.lower().replace("_", "-")] = version
+    return dict(sorted(found.items()))
+
+
+def absent(packages: Mapping[str, str], expected: Mapping[str, str]) -> list[str]:
+    """Which of the expected packages are not there, or in another version."""
+    return [
+        f"{name} {version} ({'absent' if name not in packages else f'{packages[name]} is there'})"
+        for name, version in sorted(expected.items())
+        if packages.get(name) != version
+    ]
+
+
+def irregular(root: Path, inventory: Inventory) -> list[str]:
+    """Files that packages' own records list and the environment lacks, or has with another size.
+
+    Some published wheels (Ray's among them) list files that they do not hold: no damage, but worth keeping
+    beside the environment, so that later damage can be told from it.
+    """
+    wrong: list[str] = []
+    for record in inventory.files:
+        if not ((match := _OWN.fullmatch(record)) and match["file"] == "RECORD"):
+            continue
+        base = Path(record).parent.parent
+        with (root / record).open(encoding="utf-8", newline="") as file:
+            for row in csv.reader(file):
+                wrong += _row(row, base, inventory)
+    return sorted(wrong)
+
+
+def _row(row: list[str], base: Path, inventory: Inventory) -> Iterator[str]:
+    if len(row) < 3 or not row[0] or row[0].endswith(".pyc"):
+        return
+    name = os.path.normpath(base / row[0])
+    if name.startswith(("..", "/")):
+        return
+    size = inventory.files.get(name)
+    if size is None:
+        yield f"missing: {name}"
+    elif row[1] and row[2] and size != int(row[2]) and not name.startswith("bin/"):
+        yield f"changed: {name} has {size} bytes instead of {row[2]}"

@@ -1,0 +1,84 @@
+"""Lock files in the standard format (PEP 751): read, joined, and made independent of local folders."""
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.markers import Marker
+from packaging.utils import canonicalize_name
+
+HEADER = 'lock-version = "1.0"\ncreated-by = "raycrew-venv-manager"\n'
+_BLOCK = re.compile(r"^\[\[packages\]\]\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One entry of a lock: its values and its text."""
+
+    data: Mapping[str, Any]
+    text: str
+
+    @property
+    def name(self) -> str:
+        """Canonical name."""
+        return str(canonicalize_name(self.data["name"]))
+
+    @property
+    def pin(self) -> str | None:
+        """The entry as an exact requirement, or None where it has no version."""
+        version, marker = self.data.get("version"), self.data.get("marker")
+        if version is None:
+            return None
+        return f"{self.name}=={version}" + (f" ; {marker}" if marker else "")
+
+    def applies(self, target: Mapping[str, str]) -> bool:
+        """Whether it is installed on a target that these marker values describe."""
+        marker = self.data.get("marker")
+        return marker is None or Marker(marker).evaluate(dict(target), context="lock_file")
+
+
+def read(text: str) -> list[Package]:
+    """The entries of a lock file.
+
+    Raises:
+        ValueError: It is not TOML.
+    """
+    tomllib.loads(text)
+    found = []
+    for block in _BLOCK.split(text)[1:]:
+        whole = f"[[packages]]{block.rstrip()}\n"
+        found.append(Package(tomllib.loads(whole)["packages"][0], whole))
+    return found
+
+
+def write(packages: Iterable[Package]) -> str:
+    """A lock file of these entries."""
+    return "\n".join([HEADER, *(p.text for p in sorted(packages, key=lambda p: p.name))])
+
+
+def of_wheel(file_name: str, content: bytes) -> Package:
+    """The entry of a wheel that lies in the folder `wheels` beside the lock."""
+    name, version = file_name.split("-")[:2]
+    digest = hashlib.sha256(content).hexdigest()
+    text = (
+        f'[[packages]]\nname = "{canonicalize_name(name)}"\nversion = "{version}"\n'
+        f'wheels = [{{ path = "wheels/{file_name}", hashes = {{ sha256 = "{digest}" }} }}]\n'
+    )
+    return Package(tomllib.loads(text)["packages"][0], text)
+
+
+def preferences(versions: Mapping[str, str]) -> str:
+    """A lock that only says which versions to prefer."""
+    blocks = (f'[[packages]]\nname = "{name}"\nversion = "{version}"\n' for name, version in versions.items())
+    return "\n".join([HEADER, *blocks])
+
+
+def target(python: str | None) -> dict[str, str]:
+    """Marker values of an interpreter that differ from this process's."""
+    match = re.fullmatch(r"(?:cpython-?)?(\d+\.\d+)(\.\d+)?", python or "")
+    if match is None:
+        return {}
+    return {"python_version": match[1], "python_full_version": f"{match[1]}{match[2] or '.0'}"}

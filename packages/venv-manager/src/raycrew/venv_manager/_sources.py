@@ -1,0 +1,131 @@
+"""Fingerprints of files and folders that decide what is in an environment."""
+
+import hashlib
+import os
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from raycrew.venv_manager.errors import SpecError
+
+_SKIPPED = frozenset({"__pycache__", "build", "dist", "node_modules", "site"})
+_hashes: dict[str, tuple[tuple[int, int, int], str]] = {}
+
+
+def file_hash(path: str | Path) -> str:
+    """SHA-256 of a file; read again only after its size, time or inode changed."""
+    name = str(path)
+    try:
+        stat = os.stat(name)  # noqa: PTH116 - in the hot path of every `ensure`
+        mark = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        known = _hashes.get(name)
+        if known is None or known[0] != mark:
+            with open(name, "rb") as file:  # noqa: PTH123
+                known = _hashes[name] = (mark, hashlib.file_digest(file, "sha256").hexdigest())
+    except OSError as error:
+        raise SpecError(f"{name} cannot be read: {error}") from error
+    return known[1]
+
+
+def folder_fingerprint(folder: str | Path) -> str:
+    """SHA-256 over names and contents of a source folder, without caches, hidden files and build output."""
+    digest = hashlib.sha256()
+    root = str(folder)
+    for path in _walk(root):
+        digest.update(f"{path[len(root) :]}\0{file_hash(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def _walk(folder: str) -> Iterator[str]:
+    try:
+        entries = sorted(os.scandir(folder), key=lambda e: e.name)
+    except OSError as error:
+        raise SpecError(f"{folder} cannot be read: {error}") from error
+    for entry in entries:
+        if entry.name.startswith(".") or entry.name in _SKIPPED or entry.name.endswith((".egg-info", ".pyc")):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            if not os.path.exists(os.path.join(entry.path, "pyvenv.cfg")):  # noqa: PTH110, PTH118
+                yield from _walk(entry.path)
+        elif entry.is_file():
+            yield entry.path
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as a dict.
+
+    Raises:
+        SpecError: It cannot be read.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path} cannot be read: {error}") from error
+
+
+def workspace_root(project: Path) -> Path:
+    """The folder whose lock file and settings a project uses: its workspace's, else its own."""
+    for folder in (project, *project.parents):
+        file = folder / "pyproject.toml"
+        if file.is_file() and "workspace" in read_toml(file).get("tool", {}).get("uv", {}):
+            return folder
+    return project
+
+
+def is_package(project: dict[str, Any]) -> bool:
+    """Whether uv would install the project itself and not only its dependencies."""
+    declared = project.get("tool", {}).get("uv", {}).get("package")
+    return bool(declared) if declared is not None else "build-system" in project
+
+
+def local_sources(project: Path) -> list[Path]:
+    """All local folders and files that a project is made of: itself, its path sources, and theirs in turn."""
+    found: dict[Path, None] = {}
+    waiting = [project]
+    while waiting:
+        folder = waiting.pop()
+        if folder in found:
+            continue
+        data = read_toml(folder / "pyproject.toml") if (folder / "pyproject.toml").is_file() else {}
+        if folder != project or is_package(data):
+            found[folder] = None
+        waiting += [path for path in _declared(folder, data) if path not in found]
+    return sorted(found)
+
+
+def _declared(folder: Path, data: dict[str, Any]) -> Iterator[Path]:
+    uv = data.get("tool", {}).get("uv", {})
+    for declared in uv.get("sources", {}).values():
+        for source in declared if isinstance(declared, list) else [declared]:
+            if "path" in source:
+                yield (folder / source["path"]).resolve()
+            elif source.get("workspace"):
+                yield from _members(workspace_root(folder))
+
+
+def _members(root: Path) -> Iterator[Path]:
+    workspace = read_toml(root / "pyproject.toml").get("tool", {}).get("uv", {}).get("workspace", {})
+    left_out = {p.resolve() for pattern in workspace.get("exclude", ()) for p in root.glob(pattern)}
+    for pattern in workspace.get("members", ()):
+        for path in root.glob(pattern):
+            if (path / "pyproject.toml").is_file() and path.resolve() not in left_out:
+                yield path.resolve()
+
+
+def member(root: Path, package: str) -> Path:
+    """Folder of the workspace member with this name.
+
+    Raises:
+        SpecError: There is none.
+    """
+    names = {}
+    for folder in (root, *_members(root)):
+        name = read_toml(folder / "pyproject.toml").get("project", {}).get("name", "")
+        names[name.lower().replace("_", "-")] = folder
+    try:
+        return names[package.lower().replace("_", "-")]
+    except KeyError:
+        raise SpecError(
+            f"the workspace {root} has no package {package!r}; it has {', '.join(sorted(names))}"
+        ) from None
