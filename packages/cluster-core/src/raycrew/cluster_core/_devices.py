@@ -1,6 +1,6 @@
 """Which device a process holds, and how it addresses that device: one table, no side effects."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -98,7 +98,7 @@ def _row(resource: str, ids: Sequence[str], environ: Mapping[str, str]) -> _Acce
     if not rows:
         return None
     wanted = sorted(map(str, ids))
-    tests = (
+    tests: tuple[Callable[[_Accelerator], bool], ...] = (
         lambda row: sorted(_visible(row, environ) or ()) == wanted,
         lambda row: row.visible in environ,
         lambda row: _is_on(environ.get(row.keep_flag)) and not _is_on(environ.get(rows[-1].keep_flag)),

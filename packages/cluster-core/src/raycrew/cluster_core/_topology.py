@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+DOMAIN_LABEL = "ray.io/gpu-domain"  # Ray's own label for nodes that share one NVLink domain.
+
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
@@ -23,6 +25,25 @@ class Bundle:
     node_address: str
     resources: Mapping[str, float] = field(default_factory=dict)
     device_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What one physical node has, and how much of it is free.
+
+    Attributes:
+        node_id: Ray node id, hexadecimal.
+        address: IP address of the node, for people.
+        total: Resources of the empty node, in Ray's names and units.
+        free: The part that nobody has reserved.
+        labels: Ray's labels of the node.
+    """
+
+    node_id: str
+    address: str
+    total: Mapping[str, float]
+    free: Mapping[str, float]
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,3 +109,31 @@ class PortsExhaustedError(ClusterError):
 
     def __reduce__(self) -> tuple[type, tuple[str, tuple[int, int]]]:
         return type(self), (self.message, self.port_range)
+
+
+class ClusterConnectionError(ClusterError, ConnectionError):
+    """No connection to a Ray cluster; its subclasses say why.
+
+    Attributes:
+        address: Where it was tried; None where no address was known.
+    """
+
+    def __init__(self, message: str, address: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.address = address
+
+    def __reduce__(self) -> tuple[type, tuple[str, str | None]]:
+        return type(self), (self.message, self.address)
+
+
+class NoClusterError(ClusterConnectionError):
+    """No running cluster was found; only this ever leads to a fresh local one."""
+
+
+class ClusterUnreachableError(ClusterConnectionError, TimeoutError):
+    """Nothing at an address answers as a Ray cluster does."""
+
+
+class ClusterAuthenticationError(ClusterConnectionError):
+    """A cluster answers and refuses this process's token."""

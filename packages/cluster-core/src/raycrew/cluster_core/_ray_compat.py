@@ -1,0 +1,199 @@
+"""Every version-dependent or unusual Ray call, one function each."""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.autoscaler.v2.schema import ClusterStatus
+from ray.autoscaler.v2.sdk import get_cluster_status
+from ray.exceptions import AuthenticationError
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
+from raycrew.cluster_core._topology import NodeState
+from raycrew.cluster_core.errors import ClusterAuthenticationError, ClusterUnreachableError
+
+NODE_ID_LABEL = "ray.io/node-id"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """What Ray says of a placement group.
+
+    Attributes:
+        name: The group's name.
+        state: PENDING, PREPARED, CREATED, RESCHEDULING, REMOVED, or UNKNOWN when Ray does not know the group.
+        scheduling_state: Why it is not created yet: INFEASIBLE, NO_RESOURCES, …
+        bundles: Resources of each bundle, in bundle order.
+        node_ids: Node of each bundle in bundle order; empty strings until they are placed.
+    """
+
+    name: str
+    state: str
+    scheduling_state: str
+    bundles: tuple[Mapping[str, float], ...]
+    node_ids: tuple[str, ...]
+
+
+def is_connected() -> bool:
+    """Whether this process is connected to Ray."""
+    return bool(ray.is_initialized())
+
+
+def is_client() -> bool:
+    """Whether this process is connected through a `ray://` proxy."""
+    return bool(ray.util.client.ray.is_connected())
+
+
+def _status() -> ClusterStatus:
+    # The state API needs the dashboard, and `ray.nodes()` does not tell what is free.
+    return get_cluster_status(ray.get_runtime_context().gcs_address)
+
+
+def cluster_status() -> ClusterStatus:
+    """Nodes with their free resources, pending and failed launches; works without the dashboard."""
+    if not is_client():
+        return _status()
+    status: ClusterStatus = ray.get(ray.remote(num_cpus=0)(_status).remote(), timeout=60)
+    return status
+
+
+def node_states() -> list[NodeState]:
+    """All nodes that take work now."""
+    status = cluster_status()
+    nodes = []
+    for info in [*status.active_nodes, *status.idle_nodes]:
+        usage = info.resource_usage.usage if info.resource_usage else []
+        total = {one.resource_name: one.total for one in usage}
+        free = {one.resource_name: one.total - one.used for one in usage}
+        labels = dict(getattr(info, "labels", None) or {})
+        nodes.append(NodeState(info.node_id or "", info.ip_address, total, free, labels))
+    return nodes
+
+
+def autoscaler_is_running() -> bool:
+    """Whether an autoscaler reports to this cluster, so that nodes may come that are not there yet."""
+    status = cluster_status()
+    return bool(status.pending_launches or status.pending_nodes) or status.stats.autoscaler_version not in (
+        None,
+        "",
+        "0",
+    )
+
+
+def live_node_ids() -> set[str]:
+    """Ray ids of the nodes that Ray holds for alive."""
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def create_group(
+    bundles: Sequence[Mapping[str, float]],
+    strategy: str,
+    name: str,
+    selectors: Sequence[Mapping[str, str]],
+) -> PlacementGroup:
+    """Ask for a placement group whose bundles go where their label selectors say; does not wait."""
+    wanted: Any = [dict(one) for one in selectors] if any(selectors) else None
+    return placement_group(
+        [dict(one) for one in bundles], strategy=strategy, name=name, bundle_label_selector=wanted
+    )
+
+
+def await_group(group: PlacementGroup, timeout_s: float) -> bool:
+    """Wait until a placement group is created, up to a time; say whether it is."""
+    return bool(group.wait(max(timeout_s, 0)))
+
+
+def remove_group(group: PlacementGroup) -> None:
+    """Ask Ray to remove a placement group; does not wait, and a removed group is no error."""
+    remove_placement_group(group)
+
+
+def _group_state(entry: Mapping[str, Any]) -> GroupState:
+    bundles, nodes = entry.get("bundles", {}), entry.get("bundles_to_node_id", {})
+    return GroupState(
+        entry.get("name", ""),
+        entry.get("state", "UNKNOWN"),
+        entry.get("stats", {}).get("scheduling_state", ""),
+        tuple(bundles[i] for i in sorted(bundles)),
+        tuple(nodes[i] for i in sorted(nodes)),
+    )
+
+
+def group_state(group: PlacementGroup) -> GroupState:
+    """What Ray says of one placement group."""
+    return _group_state(placement_group_table(group) or {})
+
+
+def group_states() -> list[GroupState]:
+    """What Ray says of all placement groups; slow in big clusters, for explanations only."""
+    return [_group_state(entry) for entry in placement_group_table().values()]
+
+
+def cluster_address() -> str:
+    """`host:port` of the cluster that this process is connected to."""
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def init(**options: Any) -> tuple[Any, dict[str, str]]:
+    """`ray.init` without its side effects on the environment, Ray's loggers and the SIGTERM handler.
+
+    Returns:
+        Ray's context, and the variables that Ray set, which are gone from `os.environ` again.
+    """
+    environ, logger, handler = dict(os.environ), logging.getLogger("ray"), signal.getsignal(signal.SIGTERM)
+    state = (list(logger.handlers), logger.level, logger.propagate)
+    try:
+        context = ray.init(configure_logging=False, **options)
+    finally:
+        changed = {name: value for name, value in os.environ.items() if environ.get(name) != value}
+        for name in changed:
+            del os.environ[name]
+        os.environ.update({name: value for name, value in environ.items() if os.environ.get(name) != value})
+        logger.handlers[:], logger.level, logger.propagate = state
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+    return context, changed
+
+
+def check_cluster_answers(address: str, timeout_s: float) -> None:
+    """Ask a cluster for its status; `ray.init` tries for 20 s with a wrong token, for minutes with no answer.
+
+    Raises:
+        ClusterUnreachableError: No answer in time.
+        ClusterAuthenticationError: The cluster refuses the token.
+    """
+    outcome: list[BaseException | None] = []
+
+    def ask() -> None:
+        try:
+            get_cluster_status(address, timeout=max(1, int(timeout_s)))
+        except Exception as error:  # noqa: BLE001 - handed to the caller, which tells the cases apart
+            outcome.append(error)
+        else:
+            outcome.append(None)
+
+    thread = threading.Thread(target=ask, name="raycrew-probe", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    error = outcome[0] if outcome else TimeoutError(f"no answer within {timeout_s:g} s")
+    if error is None:
+        return
+    if isinstance(error, AuthenticationError):
+        raise ClusterAuthenticationError(
+            f"the cluster at {address} refuses this process's token. "
+            "Before Python starts, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN to its own",
+            address,
+        ) from error
+    raise ClusterUnreachableError(
+        f"what listens at {address} does not answer as Ray does: {error}", address
+    ) from error

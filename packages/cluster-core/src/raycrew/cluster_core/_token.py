@@ -1,0 +1,51 @@
+"""The token that a cluster asks for: kept from other users' eyes, and passed on by its file's name."""
+
+import logging
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_VALUE, _FILE, _MODE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"
+
+
+def default_token_file() -> Path:
+    """Where Ray looks for a token that no variable names."""
+    return Path.home() / ".ray" / "auth_token"
+
+
+def protect_token(environ: Mapping[str, str], token_file: Path | None = None) -> None:
+    """Make sure that the token which a new cluster will use is in a file that only this user can read.
+
+    Ray would write one that everybody can read. Nothing is done where a variable brings the token, or where
+    authentication is off.
+    """
+    if environ.get(_VALUE) or environ.get(_FILE) or environ.get(_MODE, "token").lower() != "token":
+        return
+    path = token_file or default_token_file()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        if path.stat().st_mode & 0o077 and path.stat().st_uid == os.getuid():
+            logger.warning("%s could be read by other users; its mode is set to 0600", path)
+            path.chmod(0o600)
+        return
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(32))
+
+
+def child_authentication(environ: Mapping[str, str], token_file: Path | None = None) -> dict[str, str]:
+    """Variables by which a child process presents the same token as this one.
+
+    Args:
+        environ: The environment as Ray saw it.
+        token_file: Ray's default file, for tests.
+    """
+    passed = {name: environ[name] for name in (_MODE, _FILE, _VALUE) if environ.get(name)}
+    path = token_file or default_token_file()
+    if passed.get(_MODE, "").lower() == "token" and not passed.keys() & {_VALUE, _FILE} and path.exists():
+        passed[_FILE] = str(path)
+    return passed
