@@ -51,7 +51,8 @@ def is_connected() -> bool:
 
 def is_client() -> bool:
     """Whether this process is connected through a `ray://` proxy."""
-    return bool(ray.util.client.ray.is_connected())
+    client: Any = ray.util.client.ray
+    return bool(client.is_connected())
 
 
 def _status() -> ClusterStatus:
@@ -92,7 +93,14 @@ def autoscaler_is_running() -> bool:
 
 def live_node_ids() -> set[str]:
     """Ray ids of the nodes that Ray holds for alive."""
-    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    nodes: Any = ray.nodes  # Without annotations in Ray.
+    return {node["NodeID"] for node in nodes() if node["Alive"]}
+
+
+def node_address() -> str:
+    """IP address of the node that this process runs on."""
+    address: Any = ray.util.get_node_ip_address
+    return str(address())
 
 
 def create_group(
@@ -103,9 +111,11 @@ def create_group(
 ) -> PlacementGroup:
     """Ask for a placement group whose bundles go where their label selectors say; does not wait."""
     wanted: Any = [dict(one) for one in selectors] if any(selectors) else None
-    return placement_group(
+    create: Any = placement_group
+    group: PlacementGroup = create(
         [dict(one) for one in bundles], strategy=strategy, name=name, bundle_label_selector=wanted
     )
+    return group
 
 
 def await_group(group: PlacementGroup, timeout_s: float) -> bool:

@@ -3,9 +3,18 @@
 Load the fixtures with `pytest_plugins = ["raycrew.cluster_core.testing"]`.
 """
 
+import contextlib
+import gc
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
 
 from raycrew.cluster_core._ledger import LedgerClaim, SlotLedger
 from raycrew.cluster_core._topology import Bundle, Rendezvous
@@ -13,6 +22,16 @@ from raycrew.cluster_core.errors import BundlesOccupiedError, ClusterClosedError
 from raycrew.cluster_core.protocols import Cluster
 
 T = TypeVar("T")
+
+LOCAL_NODE: Mapping[str, Any] = {"num_cpus": 8}
+SEVERAL_NODES: Sequence[Mapping[str, Any]] = [{"num_cpus": 8, "num_gpus": 4}] * 3
+_STORE_BYTES = 80 << 20
+_FAST_DEATH = {  # A killed node is noticed in about a second instead of twelve.
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 300,
+    "health_check_timeout_ms": 300,
+    "health_check_failure_threshold": 3,
+}
 
 
 class FakeCluster:
@@ -138,3 +157,139 @@ def _refuses(
 def _check(condition: bool, message: str) -> None:
     if not condition:
         raise AssertionError(message)
+
+
+@contextlib.contextmanager
+def simulated_nodes(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+    """Run a Ray cluster of several nodes on this machine, with as many made-up CPUs and GPUs as they say.
+
+    Args:
+        nodes: Arguments of `ray.cluster_utils.Cluster.add_node` for each node: `num_cpus`, `num_gpus`,
+            `resources`, `labels`. The first is the head.
+
+    Yields:
+        The `ray.cluster_utils.Cluster`: it has an `address`, and `add_node` and `remove_node`.
+    """
+    import ray
+    from ray import cluster_utils
+
+    with _temporary_folder():
+        common = {"object_store_memory": _STORE_BYTES}
+        head = {**common, **nodes[0], "include_dashboard": False, "_system_config": _FAST_DEATH}
+        make: Any = cluster_utils.Cluster
+        cluster = make(initialize_head=True, head_node_args=head)
+        try:
+            for node in nodes[1:]:  # One after another: they race for ports.
+                cluster.add_node(**common, **node)
+            cluster.wait_for_nodes()
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[None]:
+    """Connect this process to a Ray cluster; a connection to another one is closed first."""
+    import ray
+
+    if not ray.is_initialized() or ray.get_runtime_context().gcs_address != address:
+        ray.shutdown()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    try:
+        yield
+    finally:
+        clean_up()
+
+
+def clean_up(timeout_s: float = 60.0) -> None:
+    """Kill named actors, remove placement groups, and wait until all resources of all nodes are free.
+
+    Raises:
+        TimeoutError: Something still holds resources, even after a new connection to the cluster.
+    """
+    import ray
+
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        with contextlib.suppress(ValueError):
+            ray.kill(ray.get_actor(actor["name"], namespace=actor["namespace"]))
+    for group_id, entry in ray.util.placement_group_table().items():
+        if entry["state"] != "REMOVED":
+            group = ray.util.placement_group.PlacementGroup(ray.PlacementGroupID.from_hex(group_id))
+            ray.util.remove_placement_group(group)
+    gc.collect()
+    if not _all_free(timeout_s / 6):
+        address = ray.get_runtime_context().gcs_address
+        ray.shutdown()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        if not _all_free(timeout_s):
+            raise TimeoutError(f"the test left resources in use: {_in_use()}")
+
+
+def _in_use() -> dict[str, dict[str, float]]:
+    from raycrew.cluster_core._ray_compat import node_states
+
+    used = {
+        node.node_id: {
+            name: total - node.free[name]
+            for name, total in node.total.items()
+            if name not in ("memory", "object_store_memory") and node.free[name] < total
+        }
+        for node in node_states()
+    }
+    return {node_id: amounts for node_id, amounts in used.items() if amounts}
+
+
+def _all_free(timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while _in_use():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[None]:
+    """Give Ray a short folder of its own: its socket paths are limited to 107 bytes."""
+    before = os.environ.get("RAY_TMPDIR")
+    with contextlib.ExitStack() as stack:
+        if before is None:
+            folder = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="rc", dir="/tmp", ignore_cleanup_errors=True)
+            )
+            os.environ["RAY_TMPDIR"] = folder
+        Path(os.environ["RAY_TMPDIR"], "ray").mkdir(parents=True, exist_ok=True)
+        try:
+            yield
+        finally:
+            if before is None:
+                os.environ.pop("RAY_TMPDIR", None)
+
+
+@pytest.fixture(scope="session")
+def local_ray_session() -> Iterator[str]:
+    """Address of a Ray cluster of one node with eight logical CPUs, started once per session."""
+    with simulated_nodes([LOCAL_NODE]) as cluster:
+        yield cluster.address
+
+
+@pytest.fixture(scope="session")
+def ray_nodes_session() -> Iterator[str]:
+    """Address of a Ray cluster of three nodes of eight CPUs and four made-up GPUs, one per session."""
+    with simulated_nodes(SEVERAL_NODES) as cluster:
+        yield cluster.address
+
+
+@pytest.fixture
+def local_ray(local_ray_session: str) -> Iterator[str]:
+    """This process connected to a one-node Ray cluster; cleaned after the test."""
+    with connected(local_ray_session):
+        yield local_ray_session
+
+
+@pytest.fixture
+def ray_nodes(ray_nodes_session: str) -> Iterator[str]:
+    """This process connected to a three-node Ray cluster with made-up GPUs; cleaned after the test."""
+    with connected(ray_nodes_session):
+        yield ray_nodes_session

@@ -1,0 +1,235 @@
+"""Placement groups from a plan: create, wait, explain, remove."""
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup
+
+from raycrew.cluster_core import _ray_compat
+from raycrew.cluster_core._census import holders_by_node, take_census
+from raycrew.cluster_core._plan import PlacementPlan, PlacementRequest, explain_request, plan_cluster
+from raycrew.cluster_core._topology import Bundle, NodeState
+from raycrew.cluster_core.errors import (
+    AllocationTimeoutError,
+    InfeasibleRequestError,
+    ResourceInsufficientError,
+)
+
+logger = logging.getLogger(__name__)
+
+_FIRST_WINDOW_S = 3.0  # Freed resources take Ray up to a second to grant again.
+_POLL_S = 0.25
+_SLOWEST_POLL_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Granted placement groups and the bundles in them.
+
+    Attributes:
+        groups: The placement groups in node order, one per node with bundles, or a single one.
+        seats: The bundles in allocation order.
+        places: For each seat, which group it is in and its bundle index there.
+    """
+
+    groups: tuple[PlacementGroup, ...]
+    seats: tuple[Bundle, ...]
+    places: tuple[tuple[int, int], ...]
+
+    def remove(self) -> None:
+        """Remove all groups; idempotent."""
+        _remove(self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """One placement group to be: its name, the logical node of each bundle, and the physical one."""
+
+    name: str
+    strategy: str
+    node_indices: tuple[int, ...]
+    node_ids: tuple[str, ...]
+
+
+class Allocator:
+    """Gets the placement groups of one request, within one deadline.
+
+    Args:
+        request: What is asked for.
+        alias: Readable start of the names of the groups.
+        unified: One placement group for all logical nodes.
+        timeout_s: Deadline for everything together.
+        max_retries: How often groups are created anew after Ray failed to grant them.
+        census: Where the nodes come from.
+        clock: Monotonic seconds.
+        sleep: Waits some seconds.
+    """
+
+    def __init__(
+        self,
+        request: PlacementRequest,
+        *,
+        alias: str,
+        unified: bool = False,
+        timeout_s: float = 180.0,
+        max_retries: int = 6,
+        census: Callable[[str], list[NodeState]] = take_census,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._request = request
+        self._name = f"{alias}-{uuid.uuid4().hex[:8]}"
+        self._unified = unified
+        self._timeout_s = timeout_s
+        self._max_retries = max_retries
+        self._census = census
+        self._clock = clock
+        self._sleep = sleep
+        self._deadline = 0.0
+
+    def allocate(self) -> Allocation:
+        """Plan, create and wait until everything is granted; on any failure nothing is left behind.
+
+        Raises:
+            InfeasibleRequestError: The request would not fit if the cluster were empty.
+            AllocationTimeoutError: It was not granted before the deadline.
+            ResourceInsufficientError: Ray failed to grant it more than `max_retries` times.
+        """
+        self._deadline = self._clock() + self._timeout_s
+        for attempt in range(self._max_retries + 1):
+            nodes, plan = self._await_plan()
+            try:
+                return self._grant(nodes, plan, attempt)
+            except _NotGrantedError as error:
+                problem = str(error)
+            except RayError as error:
+                problem = f"{type(error).__name__}: {error}"
+            if self._left() <= 0:
+                reasons = [problem, *self._reasons(self._census(self._request.domain_label))]
+                raise AllocationTimeoutError(
+                    f"{self._name} was not granted within {self._timeout_s:g} s:", reasons
+                )
+            logger.warning("%s: attempt %d failed: %s", self._name, attempt + 1, problem)
+        raise ResourceInsufficientError(
+            f"{self._name} was not granted in {self._max_retries + 1} attempts, the last:", [problem]
+        )
+
+    def _left(self) -> float:
+        return self._deadline - self._clock()
+
+    def _await_plan(self) -> tuple[list[NodeState], PlacementPlan]:
+        """Wait until the request fits into what is free."""
+        pause, said = _POLL_S, False
+        while True:
+            nodes = self._census(self._request.domain_label)
+            plan = plan_cluster(nodes, self._request)
+            if plan.feasible:
+                return nodes, plan
+            if plan.impossible and not _ray_compat.autoscaler_is_running():
+                raise InfeasibleRequestError(
+                    f"{self._name} can never fit into this cluster:", self._reasons(nodes)
+                )
+            if self._left() <= 0:
+                raise AllocationTimeoutError(
+                    f"{self._name} did not fit within {self._timeout_s:g} s:", self._reasons(nodes)
+                )
+            if not said:
+                logger.warning("%s waits for room: %s", self._name, "; ".join(self._reasons(nodes)))
+                said = True
+            if plan.impossible:
+                self._demand()
+            self._sleep(min(pause, max(self._left(), 0.0)))
+            pause = min(pause * 1.5, _SLOWEST_POLL_S)
+
+    def _reasons(self, nodes: list[NodeState]) -> tuple[str, ...]:
+        return explain_request(nodes, self._request, holders_by_node())
+
+    def _demand(self) -> None:
+        """Show an autoscaler what is missing, by groups that name no node and are gone again afterwards."""
+        groups: list[PlacementGroup] = []
+        try:
+            for node, count in enumerate(self._request.bundle_counts):
+                if count:
+                    wanted = _Wanted(
+                        f"{self._name}-wanted{node}", self._request.strategy, (node,) * count, ()
+                    )
+                    groups.append(self._create(wanted))
+            for group in groups:
+                _ray_compat.await_group(group, self._left())
+        finally:
+            _remove(groups)
+
+    def _wanted(self, plan: PlacementPlan) -> list[_Wanted]:
+        indices = [node for node, node_ids in enumerate(plan.node_ids) for _ in node_ids]
+        if self._unified:
+            node_ids = tuple(node_id for one in plan.node_ids for node_id in one)
+            return [_Wanted(self._name, "PACK", tuple(indices), node_ids)]
+        return [
+            _Wanted(f"{self._name}-node{node}", self._request.strategy, (node,) * len(node_ids), node_ids)
+            for node, node_ids in enumerate(plan.node_ids)
+            if node_ids
+        ]
+
+    def _create(self, wanted: _Wanted) -> PlacementGroup:
+        selector = dict(self._request.label_selector)
+        pins: list[Mapping[str, str]] = [selector] * len(wanted.node_indices)
+        if wanted.node_ids:  # The plan is the truth: each bundle is pinned to its node.
+            pins = [{**selector, _ray_compat.NODE_ID_LABEL: node_id} for node_id in wanted.node_ids]
+        bundles = [self._request.bundle] * len(wanted.node_indices)
+        return _ray_compat.create_group(bundles, wanted.strategy, wanted.name, pins)
+
+    def _grant(self, nodes: list[NodeState], plan: PlacementPlan, attempt: int) -> Allocation:
+        suffix = f"-try{attempt + 1}" if attempt else ""
+        wanted = [
+            _Wanted(w.name + suffix, w.strategy, w.node_indices, w.node_ids) for w in self._wanted(plan)
+        ]
+        groups: list[PlacementGroup] = []
+        try:
+            groups.extend(self._create(one) for one in wanted)
+            window = self._clock() + min(_FIRST_WINDOW_S * 2**attempt, max(self._left(), 0.05))
+            for group in groups:
+                self._await(group, window)
+            return _allocation(groups, wanted, nodes, self._request)
+        except BaseException:
+            _remove(groups)
+            raise
+
+    def _await(self, group: PlacementGroup, window: float) -> None:
+        while not _ray_compat.await_group(group, min(1.0, max(window - self._clock(), 0.05))):
+            state = _ray_compat.group_state(group)
+            if state.state in ("REMOVED", "UNKNOWN"):
+                raise _NotGrantedError(f"placement group {state.name} was removed while it was waited for")
+            if state.scheduling_state == "INFEASIBLE":
+                raise _NotGrantedError(f"a node that {state.name} was planned on is gone")
+            if self._clock() >= window:
+                why = state.scheduling_state.lower() or state.state.lower()
+                raise _NotGrantedError(f"placement group {state.name} is not granted yet ({why})")
+
+
+class _NotGrantedError(Exception):
+    """Ray did not grant a group in the time that was set for one attempt."""
+
+
+def _remove(groups: list[PlacementGroup] | tuple[PlacementGroup, ...]) -> None:
+    for group in groups:
+        try:
+            _ray_compat.remove_group(group)
+        except RayError as error:
+            logger.warning("placement group %s could not be removed: %s", group.id.hex(), error)
+
+
+def _allocation(
+    groups: list[PlacementGroup], wanted: list[_Wanted], nodes: list[NodeState], request: PlacementRequest
+) -> Allocation:
+    addresses = {node.node_id: node.address for node in nodes}
+    places = [(g, b) for g, one in enumerate(wanted) for b in range(len(one.node_ids))]
+    seats = [
+        Bundle(i, wanted[g].node_indices[b], node_id, addresses[node_id], dict(request.bundle))
+        for i, (g, b) in enumerate(places)
+        for node_id in [wanted[g].node_ids[b]]
+    ]
+    return Allocation(tuple(groups), tuple(seats), tuple(places))

@@ -1,0 +1,299 @@
+"""`RayVirtualCluster`: bundles on a Ray cluster, allocated, known and released as one."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self, TypeVar
+
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from raycrew.cluster_core import _ray_compat
+from raycrew.cluster_core._allocation import Allocation, Allocator
+from raycrew.cluster_core._census import check_connected, take_census
+from raycrew.cluster_core._ledger import LedgerClaim, SlotLedger
+from raycrew.cluster_core._node_calls import run_on_nodes
+from raycrew.cluster_core._options import GpuIds, check_options
+from raycrew.cluster_core._plan import PlacementPlan, plan_cluster
+from raycrew.cluster_core._rendezvous import PortKeepers
+from raycrew.cluster_core._topology import Bundle, Rendezvous
+from raycrew.cluster_core.errors import ClusterClosedError, NodeLostError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class RayVirtualCluster:
+    """Bundles on a Ray cluster for worker groups to sit on.
+
+    Everything is allocated when the constructor returns. Leaving the `with` block or `shutdown()` releases
+    it; so does the end of the driver, however it ends.
+
+    Args:
+        bundle_ct_per_node_list: Bundles per logical node, such as `[4, 8, 2]`; a zero leaves a hole.
+        use_gpus: Whether each bundle holds one accelerator.
+        max_colocated_worker_groups: Worker groups that can share each bundle.
+        num_gpus_per_node: Devices of a physical node; no entry of the list may be larger.
+        name: Readable start of the names of the placement groups.
+        placement_group_strategy: How the bundles of one logical node lie: STRICT_PACK on one physical node,
+            PACK on few, SPREAD on many, STRICT_SPREAD each on another.
+        accelerator: Ray's name of the resource that a bundle holds one of, such as "GPU", "NPU" or "TPU".
+        gpu_ids: Physical devices: one list for every node, a list per node, or "auto" to learn at once which
+            devices were granted.
+        enable_colocation: Two slots per bundle, unless `max_colocated_worker_groups` says more.
+        monitor_memory: Watch the memory of the bundles from the start.
+        communication_backend: What worker groups on this cluster tell their workers to communicate with.
+        cpus_per_bundle: CPUs of each bundle; one per slot by default.
+        unified: One placement group for all nodes, for workers that span nodes.
+        segment_size: Runs of this many consecutive nodes lie in one NVLink domain each.
+        label_selector: Labels that each node must have, in Ray's notation.
+        topology_strategy: In Ray's notation: `{label: "STRICT_PACK"}` keeps all nodes within one value of it.
+        timeout_s: Deadline of the allocation, all retries included.
+        max_retries: How often placement groups are created anew after Ray failed to grant them; by default
+            what NRL_VIRTUAL_CLUSTER_MAX_RETRIES says, else 6.
+        port_range: First and last port that are leased; by default below the ephemeral ports.
+
+    Raises:
+        TypeError: An argument is of a wrong type; Ray was not touched.
+        ValueError: An argument is out of bounds or contradicts another one; Ray was not touched.
+        InfeasibleRequestError: The nodes are too few or too small, and no autoscaler is running.
+        ResourceInsufficientError: It was not granted; says per node what is free and who holds the rest.
+    """
+
+    def __init__(
+        self,
+        bundle_ct_per_node_list: Sequence[int],
+        use_gpus: bool = True,
+        max_colocated_worker_groups: int = 1,
+        num_gpus_per_node: int = 8,
+        name: str = "",
+        placement_group_strategy: str = "STRICT_PACK",
+        *,
+        accelerator: str = "GPU",
+        gpu_ids: GpuIds = None,
+        enable_colocation: bool = False,
+        monitor_memory: bool = False,
+        communication_backend: str = "auto",
+        cpus_per_bundle: float | None = None,
+        unified: bool = False,
+        segment_size: int | None = None,
+        label_selector: Mapping[str, str] | None = None,
+        topology_strategy: Mapping[str, str] | None = None,
+        timeout_s: float = 180.0,
+        max_retries: int | None = None,
+        port_range: tuple[int, int] | None = None,
+    ) -> None:
+        self._options = check_options(
+            bundle_ct_per_node_list,
+            use_gpus,
+            max_colocated_worker_groups,
+            num_gpus_per_node,
+            name,
+            placement_group_strategy,
+            accelerator=accelerator,
+            gpu_ids=gpu_ids,
+            enable_colocation=enable_colocation,
+            monitor_memory=monitor_memory,
+            communication_backend=communication_backend,
+            cpus_per_bundle=cpus_per_bundle,
+            unified=unified,
+            segment_size=segment_size,
+            label_selector=label_selector,
+            topology_strategy=topology_strategy,
+            timeout_s=timeout_s,
+            max_retries=max_retries,
+            port_range=port_range,
+        )
+        self._closed = False
+        self._keepers = PortKeepers(self._options.port_range)
+        self._allocation = self._allocate()
+        self._ledger = SlotLedger(self._allocation.seats, self._options.slots)
+
+    def _allocate(self) -> Allocation:
+        options = self._options
+        allocator = Allocator(
+            options.request,
+            alias=options.alias,
+            unified=options.unified,
+            timeout_s=options.timeout_s,
+            max_retries=options.max_retries,
+        )
+        return allocator.allocate()
+
+    @classmethod
+    def plan(
+        cls, bundle_ct_per_node_list: Sequence[int], use_gpus: bool = True, **options: Any
+    ) -> PlacementPlan:
+        """Say where the running cluster would put such a virtual cluster now, without allocating anything.
+
+        Args:
+            bundle_ct_per_node_list: As of the constructor.
+            use_gpus: As of the constructor.
+            **options: Further arguments of the constructor.
+        """
+        defaults = {
+            "max_colocated_worker_groups": 1,
+            "num_gpus_per_node": 8,
+            "name": "",
+            "placement_group_strategy": "STRICT_PACK",
+        }
+        request = check_options(bundle_ct_per_node_list, use_gpus, **{**defaults, **options}).request
+        return plan_cluster(take_census(request.domain_label), request)
+
+    @property
+    def name(self) -> str:
+        """Readable name."""
+        return self._options.alias
+
+    @property
+    def communication_backend(self) -> str:
+        """What worker groups tell their workers to communicate with."""
+        return self._options.communication_backend
+
+    @property
+    def max_colocated_worker_groups(self) -> int:
+        """Worker groups that can share each bundle."""
+        return self._options.slots
+
+    @property
+    def bundles(self) -> Sequence[Bundle]:
+        """All bundles, ordered by (node, device index).
+
+        Devices are known only inside a bundle's own processes: within a node the order is final once a worker
+        group, or a claim on some of its bundles, learnt them.
+        """
+        self._check_open()
+        return self._ledger.bundles
+
+    def world_size(self) -> int:
+        """How many bundles there are."""
+        return sum(self._options.request.bundle_counts)
+
+    def node_count(self) -> int:
+        """How many logical nodes there are, those without bundles included."""
+        return len(self._options.request.bundle_counts)
+
+    def get_placement_groups(self) -> list[PlacementGroup]:
+        """The placement groups, one per logical node that has bundles, or a single unified one."""
+        self._check_open()
+        return list(self._allocation.groups)
+
+    def claim(self, indices: Sequence[int] | None, holder: str) -> LedgerClaim:
+        """Take one slot on each named bundle (all of them for None) for `holder`.
+
+        Raises:
+            ValueError: An index is out of range or repeated.
+            BundlesOccupiedError: A bundle has no free slot; says who holds them.
+            NodeLostError: A node of the cluster is gone.
+        """
+        self.check_nodes()
+        return LedgerClaim(self._ledger, self._ledger.take(indices, holder), self._strategy_of)
+
+    def holders(self) -> dict[int, tuple[str, ...]]:
+        """Who holds slots, by bundle index; bundles that nobody holds are left out."""
+        return self._ledger.holders()
+
+    def _strategy_of(self, seat: int) -> PlacementGroupSchedulingStrategy:
+        group, bundle = self._allocation.places[seat]
+        return PlacementGroupSchedulingStrategy(
+            self._allocation.groups[group],
+            placement_group_bundle_index=bundle,
+            placement_group_capture_child_tasks=False,
+        )
+
+    def check_nodes(self) -> None:
+        """Make sure that every node of this cluster is alive.
+
+        Raises:
+            ClusterClosedError: The cluster was shut down.
+            NodeLostError: A node is gone; says which, and which bundles were on it.
+        """
+        self._check_open()
+        live = _ray_compat.live_node_ids()
+        lost = [bundle for bundle in self._ledger.bundles if bundle.node_id not in live]
+        if lost:
+            nodes = {bundle.node_id: f"{bundle.node_address} ({bundle.node_id[:8]})" for bundle in lost}
+            raise NodeLostError(
+                f"{self.name!r} lost {len(lost)} of {self.world_size()} bundles: "
+                f"node {', '.join(nodes.values())} is gone. Shut the cluster down and create it anew.",
+                list(nodes),
+            )
+
+    def rendezvous(self, bundle_index: int = 0, n_ports: int = 1, *, consecutive: bool = False) -> Rendezvous:
+        """Lease `n_ports` ports on the node of a bundle until the cluster is shut down.
+
+        Raises:
+            IndexError: There is no such bundle.
+            PortsExhaustedError: Too few ports of the range are free on the node.
+            NodeLostError: The node is gone.
+        """
+        return self._keepers.lease(self.bundles[bundle_index].node_id, n_ports, consecutive=consecutive)
+
+    def get_master_address_and_port(self) -> tuple[str, int]:
+        """Address of the first bundle's node and a port there that nobody else gets, a new one each time."""
+        meeting = self.rendezvous()
+        return meeting.address, meeting.port
+
+    def get_available_address_and_port(self, pg_idx: int, bundle_idx: int) -> tuple[str, int]:
+        """Address of a bundle's node and a port there that nobody else gets.
+
+        Args:
+            pg_idx: Position in `get_placement_groups()`.
+            bundle_idx: Bundle index within that placement group.
+        """
+        return self.get_available_addresses_and_ports([(pg_idx, bundle_idx)])[0]
+
+    def get_available_addresses_and_ports(self, where: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
+        """The batch form of `get_available_address_and_port`: all nodes are asked at the same time.
+
+        Args:
+            where: Pairs of placement group position and bundle index.
+        """
+        self._check_open()
+        seats = [self._seat(*place) for place in where]
+        waits = [self._keepers.start(bundle.node_id) for bundle in self._ledger.seated(seats)]
+        return [(meeting.address, meeting.port) for meeting in (wait() for wait in waits)]
+
+    def _seat(self, pg_idx: int, bundle_idx: int) -> int:
+        try:
+            return self._allocation.places.index((pg_idx, bundle_idx))
+        except ValueError:
+            raise ValueError(f"there is no bundle {bundle_idx} in placement group {pg_idx}") from None
+
+    def run_on_each_node(self, fn: Callable[[], T], *, timeout_s: float = 300.0) -> Iterator[tuple[str, T]]:
+        """Run `fn` once on each physical node, at no resources; yield (node id, result) as nodes finish.
+
+        Args:
+            fn: Called without arguments.
+            timeout_s: Deadline for all nodes together.
+
+        Raises:
+            NodeCallError: `fn` raised on a node; raised after the other nodes' results.
+            NodeCallTimeoutError: A node did not answer in time.
+            ExceptionGroup: Of such errors, when there are several.
+        """
+        return run_on_nodes(list(dict.fromkeys(b.node_id for b in self.bundles)), fn, timeout_s)
+
+    def shutdown(self) -> None:
+        """Release everything; idempotent, and what runs on the bundles ends."""
+        if self._closed:
+            return
+        self._closed = True
+        if _ray_compat.is_connected():
+            self._keepers.close()
+            self._allocation.remove()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClusterClosedError(f"virtual cluster {self.name!r} was shut down")
+        check_connected()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        counts = list(self._options.request.bundle_counts)
+        return f"RayVirtualCluster({counts}, name={self.name!r}{', shut down' if self._closed else ''})"

@@ -1,0 +1,101 @@
+import numpy as np
+import pytest
+import ray
+
+from raycrew.cluster_core import (
+    AllocationTimeoutError,
+    BundlesOccupiedError,
+    ClusterClosedError,
+    InfeasibleRequestError,
+    NodeCallError,
+    RayVirtualCluster,
+)
+from raycrew.cluster_core.testing import check_cluster
+
+
+@ray.remote
+class Where:
+    def node(self):
+        return ray.get_runtime_context().get_node_id()
+
+    def devices(self):
+        return ray.get_runtime_context().get_accelerator_ids()["GPU"]
+
+
+@pytest.mark.smoke
+def test_a_cpu_cluster_does_what_every_cluster_does(local_ray):
+    with RayVirtualCluster([2], use_gpus=False) as cluster:
+        check_cluster(cluster)
+        assert (cluster.world_size(), cluster.node_count()) == (2, 1)
+    with pytest.raises(ClusterClosedError):
+        cluster.claim(None, "late")
+    cluster.shutdown()
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_each_logical_node_lies_on_one_node_and_the_plan_is_the_truth(ray_nodes, unified):
+    planned = RayVirtualCluster.plan([4, 0, 2], unified=unified)
+    with RayVirtualCluster([4, 0, 2], unified=unified, name="policy") as cluster:
+        assert len(cluster.get_placement_groups()) == (1 if unified else 2)
+        assert [b.node_index for b in cluster.bundles] == [0, 0, 0, 0, 2, 2]
+        assert tuple(b.node_id for b in cluster.bundles) == planned.node_ids[0] + planned.node_ids[2]
+        claim = cluster.claim(None, "train")
+        actors = [Where.options(**claim.actor_options(i)).remote() for i in range(6)]
+        nodes = ray.get([a.node.remote() for a in actors], timeout=120)
+        assert nodes == [b.node_id for b in claim.bundles]
+        devices = [int(one[0]) for one in ray.get([a.devices.remote() for a in actors])]
+        claim.learn(dict(enumerate(devices)))
+        assert [b.device_index for b in cluster.bundles][:4] == [0, 1, 2, 3]
+
+
+def test_a_full_cluster_names_who_holds_it(ray_nodes):
+    with RayVirtualCluster([4, 4, 4], name="policy"):
+        with pytest.raises(AllocationTimeoutError, match=r"held by placement group 'policy-.*4 GPU") as error:
+            RayVirtualCluster([1], name="reward", timeout_s=0.5)
+        assert sum("held by" in line for line in error.value.reasons) == 3
+        with pytest.raises(InfeasibleRequestError, match="can never fit"):
+            RayVirtualCluster([5], timeout_s=60)
+
+
+def test_one_group_too_many_fails_at_once(local_ray):
+    with RayVirtualCluster([2], use_gpus=False, max_colocated_worker_groups=2) as cluster:
+        claims = [cluster.claim(None, name) for name in ("train", "generate")]
+        with pytest.raises(BundlesOccupiedError, match="train, generate"):
+            cluster.claim([1], "reward")
+        claims[0].release()
+        cluster.claim([1], "reward")
+
+
+def test_a_function_runs_on_each_node_and_failures_are_attributed(ray_nodes):
+    def refuse_on(node):
+        def fn():
+            if ray.get_runtime_context().get_node_id() == node:
+                raise ArithmeticError("no")
+            return np.ones(3)
+
+        return fn
+
+    with RayVirtualCluster([1, 4, 4]) as cluster:
+        nodes = list(dict.fromkeys(b.node_id for b in cluster.bundles))
+        results = dict(cluster.run_on_each_node(lambda: np.ones(3)))
+        assert set(results) == set(nodes)
+        assert all(one.sum() == 3 for one in results.values())
+        seen = []
+        with pytest.raises(NodeCallError, match=r"ArithmeticError\('no'\)") as error:
+            for node_id, _ in cluster.run_on_each_node(refuse_on(nodes[0])):
+                seen.append(node_id)
+        assert error.value.node_id == nodes[0]
+        assert isinstance(error.value.__cause__, ArithmeticError)
+        assert sorted(seen) == sorted(nodes[1:])
+
+
+def test_ports_are_leased_on_the_bundles_node(ray_nodes):
+    with RayVirtualCluster([4, 4], port_range=(24000, 24100)) as cluster:
+        addresses = cluster.get_available_addresses_and_ports([(g, b) for g in range(2) for b in range(4)])
+        ports = [port for _, port in addresses]
+        assert len({*ports, cluster.get_master_address_and_port()[1]}) == 9
+        assert all(24000 <= port <= 24100 for port in ports)
+        block = cluster.rendezvous(0, 4, consecutive=True)
+        assert list(block.ports) == list(range(block.port, block.port + 4))
+        with pytest.raises(ValueError, match="no bundle 4"):
+            cluster.get_available_address_and_port(0, 4)
