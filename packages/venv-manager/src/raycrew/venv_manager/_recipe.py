@@ -258,8 +258,8 @@ class _Job:
             return []
         output = self.folder / "compiled" / "pylock.toml"
         output.parent.mkdir()
-        preferred = {} if onto is not None else dict(self.carried.versions)
-        output.write_text(_lock.preferences(preferred), encoding="utf-8")
+        if self.carried.versions:
+            output.write_text(_lock.preferences(self.carried.versions), encoding="utf-8")
         if onto is not None:
             pins = self.folder / "pins.txt"
             pins.write_text("\n".join(p.pin for p in onto if p.pin) + "\n", encoding="utf-8")

@@ -175,8 +175,8 @@ class Store:
         if not writable:
             raise errors.ReadOnlyStoreError(
                 f"environment {key} is not in {self.root}, and that cannot be written to; build it there "
-                "with an account that may (`python -m raycrew.venv_manager prefetch`), or let RAYCREW_VENV_DIR "
-                "name another folder"
+                "with an account that may (`python -m raycrew.venv_manager prefetch`), or name "
+                "another folder in RAYCREW_VENV_DIR"
             )
 
     @contextlib.contextmanager
