@@ -183,7 +183,7 @@ def check_indices(indices: Sequence[int], n_bundles: int) -> None:
     if not indices:
         raise ValueError("no bundle indices were given; None stands for all bundles")
     for index in indices:
-        if isinstance(index, bool) or not isinstance(index, Integral):
+        if isinstance(index, bool) or not isinstance(index, (int, Integral)):
             raise TypeError(f"bundle index {index!r} is a {type(index).__name__}, not an integer")
         if not 0 <= index < n_bundles:
             raise ValueError(f"bundle index {index} is outside 0 to {n_bundles - 1}")

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Literal
+from typing import Any, Literal
 
 from raycrew.cluster_core._plan import PlacementRequest, check_counts, check_strategy
 from raycrew.cluster_core._ports import check_port_range
@@ -182,6 +182,7 @@ def _gpu_ids(
         if gpu_ids != "auto":
             raise ValueError(f"gpu_ids {gpu_ids!r} is neither 'auto' nor a list")
         return "auto"
+    lists: list[list[Any]]
     if all(isinstance(one, (int, Integral)) for one in gpu_ids):
         lists = [list(gpu_ids) if count else [] for count in counts]
     else:

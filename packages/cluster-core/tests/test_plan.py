@@ -1,0 +1,176 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raycrew.cluster_core import NodeState, PlacementRequest, plan_cluster
+
+pytestmark = pytest.mark.smoke
+
+GPU = {"GPU": 1.0}
+
+
+def node(number, total, free=None, **labels):
+    free = total if free is None else free
+    amounts = [{"CPU": 64.0, "GPU": float(gpus)} for gpus in (total, free)]
+    return NodeState(f"n{number}", f"10.0.0.{number}", *amounts, labels=labels)
+
+
+def test_nodes_in_use_are_filled_first_so_that_whole_nodes_stay_whole():
+    nodes = [node(0, 8), node(1, 8, free=4), node(2, 8, free=2)]
+    plan = plan_cluster(nodes, PlacementRequest((2, 3, 8), GPU))
+    assert plan.node_ids == (("n2",) * 2, ("n1",) * 3, ("n0",) * 8)
+
+
+def test_logical_nodes_of_one_size_lie_in_the_order_of_the_nodes_and_holes_stay():
+    nodes = [node(i, 8) for i in range(4)]
+    plan = plan_cluster(nodes, PlacementRequest((8, 0, 8, 8), GPU))
+    assert plan.node_ids == (("n0",) * 8, (), ("n1",) * 8, ("n2",) * 8)
+
+
+def test_a_search_finds_what_greed_misses():
+    nodes = [node(0, 6), node(1, 4)]
+    assert plan_cluster(nodes, PlacementRequest((4, 3, 3), GPU)).node_ids == (
+        ("n1",) * 4,
+        ("n0",) * 3,
+        ("n0",) * 3,
+    )
+    nodes = [node(0, 10), node(1, 10)]  # Best fit, largest first, puts 5 + 4 together and has no 3 + 3 left.
+    plan = plan_cluster(nodes, PlacementRequest((4, 4, 3, 3, 3, 3), GPU))
+    assert plan.feasible
+
+
+@pytest.mark.parametrize(
+    ("strategy", "where"),
+    [
+        ("PACK", (("n0",) * 3 + ("n1",),)),
+        ("SPREAD", (("n0", "n0", "n1", "n1"),)),
+        ("STRICT_PACK", None),
+        ("STRICT_SPREAD", None),
+    ],
+)
+def test_strategies_say_how_the_bundles_of_one_logical_node_lie(strategy, where):
+    plan = plan_cluster([node(0, 3), node(1, 3)], PlacementRequest((4,), GPU, strategy))
+    assert plan.feasible == (where is not None)
+    assert plan.impossible == (where is None)
+    if where:
+        assert plan.node_ids == where
+
+
+def test_strict_spread_takes_the_emptiest_nodes_first():
+    nodes = [node(0, 1), node(1, 2), node(2, 3)]
+    plan = plan_cluster(nodes, PlacementRequest((2, 2, 2), GPU, "STRICT_SPREAD"))
+    assert plan.feasible
+    assert all(len(set(one)) == 2 for one in plan.node_ids)
+
+
+def test_labels_in_rays_notation():
+    nodes = [node(0, 8, zone="a"), node(1, 8, zone="b"), node(2, 8)]
+    for wanted, where in {"b": "n1", "!a": "n1", "in(b,c)": "n1", "!in(a, b)": "n2"}.items():
+        plan = plan_cluster(nodes, PlacementRequest((8,), GPU, label_selector={"zone": wanted}))
+        assert plan.node_ids[0][0] == where
+    plan = plan_cluster(nodes, PlacementRequest((8,), GPU, label_selector={"zone": "z"}))
+    assert plan.impossible
+    assert "its labels don't fit" in plan.reasons[1]
+
+
+def test_segments_lie_in_one_domain_each():
+    nodes = [node(i, 8, **{"ray.io/gpu-domain": "d" + "0010111"[i]}) for i in range(7)]
+    plan = plan_cluster(nodes, PlacementRequest((8,) * 6, GPU, segment_size=3))
+    assert [one[0] for one in plan.node_ids] == ["n0", "n1", "n3", "n2", "n4", "n5"]
+    plan = plan_cluster(nodes, PlacementRequest((8,) * 5, GPU, segment_size=5))
+    assert plan.impossible
+    assert "2 such domains" in plan.reasons[1]
+    assert (
+        "no node has that label"
+        in plan_cluster([node(0, 8)], PlacementRequest((8,), GPU, segment_size=1)).reasons[1]
+    )
+
+
+def test_reasons_say_per_node_what_is_needed_free_and_held():
+    nodes = [node(0, 8, free=2), node(1, 8, free=1)]
+    plan = plan_cluster(nodes, PlacementRequest((8,), GPU), {"n0": ["placement group 'policy' (6 GPU)"]})
+    assert not plan.impossible
+    assert plan.reasons == (
+        "needed: 1 x 8 bundles of 1 GPU, STRICT_PACK per node; there is room for 3 bundles, on empty nodes for 16",
+        "node 10.0.0.0 (n0): room for 2 of 8: 2 of 8 GPU free; held by placement group 'policy' (6 GPU)",
+        "node 10.0.0.1 (n1): room for 1 of 8: 1 of 8 GPU free; holder unknown",
+    )
+    many = plan_cluster([node(i, 8) for i in range(1000)], PlacementRequest((9,), GPU)).reasons
+    assert many[-1] == "and 984 more nodes: 984 with room for 8"
+    assert len(many) < 20
+    assert "no node takes work" in plan_cluster([], PlacementRequest((1,), GPU)).reasons
+
+
+def test_fractions_lose_nothing():
+    cpus = NodeState("n", "a", {"CPU": 0.3}, {"CPU": 0.1 + 0.2})
+    assert plan_cluster([cpus], PlacementRequest((3,), {"CPU": 0.1})).feasible
+    assert not plan_cluster([cpus], PlacementRequest((4,), {"CPU": 0.1})).feasible
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"bundle": {}},
+        {"bundle": {"GPU": 0}},
+        {"bundle": {"GPU": 1, "CPU": -1}},
+        {"strategy": "LOOSE"},
+        {"segment_size": 0},
+        {"segment_size": 2},
+        {"label_selector": {"zone": ""}},
+        {"bundle_counts": ()},
+        {"bundle_counts": (0, 0)},
+        {"bundle_counts": (1, -1)},
+    ],
+)
+def test_requests_that_mean_nothing_are_refused(fields):
+    with pytest.raises(ValueError):
+        PlacementRequest(**{"bundle_counts": (1, 1, 1), **fields})
+
+
+@given(
+    rooms=st.lists(st.integers(0, 6), min_size=1, max_size=5),
+    counts=st.lists(st.integers(1, 6), min_size=1, max_size=5),
+    strategy=st.sampled_from(["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_plan_exists_exactly_when_one_can(rooms, counts, strategy):
+    nodes = [node(i, room) for i, room in enumerate(rooms)]
+    plan = plan_cluster(nodes, PlacementRequest(tuple(counts), GPU, strategy))
+    assert plan.feasible == _possible(tuple(rooms), tuple(counts), strategy)
+    if not plan.feasible:
+        return
+    taken = [where for one in plan.node_ids for where in one]
+    assert all(taken.count(f"n{i}") <= room for i, room in enumerate(rooms))
+    assert [len(one) for one in plan.node_ids] == counts
+    if strategy == "STRICT_PACK":
+        assert all(len(set(one)) == 1 for one in plan.node_ids)
+    if strategy == "STRICT_SPREAD":
+        assert all(len(set(one)) == len(one) for one in plan.node_ids)
+
+
+def _possible(rooms, counts, strategy):
+    """Every way of laying the first count, by brute force."""
+    if not counts:
+        return True
+    if strategy in ("PACK", "SPREAD"):
+        return sum(counts) <= sum(rooms)
+    if strategy == "STRICT_PACK":
+        tries = [tuple(counts[0] * (i == j) for j in range(len(rooms))) for i in range(len(rooms))]
+    else:
+        tries = [
+            tuple(bits >> j & 1 for j in range(len(rooms)))
+            for bits in range(2 ** len(rooms))
+            if bits.bit_count() == counts[0]
+        ]
+    return any(
+        _possible(left, counts[1:], strategy)
+        for one in tries
+        if min(left := tuple(room - part for room, part in zip(rooms, one, strict=True))) >= 0
+    )
+
+
+def test_ten_thousand_nodes_in_segments():
+    nodes = [node(i, 8, **{"ray.io/gpu-domain": f"d{i // 18}"}) for i in range(10_000)]
+    plan = plan_cluster(nodes, PlacementRequest((8,) * 4096, GPU, segment_size=16))
+    domains = {n.node_id: n.labels["ray.io/gpu-domain"] for n in nodes}
+    assert all(len({domains[one[0]] for one in plan.node_ids[i : i + 16]}) == 1 for i in range(0, 4096, 16))
