@@ -134,6 +134,8 @@ class ClusterGrid:
         limit = max(min(_LONGEST_LABEL, options.max_width - 4), 1)
         width = min(max([len(text) for text in labels] + [len(_FREE)]), limit)
         columns = max((options.max_width - 1) // (width + 3), 1)
+        if columns < max((len(node.cells) for node in self.nodes), default=1):
+            columns = 1 << (columns.bit_length() - 1)  # 8 devices wrap as 4 and 4 rather than as 5 and 3.
         if self.title:
             yield Text(self.title, style="bold", overflow="ellipsis", no_wrap=True)
         for node in self.nodes:
