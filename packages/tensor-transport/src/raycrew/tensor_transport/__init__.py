@@ -1,5 +1,19 @@
 """Batches, tensor handles and weight updates."""
 
+from raycrew.tensor_transport._cache import CacheStats
+from raycrew.tensor_transport._registry import ShardRegistry
+from raycrew.tensor_transport._shards import ShardRead, StoreStats, TensorShardInfo
+from raycrew.tensor_transport._walk import (
+    clear_node,
+    collect_shards,
+    flatten_shard_ids,
+    localize,
+    release,
+    remotize,
+)
+from raycrew.tensor_transport.backends.inline import InlineBackend
+from raycrew.tensor_transport.backends.object_store import ObjectStoreBackend
+from raycrew.tensor_transport.backends.ray_refs import RayRefBackend
 from raycrew.tensor_transport.batch import BatchedDataDict, SlicedDataDict
 from raycrew.tensor_transport.errors import (
     BatchSchemaError,
@@ -18,7 +32,8 @@ from raycrew.tensor_transport.errors import (
     UnsupportedTensorError,
     WeightUpdateError,
 )
-from raycrew.tensor_transport.protocols import ByteStore, PeerGroup, PeerResults
+from raycrew.tensor_transport.protocols import ByteStore, PeerGroup, PeerResults, ShardBackend
+from raycrew.tensor_transport.rtensor import RTensor
 from raycrew.tensor_transport.weights import (
     WeightPublisher,
     WeightReceipt,
@@ -34,17 +49,27 @@ __all__ = [
     "BatchedDataDict",
     "BucketFetchError",
     "ByteStore",
+    "CacheStats",
     "ChecksumMismatchError",
     "DecodeError",
+    "InlineBackend",
     "ManifestMismatchError",
+    "ObjectStoreBackend",
     "PeerGroup",
     "PeerResults",
+    "RTensor",
+    "RayRefBackend",
+    "ShardBackend",
     "ShardError",
     "ShardLostError",
+    "ShardRead",
+    "ShardRegistry",
     "SlicedDataDict",
     "SourceChangedError",
     "StaleHandleError",
     "StaleVersionError",
+    "StoreStats",
+    "TensorShardInfo",
     "TransportClosedError",
     "TransportError",
     "TransportTimeoutError",
@@ -55,6 +80,12 @@ __all__ = [
     "WeightSyncReport",
     "WeightUpdate",
     "WeightUpdateError",
+    "clear_node",
+    "collect_shards",
+    "flatten_shard_ids",
     "gather_weights",
+    "localize",
+    "release",
+    "remotize",
     "sync_weights",
 ]

@@ -25,7 +25,7 @@ from ._codec import check_size
 from ._indexing import Rows
 from ._padding import Number, PadSide, join
 from .errors import BatchSchemaError, DecodeError
-from .protocols import Bytes
+from .protocols import Bytes, RowHandle
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -193,6 +193,28 @@ class ListKind(Kind):
         return [copy.deepcopy(item) for item in column for _ in range(times)]
 
 
+class HandleKind(Kind):
+    """A handle on rows that are somewhere else: every operation rewrites the handle alone."""
+
+    name = "handle"
+    gathers_into_new_memory = False
+
+    def size(self, column: RowHandle) -> int:
+        return len(column)
+
+    def take(self, column: RowHandle, rows: Rows) -> RowHandle:
+        return column.take_rows(rows)
+
+    def concat(self, columns: Sequence[RowHandle], key: str, padding: Padding) -> RowHandle:
+        return columns[0].join_rows(columns[1:])
+
+    def truncate(self, column: RowHandle, dim: int, length: int) -> RowHandle:
+        return column.truncate_columns(length) if dim == 1 else column
+
+    def own(self, column: RowHandle) -> RowHandle:
+        return column
+
+
 def describe_tensor(tensor: torch.Tensor) -> list[Any]:
     """Dtype and shape, as JSON."""
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
@@ -221,8 +243,8 @@ def _pair(params: Any) -> tuple[Any, list[int]]:
     raise DecodeError(f"expected [dtype, shape], got {params!r}")
 
 
-_TENSOR, _ARRAY, _LIST = TensorKind(), ArrayKind(), ListKind()
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (_TENSOR, _ARRAY, _LIST)}
+_TENSOR, _ARRAY, _LIST, _HANDLE = TensorKind(), ArrayKind(), ListKind(), HandleKind()
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (_TENSOR, _ARRAY, _LIST, _HANDLE)}
 
 
 @dataclass(frozen=True)
@@ -247,6 +269,8 @@ def kind_of(column: Any) -> Kind:
             return _ARRAY
         case list():
             return _LIST
+        case RowHandle():
+            return _HANDLE
     raise TypeError(f"{type(column).__name__} is not a kind of column")
 
 

@@ -35,10 +35,41 @@ def get(ref: Any, timeout_s: float | None = None) -> Any:
     try:
         return ray.get(ref, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError as error:
-        raise TransportTimeoutError(f"object {ref.hex()} did not arrive within {timeout_s} s") from error
+        raise TransportTimeoutError(f"{_names(ref)} did not arrive within {timeout_s} s") from error
     except ray.exceptions.ObjectLostError as error:
-        message = f"object {ref.hex()} is lost: the process that published it died or its node is gone"
-        raise ShardLostError(message, shard_id=ref.hex()) from error
+        message = f"{_names(ref)} lost: the process that put it died, or its node is gone"
+        raise ShardLostError(message) from error
+    except ray.exceptions.RayActorError as error:
+        raise ShardLostError(f"the actor asked is dead or cannot be reached: {error}") from error
+
+
+def current_node_id() -> str:
+    """Id of the node that this process is on."""
+    node_id: str = ray_module().get_runtime_context().get_node_id()
+    return node_id
+
+
+def alive_node_ids() -> list[str]:
+    """Ids of all nodes that are alive."""
+    return sorted(node["NodeID"] for node in ray_module().nodes() if node["Alive"])
+
+
+def start_on_node(cls: type, node_id: str) -> Any:
+    """An actor of `cls` on one node, which takes no resources and is restarted (empty) if it dies."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    actor = ray_module().remote(cls)
+    return actor.options(num_cpus=0, scheduling_strategy=strategy, max_restarts=-1).remote()
+
+
+def kill(actor: Any) -> None:
+    """End an actor for good."""
+    ray_module().kill(actor)
+
+
+def _names(ref: Any) -> str:
+    return f"one of {len(ref)} objects" if isinstance(ref, list) else f"object {ref.hex()}"
 
 
 class RayByteStore:

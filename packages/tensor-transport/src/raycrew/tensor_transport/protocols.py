@@ -5,6 +5,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from raycrew.tensor_transport._shards import Rows, ShardRead, StoreStats, TensorShardInfo
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -55,4 +58,77 @@ class ByteStore(Protocol):
 
     def release(self, ticket: Any) -> None:
         """Give the bytes up; idempotent."""
+        ...
+
+
+@runtime_checkable
+class RowHandle(Protocol):
+    """Stands for rows that are somewhere else, as a column of a batch; never changed in place."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        ...
+
+    def take_rows(self, rows: Rows) -> "RowHandle":
+        """Some rows, by a forward slice or row numbers."""
+        ...
+
+    def join_rows(self, others: Sequence[Any]) -> "RowHandle":
+        """These rows and those of other handles, one after another."""
+        ...
+
+    def truncate_columns(self, length: int) -> "RowHandle":
+        """At most `length` columns."""
+        ...
+
+
+@runtime_checkable
+class ShardBackend(Protocol):
+    """One way to keep tensors and to read them from other processes; thread-safe.
+
+    A backend object can be pickled, and then reads in another process what this one stored.
+    """
+
+    @property
+    def scheme(self) -> str:
+        """The name that its shards carry."""
+        ...
+
+    def put(self, tensors: Sequence[torch.Tensor], *, step: int | None = None) -> list[TensorShardInfo]:
+        """Keep copies of CPU tensors, all or none; `step` is the lease that `expire` ends.
+
+        Raises:
+            TransportError: There is no room, or no store to be reached.
+        """
+        ...
+
+    def fetch(self, reads: Sequence[ShardRead], *, timeout_s: float | None = None) -> list[torch.Tensor]:
+        """The wanted parts, one request for each owner.
+
+        Raises:
+            StaleHandleError: A shard was released, or its owner restarted.
+            ShardLostError: An owner died or cannot be reached.
+            TransportTimeoutError: They did not arrive in time.
+        """
+        ...
+
+    @property
+    def gives_own_memory(self) -> bool:
+        """Whether fetched tensors may be written to; else they are shared and have to be copied first."""
+        ...
+
+    def release(self, shards: Sequence[TensorShardInfo]) -> None:
+        """Give shards up, wherever they are; those that are gone already are no error."""
+        ...
+
+    def expire(self, before_step: int) -> int:
+        """Release what was put with an earlier step; how many shards that were."""
+        ...
+
+    def stats(self) -> StoreStats:
+        """What is held."""
+        ...
+
+    def close(self) -> None:
+        """Give up what this object holds; idempotent."""
         ...

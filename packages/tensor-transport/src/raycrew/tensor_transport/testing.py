@@ -6,7 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raycrew.tensor_transport.errors import ShardLostError
+import torch
+
+from raycrew.tensor_transport._shards import (
+    ShardRead,
+    StoreStats,
+    TensorShardInfo,
+    dtype_name,
+    new_shard_id,
+)
+from raycrew.tensor_transport.backends._ledger import Ledger
+from raycrew.tensor_transport.errors import ShardLostError, StaleHandleError
 from raycrew.tensor_transport.protocols import Bytes
 
 
@@ -97,3 +107,62 @@ def _pick(workers: Mapping[int, Any], ranks: Sequence[int]) -> dict[int, Any]:
     if unknown:
         raise ValueError(f"no such ranks: {unknown}; there are {list(workers)}")
     return {rank: workers[rank] for rank in ranks}
+
+
+class InProcessBackend:
+    """A `ShardBackend` in a dictionary, which counts what is read."""
+
+    gives_own_memory = True
+
+    def __init__(self, scheme: str = "memory") -> None:
+        self.scheme = scheme
+        self.reads = self.fetches = self.rows_read = 0
+        self._held: dict[str, torch.Tensor] = {}
+        self._ledger: Ledger[str] = Ledger()
+
+    def put(self, tensors: Sequence[torch.Tensor], *, step: int | None = None) -> list[TensorShardInfo]:
+        """Keep copies."""
+        shards = []
+        for tensor in tensors:
+            shard = TensorShardInfo(
+                self.scheme, new_shard_id(), "memory", "", dtype_name(tensor.dtype), tuple(tensor.shape)
+            )
+            self._held[shard.shard_id] = tensor.detach().clone()
+            self._ledger.add(shard.shard_id, tensor.nbytes, step)
+            shards.append(shard)
+        return shards
+
+    def fetch(self, reads: Sequence[ShardRead], *, timeout_s: float | None = None) -> list[torch.Tensor]:  # noqa: ARG002
+        """Copies of the wanted parts."""
+        self.fetches += 1
+        found = []
+        for read in reads:
+            if read.shard.shard_id not in self._held:
+                message = f"shard {read.shard.shard_id} was released"
+                raise StaleHandleError(message, shard_id=read.shard.shard_id, owner="memory")
+            part = read.of(self._held[read.shard.shard_id])
+            self.reads += 1
+            self.rows_read += len(part) if part.ndim else 1
+            found.append(part.clone())
+        return found
+
+    def release(self, shards: Sequence[TensorShardInfo]) -> None:
+        """Forget shards."""
+        self._forget(self._ledger.remove([shard.shard_id for shard in shards]))
+
+    def expire(self, before_step: int) -> int:
+        """Forget what was put with an earlier step."""
+        return self._forget(self._ledger.expire(before_step))
+
+    def stats(self) -> StoreStats:
+        """What is held."""
+        return self._ledger.stats()
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._forget(self._ledger.remove(self._ledger.keys()))
+
+    def _forget(self, shard_ids: Sequence[str]) -> int:
+        for shard_id in shard_ids:
+            del self._held[shard_id]
+        return len(shard_ids)

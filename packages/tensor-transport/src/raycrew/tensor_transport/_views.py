@@ -1,0 +1,137 @@
+"""Which rows of which shards, in which order: pure arithmetic on runs of rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from raycrew.tensor_transport._indexing import Rows
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRows:
+    """The rows of one shard that a view needs, and where they go in the result.
+
+    `rows` and `positions` are slices where they are unbroken. `repeats` says, for each position, which of
+    `rows` goes there, where a row is needed more than once.
+    """
+
+    shard: int
+    rows: Rows
+    positions: Rows
+    repeats: Ints | None = None
+
+
+class RowView:
+    """A sequence of rows, kept as runs of (shard, first row, number of rows) in order.
+
+    A whole shard is one run, an arbitrary order at worst one run per row: 24 bytes each, in one array.
+    """
+
+    __slots__ = ("_ends", "_runs")
+
+    def __init__(self, runs: Ints) -> None:
+        self._runs = runs
+        self._ends = np.cumsum(runs[:, 2])
+
+    @classmethod
+    def of(cls, sizes: Sequence[int]) -> Self:
+        """All rows of shards of these sizes, one after another."""
+        table = [(shard, 0, size) for shard, size in enumerate(sizes) if size]
+        return cls(np.array(table, dtype=np.int64).reshape(-1, 3))
+
+    @property
+    def runs(self) -> Ints:
+        """(shard, first row, number of rows) of each run."""
+        return self._runs
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if self._ends.size else 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._runs,)
+
+    def take(self, rows: Rows) -> Self:
+        """Some rows, in the order of `rows` (normalised by `normalize_rows`)."""
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(len(self))
+            if step == 1:
+                return self._between(start, max(start, stop))
+            rows = np.arange(start, stop, step)
+        run = np.searchsorted(self._ends, rows, side="right")
+        into = rows - (self._ends[run] - self._runs[run, 2])
+        return type(self)(_compress(self._runs[run, 0], self._runs[run, 1] + into))
+
+    def repeat(self, times: int) -> Self:
+        """Each row `times` times in a row."""
+        return self.take(np.repeat(np.arange(len(self)), times))
+
+    def renumbered(self, table: Sequence[int] | Ints) -> Self:
+        """The same rows, of shards numbered by `table[old]`."""
+        runs = self._runs.copy()
+        runs[:, 0] = np.asarray(table, dtype=np.int64)[runs[:, 0]]
+        return type(self)(runs)
+
+    def used(self) -> tuple[list[int], Self]:
+        """The shards that are needed, in order of number, and the view renumbered to them."""
+        shards, inverse = np.unique(self._runs[:, 0], return_inverse=True)
+        runs = self._runs.copy()
+        runs[:, 0] = inverse
+        return shards.tolist(), type(self)(runs)
+
+    @classmethod
+    def concat(cls, views: Sequence[Self]) -> Self:
+        """The rows of several views, whose shards are numbered alike."""
+        return cls(np.concatenate([view.runs for view in views]))
+
+    def by_shard(self) -> list[ShardRows]:
+        """What each shard has to give; a row that is needed twice is named once."""
+        lengths = self._runs[:, 2]
+        shard = np.repeat(self._runs[:, 0], lengths)
+        row = np.arange(len(self)) + np.repeat(self._runs[:, 1] - (self._ends - lengths), lengths)
+        order = np.argsort(shard, kind="stable")
+        numbers, starts = np.unique(shard[order], return_index=True)
+        return [
+            _shard_rows(int(number), row[positions], positions)
+            for number, positions in zip(numbers, np.split(order, starts[1:]), strict=False)
+        ]
+
+    def _between(self, start: int, stop: int) -> Self:
+        if start == stop:
+            return type(self)(self._runs[:0])
+        first = int(np.searchsorted(self._ends, start, side="right"))
+        last = int(np.searchsorted(self._ends, stop, side="left"))
+        runs = self._runs[first : last + 1].copy()
+        runs[-1, 2] -= self._ends[last] - stop
+        skipped = start - (self._ends[first] - self._runs[first, 2])
+        runs[0, 1] += skipped
+        runs[0, 2] -= skipped
+        return type(self)(runs)
+
+
+def _compress(shard: Ints, row: Ints) -> Ints:
+    """Runs from (shard, row) pairs."""
+    if not len(row):
+        return np.empty((0, 3), dtype=np.int64)
+    breaks = np.flatnonzero((np.diff(shard) != 0) | (np.diff(row) != 1)) + 1
+    starts = np.concatenate([[0], breaks])
+    lengths = np.diff(np.concatenate([starts, [len(row)]]))
+    return np.stack([shard[starts], row[starts], lengths], axis=1)
+
+
+def _shard_rows(shard: int, rows: Ints, positions: Ints) -> ShardRows:
+    unique, inverse = np.unique(rows, return_inverse=True)
+    where = _as_slice(positions)
+    if len(unique) < len(rows):
+        return ShardRows(shard, _as_slice(unique), where, inverse)
+    return ShardRows(shard, _as_slice(rows), where)
+
+
+def _as_slice(rows: Ints) -> Rows:
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and bool((np.diff(rows) == 1).all()):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows

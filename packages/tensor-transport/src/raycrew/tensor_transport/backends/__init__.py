@@ -1,0 +1,1 @@
+"""Ways to keep tensors, one module each."""

@@ -1,0 +1,277 @@
+"""`RTensor`: a tensor that is somewhere else, and can be sliced, joined and reordered as it is."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+
+from raycrew.tensor_transport._bytes import parse_torch_dtype
+from raycrew.tensor_transport._indexing import (
+    RowIndex,
+    Rows,
+    check_permutation,
+    even_bounds,
+    normalize_rows,
+)
+from raycrew.tensor_transport._shards import TensorShardInfo, dtype_name
+from raycrew.tensor_transport._views import RowView
+
+
+class RTensor:
+    """A handle on rows of one or several shards, with the shape and dtype of the tensor they make.
+
+    Slicing, selecting, reordering, repeating, splitting and joining make new handles and touch no data. Rows
+    lie along the first dimension, columns along the second.
+
+    Args:
+        shard: The shard whose rows this handle names, all of them in order; or several, one after another.
+        data: A meta tensor of the same shape and dtype, for those who have one already; only checked.
+
+    Raises:
+        ValueError: The shards differ in dtype or row shape, or `data` from them.
+    """
+
+    __slots__ = ("_columns", "_shards", "_view")
+
+    def __init__(
+        self, shard: TensorShardInfo | Sequence[TensorShardInfo], data: torch.Tensor | None = None
+    ) -> None:
+        shards = (shard,) if isinstance(shard, TensorShardInfo) else tuple(shard)
+        self._fill(shards, RowView.of([s.rows for s in shards]), _common_columns(shards))
+        if data is not None and (tuple(data.shape) != self.shape or data.dtype != self.dtype):
+            raise ValueError(
+                f"data is {dtype_name(data.dtype)}{list(data.shape)}, "
+                f"the shards make {dtype_name(self.dtype)}{list(self.shape)}"
+            )
+
+    def _fill(self, shards: tuple[TensorShardInfo, ...], view: RowView, columns: tuple[int, int]) -> None:
+        self._shards, self._view, self._columns = shards, view, columns
+
+    def _with(self, view: RowView, columns: tuple[int, int] | None = None) -> Self:
+        """The same tensor with other rows or columns; shards without a row are dropped."""
+        twin = object.__new__(type(self))
+        needed, used = view.used() if len(view) else ([0], view)
+        twin._fill(tuple(self._shards[i] for i in needed), used, columns or self._columns)
+        return twin
+
+    @property
+    def shards(self) -> tuple[TensorShardInfo, ...]:
+        """The shards that hold the rows."""
+        return self._shards
+
+    @property
+    def shard(self) -> TensorShardInfo:
+        """The one shard that holds the rows.
+
+        Raises:
+            ValueError: There are several.
+        """
+        if len(self._shards) != 1:
+            raise ValueError(f"this handle has {len(self._shards)} shards; see .shards")
+        return self._shards[0]
+
+    @property
+    def view(self) -> RowView:
+        """Which rows of which shard, in order."""
+        return self._view
+
+    @property
+    def columns_range(self) -> tuple[int, int]:
+        """First and one past the last column, in the numbering of the stored tensor."""
+        return self._columns
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the tensor that `localize` gives."""
+        stored = self._shards[0].shape
+        if not stored:
+            return torch.Size(())
+        if len(stored) == 1:
+            return torch.Size((len(self._view),))
+        return torch.Size((len(self._view), self._columns[1] - self._columns[0], *stored[2:]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the tensor that `localize` gives."""
+        return parse_torch_dtype(self._shards[0].dtype)
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self._shards[0].shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor that `localize` gives."""
+        return self.shape.numel() * self.dtype.itemsize
+
+    @property
+    def data(self) -> torch.Tensor:
+        """A meta tensor: shape and dtype, no data."""
+        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is one whole shard, as stored."""
+        only = self._shards[0]
+        return (
+            len(self._shards) == 1
+            and self._view.runs.tolist() in ([[0, 0, only.rows]], [])
+            and len(self._view) == only.rows
+            and self._columns == only.columns
+        )
+
+    def __len__(self) -> int:
+        if not self.ndim:
+            raise TypeError("a handle on a tensor without dimensions has no length")
+        return len(self._view)
+
+    def __repr__(self) -> str:
+        schemes = ", ".join(sorted({shard.scheme for shard in self._shards}))
+        return f"RTensor({dtype_name(self.dtype)}{list(self.shape)}, {len(self._shards)} shards: {schemes})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self._shards, self._view, self._columns)
+
+    def __getitem__(self, index: Any) -> Self:
+        """Rows by slice, list, tensor or mask; columns by a second slice: `h[rows]`, `h[rows, a:b]`."""
+        if not isinstance(index, tuple):
+            return self.select(index)
+        if len(index) != 2 or not isinstance(index[1], slice) or index[1].step not in (None, 1):
+            raise TypeError(f"a handle takes [rows] or [rows, a:b], got [{', '.join(map(repr, index))}]")
+        rows, columns = index
+        start, stop, _ = columns.indices(self._columns[1] - self._columns[0] if self.ndim > 1 else 0)
+        return self.columns(start, max(start, stop)).select(rows)
+
+    def slice(self, start: int, end: int) -> Self:
+        """The rows from `start` up to `end`.
+
+        Raises:
+            IndexError: They are not all there.
+        """
+        if not 0 <= start <= end <= len(self):
+            raise IndexError(f"rows {start}..{end} are not within the {len(self)} rows of the handle")
+        return self._with(self._view.take(slice(start, end)))
+
+    def select(self, rows: RowIndex) -> Self:
+        """The rows that an index names, in its order.
+
+        Raises:
+            IndexError: A row does not exist.
+            TypeError: It is no row index.
+        """
+        return self.take_rows(normalize_rows(rows, len(self)))
+
+    def take_rows(self, rows: Rows) -> Self:
+        """The rows of a normalised index."""
+        return self._with(self._view.take(rows))
+
+    def reorder(self, order: RowIndex) -> Self:
+        """All rows in another order: row `order[i]` comes as the i-th.
+
+        Raises:
+            ValueError: `order` is not a permutation.
+        """
+        return self.take_rows(check_permutation(order, len(self)))
+
+    def repeat(self, times: int) -> Self:
+        """Each row `times` times in a row."""
+        if times < 1:
+            raise ValueError(f"rows are repeated at least once, got times={times}")
+        return self._with(self._view.repeat(times))
+
+    def split(self, parts: int | Sequence[int]) -> list[Self]:
+        """Runs of rows: so many of even size (they differ by at most one), or of the given sizes.
+
+        Raises:
+            ValueError: The sizes do not add up to the number of rows.
+        """
+        if isinstance(parts, int):
+            return [self.slice(start, stop) for start, stop in even_bounds(len(self), parts)]
+        if sum(parts) != len(self) or any(size < 0 for size in parts):
+            raise ValueError(f"sizes {list(parts)} do not add up to {len(self)} rows")
+        ends = list(itertools.accumulate(parts, initial=0))
+        return [self.slice(start, stop) for start, stop in itertools.pairwise(ends)]
+
+    def columns(self, start: int, end: int) -> Self:
+        """The columns from `start` up to `end` of every row.
+
+        Raises:
+            IndexError: They are not all there.
+        """
+        width = self._columns[1] - self._columns[0]
+        if self.ndim < 2 or not 0 <= start <= end <= width:
+            raise IndexError(f"columns {start}..{end} are not within shape {list(self.shape)}")
+        return self._with(self._view, (self._columns[0] + start, self._columns[0] + end))
+
+    def truncate_columns(self, length: int) -> Self:
+        """At most `length` columns; the same handle if it has none."""
+        return self.columns(0, min(length, self.shape[1])) if self.ndim > 1 else self
+
+    def join_rows(self, others: Sequence["RTensor"]) -> "RTensor":
+        """The rows of this handle and of others, one after another."""
+        return RTensor.concat([self, *others])
+
+    def padded(self) -> Self:
+        """With the padding columns that were trimmed when it was stored."""
+        if self.ndim < 2 or all(shard.width is None for shard in self._shards):
+            return self
+        return self._with(self._view, (0, max(shard.full_width for shard in self._shards)))
+
+    @classmethod
+    def concat(cls, handles: Sequence["RTensor"]) -> "RTensor":
+        """The rows of several handles, one after another.
+
+        Handles whose padding was trimmed may differ in width: the result has the columns of all of them.
+
+        Raises:
+            ValueError: There is none, or dtypes, row shapes or columns differ.
+        """
+        if not handles:
+            raise ValueError("there is no handle to join")
+        numbers: dict[str, int] = {}
+        shards: list[TensorShardInfo] = []
+        views = []
+        for handle in handles:
+            for shard in handle.shards:
+                if numbers.setdefault(shard.shard_id, len(shards)) == len(shards):
+                    shards.append(shard)
+            views.append(handle.view.renumbered([numbers[shard.shard_id] for shard in handle.shards]))
+        columns = {handle.columns_range for handle in handles}
+        _check_alike(shards)
+        if len(columns) > 1 and any(shard.width is None for shard in shards):
+            raise ValueError(f"handles of columns {sorted(columns)} do not join; nothing is padded silently")
+        joined = object.__new__(cls)
+        window = (min(start for start, _ in columns), max(end for _, end in columns))
+        joined._fill(tuple(shards), RowView.concat(views), window)
+        return joined
+
+
+def _rebuild(shards: tuple[TensorShardInfo, ...], view: RowView, columns: tuple[int, int]) -> RTensor:
+    handle = object.__new__(RTensor)
+    handle._fill(shards, view, columns)
+    return handle
+
+
+def _common_columns(shards: Sequence[TensorShardInfo]) -> tuple[int, int]:
+    """The columns of all shards: equal ones, unless padding was trimmed."""
+    if not shards:
+        raise ValueError("a handle has at least one shard")
+    _check_alike(shards)
+    columns = {shard.columns for shard in shards}
+    if len(columns) > 1 and any(shard.width is None for shard in shards):
+        raise ValueError(f"shards of columns {sorted(columns)} do not make one tensor")
+    return min(start for start, _ in columns), max(end for _, end in columns)
+
+
+def _check_alike(shards: Sequence[TensorShardInfo]) -> None:
+    first = shards[0]
+    for other in shards[1:]:
+        rank = len(first.shape)
+        if other.dtype != first.dtype or len(other.shape) != rank or other.shape[2:] != first.shape[2:]:
+            raise ValueError(
+                f"a shard of {other.dtype}{list(other.shape)} does not join {first.dtype}{list(first.shape)}"
+            )
+    if len(shards) > 1 and not first.shape:
+        raise ValueError("tensors without dimensions have no rows to join")
