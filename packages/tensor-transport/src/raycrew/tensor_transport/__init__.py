@@ -32,6 +32,7 @@ from raycrew.tensor_transport.errors import (
     UnsupportedTensorError,
     WeightUpdateError,
 )
+from raycrew.tensor_transport.packing import Packing, balance, pack
 from raycrew.tensor_transport.protocols import ByteStore, PeerGroup, PeerResults, ShardBackend
 from raycrew.tensor_transport.rtensor import RTensor
 from raycrew.tensor_transport.weights import (
@@ -55,6 +56,7 @@ __all__ = [
     "InlineBackend",
     "ManifestMismatchError",
     "ObjectStoreBackend",
+    "Packing",
     "PeerGroup",
     "PeerResults",
     "RTensor",
