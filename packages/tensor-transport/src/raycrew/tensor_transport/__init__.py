@@ -1,6 +1,9 @@
 """Batches, tensor handles and weight updates."""
 
+from raycrew.tensor_transport._arguments import TensorArguments
 from raycrew.tensor_transport._cache import CacheStats
+from raycrew.tensor_transport._packed import PackedTensor
+from raycrew.tensor_transport._ragged import RaggedTensor
 from raycrew.tensor_transport._registry import ShardRegistry
 from raycrew.tensor_transport._shards import ShardRead, StoreStats, TensorShardInfo
 from raycrew.tensor_transport._walk import (
@@ -56,10 +59,12 @@ __all__ = [
     "InlineBackend",
     "ManifestMismatchError",
     "ObjectStoreBackend",
+    "PackedTensor",
     "Packing",
     "PeerGroup",
     "PeerResults",
     "RTensor",
+    "RaggedTensor",
     "RayRefBackend",
     "ShardBackend",
     "ShardError",
@@ -71,6 +76,7 @@ __all__ = [
     "StaleHandleError",
     "StaleVersionError",
     "StoreStats",
+    "TensorArguments",
     "TensorShardInfo",
     "TransportClosedError",
     "TransportError",
@@ -82,11 +88,13 @@ __all__ = [
     "WeightSyncReport",
     "WeightUpdate",
     "WeightUpdateError",
+    "balance",
     "clear_node",
     "collect_shards",
     "flatten_shard_ids",
     "gather_weights",
     "localize",
+    "pack",
     "release",
     "remotize",
     "sync_weights",

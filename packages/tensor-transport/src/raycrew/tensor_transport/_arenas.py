@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .errors import DecodeError
-from .protocols import Bytes
+from raycrew.tensor_transport.errors import DecodeError
+from raycrew.tensor_transport.protocols import Bytes
 
 ALIGNMENT = 64
 LARGE_BYTES = 256 * 1024

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .errors import DecodeError, UnsupportedTensorError
-from .protocols import Bytes
+from raycrew.tensor_transport.errors import DecodeError, UnsupportedTensorError
+from raycrew.tensor_transport.protocols import Bytes
 
 _DTYPE_NAMES = (
     "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 bfloat16 float16 float32 float64 complex32 "

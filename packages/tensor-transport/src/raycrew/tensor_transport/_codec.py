@@ -16,10 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from ._arenas import Slot, arrange, locate
-from ._bytes import check_tensor, parse_torch_dtype, tensor_bytes, tensor_from, tensor_over
-from .errors import DecodeError, SourceChangedError, UnsupportedTensorError
-from .protocols import Bytes
+from raycrew.tensor_transport._arenas import Slot, arrange, locate
+from raycrew.tensor_transport._bytes import (
+    check_tensor,
+    parse_torch_dtype,
+    tensor_bytes,
+    tensor_from,
+    tensor_over,
+)
+from raycrew.tensor_transport.errors import DecodeError, SourceChangedError, UnsupportedTensorError
+from raycrew.tensor_transport.protocols import Bytes
 
 _MAGIC = b"rct1"
 _PREFIX = struct.Struct("<4sQ")
@@ -70,9 +76,7 @@ def encode(value: object, *, borrow: bool = False) -> Encoded:
         UnsupportedTensorError: A tensor has no plain bytes, or can't be watched for writes (`borrow`).
     """
     sources: list[torch.Tensor] = []
-    pickled, runs = dump(value, sources.append)
-    slots, buffers = arrange(runs)
-    header = _PREFIX.pack(_MAGIC, len(slots)) + np.array(slots, _SLOT).tobytes() + pickled
+    header, buffers = _lay_out(value, sources.append)
     if borrow:
         return Encoded(header, buffers, [(tensor, _version(tensor)) for tensor in sources])
     return Encoded(header, [buffer if buffer.base is None else buffer.copy() for buffer in buffers])
@@ -122,6 +126,12 @@ def load(pickled: bytes | memoryview, runs: Iterable[Bytes]) -> Any:
         raise DecodeError(f"damaged pickle: {error}") from error
 
 
+def reduce_through(rebuild: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
+    """What `__reduce_ex__` returns to travel as few out-of-band buffers and be rebuilt from `arguments`."""
+    header, buffers = _lay_out(arguments)
+    return _rebuild, (rebuild, header, *buffers)
+
+
 def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor from an out-of-band buffer: in place where the buffer is writable, else a copy of it."""
     data = np.frombuffer(buffer, np.uint8)
@@ -141,6 +151,18 @@ def check_size(data: Bytes, itemsize: int, shape: Sequence[int]) -> None:
         raise DecodeError(
             f"shape {tuple(shape)} of {itemsize}-byte elements needs {expected} bytes, got {data.nbytes}"
         )
+
+
+def _lay_out(
+    value: object, on_tensor: Callable[[torch.Tensor], Any] | None = None
+) -> tuple[bytes, list[Bytes]]:
+    pickled, runs = dump(value, on_tensor)
+    slots, buffers = arrange(runs)
+    return _PREFIX.pack(_MAGIC, len(slots)) + np.array(slots, _SLOT).tobytes() + pickled, buffers
+
+
+def _rebuild(rebuild: Callable[..., Any], header: bytes, *buffers: Bytes) -> Any:
+    return rebuild(*decode(header, buffers))
 
 
 class _TensorReducer:

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ._arenas import Slot, arrange, locate
-from ._codec import Encoded, dump, load
-from ._columns import KINDS, Kind, Received, bare, kind_of, row_count
-from .errors import DecodeError
-from .protocols import Bytes
+from raycrew.tensor_transport._arenas import Slot, arrange, locate
+from raycrew.tensor_transport._codec import Encoded, dump, load
+from raycrew.tensor_transport._columns import KINDS, Received, bare, kind_of, row_count
+from raycrew.tensor_transport._kinds import Kind
+from raycrew.tensor_transport.errors import DecodeError
+from raycrew.tensor_transport.protocols import Bytes
 
 _FORMAT = "raycrew.columns/1"
 

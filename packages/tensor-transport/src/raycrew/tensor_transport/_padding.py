@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from .errors import BatchSchemaError
+from raycrew.tensor_transport.errors import BatchSchemaError
 
 Number: TypeAlias = int | float | bool
 PadSide: TypeAlias = Literal["left", "right"]

@@ -7,13 +7,20 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 import torch
 
-from ._codec import Encoded
-from ._columns import Padding, Received, bare, kind_of, row_count, transform
-from ._frame import decode_columns, encode_columns
-from ._indexing import RowIndex, check_permutation, even_bounds, inverse_permutation, normalize_rows
-from ._padding import Number, PadSide, check_pad_side
-from .errors import BatchSchemaError
-from .protocols import Bytes
+from raycrew.tensor_transport._codec import Encoded
+from raycrew.tensor_transport._columns import Received, bare, kind_of, row_count, transform
+from raycrew.tensor_transport._frame import decode_columns, encode_columns
+from raycrew.tensor_transport._indexing import (
+    RowIndex,
+    check_permutation,
+    even_bounds,
+    inverse_permutation,
+    normalize_rows,
+)
+from raycrew.tensor_transport._kinds import Padding
+from raycrew.tensor_transport._padding import Number, PadSide, check_pad_side
+from raycrew.tensor_transport.errors import BatchSchemaError
+from raycrew.tensor_transport.protocols import Bytes
 
 DictT = TypeVar("DictT", bound=Mapping[str, Any])
 
