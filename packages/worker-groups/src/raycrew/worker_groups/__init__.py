@@ -1,5 +1,21 @@
-"""Worker groups on Ray."""
+"""Worker groups on Ray: one actor per rank, called as a unit."""
 
+from raycrew.worker_groups._futures import MultiWorkerFuture
+from raycrew.worker_groups._group import RayWorkerGroup
+from raycrew.worker_groups._ranks import RankInfo
+from raycrew.worker_groups._report import StartupReport
+from raycrew.worker_groups._shell import CommunicationOptions, CurrentWorker, current_worker
+from raycrew.worker_groups._start import RayWorkerBuilder
+from raycrew.worker_groups.errors import (
+    EnvironmentProviderError,
+    ResultTimeoutError,
+    UnknownMethodError,
+    WorkerFailureError,
+    WorkerFailuresError,
+    WorkerGroupClosedError,
+    WorkerGroupError,
+    WorkerStartTimeoutError,
+)
 from raycrew.worker_groups.fan_out import (
     FanOutError,
     FunctionLoadError,
@@ -11,15 +27,38 @@ from raycrew.worker_groups.fan_out import (
     fan_out,
     fan_out_as_completed,
 )
+from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider, NodeRunner, Shardable
+from raycrew.worker_groups.sharding import NamedSharding
 
 __all__ = [
+    "ArgumentTransport",
+    "CommunicationOptions",
+    "CurrentWorker",
+    "EnvironmentProvider",
+    "EnvironmentProviderError",
     "FanOutError",
     "FunctionLoadError",
     "ItemCrashedError",
     "ItemError",
     "ItemOutcome",
     "ItemTimeoutError",
+    "MultiWorkerFuture",
+    "NamedSharding",
+    "NodeRunner",
+    "RankInfo",
+    "RayWorkerBuilder",
+    "RayWorkerGroup",
+    "ResultTimeoutError",
+    "Shardable",
+    "StartupReport",
+    "UnknownMethodError",
+    "WorkerFailureError",
+    "WorkerFailuresError",
+    "WorkerGroupClosedError",
+    "WorkerGroupError",
+    "WorkerStartTimeoutError",
     "close_fan_out",
+    "current_worker",
     "fan_out",
     "fan_out_as_completed",
 ]

@@ -1,62 +1,76 @@
 """Unusual or version-dependent Ray calls, one function each."""
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import ray
 from ray.actor import ActorClass, ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
 
 def unwrap_actor_class(worker: Any) -> tuple[Any, dict[str, Any]]:
     """The plain class behind a `@ray.remote` class, and the options it was decorated with."""
     if not isinstance(worker, ActorClass):
         return worker, {}
-    modified = worker.__ray_metadata__.modified_class
+    modified = worker.__ray_metadata__.modified_class  # type: ignore[attr-defined]
     options = {k: v for k, v in getattr(worker, "_default_options", {}).items() if v is not None}
     return modified.__ray_actor_class__, options
 
 
 def own_node() -> tuple[str, str]:
     """Ray node id and address of the node that this process runs on."""
-    return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+    return ray.get_runtime_context().get_node_id(), str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def assigned_accelerators() -> dict[str, list[str]]:
     """The accelerator ids that Ray assigned to this process, by resource name."""
-    return cast("dict[str, list[str]]", ray.get_runtime_context().get_accelerator_ids())
+    return ray.get_runtime_context().get_accelerator_ids()
 
 
 def run_on_node(
-    fn: Callable[..., Any], args: Sequence[Any], *, node_id: str | None, runtime_env: Mapping[str, Any] | None = None
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    node_id: str | None,
+    runtime_env: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Start `fn(*args)` as a task that takes no resources; returns its ObjectRef."""
-    options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0}
+    """Start `fn(*args)` as a task without resources, in a process that ends after it; gives its ObjectRef."""
+    options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "max_calls": 1}
     if node_id is not None:
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=False)
     if runtime_env:
         options["runtime_env"] = dict(runtime_env)
-    return ray.remote(fn).options(**options).remote(*args)
+    return ray.remote(**options)(fn).remote(*args)
 
 
 def is_alive_node(node_id: str) -> bool:
     """Whether Ray counts a node as alive."""
-    return any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())
+    return any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
 
 
 def cause_of(error: BaseException) -> tuple[BaseException, str, int | None]:
     """The worker's own exception, its traceback as text, and its process id, where Ray tells them."""
     if isinstance(error, RayTaskError):
+        # The raised object is of both classes; unknown attributes are its cause's, the text is Ray's.
         cause = error.cause if isinstance(error.cause, BaseException) else error
-        return cause, error.traceback_str, error.pid
-    return error, "", getattr(error, "pid", None)
+        return cause, _COLOURS.sub("", str(error)), vars(error).get("pid")
+    return error, "", vars(error).get("pid")
 
 
 def is_death(error: BaseException) -> bool:
     """Whether an error says that the actor's process is gone or can't be reached."""
     return isinstance(error, RayActorError)
+
+
+def request_exit(handles: Sequence[ActorHandle[Any]]) -> None:
+    """Ask actors to end after what they are doing, with their exit handlers."""
+    for handle in handles:
+        handle.__ray_terminate__.remote()
 
 
 def end_actors(handles: Sequence[ActorHandle[Any]]) -> None:
@@ -70,7 +84,9 @@ def await_end(handles: Sequence[ActorHandle[Any]], timeout_s: float) -> list[int
     deadline = time.monotonic() + timeout_s
     living = dict(enumerate(handles))
     while living:
-        refs = {handle.__ray_ready__.remote(): position for position, handle in living.items()}
+        refs: dict[Any, int] = {
+            handle.__ray_ready__.remote(): position for position, handle in living.items()
+        }
         for ref, position in refs.items():
             try:
                 ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))
@@ -90,10 +106,12 @@ def node_cpus() -> dict[str, tuple[float, float]]:
     """Free and total CPUs of every living node, by node id."""
     from ray.autoscaler.v2.sdk import get_cluster_status
 
+    # What is free altogether is known at once, where it is free up to a second later.
+    none_free = ray.available_resources().get("CPU", 0.0) < 1
     status = get_cluster_status(ray.get_runtime_context().gcs_address)
     found = {}
     for node in [*status.active_nodes, *status.idle_nodes]:
         if node.node_id is not None:
             free, total = node.available_resources().get("CPU", 0.0), node.total_resources().get("CPU", 0.0)
-            found[node.node_id] = (free, total)
+            found[node.node_id] = (0.0 if none_free else free, total)
     return found

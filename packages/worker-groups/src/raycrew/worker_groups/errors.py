@@ -57,11 +57,12 @@ class WorkerFailureError(WorkerGroupError):
         traceback: Remote traceback as text.
         log_tail: Last lines of the worker's log.
         pending: Ranks that had not answered when this was raised.
+        details: The same attributes by name, as far as they are known.
     """
 
     def __init__(self, message: str, **details: Any) -> None:
         self.message = message
-        self._details = details
+        self.details = details
         self.rank: int | None = details.get("rank")
         self.group_name: str = details.get("group_name", "")
         self.method: str = details.get("method", "")
@@ -88,7 +89,7 @@ class WorkerFailureError(WorkerGroupError):
         return "\n".join(parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self._details)
+        return _rebuild, (type(self), self.message, self.details)
 
 
 class WorkerStartTimeoutError(WorkerFailureError, TimeoutError):
@@ -108,7 +109,7 @@ class WorkerFailuresError(WorkerFailureError, ExceptionGroup[WorkerFailureError]
         return ExceptionGroup.__new__(cls, message, failures)
 
     def __init__(self, message: str, failures: Sequence[WorkerFailureError], **details: Any) -> None:
-        super().__init__(message, **{**failures[0]._details, **details})
+        super().__init__(message, **{**failures[0].details, **details})
 
     def derive(self, failures: Sequence[WorkerFailureError]) -> "WorkerFailuresError":  # type: ignore[override]
         """The same error with some of its parts, as `except*` needs it."""

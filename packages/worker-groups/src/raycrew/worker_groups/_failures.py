@@ -1,0 +1,140 @@
+"""From what Ray raises to an error that says which worker failed where."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from raycrew.worker_groups._ranks import RankInfo, WorkerFacts
+from raycrew.worker_groups._ray_compat import cause_of, is_alive_node, is_death, run_on_node
+from raycrew.worker_groups.errors import WorkerFailureError, WorkerStartTimeoutError
+
+_TAIL_BYTES = 8192
+_TAIL_LINES = 20
+_TAIL_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """What an error can say about where a worker is.
+
+    Attributes:
+        group_name: Name of its group.
+        info: Its rank's information, once it has one.
+        facts: What its process said, once it did.
+        bundle_index: The bundle that it was meant for.
+        seat: The same in words, for a worker without a rank.
+    """
+
+    group_name: str
+    info: RankInfo | None = None
+    facts: WorkerFacts | None = None
+    bundle_index: int | None = None
+    seat: str = ""
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """As attributes of `WorkerFailureError`."""
+        facts, info = self.facts, self.info
+        return {
+            "group_name": self.group_name,
+            "rank": info.rank if info else None,
+            "bundle_index": info.bundle_index if info else self.bundle_index,
+            "node_id": facts.node_id if facts else None,
+            "node_address": facts.node_address if facts else None,
+            "device_index": facts.device_index if facts else None,
+            "pid": facts.pid if facts else None,
+        }
+
+    def __str__(self) -> str:
+        who = f"rank {self.info.rank}" if self.info else self.seat
+        parts = [f"{who} of {self.group_name!r}"]
+        if self.details["bundle_index"] is not None:
+            parts.append(f"bundle {self.details['bundle_index']}")
+        if self.facts:
+            parts.append(f"node {self.facts.node_id[:8]} at {self.facts.node_address}")
+            parts.append(f"pid {self.facts.pid}")
+            if self.facts.device_index is not None:
+                parts.append(f"{self.facts.device_kind} device {self.facts.device_index}")
+        return ", ".join(parts)
+
+
+def failure(
+    where: Whereabouts,
+    error: BaseException,
+    method: str,
+    *,
+    elapsed_s: float | None = None,
+    pending: Sequence[int] = (),
+    log_tail: str = "",
+) -> WorkerFailureError:
+    """The error of one worker whose call failed."""
+    cause, traceback, pid = cause_of(error)
+    died = is_death(error)
+    what = f"died during {method}" if died else f"{method} raised {type(cause).__name__}: {cause}"
+    after = "" if elapsed_s is None else f" after {elapsed_s:.1f} s"
+    text = f"{where}: {what}{after}"
+    if died:
+        text += f"\n{str(cause).strip()}"
+    if pending:
+        text += f"\nnot done yet when this was raised: ranks {list(pending)}"
+    known = {k: v for k, v in where.details.items() if v is not None}
+    return WorkerFailureError(
+        text,
+        **{
+            "pid": pid,
+            **known,
+            "method": method,
+            "elapsed_s": elapsed_s,
+            "cause": cause,
+            "traceback": traceback,
+            "log_tail": log_tail,
+            "pending": pending,
+        },
+    )
+
+
+def start_timeout(
+    where: Whereabouts, stage: str, others: Sequence[str], timeout_s: float, log_tail: str = ""
+) -> WorkerStartTimeoutError:
+    """The error of a group whose start-up took too long, told by its first worker that was not done."""
+    text = f"{where}: {stage} within the {timeout_s:g} s of init_timeout_s"
+    if others:
+        text += f"; neither had {len(others)} more: {', '.join(others[:8])}"
+    return WorkerStartTimeoutError(
+        text, **where.details, method="__init__", elapsed_s=timeout_s, log_tail=log_tail
+    )
+
+
+def log_tail(facts: WorkerFacts | None) -> str:
+    """The last lines of a worker's output, read here or by a task on its node; empty if it can't be had."""
+    if facts is None or not facts.log_paths:
+        return ""
+    if all(Path(path).exists() for path in facts.log_paths):
+        return read_tail(facts.log_paths)
+    try:
+        if not is_alive_node(facts.node_id):
+            return ""
+        return str(
+            ray.get(run_on_node(read_tail, [facts.log_paths], node_id=facts.node_id), timeout=_TAIL_TIMEOUT_S)
+        )
+    except (RayError, GetTimeoutError):
+        return ""
+
+
+def read_tail(paths: Sequence[str]) -> str:
+    """The last lines of some files, one after the other."""
+    lines: list[str] = []
+    for path in paths:
+        try:
+            with Path(path).open("rb") as log:
+                log.seek(0, 2)
+                log.seek(max(0, log.tell() - _TAIL_BYTES))
+                text = log.read().decode(errors="replace")
+        except OSError:
+            continue
+        lines += [line for line in text.splitlines() if line and not line.startswith(":")][-_TAIL_LINES:]
+    return "\n".join(lines)

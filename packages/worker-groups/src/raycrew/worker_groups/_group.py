@@ -1,0 +1,544 @@
+"""A group of workers, one actor per rank, called as a unit."""
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
+
+import ray
+from ray.exceptions import RayError
+from rich.console import Console
+from rich.table import Table
+
+from raycrew.cluster_core import Bundle, Cluster, Placement
+from raycrew.worker_groups._dispatch import (
+    Dispatch,
+    GroupShape,
+    OnlyOn,
+    dispatch_multiple,
+    dispatch_sharded,
+    dispatch_single,
+)
+from raycrew.worker_groups._failures import Whereabouts
+from raycrew.worker_groups._futures import MultiWorkerFuture
+from raycrew.worker_groups._options import pick_secrets
+from raycrew.worker_groups._plugins import transport_of
+from raycrew.worker_groups._ranks import RankInfo, TiedBundles, plan_seats
+from raycrew.worker_groups._ray_compat import await_end, end_actors, request_exit
+from raycrew.worker_groups._report import StartupReport
+from raycrew.worker_groups._shell import CommunicationOptions, Gathered
+from raycrew.worker_groups._sizes import SharedStore
+from raycrew.worker_groups._start import (
+    GroupSpec,
+    Handle,
+    RayWorkerBuilder,
+    Started,
+    start_group,
+    worker_aliases,
+)
+from raycrew.worker_groups._typed import Callee
+from raycrew.worker_groups._waiting import deadline_after, left
+from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
+from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
+from raycrew.worker_groups.sharding import NamedSharding
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_KILL_TIMEOUT_S = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+class RayWorkerGroup:
+    """One actor per rank on the bundles of a cluster.
+
+    When the constructor returns, `__init__` has returned on every rank. On any failure no actor is left and
+    the bundles are free again.
+
+    Args:
+        cluster: Where to place workers; a `RayVirtualCluster`, say.
+        worker: A class, a `@ray.remote` class, a fully qualified name, or a `RayWorkerBuilder`.
+        workers_per_node: Workers on each node, or one number per node; None for one worker per bundle.
+        name_prefix: Name of the group; by default the worker class's.
+        bundle_indices_list: Tied groups in rank order: `(node, [indices on it])`, or `[indices]` of them all.
+        sharding_annotations: Named axes over the ranks.
+        env_vars: Variables set in each worker before its class is imported.
+        secrets: Names of variables of this process that workers get too, and that show up nowhere.
+        environments: Which Python workers run in: a provider, "auto" for installed ones, None for this.
+        transport: What encodes arguments on their way: a transport, "auto" for an installed one.
+        enable_gradient_compression: Passed to workers in `current_worker().communication`.
+        async_communication: Passed to workers in `current_worker().communication`.
+        init_timeout_s: Deadline of the whole start-up.
+        ports_per_worker: Ports that each worker leases for itself, besides the group's rendezvous port.
+        port_range: First and last port to lease from.
+        progress: Whether to draw a progress bar; by default on a terminal.
+        **init_kwargs: Further keyword arguments of the worker's `__init__`.
+
+    Raises:
+        WorkerFailureError: A worker failed during start-up, or was late (`WorkerStartTimeoutError`).
+        ValueError: The layout doesn't fit the cluster, or a resource can't be had.
+        TypeError: Arguments don't fit `__init__`.
+        BundlesOccupiedError: Another group holds the bundles.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        worker: Any,
+        workers_per_node: int | Sequence[int] | None = None,
+        name_prefix: str = "",
+        bundle_indices_list: Sequence[TiedBundles | Sequence[int]] | None = None,
+        *,
+        sharding_annotations: NamedSharding | None = None,
+        env_vars: Mapping[str, str] | None = None,
+        secrets: Sequence[str] = (),
+        environments: EnvironmentProvider | Literal["auto"] | None = None,
+        transport: ArgumentTransport | Literal["auto"] | None = None,
+        enable_gradient_compression: bool = False,
+        async_communication: bool = False,
+        init_timeout_s: float = 1200.0,
+        ports_per_worker: int = 2,
+        port_range: tuple[int, int] | None = None,
+        progress: bool | None = None,
+        **init_kwargs: Any,
+    ) -> None:
+        builder = worker if isinstance(worker, RayWorkerBuilder) else RayWorkerBuilder(worker)
+        plan = plan_seats(cluster.bundles, workers_per_node, bundle_indices_list)
+        _check_sharding(sharding_annotations, len(plan.seats))
+        spec = GroupSpec(
+            name=name_prefix or builder.fqn.rpartition(".")[2],
+            builder=builder,
+            cluster=cluster,
+            plan=plan,
+            init_kwargs=init_kwargs,
+            env_vars=_checked_env_vars(env_vars),
+            secrets=pick_secrets(secrets, os.environ),
+            environments=environments,
+            transport=transport_of(transport),
+            communication=CommunicationOptions(enable_gradient_compression, async_communication),
+            ports_per_worker=ports_per_worker,
+            port_range=port_range,
+            init_timeout_s=init_timeout_s,
+            progress=progress,
+        )
+        self._spec = spec
+        self.cluster = cluster
+        self.sharding_annotations = sharding_annotations
+        self._closed = False
+        self._claim = cluster.claim(plan.indices, spec.name)
+        try:
+            self._started: Started = start_group(spec, self._claim)
+        except BaseException:
+            self._claim.release()
+            raise
+        rank_of = {position: rank for rank, position in enumerate(self._started.order)}
+        self._tied_groups = [[rank_of[p] for p in group] for group in plan.tied_groups]
+        if not plan.ordered:
+            self._tied_groups.sort()
+        self._shape = GroupShape(self._started.info, len(plan.seats), self._tied_groups, sharding_annotations)
+        self._places = {
+            info.rank: Whereabouts(spec.name, info, facts)
+            for info, facts in zip(self._started.ranks, self._started.facts, strict=True)
+        }
+
+    # What the group is.
+
+    @property
+    def name(self) -> str:
+        """Name of the group."""
+        return self._spec.name
+
+    @property
+    def workers(self) -> list[Handle]:
+        """Ray handles in rank order; they have the worker's methods."""
+        return list(self._started.handles)
+
+    @property
+    def ranks(self) -> list[RankInfo]:
+        """Where each rank is."""
+        return list(self._started.ranks)
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers."""
+        return len(self._started.ranks)
+
+    @property
+    def startup(self) -> StartupReport:
+        """How long the phases of the start-up took; `print_startup` shows it."""
+        return self._started.report
+
+    @property
+    def master_address(self) -> str:
+        """Address of rank 0's node."""
+        return self._started.ranks[0].master_address
+
+    @property
+    def master_port(self) -> int:
+        """Port that rank 0 has leased for the group's rendezvous."""
+        return self._started.ranks[0].master_port
+
+    @property
+    def tied_workers_groups(self) -> list[list[int]]:
+        """Ranks of each tied group, leader first; without tied groups each rank is one of its own."""
+        return [list(group) for group in self._tied_groups]
+
+    @property
+    def group_count(self) -> int:
+        """Number of tied groups."""
+        return len(self._tied_groups)
+
+    @property
+    def worker_to_tied_group_index(self) -> dict[int, int]:
+        """Tied group of each rank."""
+        return {rank: i for i, group in enumerate(self._tied_groups) for rank in group}
+
+    @property
+    def placements(self) -> list[Placement]:
+        """Which bundle each rank occupies, and how much of it."""
+        tied = self.worker_to_tied_group_index
+        placements = []
+        for info, position in zip(self._started.ranks, self._started.order, strict=True):
+            share = _share(self._claim.bundles[position], self._claim.actor_options(position))
+            group = tied[info.rank] if len(self._tied_groups[tied[info.rank]]) > 1 else None
+            placements.append(Placement(info.rank, info.bundle_index, share, group))
+        return placements
+
+    @property
+    def worker_metadata(self) -> list[dict[str, Any]]:
+        """Where each rank is, under the names that are usual in this field."""
+        tied = self.worker_to_tied_group_index
+        aliases = worker_aliases(self.name, self._spec.plan)
+        return [
+            {
+                "node_idx": self._spec.plan.seats[position].bundle.node_index,
+                "local_rank": info.local_rank,
+                "global_rank": info.rank,
+                "name": aliases[position],
+                "bundle_indices": self._spec.plan.seats[position].tied_bundles,
+                "tied_group_idx": tied[info.rank],
+            }
+            for info, position in zip(self._started.ranks, self._started.order, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return self.world_size
+
+    def __repr__(self) -> str:
+        state = "shut down" if self._closed else f"{self.world_size} workers"
+        return f"RayWorkerGroup({self.name!r}, {self._started.info.name}, {state})"
+
+    # Calls.
+
+    @overload
+    def call(
+        self, method: Callable[Concatenate[Any, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> MultiWorkerFuture[R]: ...
+
+    @overload
+    def call(
+        self, method: str, /, *args: Any, timeout: float | None = ..., **kwargs: Any
+    ) -> MultiWorkerFuture[Any]: ...
+
+    def call(self, method: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> MultiWorkerFuture[Any]:
+        """Call a method on every rank with the same arguments; see `Callee.call`."""
+        return self.on().call(method, *args, **kwargs)
+
+    def on(self, ranks: Sequence[int] | None = None, *, timeout: float | None = None) -> Callee:
+        """Some ranks (all for None), and a deadline in seconds for what is called on them."""
+        if ranks is not None:
+            self._shape.check_ranks(ranks)
+        return Callee(self._open, self._send, ranks, timeout)
+
+    def run_all_workers_single_data(
+        self,
+        method_name: str,
+        *args: Any,
+        only_on: OnlyOn = "all",
+        run_rank_0_only_axes: Sequence[str] = (),
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> MultiWorkerFuture[Any]:
+        """Call a method with the same arguments on every rank, or on those that are asked for.
+
+        Args:
+            method_name: The method.
+            *args: Its positional arguments; large ones are stored once.
+            only_on: "all" ranks; "tied_leader": the leader of each tied group; "all_tied_workers": all ranks,
+                but results of the leaders only.
+            run_rank_0_only_axes: Axes on which only coordinate 0 is called.
+            timeout: Deadline of the call in seconds.
+            **kwargs: Its keyword arguments.
+
+        Raises:
+            UnknownMethodError: The class has no such method.
+            TypeError: The arguments don't fit its signature.
+            ValueError: An axis is unknown.
+        """
+        dispatch = dispatch_single(
+            self._open(),
+            method_name,
+            args,
+            kwargs,
+            only_on=only_on,
+            run_rank_0_only_axes=run_rank_0_only_axes,
+        )
+        return self._send(dispatch, timeout)
+
+    def run_all_workers_multiple_data(
+        self,
+        method_name: str,
+        *args: Any,
+        common_kwargs: Mapping[str, Any] | None = None,
+        only_on: OnlyOn = "all",
+        run_rank_0_only_axes: Sequence[str] = (),
+        allow_partial: bool = False,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> MultiWorkerFuture[Any]:
+        """Call a method with one item of each argument per rank, or per tied group.
+
+        Args:
+            method_name: The method.
+            *args: One sequence (or shardable) per positional argument, with an item for each rank that is
+                called, or for each tied group when `only_on` is not "all".
+            common_kwargs: Keyword arguments that are the same for all.
+            only_on: See `run_all_workers_single_data`.
+            run_rank_0_only_axes: Axes on which only coordinate 0 is called.
+            allow_partial: Whether fewer items may be given, to call only as many.
+            timeout: Deadline of the call in seconds.
+            **kwargs: One sequence per keyword argument.
+
+        Raises:
+            UnknownMethodError: The class has no such method.
+            TypeError: An argument can't be split, or the items don't fit the signature.
+            ValueError: The numbers of items are wrong; nothing has been sent.
+        """
+        dispatch = dispatch_multiple(
+            self._open(),
+            method_name,
+            args,
+            kwargs,
+            common_kwargs=common_kwargs,
+            only_on=only_on,
+            run_rank_0_only_axes=run_rank_0_only_axes,
+            allow_partial=allow_partial,
+        )
+        return self._send(dispatch, timeout)
+
+    def run_all_workers_sharded_data(
+        self,
+        method_name: str,
+        *args: Any,
+        in_sharded_axes: Sequence[str] = (),
+        replicate_on_axes: Sequence[str] = (),
+        output_is_replicated: Sequence[str] = (),
+        make_dummy_calls_to_free_axes: bool = False,
+        common_kwargs: Mapping[str, Any] | None = None,
+        allow_partial: bool = False,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> MultiWorkerFuture[Any]:
+        """Call a method with arguments that are split over named axes.
+
+        Args:
+            method_name: The method.
+            *args: One nested sequence (or shardable) per positional argument: items by coordinate of the
+                first of `in_sharded_axes`, each by coordinate of the second, and so on.
+            in_sharded_axes: Axes that arguments are split over, outermost first.
+            replicate_on_axes: Axes whose ranks all get the same item, which is stored once.
+            output_is_replicated: Axes of which only coordinate 0's results are returned.
+            make_dummy_calls_to_free_axes: Axes that are named nowhere are free: only coordinate 0 is called.
+                With this the others are called too, with None for each argument.
+            common_kwargs: Keyword arguments that are the same for all.
+            allow_partial: Whether fewer items may be given, to call only as many.
+            timeout: Deadline of the call in seconds.
+            **kwargs: One nested sequence per keyword argument.
+
+        Raises:
+            UnknownMethodError: The class has no such method.
+            TypeError: An argument can't be split, or the items don't fit the signature.
+            ValueError: Axes or numbers of items are wrong; nothing has been sent.
+        """
+        dispatch = dispatch_sharded(
+            self._open(),
+            method_name,
+            args,
+            kwargs,
+            in_sharded_axes=in_sharded_axes or (),
+            replicate_on_axes=replicate_on_axes or (),
+            output_is_replicated=output_is_replicated or (),
+            make_dummy_calls_to_free_axes=make_dummy_calls_to_free_axes,
+            common_kwargs=common_kwargs,
+            allow_partial=allow_partial,
+        )
+        return self._send(dispatch, timeout)
+
+    def run_rank_zero(
+        self, method_name: str, *args: Any, timeout: float | None = None, **kwargs: Any
+    ) -> MultiWorkerFuture[Any]:
+        """Call a method on rank 0 only."""
+        return self.run_single_worker_single_data(method_name, 0, *args, timeout=timeout, **kwargs)
+
+    def run_single_worker_single_data(
+        self, method_name: str, worker_idx: int, *args: Any, timeout: float | None = None, **kwargs: Any
+    ) -> MultiWorkerFuture[Any]:
+        """Call a method on one rank only."""
+        dispatch = dispatch_single(self._open(), method_name, args, kwargs, ranks=[worker_idx])
+        return self._send(dispatch, timeout)
+
+    def get_all_worker_results(
+        self, future_bundle: MultiWorkerFuture[R], timeout: float | None = None
+    ) -> list[R]:
+        """The same as `future_bundle.get_results(timeout=timeout)`."""
+        return future_bundle.get_results(timeout=timeout)
+
+    # What people look at.
+
+    def print_worker_layout(self, console: Console | None = None) -> None:
+        """Print where each rank is."""
+        table = Table(title=repr(self))
+        for column in ("rank", "tied group", "node", "address", "local rank", "bundle", "device", "pid"):
+            table.add_column(column, justify="right")
+        tied = self.worker_to_tied_group_index
+        for info, facts in zip(self._started.ranks, self._started.facts, strict=True):
+            device = "" if info.device_index is None else f"{facts.device_kind}:{info.device_index}"
+            row = (info.rank, tied[info.rank], info.node_rank, info.node_address, info.local_rank)
+            table.add_row(*map(str, (*row, info.bundle_index, device, facts.pid)))
+        (console or Console()).print(table)
+
+    def print_startup(self, console: Console | None = None) -> None:
+        """Print how long each phase of the start-up took."""
+        (console or Console()).print(self.startup.table())
+
+    # The end.
+
+    def shutdown(self, cleanup_method: str | None = None, timeout: float = 30.0, force: bool = False) -> bool:
+        """End all workers and give their bundles back; idempotent.
+
+        Args:
+            cleanup_method: Method to call on each worker first.
+            timeout: Seconds for it, and for the workers to end by themselves; then they are killed.
+            force: Kill them at once.
+
+        Returns:
+            Whether clean-up succeeded and every worker ended by itself (or was to be killed, with `force`).
+        """
+        if self._closed:
+            return True
+        deadline = deadline_after(timeout)
+        clean = True
+        if cleanup_method is not None:
+            self._shape.method(cleanup_method)
+            clean = force or self._clean_up(cleanup_method, left(deadline))
+        self._closed = True
+        try:
+            return self._end(left(deadline) or 0.0, force) and clean
+        finally:
+            self._claim.release()
+
+    def _clean_up(self, method: str, timeout: float | None) -> bool:
+        try:
+            self.call(method, timeout=timeout).get_results()
+        except (WorkerGroupError, RayError) as error:
+            logger.warning("%s: %s before the shutdown: %s", self.name, method, error)
+            return False
+        return True
+
+    def _end(self, timeout_s: float, force: bool) -> bool:
+        handles = self._started.handles
+        if not ray.is_initialized():
+            logger.warning("%s: Ray is down already, so its workers are gone", self.name)
+            return False
+        living = list(range(len(handles)))
+        if not force:
+            request_exit(handles)
+            living = await_end(handles, timeout_s)
+        end_actors([handles[i] for i in living])
+        stubborn = await_end([handles[i] for i in living], _KILL_TIMEOUT_S)
+        if stubborn:
+            logger.warning("%s: %d killed workers are still there", self.name, len(stubborn))
+        return force or not living
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown(force=error is not None)
+
+    # How calls are sent.
+
+    def _open(self) -> GroupShape:
+        if self._closed:
+            raise WorkerGroupClosedError(f"worker group {self.name!r} was shut down")
+        return self._shape
+
+    def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
+        packer = _Packer(self._spec.transport)
+        refs = []
+        for send in dispatch.sends:
+            args, kwargs = packer.pack(send.args), packer.pack_named(send.kwargs)
+            refs.append(
+                getattr(self._started.handles[send.rank], dispatch.method.name).remote(*args, **kwargs)
+            )
+        return MultiWorkerFuture(
+            refs,
+            [send.rank for send in dispatch.sends],
+            dispatch.return_from,
+            dispatch.respect_tied_workers,
+            method=dispatch.method.name,
+            group_name=self.name,
+            places=self._places,
+            timeout=timeout,
+            is_stream="generator" in dispatch.method.kind,
+        )
+
+
+class _Packer:
+    """Makes one call's arguments ready for the wire: encoded once each, large ones stored once each."""
+
+    def __init__(self, transport: ArgumentTransport | None) -> None:
+        self._transport = transport
+        self._store = SharedStore()
+        self._packed: dict[int, Any] = {}
+
+    def pack(self, args: Sequence[Any]) -> list[Any]:
+        return [self._pack(arg) for arg in args]
+
+    def pack_named(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self._pack(value) for name, value in kwargs.items()}
+
+    def _pack(self, value: Any) -> Any:
+        if isinstance(value, MultiWorkerFuture):
+            return Gathered(tuple(value))
+        key = id(value)
+        if key not in self._packed:
+            encoded = value if self._transport is None else self._transport.encode(value)
+            # `encoded` is kept so that its identity, by which it is stored, is not given to another object.
+            self._packed[key] = (encoded, self._store.share(encoded))
+        return self._packed[key][1]
+
+
+def _check_sharding(sharding: NamedSharding | None, n_workers: int) -> None:
+    if sharding is not None and set(sharding) != set(range(n_workers)):
+        raise ValueError(
+            f"sharding_annotations has {sharding.size} ranks, the group {n_workers}: 0 to {n_workers - 1}"
+        )
+
+
+def _checked_env_vars(env_vars: Mapping[str, str] | None) -> dict[str, str]:
+    for name, value in (env_vars or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"env_vars are strings, not {name!r}: {value!r}")
+    return dict(env_vars or {})
+
+
+def _share(bundle: Bundle, options: Mapping[str, Any]) -> float:
+    for resource, option in (("GPU", "num_gpus"), ("CPU", "num_cpus")):
+        if bundle.resources.get(resource):
+            return float(options.get(option, 0) / bundle.resources[resource])
+    return 1.0

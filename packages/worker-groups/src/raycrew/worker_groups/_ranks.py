@@ -1,0 +1,276 @@
+"""Who sits where before start-up, and which rank each worker gets from where it really is; pure."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from raycrew.cluster_core import Bundle
+
+#: One tied group: its logical node and bundle indices on it, or bundle indices of the whole cluster.
+TiedBundles = tuple[int, Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class RankInfo:
+    """One worker's place in its group.
+
+    Attributes:
+        rank: 0 to world_size - 1.
+        world_size: Number of workers in the group.
+        local_rank: Dense rank among the group's workers on the same physical node.
+        local_world_size: Number of the group's workers on that node.
+        node_rank: Dense number of that node in the group, by first rank.
+        node_id: Ray node id.
+        node_address: IP address of the node.
+        bundle_index: The cluster's bundle that the worker occupies.
+        device_index: Physical device on the node, or None.
+        master_address: Address of rank 0's node.
+        master_port: Port that rank 0's process has leased for the group's rendezvous.
+        ports: Further ports that this worker's process has leased.
+        group_name: Name of the group.
+        generation: 0 at first; grows whenever workers of the group are replaced.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    node_id: str
+    node_address: str
+    bundle_index: int
+    device_index: int | None
+    master_address: str
+    master_port: int
+    ports: tuple[int, ...]
+    group_name: str
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One worker before it is started.
+
+    Attributes:
+        position: Position in the group's claim, and place in the order that was asked for.
+        bundle: Bundle that it will occupy.
+        tied_group: Tied group that it belongs to.
+        place_in_group: Place in its tied group; 0 is the leader.
+        tied_bundles: For the leader of a tied group that was asked for: what `configure_worker` is told.
+    """
+
+    position: int
+    bundle: Bundle
+    tied_group: int
+    place_in_group: int = 0
+    tied_bundles: tuple[int, list[int]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SeatPlan:
+    """All workers of a group before start-up.
+
+    Attributes:
+        seats: One per worker, in the order that was asked for.
+        indices: Bundles to claim, or None for all of them in whatever order they turn out to be.
+        ordered: Whether ranks follow the order of `seats` rather than (node, device).
+    """
+
+    seats: tuple[Seat, ...]
+    indices: tuple[int, ...] | None
+    ordered: bool
+
+    @property
+    def tied_groups(self) -> list[list[int]]:
+        """Positions of each tied group's workers, leader first."""
+        groups: dict[int, list[int]] = {}
+        for seat in self.seats:
+            groups.setdefault(seat.tied_group, []).append(seat.position)
+        return list(groups.values())
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What a worker's process says about itself before it gets a rank."""
+
+    node_id: str
+    node_address: str
+    pid: int
+    device_kind: str = "cpu"
+    device_index: int | None = None
+    local_device_index: int | None = None
+    master_port: int = 0
+    ports: tuple[int, ...] = ()
+    log_paths: tuple[str, ...] = ()
+    process_age_s: float = 0.0
+    device_environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan_seats(
+    bundles: Sequence[Bundle],
+    workers_per_node: int | Sequence[int] | None = None,
+    bundle_indices_list: Sequence[TiedBundles | Sequence[int]] | None = None,
+) -> SeatPlan:
+    """Decide which bundles a group occupies.
+
+    Args:
+        bundles: All bundles of the cluster, in its order.
+        workers_per_node: Workers on each node, or one number per node that has bundles; None for one worker
+            per bundle.
+        bundle_indices_list: Tied groups in rank order: `(node, [indices on it])`, nodes being those that
+            have bundles, or `[indices]` of the whole cluster for groups that span nodes.
+
+    Raises:
+        ValueError: Both arguments are given, counts or indices are out of range, or a bundle is named twice.
+    """
+    if workers_per_node is not None and bundle_indices_list is not None:
+        raise ValueError("give workers_per_node or bundle_indices_list, not both")
+    if not bundles:
+        raise ValueError("the cluster has no bundles to place workers on")
+    by_node = _by_node(bundles)
+    if bundle_indices_list is not None:
+        return _tied_plan(bundles, by_node, bundle_indices_list)
+    if workers_per_node is None:
+        return SeatPlan(tuple(Seat(i, b, i) for i, b in enumerate(bundles)), None, ordered=False)
+    chosen = [
+        b for node, n in zip(by_node, _counts(by_node, workers_per_node), strict=True) for b in node[:n]
+    ]
+    if not chosen:
+        raise ValueError(f"workers_per_node={workers_per_node!r} asks for no worker at all")
+    indices = None if len(chosen) == len(bundles) else tuple(b.index for b in chosen)
+    return SeatPlan(tuple(Seat(i, b, i) for i, b in enumerate(chosen)), indices, ordered=False)
+
+
+def _by_node(bundles: Sequence[Bundle]) -> list[list[Bundle]]:
+    nodes: dict[int, list[Bundle]] = {}
+    for bundle in bundles:
+        nodes.setdefault(bundle.node_index, []).append(bundle)
+    return list(nodes.values())
+
+
+def _counts(by_node: Sequence[Sequence[Bundle]], workers_per_node: int | Sequence[int]) -> list[int]:
+    counts = (
+        [workers_per_node] * len(by_node) if isinstance(workers_per_node, int) else list(workers_per_node)
+    )
+    if len(counts) != len(by_node):
+        raise ValueError(
+            f"workers_per_node has {len(counts)} entries for {len(by_node)} node(s) with bundles"
+        )
+    for node, (count, held) in enumerate(zip(counts, by_node, strict=True)):
+        if not 0 <= count <= len(held):
+            raise ValueError(f"node {node} has {len(held)} bundle(s), which is no room for {count} worker(s)")
+    return counts
+
+
+def _tied_plan(
+    bundles: Sequence[Bundle],
+    by_node: Sequence[Sequence[Bundle]],
+    groups: Sequence[TiedBundles | Sequence[int]],
+) -> SeatPlan:
+    seats: list[Seat] = []
+    for number, entry in enumerate(groups):
+        node, local = _node_and_indices(entry)
+        pool = bundles if node is None else _node(by_node, node, number)
+        if not local:
+            raise ValueError(f"tied group {number} names no bundle")
+        for place, index in enumerate(local):
+            if not 0 <= index < len(pool):
+                where = "the cluster" if node is None else f"node {node}"
+                raise ValueError(f"tied group {number}: {where} has no bundle {index} (it has {len(pool)})")
+            told = (node or 0, list(local)) if place == 0 else None
+            seats.append(Seat(len(seats), pool[index], number, place, told))
+    if not seats:
+        raise ValueError("bundle_indices_list is empty")
+    indices = tuple(seat.bundle.index for seat in seats)
+    if twice := [index for index, n in Counter(indices).items() if n > 1]:
+        raise ValueError(f"bundle_indices_list names bundle(s) {twice} more than once")
+    return SeatPlan(tuple(seats), indices, ordered=True)
+
+
+def _node_and_indices(entry: TiedBundles | Sequence[int]) -> tuple[int | None, list[int]]:
+    if len(entry) == 2 and isinstance(entry[1], Sequence):
+        node, local = cast("TiedBundles", entry)
+        return node, [int(i) for i in local]
+    return None, [int(i) for i in cast("Sequence[int]", entry)]
+
+
+def _node(by_node: Sequence[Sequence[Bundle]], node: int, number: int) -> Sequence[Bundle]:
+    if not 0 <= node < len(by_node):
+        raise ValueError(f"tied group {number}: there is no node {node} among {len(by_node)} with bundles")
+    return by_node[node]
+
+
+def rank_order(plan: SeatPlan, facts: Sequence[WorkerFacts]) -> list[int]:
+    """Positions in rank order: as asked for, else by (node, device); devices count where all are known."""
+    positions = list(range(len(plan.seats)))
+    if plan.ordered:
+        return positions
+    unknown = {f.node_id for f in facts if f.device_index is None}
+
+    def key(position: int) -> tuple[int, int, int]:
+        device = facts[position].device_index
+        known = device if device is not None and facts[position].node_id not in unknown else 0
+        return plan.seats[position].bundle.node_index, known, position
+
+    return sorted(positions, key=key)
+
+
+def assign_ranks(
+    order: Sequence[int],
+    facts: Sequence[WorkerFacts],
+    bundle_indices: Sequence[int],
+    group_name: str,
+    generation: int = 0,
+) -> list[RankInfo]:
+    """Rank information in rank order, from where the workers really are.
+
+    Args:
+        order: Positions in rank order.
+        facts: What each position's worker said.
+        bundle_indices: Bundle of each position, in the cluster's final order.
+        group_name: Name of the group.
+        generation: Generation of the group.
+    """
+    local_sizes = Counter(f.node_id for f in facts)
+    node_ranks: dict[str, int] = {}
+    seen: Counter[str] = Counter()
+    master = facts[order[0]]
+    infos = []
+    for rank, position in enumerate(order):
+        fact = facts[position]
+        infos.append(
+            RankInfo(
+                rank=rank,
+                world_size=len(order),
+                local_rank=seen[fact.node_id],
+                local_world_size=local_sizes[fact.node_id],
+                node_rank=node_ranks.setdefault(fact.node_id, len(node_ranks)),
+                node_id=fact.node_id,
+                node_address=fact.node_address,
+                bundle_index=bundle_indices[position],
+                device_index=fact.device_index,
+                master_address=master.node_address,
+                master_port=master.master_port,
+                ports=fact.ports,
+                group_name=group_name,
+                generation=generation,
+            )
+        )
+        seen[fact.node_id] += 1
+    return infos
+
+
+def rank_environment(info: RankInfo) -> dict[str, str]:
+    """The variables that torch and its launchers agree on, and this package's list of leased ports."""
+    return {
+        "RANK": str(info.rank),
+        "WORLD_SIZE": str(info.world_size),
+        "LOCAL_RANK": str(info.local_rank),
+        "LOCAL_WORLD_SIZE": str(info.local_world_size),
+        "NODE_RANK": str(info.node_rank),
+        "GROUP_RANK": str(info.node_rank),
+        "MASTER_ADDR": info.master_address,
+        "MASTER_PORT": str(info.master_port),
+        "RAYCREW_PORTS": ",".join(map(str, info.ports)),
+    }

@@ -1,0 +1,87 @@
+"""Calls that type checkers understand: `group.call(Worker.step, batch)`, `group.on(ranks=[0]).call(…)`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+
+from raycrew.worker_groups._dispatch import Dispatch, GroupShape, dispatch_single
+from raycrew.worker_groups._futures import MultiWorkerFuture
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Sender(Protocol):
+    """Sends what was dispatched."""
+
+    def __call__(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
+        """Send each call and return their future."""
+        ...
+
+
+class Callee:
+    """Some ranks of a group, to be called with the same arguments.
+
+    Args:
+        shape: The group's shape, asked at each call.
+        send: How calls are sent.
+        ranks: Ranks to call, or None for all.
+        timeout: Deadline of each call in seconds, or None.
+    """
+
+    def __init__(
+        self,
+        shape: Callable[[], GroupShape],
+        send: Sender,
+        ranks: Sequence[int] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self._shape = shape
+        self._send = send
+        self._ranks = None if ranks is None else list(ranks)
+        self._timeout = timeout
+
+    @overload
+    def call(
+        self, method: Callable[Concatenate[Any, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> MultiWorkerFuture[R]: ...
+
+    @overload
+    def call(
+        self, method: str, /, *args: Any, timeout: float | None = ..., **kwargs: Any
+    ) -> MultiWorkerFuture[Any]: ...
+
+    def call(self, method: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> MultiWorkerFuture[Any]:
+        """Call a method, given as the worker class's own function or by name, on all of these ranks.
+
+        `timeout=` is the call's deadline in seconds, unless the method has a parameter of that name; then the
+        method gets it, and the deadline is set with `on(timeout=…)`.
+
+        Raises:
+            UnknownMethodError: The class has no such method.
+            TypeError: The arguments don't fit its signature.
+        """
+        shape = self._shape()
+        name = method_name(method)
+        timeout, kwargs = _deadline_of(shape, name, kwargs, self._timeout)
+        return self._send(dispatch_single(shape, name, args, kwargs, ranks=self._ranks), timeout)
+
+
+def method_name(method: Callable[..., Any] | str) -> str:
+    """The name of a method that is given as itself or by name.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    name = method if isinstance(method, str) else getattr(method, "__name__", None)
+    if not isinstance(name, str):
+        raise TypeError(f"a method is given as a function of its class or by name, not {method!r}")
+    return name
+
+
+def _deadline_of(
+    shape: GroupShape, name: str, kwargs: Mapping[str, Any], timeout: float | None
+) -> tuple[float | None, dict[str, Any]]:
+    if "timeout" not in kwargs or "timeout" in shape.method(name).signature.parameters:
+        return timeout, dict(kwargs)
+    rest = dict(kwargs)
+    return rest.pop("timeout"), rest

@@ -1,0 +1,51 @@
+"""What this package needs of others: environments, transports of arguments, data that can be split."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class NodeRunner(Protocol):
+    """Runs a function on each node; every `Cluster` is one."""
+
+    def run_on_each_node(self, fn: Callable[[], T]) -> Iterator[tuple[str, T]]:
+        """Run `fn` once on each node; yield (node id, result) as nodes finish."""
+        ...
+
+
+@runtime_checkable
+class EnvironmentProvider(Protocol):
+    """Knows which Python environment a kind of worker runs in."""
+
+    def python_for(self, actor_class_fqn: str, runner: NodeRunner | None) -> str | None:
+        """Interpreter of a worker class's environment, ready on every node; None for the driver's own."""
+        ...
+
+
+@runtime_checkable
+class ArgumentTransport(Protocol):
+    """Hooks on the way of an argument out of the driver and into the worker; sent to workers by pickle."""
+
+    def encode(self, value: Any) -> Any:
+        """What to send in place of `value`; `value` itself where this transport does nothing for it."""
+        ...
+
+    def decode(self, value: Any) -> Any:
+        """What the worker's method gets for a received `value`, which need not be an encoded one."""
+        ...
+
+
+@runtime_checkable
+class Shardable(Protocol):
+    """Data that can be split into equal shards and joined again."""
+
+    def shard(self, n: int) -> Sequence[Any]:
+        """Split into `n` shards, in order."""
+        ...
+
+    @classmethod
+    def concat(cls, parts: Sequence[Self]) -> Self:
+        """Join shards, in order."""
+        ...

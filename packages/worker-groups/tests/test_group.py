@@ -1,0 +1,284 @@
+import asyncio
+import os
+
+import pytest
+import ray
+import workers
+from workers import AsyncWorker, Configured, Decorated, Grouped, Worker
+
+from raycrew.cluster_core import Occupant, RayVirtualCluster
+from raycrew.worker_groups import (
+    NamedSharding,
+    RayWorkerBuilder,
+    RayWorkerGroup,
+    UnknownMethodError,
+    WorkerGroupClosedError,
+)
+
+pytest_plugins = ["raycrew.cluster_core.testing"]
+
+RANK_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+
+
+@pytest.fixture
+def cluster(local_ray):
+    with RayVirtualCluster([4], use_gpus=False) as made:
+        yield made
+
+
+@pytest.fixture
+def group(cluster):
+    with RayWorkerGroup(cluster, Worker, base=10) as made:
+        yield made
+
+
+@pytest.mark.smoke
+def test_calls_reach_every_rank_in_rank_order(group):
+    assert group.call("where").get_results() == group.call(Worker.where).get_results()
+    assert [w.rank for w in group.call("where").get_results()] == [0, 1, 2, 3]
+    assert group.run_all_workers_single_data("add", 1, y=2, z=3).get_results() == [16] * 4
+    assert ray.get(group.run_all_workers_multiple_data("add", [1, 2, 3, 4])) == [11, 12, 13, 14]
+    assert group.run_rank_zero("add", 1).get_results() == [11]
+    assert group.run_single_worker_single_data("pid", 2).get_results() == [group.call("pid").get_results()[2]]
+    assert group.on(ranks=[3, 1]).call("echo", "x").get_results() == [(3, ("x",), {}), (1, ("x",), {})]
+
+
+def test_workers_have_the_ranks_they_are_told(group):
+    for rank, env in enumerate(group.call("environment", *RANK_VARIABLES).get_results()):
+        info = group.ranks[rank]
+        assert env["RANK"] == env["LOCAL_RANK"] == str(rank)
+        assert env["WORLD_SIZE"] == env["LOCAL_WORLD_SIZE"] == "4"
+        assert env["NODE_RANK"] == "0"
+        assert env["MASTER_ADDR"] == group.master_address == info.master_address
+        assert env["MASTER_PORT"] == str(group.master_port)
+        assert (info.rank, info.group_name, info.generation) == (rank, "Worker", 0)
+    ports = [port for info in group.ranks for port in info.ports]
+    assert len({*ports, group.master_port}) == 9
+
+
+def test_the_environment_is_set_before_the_class_is_imported(cluster, monkeypatch):
+    monkeypatch.setenv("API_TOKEN", "hush")
+    with RayWorkerGroup(
+        cluster, "workers.Worker", env_vars={"COLOUR": "red"}, secrets=("API_TOKEN",)
+    ) as group:
+        seen = group.call("at_import").get_results()
+    # The module is unpickled by reference, so what it saw at import is what the worker had by then.
+    assert seen == [
+        {"RANK": str(rank), "WORLD_SIZE": "4", "COLOUR": "red", "API_TOKEN": "hush"} for rank in range(4)
+    ]
+
+
+def test_variables_of_the_loader_are_there_from_the_start(cluster):
+    with RayWorkerGroup(cluster, Worker, 1, env_vars={"OMP_NUM_THREADS": "3"}) as group:
+        assert group.call("environment", "OMP_NUM_THREADS").get_results() == [{"OMP_NUM_THREADS": "3"}]
+
+
+def test_launcher_variables_do_not_reach_workers(cluster):
+    os.environ["SLURM_PROCID"] = "7"
+    try:
+        with RayWorkerGroup(cluster, Worker, 1) as group:
+            assert group.call("environment", "SLURM_PROCID").get_results() == [{"SLURM_PROCID": None}]
+    finally:
+        del os.environ["SLURM_PROCID"]
+
+
+def test_user_code_runs_on_the_main_thread(group):
+    assert group.call("main_thread").get_results() == [True] * 4
+
+
+def test_handles_are_real_ray_handles(group):
+    handle = group.workers[2]
+    assert ray.get(handle.add.remote(1)) == 11
+    assert ray.get(handle._hidden.remote()) == "seen"
+    assert ray.get(handle.double.remote(4)) == 8
+    assert ray.get(handle.label.remote()) == "Worker"
+    assert [ray.get(item) for item in handle.count_to.remote(3)] == [0, 1, 2]
+    with pytest.raises(TypeError):
+        handle.add.remote()
+    with pytest.raises(AttributeError):
+        handle.nope.remote()
+
+
+def test_bad_calls_fail_before_anything_is_sent(group):
+    group.call("keep", "before").get_results()
+    with pytest.raises(UnknownMethodError, match="no method 'kepe'; it has: add"):
+        group.call("kepe", "after")
+    with pytest.raises(TypeError, match="missing a required argument: 'value'"):
+        group.call("keep")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
+        group.run_all_workers_single_data("keep", "after", other=1)
+    with pytest.raises(ValueError, match="3 items for 4 ranks"):
+        group.run_all_workers_multiple_data("keep", ["after"] * 3)
+    with pytest.raises(ValueError, match="rank 4 is outside 0 to 3"):
+        group.on(ranks=[1, 4]).call("keep", "after")
+    assert group.call("get_kept").get_results() == ["before"] * 4
+
+
+def test_generators_give_their_items(group):
+    assert group.call("count_to", 3).get_results() == [[0, 1, 2]] * 4
+    future = group.on(ranks=[0, 2]).call("count_to", 2)
+    assert sorted(future.as_completed()) == [(0, 0), (0, 1), (2, 0), (2, 1)]
+    assert future.get_results() == [[0, 1], [0, 1]]
+
+
+def test_a_future_is_an_argument_without_passing_the_driver(group):
+    first = group.run_all_workers_multiple_data("add", [1, 2, 3, 4])
+    assert group.call("total", first).get_results() == [50] * 4
+    assert group.run_all_workers_multiple_data("add", first).get_results() == [21, 22, 23, 24]
+
+
+def test_a_group_fits_a_drawing(group, cluster):
+    assert isinstance(group, Occupant)
+    assert group.name == "Worker"
+    assert [(p.rank, p.bundle_index, p.share, p.tied_group) for p in group.placements] == [
+        (rank, rank, 1.0, None) for rank in range(4)
+    ]
+    assert [m["name"] for m in group.worker_metadata] == [f"Worker-0-{i}" for i in range(4)]
+    assert group.startup.workers.keys() == {0, 1, 2, 3}
+    assert group.startup.total_s > 0
+    group.print_worker_layout()
+    group.print_startup()
+
+
+def test_use_after_shutdown_raises(cluster):
+    group = RayWorkerGroup(cluster, Worker)
+    assert group.shutdown()
+    assert group.shutdown()
+    for use in (lambda: group.call("pid"), lambda: group.on(), lambda: group.run_rank_zero("pid")):
+        with pytest.raises(WorkerGroupClosedError, match="'Worker' was shut down"):
+            use().call("pid")
+    with RayWorkerGroup(cluster, Worker) as again:
+        assert len(again.call("pid").get_results()) == 4
+
+
+@pytest.mark.smoke
+def test_async_workers(cluster):
+    with RayWorkerGroup(cluster, AsyncWorker, 2) as group:
+        assert group.call("slowly", 3).get_results() == [3, 3]
+        assert group.call("rank").get_results() == [0, 1]
+        assert group.call("gather", group.call("rank")).get_results() == [1, 1]
+        assert group.call("count_to", 2).get_results() == [[0, 1], [0, 1]]
+
+        async def both():
+            return await group.call("slowly", 1), await group.call("rank")
+
+        assert asyncio.run(both()) == ([1, 1], [0, 1])
+
+
+def test_a_decorated_class(cluster):
+    with RayWorkerGroup(cluster, RayWorkerBuilder(Decorated, name="x"), 2) as group:
+        assert group.call("get_name").get_results() == ["x", "x"]
+
+
+def test_a_class_with_a_concurrency_group(cluster):
+    builder = RayWorkerBuilder(Grouped).options(concurrency_groups={"side": 1})
+    with RayWorkerGroup(cluster, builder, 1) as group:
+        (side,), (plain,) = group.call("side").get_results(), group.call("plain").get_results()
+    assert side != plain
+
+
+def test_a_class_of_this_very_module(cluster):
+    class Local:
+        def answer(self):
+            return 42
+
+    with RayWorkerGroup(cluster, Local, 2) as group:
+        assert group.call(Local.answer).get_results() == [42, 42]
+
+
+def test_configure_worker_has_its_say(cluster):
+    with RayWorkerGroup(
+        cluster, Configured, bundle_indices_list=[(0, [2, 0]), (0, [3])], env_vars={"COLOUR": "red"}, other=1
+    ) as group:
+        assert group.call("answer").get_results() == [
+            ((0, (0, [2, 0]), 0), 1, "green", "(0, [2, 0])"),
+            ((0, None, 0), 1, "green", "None"),
+            ((0, (0, [3]), 0), 1, "green", "(0, [3])"),
+        ]
+        assert group.tied_workers_groups == [[0, 1], [2]]
+        assert group.group_count == 2
+        assert group.worker_to_tied_group_index == {0: 0, 1: 0, 2: 1}
+        assert [p.bundle_index for p in group.placements] == [2, 0, 3]
+        assert [m["name"] for m in group.worker_metadata] == [
+            "Configured-grp0-0",
+            "Configured-grp0-1",
+            "Configured-0-2",
+        ]
+
+
+def test_tied_groups_are_called_as_asked(cluster):
+    with RayWorkerGroup(cluster, Worker, bundle_indices_list=[[0, 1], [2, 3]]) as group:
+        leaders = group.run_all_workers_single_data("nap", 0, only_on="tied_leader")
+        assert (leaders.called_workers, leaders.get_results()) == ([0, 2], [0, 2])
+        tied = group.run_all_workers_multiple_data("echo", ["a", "b"], only_on="all_tied_workers")
+        assert tied.called_workers == [0, 1, 2, 3]
+        assert tied.get_results() == [(0, ("a",), {}), (2, ("b",), {})]
+        assert ray.get(tied)[1] == (1, ("a",), {})
+
+
+def test_sharded_and_replicated_axes(cluster):
+    sharding = NamedSharding([[0, 1], [2, 3]], ["dp", "tp"])
+    with RayWorkerGroup(cluster, Worker, sharding_annotations=sharding) as group:
+        future = group.run_all_workers_sharded_data(
+            "echo", ["a", "b"], in_sharded_axes=["dp"], replicate_on_axes=["tp"], output_is_replicated=["tp"]
+        )
+        assert future.get_results() == [(0, ("a",), {}), (2, ("b",), {})]
+        free = group.run_all_workers_sharded_data(
+            "echo", ["a", "b"], in_sharded_axes=["dp"], make_dummy_calls_to_free_axes=True
+        )
+        assert ray.get(free) == [(0, ("a",), {}), (1, (None,), {}), (2, ("b",), {}), (3, (None,), {})]
+        assert free.get_results() == [(0, ("a",), {}), (2, ("b",), {})]
+        only = group.run_all_workers_single_data("nap", 0, run_rank_0_only_axes=["tp"])
+        assert only.get_results() == [0, 2]
+
+
+def test_two_groups_share_bundles(local_ray):
+    with RayVirtualCluster([2], use_gpus=False, max_colocated_worker_groups=2) as cluster:
+        with (
+            RayWorkerGroup(cluster, Worker) as one,
+            RayWorkerGroup(cluster, Worker, name_prefix="two") as two,
+        ):
+            assert {p.share for p in (*one.placements, *two.placements)} == {0.5}
+            assert one.master_port != two.master_port
+            assert not set(one.call("pid").get_results()) & set(two.call("pid").get_results())
+
+
+def test_arguments_of_init_are_checked_first(cluster):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bsae'"):
+        RayWorkerGroup(cluster, Worker, bsae=1)
+    with pytest.raises(ValueError, match="num_cpus=99 is more than the worker's share"):
+        RayWorkerGroup(cluster, RayWorkerBuilder(Worker).options(num_cpus=99))
+    with pytest.raises(TypeError, match="not a fully qualified name"):
+        RayWorkerGroup(cluster, "Worker")
+    with pytest.raises(ValueError, match="not set"):
+        RayWorkerGroup(cluster, Worker, secrets=("NO_SUCH_TOKEN",))
+    with RayWorkerGroup(cluster, Worker) as group:
+        assert len(group) == 4
+
+
+def test_devices_are_learnt_from_the_workers(ray_nodes):
+    with RayVirtualCluster([3, 3], use_gpus=True, num_gpus_per_node=4) as cluster:
+        with RayWorkerGroup(cluster, Worker) as group:
+            assert [(r.node_rank, r.local_rank) for r in group.ranks] == [
+                (n, r) for n in (0, 1) for r in (0, 1, 2)
+            ]
+            for info, bundle in zip(group.ranks, cluster.bundles, strict=True):
+                assert info.bundle_index == bundle.index
+                assert (info.node_id, info.device_index) == (bundle.node_id, bundle.device_index)
+            for node in (group.ranks[:3], group.ranks[3:]):
+                devices = [info.device_index for info in node]
+                assert devices == sorted(set(devices))
+            here = group.call("where").get_results()
+            assert {(w.device_kind, w.local_device_index) for w in here} == {("cuda", 0)}
+
+
+def test_the_module_of_the_workers_is_the_one_beside_this_file():
+    assert workers.AT_IMPORT["RANK"] is None

@@ -1,0 +1,179 @@
+"""Worker classes of the tests; workers import this module by name."""
+
+import asyncio
+import os
+import threading
+import time
+
+import ray
+
+from raycrew.worker_groups import current_worker
+
+AT_IMPORT = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "COLOUR", "API_TOKEN")}
+
+
+class Worker:
+    """Does a bit of everything."""
+
+    def __init__(self, base=0, *, scale=1):
+        self.base = base
+        self.scale = scale
+        self.kept = None
+        self.on_main_thread = threading.current_thread() is threading.main_thread()
+
+    def add(self, x, y=0, *, z=0):
+        return (self.base + x + y + z) * self.scale
+
+    def where(self):
+        return current_worker()
+
+    def environment(self, *names):
+        return {name: os.environ.get(name) for name in names}
+
+    def at_import(self):
+        return AT_IMPORT
+
+    def main_thread(self):
+        return self.on_main_thread and threading.current_thread() is threading.main_thread()
+
+    def count_to(self, n):
+        yield from range(n)
+
+    def total(self, values):
+        return sum(values)
+
+    def echo(self, *args, **kwargs):
+        return current_worker().rank, args, kwargs
+
+    def pid(self):
+        return os.getpid()
+
+    def nothing(self):
+        return None
+
+    def keep(self, value):
+        self.kept = value
+
+    def get_kept(self):
+        return self.kept
+
+    def fail_on(self, ranks, hang_s=0.0):
+        if current_worker().rank in ranks:
+            print("the last words", flush=True)
+            raise ValueError(f"rank {current_worker().rank} was told to fail")
+        time.sleep(hang_s)
+        return "fine"
+
+    def die_on(self, ranks, hang_s=0.0):
+        if current_worker().rank in ranks:
+            os._exit(7)
+        time.sleep(hang_s)
+        return "fine"
+
+    def nap(self, seconds):
+        time.sleep(seconds)
+        return current_worker().rank
+
+    def fail_to_clean(self):
+        raise RuntimeError("no clean-up")
+
+    @staticmethod
+    def double(x):
+        return 2 * x
+
+    @classmethod
+    def label(cls):
+        return cls.__name__
+
+    def _hidden(self):
+        return "seen"
+
+
+class AsyncWorker:
+    """Has async methods, so all its methods run on an event loop."""
+
+    def __init__(self):
+        self.loop_at_init = asyncio.get_event_loop_policy()
+
+    async def slowly(self, x):
+        await asyncio.sleep(0.01)
+        return x
+
+    async def gather(self, values):
+        return sum(values)
+
+    async def forever(self):
+        await asyncio.sleep(3600)
+
+    async def count_to(self, n):
+        for i in range(n):
+            await asyncio.sleep(0)
+            yield i
+
+    def rank(self):
+        return current_worker().rank
+
+
+@ray.remote(num_cpus=0, max_concurrency=2)
+class Decorated:
+    """Decorated, as much code in this field is."""
+
+    def __init__(self, name="none"):
+        self.name = name
+
+    @ray.method(num_returns=1)
+    def get_name(self):
+        return self.name
+
+
+class Grouped:
+    """Has a concurrency group of its own."""
+
+    @ray.method(concurrency_group="side")
+    def side(self):
+        return threading.current_thread().name
+
+    def plain(self):
+        return threading.current_thread().name
+
+
+class RaisesInInit:
+    def __init__(self, rank):
+        print("the last words", flush=True)
+        if current_worker().rank == rank:
+            raise RuntimeError("not today")
+        time.sleep(3600)
+
+
+class RaisesOnAll:
+    def __init__(self):
+        raise RuntimeError(f"not today on {current_worker().rank}")
+
+
+class DiesInInit:
+    def __init__(self):
+        if current_worker().rank == 1:
+            os._exit(9)
+
+
+class SleepsInInit:
+    def __init__(self):
+        if current_worker().rank == 1:
+            time.sleep(3600)
+
+
+class Configured:
+    """Tells its options by itself."""
+
+    @staticmethod
+    def configure_worker(num_gpus, bundle_indices, num_gpus_per_node):
+        resources = {"num_cpus": 0.5}
+        env_vars = {"COLOUR": "green", "LEADER": str(bundle_indices)}
+        return resources, env_vars, {"told": (num_gpus, bundle_indices, num_gpus_per_node)}
+
+    def __init__(self, told=None, other=None):
+        self.told = told
+        self.other = other
+
+    def answer(self):
+        return self.told, self.other, os.environ.get("COLOUR"), os.environ.get("LEADER")
