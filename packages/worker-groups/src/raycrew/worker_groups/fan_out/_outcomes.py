@@ -1,7 +1,8 @@
 """What became of one item, and the errors that say so."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from raycrew.worker_groups.errors import WorkerGroupError
 
@@ -49,24 +50,21 @@ class FanOutError(WorkerGroupError, ExceptionGroup[ItemError]):
 
     results: dict[int, Any]
 
-    def __new__(cls, failures: list[ItemError], results: dict[int, Any]) -> "FanOutError":
-        """A group of `failures`."""
+    def __new__(cls, failures: Sequence[ItemError], results: dict[int, Any]) -> Self:
+        """ExceptionGroup takes its parts here."""
         total = len(failures) + len(results)
-        error = super().__new__(
-            cls, f"{len(failures)} of {total} items failed; first: {failures[0]}", failures
-        )
-        error.results = results
-        return error
+        message = f"{len(failures)} of {total} items failed; first: {failures[0]}"
+        return ExceptionGroup.__new__(cls, message, failures)
 
-    def __init__(self, failures: list[ItemError], results: dict[int, Any]) -> None:
-        super().__init__(failures, results)
+    def __init__(self, _: Sequence[ItemError], results: dict[int, Any]) -> None:
+        self.results = results
 
-    def derive(self, excs: Any) -> "FanOutError":  # type: ignore[override]
-        """A group of some of the failures, with the same results."""
-        return FanOutError(list(excs), self.results)
+    def derive(self, failures: Sequence[ItemError]) -> "FanOutError":  # type: ignore[override]
+        """The same error with some of its parts, as `except*` needs it."""
+        return FanOutError(failures, self.results)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (list(self.exceptions), self.results)
+        return type(self), (self.exceptions, self.results)
 
 
 @dataclass(frozen=True, slots=True)

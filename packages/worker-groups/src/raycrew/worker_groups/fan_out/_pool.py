@@ -19,7 +19,7 @@ from raycrew.worker_groups.fan_out._host import FanOutHost
 logger = logging.getLogger(__name__)
 
 # Ray counts resources as free again up to a second after a placement group is removed.
-SETTLE_S = 2.0
+SETTLE_S = 3.0
 MAX_HOST_THREADS = 1024
 
 
@@ -32,7 +32,9 @@ class Shares:
 
 
 def share_out(cpus: Mapping[str, tuple[float, float]], limit: int | None) -> Shares:
-    """One process per free CPU; where there is none at all, half as many as there are CPUs, without a claim.
+    """One process per free CPU; where none is free at all, one per CPU, without a claim on it.
+
+    Whoever holds all the CPUs is then most likely waiting for the results.
 
     Args:
         cpus: Free and total CPUs by node id.
@@ -41,7 +43,7 @@ def share_out(cpus: Mapping[str, tuple[float, float]], limit: int | None) -> Sha
     wanted = {node: int(free) for node, (free, _) in cpus.items() if free >= 1}
     claimed = bool(wanted)
     if not claimed:
-        wanted = {node: max(int(total) // 2, 1) for node, (_, total) in cpus.items() if total > 0}
+        wanted = {node: max(int(total), 1) for node, (_, total) in cpus.items() if total > 0}
     wanted = wanted or dict.fromkeys(cpus, 1)
     if limit is None or limit >= sum(wanted.values()):
         return Shares(wanted, claimed)
@@ -74,7 +76,7 @@ class Pool:
     _active: int = 0
     _shares: Shares = field(default_factory=lambda: Shares({}, True))
     _claim: PlacementGroup | None = None
-    _released_at: float = float("-inf")
+    _granted_at: float = float("-inf")
     _noted: bool = False
     _closed: bool = False
 
@@ -145,16 +147,13 @@ class Pool:
         return max(int(free_and_total[1]), self._shares.slots.get(node_id, 1))
 
     def _begin(self, limit: int | None) -> None:
-        started = time.monotonic()
         cpus = _ray_compat.node_cpus()
         if not cpus:
             raise WorkerGroupError("Ray knows of no living node")
-        if started - self._released_at < SETTLE_S and self._shares.claimed:
-            # Our own claim may still be counted as taken.
-            cpus = {
-                node: (max(free, float(self._shares.slots.get(node, 0))), total)
-                for node, (free, total) in cpus.items()
-            }
+        if time.monotonic() - self._granted_at < SETTLE_S:
+            # Our own last claim may still be counted as taken.
+            ours = self._shares.slots
+            cpus = {node: (max(free, ours.get(node, 0)), total) for node, (free, total) in cpus.items()}
         self._shares = share_out(cpus, limit)
         if self._shares.claimed:
             bundles = [{"CPU": float(slots)} for slots in self._shares.slots.values()]
@@ -169,8 +168,9 @@ class Pool:
     def _release(self) -> None:
         claim, self._claim = self._claim, None
         if claim is not None and ray.is_initialized():
+            if claim.wait(timeout_seconds=0):
+                self._granted_at = time.monotonic()
             remove_placement_group(claim)
-            self._released_at = time.monotonic()
 
 
 def current_owner() -> str:

@@ -110,9 +110,11 @@ class Run:
             for node_id in self._slots:
                 self._join(node_id)
             while True:
-                self._fill()
                 while self._outcomes:
                     yield self._outcomes.popleft()
+                self._fill()
+                if self._outcomes:  # items that could not even be pickled
+                    continue
                 if self._in_flight:
                     self._wait()
                 elif self._backlog.remaining == 0:

@@ -1,0 +1,106 @@
+"""`fan_out` against one process, and against one Ray task per item, in the same run."""
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+
+import ray
+
+from harness import Figure, figure, ratio, seconds
+from raycrew.worker_groups import close_fan_out, fan_out
+
+CORES = len(os.sched_getaffinity(0))
+
+
+def work(rounds: int) -> int:
+    """Arithmetic that stays on one core."""
+    total = 0
+    for i in range(rounds):
+        total += i * i
+    return total
+
+
+def rounds_for(target_s: float) -> int:
+    """Rounds of `work` that take about `target_s` here and now."""
+    each = statistics.median(seconds(lambda: work(20_000)) for _ in range(25)) / 20_000
+    return max(int(target_s / each), 1)
+
+
+def fanned(items: list[int]) -> Callable[[], float]:
+    return lambda: seconds(lambda: fan_out(work, items, progress=False))
+
+
+def single(items: list[int], share: int) -> Callable[[], float]:
+    """The time one process needs for all items, from a part of them."""
+
+    def run() -> float:
+        part = items[::share]
+        return seconds(lambda: [work(item) for item in part]) * len(items) / len(part)
+
+    return run
+
+
+def efficiency(quick: bool) -> Figure:
+    items = [rounds_for(0.005)] * 2000
+    ours, theirs = fanned(items), single(items, share=8)
+    ours()
+    samples = []
+    for _ in range(3 if quick else 9):
+        before, spent, after = theirs(), ours(), theirs()
+        samples.append((before + after) / 2 / (CORES * spent))
+    return figure(
+        f"2,000 items of 5 ms on {CORES} cores: share of cores x single rate",
+        samples,
+        unit="x",
+        baseline="one process, measured before and after",
+        goal=0.85,
+        better="higher",
+    )
+
+
+def against_tasks(quick: bool) -> Figure:
+    items = [rounds_for(0.0005)] * 2000
+    task = ray.remote(work)
+
+    def theirs() -> float:
+        return seconds(lambda: ray.get([task.remote(item) for item in items]))
+
+    return ratio(
+        "2,000 items of 0.5 ms: times faster than one task per item",
+        fanned(items),
+        theirs,
+        baseline="one Ray task per item",
+        goal=2.5,
+        better="higher",
+        repeat=3 if quick else 9,
+        invert=True,
+    )
+
+
+def warm_call(quick: bool) -> Figure:
+    items = [1] * 256
+    run = fanned(items)
+    run()
+    samples = []
+    for _ in range(10 if quick else 50):
+        time.sleep(0.05)  # as between the steps of a training loop
+        samples.append(1000 * run())
+    return figure("256 empty items on the warm pool", samples, unit="ms", baseline="none: a plain time")
+
+
+def run(quick: bool) -> list[Figure]:
+    with tempfile.TemporaryDirectory(prefix="rcb", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        ray.init(
+            num_cpus=CORES,
+            include_dashboard=False,
+            object_store_memory=100 << 20,
+            log_to_driver=False,
+            _temp_dir=folder,
+        )
+        try:
+            return [efficiency(quick), against_tasks(quick), warm_call(quick)]
+        finally:
+            close_fan_out()
+            ray.shutdown()
