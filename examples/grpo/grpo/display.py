@@ -51,7 +51,7 @@ class RunDisplay:
         self._progress.update(self._task, completed=done)
         if evaluations[-1].step == done:
             reward = f"held-out reward {evaluations[-1].reward:.2f}"
-            self._console.print(f"step {done:>3}  {reward}  {_describe(steps[-1]) if steps else ''}".rstrip())
+            self._console.print(f"step {done:>2}  {reward}  {_describe(steps[-1]) if steps else ''}".rstrip())
 
     def _render(self) -> RenderableType:
         steps = self._history.steps[-ROWS:]
@@ -62,14 +62,14 @@ class RunDisplay:
 
 def _describe(step: StepRecord) -> str:
     return (
-        f"train reward {step.reward:.2f}  KL {step.kl:.3f}  weights v{step.weight_version}  "
-        f"max|Δlogp| {step.logprob_difference:.1e}  {step.tokens_per_s:,.0f} tokens/s"
+        f"train {step.reward:.2f}  KL {step.kl:.2f}  |Δlogp| {step.logprob_difference:.0e}  "
+        f"{step.tokens_per_s:,.0f} tokens/s"
     )
 
 
 def _table(steps: list[StepRecord]) -> Table:
     table = Table(box=None, header_style="bold", padding=(0, 2))
-    for title in ("step", "reward", "KL", "max|Δlogp|", "weights", "tokens/s", "s/step"):
+    for title in ("step", "reward", "KL", "max |Δlogp|", "weights", "tokens/s", "s/step"):
         table.add_column(title, justify="right")
     for step in steps:
         table.add_row(

@@ -17,6 +17,7 @@ from raycrew.tensor_transport import BatchedDataDict, sync_weights
 from raycrew.worker_groups import RayWorkerGroup
 
 GREEDY, SAMPLED = 0.0, 1.0
+DATA = ("data",)
 
 
 class GrpoLoop:
@@ -45,14 +46,14 @@ class GrpoLoop:
         shares = split(self.train_prompts, len(self.policy.ranks))
         for start in range(0, self.config.warmup.steps, chunk):
             steps = min(chunk, self.config.warmup.steps - start)
-            losses = self.policy.run_all_workers_multiple_data(
-                "warm_up", prompts=shares, common_kwargs={"steps": steps}
+            losses = self.policy.run_all_workers_sharded_data(
+                "warm_up", prompts=shares, common_kwargs={"steps": steps}, in_sharded_axes=DATA
             ).get_results()
             progress(start + steps, losses[0])
         self.policy.call("start_grpo").get_results()
 
     def run(self, update: Callable[[], None]) -> History:
-        """All rounds; the held-out reward is measured before, now and then, and after. `update` shows each."""
+        """All rounds, with the held-out reward measured before, in between and after; `update` shows each."""
         self.synchronise()
         self.evaluate(0)
         update()
@@ -92,7 +93,9 @@ class GrpoLoop:
         """Completions of all prompts, each generator taking its share of them."""
         shares = split(prompts, len(self.generators.ranks))
         how = {"samples": samples, "temperature": temperature, "seed": self.config.seed * 1_000_003 + seed}
-        parts = self.generators.run_all_workers_multiple_data("generate", prompts=shares, common_kwargs=how)
+        parts = self.generators.run_all_workers_sharded_data(
+            "generate", prompts=shares, common_kwargs=how, in_sharded_axes=DATA
+        )
         batch = BatchedDataDict.from_batches(parts.get_results())
         versions = set(batch["weight_version"].tolist())
         if versions != {self.version}:
@@ -102,10 +105,9 @@ class GrpoLoop:
     def train(self, batch: BatchedDataDict) -> dict[str, float]:
         """One round's learning, the batch sharded over the policy's ranks."""
         columns = ("tokens", "mask", "logprobs", "advantages")
-        shards = BatchedDataDict({key: batch[key] for key in columns}).shard_by_batch_size(
-            len(self.policy.ranks)
-        )
-        return self.policy.run_all_workers_sharded_data("train", batch=shards).get_results()[0]
+        shards = BatchedDataDict({key: batch[key] for key in columns}).shard(len(self.policy.ranks))
+        done = self.policy.run_all_workers_sharded_data("train", batch=shards, in_sharded_axes=DATA)
+        return done.get_results()[0]
 
     def synchronise(self) -> None:
         """Bring every generator to the policy's weights; what they report is checked to be that version."""

@@ -8,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from grpo.config import ModelConfig
 from grpo.task import CHARACTERS
+from raycrew.worker_groups import current_worker
 
 PAD, END = "<pad>", "<end>"
 
@@ -65,9 +66,9 @@ def token_logprobs(model: LlamaForCausalLM, tokens: torch.Tensor) -> torch.Tenso
 
 
 def local_device() -> torch.device:
-    """The GPU that this process was bound to, or the CPU."""
-    return (
-        torch.device("cuda", torch.cuda.current_device())
-        if torch.cuda.is_available()
-        else torch.device("cpu")
-    )
+    """The GPU that this worker was bound to, or the CPU."""
+    index = current_worker().local_device_index
+    if index is None:
+        return torch.device("cpu")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)

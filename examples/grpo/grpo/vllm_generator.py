@@ -27,6 +27,7 @@ class VllmGenerator(Generator):
                 load_format="dummy",
                 max_model_len=config.model.max_positions,
                 kv_cache_memory_bytes=CACHE_BYTES,
+                gpu_memory_utilization=0.3,
                 enforce_eager=True,
                 enable_prefix_caching=False,
                 seed=config.seed,

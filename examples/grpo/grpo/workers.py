@@ -1,0 +1,90 @@
+"""Which class does which work, and the environment that each of them runs in."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from grpo.options import Options
+from raycrew.cluster_core import RayVirtualCluster
+from raycrew.venv_manager import (
+    UvNotFoundError,
+    VenvError,
+    create_local_venv_on_each_node,
+    register_actor_environment,
+)
+
+ENVIRONMENTS = Path(__file__).parent.parent / "environments"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKind:
+    """One kind of worker, known to the driver by name only.
+
+    Attributes:
+        name: Short name shown to people.
+        worker: Fully qualified name of the class.
+        project: Folder under `environments/` whose project file lists what it needs; None for the driver's
+            own environment.
+        env_vars: Variables that it needs from the start.
+    """
+
+    name: str
+    worker: str
+    project: str | None
+    env_vars: Mapping[str, str] = field(default_factory=dict)
+
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+VLLM_VARIABLES = {
+    **ONE_THREAD,
+    "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+POLICY = WorkerKind("policy", "grpo.policy.PolicyWorker", "trainer", ONE_THREAD)
+TRANSFORMERS = WorkerKind(
+    "transformers", "grpo.transformers_generator.TransformersGenerator", "trainer", ONE_THREAD
+)
+VLLM_CPU = WorkerKind("vLLM", "grpo.vllm_generator.VllmGenerator", "vllm-cpu", VLLM_VARIABLES)
+VLLM_GPU = WorkerKind("vLLM", "grpo.vllm_generator.VllmGenerator", "vllm-gpu", VLLM_VARIABLES)
+
+
+def prepare_environment(kind: WorkerKind, cluster: RayVirtualCluster, console: Console) -> None:
+    """Build a kind's environment on each node unless it stands, and register it for its class."""
+    if kind.project is None:
+        return
+    command = f"uv run --directory {ENVIRONMENTS / kind.project}"
+    console.print(f"{kind.name}: preparing its environment, minutes the first time")
+    python = create_local_venv_on_each_node(command, f"grpo-{kind.project}", cluster)
+    register_actor_environment(kind.worker, command)
+    console.print(
+        f"{kind.name}: environment {Path(python).parent.parent} ({_size(Path(python).parent.parent)})"
+    )
+
+
+def choose_generator(options: Options, cluster: RayVirtualCluster, console: Console) -> WorkerKind:
+    """The kind of generator that was asked for, or the plain one where vLLM can't be installed."""
+    if options.generator == "vllm":
+        kind = VLLM_GPU if options.gpus else VLLM_CPU
+        try:
+            prepare_environment(kind, cluster, console)
+        except UvNotFoundError:
+            raise
+        except VenvError as error:
+            reason = str(error).splitlines()[0]
+            console.print(
+                f"vLLM cannot be installed here; the transformers generator takes its place: {reason}"
+            )
+        else:
+            return kind
+    prepare_environment(TRANSFORMERS, cluster, console)
+    return TRANSFORMERS
+
+
+def _size(folder: Path) -> str:
+    files = (path.lstat() for path in folder.rglob("*"))
+    return f"{sum(f.st_size for f in files) / 1e9:.1f} GB"

@@ -1,0 +1,274 @@
+"""The main example: its mathematics, a short run of it as a user runs it, and how it ends on bad input."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "grpo"
+sys.path.insert(0, str(EXAMPLE))
+
+from grpo.history import PHASES, Evaluation, History, StepRecord  # noqa: E402
+from grpo.loop import split  # noqa: E402
+from grpo.objective import group_advantages, grpo_loss, masked_mean  # noqa: E402
+from grpo.options import parse_options  # noqa: E402
+from grpo.report import write_report  # noqa: E402
+from grpo.task import SortingTask, verify  # noqa: E402
+
+
+class TestTask:
+    def test_split_is_disjoint_complete_and_the_same_for_a_seed(self):
+        train, held_out = SortingTask(digits=3, seed=4).split()
+        assert len(held_out) == 200
+        assert set(train).isdisjoint(held_out)
+        assert len(set(train) | set(held_out)) == 1000
+        assert SortingTask(digits=3, seed=4).split() == (train, held_out)
+        assert SortingTask(digits=3, seed=5).split() != (train, held_out)
+
+    def test_rounds_use_every_prompt_once_before_one_comes_again(self):
+        task = SortingTask(digits=2, seed=0)
+        train, _ = task.split()
+        rounds = task.rounds(train, 16)
+        seen = [prompt for _ in range(5) for prompt in next(rounds)]
+        assert sorted(seen) == sorted(train)
+        assert len(next(rounds)) == 16
+
+    def test_verifier_takes_the_sorted_digits_and_nothing_else(self):
+        assert verify("3141=", "1134") == 1.0
+        for wrong in ("1143", "134", "11344", "", "1134 ", "3141"):
+            assert verify("3141=", wrong) == 0.0
+
+    def test_warm_up_examples_keep_the_digits_but_seldom_give_the_answer_away(self):
+        task, rng = SortingTask(), random.Random(0)
+        examples = [task.shuffled_example("3142=", rng) for _ in range(2000)]
+        assert all(sorted(example) == list("1234") for example in examples)
+        assert examples.count("1234") < 2000 / 24 * 1.5
+
+    def test_split_shares_are_even(self):
+        assert split("abcde", 2) == ["abc", "de"]
+        assert split("ab", 3) == ["a", "b", ""]
+
+
+class TestAdvantages:
+    def test_each_group_has_mean_zero_and_deviation_one(self):
+        rewards = torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0])
+        groups = group_advantages(rewards, 4).view(2, 4)
+        assert torch.allclose(groups.mean(1), torch.zeros(2), atol=1e-6)
+        assert torch.allclose(groups.std(1, correction=0), torch.ones(2), atol=1e-4)
+        assert groups[0, 0] > 0 > groups[0, 1]
+
+    def test_equal_rewards_teach_nothing(self):
+        assert group_advantages(torch.ones(6), 3).tolist() == [0.0] * 6
+
+    @pytest.mark.parametrize(
+        ("rewards", "group"), [(torch.ones(5), 2), (torch.ones(4), 1), (torch.ones(2, 2), 2)]
+    )
+    def test_what_is_no_whole_group_is_refused(self, rewards, group):
+        with pytest.raises(ValueError, match="group"):
+            group_advantages(rewards, group)
+
+
+def loss_of(logprobs, behaviour, advantages, *, reference=None, mask=None, kl_weight=0.0):
+    reference = behaviour if reference is None else reference
+    mask = torch.ones_like(behaviour) if mask is None else mask
+    return grpo_loss(logprobs, behaviour, reference, advantages, mask, clip=0.2, kl_weight=kl_weight)
+
+
+class TestLoss:
+    def test_on_policy_gradient_is_that_of_reinforce(self):
+        behaviour = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]])
+        logprobs = behaviour.clone().requires_grad_()
+        loss_of(logprobs, behaviour, torch.tensor([2.0, -1.0])).loss.backward()
+        assert torch.allclose(logprobs.grad, torch.tensor([[-0.5, -0.5], [0.25, 0.25]]))
+
+    @pytest.mark.parametrize(
+        ("shift", "advantage", "moves"), [(0.5, 1, False), (0.5, -1, True), (-0.5, -1, False)]
+    )
+    def test_gradient_stops_where_the_ratio_has_gone_far_enough(self, shift, advantage, moves):
+        behaviour = torch.full((1, 3), -1.0)
+        logprobs = (behaviour + shift).requires_grad_()
+        parts = loss_of(logprobs, behaviour, torch.tensor([float(advantage)]))
+        parts.loss.backward()
+        assert bool(logprobs.grad.abs().sum() > 0) is moves
+        assert parts.clipped == 1.0
+
+    def test_divergence_is_zero_at_the_reference_and_positive_elsewhere(self):
+        behaviour = torch.tensor([[-1.0, -2.0]])
+        assert loss_of(behaviour, behaviour, torch.zeros(1)).kl == 0
+        for shift in (0.3, -0.3):
+            parts = loss_of(behaviour, behaviour, torch.zeros(1), reference=behaviour + shift, kl_weight=2.0)
+            assert parts.kl > 0
+            assert torch.isclose(parts.loss, 2 * parts.kl)
+
+    def test_masked_tokens_count_for_nothing(self):
+        behaviour = torch.tensor([[-1.0, -2.0, -7.0]])
+        logprobs = torch.tensor([[-1.1, -1.9, 50.0]], requires_grad=True)
+        parts = loss_of(
+            logprobs, behaviour, torch.ones(1), mask=torch.tensor([[1.0, 1.0, 0.0]]), kl_weight=0.1
+        )
+        parts.loss.backward()
+        assert logprobs.grad[0, 2] == 0
+        assert torch.isfinite(parts.loss)
+
+    def test_long_completions_weigh_as_much_as_short_ones(self):
+        values = torch.tensor([[1.0, 9.0, 9.0], [3.0, 3.0, 3.0]])
+        assert masked_mean(values, torch.tensor([[1.0, 0, 0], [1, 1, 1]])) == 2.0
+        assert masked_mean(values, torch.tensor([[0.0, 0, 0], [1, 1, 1]])) == 1.5
+
+
+def test_options_reach_the_configuration():
+    options = parse_options(
+        ["--steps", "7", "--seed", "3", "--no-sync", "--generator", "transformers", "--quick"]
+    )
+    assert (options.config.grpo.steps, options.config.seed, options.config.synchronise) == (7, 3, False)
+    assert options.config.warmup.steps < parse_options([]).config.warmup.steps
+    for bad in (["--steps", "0"], ["--gpus", "-1"], ["--generator", "magic"], ["--seed", "x"]):
+        with pytest.raises(SystemExit, match="2"):
+            parse_options(bad)
+
+
+def test_report_leaves_a_picture_and_every_figure(tmp_path):
+    history = History()
+    history.evaluations += [Evaluation(0, 0.05), Evaluation(2, 0.5)]
+    for step in (1, 2):
+        seconds = dict.fromkeys(PHASES, 0.5)
+        history.steps.append(StepRecord(step, 0.1 * step, 0.2, 0.0, 0.0, 1e-6, step, 100, seconds))
+    picture, metrics = write_report(history, {"title": "a test"}, tmp_path)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    content = json.loads(metrics.read_text())
+    assert [step["tokens_per_s"] for step in content["steps"]] == [200.0, 200.0]
+    assert content["seconds"] == dict.fromkeys(PHASES, 1.0)
+    assert content["evaluations"][1] == {"step": 2, "reward": 0.5}
+    assert history.summary == "held-out reward 0.05 -> 0.50"
+
+
+class Run:
+    """The example in a process of its own, and whatever that leaves behind."""
+
+    def __init__(self, *arguments, script=EXAMPLE / "run.py", env=None):
+        self.mark = uuid.uuid4().hex
+        environment = {**os.environ, **(env or {}), "GRPO_TEST_MARK": self.mark, "COLUMNS": "200"}
+        command = [sys.executable, str(script), *map(str, arguments)]
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def finish(self, timeout_s=280):
+        """(exit code, standard output, standard error), and no process may be left."""
+        out, err = self.process.communicate(timeout=timeout_s)
+        assert not self.left_behind(), out + err
+        return self.process.returncode, out, err
+
+    def left_behind(self, patience_s=20.0):
+        """Command lines of processes that still carry this run's mark; Ray's own take a moment to end."""
+        deadline = time.monotonic() + patience_s
+        while (found := self._marked()) and time.monotonic() < deadline:
+            psutil.wait_procs(found, timeout=1)
+        return [" ".join(process.cmdline()) for process in found]
+
+    def _marked(self):
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("GRPO_TEST_MARK") == self.mark:
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                continue
+        return found
+
+
+def assert_one_clear_error(run, *words):
+    code, out, err = run.finish()
+    lines = [line for line in err.splitlines() if line.startswith("error:")]
+    assert code == 1, out + err
+    assert len(lines) == 1, err
+    assert "Traceback" not in err
+    for word in words:
+        assert word in lines[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_steps_with_the_transformers_generator(tmp_path):
+    run = Run("--generator", "transformers", "--quick", "--steps", "2", "--output", tmp_path / "out")
+    code, out, err = run.finish(timeout_s=580)
+    assert code == 0, out + err
+    lines = out.strip().splitlines()
+    assert lines[-3].startswith("held-out reward 0.")
+    assert lines[-2:] == [str(tmp_path / "out" / name) for name in ("reward.png", "metrics.json")]
+    content = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    steps = content["steps"]
+    assert [step["step"] for step in steps] == [1, 2]
+    assert [step["weight_version"] for step in steps] == [1, 2]
+    # The generators sample with exactly the weights that the trainer holds, also after it has learnt.
+    assert all(step["logprob_difference"] < 1e-4 for step in steps)
+    assert steps[0]["kl"] < steps[1]["kl"] < 1
+    assert all(step["tokens"] > 256 for step in steps)
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_anything_starts(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert_one_clear_error(Run("--output", tmp_path / "file" / "out"), "output folder", "file/out")
+
+
+def test_more_gpus_than_there_are(tmp_path):
+    assert_one_clear_error(Run("--gpus", "1000", "--output", tmp_path), "1000", "GPU")
+
+
+def test_uv_is_missing(tmp_path):
+    without_uv = {"RAYCREW_UV": str(tmp_path / "no-uv"), "RAYCREW_VENV_DIR": str(tmp_path / "store")}
+    assert_one_clear_error(Run("--output", tmp_path, env=without_uv), "uv", "no-uv")
+
+
+def test_a_worker_that_raises_in_init(tmp_path):
+    run = Run("--output", tmp_path, script=driver(tmp_path), env={"PYTHONPATH": str(EXAMPLE)})
+    assert_one_clear_error(run, "RuntimeError", "no such checkpoint", "rank")
+
+
+def test_interrupt_leaves_no_process_behind(tmp_path):
+    run = Run(
+        "--output",
+        tmp_path,
+        script=driver(tmp_path),
+        env={"PYTHONPATH": str(EXAMPLE), "STALL": str(tmp_path / "up")},
+    )
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "up").exists():
+        assert run.process.poll() is None, run.finish()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    run.process.send_signal(signal.SIGINT)
+    code, out, err = run.finish()
+    assert code == 130, out + err
+    assert "interrupted" in err
+    assert "Traceback" not in err
+
+
+def driver(folder):
+    """The example's own main with another policy worker, which lives beside the driver script."""
+    (folder / "other_policy.py").write_text(
+        "import os, pathlib, time\n"
+        "class Policy:\n"
+        "    def __init__(self, config):\n"
+        "        if not (stall := os.environ.get('STALL')):\n"
+        "            raise RuntimeError('no such checkpoint')\n"
+        "        pathlib.Path(stall).touch()\n"
+        "        time.sleep(600)\n"
+    )
+    script = folder / "other_run.py"
+    script.write_text(
+        "import sys\n"
+        "from grpo.main import main\n"
+        "from grpo.workers import WorkerKind\n"
+        "sys.exit(main(policy=WorkerKind('policy', 'other_policy.Policy', None)))\n"
+    )
+    return script
