@@ -91,7 +91,8 @@ def test_reasons_say_per_node_what_is_needed_free_and_held():
     plan = plan_cluster(nodes, PlacementRequest((8,), GPU), {"n0": ["placement group 'policy' (6 GPU)"]})
     assert not plan.impossible
     assert plan.reasons == (
-        "needed: 1 x 8 bundles of 1 GPU, STRICT_PACK per node; there is room for 3 bundles, on empty nodes for 16",
+        "needed: 1 x 8 bundles of 1 GPU, STRICT_PACK per node; "
+        "there is room for 3 bundles, on empty nodes for 16",
         "node 10.0.0.0 (n0): room for 2 of 8: 2 of 8 GPU free; held by placement group 'policy' (6 GPU)",
         "node 10.0.0.1 (n1): room for 1 of 8: 1 of 8 GPU free; holder unknown",
     )
@@ -105,6 +106,16 @@ def test_fractions_lose_nothing():
     cpus = NodeState("n", "a", {"CPU": 0.3}, {"CPU": 0.1 + 0.2})
     assert plan_cluster([cpus], PlacementRequest((3,), {"CPU": 0.1})).feasible
     assert not plan_cluster([cpus], PlacementRequest((4,), {"CPU": 0.1})).feasible
+
+
+def test_distinct_nodes_have_one_logical_node_each():
+    nodes = [node(0, 8), node(1, 4), node(2, 2)]
+    plan = plan_cluster(nodes, PlacementRequest((1, 2, 4), GPU, distinct_nodes=True))
+    assert [one[0] for one in plan.node_ids] == ["n0", "n2", "n1"]
+    assert not plan_cluster(nodes, PlacementRequest((1, 1, 1, 1), GPU, distinct_nodes=True)).feasible
+    nodes = [node(i, 8, **{"ray.io/gpu-domain": "ab"[i // 2]}) for i in range(4)]
+    request = PlacementRequest((1,) * 4, GPU, segment_size=2, distinct_nodes=True)
+    assert [one[0] for one in plan_cluster(nodes, request).node_ids] == ["n0", "n1", "n2", "n3"]
 
 
 @pytest.mark.parametrize(

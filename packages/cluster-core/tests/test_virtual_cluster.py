@@ -9,6 +9,7 @@ from raycrew.cluster_core import (
     InfeasibleRequestError,
     NodeCallError,
     RayVirtualCluster,
+    ResourceInsufficientError,
 )
 from raycrew.cluster_core.testing import check_cluster
 
@@ -99,3 +100,57 @@ def test_ports_are_leased_on_the_bundles_node(ray_nodes):
         assert list(block.ports) == list(range(block.port, block.port + 4))
         with pytest.raises(ValueError, match="no bundle 4"):
             cluster.get_available_address_and_port(0, 4)
+
+
+@pytest.fixture
+def devices_of(ray_nodes):
+    def devices(cluster):
+        claim = cluster.claim(None, "look")
+        actors = [Where.options(**claim.actor_options(i)).remote() for i in range(len(claim.bundles))]
+        found = [int(one[0]) for one in ray.get([a.devices.remote() for a in actors], timeout=120)]
+        claim.release()
+        return found
+
+    return devices
+
+
+def test_particular_devices_are_granted_and_the_others_stay_free(ray_nodes, devices_of):
+    with RayVirtualCluster([2, 2], gpu_ids=[[1, 3], [0, 2]], name="pinned") as cluster:
+        assert sorted((b.node_index, b.device_index) for b in cluster.bundles) == [
+            (0, 1),
+            (0, 3),
+            (1, 0),
+            (1, 2),
+        ]
+        assert devices_of(cluster) == [1, 3, 0, 2]
+        with RayVirtualCluster([2, 2], gpu_ids=[0, 2]) as other:  # Taken devices make it go elsewhere.
+            assert {b.node_id for b in other.bundles}.isdisjoint(
+                b.node_id for b in cluster.bundles if b.node_index == 1
+            )
+        with RayVirtualCluster([4, 2, 2], unified=True, timeout_s=60):  # Nothing else is held.
+            pass
+
+
+def test_a_device_of_somebody_else_is_never_used(ray_nodes):
+    with RayVirtualCluster([1, 1, 1], gpu_ids=[2], placement_group_strategy="STRICT_PACK") as cluster:
+        assert len({b.node_id for b in cluster.bundles}) == 3
+        with pytest.raises(
+            ResourceInsufficientError, match=r"devices \[2\] of node \w+ are not free, \[0, 1, 3\] are"
+        ):
+            RayVirtualCluster([1], gpu_ids=[2], max_retries=1, timeout_s=60)
+
+
+def test_auto_learns_what_was_granted(ray_nodes, devices_of):
+    with RayVirtualCluster([4], gpu_ids="auto") as cluster:
+        assert [b.device_index for b in cluster.bundles] == [0, 1, 2, 3]
+        assert devices_of(cluster) == [0, 1, 2, 3]
+
+
+def test_a_claim_on_some_bundles_is_in_device_order(ray_nodes):
+    with RayVirtualCluster([4, 4], max_colocated_worker_groups=2) as cluster:
+        assert {b.device_index for b in cluster.bundles} == {None}
+        claim = cluster.claim([1, 2], "some")
+        assert [b.device_index for b in claim.bundles] == [1, 2]
+        assert [b.device_index for b in cluster.bundles] == [0, 1, 2, 3] + [None] * 4
+        actor = Where.options(**claim.actor_options(1)).remote()
+        assert ray.get(actor.devices.remote(), timeout=120) == ["2"]

@@ -3,15 +3,19 @@
 import logging
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 
 from raycrew.cluster_core import _ray_compat
 from raycrew.cluster_core._census import holders_by_node, take_census
+from raycrew.cluster_core._device_pins import DevicesTakenError, held_devices
 from raycrew.cluster_core._plan import PlacementPlan, PlacementRequest, explain_request, plan_cluster
+from raycrew.cluster_core._probe import probe_devices
 from raycrew.cluster_core._topology import Bundle, NodeState
 from raycrew.cluster_core.errors import (
     AllocationTimeoutError,
@@ -62,6 +66,7 @@ class Allocator:
         request: What is asked for.
         alias: Readable start of the names of the groups.
         unified: One placement group for all logical nodes.
+        gpu_ids: Physical devices per logical node, "auto" to learn which were granted, or None.
         timeout_s: Deadline for everything together.
         max_retries: How often groups are created anew after Ray failed to grant them.
         census: Where the nodes come from.
@@ -75,6 +80,7 @@ class Allocator:
         *,
         alias: str,
         unified: bool = False,
+        gpu_ids: Literal["auto"] | tuple[tuple[int, ...], ...] | None = None,
         timeout_s: float = 180.0,
         max_retries: int = 6,
         census: Callable[[str], list[NodeState]] = take_census,
@@ -84,6 +90,8 @@ class Allocator:
         self._request = request
         self._name = f"{alias}-{uuid.uuid4().hex[:8]}"
         self._unified = unified
+        self._gpu_ids = gpu_ids
+        self._passed_over: set[str] = set()  # Nodes where a wanted device was not free.
         self._timeout_s = timeout_s
         self._max_retries = max_retries
         self._census = census
@@ -104,6 +112,9 @@ class Allocator:
             nodes, plan = self._await_plan()
             try:
                 return self._grant(nodes, plan, attempt)
+            except DevicesTakenError as error:
+                self._passed_over.add(error.node_id)
+                problem = str(error)
             except _NotGrantedError as error:
                 problem = str(error)
             except RayError as error:
@@ -125,10 +136,11 @@ class Allocator:
         """Wait until the request fits into what is free."""
         pause, said = _POLL_S, False
         while True:
-            nodes = self._census(self._request.domain_label)
+            nodes = self._nodes()
             plan = plan_cluster(nodes, self._request)
             if plan.feasible:
                 return nodes, plan
+            self._passed_over.clear()
             if plan.impossible and not _ray_compat.autoscaler_is_running():
                 raise InfeasibleRequestError(
                     f"{self._name} can never fit into this cluster:", self._reasons(nodes)
@@ -144,6 +156,11 @@ class Allocator:
                 self._demand()
             self._sleep(min(pause, max(self._left(), 0.0)))
             pause = min(pause * 1.5, _SLOWEST_POLL_S)
+
+    def _nodes(self) -> list[NodeState]:
+        """The nodes, with no room on those that are passed over."""
+        nodes = self._census(self._request.domain_label)
+        return [replace(node, free={}) if node.node_id in self._passed_over else node for node in nodes]
 
     def _reasons(self, nodes: list[NodeState]) -> tuple[str, ...]:
         return explain_request(nodes, self._request, holders_by_node())
@@ -189,14 +206,55 @@ class Allocator:
         ]
         groups: list[PlacementGroup] = []
         try:
-            groups.extend(self._create(one) for one in wanted)
             window = self._clock() + min(_FIRST_WINDOW_S * 2**attempt, max(self._left(), 0.05))
-            for group in groups:
-                self._await(group, window)
-            return _allocation(groups, wanted, nodes, self._request)
+            if isinstance(self._gpu_ids, tuple):
+                self._create_on_devices(wanted, nodes, groups, self._gpu_ids)
+            else:
+                groups.extend(self._create(one) for one in wanted)
+                for group in groups:
+                    self._await(group, window)
+            allocation = _allocation(groups, wanted, nodes, self._request)
+            return allocation if self._gpu_ids is None else self._with_devices(allocation)
         except BaseException:
             _remove(groups)
             raise
+
+    def _create_on_devices(
+        self,
+        wanted: list[_Wanted],
+        nodes: list[NodeState],
+        groups: list[PlacementGroup],
+        gpu_ids: tuple[tuple[int, ...], ...],
+    ) -> None:
+        """Create each group while only its own devices are free on its nodes."""
+        planned = {node_id for one in wanted for node_id in one.node_ids}
+        free = {n.node_id: int(n.free.get(self._accelerator, 0)) for n in nodes if n.node_id in planned}
+        with held_devices(free, self._accelerator, wanted[0].name, self._left) as held:
+            for one in wanted:
+                held.let_go(_devices(one, gpu_ids))
+                groups.append(self._create(one))
+                self._await(groups[-1], self._clock() + min(_FIRST_WINDOW_S, max(self._left(), 0.05)))
+
+    @property
+    def _accelerator(self) -> str:
+        return next(name for name in self._request.bundle if name != "CPU")
+
+    def _with_devices(self, allocation: Allocation) -> Allocation:
+        """Learn which devices were granted, and make sure that they are the wanted ones.
+
+        Each logical node of a list of devices lies on one physical node.
+        """
+        places = [(allocation.groups[group], bundle) for group, bundle in allocation.places]
+        devices = probe_devices(places, self._accelerator, 1.0, max(self._left(), 1.0))
+        seats = tuple(
+            replace(seat, device_index=d) for seat, d in zip(allocation.seats, devices, strict=True)
+        )
+        if isinstance(self._gpu_ids, tuple):
+            granted = sorted((seat.node_index, seat.device_index) for seat in seats)
+            asked = sorted((node, d) for node, ids in enumerate(self._gpu_ids) for d in ids)
+            if granted != asked:
+                raise _NotGrantedError(f"Ray granted the (node, device) pairs {granted} instead of {asked}")
+        return replace(allocation, seats=seats)
 
     def _await(self, group: PlacementGroup, window: float) -> None:
         while not _ray_compat.await_group(group, min(1.0, max(window - self._clock(), 0.05))):
@@ -220,6 +278,14 @@ def _remove(groups: list[PlacementGroup] | tuple[PlacementGroup, ...]) -> None:
             _ray_compat.remove_group(group)
         except RayError as error:
             logger.warning("placement group %s could not be removed: %s", group.id.hex(), error)
+
+
+def _devices(wanted: _Wanted, gpu_ids: tuple[tuple[int, ...], ...]) -> dict[str, list[int]]:
+    """The devices that a group is to get, by node id."""
+    devices: dict[str, list[int]] = defaultdict(list)
+    for node_index, node_id in dict(zip(wanted.node_indices, wanted.node_ids, strict=True)).items():
+        devices[node_id] += gpu_ids[node_index]
+    return devices
 
 
 def _allocation(

@@ -128,6 +128,20 @@ class SlotLedger:
                 self._seats[seat] = replace(self._seats[seat], device_index=device)
             self._sort()
 
+    def unknown_seats(self, partly: set[int]) -> set[int]:
+        """Seats with a free slot and no known device, of nodes where `partly` names some seats, not all."""
+        with self._lock:
+            nodes: dict[int, set[int]] = {}
+            for seat, bundle in enumerate(self._seats):
+                nodes.setdefault(bundle.node_index, set()).add(seat)
+            return {
+                seat
+                for seats in nodes.values()
+                if seats & partly and not seats <= partly
+                for seat in seats
+                if self._seats[seat].device_index is None and len(self._held_by(seat)) < self.slots
+            }
+
     def holders(self) -> dict[int, tuple[str, ...]]:
         """Who holds slots, by bundle index; bundles that nobody holds are left out."""
         with self._lock:

@@ -32,6 +32,7 @@ class ClusterOptions:
         port_range: Ports to lease from.
         communication_backend: What the workers are told to communicate with.
         monitor_memory: Whether memory is watched.
+        accelerator: Resource name of the accelerator in each bundle, if there is one.
     """
 
     request: PlacementRequest
@@ -44,6 +45,7 @@ class ClusterOptions:
     port_range: tuple[int, int] | None
     communication_backend: str
     monitor_memory: bool
+    accelerator: str | None
 
 
 def check_options(
@@ -99,8 +101,13 @@ def check_options(
         raise ValueError(
             f"communication_backend {communication_backend!r} is none of {', '.join(COMMUNICATION_BACKENDS)}"
         )
+    if gpu_ids not in (None, "auto") and placement_group_strategy != "STRICT_PACK":
+        raise ValueError(
+            f"gpu_ids needs STRICT_PACK, not {placement_group_strategy}: it names devices of one node"
+        )
     strategy, segments, domain = _topology(placement_group_strategy, topology_strategy, segment_size, counts)
-    request = PlacementRequest(counts, bundle, strategy, dict(label_selector or {}), segments, domain)
+    pinned = gpu_ids is not None and gpu_ids != "auto"
+    request = PlacementRequest(counts, bundle, strategy, dict(label_selector or {}), segments, domain, pinned)
     return ClusterOptions(
         request=request,
         alias=_alias(name),
@@ -112,6 +119,7 @@ def check_options(
         port_range=None if port_range is None else check_port_range(port_range),
         communication_backend=communication_backend,
         monitor_memory=monitor_memory,
+        accelerator=accelerator if use_gpus else None,
     )
 
 

@@ -75,6 +75,18 @@ def _strict_pack(rooms: Sequence[int], counts: Sequence[int]) -> _Answer | None:
     return found
 
 
+def _distinct(rooms: Sequence[int], counts: Sequence[int]) -> _Answer | None:
+    """Each set into a room of its own; best fit, largest first, is exact."""
+    sizes = _Sizes(rooms)
+    found: _Answer = [()] * len(counts)
+    for position in _largest_first(counts):
+        size = sizes.tightest(counts[position])
+        if size is None:
+            return None
+        found[position] = (sizes.take(size, size),) * counts[position]
+    return found
+
+
 def _pack(rooms: Sequence[int], counts: Sequence[int]) -> _Answer | None:
     """Each set into the tightest room that holds it whole; where none does, into as few as can be."""
     sizes = _Sizes(rooms)
@@ -148,6 +160,7 @@ def _spread(rooms: Sequence[int], counts: Sequence[int], *, strict: bool = False
 
 
 _PACKERS: dict[str, Callable[[Sequence[int], Sequence[int]], _Answer | None]] = {
+    "DISTINCT": _distinct,
     "PACK": _pack,
     "SPREAD": _spread,
     "STRICT_PACK": _strict_pack,

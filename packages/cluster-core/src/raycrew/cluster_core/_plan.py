@@ -30,6 +30,7 @@ class PlacementRequest:
             `"!in(a,b)"`.
         segment_size: How many consecutive logical nodes (of those with bundles) share one domain, or None.
         domain_label: Which label of a node names its domain.
+        distinct_nodes: Whether every logical node has a physical node of its own; only with STRICT_PACK.
     """
 
     bundle_counts: tuple[int, ...]
@@ -38,6 +39,7 @@ class PlacementRequest:
     label_selector: Mapping[str, str] = field(default_factory=dict)
     segment_size: int | None = None
     domain_label: str = DOMAIN_LABEL
+    distinct_nodes: bool = False
 
     def __post_init__(self) -> None:
         check_counts(self.bundle_counts)
@@ -46,6 +48,8 @@ class PlacementRequest:
             raise ValueError(
                 f"a bundle needs at least one positive amount and no negative one, not {dict(self.bundle)}"
             )
+        if self.distinct_nodes and self.strategy != "STRICT_PACK":
+            raise ValueError(f"distinct_nodes needs STRICT_PACK, not {self.strategy}")
         for label, wanted in self.label_selector.items():
             if not isinstance(wanted, str) or not _SELECTOR.fullmatch(wanted):
                 raise ValueError(
@@ -56,6 +60,11 @@ class PlacementRequest:
             raise ValueError(
                 f"segment_size {self.segment_size} does not divide {filled}, the nodes with bundles"
             )
+
+    @property
+    def packing(self) -> str:
+        """How to pack: the strategy, or DISTINCT."""
+        return "DISTINCT" if self.distinct_nodes else self.strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +169,7 @@ def _place(
     filled = [i for i, count in enumerate(request.bundle_counts) if count]
     counts = [int(request.bundle_counts[i]) for i in filled]
     if request.segment_size is None:
-        found = pack(rooms, counts, request.strategy)
+        found = pack(rooms, counts, request.packing)
     else:
         found = _place_segments(nodes, list(rooms), counts, request)
     if found is None:
@@ -191,15 +200,15 @@ def _place_segments(
             if name in hopeless[shape]:
                 continue
             members = domains[name]
-            inside = pack([rooms[i] for i in members], segment, request.strategy)
+            inside = pack([rooms[i] for i in members], segment, request.packing)
             if inside is None:
                 hopeless[shape].add(name)  # It only gets fuller.
                 continue
             found[number] = name, [tuple(members[i] for i in one) for one in inside]
             for one in found[number][1]:
-                for i in one:
-                    rooms[i] -= 1
-            left[name] -= need
+                for i in set(one) if request.distinct_nodes else one:
+                    rooms[i] -= rooms[i] if request.distinct_nodes else 1
+            left[name] = sum(rooms[i] for i in members)
             break
         else:
             return None

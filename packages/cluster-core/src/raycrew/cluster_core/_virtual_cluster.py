@@ -10,10 +10,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from raycrew.cluster_core import _ray_compat
 from raycrew.cluster_core._allocation import Allocation, Allocator
 from raycrew.cluster_core._census import check_connected, take_census
-from raycrew.cluster_core._ledger import LedgerClaim, SlotLedger
+from raycrew.cluster_core._ledger import LedgerClaim, SlotLedger, share_of
 from raycrew.cluster_core._node_calls import run_on_nodes
 from raycrew.cluster_core._options import GpuIds, check_options
 from raycrew.cluster_core._plan import PlacementPlan, plan_cluster
+from raycrew.cluster_core._probe import probe_devices
 from raycrew.cluster_core._rendezvous import PortKeepers
 from raycrew.cluster_core._topology import Bundle, Rendezvous
 from raycrew.cluster_core.errors import ClusterClosedError, NodeLostError
@@ -21,6 +22,8 @@ from raycrew.cluster_core.errors import ClusterClosedError, NodeLostError
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_PROBE_S = 120.0
 
 
 class RayVirtualCluster:
@@ -105,6 +108,7 @@ class RayVirtualCluster:
             port_range=port_range,
         )
         self._closed = False
+        self._probed: set[int] = set()
         self._keepers = PortKeepers(self._options.port_range)
         self._allocation = self._allocate()
         self._ledger = SlotLedger(self._allocation.seats, self._options.slots)
@@ -115,6 +119,7 @@ class RayVirtualCluster:
             options.request,
             alias=options.alias,
             unified=options.unified,
+            gpu_ids=options.gpu_ids,
             timeout_s=options.timeout_s,
             max_retries=options.max_retries,
         )
@@ -185,9 +190,26 @@ class RayVirtualCluster:
             ValueError: An index is out of range or repeated.
             BundlesOccupiedError: A bundle has no free slot; says who holds them.
             NodeLostError: A node of the cluster is gone.
+            ClusterError: Some bundles of a node were named, and its bundles did not tell their devices.
         """
         self.check_nodes()
+        if indices is not None:
+            self._settle(indices)
         return LedgerClaim(self._ledger, self._ledger.take(indices, holder), self._strategy_of)
+
+    def _settle(self, indices: Sequence[int]) -> None:
+        """Learn the devices of nodes of which only some bundles are named: their order decides which."""
+        named = set(self._ledger.seats(indices))
+        seats = self._ledger.unknown_seats(partly=named) - self._probed
+        accelerator = self._options.accelerator
+        if accelerator is None or not seats:
+            return
+        self._probed |= seats
+        order = sorted(seats)
+        share = share_of(1.0, self._options.slots)
+        places = [(self._allocation.groups[g], b) for g, b in (self._allocation.places[s] for s in order)]
+        devices = probe_devices(places, accelerator, share, _PROBE_S)
+        self._ledger.learn({seat: d for seat, d in zip(order, devices, strict=True) if d is not None})
 
     def holders(self) -> dict[int, tuple[str, ...]]:
         """Who holds slots, by bundle index; bundles that nobody holds are left out."""
