@@ -1,0 +1,277 @@
+"""Joining and starting Ray: every branch against real Ray processes, and nothing left changed."""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import ray
+
+from raycrew.cluster_core import (
+    ClusterAuthenticationError,
+    ClusterClosedError,
+    ClusterUnreachableError,
+    NoClusterError,
+    RayConnection,
+    init_ray,
+)
+
+STORE = 80 << 20
+
+
+@pytest.fixture
+def apart(monkeypatch):
+    """This process without a connection, and with nothing in its environment that names a cluster."""
+    ray.shutdown()
+    for name in ("RAY_ADDRESS", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    yield monkeypatch
+    ray.shutdown()
+
+
+def run_driver(code, env):
+    """Run a driver in a process of its own; its last line of output."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, **env}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip().splitlines()[-1]
+
+
+@contextlib.contextmanager
+def driver(code, env):
+    """A driver that runs until the block ends; yields the first line that it prints after its set-up."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code) + "\nimport sys; sys.stdin.readline()"],
+        env={**os.environ, **env}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        for line in child.stdout:
+            if line.startswith("ready "):
+                break
+        else:
+            pytest.fail("the driver ended early")
+        yield line.split()[1]
+    finally:
+        child.communicate("\n", timeout=240)
+
+
+@ray.remote(num_cpus=0)
+def environment_of_a_task():
+    return dict(os.environ)
+
+
+def test_join_by_address_changes_nothing_here_and_forwards_by_policy(local_ray_session, apart):
+    apart.setenv("NCCL_DEBUG", "WARN")
+    apart.setenv("MY_SETTING", "7")
+    apart.setenv("VLLM_API_KEY", "hush")
+    apart.setenv("MY_SECRET", "hush-hush")
+    ray_logger, handler = logging.getLogger("ray"), signal.getsignal(signal.SIGTERM)
+    own, own_signal = logging.NullHandler(), lambda *_: None
+    ray_logger.addHandler(own)
+    signal.signal(signal.SIGTERM, own_signal)
+    before = (dict(os.environ), list(ray_logger.handlers), ray_logger.level, ray_logger.propagate)
+    try:
+        with init_ray(
+            local_ray_session, namespace="mine", forward_env=["MY_SETTING"], secrets=["MY_SECRET"]
+        ) as connection:
+            after = (dict(os.environ), list(ray_logger.handlers), ray_logger.level, ray_logger.propagate)
+            assert after == before
+            assert signal.getsignal(signal.SIGTERM) is own_signal
+            assert (connection.address, connection.started_here) == (local_ray_session, False)
+            assert connection.namespace == "mine" == ray.get_runtime_context().namespace
+            assert dict(connection.secrets) == {"MY_SECRET": "hush-hush"}
+            forwarded = ray.get_runtime_context().runtime_env["env_vars"]
+            assert {"NCCL_DEBUG": "WARN", "MY_SETTING": "7"}.items() <= forwarded.items()
+            assert not {"VLLM_API_KEY", "MY_SECRET", "CUDA_VISIBLE_DEVICES", "RAY_TMPDIR"} & set(forwarded)
+            seen = ray.get(environment_of_a_task.remote())
+            assert seen["MY_SETTING"] == "7" and "VLLM_API_KEY" not in seen and "MY_SECRET" not in seen
+    finally:
+        ray_logger.removeHandler(own)
+        signal.signal(signal.SIGTERM, handler)
+    assert connection.closed and not ray.is_initialized()
+    with init_ray(local_ray_session, forward_env=None) as again:  # The cluster itself is still there.
+        assert "env_vars" not in ray.get_runtime_context().runtime_env
+        assert again is not connection
+
+
+def test_join_by_environment_variable(local_ray_session, apart):
+    apart.setenv("RAY_ADDRESS", local_ray_session)
+    with init_ray() as connection:
+        assert connection.address == local_ray_session
+    with pytest.raises(ValueError, match=r"\['num_cpus', 'dashboard'\] can't be given for a running cluster"):
+        init_ray(num_cpus=1, dashboard=False)
+
+
+def test_one_connection_per_process(local_ray_session, apart):
+    apart.setenv("MY_SECRET", "hush")
+    first = init_ray(local_ray_session)
+    with init_ray() as second, init_ray(local_ray_session, secrets=["MY_SECRET"]) as third:
+        assert first is second is third
+        assert dict(first.secrets) == {"MY_SECRET": "hush"}
+    assert not first.closed, "a user further inside ended the connection of those outside"
+    with pytest.raises(ValueError, match=f"connected to {local_ray_session}; close that"):
+        init_ray("127.0.0.1:1")
+    assert "hush" not in repr(first.secrets)
+    first.close()
+    first.close()
+    for use in (first.child_env, first.__enter__, lambda: first.run_on_each_node(os.getpid)):
+        with pytest.raises(ClusterClosedError):
+            use()
+
+
+def test_a_runtime_that_was_up_before_is_left_up(local_ray_session, apart):
+    ray.init(address=local_ray_session, log_to_driver=False, logging_level="WARNING")
+    with init_ray() as connection:
+        assert isinstance(connection, RayConnection) and not connection.started_here
+        assert connection.address == local_ray_session
+    assert ray.is_initialized()
+
+
+def test_run_on_each_node(ray_nodes):
+    with init_ray() as connection:
+        found = dict(connection.run_on_each_node(lambda: ray.get_runtime_context().get_node_id()))
+    assert len(found) == 3 and all(node_id == result for node_id, result in found.items())
+
+
+def test_a_fresh_cluster_ends_with_its_connection_and_children_can_join_it(apart, tmp_path):
+    with init_ray(
+        "local", num_cpus=3, resources={"thing": 2}, object_store_memory=STORE, log_dir=tmp_path / "logs"
+    ) as connection:
+        assert connection.started_here and connection.dashboard_url is None
+        total = ray.cluster_resources()
+        assert (total["CPU"], total["thing"], total["object_store_memory"]) == (3, 2, STORE)
+        assert (tmp_path / "logs" / "ray" / "gcs_server.out").exists()
+        environ = connection.child_env()
+        assert environ["RAY_ADDRESS"] == connection.address
+        child = """
+            from raycrew.cluster_core import init_ray
+            with init_ray() as connection:
+                nodes = [node_id for node_id, _ in connection.run_on_each_node(lambda: 1)]
+                print(connection.address, connection.started_here, *nodes)
+        """
+        node_id = ray.get_runtime_context().get_node_id()
+        assert run_driver(child, environ).split() == [connection.address, "False", node_id]
+    with pytest.raises(ClusterUnreachableError):
+        init_ray(connection.address)
+
+
+def test_no_cluster(apart, tmp_path):
+    apart.setenv("RAY_TMPDIR", str(tmp_path))
+    with pytest.raises(NoClusterError, match="no running Ray cluster was found"):
+        init_ray("auto")
+    assert not ray.is_initialized()
+
+
+def test_an_address_where_nobody_listens(apart):
+    with pytest.raises(ClusterUnreachableError, match="refused") as caught:
+        init_ray("127.0.0.1:1")
+    assert caught.value.address == "127.0.0.1:1"
+
+
+def test_an_address_where_something_else_listens(apart):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ClusterUnreachableError, match="does not answer as Ray does"):
+            init_ray(address, timeout_s=2)
+    assert not ray.is_initialized()
+
+
+def test_a_wrong_token_is_no_reason_for_a_cluster_of_ones_own(local_ray_session):
+    code = """
+        import ray
+        from raycrew.cluster_core import ClusterAuthenticationError, init_ray
+        try:
+            init_ray()
+        except ClusterAuthenticationError as error:
+            print(error.address, ray.is_initialized())
+    """
+    wrong = {"RAY_ADDRESS": local_ray_session, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32}
+    assert run_driver(code, wrong).split() == [local_ray_session, "False"]
+
+
+JOIN = """
+    from raycrew.cluster_core import NoClusterError, init_ray
+    try:
+        with init_ray("auto") as connection:
+            print(connection.address)
+    except NoClusterError:
+        print("none")
+"""
+
+
+def test_join_what_ray_start_recorded(local_ray_session, tmp_path):
+    environ = {"RAY_TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    record = tmp_path / "ray" / "ray_current_cluster"
+    record.parent.mkdir()
+    record.write_text(local_ray_session)
+    assert run_driver(JOIN, environ) == local_ray_session
+    record.write_text("192.0.2.1:6379")  # Left behind by a cluster that is no more.
+    assert run_driver(JOIN, environ) == "none"
+
+
+@pytest.mark.slow
+def test_reuse_by_visible_devices(tmp_path):
+    start = f"""
+        from raycrew.cluster_core import init_ray
+        connection = init_ray("local", num_cpus=1, num_gpus=2, object_store_memory={STORE})
+        print("ready", connection.address)
+    """
+    elsewhere = {"RAY_TMPDIR": str(tmp_path)}  # Nothing is recorded there.
+    with driver(start, {"CUDA_VISIBLE_DEVICES": "101,102"}) as address:
+        assert run_driver(JOIN, elsewhere | {"CUDA_VISIBLE_DEVICES": "102,101"}) == address
+        assert run_driver(JOIN, elsewhere | {"CUDA_VISIBLE_DEVICES": "101"}) == "none"
+        assert run_driver(JOIN, elsewhere | {"CUDA_VISIBLE_DEVICES": ""}) == "none"
+
+
+@pytest.mark.slow
+def test_reuse_by_slurm_tag(tmp_path):
+    start = f"""
+        from ray.cluster_utils import Cluster
+        resources = {{"slurm_managed_ray_cluster": 1}}
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={{
+                "num_cpus": 1, "resources": resources, "object_store_memory": {STORE},
+                "include_dashboard": False, "labels": {{"raycrew.slurm-job": "4711"}},
+            }},
+        )
+        print("ready", cluster.address)
+    """
+    elsewhere = {"RAY_TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    with driver(start, {}) as address:
+        assert run_driver(JOIN, elsewhere | {"SLURM_JOB_ID": "4711"}) == address
+        assert run_driver(JOIN, elsewhere | {"SLURM_JOB_ID": "4712"}) == "none"
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"address": "/tmp/logs"}, ValueError, "is a path.*log_dir='/tmp/logs'"),
+        ({"address": "./logs"}, ValueError, "is a path"),
+        ({"address": "host"}, ValueError, "not host:port"),
+        ({"address": "host:99999"}, ValueError, "not host:port"),
+        ({"address": "http://host:1"}, ValueError, "not host:port"),
+        ({"address": 6379}, TypeError, "int"),
+        ({"forward_env": "NCCL_DEBUG"}, TypeError, "sequence of names"),
+        ({"forward_env": ["HF_TOKEN"]}, ValueError, "looks like a secret"),
+        ({"secrets": ["SURELY_NOT_SET"]}, ValueError, "not set"),
+        ({"temp_dir": "/tmp/" + "x" * 60}, ValueError, "65 bytes; sockets below it allow 4"),
+    ],
+)
+def test_bad_input(arguments, error, message):
+    with pytest.raises(error, match=message):
+        init_ray(**arguments)
+
+
+def test_errors_are_connection_errors():
+    for error in (NoClusterError, ClusterUnreachableError, ClusterAuthenticationError):
+        assert issubclass(error, ConnectionError)
