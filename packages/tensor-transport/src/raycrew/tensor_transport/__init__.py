@@ -3,6 +3,7 @@
 from raycrew.tensor_transport._arguments import TensorArguments
 from raycrew.tensor_transport._cache import CacheStats
 from raycrew.tensor_transport._packed import PackedTensor
+from raycrew.tensor_transport._plan import DynamicBatchingArgs, SequencePackingArgs
 from raycrew.tensor_transport._ragged import RaggedTensor
 from raycrew.tensor_transport._registry import ShardRegistry
 from raycrew.tensor_transport._shards import ShardRead, StoreStats, TensorShardInfo
@@ -17,6 +18,7 @@ from raycrew.tensor_transport._walk import (
 from raycrew.tensor_transport.backends.inline import InlineBackend
 from raycrew.tensor_transport.backends.object_store import ObjectStoreBackend
 from raycrew.tensor_transport.backends.ray_refs import RayRefBackend
+from raycrew.tensor_transport.backends.shared_memory import SharedMemoryBackend
 from raycrew.tensor_transport.batch import BatchedDataDict, SlicedDataDict
 from raycrew.tensor_transport.errors import (
     BatchSchemaError,
@@ -56,6 +58,7 @@ __all__ = [
     "CacheStats",
     "ChecksumMismatchError",
     "DecodeError",
+    "DynamicBatchingArgs",
     "InlineBackend",
     "ManifestMismatchError",
     "ObjectStoreBackend",
@@ -66,11 +69,13 @@ __all__ = [
     "RTensor",
     "RaggedTensor",
     "RayRefBackend",
+    "SequencePackingArgs",
     "ShardBackend",
     "ShardError",
     "ShardLostError",
     "ShardRead",
     "ShardRegistry",
+    "SharedMemoryBackend",
     "SlicedDataDict",
     "SourceChangedError",
     "StaleHandleError",

@@ -64,7 +64,12 @@ def remotize(
 
 
 def localize(
-    value: Any, registry: ShardRegistry, *, pad: bool = False, timeout_s: float | None = 600.0
+    value: Any,
+    registry: ShardRegistry,
+    *,
+    pad: bool = False,
+    only: Callable[[RTensor], bool] | None = None,
+    timeout_s: float | None = 600.0,
 ) -> Any:
     """The same object with tensors in place of its handles, all fetched in one batch.
 
@@ -72,6 +77,7 @@ def localize(
         value: Any object; it is not changed.
         registry: What can read the handles' shards.
         pad: Restore padding that was trimmed when the tensors were stored.
+        only: Leave handles alone for which this is false.
         timeout_s: Deadline of the requests.
 
     Raises:
@@ -83,7 +89,7 @@ def localize(
     seen: dict[int, int] = {}
 
     def collect(leaf: Any) -> Any:
-        if not isinstance(leaf, RTensor):
+        if not isinstance(leaf, RTensor) or (only is not None and not only(leaf)):
             return leaf
         if id(leaf) not in seen:
             seen[id(leaf)] = len(handles)

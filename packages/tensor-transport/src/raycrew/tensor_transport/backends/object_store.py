@@ -90,7 +90,7 @@ class ObjectStoreBackend:
 
     @classmethod
     def start(cls, node_ids: Sequence[str] | None = None, *, timeout_s: float = 60.0) -> Self:
-        """Start a store actor on each node, all alive ones unless named; `close` or the driver's end ends them."""
+        """Start a store actor on each node, all alive ones unless named. They end with the driver."""
         nodes = _ray_compat.alive_node_ids() if node_ids is None else list(node_ids)
         backend = cls(
             {node: _ray_compat.start_on_node(StoreActor, node) for node in nodes}, timeout_s=timeout_s

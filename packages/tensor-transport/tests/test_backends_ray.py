@@ -1,0 +1,172 @@
+"""The backends over Ray's object store, on two simulated nodes."""
+
+import pickle
+import time
+
+import pytest
+import torch
+
+from raycrew.tensor_transport import (
+    BatchedDataDict,
+    ObjectStoreBackend,
+    RayRefBackend,
+    RTensor,
+    ShardLostError,
+    ShardRegistry,
+    TensorArguments,
+    TransportError,
+    localize,
+    release,
+    remotize,
+)
+from raycrew.tensor_transport.protocols import ShardBackend
+from raycrew.tensor_transport.testing import BackendCase, check_shard_backend, put_rows
+
+ray = pytest.importorskip("ray")
+
+
+class Process:
+    """A worker with a backend."""
+
+    def __init__(self, backend):
+        self.backend = backend
+
+    def run(self, fn, *args):
+        return fn(self.backend, *args)
+
+
+class ActorPeer:
+    def __init__(self, backend, node="node1"):
+        options = {"num_cpus": 0, "resources": {node: 1}}
+        self.actor = ray.remote(Process).options(**options).remote(backend)
+
+    def call(self, fn, *args):
+        try:
+            return ray.get(self.actor.run.remote(fn, *args), timeout=120)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+
+    def kill(self):
+        ray.kill(self.actor)
+        with pytest.raises(ray.exceptions.ActorDiedError):
+            while True:
+                ray.get(self.actor.run.remote(repr), timeout=60)
+
+
+@pytest.fixture
+def stores(ray_cluster):
+    backend = ObjectStoreBackend.start()
+    yield backend
+    backend.close()
+    backend.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("node", ["node0", "node1"])
+def test_store_actors_conform(stores, node):
+    def restart():
+        here = ray.get_runtime_context().get_node_id()
+        ray.kill(stores._stores[here], no_restart=False)
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            try:
+                return stores.stats()
+            except ShardLostError:
+                continue
+        raise AssertionError("the store did not come back")
+
+    case = BackendCase(stores, lambda: ActorPeer(stores, node), True, True, restart)
+    check_shard_backend(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("node", ["node0", "node1"])
+def test_ray_references_conform(ray_cluster, node):
+    backend = RayRefBackend()
+    check_shard_backend(BackendCase(backend, lambda: ActorPeer(backend, node), False, False))
+
+
+def test_backends_fit_their_protocol():
+    assert isinstance(RayRefBackend(), ShardBackend)
+    assert isinstance(ObjectStoreBackend({}), ShardBackend)
+
+
+def test_a_dead_store_is_named(ray_cluster):
+    backend = ObjectStoreBackend.start()
+    shards = put_rows(backend, 5)
+    backend.close()
+    with pytest.raises(ShardLostError, match="the store of node") as caught:
+        backend.fetch([], timeout_s=60) or ShardRegistry(backend).fetch([RTensor(shards[0])], timeout_s=60)
+    assert caught.value.node_id == shards[0].node_id
+    backend.release(shards)
+
+
+def test_a_node_without_a_store_is_named(ray_cluster):
+    with pytest.raises(TransportError, match="has no store"):
+        put_rows(ObjectStoreBackend({"elsewhere": None}), 1)
+
+
+def test_clear_node_and_stats_by_node(stores):
+    here = ray.get_runtime_context().get_node_id()
+    put_rows(stores, 1)
+    assert {node: s.shards for node, s in stores.stats_by_node().items()}[here] == 2
+    assert stores.clear_node(here) == 2
+    assert stores.stats().held_bytes == 0
+
+
+def step(backend, batch, number):
+    """What a worker does with a batch of handles: read, compute, store the result."""
+    registry = ShardRegistry(backend)
+    local = localize(batch, registry)
+    local["reward"] = local["ids"].sum(dim=1)
+    return remotize(local, registry, step=number)
+
+
+def test_steps_of_remotize_dispatch_localize_release_leave_nothing(stores):
+    registry = ShardRegistry(stores)
+    workers = [ActorPeer(stores, node) for node in ("node0", "node1")]
+    for number in range(5):
+        ids = torch.arange(4096 * 16).reshape(4096, 16) + number
+        batch = remotize(BatchedDataDict(ids=ids), registry, step=number)
+        shards = batch.shard(2)
+        done = BatchedDataDict.concat(
+            [w.call(step, shard, number) for w, shard in zip(workers, shards, strict=True)]
+        )
+        assert isinstance(done["reward"], RTensor)
+        assert torch.equal(localize(done, registry)["reward"], ids.sum(dim=1))
+        release([batch, done], registry)
+        assert stores.stats().held_bytes == 0
+    for worker in workers:
+        worker.kill()
+
+
+def make(backend, rows):
+    return TensorArguments().encode({"ids": torch.ones(rows, 1024), "name": "made"})
+
+
+def total_of(backend, value):
+    value = TensorArguments().decode(value)
+    value["ids"] += 1
+    return float(value["ids"].sum())
+
+
+def test_arguments_go_from_worker_to_worker_as_handles(ray_cluster):
+    maker, user = ActorPeer(None, "node0"), ActorPeer(None, "node1")
+    result = maker.call(make, 1000)
+    assert isinstance(result["ids"], RTensor) and result["name"] == "made"
+    assert user.call(total_of, result) == user.call(total_of, result) == 2 * 1000 * 1024
+    assert isinstance(maker.call(make, 2)["ids"], torch.Tensor), "small tensors travel as they are"
+    for peer in (maker, user):
+        peer.kill()
+
+
+def test_arguments_leave_what_is_not_theirs(ray_cluster):
+    from raycrew.tensor_transport import InlineBackend
+
+    transport = pickle.loads(pickle.dumps(TensorArguments(min_bytes=0)))
+    handle = ShardRegistry(InlineBackend()).put([torch.ones(3)])[0]
+    assert transport.decode([handle])[0] is handle
+    plain = {"a": [1, "b"]}
+    assert transport.encode(plain) is plain and transport.decode(plain) is plain
+    with pytest.raises(ValueError, match="min_bytes"):
+        TensorArguments(min_bytes=-1)
