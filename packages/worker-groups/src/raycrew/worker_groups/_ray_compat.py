@@ -107,7 +107,7 @@ def node_cpus() -> dict[str, tuple[float, float]]:
     from ray.autoscaler.v2.sdk import get_cluster_status
 
     # What is free altogether is known at once, where it is free up to a second later.
-    none_free = ray.available_resources().get("CPU", 0.0) < 1
+    none_free = ray.available_resources().get("CPU", 0.0) < 1  # type: ignore[no-untyped-call]
     status = get_cluster_status(ray.get_runtime_context().gcs_address)
     found = {}
     for node in [*status.active_nodes, *status.idle_nodes]:

@@ -1,0 +1,167 @@
+"""A stream of items over several workers: who holds what, what waits, what goes again. No Ray here."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from raycrew.worker_groups.balancing._strategies import Strategy, WorkerLoad
+
+S = TypeVar("S")
+
+MAX_RESENDS = 1
+"""An item that two workers were lost with does not get a third."""
+
+
+class LostWorkerError(Exception):
+    """The worker that held an item is gone; `__cause__` is what the caller would be told."""
+
+
+@dataclass(eq=False, slots=True)
+class Item:
+    """One item on its way."""
+
+    index: int
+    value: Any
+    key: Any
+    resends: int = 0
+
+
+class Workers(Protocol[S]):
+    """What a stream needs of workers; `S` is an item that was sent."""
+
+    def loads(self) -> Sequence[WorkerLoad]:
+        """The living workers, in rank order; at least one."""
+        ...
+
+    def send(self, rank: int, item: Item) -> S:
+        """Send an item to a worker."""
+        ...
+
+    def wait(self, sent: Sequence[S]) -> Sequence[S]:
+        """Those that are done; at least one."""
+        ...
+
+    def collect(self, sent: S) -> Any:
+        """The result of one that is done.
+
+        Raises:
+            LostWorkerError: Its worker was lost, and it may go to another.
+        """
+        ...
+
+    def abandon(self, sent: Sequence[S]) -> None:
+        """Forget these; their results are not wanted."""
+        ...
+
+
+class Stream(Generic[S]):
+    """Sends items as workers get free.
+
+    Args:
+        workers: The workers.
+        strategy: Chooses among them.
+        items: The source, read as late as possible.
+        key: Makes the strategy's key of an item.
+        max_outstanding: Most items of this stream per worker.
+        window: Most items taken from the source and not counted in `given`; None for no bound.
+
+    Attributes:
+        given: How many results, in the items' order, the caller has given on.
+    """
+
+    def __init__(
+        self,
+        workers: Workers[S],
+        strategy: Strategy,
+        items: Iterable[Any],
+        key: Callable[[Any], Any],
+        max_outstanding: int,
+        window: int | None = None,
+    ) -> None:
+        self.given = 0
+        self._workers = workers
+        self._strategy = strategy
+        self._source = iter(items)
+        self._key = key
+        self._max_outstanding = max_outstanding
+        self._window = window
+        self._taken = 0
+        self._exhausted = False
+        self._again: deque[Item] = deque()
+        self._parked: dict[int, deque[Item]] = {}
+        self._sent: dict[S, tuple[int, Item]] = {}
+        self._held: Counter[int] = Counter()
+
+    def pairs(self) -> Generator[tuple[int, Any], None, None]:
+        """Index and result of each item as they come; closing it abandons what is left."""
+        try:
+            while True:
+                self._fill()
+                if not self._sent:
+                    return
+                for sent in self._workers.wait(list(self._sent)):
+                    rank, item = self._sent.pop(sent)
+                    self._held[rank] -= 1
+                    try:
+                        value = self._workers.collect(sent)
+                    except LostWorkerError as lost:
+                        if item.resends >= MAX_RESENDS:
+                            raise (lost.__cause__ or lost) from None
+                        item.resends += 1
+                        self._again.append(item)
+                    else:
+                        yield item.index, value
+        finally:
+            self._workers.abandon(list(self._sent))
+
+    def _fill(self) -> None:
+        loads = self._workers.loads()
+        self._unpark({load.rank for load in loads})
+        while any(self._has_room(load.rank) for load in loads) and self._may_park(len(loads)):
+            item = self._next()
+            if item is None:
+                return
+            offered = loads if self._strategy.sticky else [x for x in loads if self._has_room(x.rank)]
+            rank = self._strategy.choose(offered, item.key)
+            if self._has_room(rank):
+                self._send(rank, item)
+            else:
+                self._parked.setdefault(rank, deque()).append(item)
+            loads = self._workers.loads()
+
+    def _unpark(self, living: set[int]) -> None:
+        """Send what waited for a worker that has room now; what waited for a lost one is placed anew."""
+        for rank in list(self._parked):
+            waiting = self._parked[rank]
+            if rank not in living:
+                self._again.extend(waiting)
+                waiting.clear()
+            while waiting and self._has_room(rank):
+                self._send(rank, waiting.popleft())
+            if not waiting:
+                del self._parked[rank]
+
+    def _may_park(self, n_workers: int) -> bool:
+        return sum(map(len, self._parked.values())) < 2 * self._max_outstanding * n_workers
+
+    def _has_room(self, rank: int) -> bool:
+        return self._held[rank] < self._max_outstanding
+
+    def _next(self) -> Item | None:
+        if self._again:
+            return self._again.popleft()
+        if self._exhausted or (self._window is not None and self._taken - self.given >= self._window):
+            return None
+        try:
+            value = next(self._source)
+        except StopIteration:
+            self._exhausted = True
+            return None
+        item = Item(self._taken, value, self._key(value))
+        self._taken += 1
+        return item
+
+    def _send(self, rank: int, item: Item) -> None:
+        self._sent[self._workers.send(rank, item)] = (rank, item)
+        self._held[rank] += 1
