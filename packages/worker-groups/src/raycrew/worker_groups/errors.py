@@ -61,7 +61,8 @@ class WorkerFailureError(WorkerGroupError):
     """
 
     def __init__(self, message: str, **details: Any) -> None:
-        self.message = message
+        if not isinstance(self, BaseExceptionGroup):  # a group has been given its message before, for good
+            self.message = message
         self.details = details
         self.rank: int | None = details.get("rank")
         self.group_name: str = details.get("group_name", "")
