@@ -60,9 +60,10 @@ class WorkerFailureError(WorkerGroupError):
         details: The same attributes by name, as far as they are known.
     """
 
+    message: str
+
     def __init__(self, message: str, **details: Any) -> None:
-        if not isinstance(self, BaseExceptionGroup):  # a group has been given its message before, for good
-            self.message = message
+        vars(self)["message"] = message  # An ExceptionGroup's own attribute can't be assigned.
         self.details = details
         self.rank: int | None = details.get("rank")
         self.group_name: str = details.get("group_name", "")
