@@ -3,6 +3,8 @@
 import numpy as np
 import torch
 
+from raycrew.tensor_transport import PackedTensor, RaggedTensor
+
 
 def read_only_copy(buffer):
     """A buffer as it comes from shared memory: other bytes, not writable."""
@@ -25,7 +27,7 @@ def same(a, b):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
-    if hasattr(a, "tensors"):
+    if isinstance(a, RaggedTensor | PackedTensor):
         return same(vars(a), vars(b))
     return a == b or (a != a and b != b)
 

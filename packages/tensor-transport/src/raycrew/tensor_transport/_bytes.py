@@ -2,7 +2,9 @@
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,18 @@ _DTYPE_NAMES = (
 )
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _DTYPE_NAMES.split()}
 _NUMPY_KINDS = "biufcmMSU"
+_recorded: ContextVar[list[torch.Tensor] | None] = ContextVar("_recorded", default=None)
+
+
+@contextmanager
+def record_tensors() -> Iterator[list[torch.Tensor]]:
+    """Collect every tensor whose bytes are asked for meanwhile, in this thread."""
+    tensors: list[torch.Tensor] = []
+    token = _recorded.set(tensors)
+    try:
+        yield tensors
+    finally:
+        _recorded.reset(token)
 
 
 def check_tensor(tensor: torch.Tensor, name: str = "tensor") -> None:
@@ -34,6 +48,8 @@ def check_tensor(tensor: torch.Tensor, name: str = "tensor") -> None:
 def tensor_bytes(tensor: torch.Tensor, name: str = "tensor") -> Bytes:
     """The elements of a tensor as bytes, in place if it is contiguous and on the CPU, else a copy of them."""
     check_tensor(tensor, name)
+    if (recorded := _recorded.get()) is not None:
+        recorded.append(tensor)
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
 

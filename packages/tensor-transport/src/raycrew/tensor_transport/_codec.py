@@ -20,6 +20,7 @@ from raycrew.tensor_transport._arenas import Slot, arrange, locate
 from raycrew.tensor_transport._bytes import (
     check_tensor,
     parse_torch_dtype,
+    record_tensors,
     tensor_bytes,
     tensor_from,
     tensor_over,
@@ -75,11 +76,21 @@ def encode(value: object, *, borrow: bool = False) -> Encoded:
     Raises:
         UnsupportedTensorError: A tensor has no plain bytes, or can't be watched for writes (`borrow`).
     """
-    sources: list[torch.Tensor] = []
-    header, buffers = _lay_out(value, sources.append)
-    if borrow:
-        return Encoded(header, buffers, [(tensor, _version(tensor)) for tensor in sources])
-    return Encoded(header, [buffer if buffer.base is None else buffer.copy() for buffer in buffers])
+    return finish(lambda: _lay_out(value), borrow=borrow)
+
+
+def finish(lay_out: Callable[[], tuple[bytes, list[Bytes]]], *, borrow: bool) -> Encoded:
+    """A laid-out object as a snapshot, or with its tensors lent and watched for writes.
+
+    Only memory of tensors is lent: torch counts the writes to them, and nobody counts those to numpy arrays.
+    """
+    with record_tensors() as tensors:
+        header, buffers = lay_out()
+    lent = {buffer.ctypes.data for buffer in buffers if buffer.base is not None} if borrow else set()
+    sources = [(tensor, _version(tensor)) for tensor in tensors if tensor.data_ptr() in lent]
+    kept = {tensor.data_ptr() for tensor, _ in sources}
+    settled = [b if b.base is None or b.ctypes.data in kept else b.copy() for b in buffers]
+    return Encoded(header, settled, sources)
 
 
 def decode(header: bytes | memoryview, buffers: Sequence[Bytes]) -> Any:
@@ -102,12 +113,11 @@ def decode(header: bytes | memoryview, buffers: Sequence[Bytes]) -> Any:
     return load(header[end:], locate([Slot(*row) for row in table.tolist()], buffers))
 
 
-def dump(value: object, on_tensor: Callable[[torch.Tensor], Any] | None = None) -> tuple[bytes, list[Bytes]]:
+def dump(value: object) -> tuple[bytes, list[Bytes]]:
     """Pickle an object, its tensors and arrays beside it as runs of bytes in the memory they already have."""
     stream = io.BytesIO()
     found: list[pickle.PickleBuffer] = []
     pickler = _pickler_class()(stream, protocol=5, buffer_callback=found.append)
-    pickler.on_tensor = on_tensor
     pickler.dump(value)
     return stream.getvalue(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in found]
 
@@ -153,10 +163,8 @@ def check_size(data: Bytes, itemsize: int, shape: Sequence[int]) -> None:
         )
 
 
-def _lay_out(
-    value: object, on_tensor: Callable[[torch.Tensor], Any] | None = None
-) -> tuple[bytes, list[Bytes]]:
-    pickled, runs = dump(value, on_tensor)
+def _lay_out(value: object) -> tuple[bytes, list[Bytes]]:
+    pickled, runs = dump(value)
     slots, buffers = arrange(runs)
     return _PREFIX.pack(_MAGIC, len(slots)) + np.array(slots, _SLOT).tobytes() + pickled, buffers
 
@@ -168,12 +176,8 @@ def _rebuild(rebuild: Callable[..., Any], header: bytes, *buffers: Bytes) -> Any
 class _TensorReducer:
     """Mixed into a pickler: plain tensors become out-of-band buffers."""
 
-    on_tensor: Callable[[torch.Tensor], Any] | None = None
-
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor:
-            if self.on_tensor is not None:
-                self.on_tensor(obj)
             data = pickle.PickleBuffer(tensor_bytes(obj).data)
             return rebuild_tensor, (data, str(obj.dtype).removeprefix("torch."), tuple(obj.shape))
         if isinstance(obj, torch.Tensor) and not isinstance(obj, torch.nn.Parameter):

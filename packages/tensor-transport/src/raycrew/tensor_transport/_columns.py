@@ -49,6 +49,15 @@ def kind_of(column: Any) -> Kind:
     raise TypeError(f"{type(column).__name__} is not a kind of column")
 
 
+def is_column(value: Any) -> bool:
+    """Whether a value has rows: it is of some kind and not a scalar."""
+    try:
+        kind_of(value)
+    except TypeError:
+        return False
+    return bool(getattr(value, "ndim", 1))
+
+
 def transform(column: Any, change: Callable[[Kind, Any], Any], *, copies: bool = False) -> Any:
     """Apply an operation of the column's kind; a received column stays marked unless it is copied."""
     kind = kind_of(column)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from raycrew.tensor_transport._arenas import Slot, arrange, locate
-from raycrew.tensor_transport._codec import Encoded, dump, load
+from raycrew.tensor_transport._codec import dump, load
 from raycrew.tensor_transport._columns import KINDS, Received, bare, kind_of, row_count
 from raycrew.tensor_transport._kinds import Kind
 from raycrew.tensor_transport.errors import DecodeError
@@ -20,8 +20,10 @@ from raycrew.tensor_transport.protocols import Bytes
 _FORMAT = "raycrew.columns/1"
 
 
-def encode_columns(columns: Mapping[str, Any], rows: int, attributes: Mapping[str, Any]) -> Encoded:
-    """Take columns and picklable attributes apart; large columns stay in the memory they have."""
+def encode_columns(
+    columns: Mapping[str, Any], rows: int, attributes: Mapping[str, Any]
+) -> tuple[bytes, list[Bytes]]:
+    """A header and buffers for columns and attributes; large columns stay in the memory they have."""
     described: list[list[Any]] = []
     runs: list[Bytes] = []
     objects: dict[str, Any] = {}
@@ -42,7 +44,7 @@ def encode_columns(columns: Mapping[str, Any], rows: int, attributes: Mapping[st
         pickled = 1 + len(found)
     slots, buffers = arrange(runs)
     header = {"format": _FORMAT, "rows": rows, "columns": described, "pickled": pickled, "slots": slots}
-    return Encoded(json.dumps(header, separators=(",", ":")).encode(), buffers)
+    return json.dumps(header, separators=(",", ":")).encode(), buffers
 
 
 def decode_columns(

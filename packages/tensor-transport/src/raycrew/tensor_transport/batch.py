@@ -1,31 +1,37 @@
 """`BatchedDataDict`: columns with one batch dimension, moved without needless copies."""
 
-import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, Generic, Self, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Self, TypeVar, overload
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from raycrew.tensor_transport._codec import Encoded
-from raycrew.tensor_transport._columns import Received, bare, kind_of, row_count, transform
-from raycrew.tensor_transport._frame import decode_columns, encode_columns
+from raycrew.tensor_transport._columns import bare
+from raycrew.tensor_transport._gather import gather_encoded
 from raycrew.tensor_transport._indexing import (
-    RowIndex,
-    check_permutation,
     even_bounds,
-    inverse_permutation,
-    normalize_rows,
+    row_numbers,
 )
 from raycrew.tensor_transport._kinds import Padding
 from raycrew.tensor_transport._padding import Number, PadSide, check_pad_side
+from raycrew.tensor_transport._plan import (
+    DynamicBatchingArgs,
+    SequencePackingArgs,
+    Share,
+    check_batch_size,
+    dynamic_shares,
+    even_rows,
+    packed_shares,
+)
+from raycrew.tensor_transport._table import ColumnTable
 from raycrew.tensor_transport.errors import BatchSchemaError
-from raycrew.tensor_transport.protocols import Bytes
 
 DictT = TypeVar("DictT", bound=Mapping[str, Any])
 
 
-class BatchedDataDict(MutableMapping[str, Any], Generic[DictT]):
+class BatchedDataDict(ColumnTable, Generic[DictT]):
     """A mapping of columns whose first dimension is the batch.
 
     A column is a tensor, a `RaggedTensor`, a `PackedTensor`, a numpy array or a list. What does not have one
@@ -60,85 +66,10 @@ class BatchedDataDict(MutableMapping[str, Any], Generic[DictT]):
         metadata: Mapping[str, Any] | None = None,
         **columns: Any,
     ) -> None:
-        self._columns: dict[str, Any] = {}
-        self.metadata: dict[str, Any] = dict(metadata or {})
+        super().__init__(data, metadata=metadata, **columns)
         self.micro_batch_indices: list[list[list[int]]] | None = None
         self.micro_batch_lengths: list[list[int]] | None = None
         self.elem_counts_per_gb: list[int] | None = None
-        if isinstance(data, BatchedDataDict):
-            self.metadata = {**data.metadata, **self.metadata}
-        self.update(data, **columns)
-
-    # A mapping
-
-    def __getitem__(self, key: str) -> Any:
-        column = self._columns[key]
-        if isinstance(column, Received):
-            column = self._columns[key] = kind_of(column).own(column.value)
-        return column
-
-    def __setitem__(self, key: str, column: Any) -> None:
-        column = _checked(key, column)
-        rows = row_count(column)
-        others = self._columns.keys() - {key}
-        if others and rows != self.size:
-            raise BatchSchemaError(
-                f"column {key!r} has {rows} rows, the batch has {self.size} (columns {_names(others)}); "
-                "what is not one entry per row belongs into .metadata",
-                key=key,
-                expected=self.size,
-                actual=rows,
-            )
-        self._columns[key] = column
-
-    def __delitem__(self, key: str) -> None:
-        del self._columns[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
-
-    def __len__(self) -> int:
-        """Number of columns, as of any mapping; `size` is the number of rows."""
-        return len(self._columns)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._columns
-
-    def __repr__(self) -> str:
-        columns = ", ".join(f"{key}: {_summary(column)}" for key, column in self._columns.items())
-        return f"{type(self).__name__}(size={self.size}, {{{columns}}})"
-
-    def __copy__(self) -> Self:
-        twin = self._like(type(self), self._columns)
-        vars(twin).update({k: v for k, v in vars(self).items() if k not in ("_columns", "metadata")})
-        return twin
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        twin = type(self).__new__(type(self))
-        memo[id(self)] = twin
-        vars(twin).update({k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k != "_columns"})
-        vars(twin)["_columns"] = {k: copy.deepcopy(self[k], memo) for k in self}
-        return twin
-
-    def copy(self) -> Self:
-        """A batch of the same columns, not copied; adding a column to one does not add it to the other."""
-        return copy.copy(self)
-
-    def get_dict(self) -> dict[str, Any]:
-        """The columns as a plain dict."""
-        return {key: self[key] for key in self}
-
-    @property
-    def size(self) -> int:
-        """Number of rows; 0 without columns."""
-        for column in self._columns.values():
-            return row_count(column)
-        return 0
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of tensors and arrays; lists of objects count nothing."""
-        return sum(_size_bytes(column) for column in self._columns.values())
 
     # Rows
 
@@ -151,41 +82,6 @@ class BatchedDataDict(MutableMapping[str, Any], Generic[DictT]):
         if not 0 <= start <= end <= self.size:
             raise IndexError(f"rows {start}..{end} are not within the {self.size} rows of the batch")
         return self._take(SlicedDataDict, slice(start, end))
-
-    def select_indices(self, indices: RowIndex) -> Self:
-        """The rows that `indices` names, in that order.
-
-        Args:
-            indices: Integers (negative ones count from the end) or one boolean per row, as a list, tuple,
-                tensor or array: copies. A slice or range: views.
-
-        Raises:
-            IndexError: A row does not exist, or a mask has another length than the batch.
-        """
-        return self._take(type(self), normalize_rows(indices, self.size))
-
-    def reorder_data(self, reordered_indices: RowIndex) -> Self:
-        """Move row `i` to position `reordered_indices[i]`, in place.
-
-        It puts rows back in order that were taken by `select_indices(reordered_indices)`, or sharded by
-        `shard_by_batch_size`, which returns these indices.
-
-        Raises:
-            ValueError: The indices are no permutation of the rows.
-        """
-        rows = inverse_permutation(check_permutation(reordered_indices, self.size))
-        self._columns = {key: _take(column, rows) for key, column in self._columns.items()}
-        return self
-
-    def repeat_interleave(self, num_repeats: int) -> Self:
-        """Each row `num_repeats` times in a row; objects in lists are deep copies.
-
-        Raises:
-            ValueError: `num_repeats` is negative.
-        """
-        if num_repeats < 0:
-            raise ValueError(f"rows can't be repeated {num_repeats} times")
-        return self._map(lambda column: transform(column, lambda k, c: k.repeat(c, num_repeats), copies=True))
 
     def chunk(self, rank: int, chunks: int) -> "SlicedDataDict[DictT]":
         """The `rank`-th of `chunks` equal runs of rows, as views.
@@ -235,6 +131,162 @@ class BatchedDataDict(MutableMapping[str, Any], Generic[DictT]):
             batch.elem_counts_per_gb = [end - start]
         return batch
 
+    @overload
+    def shard_by_batch_size(
+        self, shards: int, batch_size: int | None = None, allow_uneven_shards: bool = False
+    ) -> "list[SlicedDataDict[DictT]]": ...
+
+    @overload
+    def shard_by_batch_size(
+        self,
+        shards: int,
+        batch_size: int | None = None,
+        allow_uneven_shards: bool = False,
+        *,
+        dynamic_batching_args: DynamicBatchingArgs,
+    ) -> "tuple[list[SlicedDataDict[DictT]], list[int]]": ...
+
+    @overload
+    def shard_by_batch_size(
+        self,
+        shards: int,
+        batch_size: int | None = None,
+        allow_uneven_shards: bool = False,
+        *,
+        sequence_packing_args: SequencePackingArgs,
+    ) -> "tuple[list[SlicedDataDict[DictT]], list[int]]": ...
+
+    def shard_by_batch_size(
+        self,
+        shards: int,
+        batch_size: int | None = None,
+        allow_uneven_shards: bool = False,
+        dynamic_batching_args: DynamicBatchingArgs | None = None,
+        sequence_packing_args: SequencePackingArgs | None = None,
+    ) -> "list[SlicedDataDict[DictT]] | tuple[list[SlicedDataDict[DictT]], list[int]]":
+        """Cut global batches of `batch_size` rows, split each into `shards`, and join what goes to one shard.
+
+        Args:
+            shards: How many.
+            batch_size: Rows in a global batch; all rows by default. `get_batch` finds a shard's part of one.
+            allow_uneven_shards: Allow sizes that differ by at most one; not together with `batch_size`.
+            dynamic_batching_args: Sort each global batch by length, so that all shards get rows of about
+                equal lengths, and plan microbatches of a token budget, cut alike on all shards; see
+                `make_microbatch_iterator_with_dynamic_shapes`.
+            sequence_packing_args: Plan microbatches of packed sequences, equally many on all shards and about
+                equally many tokens; see `make_microbatch_iterator_for_packable_sequences`.
+
+        Returns:
+            The shards: views where each is one run of rows, else copies. With dynamic batching or packing
+            also the rows' numbers in the order in which `concat(shards)` has them: `reorder_data` takes them.
+
+        Raises:
+            ValueError: Sizes do not divide, a row is over the token budget, or arguments exclude each other.
+        """
+        if dynamic_batching_args is not None and sequence_packing_args is not None:
+            raise ValueError("dynamic_batching_args and sequence_packing_args exclude each other")
+        if allow_uneven_shards and batch_size is not None:
+            raise ValueError("allow_uneven_shards works on the whole batch; leave batch_size out")
+        divide = sequence_packing_args is None and not (allow_uneven_shards and dynamic_batching_args is None)
+        per_batch = check_batch_size(self.size, shards, batch_size, divide=divide)
+        if dynamic_batching_args is not None:
+            lengths = self._lengths(dynamic_batching_args["input_lengths_key"])
+            width = getattr(bare(self._columns[dynamic_batching_args["input_key"]]), "shape", (0, None))[1]
+            return self._deal(dynamic_shares(lengths, shards, per_batch, dynamic_batching_args, width))
+        if sequence_packing_args is not None:
+            lengths = self._lengths(sequence_packing_args["input_lengths_key"])
+            return self._deal(packed_shares(lengths, shards, per_batch, sequence_packing_args))
+        return [self._take(SlicedDataDict, rows) for rows in even_rows(self.size, shards, per_batch)]
+
+    def _lengths(self, key: str) -> npt.NDArray[np.int64]:
+        """A column of lengths, as an array."""
+        column = bare(self._columns[key])
+        array = column.cpu().numpy() if isinstance(column, torch.Tensor) else np.asarray(column)
+        if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+            raise BatchSchemaError(
+                f"column {key!r} does not hold one length per row: {array.dtype} of shape {array.shape}",
+                key=key,
+                expected="integers",
+                actual=array.dtype,
+            )
+        return array.astype(np.int64)
+
+    def _deal(self, shares: Sequence[Share]) -> "tuple[list[SlicedDataDict[DictT]], list[int]]":
+        shards: list[SlicedDataDict[DictT]] = []
+        for share in shares:
+            shard: SlicedDataDict[DictT] = self._take(SlicedDataDict, share.rows)
+            shard.micro_batch_indices, shard.micro_batch_lengths = share.bounds, share.lengths
+            shard.elem_counts_per_gb = share.counts
+            shards.append(shard)
+        return shards, [int(row) for share in shares for row in row_numbers(share.rows, self.size)]
+
+    # Microbatches
+
+    def make_microbatch_iterator(self, microbatch_size: int) -> "Iterator[SlicedDataDict[DictT]]":
+        """Runs of `microbatch_size` rows, as views.
+
+        Raises:
+            ValueError: The rows do not divide evenly.
+        """
+        count = self.get_microbatch_iterator_len(microbatch_size)
+        return (self.slice(i * microbatch_size, (i + 1) * microbatch_size) for i in range(count))
+
+    def get_microbatch_iterator_len(self, microbatch_size: int) -> int:
+        """How many microbatches `make_microbatch_iterator` gives."""
+        if microbatch_size < 1 or self.size % microbatch_size:
+            raise ValueError(f"{self.size} rows are not a multiple of a microbatch size of {microbatch_size}")
+        return self.size // microbatch_size
+
+    def make_microbatch_iterator_with_dynamic_shapes(
+        self, sequence_dim: int = 1, keys: Iterable[str] | None = None
+    ) -> "Iterator[SlicedDataDict[DictT]]":
+        """The microbatches that dynamic batching planned, truncated to the length of each.
+
+        Args:
+            sequence_dim: Which dimension of tensors is the sequence.
+            keys: Truncate only these columns.
+
+        Raises:
+            ValueError: Nothing was planned, or for several global batches (`get_batch` takes one of them).
+        """
+        bounds, lengths = self._planned()
+        kept = None if keys is None else list(keys)
+        return (
+            self.slice(start, end).truncate_tensors(sequence_dim, length, kept)
+            for (start, end), length in zip(bounds, lengths, strict=True)
+        )
+
+    def get_microbatch_iterator_dynamic_shapes_len(self) -> int:
+        """How many microbatches `make_microbatch_iterator_with_dynamic_shapes` gives."""
+        return len(self._planned()[0])
+
+    def make_microbatch_iterator_for_packable_sequences(self) -> "Iterator[SlicedDataDict[DictT]]":
+        """The microbatches that sequence packing planned, each to be packed into one sequence.
+
+        Raises:
+            ValueError: Nothing was planned, or for several global batches (`get_batch` takes one of them).
+        """
+        return (self.slice(start, end) for start, end in self._planned()[0])
+
+    def get_microbatch_iterator_for_packable_sequences_len(self) -> tuple[int, int]:
+        """How many microbatches there are, and how many tokens the largest one has."""
+        bounds, lengths = self._planned()
+        return len(bounds), max(lengths, default=0)
+
+    def _planned(self) -> tuple[list[list[int]], list[int]]:
+        plans = zip(self.micro_batch_indices or [], self.micro_batch_lengths or [], strict=True)
+        match list(plans):
+            case [(bounds, lengths)]:
+                return bounds, lengths
+            case []:
+                raise ValueError(
+                    "no microbatches are planned: shard with dynamic batching or sequence packing"
+                )
+            case several:
+                raise ValueError(
+                    f"microbatches are planned for {len(several)} global batches: get_batch() takes one"
+                )
+
     # Several batches
 
     @classmethod
@@ -273,198 +325,25 @@ class BatchedDataDict(MutableMapping[str, Any], Generic[DictT]):
         """
         return cls._join(parts, lambda _: Padding(None))
 
-    @classmethod
-    def _join(cls, parts: Sequence[Mapping[str, Any]], padding: Callable[[str], Padding]) -> Self:
-        if not parts:
-            raise ValueError("nothing to join: at least one batch is needed")
-        batches: list[BatchedDataDict[Any]] = [
-            part if isinstance(part, BatchedDataDict) else BatchedDataDict(part) for part in parts
-        ]
-        keys = list(batches[0])
-        for i, batch in enumerate(batches):
-            if differ := set(keys) ^ set(batch):
-                raise BatchSchemaError(
-                    f"batch {i} has columns {_names(batch)}, the first one {_names(keys)}",
-                    key=min(differ),
-                    expected=sorted(keys),
-                    actual=sorted(batch),
-                )
-        metadata = {key: value for batch in reversed(batches) for key, value in batch.metadata.items()}
-        joined = cls(metadata=metadata)
-        joined._columns = {key: _concat(batches, key, padding(key)) for key in keys}
-        return joined
+    def all_gather(
+        self,
+        group: "torch.distributed.ProcessGroup | None" = None,
+        pad_value_dict: Mapping[str, Number] | None = None,
+        *,
+        pad_side: PadSide | Mapping[str, PadSide] = "right",
+    ) -> Self:
+        """The batches of all ranks of a process group, joined in rank order as `from_batches` does.
 
-    # Memory
-
-    def to(self, device: str | torch.device, *, non_blocking: bool = False) -> Self:
-        """Move tensors to a device, in place; lists and numpy arrays stay."""
-        target = torch.device(device)
-        on_cpu = target.type == "cpu"
-        self._columns = {
-            key: transform(column, lambda k, c: k.to(c, target, non_blocking=non_blocking))
-            if on_cpu or not isinstance(column, Received)
-            else kind_of(column).to(column.value, target, non_blocking=non_blocking)
-            for key, column in self._columns.items()
-        }
-        return self
-
-    to_device = to
-
-    def truncate_tensors(self, dim: int, truncated_len: int, keys: Iterable[str] | None = None) -> Self:
-        """Keep the first `truncated_len` elements along `dim` of every tensor that has it, in place.
-
-        Args:
-            dim: A dimension after the first.
-            truncated_len: How many to keep; shorter tensors stay as they are.
-            keys: Only these columns.
+        Batches may differ in size, and rows in length; columns come on the CPU. Every rank has to call it.
 
         Raises:
-            ValueError: `dim` is the batch dimension, or the length is negative.
+            BatchSchemaError: Columns or dtypes differ between ranks.
         """
-        if dim < 1 or truncated_len < 0:
-            raise ValueError(
-                f"can't truncate dimension {dim} to {truncated_len}: rows are dimension 0; use slice()"
-            )
-        chosen = set(self) if keys is None else set(keys)
-        self._columns = {
-            key: transform(column, lambda k, c: k.truncate(c, dim, truncated_len))
-            if key in chosen
-            else column
-            for key, column in self._columns.items()
-        }
-        return self
-
-    def writable(self) -> Self:
-        """The batch with every column in memory of its own that may be written to; what already is, stays."""
-        return self._map(
-            lambda column: (
-                kind_of(column).own(column.value)
-                if isinstance(column, Received)
-                else kind_of(column).writable(column)
-            )
-        )
-
-    def borrow(self, key: str) -> Any:
-        """A column where it lies, never copied: for reading only.
-
-        After a `ray.get` that is memory which other processes read as well, and writing through the tensor
-        would change what they see. Look the column up (`batch[key]`) for one that may be written to.
-        """
-        column = self._columns[key]
-        return bare(column)
-
-    def encode(self) -> Encoded:
-        """The batch as a header and few buffers, large columns in the memory they have."""
-        attributes = {k: v for k, v in vars(self).items() if k != "_columns" and v is not None}
-        if not self.metadata:
-            del attributes["metadata"]
-        return encode_columns(self._columns, self.size, attributes)
-
-    @classmethod
-    def decode(cls, header: bytes, buffers: Sequence[Bytes], *, allow_pickle: bool = False) -> Self:
-        """The counterpart of `encode`, in place.
-
-        Args:
-            header: The header.
-            buffers: The buffers.
-            allow_pickle: Whether lists, objects and metadata may be unpickled: only for trusted bytes.
-
-        Raises:
-            DecodeError: The header or the buffers are damaged, or hold pickled content that is not allowed.
-        """
-        columns, attributes = decode_columns(header, buffers, allow_pickle=allow_pickle)
-        batch = cls()
-        batch._columns = columns
-        vars(batch).update(attributes)
-        return batch
-
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        encoded = self.encode()
-        return _decode, (type(self), encoded.header, *encoded.buffers)
-
-    # Inner workings
-
-    def _take(self, cls: "type[BatchT]", rows: Any) -> "BatchT":
-        return self._like(cls, {key: _take(column, rows) for key, column in self._columns.items()})
-
-    def _map(self, change: Callable[[Any], Any]) -> Self:
-        return self._like(type(self), {key: change(column) for key, column in self._columns.items()})
-
-    def _like(self, cls: "type[BatchT]", columns: Mapping[str, Any]) -> "BatchT":
-        """A batch of other columns with the same metadata."""
-        batch = cls(metadata=self.metadata)
-        batch._columns = dict(columns)
-        return batch
+        header, buffers = self._lay_out()
+        gathered = gather_encoded(Encoded(header, buffers), group)
+        batches = [type(self).decode(*parts, allow_pickle=True) for parts in gathered]
+        return type(self).from_batches(batches, pad_value_dict, pad_side=pad_side)
 
 
 class SlicedDataDict(BatchedDataDict[DictT]):
     """A part of a larger batch: one rank's share, or a run of rows."""
-
-
-BatchT = TypeVar("BatchT", bound=BatchedDataDict[Any])
-
-
-def _decode(cls: type[BatchedDataDict[Any]], header: bytes, *buffers: Bytes) -> BatchedDataDict[Any]:
-    return cls.decode(header, buffers, allow_pickle=True)
-
-
-def _checked(key: str, column: Any) -> Any:
-    """The column as it is kept, or an error that says why it is none."""
-    if not isinstance(key, str):
-        raise TypeError(f"columns are named by strings, not by {key!r}")
-    if isinstance(column, tuple):
-        column = list(column)
-    dimensions = getattr(column, "ndim", 1)
-    try:
-        kind_of(column)
-    except TypeError:
-        dimensions = 0
-    if isinstance(column, torch.Tensor) and (column.is_nested or column.layout != torch.strided):
-        raise BatchSchemaError(
-            f"column {key!r} is a nested or sparse tensor; "
-            "use RaggedTensor.from_rows(tensor.unbind()) or to_dense()",
-            key=key,
-            actual=column.layout,
-        )
-    if dimensions == 0:
-        raise BatchSchemaError(
-            f"column {key!r} is a {type(column).__name__} without a batch dimension; a column is a tensor, "
-            "array or list with one entry per row, anything else belongs into .metadata",
-            key=key,
-            actual=type(column).__name__,
-        )
-    return column
-
-
-def _take(column: Any, rows: Any) -> Any:
-    return transform(column, lambda kind, value: kind.take(value, rows), copies=not isinstance(rows, slice))
-
-
-def _concat(batches: "Sequence[BatchedDataDict[Any]]", key: str, padding: Padding) -> Any:
-    columns = [batch._columns[key] for batch in batches]  # noqa: SLF001 - what was received need not be copied
-    kinds = {kind_of(column) for column in columns}
-    if len(kinds) > 1:
-        names = sorted(kind.name for kind in kinds)
-        raise BatchSchemaError(f"column {key!r} is of several kinds: {names}", key=key, actual=names)
-    kind = kinds.pop()
-    received = any(isinstance(column, Received) for column in columns)
-    values = [bare(column) for column in columns]
-    joined = kind.concat(values, key, padding)
-    return Received(joined) if received and not kind.gathers_into_new_memory else joined
-
-
-def _size_bytes(column: Any) -> int:
-    value = bare(column)
-    return int(getattr(value, "nbytes", 0))
-
-
-def _summary(column: Any) -> str:
-    value = bare(column)
-    if hasattr(value, "shape"):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    return type(value).__name__
-
-
-def _names(keys: Iterable[str]) -> str:
-    names = sorted(keys)
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

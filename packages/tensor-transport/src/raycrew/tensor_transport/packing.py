@@ -6,19 +6,18 @@ together. The guarantees are those of the literature: first-fit and best-fit dec
 """
 
 import heapq
-import itertools
-import random
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from raycrew.tensor_transport._fitting import ALGORITHMS, Bins, Sizes
+
+__all__ = ["ALGORITHMS", "Packing", "balance", "pack"]
+
 Lengths = Sequence[int] | npt.NDArray[np.integer] | torch.Tensor
-Bins = list[list[int]]
-Run = tuple[int, list[int]]
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,11 @@ def pack(
         lengths: Tokens of each sequence.
         capacity: Tokens a bin may hold.
         algorithm: One of `ALGORITHMS`: `first_fit_decreasing`, `modified_first_fit_decreasing` and
-            `best_fit_decreasing` pack tightest; `concatenative` keeps the order of the sequences; `first_fit`
+            `best_fit_decreasing` pack tightest; `concatenative` keeps neighbours together; `first_fit`
             and `best_fit` take them as they come and `first_fit_shuffle` in random order.
-        min_bin_count: At least this many bins; bins are split to get there.
-        bin_count_multiple: The number of bins is a multiple of this, for example of the ranks.
+        min_bin_count: At least this many bins.
+        bin_count_multiple: The number of bins is a multiple of this, for example of the ranks. Where that
+            means more bins than are needed, all are filled a little less, rather than a few hardly at all.
         seed: For `first_fit_shuffle`.
 
     Raises:
@@ -76,9 +76,12 @@ def pack(
         raise ValueError(f"unknown packing algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
     if min_bin_count < 1 or bin_count_multiple < 1:
         raise ValueError(f"bin counts are positive, not {min_bin_count} and {bin_count_multiple}")
-    bins = ALGORITHMS[algorithm](sizes, capacity, seed) if len(sizes) else []
-    needed = max(len(bins), min_bin_count) if len(sizes) else 0
-    bins = _split_up(bins, sizes, -(-needed // bin_count_multiple) * bin_count_multiple)
+    if not len(sizes):
+        return Packing([], [], capacity)
+    bins = ALGORITHMS[algorithm](sizes, capacity, seed)
+    count = -(-max(len(bins), min_bin_count) // bin_count_multiple) * bin_count_multiple
+    if len(bins) < count:
+        bins = _split_up(_less_full(sizes, capacity, algorithm, seed, count) or bins, sizes, count)
     return Packing([sorted(b) for b in bins], [int(sizes[b].sum()) for b in bins], capacity)
 
 
@@ -86,7 +89,7 @@ def balance(loads: Sequence[int], ranks: int) -> list[list[int]]:
     """Deal bins out to ranks: equally many each, with about equally many tokens.
 
     The heaviest bins are dealt first, in rounds of one bin per rank, each round's heaviest to the rank with
-    the fewest tokens so far.
+    the fewest tokens so far; then the ranks with the most and the fewest tokens exchange bins while it helps.
 
     Args:
         loads: Tokens of each bin; as many bins as a multiple of `ranks`.
@@ -110,150 +113,58 @@ def balance(loads: Sequence[int], ranks: int) -> list[list[int]]:
         for rank, b in zip(lightest_first, order[start : start + ranks], strict=True):
             dealt[rank].append(b)
             totals[rank] += loads[b]
+    for _ in range(8 * ranks):
+        if not _exchange(dealt, totals, loads):
+            break
     return dealt
 
 
-class _Shelf:
-    """Items under integer keys; the nearest key below or above is found in logarithmic time."""
-
-    def __init__(self, runs: Iterable[Run] = ()) -> None:
-        self._items: dict[int, list[int]] = {key: items[::-1] for key, items in runs}
-        self.keys = sorted(self._items)
-
-    def push(self, key: int, item: int) -> None:
-        if key in self._items:
-            self._items[key].append(item)
-        else:
-            self._items[key] = [item]
-            insort(self.keys, key)
-
-    def pop_at_least(self, key: int) -> tuple[int, int] | None:
-        """The smallest key that is not below, with one item of it."""
-        i = bisect_left(self.keys, key)
-        return self._pop(i) if i < len(self.keys) else None
-
-    def pop_at_most(self, key: int) -> tuple[int, int] | None:
-        """The largest key that is not above, with one item of it."""
-        i = bisect_right(self.keys, key)
-        return self._pop(i - 1) if i else None
-
-    def pop_smallest_if_two_fit(self, limit: int) -> tuple[int, int] | None:
-        """The smallest key with one item, if it and the next smallest item together are not above `limit`."""
-        if not self.keys:
-            return None
-        first = self.keys[0]
-        second = first if len(self._items[first]) > 1 else next(iter(self.keys[1:2]), limit + 1)
-        return self._pop(0) if first + second <= limit else None
-
-    def runs(self) -> Iterator[Run]:
-        """Everything that is left, largest key first."""
-        for key in reversed(self.keys):
-            yield key, self._items[key][::-1]
-
-    def _pop(self, i: int) -> tuple[int, int]:
-        key = self.keys[i]
-        items = self._items[key]
-        item = items.pop()
-        if not items:
-            del self._items[key], self.keys[i]
-        return key, item
-
-
-def _first_fit(runs: Iterable[Run], capacity: int, most_bins: int) -> Bins:
-    """Each sequence into the first bin with room, found in a tree of the most room among a range of bins."""
-    leaves = 1 << max(most_bins - 1, 0).bit_length()
-    room = [capacity] * (2 * leaves)
-    bins: Bins = [[] for _ in range(leaves)]
-    for length, items in runs:
-        start = 0
-        while start < len(items):
-            node = 1
-            while node < leaves:
-                node *= 2
-                if room[node] < length:
-                    node += 1
-            fitting = room[node] // length if length else len(items)
-            bins[node - leaves] += items[start : start + fitting]
-            room[node] -= length * min(fitting, len(items) - start)
-            start += fitting
-            node //= 2
-            while node:
-                most = max(room[2 * node], room[2 * node + 1])
-                if room[node] == most:
-                    break
-                room[node] = most
-                node //= 2
-    return [b for b in bins if b]
-
-
-def _best_fit(runs: Iterable[Run], capacity: int) -> Bins:
-    """Each sequence into the fullest bin with room."""
-    bins: Bins = []
-    by_room = _Shelf()
-    for length, items in runs:
-        start = 0
-        while start < len(items):
-            found = by_room.pop_at_least(length)
-            room, b = found or (capacity, len(bins))
-            if found is None:
-                bins.append([])
-            fitting = min(room // length, len(items) - start) if length else len(items)
-            bins[b] += items[start : start + fitting]
-            by_room.push(room - length * fitting, b)
-            start += fitting
-    return bins
-
-
-def _modified_first_fit_decreasing(sizes: npt.NDArray[np.int64], capacity: int) -> Bins:
-    """Large sequences (over 1/2) open bins; then medium ones (over 1/3), small ones in pairs, the rest."""
-    runs = list(_decreasing(sizes))
-    large = [(length, item) for length, items in runs if 2 * length > capacity for item in items]
-    bins: Bins = [[item] for _, item in large]
-    room = [capacity - length for length, _ in large]
-    medium = _Shelf(run for run in runs if 3 * run[0] > capacity >= 2 * run[0])
-    small = _Shelf(run for run in runs if 6 * run[0] > capacity >= 3 * run[0])
-    tiny = [run for run in runs if 6 * run[0] <= capacity]
-    without_medium = [b for b in range(len(bins)) if not _place_largest(medium, b, bins, room)]
-    for b in reversed(without_medium):
-        if found := small.pop_smallest_if_two_fit(room[b]):
-            _put(found, b, bins, room)
-            _place_largest(small, b, bins, room)
-    rest = _Shelf([*medium.runs(), *small.runs(), *tiny])
-    for b in range(len(bins)):
-        while _place_largest(rest, b, bins, room):
-            pass
-    left = list(rest.runs())
-    return bins + _first_fit(left, capacity, _most_bins(sum(k * len(items) for k, items in left), capacity))
-
-
-def _place_largest(shelf: _Shelf, b: int, bins: Bins, room: list[int]) -> bool:
-    """Put the largest sequence that still fits into a bin; False if none does."""
-    found = shelf.pop_at_most(room[b])
-    if found is None:
+def _exchange(dealt: list[list[int]], totals: list[int], loads: Sequence[int]) -> bool:
+    """Swap the two bins that bring the heaviest and the lightest rank closest; False if none does."""
+    heavy = max(range(len(totals)), key=totals.__getitem__)
+    light = min(range(len(totals)), key=totals.__getitem__)
+    gap = totals[heavy] - totals[light]
+    giving = np.array([loads[b] for b in dealt[heavy]])
+    taking = np.array([loads[b] for b in dealt[light]][::-1])
+    below = np.searchsorted(taking, giving - gap / 2, side="right") - 1
+    best, give, take = gap, 0, 0
+    for neighbour in (below, below + 1):
+        position = np.clip(neighbour, 0, len(taking) - 1)
+        left = np.abs(gap - 2 * (giving - taking[position]))
+        i = int(left.argmin())
+        if left[i] < best:
+            best, give, take = int(left[i]), i, len(taking) - 1 - int(position[i])
+    if best == gap:
         return False
-    _put(found, b, bins, room)
+    moved = loads[dealt[heavy][give]] - loads[dealt[light][take]]
+    totals[heavy] -= moved
+    totals[light] += moved
+    dealt[heavy][give], dealt[light][take] = dealt[light][take], dealt[heavy][give]
+    for rank in (heavy, light):
+        dealt[rank].sort(key=lambda b: -loads[b])
     return True
 
 
-def _put(found: tuple[int, int], b: int, bins: Bins, room: list[int]) -> None:
-    length, item = found
-    bins[b].append(item)
-    room[b] -= length
+def _less_full(sizes: Sizes, capacity: int, algorithm: str, seed: int, count: int) -> Bins | None:
+    """At most `count` bins of about equal loads, found by packing into smaller ones; None if that fails.
+
+    The search is that of MULTIFIT (Coffman, Garey and Johnson, 1978) in a few fixed steps; what is longer
+    than the smaller bins gets a bin of its own.
+    """
+    fair = -(-int(sizes.sum()) // count)
+    for slack in (1.0005, 1.002, 1.01, 1.03, 1.1, 1.2):
+        room = int(fair * slack) + 1
+        if room >= capacity:
+            return None
+        others = np.flatnonzero(sizes <= room)
+        alone = [[i] for i in np.flatnonzero(sizes > room).tolist()]
+        bins = ALGORITHMS[algorithm](sizes[others], room, seed) if len(others) else []
+        if len(alone) + len(bins) <= count:
+            return alone + [others[b].tolist() for b in bins]
+    return None
 
 
-def _concatenative(sizes: npt.NDArray[np.int64], capacity: int) -> Bins:
-    """Sequences in their order; a new bin when the current one is full."""
-    ends = np.cumsum(sizes)
-    bins: Bins = []
-    start = used = 0
-    while start < len(sizes):
-        stop = int(np.searchsorted(ends, used + capacity, side="right"))
-        bins.append(list(range(start, stop)))
-        start, used = stop, int(ends[stop - 1])
-    return bins
-
-
-def _split_up(bins: Bins, sizes: npt.NDArray[np.int64], count: int) -> Bins:
+def _split_up(bins: Bins, sizes: Sizes, count: int) -> Bins:
     """Split the heaviest bins until there are `count`."""
     if len(sizes) < count:
         raise ValueError(
@@ -277,37 +188,7 @@ def _split_up(bins: Bins, sizes: npt.NDArray[np.int64], count: int) -> Bins:
     return bins
 
 
-def _decreasing(sizes: npt.NDArray[np.int64]) -> Iterator[Run]:
-    """Runs of equal lengths, longest first; sequences of equal length in their order."""
-    order = np.argsort(-sizes, kind="stable")
-    ordered = sizes[order]
-    cuts = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(order)]
-    items = order.tolist()
-    for start, stop in itertools.pairwise(cuts):
-        yield int(ordered[start]), items[start:stop]
-
-
-def _as_they_come(sizes: npt.NDArray[np.int64], order: Iterable[int] | None = None) -> Iterator[Run]:
-    lengths = sizes.tolist()
-    return ((lengths[i], [i]) for i in (range(len(lengths)) if order is None else order))
-
-
-def _shuffled(sizes: npt.NDArray[np.int64], seed: int) -> Iterator[Run]:
-    order = list(range(len(sizes)))
-    random.Random(seed).shuffle(order)
-    return _as_they_come(sizes, order)
-
-
-def _most_bins(tokens: int, capacity: int) -> int:
-    """First-fit never uses more: of two bins, the later one's first sequence did not fit the earlier."""
-    return 2 * -(-tokens // capacity) + 1
-
-
-def _room_for(sizes: npt.NDArray[np.int64], capacity: int) -> int:
-    return min(_most_bins(int(sizes.sum()), capacity), len(sizes))
-
-
-def _checked(lengths: Lengths, capacity: int) -> npt.NDArray[np.int64]:
+def _checked(lengths: Lengths, capacity: int) -> Sizes:
     array = lengths.detach().cpu().numpy() if isinstance(lengths, torch.Tensor) else np.asarray(lengths)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
         raise ValueError(f"lengths are one dimension of integers, not {array.dtype} of shape {array.shape}")
@@ -321,22 +202,3 @@ def _checked(lengths: Lengths, capacity: int) -> npt.NDArray[np.int64]:
             f"({len(bad)} such in all); truncate it or raise the budget"
         )
     return sizes
-
-
-ALGORITHMS: dict[str, Callable[[npt.NDArray[np.int64], int, int], Bins]] = {
-    "concatenative": lambda sizes, capacity, _: _concatenative(sizes, capacity),
-    "first_fit": lambda sizes, capacity, _: _first_fit(
-        _as_they_come(sizes), capacity, _room_for(sizes, capacity)
-    ),
-    "first_fit_shuffle": lambda sizes, capacity, seed: _first_fit(
-        _shuffled(sizes, seed), capacity, _room_for(sizes, capacity)
-    ),
-    "first_fit_decreasing": lambda sizes, capacity, _: _first_fit(
-        _decreasing(sizes), capacity, _room_for(sizes, capacity)
-    ),
-    "modified_first_fit_decreasing": lambda sizes, capacity, _: _modified_first_fit_decreasing(
-        sizes, capacity
-    ),
-    "best_fit": lambda sizes, capacity, _: _best_fit(_as_they_come(sizes), capacity),
-    "best_fit_decreasing": lambda sizes, capacity, _: _best_fit(_decreasing(sizes), capacity),
-}
