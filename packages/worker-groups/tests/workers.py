@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import sys
 import threading
 import time
+from pathlib import Path
 
 import ray
 
@@ -59,7 +61,8 @@ class Worker:
 
     def fail_on(self, ranks, hang_s=0.0):
         if current_worker().rank in ranks:
-            print("the last words", flush=True)
+            sys.stdout.write("the last words\n")
+            sys.stdout.flush()
             raise ValueError(f"rank {current_worker().rank} was told to fail")
         time.sleep(hang_s)
         return "fine"
@@ -139,14 +142,19 @@ class Grouped:
 
 class RaisesInInit:
     def __init__(self, rank):
-        print("the last words", flush=True)
+        sys.stdout.write("the last words\n")
+        sys.stdout.flush()
         if current_worker().rank == rank:
             raise RuntimeError("not today")
         time.sleep(3600)
 
 
 class RaisesOnAll:
-    def __init__(self):
+    def __init__(self, folder):
+        me = current_worker()
+        Path(folder, str(me.rank)).touch()
+        while len(list(Path(folder).iterdir())) < me.world_size:
+            time.sleep(0.01)
         raise RuntimeError(f"not today on {current_worker().rank}")
 
 

@@ -74,7 +74,7 @@ class FakeCluster:
             BundlesOccupiedError: A bundle has no free slot.
         """
         ledger = self._open()
-        return LedgerClaim(ledger, ledger.take(indices, holder), lambda _seat: "DEFAULT")
+        return LedgerClaim(lambda: ledger, ledger.take(indices, holder), lambda _seat: "DEFAULT")
 
     def rendezvous(self, bundle_index: int = 0, n_ports: int = 1) -> Rendezvous:
         """Hand out port numbers that this cluster never handed out before; nothing listens on them."""
@@ -175,7 +175,7 @@ def simulated_nodes(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
 
     with _temporary_folder():
         common = {"object_store_memory": _STORE_BYTES}
-        head = {**common, **nodes[0], "include_dashboard": False, "_system_config": _FAST_DEATH}
+        head = {**common, "include_dashboard": False, **nodes[0], "_system_config": _FAST_DEATH}
         make: Any = cluster_utils.Cluster
         cluster = make(initialize_head=True, head_node_args=head)
         try:
@@ -209,14 +209,14 @@ def clean_up(timeout_s: float = 60.0) -> None:
         TimeoutError: Something still holds resources, even after a new connection to the cluster.
     """
     import ray
+    from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
     for actor in ray.util.list_named_actors(all_namespaces=True):
         with contextlib.suppress(ValueError):
             ray.kill(ray.get_actor(actor["name"], namespace=actor["namespace"]))
-    for group_id, entry in ray.util.placement_group_table().items():
+    for group_id, entry in placement_group_table().items():
         if entry["state"] != "REMOVED":
-            group = ray.util.placement_group.PlacementGroup(ray.PlacementGroupID.from_hex(group_id))
-            ray.util.remove_placement_group(group)
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(group_id)))
     gc.collect()
     if not _all_free(timeout_s / 6):
         address = ray.get_runtime_context().gcs_address

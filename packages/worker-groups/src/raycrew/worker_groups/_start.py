@@ -14,7 +14,7 @@ from ray.exceptions import GetTimeoutError
 
 from raycrew.cluster_core import Claim, Cluster
 from raycrew.worker_groups._failures import Whereabouts, failure, log_tail, start_timeout
-from raycrew.worker_groups._options import WorkerOptions, is_process_variable, merge_options
+from raycrew.worker_groups._options import Configured, WorkerOptions, merge_options
 from raycrew.worker_groups._plugins import interpreter_for
 from raycrew.worker_groups._ranks import RankInfo, SeatPlan, WorkerFacts, assign_ranks, rank_order
 from raycrew.worker_groups._ray_compat import (
@@ -161,13 +161,20 @@ class _Launch:
         held = held_class(self.spec.builder.worker)
         if held is not None:
             return describe_class(*unwrap_actor_class(held), requests)
-        runtime_env = {"py_executable": python} if python else None
+        common = merge_options(
+            {},
+            self.spec.builder.ray_options,
+            Configured(),
+            {},
+            env_vars=self.spec.env_vars,
+            py_executable=python,
+        )
         node_id = self.claim.bundles[0].node_id
         ref = run_on_node(
             describe_in_environment,
-            [self.source, requests, dict(self.spec.env_vars)],
+            [self.source, requests, common.env_vars],
             node_id=node_id if is_alive_node(node_id) else None,
-            runtime_env=runtime_env,
+            runtime_env=common.actor.get("runtime_env"),
         )
         try:
             return ray.get(ref, timeout=left(self.deadline))  # type: ignore[no-any-return]
@@ -357,5 +364,5 @@ def describe_in_environment(
     source: ClassSource, requests: Sequence[Mapping[str, Any]], env_vars: Mapping[str, str]
 ) -> ClassInfo:
     """`describe` as a task of its own, in a process that ends afterwards."""
-    os.environ.update({k: v for k, v in env_vars.items() if not is_process_variable(k)})
+    os.environ.update(env_vars)
     return describe(source, requests)

@@ -1,0 +1,131 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raycrew.cluster_core import Bundle
+from raycrew.worker_groups import RankInfo
+from raycrew.worker_groups._ranks import WorkerFacts, assign_ranks, plan_seats, rank_environment, rank_order
+
+
+def bundles(*counts):
+    nodes = [node for node, count in enumerate(counts) for _ in range(count)]
+    return [Bundle(i, node, f"node{node}", f"10.0.0.{node}") for i, node in enumerate(nodes)]
+
+
+def facts(nodes_and_devices):
+    return [
+        WorkerFacts(f"node{n}", f"10.0.0.{n}", pid=i, device_index=d, master_port=5000 + i, ports=(6000 + i,))
+        for i, (n, d) in enumerate(nodes_and_devices)
+    ]
+
+
+def indices(plan):
+    return [seat.bundle.index for seat in plan.seats]
+
+
+@pytest.mark.smoke
+def test_one_worker_per_bundle_claims_all_in_whatever_order():
+    plan = plan_seats(bundles(2, 0, 1))
+    assert (indices(plan), plan.indices, plan.ordered) == ([0, 1, 2], None, False)
+    assert plan.tied_groups == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen"), [(1, [0, 4]), ([2, 1], [0, 1, 4]), ([0, 2], [4, 5]), ([4, 2], None)]
+)
+def test_workers_per_node(asked, chosen):
+    plan = plan_seats(bundles(4, 2), workers_per_node=asked)
+    assert plan.indices == (None if chosen is None else tuple(chosen))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workers_per_node": 3}, "node 1 has 2 bundle"),
+        ({"workers_per_node": -1}, "no room for -1"),
+        ({"workers_per_node": [1]}, "1 entries for 2 node"),
+        ({"workers_per_node": 0}, "no worker at all"),
+        ({"workers_per_node": 1, "bundle_indices_list": [[0]]}, "not both"),
+        ({"bundle_indices_list": []}, "is empty"),
+        ({"bundle_indices_list": [(0, [])]}, "names no bundle"),
+        ({"bundle_indices_list": [(0, [4])]}, "node 0 has no bundle 4"),
+        ({"bundle_indices_list": [[6]]}, "the cluster has no bundle 6"),
+        ({"bundle_indices_list": [(2, [0])]}, "no node 2 among 2"),
+        ({"bundle_indices_list": [(1, [0]), [4]]}, r"bundle\(s\) \[4\] more than once"),
+    ],
+)
+def test_layouts_that_do_not_fit_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        plan_seats(bundles(4, 2), **arguments)
+
+
+def test_tied_groups_keep_their_order_and_tell_their_leaders():
+    plan = plan_seats(bundles(2, 0, 2), bundle_indices_list=[(1, [1, 0]), [0], (0, [1])])
+    assert (indices(plan), plan.indices, plan.ordered) == ([3, 2, 0, 1], (3, 2, 0, 1), True)
+    assert plan.tied_groups == [[0, 1], [2], [3]]
+    assert [seat.tied_bundles for seat in plan.seats] == [(1, [1, 0]), None, (0, [0]), (0, [1])]
+
+
+def test_a_tied_group_may_span_nodes():
+    plan = plan_seats(bundles(2, 2), bundle_indices_list=[[0, 1, 2, 3]])
+    assert plan.tied_groups == [[0, 1, 2, 3]]
+
+
+def test_ranks_follow_node_and_device():
+    plan = plan_seats(bundles(3, 2))
+    found = facts([(0, 2), (0, 0), (0, 1), (1, 5), (1, 4)])
+    assert rank_order(plan, found) == [1, 2, 0, 4, 3]
+    half_known = facts([(0, 2), (0, None), (0, 1), (1, 5), (1, 4)])
+    assert rank_order(plan, half_known) == [0, 1, 2, 4, 3]
+
+
+def test_ranks_follow_the_order_that_was_asked_for():
+    plan = plan_seats(bundles(2, 1), bundle_indices_list=[[2], [1, 0]])
+    assert rank_order(plan, facts([(1, 0), (0, 7), (0, 3)])) == [0, 1, 2]
+
+
+def test_two_logical_nodes_on_one_machine_count_as_one_node():
+    found = facts([(0, 0), (0, 1), (0, 2), (0, 3)])
+    infos = assign_ranks([0, 1, 2, 3], found, [0, 1, 2, 3], "g")
+    assert [(i.node_rank, i.local_rank, i.local_world_size) for i in infos] == [(0, r, 4) for r in range(4)]
+
+
+def test_rank_zero_is_the_master():
+    infos = assign_ranks([2, 0, 1], facts([(0, 0), (1, 0), (1, 1)]), [0, 1, 2], "g", generation=3)
+    assert {(i.master_address, i.master_port, i.generation) for i in infos} == {("10.0.0.1", 5002, 3)}
+    assert [(i.rank, i.bundle_index, i.ports) for i in infos] == [
+        (0, 2, (6002,)),
+        (1, 0, (6000,)),
+        (2, 1, (6001,)),
+    ]
+    assert [(i.node_rank, i.local_rank) for i in infos] == [(0, 0), (1, 0), (0, 1)]
+
+
+def test_the_environment_is_that_of_launchers():
+    info = RankInfo(3, 8, 1, 2, 1, "n", "10.0.0.1", 3, None, "10.0.0.0", 29500, (1, 2), "g")
+    assert rank_environment(info) == {
+        "RANK": "3",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "NODE_RANK": "1",
+        "GROUP_RANK": "1",
+        "MASTER_ADDR": "10.0.0.0",
+        "MASTER_PORT": "29500",
+        "RAYCREW_PORTS": "1,2",
+    }
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any), st.randoms())
+def test_local_ranks_are_dense_on_every_node(counts, random):
+    plan = plan_seats(bundles(*counts))
+    devices = [(seat.bundle.node_index, seat.position) for seat in plan.seats]
+    random.shuffle(devices)
+    devices.sort(key=lambda pair: pair[0])
+    found = facts(devices)
+    infos = assign_ranks(rank_order(plan, found), found, range(len(found)), "g")
+    assert [i.rank for i in infos] == list(range(len(infos)))
+    for node in {i.node_id for i in infos}:
+        here = [i for i in infos if i.node_id == node]
+        assert [i.local_rank for i in here] == list(range(here[0].local_world_size))
+        assert [i.device_index for i in here] == sorted(i.device_index for i in here)

@@ -1,0 +1,195 @@
+"""Failures during start-up: told in time with all attributes, and nothing is left, by Ray's own account."""
+
+import logging
+import os
+import sys
+import time
+from importlib.util import find_spec
+
+import pytest
+import ray
+from ray.util.state import list_actors
+from workers import DiesInInit, RaisesInInit, RaisesOnAll, SleepsInInit, Worker
+
+from raycrew.cluster_core import BundlesOccupiedError, RayVirtualCluster
+from raycrew.cluster_core.testing import connected, simulated_nodes
+from raycrew.worker_groups import (
+    EnvironmentProviderError,
+    RayWorkerBuilder,
+    RayWorkerGroup,
+    WorkerFailureError,
+    WorkerFailuresError,
+    WorkerStartTimeoutError,
+)
+
+HAS_DASHBOARD = find_spec("aiohttp") is not None
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def address():
+    with simulated_nodes([{"num_cpus": 8, "include_dashboard": HAS_DASHBOARD}]) as ray_cluster:
+        yield ray_cluster.address
+
+
+@pytest.fixture
+def cluster(address):
+    with connected(address), RayVirtualCluster([3], use_gpus=False) as made:
+        yield made
+
+
+def living_actors():
+    """By Ray's own account: each worker has a name, and the state API (with a dashboard) knows all."""
+    named = {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
+    if not HAS_DASHBOARD:
+        return named
+    listed = list_actors(limit=1000, raise_on_missing_output=False)
+    return named | {actor.name or actor.actor_id for actor in listed if actor.state != "DEAD"}
+
+
+def assert_nothing_is_left(cluster):
+    deadline = time.monotonic() + 30
+    while living_actors() and time.monotonic() < deadline:
+        time.sleep(0.2)  # Ray's state API tells what its event log has got so far.
+    assert living_actors() == set()
+    with RayWorkerGroup(cluster, Worker) as group:
+        assert len(living_actors()) == 3
+        assert len(group.call("pid").get_results()) == 3
+
+
+def test_a_worker_that_raises_ends_the_rest(cluster):
+    with pytest.raises(WorkerFailureError) as caught:
+        RayWorkerGroup(cluster, RayWorkerBuilder(RaisesInInit, 1), name_prefix="policy")
+    error = caught.value
+    assert (error.rank, error.bundle_index, error.group_name, error.method) == (1, 1, "policy", "__init__")
+    assert error.node_id == ray.get_runtime_context().get_node_id()
+    assert error.pid not in (None, os.getpid())
+    assert error.pending == (0, 2)
+    assert isinstance(error.cause, RuntimeError)
+    assert str(error.cause) == "not today"
+    assert "RuntimeError: not today" in error.traceback
+    assert "the last words" in error.log_tail
+    for part in ("rank 1 of 'policy'", f"pid {error.pid}", "not today", "the last words"):
+        assert part in str(error)
+    assert_nothing_is_left(cluster)
+
+
+def test_several_failures_are_one_group_of_exceptions(cluster, tmp_path):
+    with pytest.raises(WorkerFailuresError, match="3 workers of 'RaisesOnAll' failed") as caught:
+        RayWorkerGroup(cluster, RayWorkerBuilder(RaisesOnAll, str(tmp_path)))
+    assert isinstance(caught.value, ExceptionGroup)
+    assert [part.rank for part in caught.value.exceptions] == [0, 1, 2]
+    assert_nothing_is_left(cluster)
+
+
+def test_a_worker_that_dies_is_named(cluster):
+    with pytest.raises(WorkerFailureError, match=r"rank 1 .* died during __init__") as caught:
+        RayWorkerGroup(cluster, DiesInInit)
+    assert (caught.value.rank, caught.value.pending) == (1, ())
+    assert_nothing_is_left(cluster)
+
+
+def test_a_worker_that_sleeps_past_the_deadline_is_named(cluster):
+    with pytest.raises(
+        WorkerStartTimeoutError, match="its __init__ did not return within the 15 s"
+    ) as caught:
+        RayWorkerGroup(cluster, SleepsInInit, init_timeout_s=15)
+    assert isinstance(caught.value, TimeoutError)
+    assert (caught.value.rank, caught.value.bundle_index) == (1, 1)
+    assert caught.value.pid is not None
+    assert_nothing_is_left(cluster)
+
+
+def test_a_worker_that_cannot_be_placed_is_named(cluster):
+    class Elsewhere(RayVirtualCluster):
+        """A cluster whose last bundle can't take a worker."""
+
+        def claim(self, indices, holder):
+            return Crooked(super().claim(indices, holder))
+
+    class Crooked:
+        def __init__(self, claim):
+            self._claim = claim
+
+        def __getattr__(self, name):
+            return getattr(self._claim, name)
+
+        def actor_options(self, position):
+            options = self._claim.actor_options(position)
+            if position == 2:
+                options |= {"resources": {"unicorn": 1}, "scheduling_strategy": "DEFAULT"}
+            return options
+
+    cluster.shutdown()
+    with Elsewhere([3], use_gpus=False) as crooked:
+        with pytest.raises(WorkerStartTimeoutError, match="was not placed") as caught:
+            RayWorkerGroup(crooked, Worker, init_timeout_s=20)
+        assert "Worker-0-2" in str(caught.value)
+        assert (caught.value.rank, caught.value.bundle_index) == (None, 2)
+    assert living_actors() == set()
+
+
+def test_bundles_that_are_held_are_refused(cluster):
+    with RayWorkerGroup(cluster, Worker, name_prefix="first"):
+        with pytest.raises(BundlesOccupiedError, match="first"):
+            RayWorkerGroup(cluster, Worker)
+        assert len(living_actors()) == 3
+
+
+class Provider:
+    """Gives this interpreter to everyone, and notes what it was asked."""
+
+    def __init__(self, python=sys.executable):
+        self.python = python
+        self.asked = []
+
+    def python_for(self, actor_class_fqn, runner):
+        self.asked.append((actor_class_fqn, [node for node, _ in runner.run_on_each_node(os.getpid)]))
+        if self.python is None:
+            raise FileNotFoundError("no such environment")
+        return self.python
+
+
+def test_a_class_that_only_its_environment_has_is_described_there(cluster, tmp_path):
+    (tmp_path / "faraway.py").write_text(
+        "import os, sys\n"
+        "class Far:\n"
+        "    @staticmethod\n"
+        "    def configure_worker(num_gpus, bundle_indices):\n"
+        "        return {}, {'FAR': 'yes'}, {'where': sys.executable}\n"
+        "    def __init__(self, where): self.where = where\n"
+        "    def answer(self, *, again): return os.environ['FAR'], self.where, again\n"
+        "    def items(self, n): yield from range(n)\n"
+    )
+    provider = Provider()
+    variables = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    with RayWorkerGroup(cluster, "faraway.Far", environments=provider, env_vars=variables) as group:
+        assert "faraway" not in sys.modules
+        assert group.call("answer", again=1).get_results() == [("yes", sys.executable, 1)] * 3
+        assert group.call("items", 2).get_results() == [[0, 1]] * 3
+        with pytest.raises(TypeError, match="missing a required argument: 'again'"):
+            group.call("answer")
+    assert provider.asked == [("faraway.Far", [ray.get_runtime_context().get_node_id()])]
+
+
+def test_a_class_that_nobody_has_is_reported(cluster):
+    with pytest.raises(WorkerFailureError, match=r"no module for 'no_such_module\.Far'"):
+        RayWorkerGroup(cluster, "no_such_module.Far")
+    assert_nothing_is_left(cluster)
+
+
+def test_an_environment_that_cannot_be_had_is_reported(cluster):
+    with pytest.raises(EnvironmentProviderError, match=r"no environment for workers of workers\.Worker"):
+        RayWorkerGroup(cluster, Worker, environments=Provider(None))
+    with pytest.raises(TypeError, match="no EnvironmentProvider"):
+        RayWorkerGroup(cluster, Worker, environments=42)
+    assert_nothing_is_left(cluster)
+
+
+def test_what_configure_worker_changes_is_noted(cluster, caplog):
+    from workers import Configured
+
+    with caplog.at_level(logging.INFO, "raycrew"):
+        RayWorkerGroup(cluster, Configured, 1, env_vars={"COLOUR": "red"}).shutdown()
+    assert "Configured.configure_worker overrides the caller's COLOUR" in caplog.text
