@@ -319,4 +319,5 @@ def quickstart(session: nox.Session) -> None:
 @nox.session(python=PYTHONS[0], reuse_venv=True, requires=["build"])
 def quickstart_short(session: nox.Session) -> None:
     """A few steps of the main job with the transformers generator."""
-    run_example(session, "--quick", "--generator", "transformers", "--output", session.create_tmp())
+    with tempfile.TemporaryDirectory() as output:
+        run_example(session, "--quick", "--generator", "transformers", "--output", output)
