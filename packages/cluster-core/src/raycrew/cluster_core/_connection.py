@@ -163,9 +163,10 @@ def init_ray(
 ) -> RayConnection:
     """Join a Ray cluster, or start one on this machine where there is none to join.
 
-    The address is the argument, else `RAY_ADDRESS`. Without one (or with "auto") a cluster on this machine is
+    The address is the argument, else `RAY_ADDRESS`. Without one a cluster on this machine is
     joined if a Slurm job or `ray start` made it, or if raycrew started it for the same visible devices.
-    Only if there is none is a fresh one started; "auto" asks for an existing one, "local" for a fresh one.
+    Only if there is none is a fresh one started. "auto" is the same without the last step; "local" is the
+    last step alone.
 
     Calling it again gives the same connection. `os.environ`, the loggers and signal handlers of this process
     stay as they are.
@@ -205,7 +206,8 @@ def init_ray(
     if ray.is_initialized():
         _current = _reuse(_current, address, policy, collected)
         return _current
-    target = address or os.environ.get("RAY_ADDRESS") or None
+    named = os.environ.get("RAY_ADDRESS") if address in (None, "auto") else None
+    target = named or address
     check_address(target)
     explicit = target not in (None, "auto", "local")
     if explicit and options.given():

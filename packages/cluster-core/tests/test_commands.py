@@ -1,0 +1,124 @@
+"""The command line, as a person or a script uses it."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import ray
+
+from raycrew.cluster_core._commands import main
+
+
+def said(capsys, *arguments):
+    status = main(arguments)
+    return status, capsys.readouterr().out
+
+
+@pytest.mark.smoke
+def test_planning_ten_thousand_nodes_needs_no_ray():
+    code = """
+import sys
+from raycrew.cluster_core._commands import main
+status = main(["plan", "--nodes", "10000x8", "--request", "4096x8", "--json"])
+assert "ray" not in sys.modules
+sys.exit(status)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["feasible"] and len(answer["nodes"]) == 4096
+    assert all(sum(part["bundles"] for part in node) == 8 for node in answer["nodes"])
+    assert len({part["node"] for node in answer["nodes"] for part in node}) == 4096
+
+
+@pytest.mark.smoke
+def test_the_module_runs():
+    command = [sys.executable, "-m", "raycrew.cluster_core", "plan", "--nodes", "2x8", "--request", "2x8"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "fits: 16 bundles" in done.stdout
+
+
+@pytest.mark.smoke
+def test_a_request_that_does_not_fit(capsys):
+    status, out = said(capsys, "plan", "--nodes", "2x8,1x4", "--request", "3x8")
+    assert status == 1 and "never fits" in out and "node-2" in out
+    status, out = said(capsys, "plan", "--nodes", "2x8,1x4", "--request", "3x8", "--json")
+    answer = json.loads(out)
+    assert status == 1 and not answer["feasible"] and answer["impossible"] and answer["reasons"]
+
+
+@pytest.mark.smoke
+def test_domains_and_bundles(capsys):
+    common = (
+        "plan",
+        "--nodes",
+        "8x8",
+        "--domain-size",
+        "4",
+        "--request",
+        "4x8",
+        "--json",
+        "--segment-size",
+        "4",
+    )
+    status, out = said(capsys, *common)
+    nodes = [part["node"] for node in json.loads(out)["nodes"] for part in node]
+    assert status == 0 and {int(name.split("-")[1]) // 4 for name in nodes} in ({0}, {1})
+    status, _ = said(capsys, *common, "--bundle", "GPU=1,CPU=4", "--node-cpus", "31")
+    assert status == 1
+    status, _ = said(capsys, *common, "--bundle", "GPU=1,CPU=4", "--node-cpus", "32")
+    assert status == 0
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "--request", "1x8"],
+        ["plan", "--request", "1x8", "--nodes", "1x8", "--address", "127.0.0.1:1"],
+        ["plan", "--request", "0", "--nodes", "1x8"],
+        ["status", "--address", "127.0.0.1:1"],
+        ["status", "--address", "/tmp"],
+    ],
+)
+def test_commands_that_cannot_work(arguments, capsys):
+    assert main(arguments) == 2
+    assert "Error: " in capsys.readouterr().err
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("wrong", ["8y", "-1", "x8", ""])
+def test_counts_that_mean_nothing(wrong, capsys):
+    with pytest.raises(SystemExit):
+        main(["plan", "--nodes", wrong, "--request", "1"])
+    assert "argument --nodes" in capsys.readouterr().err
+
+
+def test_status_grid_and_plan_of_a_running_cluster(ray_nodes, capsys):
+    group = ray.util.placement_group([{"GPU": 1}] * 3, strategy="STRICT_PACK", name="held")
+    assert group.wait(60)
+    deadline = time.monotonic() + 60
+    while True:  # Nodes report what they gave away a moment later.
+        status, out = said(capsys, "status", "--json")
+        nodes = json.loads(out)["nodes"]
+        free = sorted(node["free"]["GPU"] for node in nodes)
+        if free == [1, 4, 4] or time.monotonic() > deadline:
+            break
+    assert status == 0 and free == [1, 4, 4]
+    assert ["held" in "".join(node["holders"]) for node in nodes].count(True) == 1
+    assert set(nodes[0]["total"]) == {"CPU", "GPU"}
+    status, out = said(capsys, "status")
+    assert status == 0 and "1/4 GPU" in out and "held" in out
+
+    status, out = said(capsys, "grid", "--json")
+    [node] = json.loads(out)
+    assert [bundle["held_by"] for bundle in node["bundles"]] == [["held"]] * 3
+    status, out = said(capsys, "grid")
+    assert "held 2" in out and "2 of 3 nodes hold no placement group" in out
+
+    status, out = said(capsys, "plan", "--address", ray_nodes, "--request", "3x4", "--json")
+    assert status == 1 and "held" in "".join(json.loads(out)["reasons"])
+    status, out = said(capsys, "plan", "--address", ray_nodes, "--request", "2x4,1", "--json")
+    assert status == 0
