@@ -1,15 +1,19 @@
 import os
 import pathlib
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 
 import pytest
+import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
-from raycrew.worker_groups.balancing import LoadBalancer, WorkerLoad, strategy_of
+from raycrew.worker_groups.balancing import LoadBalancer, ProcessUsage, WorkerLoad, strategy_of
 from raycrew.worker_groups.balancing._strategies import key_bytes
 from raycrew.worker_groups.balancing._stream import LostWorkerError, Stream
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerGroupError
@@ -246,6 +250,13 @@ class Server:
         return path
 
 
+def eventually(condition, what):
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S} s: {what}"
+        time.sleep(0.05)
+
+
 @pytest.fixture
 def group(local_ray):
     with RayVirtualCluster([3], use_gpus=False) as cluster, RayWorkerGroup(cluster, Server) as made:
@@ -289,6 +300,45 @@ def test_usage_reports_steer_least_loaded(group):
     balancer = LoadBalancer(group, "least_loaded", usage=lambda: {0: 0.9, 1: 0.0, 2: 0.9})
     pids = group.call("pid").get_results()
     assert {balancer.call("pid").get_results()[0] for _ in range(3)} == {pids[1]}
+
+
+def test_a_group_can_bring_its_balancer_along(local_ray):
+    with RayVirtualCluster([2], use_gpus=False) as cluster:
+        with pytest.raises(ValueError, match="no load balancing strategy"):
+            RayWorkerGroup(cluster, Server, enable_load_balancing=True, load_balancing_strategy="fastest")
+        with RayWorkerGroup(
+            cluster,
+            Server,
+            enable_load_balancing=True,
+            load_balancing_strategy="least_loaded",
+            idempotent_methods=["die_once"],
+        ) as group:
+            assert list(group.balancer.map("square", range(9))) == [i * i for i in range(9)]
+            assert group.balancer.may_go_again("die_once")
+
+
+def test_without_load_balancing_a_group_says_how_to_get_it(group):
+    with pytest.raises(ValueError, match="enable_load_balancing=True"):
+        group.balancer.call("pid")
+
+
+def test_the_use_of_processes_is_reported_by_rank(local_ray):
+    (node,) = ray.nodes()
+    spin = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+    program = [sys.executable, "-c"]
+    busy = subprocess.Popen([*program, spin], start_new_session=True)
+    idle = subprocess.Popen([*program, "import time; time.sleep(1000)"])
+    try:
+        usage = ProcessUsage({0: (node["NodeID"], idle.pid), 1: (node["NodeID"], busy.pid)})
+        eventually(lambda: usage().get(1, 0) > 0.1, "the busy child of rank 1 shows")
+        assert usage()[0] < usage()[1]
+        idle.kill()
+        idle.wait()
+        eventually(lambda: 0 not in usage(), "a process that is gone reports nothing")
+    finally:
+        os.killpg(busy.pid, signal.SIGKILL)
+        busy.wait()
+        idle.kill()
 
 
 def test_items_of_a_dead_worker_go_again_only_if_the_method_is_idempotent(group, tmp_path):

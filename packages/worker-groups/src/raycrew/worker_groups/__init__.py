@@ -6,6 +6,7 @@ from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups._report import StartupReport
 from raycrew.worker_groups._shell import CommunicationOptions, CurrentWorker, current_worker
 from raycrew.worker_groups._start import RayWorkerBuilder
+from raycrew.worker_groups.balancing import LoadBalancer, WorkerLoad
 from raycrew.worker_groups.errors import (
     EnvironmentProviderError,
     ResultTimeoutError,
@@ -42,6 +43,7 @@ __all__ = [
     "ItemError",
     "ItemOutcome",
     "ItemTimeoutError",
+    "LoadBalancer",
     "MultiWorkerFuture",
     "NamedSharding",
     "NodeRunner",
@@ -56,6 +58,7 @@ __all__ = [
     "WorkerFailuresError",
     "WorkerGroupClosedError",
     "WorkerGroupError",
+    "WorkerLoad",
     "WorkerStartTimeoutError",
     "close_fan_out",
     "current_worker",

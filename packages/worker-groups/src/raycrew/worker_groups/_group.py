@@ -39,6 +39,7 @@ from raycrew.worker_groups._start import (
 )
 from raycrew.worker_groups._typed import Callee
 from raycrew.worker_groups._waiting import deadline_after, left
+from raycrew.worker_groups.balancing import LoadBalancer, ProcessUsage, WorkerLoad
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
 from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
 from raycrew.worker_groups.sharding import NamedSharding
@@ -70,6 +71,9 @@ class RayWorkerGroup:
         transport: What encodes arguments on their way: a transport, "auto" for an installed one.
         enable_gradient_compression: Passed to workers in `current_worker().communication`.
         async_communication: Passed to workers in `current_worker().communication`.
+        enable_load_balancing: Whether `balancer` spreads calls and streams over the workers.
+        load_balancing_strategy: How it chooses; see `LoadBalancer`.
+        idempotent_methods: Methods that may run twice, when a worker was lost.
         init_timeout_s: Deadline of the whole start-up.
         ports_per_worker: Ports that each worker leases for itself, besides the group's rendezvous port.
         port_range: First and last port to lease from.
@@ -98,6 +102,9 @@ class RayWorkerGroup:
         transport: ArgumentTransport | Literal["auto"] | None = None,
         enable_gradient_compression: bool = False,
         async_communication: bool = False,
+        enable_load_balancing: bool = False,
+        load_balancing_strategy: str | Callable[[Sequence[WorkerLoad], Any], int] = "round_robin",
+        idempotent_methods: Sequence[str] = (),
         init_timeout_s: float = 1200.0,
         ports_per_worker: int = 2,
         port_range: tuple[int, int] | None = None,
@@ -107,6 +114,13 @@ class RayWorkerGroup:
         builder = worker if isinstance(worker, RayWorkerBuilder) else RayWorkerBuilder(worker)
         plan = plan_seats(cluster.bundles, workers_per_node, bundle_indices_list)
         _check_sharding(sharding_annotations, len(plan.seats))
+        balancer = LoadBalancer(
+            self,
+            load_balancing_strategy,
+            idempotent_methods=idempotent_methods,
+            usage=lambda: self._usage(),  # there once the workers are
+        )
+        self._balancer = balancer if enable_load_balancing else None
         spec = GroupSpec(
             name=name_prefix or builder.fqn.rpartition(".")[2],
             builder=builder,
@@ -142,6 +156,8 @@ class RayWorkerGroup:
             info.rank: Whereabouts(spec.name, info, facts)
             for info, facts in zip(self._started.ranks, self._started.facts, strict=True)
         }
+        places = zip(self._started.ranks, self._started.facts, strict=True)
+        self._usage = ProcessUsage({info.rank: (facts.node_id, facts.pid) for info, facts in places})
 
     # What the group is.
 
@@ -194,6 +210,17 @@ class RayWorkerGroup:
     def worker_to_tied_group_index(self) -> dict[int, int]:
         """Tied group of each rank."""
         return {rank: i for i, group in enumerate(self._tied_groups) for rank in group}
+
+    @property
+    def balancer(self) -> LoadBalancer:
+        """Spreads calls (`call`) and streams of items (`map`, `as_completed`) over the workers.
+
+        Raises:
+            ValueError: The group was made without `enable_load_balancing=True`.
+        """
+        if self._balancer is None:
+            raise ValueError(f"worker group {self.name!r} was made without enable_load_balancing=True")
+        return self._balancer
 
     @property
     def placements(self) -> list[Placement]:

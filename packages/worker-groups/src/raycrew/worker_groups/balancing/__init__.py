@@ -10,6 +10,7 @@ from raycrew.worker_groups.balancing._strategies import (
     WorkerLoad,
     strategy_of,
 )
+from raycrew.worker_groups.balancing._usage import ProcessUsage
 
 __all__ = [
     "BalancedGroup",
@@ -17,6 +18,7 @@ __all__ = [
     "LeastLoaded",
     "LeastOutstanding",
     "LoadBalancer",
+    "ProcessUsage",
     "RoundRobin",
     "Strategy",
     "WorkerLoad",
