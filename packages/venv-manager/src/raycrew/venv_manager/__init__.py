@@ -3,6 +3,7 @@
 from raycrew.venv_manager._digest import explain
 from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager._store import Environment, Store
+from raycrew.venv_manager._upkeep import Drift, Removal, collect, verify
 from raycrew.venv_manager._uv_run import parse
 from raycrew.venv_manager.errors import (
     BuildFailedError,
@@ -32,6 +33,7 @@ from raycrew.venv_manager.provision import (
     create_local_venv_on_each_node,
     ensure,
     identify,
+    prefetch,
 )
 from raycrew.venv_manager.registry import (
     ACTOR_ENVIRONMENT_REGISTRY,
@@ -49,6 +51,7 @@ __all__ = [
     "BuildTimeoutError",
     "ConflictingExtrasError",
     "DiskFullError",
+    "Drift",
     "Environment",
     "EnvironmentInUseError",
     "EnvironmentSpec",
@@ -60,6 +63,7 @@ __all__ = [
     "ProvisionError",
     "ReadOnlyStoreError",
     "RegistryEnvironmentProvider",
+    "Removal",
     "ResolutionError",
     "SpecError",
     "Store",
@@ -69,6 +73,7 @@ __all__ = [
     "UvNotFoundError",
     "UvVersionError",
     "VenvError",
+    "collect",
     "create_local_venv",
     "create_local_venv_on_each_node",
     "ensure",
@@ -76,5 +81,7 @@ __all__ = [
     "get_actor_python_env",
     "identify",
     "parse",
+    "prefetch",
     "register_actor_environment",
+    "verify",
 ]

@@ -1,10 +1,12 @@
 """What lies in an environment: sizes, links, and whether every package is whole."""
 
+import base64
 import csv
+import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,14 +19,14 @@ class Inventory:
     """The files of an environment.
 
     Attributes:
-        files: Path within the environment to size in bytes; without compiled bytecode.
+        files: Path within the environment to size in bytes and time of its last change in ns; no bytecode.
         packages: Distribution to version.
         size_bytes: All files, bytecode included.
         own_bytes: Those of them that no other folder shares through hard links.
         link_mode: How most of them came here: hardlink, symlink, or copy (which a clone looks like, too).
     """
 
-    files: dict[str, int] = field(default_factory=dict)
+    files: dict[str, tuple[int, int]] = field(default_factory=dict)
     packages: dict[str, str] = field(default_factory=dict)
     size_bytes: int = 0
     own_bytes: int = 0
@@ -33,7 +35,7 @@ class Inventory:
 
 def take(root: Path) -> Inventory:
     """Walk an environment."""
-    files: dict[str, int] = {}
+    files: dict[str, tuple[int, int]] = {}
     size = own = 0
     modes: Counter[str] = Counter()
     for path, stat, is_link in _walk(str(root)):
@@ -42,7 +44,7 @@ def take(root: Path) -> Inventory:
         own += stat.st_size if stat.st_nlink == 1 else 0
         if "__pycache__" in name:
             continue
-        files[name] = stat.st_size
+        files[name] = (stat.st_size, stat.st_mtime_ns)
         if "site-packages" in name and ".dist-info" not in name:
             modes["symlink" if is_link else "hardlink" if stat.st_nlink > 1 else "copy"] += 1
     mode = modes.most_common(1)[0][0] if modes else "copy"
@@ -58,7 +60,7 @@ def _walk(folder: str) -> Iterator[tuple[str, os.stat_result, bool]]:
                 yield entry.path, entry.stat(follow_symlinks=False), entry.is_symlink()
 
 
-def _packages(files: dict[str, int]) -> dict[str, str]:
+def _packages(files: Iterable[str]) -> dict[str, str]:
     found = {}
     for name in files:
         if (match := _OWN.fullmatch(name)) and match["file"] == "METADATA":
@@ -77,31 +79,35 @@ def absent(packages: Mapping[str, str], expected: Mapping[str, str]) -> list[str
     ]
 
 
-def irregular(root: Path, inventory: Inventory) -> list[str]:
-    """Files that packages' own records list and the environment lacks, or has with another size.
+def altered(root: Path, inventory: Inventory) -> list[str]:
+    """Files whose content does not have the checksum that their package's own record gives.
 
-    Some published wheels (Ray's among them) list files that they do not hold: no damage, but worth keeping
-    beside the environment, so that later damage can be told from it.
+    Files that a record lists and that are absent do not count: some published wheels (Ray's among them) list
+    files that they do not hold.
     """
-    wrong: list[str] = []
+    wrong = []
     for record in inventory.files:
         if not ((match := _OWN.fullmatch(record)) and match["file"] == "RECORD"):
             continue
         base = Path(record).parent.parent
         with (root / record).open(encoding="utf-8", newline="") as file:
-            for row in csv.reader(file):
-                wrong += _row(row, base, inventory)
+            for name, checksum, *_ in csv.reader(file):
+                path = os.path.normpath(base / name)
+                if (
+                    checksum.startswith("sha256=")
+                    and path in inventory.files
+                    and _sha256(root / path) != checksum
+                ):
+                    wrong.append(path)
     return sorted(wrong)
 
 
-def _row(row: list[str], base: Path, inventory: Inventory) -> Iterator[str]:
-    if len(row) < 3 or not row[0] or row[0].endswith(".pyc"):
-        return
-    name = os.path.normpath(base / row[0])
-    if name.startswith(("..", "/")):
-        return
-    size = inventory.files.get(name)
-    if size is None:
-        yield f"missing: {name}"
-    elif row[1] and row[2] and size != int(row[2]) and not name.startswith("bin/"):
-        yield f"changed: {name} has {size} bytes instead of {row[2]}"
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").digest()
+    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of a folder's files that no other folder shares through hard links."""
+    return sum(stat.st_size for _, stat, _ in _walk(str(folder)) if stat.st_nlink == 1)

@@ -68,8 +68,10 @@ class EnvironmentSpec:
         for name in ("packages", "requirement_files", "extras", "groups", "no_extras", "no_groups"):
             object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
         object.__setattr__(self, "environment", tuple(sorted(self.environment)))
-        if self.kind != "project" and (self.extras or self.groups or self.package or self.locked):
-            raise SpecError(f"extras, groups, a package and a lock belong to a project, not to a {self.kind}")
+        if self.kind != "project" and (self.extras or self.groups or self.package):
+            raise SpecError(f"extras, groups and a package belong to a project, not to a {self.kind}")
+        if self.kind in ("requirements", "interpreter") and (self.locked or self.frozen):
+            raise SpecError(f"there is no lock file of a {self.kind}")
         if self.locked and self.frozen:
             raise SpecError("--locked and --frozen exclude each other")
         if self.kind == "interpreter" and (self.packages or self.requirement_files):

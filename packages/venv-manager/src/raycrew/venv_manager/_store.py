@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -10,16 +9,15 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import filelock
-
 from raycrew.venv_manager import _inventory, _lock, _probe, errors
 from raycrew.venv_manager._indexes import build_environment
+from raycrew.venv_manager._locks import KeyLocks, processes_using, slot
 from raycrew.venv_manager._progress import Report, silent
 from raycrew.venv_manager._recipe import Recipe, this_platform
 from raycrew.venv_manager._spec import EnvironmentSpec
@@ -67,6 +65,7 @@ class Store:
         root: The folder; `default_root` if left out.
         environ: Environment that uv runs in.
         build_timeout_s: Deadline of each run of uv, and of waiting for another process's build.
+        max_builds: Environments that are built at the same time on one machine.
     """
 
     def __init__(
@@ -75,10 +74,12 @@ class Store:
         *,
         environ: Mapping[str, str] | None = None,
         build_timeout_s: float = 3600.0,
+        max_builds: int = 2,
     ) -> None:
         self.environ = os.environ if environ is None else environ
         self.root = Path(root).expanduser().absolute() if root else default_root(self.environ)
         self.build_timeout_s = build_timeout_s
+        self.max_builds = max_builds
 
     def python(self, key: str) -> Path | None:
         """Path of a published environment's interpreter, or None. Reads nothing but the folder."""
@@ -88,19 +89,23 @@ class Store:
         return None
 
     def get(self, key: str) -> Environment | None:
-        """A published environment with its stamp, or None."""
-        if self.python(key) is None:
+        """A published environment with its stamp, or None; this process counts as its user from now on."""
+        if self.python(key) is None or not self.locks(key).use() or self.python(key) is None:
             return None
+        return self.look(key)
+
+    def look(self, key: str) -> Environment | None:
+        """A published environment with its stamp, or None, without becoming its user."""
         try:
             stamp = json.loads((self.root / key / STAMP).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
         return Environment(key, self.root / key, stamp)
 
-    def list(self) -> list[Environment]:
+    def environments(self) -> list[Environment]:
         """All published environments, the newest first."""
         names = sorted(p.parent.name for p in self.root.glob(f"*/{STAMP}"))
-        found = [e for e in map(self.get, names) if e is not None]
+        found = [e for e in map(self.look, names) if e is not None]
         return sorted(found, key=lambda e: str(e.stamp.get("created")), reverse=True)
 
     def recipe(self, key: str) -> Recipe | None:
@@ -132,17 +137,28 @@ class Store:
         if not force and (found := self.get(key)):
             return found
         self._need_writable(key)
-        with self._lock(key, report) as held:
+        locks = self.locks(key)
+        with locks.building(self.build_timeout_s, report) as held:
             found = self.get(key)
             if found and (not force or str(found.stamp.get("created")) > asked):
                 return found
-            return self._build(key, make, held, report)
+            users = processes_using(self.root / key) if found else []
+            locks.release()
+            with locks.unused() as free, slot(locks.folder, self.max_builds, self.build_timeout_s, report):
+                if users or not free:
+                    who = f" by process {', '.join(map(str, users))}" if users else ""
+                    raise errors.EnvironmentInUseError(
+                        f"{self.root / key} is in use{who}: it cannot be replaced"
+                    )
+                built = self._build(key, make, held, report)
+            locks.use()
+            return built
 
     def keep_recipe(self, recipe: Recipe) -> None:
         """Keep a recipe, in one piece."""
         path = self._recipe_file(recipe.key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write_whole(path, recipe.to_bytes())
+        write_whole(path, recipe.to_bytes())
 
     def name(self, alias: str, key: str) -> None:
         """Give an environment a readable name: a link in `by-name`."""
@@ -160,6 +176,10 @@ class Store:
             fresh.replace(link)
         except OSError as error:  # a read-only store works without names
             logger.debug("%s was not named %s: %s", key, alias, error)
+
+    def forget(self, key: str) -> None:
+        """Drop the recipe of a key."""
+        self._recipe_file(key).unlink(missing_ok=True)
 
     def _recipe_file(self, key: str) -> Path:
         return self.root / "recipes" / f"{key}.zip"
@@ -179,46 +199,17 @@ class Store:
                 "another folder in RAYCREW_VENV_DIR"
             )
 
-    @contextlib.contextmanager
-    def _lock(self, key: str, report: Report) -> Iterator[int]:
-        """Hold the key: against other builders, and against a uv that outlived its killed parent.
-
-        The yielded descriptor is locked, too, and handed to uv: while any uv of a killed builder lives, it
-        stays locked.
-        """
-        lock = filelock.FileLock(self.root / "locks" / f"{key}.lock")
-        deadline = time.monotonic() + self.build_timeout_s
-        while True:
-            try:
-                lock.acquire(timeout=0.5, poll_interval=0.02)
-                break
-            except filelock.Timeout:
-                if time.monotonic() > deadline:
-                    raise errors.StoreTimeoutError(
-                        f"another process has held {lock.lock_file} for {self.build_timeout_s:g} s"
-                    ) from None
-                report(f"waiting: {self._progress_of(key) or 'another process builds it'}")
-        try:
-            with (self.root / "locks" / f"{key}.busy").open("a") as busy:
-                _flock(busy.fileno(), deadline, report)
-                yield busy.fileno()
-        finally:
-            lock.release()
-
-    def _progress_of(self, key: str) -> str:
-        try:
-            return (self.root / "locks" / f"{key}.progress").read_text(encoding="utf-8").strip()
-        except OSError:
-            return ""
+    def locks(self, key: str) -> KeyLocks:
+        """The locks of one environment."""
+        return KeyLocks(self.root / "locks", key)
 
     def _build(self, key: str, make: Callable[[], Recipe], held: int, report: Report) -> Environment:
         entry = self.root / key
-        progress = self.root / "locks" / f"{key}.progress"
+        locks = self.locks(key)
 
         def tell(text: str) -> None:
             report(text)
-            with contextlib.suppress(OSError):
-                progress.write_text(text, encoding="utf-8")
+            locks.tell(text)
 
         try:
             self.remove_folder(entry)
@@ -227,6 +218,9 @@ class Store:
             recipe = make()
             clock.lap("resolve_s")
             return self._build_in(entry, recipe, held, tell, clock)
+        except errors.VenvError:  # some of them are timeouts, and so OSErrors
+            self.remove_folder(entry)
+            raise
         except OSError as error:
             self.remove_folder(entry)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -238,7 +232,7 @@ class Store:
             self.remove_folder(entry)
             raise
         finally:
-            progress.unlink(missing_ok=True)
+            locks.tell(None)
 
     def _build_in(self, entry: Path, recipe: Recipe, held: int, tell: Report, clock: "_Clock") -> Environment:
         if recipe.platform != this_platform():
@@ -292,7 +286,7 @@ class Store:
         probed = _probe.probe(entry / _PYTHON, recipe.expectation.imports)
         _probe.check(probed, recipe.expectation)
         clock.lap("probe_s")
-        _write_whole(entry / "inventory.json", json.dumps(inventory.files).encode())
+        write_whole(entry / "inventory.json", json.dumps(inventory.files).encode())
         stamp = {
             "key": recipe.key,
             "created": datetime.now(UTC).isoformat(),
@@ -306,7 +300,7 @@ class Store:
             "link_mode": inventory.link_mode,
             "seconds": clock.laps,
         }
-        _write_whole(entry / STAMP, json.dumps(stamp, indent=1).encode())
+        write_whole(entry / STAMP, json.dumps(stamp, indent=1).encode())
         tell(f"done: {inventory.size_bytes / 1e6:.0f} MB, {inventory.own_bytes / 1e6:.0f} MB of it new "
              f"({inventory.link_mode})")  # fmt: skip
         return Environment(recipe.key, entry, stamp)
@@ -351,19 +345,7 @@ def _lay_out(entry: Path, recipe: Recipe) -> None:
         (entry / "wheels" / name).write_bytes(content)
 
 
-def _flock(descriptor: int, deadline: float, report: Report) -> None:
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise errors.StoreTimeoutError("a uv that outlived its killed parent does not end") from None
-            report("waiting: the uv of a killed build is still running")
-            time.sleep(0.05)
-
-
-def _write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all, power cuts included."""
     fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with fresh.open("wb") as file:

@@ -6,7 +6,8 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from raycrew.venv_manager._recipe import Recipe, expectation, resolve
 from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager._store import Environment, Store
 from raycrew.venv_manager._uv_run import parse
-from raycrew.venv_manager.errors import ProvisionError
+from raycrew.venv_manager.errors import ProvisionError, SpecError
 from raycrew.venv_manager.protocols import NodeRunner
 from raycrew.venv_manager.registry import ACTOR_ENVIRONMENT_REGISTRY, ActorEnvironmentRegistry
 
@@ -257,3 +258,55 @@ class RegistryEnvironmentProvider:
             if runner is None:
                 return create_local_venv(spec, actor_class_fqn)
             return create_local_venv_on_each_node(spec, actor_class_fqn, runner)
+
+
+def prefetch(
+    registry: ActorEnvironmentRegistry | None = None,
+    *,
+    store: Store | None = None,
+    runner: NodeRunner | None = None,
+    names: Collection[str] = (),
+    max_builds: int = 2,
+) -> dict[str, str]:
+    """Build all registered environments ahead, for an image or before a run; equal ones once.
+
+    Args:
+        registry: Where they are registered; `ACTOR_ENVIRONMENT_REGISTRY` if left out.
+        store: Where they go, without a `runner`; the default store if left out.
+        runner: Builds them on each node of a cluster.
+        names: Only these classes; all if empty.
+        max_builds: How many are built at the same time.
+
+    Returns:
+        Class name to interpreter.
+
+    Raises:
+        ProvisionError: Some could not be built; the others were.
+    """
+    chosen = ACTOR_ENVIRONMENT_REGISTRY if registry is None else registry
+    wanted = {fqn: parse(spec) for fqn, spec in chosen.items() if not names or fqn in names}
+    if unknown := set(names) - set(wanted):
+        raise SpecError(f"nothing is registered for {', '.join(sorted(unknown))}")
+
+    def build(spec: EnvironmentSpec) -> str:
+        if runner is not None:
+            return create_local_venv_on_each_node(spec, "prefetched", runner)
+        return (
+            checked_interpreter(spec.path)
+            if spec.kind == "interpreter"
+            else str(ensure(spec, store=store).python)
+        )
+
+    with ThreadPoolExecutor(max_builds) as pool:
+        running = {spec: pool.submit(build, spec) for spec in dict.fromkeys(wanted.values())}
+    failures = {
+        fqn: f"{type(error).__name__}: {error}"
+        for fqn, spec in wanted.items()
+        if (error := running[spec].exception()) is not None
+    }
+    if failures:
+        text = "\n".join(f"{fqn}: {what}" for fqn, what in failures.items())
+        raise ProvisionError(
+            f"{len(failures)} of {len(wanted)} environments failed:\n{text}", failures=failures
+        )
+    return {fqn: running[spec].result() for fqn, spec in wanted.items()}

@@ -1,0 +1,100 @@
+"""`python -m raycrew.venv_manager`: environments from the command line."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from raycrew.venv_manager import _commands
+from raycrew.venv_manager._store import Store
+from raycrew.venv_manager.errors import SpecError, VenvError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--store", type=Path, help="folder of environments (default: RAYCREW_VENV_DIR)")
+    common.add_argument("--json", action="store_true", help="print what was found as JSON")
+    top = argparse.ArgumentParser(
+        "python -m raycrew.venv_manager",
+        description="Exit codes: 0 fine, 1 a problem was found or a build failed, 2 bad usage.",
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, description=text, parents=[common])
+
+    ensure = command("ensure", "Build an environment where it is not there, and print its interpreter.")
+    ensure.add_argument(
+        "spec", nargs="+", help="'uv run …', a project's folder, a requirements file, a script, a lock"
+    )
+    ensure.add_argument("--name", help="a readable name for it")
+    ensure.add_argument("--force", action="store_true", help="choose versions and build anew")
+    command("list", "Show all environments.")
+    verify = command("verify", "Show what drifted since environments were built.")
+    verify.add_argument("name", nargs="*", help="keys or names (default: all)")
+    verify.add_argument("--contents", action="store_true", help="read every file and compare checksums")
+    verify.add_argument("--no-imports", action="store_true", help="do not start the interpreters")
+    gc = command(
+        "gc", "Remove what interrupted builds left, and environments by age or size; never one in use."
+    )
+    gc.add_argument(
+        "--older-than", type=float, metavar="DAYS", help="those that nobody asked for in so many days"
+    )
+    gc.add_argument(
+        "--max-size", metavar="SIZE", help="the longest unused, until the rest is no larger (20G, 500M)"
+    )
+    gc.add_argument("--keep", action="append", default=[], metavar="NAME", help="a key or name that stays")
+    gc.add_argument("--dry-run", action="store_true", help="only say what would go")
+    prefetch = command("prefetch", "Build all registered environments ahead.")
+    prefetch.add_argument("name", nargs="*", help="only these classes")
+    prefetch.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE",
+                          help="a module that registers environments when imported")  # fmt: skip
+    prefetch.add_argument("--max-builds", type=int, default=2, help="how many at the same time (default: 2)")
+    explain = command("explain", "Say what tells two specs, or two environments, apart.")
+    explain.add_argument("one")
+    explain.add_argument("other")
+    command("doctor", "Say whether environments can be built here, and with what.")
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    args = parser().parse_args(arguments)
+    try:
+        outcome = _run(args, Store(args.store))
+    except VenvError as error:
+        Console(stderr=True).print(
+            str(error), style="bold red", markup=False, highlight=False, soft_wrap=True
+        )
+        return _commands.USAGE if isinstance(error, SpecError) else _commands.PROBLEM
+    if args.json:
+        print(json.dumps(outcome.data, indent=2))
+    else:
+        _commands.show(outcome, Console())
+    return outcome.code
+
+
+def _run(args: argparse.Namespace, store: Store) -> _commands.Outcome:
+    match args.command:
+        case "ensure":
+            return _commands.run_ensure(store, args.spec, args.name, force=args.force)
+        case "list":
+            return _commands.run_list(store)
+        case "verify":
+            return _commands.run_verify(store, args.name, contents=args.contents, imports=not args.no_imports)
+        case "gc":
+            return _commands.run_gc(store, args.older_than, args.max_size, args.keep, dry_run=args.dry_run)
+        case "prefetch":
+            return _commands.run_prefetch(store, args.name, args.modules, args.max_builds)
+        case "explain":
+            return _commands.run_explain(store, args.one, args.other)
+        case _:
+            return _commands.run_doctor(store)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

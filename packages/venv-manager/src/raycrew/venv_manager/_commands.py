@@ -1,0 +1,232 @@
+"""What the command line does; each command returns what it found and an exit code."""
+
+import importlib
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from raycrew.venv_manager import _digest
+from raycrew.venv_manager._carry import luggage
+from raycrew.venv_manager._indexes import index_variables
+from raycrew.venv_manager._spec import EnvironmentSpec
+from raycrew.venv_manager._store import Environment, Store
+from raycrew.venv_manager._upkeep import Removal, collect, relocated, verify
+from raycrew.venv_manager._uv import find_uv, run_uv
+from raycrew.venv_manager._uv_run import parse
+from raycrew.venv_manager.errors import SpecError, VenvError
+from raycrew.venv_manager.provision import ensure, identify, prefetch
+
+OK, PROBLEM, USAGE = 0, 1, 2
+OLDEST_UV = (0, 12)
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a command found.
+
+    Attributes:
+        data: For programs (`--json`).
+        shown: For people.
+        code: Exit code.
+    """
+
+    data: Any
+    shown: RenderableType
+    code: int = OK
+
+
+def run_ensure(store: Store, specs: Sequence[str], name: str | None, *, force: bool) -> Outcome:
+    """Build environments where they are not there."""
+    rows = []
+    for text in specs:
+        environment = ensure(text, store=store, force_rebuild=force)
+        if name:
+            store.name(name, environment.key)
+        rows.append(_row(environment))
+    return Outcome(rows, "\n".join(row["python"] for row in rows))
+
+
+def run_list(store: Store) -> Outcome:
+    """All environments of the store."""
+    rows = [_row(e) for e in store.environments()]
+    table = Table(title=escape(str(store.root)))
+    for column in ("key", "made from", "python", "size", "of it own", "links", "built in", "created"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(
+            row["key"][:8], escape(row["label"]), row["version"], _megabytes(row["size_bytes"]),
+            _megabytes(row["own_bytes"]), row["link_mode"], f"{sum(row['seconds'].values()):.1f} s",
+            row["created"][:19],
+        )  # fmt: skip
+    return Outcome(rows, table)
+
+
+def _row(environment: Environment) -> dict[str, Any]:
+    stamp = environment.stamp
+    found = {"key": environment.key, "python": str(environment.python), "version": stamp["python"]}
+    kept = ("label", "created", "size_bytes", "own_bytes", "link_mode", "seconds")
+    return found | {name: stamp[name] for name in kept} | {"note": relocated(environment)}
+
+
+def run_verify(store: Store, names: Sequence[str], *, contents: bool, imports: bool) -> Outcome:
+    """Compare environments with what was published."""
+    chosen = [_find(store, name) for name in names] or store.environments()
+    drifts = [verify(store, e, contents=contents, imports=imports) for e in chosen]
+    lines = []
+    for drift in drifts:
+        lines.append(f"{drift.key[:8]} " + ("[green]as published[/]" if drift.ok else "[bold red]drifted[/]"))
+        lines += [f"  {escape(f'{name} {change}')}" for name, change in drift.packages.items()]
+        for label in ("added", "removed", "changed"):
+            files = getattr(drift, label)
+            lines += [f"  {label}: {escape(name)}" for name in files[:10]]
+            lines += [f"  {label}: {len(files) - 10} more"] if len(files) > 10 else []
+        lines += [f"  {escape(note)}" for note in drift.notes]
+    code = OK if all(d.ok for d in drifts) else PROBLEM
+    return Outcome([asdict(d) | {"ok": d.ok} for d in drifts], "\n".join(lines) or "no environments", code)
+
+
+def _find(store: Store, name: str) -> Environment:
+    link = store.root / "by-name" / name
+    matches = [e for e in store.environments() if e.key.startswith(name)]
+    if link.is_symlink():
+        matches = [e for e in store.environments() if e.key == link.resolve().parent.name]
+    if len(matches) != 1:
+        raise SpecError(f"{name!r} names {len(matches)} environments of {store.root}; `list` shows them")
+    return matches[0]
+
+
+def run_gc(
+    store: Store, days: float | None, max_size: str | None, keep: Sequence[str], *, dry_run: bool
+) -> Outcome:
+    """Remove what nobody needs."""
+    limit = size_in_bytes(max_size) if max_size else None
+    rows = collect(store, older_than_days=days, max_bytes=limit, keep=keep, dry_run=dry_run)
+    freed = sum(r.freed_bytes for r in rows)
+    lines = [f"{_verdict(r, dry_run)} {escape(r.name)} ({escape(r.reason)})" for r in rows]
+    total = f"{_megabytes(freed)} {'would be' if dry_run else 'are'} free"
+    return Outcome({"removals": [asdict(r) for r in rows], "freed_bytes": freed}, "\n".join([*lines, total]))
+
+
+def _verdict(removal: Removal, dry_run: bool) -> str:
+    if removal.removed:
+        return "removed"
+    return "would remove" if dry_run and removal.freed_bytes else "kept"
+
+
+def size_in_bytes(text: str) -> int:
+    """`20G`, `500M`, `1000` as bytes.
+
+    Raises:
+        SpecError: It is no size.
+    """
+    number, unit = text.strip().upper().removesuffix("B"), ""
+    if number and number[-1] in "KMGT":
+        number, unit = number[:-1], number[-1]
+    try:
+        return int(float(number) * _UNITS[unit])
+    except ValueError:
+        raise SpecError(f"{text!r} is no size; write 20G, 500M or a number of bytes") from None
+
+
+def run_prefetch(store: Store, names: Sequence[str], modules: Sequence[str], max_builds: int) -> Outcome:
+    """Build all registered environments."""
+    for module in modules:
+        importlib.import_module(module)
+    found = prefetch(store=store, names=names, max_builds=max_builds)
+    lines = [f"{escape(fqn)} {escape(python)}" for fqn, python in found.items()]
+    return Outcome(found, "\n".join(lines) or "no environments are registered")
+
+
+def run_explain(store: Store, one: str, other: str) -> Outcome:
+    """What tells two specs, or two environments of the store, apart."""
+    lines = _digest.explain(_identity(store, one), _identity(store, other))
+    return Outcome(lines, escape("\n".join(lines) or "the same environment"), PROBLEM if lines else OK)
+
+
+def _identity(store: Store, text: str) -> dict[str, Any]:
+    try:
+        return dict(_find(store, text).stamp["identity"])
+    except SpecError:
+        return identify(parse(text), store.environ)
+
+
+def run_doctor(store: Store) -> Outcome:
+    """Whether environments can be built here, and with what."""
+    rows: list[tuple[str, str, bool]] = [("python", f"{sys.executable} {sys.version.split()[0]}", True)]
+    rows.append(_uv_row(store))
+    rows += _store_rows(store)
+    carried = luggage()
+    rows.append(("ray", carried.ray or "none: environments get none either", True))
+    rows.append(
+        ("raycrew", ", ".join(f"{c.name} {c.version}" for c in carried.distributions) or "none", True)
+    )
+    for name, value in index_variables(EnvironmentSpec.requirements(["any"]), store.environ).items():
+        rows.append((name, " ".join(_without_password(word) for word in value.split()), True))
+    compiled = store.environ.get("UV_COMPILE_BYTECODE", "1") not in ("0", "false")
+    rows.append(
+        ("bytecode", "compiled at build: slower builds, faster first imports" if compiled else "off", True)
+    )
+    table = Table(show_header=False)
+    for label, value, good in rows:
+        table.add_row(label, escape(value), "" if good else "[bold red]problem[/]")
+    data = [{"what": label, "found": value, "ok": good} for label, value, good in rows]
+    return Outcome(data, table, OK if all(good for *_, good in rows) else PROBLEM)
+
+
+def _uv_row(store: Store) -> tuple[str, str, bool]:
+    try:
+        path = find_uv(store.environ)
+        said = run_uv(["--version"], environ=store.environ, uv=path, timeout_s=60).split()
+        version = tuple(int(part) for part in said[1].split(".")[:2])
+    except (VenvError, ValueError, IndexError) as error:
+        return "uv", str(error), False
+    text = f"{path} {said[1]}"
+    if version < OLDEST_UV:
+        return "uv", f"{text} is older than {'.'.join(map(str, OLDEST_UV))}: `pip install -U uv`", False
+    return "uv", text, True
+
+
+def _store_rows(store: Store) -> list[tuple[str, str, bool]]:
+    there = next(p for p in (store.root, *store.root.parents) if p.exists())
+    writable = os.access(there, os.W_OK)
+    free = shutil.disk_usage(there).free
+    rows = [
+        ("store", f"{store.root}, {_megabytes(free)} free" + ("" if writable else ", read-only"), True),
+        ("environments", str(len(store.environments())), True),
+    ]
+    try:
+        cache = Path(run_uv(["cache", "dir"], environ=store.environ, timeout_s=60).strip())
+    except VenvError:
+        return rows
+    cached = next(p for p in (cache, *cache.parents) if p.exists())
+    same = cached.stat().st_dev == there.stat().st_dev
+    advice = "on the store's file system: files are linked" if same else (
+        "on another file system: files are copied, slower and at full size each time; UV_CACHE_DIR moves it"
+    )  # fmt: skip
+    return [*rows, ("uv's cache", f"{cache}, {advice}", True)]
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url
+    return urlunsplit(parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]))
+
+
+def _megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.0f} MB"
+
+
+def show(outcome: Outcome, console: Console) -> None:
+    """Print an outcome for people."""
+    console.print(outcome.shown, soft_wrap=True)

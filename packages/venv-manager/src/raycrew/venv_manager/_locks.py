@@ -1,0 +1,171 @@
+"""Who builds, who uses: locks that the kernel gives back when their holder dies; none is ever stale."""
+
+import contextlib
+import fcntl
+import os
+import platform
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+
+from raycrew.venv_manager._progress import Report, silent
+from raycrew.venv_manager.errors import StoreTimeoutError
+
+POLL_S = 0.02
+_held: dict[str, int] = {}
+_guard = threading.Lock()
+
+
+class KeyLocks:
+    """The locks of one environment.
+
+    Args:
+        folder: Where lock files lie.
+        key: The environment's digest.
+    """
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self.folder = folder
+        self._lock = folder / f"{key}.lock"
+        self._busy = folder / f"{key}.busy"
+        self._used = folder / f"{key}.used"
+        self._progress = folder / f"{key}.progress"
+
+    @contextlib.contextmanager
+    def building(self, timeout_s: float, report: Report = silent) -> Iterator[int]:
+        """Be the one that builds or removes.
+
+        The yielded descriptor is locked, too, and meant to be handed to uv: while a uv that outlived its
+        killed parent still writes, it stays locked.
+
+        Raises:
+            StoreTimeoutError: Another process was not done in time; at once with a deadline of 0.
+        """
+        deadline = time.monotonic() + timeout_s
+        lock = filelock.FileLock(self._lock)
+        while True:
+            try:
+                lock.acquire(timeout=min(0.5, timeout_s), poll_interval=POLL_S)
+                break
+            except filelock.Timeout:
+                self._wait(deadline, report, self.progress() or "another process builds it")
+        try:
+            with self._busy.open("a") as busy:
+                while not _try(busy.fileno(), fcntl.LOCK_EX):
+                    self._wait(deadline, report, "the uv of a killed build is still running")
+                    time.sleep(POLL_S)
+                yield busy.fileno()
+        finally:
+            lock.release()
+
+    def _wait(self, deadline: float, report: Report, why: str) -> None:
+        if time.monotonic() >= deadline:
+            raise StoreTimeoutError(f"{self._lock} is held: {why}")
+        report(f"waiting: {why}")
+
+    def tell(self, text: str | None) -> None:
+        """Say what the build is doing, to those who wait; None when it is over."""
+        with contextlib.suppress(OSError):
+            if text is None:
+                self._progress.unlink(missing_ok=True)
+            else:
+                self._progress.write_text(text, encoding="utf-8")
+
+    def progress(self) -> str:
+        """What the build said last."""
+        try:
+            return self._progress.read_text(encoding="utf-8").strip()
+        except OSError:
+            return ""
+
+    def use(self) -> bool:
+        """Say that this process uses the environment while it lives; False while that is being replaced.
+
+        In a store that cannot be written to there is nothing to say it with, and nobody who would remove
+        anything.
+        """
+        name = str(self._used)
+        if name in _held:
+            return True
+        with _guard:
+            if name in _held:
+                return True
+            try:
+                descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except OSError:
+                return True
+            if not _try(descriptor, fcntl.LOCK_SH):
+                os.close(descriptor)
+                return False
+            with contextlib.suppress(OSError):
+                os.utime(descriptor)
+            _held[name] = descriptor
+            return True
+
+    def release(self) -> None:
+        """This process uses the environment no longer."""
+        with _guard:
+            descriptor = _held.pop(str(self._used), None)
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def last_used(self) -> float:
+        """When a process last began to use it, in seconds since the epoch; 0 if that is not known."""
+        try:
+            return self._used.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    @contextlib.contextmanager
+    def unused(self) -> Iterator[bool]:
+        """Whether no process uses it; while it is so, none can begin to."""
+        with self._used.open("a") as file:
+            yield _try(file.fileno(), fcntl.LOCK_EX)
+
+
+@contextlib.contextmanager
+def slot(folder: Path, count: int, timeout_s: float, report: Report = silent) -> Iterator[None]:
+    """One of the places for builds that this machine has.
+
+    Raises:
+        StoreTimeoutError: None became free in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    locks = [filelock.FileLock(folder / f"slot-{platform.node()}-{n}.lock") for n in range(count)]
+    while True:
+        for lock in locks:
+            with contextlib.suppress(filelock.Timeout), lock.acquire(timeout=0):
+                yield
+                return
+        if time.monotonic() >= deadline:
+            raise StoreTimeoutError(
+                f"{count} other environments are being built on this machine, none is done yet"
+            )
+        report("waiting: other environments are being built on this machine")
+        time.sleep(POLL_S)
+
+
+def _try(descriptor: int, operation: int) -> bool:
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def processes_using(folder: Path) -> list[int]:
+    """Processes of this machine that run from a folder: started there, or with a library of it loaded."""
+    mark = f"{folder}{os.sep}".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        for name in ("cmdline", "maps"):
+            try:
+                if mark in (process / name).read_bytes():
+                    found.append(int(process.name))
+                    break
+            except OSError:
+                break
+    return sorted(found)
