@@ -41,4 +41,5 @@ def assert_same(actual, expected):
 
 
 def _bits(tensor):
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    flat = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

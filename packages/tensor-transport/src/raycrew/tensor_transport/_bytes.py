@@ -51,7 +51,11 @@ def tensor_bytes(tensor: torch.Tensor, name: str = "tensor") -> Bytes:
     if (recorded := _recorded.get()) is not None:
         recorded.append(tensor)
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+    if not flat.numel():
+        return np.empty(0, np.uint8)
+    if flat.stride(0) != 1:  # a single element may have any stride and still be contiguous
+        flat = flat.as_strided((1,), (1,))
+    return flat.view(torch.uint8).numpy()
 
 
 def array_bytes(array: npt.NDArray[Any]) -> Bytes:
