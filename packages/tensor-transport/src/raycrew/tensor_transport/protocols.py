@@ -22,7 +22,16 @@ class PeerResults(Protocol):
 
 
 @runtime_checkable
-class PeerGroup(Protocol):
+class Peers(Protocol):
+    """Some processes that are called as a unit."""
+
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> PeerResults:
+        """Call a method with the same arguments on every rank."""
+        ...
+
+
+@runtime_checkable
+class PeerGroup(Peers, Protocol):
     """Processes that are called as a unit, one per rank."""
 
     @property
@@ -30,11 +39,7 @@ class PeerGroup(Protocol):
         """One entry per rank, with at least `rank`, `node_id` and `device_index`."""
         ...
 
-    def call(self, method: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> PeerResults:
-        """Call a method with the same arguments on every rank."""
-        ...
-
-    def on(self, *, ranks: Sequence[int]) -> "PeerGroup":
+    def on(self, ranks: Sequence[int]) -> Peers:
         """The same group, restricted to some ranks."""
         ...
 
