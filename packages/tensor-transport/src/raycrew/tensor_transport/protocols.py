@@ -1,6 +1,6 @@
 """What this package needs of others: groups of peers to call, and stores to keep bytes in."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
