@@ -173,7 +173,7 @@ def _draw_plan(console: Console, plan: PlacementPlan) -> None:
 
 def _census(address: str) -> tuple[list[NodeState], dict[str, list[str]]]:
     from raycrew.cluster_core._census import holders_by_node, take_census
-    from raycrew.cluster_core._connection import init_ray
+    from raycrew.cluster_core._init import init_ray
 
     with init_ray(address):
         return take_census(), holders_by_node()
@@ -181,7 +181,7 @@ def _census(address: str) -> tuple[list[NodeState], dict[str, list[str]]]:
 
 def _status(options: argparse.Namespace) -> _Answer:
     from raycrew.cluster_core._census import holders_by_node, take_census
-    from raycrew.cluster_core._connection import init_ray
+    from raycrew.cluster_core._init import init_ray
 
     with init_ray(options.address) as connection:
         nodes, holders, address = take_census(), holders_by_node(), connection.address
@@ -231,7 +231,7 @@ class _Group:
 def _grid(options: argparse.Namespace) -> _Answer:
     from raycrew.cluster_core import layout
     from raycrew.cluster_core._census import take_census
-    from raycrew.cluster_core._connection import init_ray
+    from raycrew.cluster_core._init import init_ray
     from raycrew.cluster_core._ray_compat import group_states
 
     with init_ray(options.address):

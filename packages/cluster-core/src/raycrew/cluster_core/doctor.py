@@ -19,7 +19,8 @@ from rich.text import Text
 
 from raycrew.cluster_core import _census, _ray_compat
 from raycrew.cluster_core._addresses import check_reachable
-from raycrew.cluster_core._connection import RayConnection, init_ray
+from raycrew.cluster_core._connection import RayConnection
+from raycrew.cluster_core._init import init_ray
 from raycrew.cluster_core._ports import default_port_range, ephemeral_range
 from raycrew.cluster_core._token import default_token_file
 from raycrew.cluster_core.errors import ClusterError, PortsExhaustedError

@@ -1,0 +1,232 @@
+"""The configuration of a cluster: by keyword, from a YAML file, and by dotted overrides."""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Self, get_args, get_origin, get_type_hints
+
+import yaml
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """What `init_ray` and `RayVirtualCluster` are given, in one value.
+
+    Attributes:
+        ray_head_node_address: Cluster to join: `host:port`, `ray://host:port`, "auto" or "local".
+        num_nodes: Logical nodes.
+        gpus_per_node: Bundles of each node, one device each; one CPU each where `use_gpus` is false.
+        bundle_ct_per_node_list: Bundles node by node, in place of the two above.
+        use_gpus: Whether bundles hold a device.
+        max_colocated_worker_groups: Worker groups that can share a bundle.
+        placement_group_strategy: How the bundles of one node lie.
+        cpus_per_bundle: CPUs of each bundle; Ray's one per worker group by default.
+        segment_size: Logical nodes that share an NVLink domain.
+        label_selector: Labels that nodes must have.
+        name: Readable name of the virtual cluster.
+        port_range: First and last port that are leased.
+        timeout_s: Deadline of the allocation, in seconds.
+        namespace: Namespace of named actors.
+        num_cpus: CPUs of a cluster that is started here, and so the next four.
+        num_gpus: Its GPUs.
+        object_store_memory: Size of its object store, in bytes.
+        temp_dir: Its folder for sessions.
+        dashboard: Whether it has a dashboard, or the interface of that.
+        log_dir: Folder for a link to its logs.
+        forward_env: Names and patterns to forward besides the default ones.
+        secrets: Names of variables that are handed to workers apart from the runtime environment.
+    """
+
+    ray_head_node_address: str | None = None
+    num_nodes: int = 1
+    gpus_per_node: int = 8
+    bundle_ct_per_node_list: tuple[int, ...] | None = None
+    use_gpus: bool = True
+    max_colocated_worker_groups: int = 1
+    placement_group_strategy: str = "STRICT_PACK"
+    cpus_per_bundle: float | None = None
+    segment_size: int | None = None
+    label_selector: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+    port_range: tuple[int, int] | None = None
+    timeout_s: float = 180.0
+    namespace: str | None = None
+    num_cpus: int | None = None
+    num_gpus: int | None = None
+    object_store_memory: int | None = None
+    temp_dir: str | None = None
+    dashboard: bool | str | None = None
+    log_dir: str | None = None
+    forward_env: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, kind in _kinds().items():
+            value = getattr(self, name)
+            accepted = _accepted(value, kind)
+            if accepted is _NOTHING:
+                raise TypeError(f"{name} is {_shown(kind)}, not {value!r}")
+            object.__setattr__(self, name, accepted)
+        for name, least in (("num_nodes", 1), ("gpus_per_node", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} {getattr(self, name)} is below {least}")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Build from a mapping, such as a section of a bigger configuration.
+
+        Raises:
+            ValueError: A key is unknown, or a value out of bounds.
+            TypeError: A value has the wrong type.
+        """
+        _check_names(values)
+        return cls(**values)
+
+    @classmethod
+    def from_file(
+        cls, path: str | os.PathLike[str], overrides: Iterable[str] = (), section: str = "cluster"
+    ) -> Self:
+        """Read a YAML file: its `section`, or the whole of it where it has no such key.
+
+        Args:
+            path: The file.
+            overrides: As of `with_overrides`; each may begin with the section's name.
+            section: Key under which the values are; dots go deeper.
+
+        Raises:
+            OSError: The file can't be read.
+            ValueError: It is no YAML mapping, a key is unknown, or a value out of bounds.
+            TypeError: A value has the wrong type.
+        """
+        try:
+            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            raise ValueError(f"{path} is not YAML: {error}") from error
+        values = _section({} if content is None else content, section)
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{path} holds {type(values).__name__}, not a mapping")
+        return cls.from_mapping(values).with_overrides(overrides, section)
+
+    def with_overrides(self, overrides: Iterable[str], section: str = "cluster") -> Self:
+        """Apply overrides: `gpus_per_node=4`, `cluster.port_range=[20000,20100]`, `label_selector.zone=a`.
+
+        Values are YAML. Overrides of other sections' names are refused: hand over only what is meant here.
+
+        Raises:
+            ValueError: An override is not NAME=VALUE, its name is unknown, or its value out of bounds.
+            TypeError: Its value has the wrong type.
+        """
+        values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        for override in overrides:
+            path, equals, text = override.partition("=")
+            name, _, rest = path.strip().removeprefix(f"{section}.").partition(".")
+            if not equals or not name:
+                raise ValueError(f"override {override!r} is not NAME=VALUE")
+            _check_names([name])
+            value = yaml.safe_load(text)
+            if rest:
+                if not isinstance(values[name], Mapping):
+                    raise ValueError(f"override {override!r}: {name} has no parts")
+                value = {**values[name], rest: value}
+            values[name] = value
+        return type(self)(**values)
+
+    @property
+    def bundle_counts(self) -> list[int]:
+        """Bundles of each logical node."""
+        if self.bundle_ct_per_node_list is not None:
+            return list(self.bundle_ct_per_node_list)
+        return [self.gpus_per_node] * self.num_nodes
+
+    def connection_options(self) -> dict[str, Any]:
+        """Arguments for `init_ray`: only those that are set."""
+        names = (
+            "namespace",
+            "num_cpus",
+            "num_gpus",
+            "object_store_memory",
+            "temp_dir",
+            "dashboard",
+            "log_dir",
+        )
+        options = {name: getattr(self, name) for name in (*names, "forward_env", "secrets")}
+        options["address"] = self.ray_head_node_address
+        return {name: value for name, value in options.items() if value not in (None, ())}
+
+    def cluster_options(self) -> dict[str, Any]:
+        """Arguments for `RayVirtualCluster`, as in `RayVirtualCluster(**config.cluster_options())`."""
+        names = (
+            *("use_gpus", "max_colocated_worker_groups", "placement_group_strategy", "cpus_per_bundle"),
+            *("segment_size", "name", "port_range", "timeout_s"),
+        )
+        options = {name: getattr(self, name) for name in names}
+        counts = self.bundle_counts
+        options |= {
+            "bundle_ct_per_node_list": counts,
+            "num_gpus_per_node": max(self.gpus_per_node, *counts, 1),
+        }
+        return options | {"label_selector": dict(self.label_selector) or None}
+
+
+_NOTHING = object()
+
+
+def _kinds() -> dict[str, Any]:
+    return get_type_hints(ClusterConfig)
+
+
+def _check_names(names: Iterable[str]) -> None:
+    known = list(_kinds())
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"unknown configuration {unknown}; there are {', '.join(known)}")
+
+
+def _section(content: Any, section: str) -> Any:
+    found = content
+    for key in section.split("."):
+        if not isinstance(found, Mapping) or key not in found:
+            return content
+        found = found[key]
+    return {} if found is None else found
+
+
+def _accepted(value: Any, kind: Any) -> Any:
+    """The value as a field of this kind holds it, or `_NOTHING`."""
+    if isinstance(kind, UnionType):
+        fits = (_accepted(value, one) for one in get_args(kind))
+        return next((one for one in fits if one is not _NOTHING), _NOTHING)
+    if kind is NoneType:
+        return None if value is None else _NOTHING
+    if get_origin(kind) is tuple:
+        return _accepted_tuple(value, get_args(kind))
+    if get_origin(kind) is Mapping:
+        texts = isinstance(value, Mapping) and all(
+            isinstance(part, str) for pair in value.items() for part in pair
+        )
+        return dict(value) if texts else _NOTHING
+    if isinstance(value, bool) and kind is not bool:
+        return _NOTHING
+    if kind is float and isinstance(value, int):
+        return float(value)
+    return value if isinstance(value, kind) else _NOTHING
+
+
+def _accepted_tuple(value: Any, kinds: tuple[Any, ...]) -> Any:
+    if not isinstance(value, (list, tuple)):
+        return _NOTHING
+    if kinds[-1] is Ellipsis:
+        kinds = (kinds[0],) * len(value)
+    parts = [_accepted(one, kind) for one, kind in zip(value, kinds, strict=False)]
+    return tuple(parts) if len(value) == len(kinds) and _NOTHING not in parts else _NOTHING
+
+
+def _shown(kind: Any) -> str:
+    return (
+        kind.__name__
+        if isinstance(kind, type) and not get_args(kind)
+        else str(kind).replace("NoneType", "None")
+    )
