@@ -12,7 +12,7 @@ from rich.text import Text
 from grpo.history import PHASES, History, StepRecord
 
 COLOURS = ("cyan", "yellow", "magenta", "green")
-BAR_WIDTH = 40
+BAR_WIDTH = 20
 ROWS = 8
 
 
@@ -50,8 +50,8 @@ class RunDisplay:
         done = steps[-1].step if steps else 0
         self._progress.update(self._task, completed=done)
         if evaluations[-1].step == done:
-            reward = f"held-out reward {evaluations[-1].reward:.2f}"
-            self._console.print(f"step {done:>2}  {reward}  {_describe(steps[-1]) if steps else ''}".rstrip())
+            now = _describe(steps[-1]) if steps else ""
+            self._console.print(f"step {done:>3}  held-out {evaluations[-1].reward:.2f}{now}")
 
     def _render(self) -> RenderableType:
         steps = self._history.steps[-ROWS:]
@@ -62,7 +62,7 @@ class RunDisplay:
 
 def _describe(step: StepRecord) -> str:
     return (
-        f"train {step.reward:.2f}  KL {step.kl:.2f}  |Δlogp| {step.logprob_difference:.0e}  "
+        f"  train {step.reward:.2f}  KL {step.kl:.2f}  |Δlogp| {step.logprob_difference:.0e}  "
         f"{step.tokens_per_s:,.0f} tokens/s"
     )
 
@@ -87,8 +87,8 @@ def _table(steps: list[StepRecord]) -> Table:
 def _split(step: StepRecord) -> Text:
     """The last step's time as a bar of coloured parts."""
     total = max(sum(step.seconds.values()), 1e-9)
-    bar, legend = Text("  "), Text("  ")
+    bar, legend = Text("  "), Text()
     for phase, colour in zip(PHASES, COLOURS, strict=True):
         bar.append("█" * round(BAR_WIDTH * step.seconds[phase] / total), style=colour)
-        legend.append(f"{phase} {step.seconds[phase] * 1000:.0f} ms ", style=colour)
+        legend.append(f"  {phase} {step.seconds[phase] * 1000:.0f} ms", style=colour)
     return bar + legend

@@ -59,6 +59,13 @@ class History:
         first, last = self.evaluations[0], self.evaluations[-1]
         return f"held-out reward {first.reward:.2f} -> {last.reward:.2f}"
 
+    def time_split(self) -> str:
+        """The share of each phase in the time of all steps, in one line."""
+        totals = self.phase_totals()
+        whole = max(sum(totals.values()), 1e-9)
+        shares = ", ".join(f"{phase} {seconds / whole:.0%}" for phase, seconds in totals.items())
+        return f"{len(self.steps)} steps in {whole:.0f} s: {shares}"
+
     def phase_totals(self) -> dict[str, float]:
         """Seconds that each phase took over all steps."""
         return {phase: sum(step.seconds[phase] for step in self.steps) for phase in PHASES}

@@ -1,5 +1,6 @@
 """From the command line to the files: a cluster, two groups of workers, the loop, the report."""
 
+import logging
 import signal
 import sys
 import time
@@ -20,7 +21,7 @@ from grpo.workers import POLICY, WorkerKind, choose_generator, prepare_environme
 from raycrew.cluster_core import ClusterError, RayVirtualCluster, init_ray
 from raycrew.tensor_transport import TransportError
 from raycrew.venv_manager import RegistryEnvironmentProvider, VenvError
-from raycrew.worker_groups import NamedSharding, RayWorkerGroup, WorkerGroupError
+from raycrew.worker_groups import NamedSharding, RayWorkerGroup, WorkerFailureError, WorkerGroupError
 
 CPU_WORKERS = 2
 LOGICAL_CPUS = 8
@@ -34,8 +35,10 @@ def main(arguments: Sequence[str] | None = None, *, policy: WorkerKind = POLICY)
         arguments: The command line, without the program's name; the process's own if left out.
         policy: What the policy group's workers are.
     """
-    signal.signal(signal.SIGTERM, _end)
     options = parse_options(arguments)
+    signal.signal(signal.SIGTERM, _end)
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("raycrew.venv_manager").setLevel(logging.INFO)
     try:
         run(options, policy, Console(highlight=False))
     except KeyboardInterrupt:
@@ -61,11 +64,10 @@ def run(options: Options, policy_kind: WorkerKind, console: Console) -> None:
             )
         )
         prepare_environment(policy_kind, cluster, console)
-        generator_kind = choose_generator(options, cluster, console)
-        start = time.perf_counter()
         policy = stack.enter_context(_start(cluster, policy_kind, "policy", options))
+        generator_kind = choose_generator(options, cluster, console)
         generators = stack.enter_context(_start(cluster, generator_kind, "generator", options))
-        console.print(f"workers ready after {time.perf_counter() - start:.0f} s")
+        start = time.perf_counter()
         cluster.print_all_worker_groups([policy, generators])
         loop = GrpoLoop(options.config, policy, generators)
         _train(loop, console)
@@ -95,6 +97,7 @@ def _train(loop: GrpoLoop, console: Console) -> None:
         loop.warm_up(lambda steps, loss: status.update(f"warm-up: step {steps}, loss {loss:.3f}"))
     with RunDisplay(console, loop.history, loop.config.grpo.steps) as display:
         loop.run(display.update)
+    console.print(loop.history.time_split())
 
 
 def _about(options: Options, generator: WorkerKind, seconds: float) -> dict[str, Any]:
@@ -119,7 +122,8 @@ def _in_one_line(error: BaseException) -> str:
     """What happened, without tracebacks and logs; of several failures the first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return " ".join(str(getattr(error, "message", error)).split())
+    text = error.message if isinstance(error, WorkerFailureError) else str(error)
+    return " ".join(text.split())
 
 
 def _fail(message: str, code: int) -> int:

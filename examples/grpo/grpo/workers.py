@@ -37,10 +37,14 @@ class WorkerKind:
 
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# The engine in the worker's own process, nothing compiled, nothing fetched, nothing said but errors.
 VLLM_VARIABLES = {
     **ONE_THREAD,
     "HF_HUB_OFFLINE": "1",
+    "PYTHONWARNINGS": "ignore",
     "TORCHDYNAMO_DISABLE": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "TORCH_LOGS": "-all",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
@@ -58,12 +62,10 @@ def prepare_environment(kind: WorkerKind, cluster: RayVirtualCluster, console: C
     if kind.project is None:
         return
     command = f"uv run --directory {ENVIRONMENTS / kind.project}"
-    console.print(f"{kind.name}: preparing its environment, minutes the first time")
     python = create_local_venv_on_each_node(command, f"grpo-{kind.project}", cluster)
     register_actor_environment(kind.worker, command)
-    console.print(
-        f"{kind.name}: environment {Path(python).parent.parent} ({_size(Path(python).parent.parent)})"
-    )
+    folder = Path(python).parent.parent
+    console.print(f"{kind.name} environment: {folder} ({_size(folder)})", soft_wrap=True)
 
 
 def choose_generator(options: Options, cluster: RayVirtualCluster, console: Console) -> WorkerKind:
@@ -75,10 +77,8 @@ def choose_generator(options: Options, cluster: RayVirtualCluster, console: Cons
         except UvNotFoundError:
             raise
         except VenvError as error:
-            reason = str(error).splitlines()[0]
-            console.print(
-                f"vLLM cannot be installed here; the transformers generator takes its place: {reason}"
-            )
+            console.print("vLLM can't be installed here, so the transformers generator takes its place:")
+            console.print(str(error), markup=False, style="dim")
         else:
             return kind
     prepare_environment(TRANSFORMERS, cluster, console)
