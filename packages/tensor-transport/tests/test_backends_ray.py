@@ -65,15 +65,12 @@ def stores(ray_cluster):
 @pytest.mark.parametrize("node", ["node0", "node1"])
 def test_store_actors_conform(stores, node):
     def restart():
-        here = ray.get_runtime_context().get_node_id()
-        ray.kill(stores._stores[here], no_restart=False)
+        store = stores._stores[ray.get_runtime_context().get_node_id()]
+        before = ray.get(store.resolve.remote("", []))
+        ray.kill(store, no_restart=False)
         deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            try:
-                return stores.stats()
-            except ShardLostError:
-                continue
-        raise AssertionError("the store did not come back")
+        while ray.get(store.resolve.remote("", []), timeout=120) == before:
+            assert time.monotonic() < deadline, "the store was not restarted"
 
     case = BackendCase(stores, lambda: ActorPeer(stores, node), True, True, restart)
     check_shard_backend(case)

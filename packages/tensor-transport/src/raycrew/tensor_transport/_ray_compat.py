@@ -55,12 +55,16 @@ def alive_node_ids() -> list[str]:
 
 
 def start_on_node(cls: type, node_id: str) -> Any:
-    """An actor of `cls` on one node, which takes no resources and is restarted (empty) if it dies."""
+    """An actor of `cls` on one node that takes no resources.
+
+    If it dies, it is restarted empty, and calls that it did not answer are repeated.
+    """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
     actor = ray_module().remote(cls)
-    return actor.options(num_cpus=0, scheduling_strategy=strategy, max_restarts=-1).remote()
+    options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
+    return actor.options(scheduling_strategy=strategy, **options).remote()
 
 
 def kill(actor: Any) -> None:

@@ -1,0 +1,280 @@
+"""The server's side of the HTTP backend: an ASGI application over a store in memory."""
+
+import hmac
+import json
+import threading
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from raycrew.tensor_transport._shards import Rows, ShardRead, StoreStats, TensorShardInfo, dtype_name
+from raycrew.tensor_transport.backends._ledger import Ledger
+from raycrew.tensor_transport.backends._safetensors import frame, header_length, parse_header
+from raycrew.tensor_transport.errors import DecodeError, TransportError
+from raycrew.tensor_transport.protocols import Bytes
+
+CHUNK_BYTES = 1 << 20
+_REQUEST_BYTES = 64 << 20
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class ShardStore:
+    """Tensors by shard id, in the memory of this process; thread-safe.
+
+    Args:
+        max_bytes: Refuse to hold more; None for no limit.
+    """
+
+    def __init__(self, *, max_bytes: int | None = None) -> None:
+        self.epoch = uuid.uuid4().hex
+        self._max_bytes = max_bytes
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._ledger: Ledger[str] = Ledger()
+        self._lock = threading.Lock()
+
+    def room_for(self, size_bytes: int) -> bool:
+        """Whether so many more bytes may be held."""
+        return self._max_bytes is None or self.stats().held_bytes + size_bytes <= self._max_bytes
+
+    def keep(self, tensors: dict[str, torch.Tensor], step: int | None) -> None:
+        """Take tensors over; those that are held already stay as they are."""
+        with self._lock:
+            for shard_id, tensor in tensors.items():
+                if shard_id not in self._tensors:
+                    self._tensors[shard_id] = tensor
+                    self._ledger.add(shard_id, tensor.nbytes, step)
+
+    def get(self, shard_id: str) -> torch.Tensor | None:
+        """A tensor, None where it is gone."""
+        return self._tensors.get(shard_id)
+
+    def release(self, shard_ids: Iterable[str]) -> int:
+        """Forget some; how many were held."""
+        return self._forget(self._ledger.remove(shard_ids))
+
+    def expire(self, before_step: int) -> int:
+        """Forget those of earlier steps; how many there were."""
+        return self._forget(self._ledger.expire(before_step))
+
+    def stats(self) -> StoreStats:
+        """What is held."""
+        return self._ledger.stats()
+
+    def _forget(self, shard_ids: list[str]) -> int:
+        with self._lock:
+            for shard_id in shard_ids:
+                self._tensors.pop(shard_id, None)
+        return len(shard_ids)
+
+
+def shard_app(store: ShardStore, token: str) -> Starlette:
+    """An ASGI application that serves a store to whoever knows the token.
+
+    `POST /shards?step=` (safetensors; names are shard ids), `POST /fetch` (JSON; answers safetensors),
+    `DELETE /shards` (JSON list of ids), `POST /expire` (JSON), `GET /stats`, and `GET /health`, the only
+    one without a token.
+
+    Raises:
+        ValueError: The token is shorter than 16 characters.
+    """
+    if len(token) < 16:
+        raise ValueError("the token needs at least 16 characters")
+    handlers = _Handlers(store)
+
+    def guarded(handler: Handler) -> Handler:
+        async def guard(request: Request) -> Response:
+            given = request.headers.get("authorization", "")
+            if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+                return _refuse(401, "wrong or missing token")
+            try:
+                return await handler(request)
+            except DecodeError as error:
+                return _refuse(400, str(error))
+
+        return guard
+
+    return Starlette(
+        routes=[
+            Route("/health", handlers.health),
+            Route("/shards", guarded(handlers.put), methods=["POST"]),
+            Route("/shards", guarded(handlers.delete), methods=["DELETE"]),
+            Route("/fetch", guarded(handlers.fetch), methods=["POST"]),
+            Route("/expire", guarded(handlers.expire), methods=["POST"]),
+            Route("/stats", guarded(handlers.stats)),
+        ]
+    )
+
+
+class _Handlers:
+    """What each request does to the store."""
+
+    def __init__(self, store: ShardStore) -> None:
+        self._store = store
+
+    async def health(self, _: Request) -> Response:
+        return JSONResponse({"epoch": self._store.epoch})
+
+    async def put(self, request: Request) -> Response:
+        size = _integer(request.headers.get("content-length"), "content-length")
+        step = request.query_params.get("step")
+        if not self._store.room_for(size):
+            return _refuse(507, f"no room for {size} bytes")
+        tensors = await _read_tensors(_Body(request, size))
+        self._store.keep(tensors, None if step is None else _integer(step, "step"))
+        return JSONResponse({"epoch": self._store.epoch}, status_code=201)
+
+    async def fetch(self, request: Request) -> Response:
+        wanted = await _json(request)
+        tensors: dict[str, torch.Tensor] = {}
+        for i, (shard_id, rows, columns) in enumerate(_reads(wanted)):
+            stored = self._store.get(shard_id) if wanted.get("epoch") == self._store.epoch else None
+            if stored is None:
+                return JSONResponse({"gone": shard_id, "epoch": self._store.epoch}, status_code=410)
+            tensors[str(i)] = _part(stored, shard_id, rows, columns)
+        start, runs = frame(tensors)
+        size = len(start) + sum(run.size for run in runs)
+        return StreamingResponse(
+            _chunks(start, runs),
+            headers={"content-length": str(size)},
+            media_type="application/octet-stream",
+        )
+
+    async def delete(self, request: Request) -> Response:
+        ids = await _json(request, list)
+        return JSONResponse({"released": self._store.release([i for i in ids if isinstance(i, str)])})
+
+    async def expire(self, request: Request) -> Response:
+        before = (await _json(request)).get("before_step")
+        if not isinstance(before, int):
+            raise DecodeError("before_step is not an integer")
+        return JSONResponse({"released": self._store.expire(before)})
+
+    async def stats(self, _: Request) -> Response:
+        return JSONResponse(asdict(self._store.stats()))
+
+
+class _Body:
+    """Reads a request's body into memory of the right size, piece by piece."""
+
+    def __init__(self, request: Request, size: int) -> None:
+        self._stream = request.stream()
+        self._rest = memoryview(b"")
+        self._left = size
+
+    async def read_into(self, target: memoryview) -> None:
+        filled = 0
+        while filled < len(target):
+            if not self._rest:
+                self._rest = memoryview(await anext(self._stream, b""))
+                if not self._rest:
+                    raise DecodeError("the body ends early")
+            piece = self._rest[: len(target) - filled]
+            target[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            self._rest = self._rest[len(piece) :]
+        self._left -= filled
+
+    @property
+    def left(self) -> int:
+        return self._left
+
+
+async def _read_tensors(body: _Body) -> dict[str, torch.Tensor]:
+    start = bytearray(8)
+    await body.read_into(memoryview(start))
+    text = bytearray(header_length(bytes(start)))
+    await body.read_into(memoryview(text))
+    entries = parse_header(bytes(text))
+    if sum(entry.size_bytes for entry in entries) != body.left:
+        raise DecodeError(f"the header describes other than the {body.left} bytes that follow it")
+    tensors = {}
+    for entry in entries:
+        tensor = entry.empty()
+        if entry.size_bytes:
+            await body.read_into(tensor.view(-1).view(torch.uint8).numpy().data)
+        tensors[entry.name] = tensor
+    return tensors
+
+
+async def _json(request: Request, kind: type = dict) -> Any:
+    raw = bytearray()
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > _REQUEST_BYTES:
+            raise DecodeError(f"a request of more than {_REQUEST_BYTES} bytes")
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"the request is no JSON: {error}") from error
+    if not isinstance(value, kind):
+        raise DecodeError(f"the request is no JSON {kind.__name__}")
+    return value
+
+
+def _reads(wanted: dict[str, Any]) -> Iterable[tuple[str, Any, Any]]:
+    reads = wanted.get("reads")
+    if not isinstance(reads, list):
+        raise DecodeError("reads is not a list")
+    for read in reads:
+        match read:
+            case [str(shard_id), rows, columns]:
+                yield shard_id, rows, columns
+            case _:
+                raise DecodeError(f"a read is [shard id, rows, columns], got {read!r:.80}")
+
+
+def _part(stored: torch.Tensor, shard_id: str, rows: Any, columns: Any) -> torch.Tensor:
+    """Rows as {"range": [a, b]} or a list of numbers, columns as [a, b], None for all."""
+    try:
+        match rows:
+            case None:
+                chosen: Rows | None = None
+            case {"range": [int(start), int(stop)]}:
+                chosen = slice(start, stop)
+            case list():
+                chosen = np.array(rows, dtype=np.int64)
+            case _:
+                raise DecodeError(f"shard {shard_id}: rows are a range or a list")
+        shard = TensorShardInfo("", shard_id, "", "", dtype_name(stored.dtype), tuple(stored.shape))
+        part = ShardRead(shard, chosen, None if columns is None else (int(columns[0]), int(columns[1])))
+        return part.of(stored).contiguous()
+    except (IndexError, TypeError, ValueError, OverflowError) as error:
+        raise DecodeError(f"shard {shard_id} of shape {list(stored.shape)}: {error}") from error
+
+
+async def _chunks(start: bytes, runs: list[Bytes]) -> AsyncIterator[bytes | memoryview]:
+    yield start
+    for run in runs:
+        view = run.data
+        for offset in range(0, len(view), CHUNK_BYTES):
+            yield view[offset : offset + CHUNK_BYTES]
+
+
+def _integer(text: str | None, name: str) -> int:
+    try:
+        return int(text or "")
+    except ValueError:
+        raise DecodeError(f"{name} is no integer: {text!r}") from None
+
+
+def _refuse(status: int, message: str) -> Response:
+    return JSONResponse({"error": message}, status_code=status)
+
+
+def check_answer(status: int, body: bytes, url: str) -> None:
+    """Raise what an answer that is no success means.
+
+    Raises:
+        TransportError: With the server's message.
+    """
+    if status >= 400:
+        raise TransportError(f"{url} answered {status}: {body[:500].decode(errors='replace')}")
