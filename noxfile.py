@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent
 PACKAGES = ("cluster-core", "worker-groups", "tensor-transport", "venv-manager")
 SIBLINGS = {"worker-groups": ("cluster-core",)}
 EXTRAS = {
-    "cluster-core": "testing",
+    "cluster-core": "testing,dashboard",
     "worker-groups": "testing",
     "tensor-transport": "ray,http,testing",
     "venv-manager": "testing",
