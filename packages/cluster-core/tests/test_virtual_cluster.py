@@ -137,7 +137,7 @@ def test_a_device_of_somebody_else_is_never_used(ray_nodes):
         with pytest.raises(
             ResourceInsufficientError, match=r"devices \[2\] of node \w+ are not free, \[0, 1, 3\] are"
         ):
-            RayVirtualCluster([1], gpu_ids=[2], max_retries=1, timeout_s=60)
+            RayVirtualCluster([1], gpu_ids=[2], max_retries=0, timeout_s=60)
 
 
 def test_auto_learns_what_was_granted(ray_nodes, devices_of):
@@ -154,3 +154,45 @@ def test_a_claim_on_some_bundles_is_in_device_order(ray_nodes):
         assert [b.device_index for b in cluster.bundles] == [0, 1, 2, 3] + [None] * 4
         actor = Where.options(**claim.actor_options(1)).remote()
         assert ray.get(actor.devices.remote(), timeout=120) == ["2"]
+
+
+@ray.remote
+class Controller:
+    """A process that was handed the cluster."""
+
+    def claim(self, cluster, holder):
+        self.cluster = cluster
+        self.held = cluster.claim(None, holder)
+        return cluster.rendezvous().port
+
+    def leave(self):
+        self.held.release()
+        self.cluster.shutdown()
+
+
+def test_copies_in_other_processes_share_the_slots(local_ray):
+    with RayVirtualCluster([2], use_gpus=False, max_colocated_worker_groups=2, name="shared") as cluster:
+        mine = cluster.claim(None, "mine")
+        controller = Controller.options(num_cpus=0).remote()
+        port = ray.get(controller.claim.remote(cluster, "theirs"), timeout=120)
+        assert port != cluster.rendezvous().port
+        with pytest.raises(BundlesOccupiedError, match="held by bundle 0: mine, theirs"):
+            cluster.claim([0], "third")
+        with pytest.raises(BundlesOccupiedError):
+            ray.get(controller.claim.remote(cluster, "fourth"), timeout=120)
+        ray.get(controller.leave.remote(), timeout=120)
+        assert cluster.holders() == {0: ("mine",), 1: ("mine",)}
+        ray.get(controller.claim.remote(cluster, "theirs"), timeout=120)
+        ray.kill(controller)
+        assert cluster.release_holder("theirs") == 1
+        mine.release()
+        assert cluster.holders() == {}
+
+
+def test_it_draws_itself(local_ray, capsys):
+    with RayVirtualCluster([2], use_gpus=False, name="drawn") as cluster:
+        cluster.print_cluster_grid()
+        assert "drawn" in capsys.readouterr().out
+        assert cluster.layout_svg([]).startswith("<svg")
+        assert "<svg" in cluster._repr_html_()
+    assert "shut down" in cluster._repr_html_()

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 _FIRST_WINDOW_S = 3.0  # Freed resources take Ray up to a second to grant again.
 _POLL_S = 0.25
 _SLOWEST_POLL_S = 2.0
+_SETTLED_S = 2.0  # So long after a change a census is true.
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,8 @@ class Allocator:
         self._name = f"{alias}-{uuid.uuid4().hex[:8]}"
         self._unified = unified
         self._gpu_ids = gpu_ids
-        self._passed_over: set[str] = set()  # Nodes where a wanted device was not free.
+        self._passed_over: set[str] = set()  # Nodes where a wanted device was not free a moment ago.
+        self._tried: set[str] = set()  # Nodes where it ever was not.
         self._timeout_s = timeout_s
         self._max_retries = max_retries
         self._census = census
@@ -108,39 +110,44 @@ class Allocator:
             ResourceInsufficientError: Ray failed to grant it more than `max_retries` times.
         """
         self._deadline = self._clock() + self._timeout_s
-        for attempt in range(self._max_retries + 1):
+        failed = number = 0
+        while True:
+            number += 1
             nodes, plan = self._await_plan()
             try:
-                return self._grant(nodes, plan, attempt)
+                return self._grant(nodes, plan, number)
             except DevicesTakenError as error:
+                failed += error.node_id in self._tried  # The first look at a node is no failure.
+                self._tried.add(error.node_id)
                 self._passed_over.add(error.node_id)
                 problem = str(error)
-            except _NotGrantedError as error:
-                problem = str(error)
-            except RayError as error:
-                problem = f"{type(error).__name__}: {error}"
+            except (_NotGrantedError, RayError) as error:
+                failed += 1
+                problem = f"{type(error).__name__}: {error}" if isinstance(error, RayError) else str(error)
+            logger.warning("%s: attempt %d failed: %s", self._name, number, problem)
             if self._left() <= 0:
                 reasons = [problem, *self._reasons(self._census(self._request.domain_label))]
                 raise AllocationTimeoutError(
                     f"{self._name} was not granted within {self._timeout_s:g} s:", reasons
                 )
-            logger.warning("%s: attempt %d failed: %s", self._name, attempt + 1, problem)
-        raise ResourceInsufficientError(
-            f"{self._name} was not granted in {self._max_retries + 1} attempts, the last:", [problem]
-        )
+            if failed > self._max_retries:
+                raise ResourceInsufficientError(
+                    f"{self._name} was not granted in {number} attempts, the last:", [problem]
+                )
 
     def _left(self) -> float:
         return self._deadline - self._clock()
 
     def _await_plan(self) -> tuple[list[NodeState], PlacementPlan]:
         """Wait until the request fits into what is free."""
-        pause, said = _POLL_S, False
+        pause, said, start = _POLL_S, False, self._clock()
         while True:
             nodes = self._nodes()
             plan = plan_cluster(nodes, self._request)
             if plan.feasible:
                 return nodes, plan
-            self._passed_over.clear()
+            if self._clock() - start > _SETTLED_S:
+                self._passed_over.clear()
             if plan.impossible and not _ray_compat.autoscaler_is_running():
                 raise InfeasibleRequestError(
                     f"{self._name} can never fit into this cluster:", self._reasons(nodes)
@@ -199,14 +206,14 @@ class Allocator:
         bundles = [self._request.bundle] * len(wanted.node_indices)
         return _ray_compat.create_group(bundles, wanted.strategy, wanted.name, pins)
 
-    def _grant(self, nodes: list[NodeState], plan: PlacementPlan, attempt: int) -> Allocation:
-        suffix = f"-try{attempt + 1}" if attempt else ""
+    def _grant(self, nodes: list[NodeState], plan: PlacementPlan, number: int) -> Allocation:
+        suffix = f"-try{number}" if number > 1 else ""
         wanted = [
             _Wanted(w.name + suffix, w.strategy, w.node_indices, w.node_ids) for w in self._wanted(plan)
         ]
         groups: list[PlacementGroup] = []
         try:
-            window = self._clock() + min(_FIRST_WINDOW_S * 2**attempt, max(self._left(), 0.05))
+            window = self._clock() + min(_FIRST_WINDOW_S * 2 ** min(number - 1, 10), max(self._left(), 0.05))
             if isinstance(self._gpu_ids, tuple):
                 self._create_on_devices(wanted, nodes, groups, self._gpu_ids)
             else:
@@ -228,8 +235,8 @@ class Allocator:
     ) -> None:
         """Create each group while only its own devices are free on its nodes."""
         planned = {node_id for one in wanted for node_id in one.node_ids}
-        free = {n.node_id: int(n.free.get(self._accelerator, 0)) for n in nodes if n.node_id in planned}
-        with held_devices(free, self._accelerator, wanted[0].name, self._left) as held:
+        devices = {n.node_id: int(n.total.get(self._accelerator, 0)) for n in nodes if n.node_id in planned}
+        with held_devices(devices, self._accelerator, wanted[0].name, self._left) as held:
             for one in wanted:
                 held.let_go(_devices(one, gpu_ids))
                 groups.append(self._create(one))

@@ -5,12 +5,15 @@ that node can only be given these. The rest is let go at the end. A device of so
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ray.util.placement_group import PlacementGroup
 
 from raycrew.cluster_core import _ray_compat
 from raycrew.cluster_core._probe import probe_devices
+
+_HOLD_S = 1.5  # Devices that were freed just before take Ray up to a second to grant.
 
 
 class DevicesTakenError(Exception):
@@ -52,28 +55,32 @@ class HeldDevices:
 
 @contextlib.contextmanager
 def held_devices(
-    free: Mapping[str, int], accelerator: str, name: str, left: Callable[[], float]
+    devices: Mapping[str, int], accelerator: str, name: str, left: Callable[[], float]
 ) -> Iterator[HeldDevices]:
     """Hold all free devices of some nodes, and find out which they are.
 
     Args:
-        free: How many devices are free on each node, by node id.
+        devices: How many devices each node has, by node id.
         accelerator: Name of their resource.
         name: Start of the names of the placement groups.
         left: Seconds left.
     """
     groups: list[PlacementGroup] = []
-    nodes = [node_id for node_id, count in free.items() for _ in range(count)]
+    nodes = [node_id for node_id, count in devices.items() for _ in range(count)]
     try:
         for i, node_id in enumerate(nodes):
             pin = {_ray_compat.NODE_ID_LABEL: node_id}
             groups.append(_ray_compat.create_group([{accelerator: 1.0}], "PACK", f"{name}-hold{i}", [pin]))
-        # What was given to somebody else meanwhile is not waited for.
-        granted = [_ray_compat.await_group(group, min(2.0, left())) for group in groups]
+        # What somebody else holds is never granted, and must not be once the wanted devices are let go.
+        end = time.monotonic() + min(_HOLD_S, left())
+        granted = [_ray_compat.await_group(group, max(end - time.monotonic(), 0.05)) for group in groups]
+        for group, got in zip(groups, granted, strict=True):
+            if not got:
+                _ray_compat.remove_group(group)
         mine = [i for i, got in enumerate(granted) if got]
-        devices = probe_devices([(groups[i], 0) for i in mine], accelerator, 1.0, max(left(), 1.0))
-        held: dict[str, dict[int, PlacementGroup]] = {node_id: {} for node_id in free}
-        for i, device in zip(mine, devices, strict=True):
+        found = probe_devices([(groups[i], 0) for i in mine], accelerator, 1.0, max(left(), 1.0))
+        held: dict[str, dict[int, PlacementGroup]] = {node_id: {} for node_id in devices}
+        for i, device in zip(mine, found, strict=True):
             if device is not None:
                 held[nodes[i]][device] = groups[i]
         yield HeldDevices(held)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from threading import RLock
-from typing import Any
+from typing import Any, Protocol
 
 from raycrew.cluster_core._topology import Bundle
 from raycrew.cluster_core.errors import BundlesOccupiedError
@@ -112,6 +112,14 @@ class SlotLedger:
         with self._lock:
             self._taken.pop(token, None)
 
+    def release_holder(self, holder: str) -> int:
+        """Give back all slots of a holder; return how many claims that were."""
+        with self._lock:
+            tokens = [token for token, slot in self._taken.items() if slot.holder == holder]
+            for token in tokens:
+                del self._taken[token]
+            return len(tokens)
+
     def learn(self, devices: Mapping[int, int]) -> None:
         """Note which physical device each seat holds, and put the bundles of settled nodes in device order.
 
@@ -148,20 +156,45 @@ class SlotLedger:
             held = ((self._seats[seat].index, self._held_by(seat)) for seat in self._order)
             return {index: names for index, names in held if names}
 
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=RLock())
+
     def _held_by(self, seat: int) -> tuple[str, ...]:
         return tuple(slot.holder for slot in self._taken.values() if seat in slot.seats)
+
+
+class Ledger(Protocol):
+    """What a claim needs of a ledger."""
+
+    slots: int
+
+    def seated(self, seats: Sequence[int]) -> Sequence[Bundle]:
+        """The bundles on some seats."""
+        ...
+
+    def learn(self, devices: Mapping[int, int]) -> None:
+        """Note which physical device each seat holds."""
+        ...
+
+    def release(self, token: int) -> None:
+        """Give slots back."""
+        ...
 
 
 class LedgerClaim:
     """A `Claim` on a ledger.
 
     Args:
-        ledger: Who holds what.
+        ledger: Gives the ledger, which moves to another process when the cluster is shared.
         slot: What this claim holds there.
         strategy_of: Ray scheduling strategy that leads to a seat.
     """
 
-    def __init__(self, ledger: SlotLedger, slot: Slot, strategy_of: Callable[[int], Any]) -> None:
+    def __init__(self, ledger: Callable[[], Ledger], slot: Slot, strategy_of: Callable[[int], Any]) -> None:
         self._ledger = ledger
         self._slot = slot
         self._strategy_of = strategy_of
@@ -169,22 +202,22 @@ class LedgerClaim:
     @property
     def bundles(self) -> Sequence[Bundle]:
         """The claimed bundles, in the order that they were asked for."""
-        return self._ledger.seated(self._slot.seats)
+        return self._ledger().seated(self._slot.seats)
 
     def actor_options(self, position: int) -> dict[str, Any]:
         """Ray actor options that place a worker on `bundles[position]` with this claim's share of it."""
         seat = self._slot.seats[position]
-        (bundle,) = self._ledger.seated([seat])
-        options = share_options(bundle.resources, self._ledger.slots)
+        (bundle,) = self._ledger().seated([seat])
+        options = share_options(bundle.resources, self._ledger().slots)
         return {**options, "scheduling_strategy": self._strategy_of(seat)}
 
     def learn(self, devices: Mapping[int, int]) -> None:
         """Tell the cluster which physical device each position turned out to hold."""
-        self._ledger.learn({self._slot.seats[position]: device for position, device in devices.items()})
+        self._ledger().learn({self._slot.seats[position]: device for position, device in devices.items()})
 
     def release(self) -> None:
         """Give the slots back; idempotent."""
-        self._ledger.release(self._slot.token)
+        self._ledger().release(self._slot.token)
 
 
 def check_indices(indices: Sequence[int], n_bundles: int) -> None:

@@ -4,14 +4,14 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.autoscaler.v2.schema import ClusterStatus
 from ray.autoscaler.v2.sdk import get_cluster_status
-from ray.exceptions import AuthenticationError
+from ray.exceptions import AuthenticationError, RayError
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -21,6 +21,10 @@ from ray.util.placement_group import (
 
 from raycrew.cluster_core._topology import NodeState
 from raycrew.cluster_core.errors import ClusterAuthenticationError, ClusterUnreachableError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 NODE_ID_LABEL = "ray.io/node-id"
 
@@ -55,22 +59,21 @@ def is_client() -> bool:
     return bool(client.is_connected())
 
 
+def _in_cluster(fn: Callable[[], T]) -> T:
+    """Call a function where the GCS can be reached: here, or in a task behind a `ray://` proxy."""
+    if not is_client():
+        return fn()
+    result: T = ray.get(ray.remote(num_cpus=0)(fn).remote(), timeout=60)
+    return result
+
+
 def _status() -> ClusterStatus:
     # The state API needs the dashboard, and `ray.nodes()` does not tell what is free.
     return get_cluster_status(ray.get_runtime_context().gcs_address)
 
 
-def cluster_status() -> ClusterStatus:
-    """Nodes with their free resources, pending and failed launches; works without the dashboard."""
-    if not is_client():
-        return _status()
-    status: ClusterStatus = ray.get(ray.remote(num_cpus=0)(_status).remote(), timeout=60)
-    return status
-
-
-def node_states() -> list[NodeState]:
-    """All nodes that take work now."""
-    status = cluster_status()
+def _node_states() -> list[NodeState]:
+    status = _status()
     nodes = []
     for info in [*status.active_nodes, *status.idle_nodes]:
         usage = info.resource_usage.usage if info.resource_usage else []
@@ -81,14 +84,23 @@ def node_states() -> list[NodeState]:
     return nodes
 
 
-def autoscaler_is_running() -> bool:
-    """Whether an autoscaler reports to this cluster, so that nodes may come that are not there yet."""
-    status = cluster_status()
+def _autoscaler_is_running() -> bool:
+    status = _status()
     return bool(status.pending_launches or status.pending_nodes) or status.stats.autoscaler_version not in (
         None,
         "",
         "0",
     )
+
+
+def node_states() -> list[NodeState]:
+    """All nodes that take work now; works without the dashboard."""
+    return _in_cluster(_node_states)
+
+
+def autoscaler_is_running() -> bool:
+    """Whether an autoscaler reports to this cluster, so that nodes may come that are not there yet."""
+    return _in_cluster(_autoscaler_is_running)
 
 
 def live_node_ids() -> set[str]:
@@ -119,8 +131,14 @@ def create_group(
 
 
 def await_group(group: PlacementGroup, timeout_s: float) -> bool:
-    """Wait until a placement group is created, up to a time; say whether it is."""
-    return bool(group.wait(max(timeout_s, 0)))
+    """Wait until a placement group is created, up to a time; say whether it is. A removed one never is."""
+    try:
+        return bool(group.wait(max(timeout_s, 0)))
+    except RayError:
+        raise
+    except Exception as error:  # noqa: BLE001 - Ray has no class for a group that does not exist.
+        logger.debug("placement group %s: %s", group.id.hex(), error)
+        return False
 
 
 def remove_group(group: PlacementGroup) -> None:

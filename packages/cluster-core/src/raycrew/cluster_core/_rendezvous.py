@@ -5,7 +5,7 @@ from threading import Lock
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import _ray_compat
@@ -66,7 +66,9 @@ class PortKeepers:
             if isinstance(error.cause, (ClusterError, ValueError, TypeError)):
                 raise error.cause from None
             raise
-        except RayActorError as error:
+        except (RayActorError, ActorUnschedulableError) as error:
+            with self._lock:
+                self._keepers.pop(node_id, None)
             raise NodeLostError(
                 f"node {node_id[:8]} is gone, or its port keeper was killed: {error}", [node_id]
             ) from error

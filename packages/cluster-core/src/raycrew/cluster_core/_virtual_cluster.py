@@ -1,23 +1,27 @@
 """`RayVirtualCluster`: bundles on a Ray cluster, allocated, known and released as one."""
 
+import html
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from threading import Lock
 from typing import Any, Self, TypeVar
 
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raycrew.cluster_core import _ray_compat
+from raycrew.cluster_core import _ray_compat, layout
 from raycrew.cluster_core._allocation import Allocation, Allocator
 from raycrew.cluster_core._census import check_connected, take_census
 from raycrew.cluster_core._ledger import LedgerClaim, SlotLedger, share_of
 from raycrew.cluster_core._node_calls import run_on_nodes
-from raycrew.cluster_core._options import GpuIds, check_options
+from raycrew.cluster_core._options import ClusterOptions, GpuIds, check_options
 from raycrew.cluster_core._plan import PlacementPlan, plan_cluster
 from raycrew.cluster_core._probe import probe_devices
 from raycrew.cluster_core._rendezvous import PortKeepers
+from raycrew.cluster_core._shared_ledger import SharedLedger
 from raycrew.cluster_core._topology import Bundle, Rendezvous
 from raycrew.cluster_core.errors import ClusterClosedError, NodeLostError
+from raycrew.cluster_core.protocols import Occupant
 
 logger = logging.getLogger(__name__)
 
@@ -109,9 +113,11 @@ class RayVirtualCluster:
         )
         self._closed = False
         self._probed: set[int] = set()
+        self._sharing = Lock()
         self._keepers = PortKeepers(self._options.port_range)
         self._allocation = self._allocate()
-        self._ledger = SlotLedger(self._allocation.seats, self._options.slots)
+        self._ledger: SlotLedger | SharedLedger = SlotLedger(self._allocation.seats, self._options.slots)
+        self._owner = True
 
     def _allocate(self) -> Allocation:
         options = self._options
@@ -195,7 +201,9 @@ class RayVirtualCluster:
         self.check_nodes()
         if indices is not None:
             self._settle(indices)
-        return LedgerClaim(self._ledger, self._ledger.take(indices, holder), self._strategy_of)
+        with self._sharing:
+            slot = self._ledger.take(indices, holder)
+        return LedgerClaim(lambda: self._ledger, slot, self._strategy_of)
 
     def _settle(self, indices: Sequence[int]) -> None:
         """Learn the devices of nodes of which only some bundles are named: their order decides which."""
@@ -210,6 +218,11 @@ class RayVirtualCluster:
         places = [(self._allocation.groups[g], b) for g, b in (self._allocation.places[s] for s in order)]
         devices = probe_devices(places, accelerator, share, _PROBE_S)
         self._ledger.learn({seat: d for seat, d in zip(order, devices, strict=True) if d is not None})
+
+    def release_holder(self, holder: str) -> int:
+        """Give back all slots of a holder that died without doing so; return how many claims that were."""
+        self._check_open()
+        return self._ledger.release_holder(holder)
 
     def holders(self) -> dict[int, tuple[str, ...]]:
         """Who holds slots, by bundle index; bundles that nobody holds are left out."""
@@ -296,14 +309,44 @@ class RayVirtualCluster:
         """
         return run_on_nodes(list(dict.fromkeys(b.node_id for b in self.bundles)), fn, timeout_s)
 
+    def print_cluster_grid(self, worker_group: Occupant | None = None) -> None:
+        """Print the nodes, their bundles, and where the workers of a group sit."""
+        self.print_all_worker_groups([] if worker_group is None else [worker_group])
+
+    def print_all_worker_groups(self, groups: Sequence[Occupant]) -> None:
+        """Print the nodes, their bundles, and where the workers of some groups sit."""
+        layout.print_grid(self.bundles, groups, title=self.name)
+
+    def layout_svg(self, groups: Sequence[Occupant] = ()) -> str:
+        """Draw the nodes, their bundles, and where the workers of some groups sit."""
+        return layout.svg(self.bundles, groups, title=self.name)
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>" if self._closed else self.layout_svg()
+
     def shutdown(self) -> None:
-        """Release everything; idempotent, and what runs on the bundles ends."""
+        """Release everything; idempotent, and what runs on the bundles ends.
+
+        On a copy that travelled to another process it only ends the copy: the bundles stay with their owner.
+        """
         if self._closed:
             return
         self._closed = True
-        if _ray_compat.is_connected():
-            self._keepers.close()
+        if not _ray_compat.is_connected():
+            return
+        self._keepers.close()
+        if self._owner:
+            if isinstance(self._ledger, SharedLedger):
+                self._ledger.close()
             self._allocation.remove()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel to another process of the same Ray cluster, which then shares the slots with this one."""
+        self._check_open()
+        with self._sharing:
+            if isinstance(self._ledger, SlotLedger):
+                self._ledger = SharedLedger.share(self._ledger)
+        return _copy, (self._options, self._allocation, self._ledger)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -319,3 +362,18 @@ class RayVirtualCluster:
     def __repr__(self) -> str:
         counts = list(self._options.request.bundle_counts)
         return f"RayVirtualCluster({counts}, name={self.name!r}{', shut down' if self._closed else ''})"
+
+
+def _copy(options: ClusterOptions, allocation: Allocation, ledger: SharedLedger) -> RayVirtualCluster:
+    cluster = RayVirtualCluster.__new__(RayVirtualCluster)
+    vars(cluster).update(
+        _options=options,
+        _allocation=allocation,
+        _ledger=ledger,
+        _closed=False,
+        _owner=False,
+        _probed=set(),
+        _sharing=Lock(),
+        _keepers=PortKeepers(options.port_range),
+    )
+    return cluster

@@ -1,0 +1,178 @@
+"""What happens when things go wrong under real clusters: drivers and nodes die, groups vanish."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group_table
+
+from raycrew.cluster_core import (
+    AllocationTimeoutError,
+    ClusterError,
+    InfeasibleRequestError,
+    NodeLostError,
+    RayVirtualCluster,
+    _allocation,
+    _ray_compat,
+)
+from raycrew.cluster_core._census import take_census
+from raycrew.cluster_core.testing import connected, simulated_nodes
+
+
+def live_groups():
+    return [entry["name"] for entry in placement_group_table().values() if entry["state"] != "REMOVED"]
+
+
+def wait_until(condition, timeout_s=60):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def test_without_ray_it_says_so_and_starts_none():
+    ray.shutdown()
+    with pytest.raises(ClusterError, match=r"call init_ray\(\) first"):
+        RayVirtualCluster([1], use_gpus=False)
+    assert not ray.is_initialized()
+
+
+def test_an_exception_while_groups_are_made_leaves_nothing(ray_nodes, monkeypatch):
+    create, made = _ray_compat.create_group, []
+
+    def fail_the_second(*arguments):
+        if made:
+            raise KeyboardInterrupt
+        made.append(create(*arguments))
+        return made[0]
+
+    monkeypatch.setattr(_ray_compat, "create_group", fail_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        RayVirtualCluster([2, 2])
+    wait_until(lambda: not live_groups())
+
+
+def test_a_group_that_is_removed_while_it_is_waited_for_is_made_again(ray_nodes, monkeypatch):
+    create, names = _ray_compat.create_group, []
+
+    def remove_the_first(*arguments):
+        group = create(*arguments)
+        names.append(arguments[2])
+        if len(names) == 1:
+            _ray_compat.remove_group(group)
+        return group
+
+    monkeypatch.setattr(_ray_compat, "create_group", remove_the_first)
+    with RayVirtualCluster([2, 2]) as cluster:
+        assert len(cluster.bundles) == 4
+        assert names[-1].endswith("-try2")
+        wait_until(lambda: len(live_groups()) == 2)
+
+
+def test_a_lost_race_is_planned_anew(ray_nodes, monkeypatch):
+    """The census says that a node is free, and somebody else takes it before the groups are made."""
+    with RayVirtualCluster([4], name="rival") as rival:
+        taken = rival.bundles[0].node_id
+        monkeypatch.setattr(_allocation, "_FIRST_WINDOW_S", 0.5)
+        stale = [node for node in take_census() if node.node_id == taken]
+        looks = []
+
+        def census(domain_label):
+            looks.append(domain_label)
+            fresh = take_census(domain_label)
+            empty = [type(n)(n.node_id, n.address, n.total, n.total, n.labels) for n in stale]
+            return [*empty, *(n for n in fresh if n.node_id != taken)] if len(looks) == 1 else fresh
+
+        allocator = _allocation.Allocator(
+            _request((4,)), alias="late", timeout_s=60, max_retries=2, census=census
+        )
+        allocation = allocator.allocate()
+        assert allocation.seats[0].node_id != taken
+        allocation.remove()
+
+
+def _request(counts):
+    from raycrew.cluster_core import PlacementRequest
+
+    return PlacementRequest(counts)
+
+
+def test_what_can_never_fit_fails_at_once_and_leaves_nothing(ray_nodes):
+    start = time.monotonic()
+    for arguments in ({"bundle_ct_per_node_list": [4, 4, 4, 1]}, {"bundle_ct_per_node_list": [5]}):
+        with pytest.raises(InfeasibleRequestError, match="can never fit") as error:
+            RayVirtualCluster(**arguments, timeout_s=3000)
+        assert "room for 4 of 4" in str(error.value)
+    with pytest.raises(InfeasibleRequestError, match="labels don't fit"):
+        RayVirtualCluster([1], label_selector={"zone": "nowhere"}, timeout_s=3000)
+    assert time.monotonic() - start < 1000
+    assert not live_groups()
+
+
+def test_a_full_cluster_is_waited_for_until_it_is_free(ray_nodes):
+    first = RayVirtualCluster([4, 4, 4])
+    first.shutdown()  # Its resources come back a moment later.
+    with RayVirtualCluster([4, 4, 4], timeout_s=120) as second:
+        assert second.world_size() == 12
+        with pytest.raises(AllocationTimeoutError):
+            RayVirtualCluster([1], timeout_s=0)
+
+
+DRIVER = """
+import sys, time, ray
+from raycrew.cluster_core import RayVirtualCluster
+ray.init(address=sys.argv[1], log_to_driver=False)
+cluster = RayVirtualCluster([4, 2], name="orphan")
+port = cluster.rendezvous().port
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_driver_leaves_nothing(ray_nodes):
+    driver = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(DRIVER), ray_nodes], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert driver.stdout.readline().strip() == "ready"
+        assert len(live_groups()) == 2
+        with pytest.raises(AllocationTimeoutError, match="held by placement group 'orphan-"):
+            RayVirtualCluster([4, 4, 4], timeout_s=1)
+        os.kill(driver.pid, signal.SIGKILL)
+    finally:
+        driver.kill()
+        driver.wait()
+    with RayVirtualCluster([4, 4, 4], timeout_s=120):
+        assert not [name for name in live_groups() if name.startswith("orphan")]
+
+
+@pytest.mark.slow
+def test_a_node_killed_under_a_live_cluster_is_named():
+    ray.shutdown()
+    with (
+        simulated_nodes(
+            [{"num_cpus": 2}, {"num_cpus": 2, "num_gpus": 2}, {"num_cpus": 2, "num_gpus": 2}]
+        ) as nodes,
+        connected(nodes.address),
+    ):
+        cluster = RayVirtualCluster([2, 2])
+        victim = next(node for node in nodes.worker_nodes if node.node_id == cluster.bundles[2].node_id)
+        nodes.remove_node(victim, allow_graceful=False)
+        wait_until(lambda: victim.node_id not in _ray_compat.live_node_ids())
+        with pytest.raises(NodeLostError, match="lost 2 of 4 bundles") as error:
+            cluster.claim(None, "late")
+        assert error.value.node_ids == (victim.node_id,)
+        with pytest.raises(NodeLostError):
+            cluster.rendezvous(2)
+        left = dict(cluster.run_on_each_node(lambda: 1, timeout_s=60))
+        assert left == {cluster.bundles[0].node_id: 1}
+        cluster.shutdown()
+        with RayVirtualCluster([2], timeout_s=60):
+            pass
+        with pytest.raises(InfeasibleRequestError):
+            RayVirtualCluster([2, 2])
