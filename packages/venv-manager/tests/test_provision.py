@@ -146,6 +146,19 @@ def test_an_interpreter_is_checked_on_every_node(tmp_path):
     assert list(caught.value.failures) == ["b"]
 
 
+def test_a_runner_with_a_deadline_gets_one_that_is_long_enough(here):
+    class Hurried(ThreadNodes):
+        given = 1.0
+
+        def run_on_each_node(self, fn, *, timeout_s=1.0):
+            self.given = timeout_s
+            return super().run_on_each_node(fn)
+
+    nodes = Hurried()
+    create_local_venv_on_each_node(SPEC, "x", nodes)
+    assert nodes.given >= 3600
+
+
 def test_the_provider_builds_on_the_nodes_and_knows_when_it_is_not_asked(here, fake_uv):
     registry = ActorEnvironmentRegistry()
     registry.register("pkg.*", SPEC)

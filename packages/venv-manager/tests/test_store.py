@@ -39,13 +39,13 @@ def version_in(environment, package):
 @pytest.mark.smoke
 def test_builds_once_and_then_answers_from_the_folder(fake_store, fake_uv):
     first = ensure(SPEC, store=fake_store)
-    assert [words[0] for words in fake_uv.calls()] == ["pip", "venv", "pip"]
+    assert sorted(words[0] for words in fake_uv.calls()) == ["pip", "pip", "venv"]
     second = ensure(SPEC, store=fake_store)
     assert second == first
     assert len(fake_uv.calls()) == 3
     assert first.python == fake_store.root / first.key / "venv" / "bin" / "python"
     assert first.stamp["packages"] == {"fake": "1"}
-    assert set(first.stamp["seconds"]) == {"resolve_s", "venv_s", "install_s", "inventory_s", "probe_s"}
+    assert set(first.stamp["seconds"]) == {"resolve_s", "install_s", "inventory_s", "probe_s"}
 
 
 def test_equal_specs_share_and_others_do_not(fake_store):

@@ -6,7 +6,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import filelock
@@ -14,7 +14,7 @@ import filelock
 from raycrew.venv_manager._progress import Report, silent
 from raycrew.venv_manager.errors import StoreTimeoutError
 
-POLL_S = 0.02
+POLL_S = 0.03
 _held: dict[str, int] = {}
 _guard = threading.Lock()
 
@@ -35,28 +35,29 @@ class KeyLocks:
         self._progress = folder / f"{key}.progress"
 
     @contextlib.contextmanager
-    def building(self, timeout_s: float, report: Report = silent) -> Iterator[int]:
-        """Be the one that builds or removes.
+    def building(
+        self, timeout_s: float, report: Report = silent, published: Callable[[], bool] = lambda: False
+    ) -> Iterator[int | None]:
+        """Be the one that builds or removes, unless another one is done first.
 
         The yielded descriptor is locked, too, and meant to be handed to uv: while a uv that outlived its
-        killed parent still writes, it stays locked.
+        killed parent still writes, it stays locked. It is None once `published` says that there is nothing
+        left to do.
 
         Raises:
             StoreTimeoutError: Another process was not done in time; at once with a deadline of 0.
         """
         deadline = time.monotonic() + timeout_s
         lock = filelock.FileLock(self._lock)
-        while True:
-            try:
-                lock.acquire(timeout=min(0.5, timeout_s), poll_interval=POLL_S)
-                break
-            except filelock.Timeout:
-                self._wait(deadline, report, self.progress() or "another process builds it")
+        while not _acquired(lock):
+            if published():
+                yield None
+                return
+            self._wait(deadline, report, self.progress() or "another process builds it")
         try:
             with self._busy.open("a") as busy:
                 while not _try(busy.fileno(), fcntl.LOCK_EX):
                     self._wait(deadline, report, "the uv of a killed build is still running")
-                    time.sleep(POLL_S)
                 yield busy.fileno()
         finally:
             lock.release()
@@ -65,6 +66,7 @@ class KeyLocks:
         if time.monotonic() >= deadline:
             raise StoreTimeoutError(f"{self._lock} is held: {why}")
         report(f"waiting: {why}")
+        time.sleep(POLL_S)
 
     def tell(self, text: str | None) -> None:
         """Say what the build is doing, to those who wait; None when it is over."""
@@ -146,6 +148,14 @@ def slot(folder: Path, count: int, timeout_s: float, report: Report = silent) ->
             )
         report("waiting: other environments are being built on this machine")
         time.sleep(POLL_S)
+
+
+def _acquired(lock: filelock.BaseFileLock) -> bool:
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        return False
+    return True
 
 
 def _try(descriptor: int, operation: int) -> bool:

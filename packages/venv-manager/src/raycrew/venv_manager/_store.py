@@ -6,27 +6,23 @@ import json
 import logging
 import os
 import shutil
-import sys
-import time
 import uuid
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from raycrew.venv_manager import _inventory, _lock, _probe, errors
-from raycrew.venv_manager._indexes import build_environment
+from raycrew.venv_manager import errors
+from raycrew.venv_manager._build import PYTHON, Build, write_whole
 from raycrew.venv_manager._locks import KeyLocks, processes_using, slot
 from raycrew.venv_manager._progress import Report, silent
-from raycrew.venv_manager._recipe import Recipe, this_platform
-from raycrew.venv_manager._spec import EnvironmentSpec
-from raycrew.venv_manager._uv import find_uv, run_uv
+from raycrew.venv_manager._recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
 STAMP = "stamp.json"
-_PYTHON = Path("venv", "bin", "python")
 
 
 def default_root(environ: Mapping[str, str] = os.environ) -> Path:
@@ -55,7 +51,7 @@ class Environment:
     @property
     def python(self) -> Path:
         """Path of its interpreter."""
-        return self.path / _PYTHON
+        return self.path / PYTHON
 
 
 class Store:
@@ -84,8 +80,8 @@ class Store:
     def python(self, key: str) -> Path | None:
         """Path of a published environment's interpreter, or None. Reads nothing but the folder."""
         entry = self.root / key
-        if (entry / STAMP).exists() and os.access(entry / _PYTHON, os.X_OK):
-            return entry / _PYTHON
+        if (entry / STAMP).exists() and os.access(entry / PYTHON, os.X_OK):
+            return entry / PYTHON
         return None
 
     def get(self, key: str) -> Environment | None:
@@ -112,11 +108,17 @@ class Store:
         """The recipe that was kept for a key, or None."""
         try:
             return Recipe.from_bytes(self._recipe_file(key).read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, zipfile.BadZipFile, KeyError):
             return None
 
     def install(
-        self, key: str, make: Callable[[], Recipe], *, force: bool = False, report: Report = silent
+        self,
+        key: str,
+        make: Callable[[], Recipe],
+        *,
+        python: str | None = None,
+        force: bool = False,
+        report: Report = silent,
     ) -> Environment:
         """The environment of a key, built if it is not there.
 
@@ -125,6 +127,7 @@ class Store:
         Args:
             key: The digest.
             make: Gives the recipe; called only by the one that builds.
+            python: Version or path of its interpreter; None for the one that runs this.
             force: Build it anew even if it is there.
             report: Told what is going on.
 
@@ -138,10 +141,16 @@ class Store:
             return found
         self._need_writable(key)
         locks = self.locks(key)
-        with locks.building(self.build_timeout_s, report) as held:
+
+        def published() -> bool:
+            return not force and self.python(key) is not None
+
+        with locks.building(self.build_timeout_s, report, published) as held:
             found = self.get(key)
             if found and (not force or str(found.stamp.get("created")) > asked):
                 return found
+            if held is None:  # published a moment ago, and removed since
+                return self.install(key, make, python=python, force=force, report=report)
             users = processes_using(self.root / key) if found else []
             locks.release()
             with locks.unused() as free, slot(locks.folder, self.max_builds, self.build_timeout_s, report):
@@ -150,7 +159,7 @@ class Store:
                     raise errors.EnvironmentInUseError(
                         f"{self.root / key} is in use{who}: it cannot be replaced"
                     )
-                built = self._build(key, make, held, report)
+                built = self._build(key, make, python, held, report)
             locks.use()
             return built
 
@@ -203,7 +212,9 @@ class Store:
         """The locks of one environment."""
         return KeyLocks(self.root / "locks", key)
 
-    def _build(self, key: str, make: Callable[[], Recipe], held: int, report: Report) -> Environment:
+    def _build(
+        self, key: str, make: Callable[[], Recipe], python: str | None, held: int, report: Report
+    ) -> Environment:
         entry = self.root / key
         locks = self.locks(key)
 
@@ -213,11 +224,11 @@ class Store:
 
         try:
             self.remove_folder(entry)
-            clock = _Clock()
             tell("choosing versions")
-            recipe = make()
-            clock.lap("resolve_s")
-            return self._build_in(entry, recipe, held, tell, clock)
+            stamp = Build(entry, python, self.environ, held, tell, self.build_timeout_s).run(make)
+            write_whole(entry / STAMP, json.dumps(stamp, indent=1).encode(), sync=True)
+            tell(f"done: {stamp['size_bytes'] / 1e6:.0f} MB, {stamp['own_bytes'] / 1e6:.0f} MB of it new")
+            return Environment(key, entry, stamp)
         except errors.VenvError:  # some of them are timeouts, and so OSErrors
             self.remove_folder(entry)
             raise
@@ -234,82 +245,6 @@ class Store:
         finally:
             locks.tell(None)
 
-    def _build_in(self, entry: Path, recipe: Recipe, held: int, tell: Report, clock: "_Clock") -> Environment:
-        if recipe.platform != this_platform():
-            raise errors.StoreError(
-                f"the versions of {recipe.key} were chosen for {recipe.platform}, this is {this_platform()}: "
-                "nodes of another kind need environments of their own"
-            )
-        _lay_out(entry, recipe)
-        environ = self._uv_environment(entry, recipe)
-        uv = find_uv(environ)
-        python = recipe.python or sys.executable
-
-        def follow(line: str) -> None:
-            if not line.startswith((" + ", "Using Python")):
-                tell(line)
-
-        def run(*arguments: str | Path) -> None:
-            run_uv(
-                arguments, environ=environ, cwd=entry, on_line=follow, timeout_s=self.build_timeout_s,
-                pass_fds=(held,), uv=uv,
-            )  # fmt: skip
-
-        tell("making the environment")
-        run("venv", "-q", "--no-project", "--python", python, entry / "venv")
-        clock.lap("venv_s")
-        run(
-            "pip",
-            "install",
-            "--preview-features",
-            "pylock",
-            "--python",
-            entry / _PYTHON,
-            "-r",
-            entry / "pylock.toml",
-        )
-        clock.lap("install_s")
-        tell("checking the files")
-        inventory = _inventory.take(entry / "venv")
-        target = _lock.target(recipe.python)
-        expected = {
-            p.name: str(p.data["version"]) for p in _lock.read(recipe.lock) if p.pin and p.applies(target)
-        }
-        if missing := _inventory.absent(inventory.packages, expected):
-            raise errors.StoreError(f"{entry} came out incomplete: " + "; ".join(missing[:10]))
-        clock.lap("inventory_s")
-        tell(
-            "importing " + ", ".join(recipe.expectation.imports)
-            if recipe.expectation.imports
-            else "starting it"
-        )
-        probed = _probe.probe(entry / _PYTHON, recipe.expectation.imports)
-        _probe.check(probed, recipe.expectation)
-        clock.lap("probe_s")
-        write_whole(entry / "inventory.json", json.dumps(inventory.files).encode())
-        stamp = {
-            "key": recipe.key,
-            "created": datetime.now(UTC).isoformat(),
-            "spec": dict(recipe.spec),
-            "label": str(EnvironmentSpec.from_dict(recipe.spec)),
-            "identity": dict(recipe.identity),
-            "python": ".".join(map(str, probed.version)),
-            "packages": inventory.packages,
-            "size_bytes": inventory.size_bytes,
-            "own_bytes": inventory.own_bytes,
-            "link_mode": inventory.link_mode,
-            "seconds": clock.laps,
-        }
-        write_whole(entry / STAMP, json.dumps(stamp, indent=1).encode())
-        tell(f"done: {inventory.size_bytes / 1e6:.0f} MB, {inventory.own_bytes / 1e6:.0f} MB of it new "
-             f"({inventory.link_mode})")  # fmt: skip
-        return Environment(recipe.key, entry, stamp)
-
-    def _uv_environment(self, entry: Path, recipe: Recipe) -> dict[str, str]:
-        spec = EnvironmentSpec.from_dict(recipe.spec)
-        base = {k: v for k, v in build_environment(spec, self.environ).items() if k not in _INDEX_VARIABLES}
-        return base | dict(recipe.variables) | {"UV_CONFIG_FILE": str(entry / "uv.toml"), "UV_NO_CONFIG": "1"}
-
     def remove_folder(self, entry: Path) -> None:
         """Take a folder out of the store: its stamp first, then out of sight, then away."""
         (entry / STAMP).unlink(missing_ok=True)
@@ -319,42 +254,3 @@ class Store:
         trash.parent.mkdir(exist_ok=True)
         entry.rename(trash)
         shutil.rmtree(trash, ignore_errors=True)
-
-
-_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_STRATEGY", "UV_FIND_LINKS")
-
-
-class _Clock:
-    """Seconds of each step."""
-
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name] = round(now - self._last, 3)
-        self._last = now
-
-
-def _lay_out(entry: Path, recipe: Recipe) -> None:
-    (entry / "wheels").mkdir(parents=True)
-    (entry / "uv.toml").write_text(recipe.settings, encoding="utf-8")
-    (entry / "pylock.toml").write_text(recipe.lock, encoding="utf-8")
-    for name, content in recipe.wheels.items():
-        (entry / "wheels" / name).write_bytes(content)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all, power cuts included."""
-    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with fresh.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -1,12 +1,13 @@
 """From a spec to an interpreter: here, and on each node."""
 
 import importlib.metadata
+import inspect
 import logging
 import os
 import platform
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -59,7 +60,7 @@ def ensure(
         return found
     with reporting(_title(spec, key)) as report:
         make = partial(_recipe, spec, key, identity, store, force, report)
-        return store.install(key, make, force=force, report=report)
+        return store.install(key, make, python=spec.python, force=force, report=report)
 
 
 def prepare(spec: EnvironmentSpec | str | Path, store: Store, *, force: bool = False) -> Recipe:
@@ -152,7 +153,9 @@ def install_recipe(content: bytes, root: str, force: bool = False) -> dict[str, 
     store = Store(root)
     there = not force and store.python(recipe.key) is not None
     with reporting(f"environment {recipe.key[:8]}") as report:
-        environment = store.install(recipe.key, lambda: recipe, force=force, report=report)
+        environment = store.install(
+            recipe.key, lambda: recipe, python=recipe.python, force=force, report=report
+        )
     return {
         "python": str(environment.python),
         "host": platform.node(),
@@ -209,10 +212,17 @@ def _caught(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"host": platform.node(), "error": f"{type(error).__name__}: {error}"}
 
 
+def _answers(work: Callable[[], T], runner: NodeRunner) -> Iterator[tuple[str, T]]:
+    """Run on each node; a runner with a deadline of its own is given one that is long enough for a build."""
+    if "timeout_s" in inspect.signature(runner.run_on_each_node).parameters:
+        return partial(runner.run_on_each_node, timeout_s=Store().build_timeout_s)(work)  # type: ignore[call-arg]
+    return runner.run_on_each_node(work)
+
+
 def _on_each_node(work: Callable[[], dict[str, Any]], runner: NodeRunner, label: str, path: str) -> None:
     failures = {}
     with reporting(f"environment {label} on each node") as report:
-        for done, (node, answer) in enumerate(runner.run_on_each_node(partial(_caught, work)), 1):
+        for done, (node, answer) in enumerate(_answers(partial(_caught, work), runner), 1):
             seconds = sum(answer.get("seconds", {}).values())
             report(f"{done} done, the last one {answer['host']} ({seconds:.1f} s)")
             if "error" in answer:

@@ -43,6 +43,11 @@ def make_wheel(
     return f"{module}-{version}-py3-none-any.whl", pack(rows, info)
 
 
+def _link(wheel: Path) -> str:
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    return f'<a href="{wheel.name}#sha256={digest}">{wheel.name}</a>\n'
+
+
 class LocalIndex:
     """A package index (PEP 503) in a folder: real uv resolves and installs from it without a network.
 
@@ -73,10 +78,7 @@ class LocalIndex:
         folder = self.folder / name.lower().replace("_", "-")
         folder.mkdir(exist_ok=True)
         (folder / file_name).write_bytes(content)
-        links = "".join(
-            f'<a href="{wheel.name}#sha256={hashlib.sha256(wheel.read_bytes()).hexdigest()}">{wheel.name}</a>\n'
-            for wheel in sorted(folder.glob("*.whl"))
-        )
+        links = "".join(_link(wheel) for wheel in sorted(folder.glob("*.whl")))
         (folder / "index.html").write_text(f"<!DOCTYPE html><html><body>\n{links}</body></html>\n")
         return folder / file_name
 

@@ -1,0 +1,167 @@
+"""One build: an interpreter, the packages of a lock, and proof that both are there and work."""
+
+import json
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from raycrew.venv_manager import _inventory, _lock, _probe
+from raycrew.venv_manager._indexes import build_environment
+from raycrew.venv_manager._progress import Report
+from raycrew.venv_manager._recipe import Recipe, this_platform
+from raycrew.venv_manager._spec import EnvironmentSpec
+from raycrew.venv_manager._uv import find_uv, run_uv
+from raycrew.venv_manager.errors import StoreError
+
+VENV = "venv"
+PYTHON = Path(VENV, "bin", "python")
+_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_STRATEGY", "UV_FIND_LINKS")
+
+
+@dataclass
+class Build:
+    """The making of one environment in an empty folder.
+
+    Attributes:
+        entry: The folder.
+        python: Version or path of the interpreter; None for the one that runs this.
+        environ: Environment of the calling process.
+        held: A locked descriptor, which uv inherits.
+        tell: Told what is going on.
+        timeout_s: Deadline of each run of uv.
+        seconds: What each step took.
+    """
+
+    entry: Path
+    python: str | None
+    environ: Mapping[str, str]
+    held: int
+    tell: Report
+    timeout_s: float
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def run(self, make: Callable[[], Recipe]) -> dict[str, Any]:
+        """Make it; returns what its stamp says.
+
+        Raises:
+            UvError: uv failed.
+            ProbeError: The interpreter does not work, or does not fit the driver.
+            StoreError: Packages of the lock are not there.
+        """
+        self.entry.mkdir(parents=True)
+        with ThreadPoolExecutor(1) as beside, self._timed("resolve_s"):
+            made = beside.submit(self._make_interpreter)
+            recipe = make()
+            made.result()
+        if recipe.platform != this_platform():
+            raise StoreError(
+                f"the versions of {recipe.key} were chosen for {recipe.platform}, this is {this_platform()}: "
+                "nodes of another kind need environments of their own"
+            )
+        with self._timed("install_s"):
+            self._install(recipe)
+        with self._timed("inventory_s"):
+            inventory = self._take_inventory(recipe)
+        with self._timed("probe_s"):
+            probed = self._probe(recipe)
+        return {
+            "key": recipe.key,
+            "created": datetime.now(UTC).isoformat(),
+            "spec": dict(recipe.spec),
+            "label": str(EnvironmentSpec.from_dict(recipe.spec)),
+            "identity": dict(recipe.identity),
+            "python": ".".join(map(str, probed.version)),
+            "packages": inventory.packages,
+            "size_bytes": inventory.size_bytes,
+            "own_bytes": inventory.own_bytes,
+            "link_mode": inventory.link_mode,
+            "seconds": self.seconds,
+        }
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - start, 3)
+
+    def _uv(self, environ: Mapping[str, str], *arguments: str | Path) -> None:
+        def follow(line: str) -> None:
+            if not line.startswith((" + ", "Using Python")):
+                self.tell(line)
+
+        run_uv(
+            arguments, environ=environ, cwd=self.entry, on_line=follow, timeout_s=self.timeout_s,
+            pass_fds=(self.held,), uv=find_uv(environ),
+        )  # fmt: skip
+
+    def _make_interpreter(self) -> None:
+        spec = EnvironmentSpec("project")
+        environ = build_environment(spec, self.environ) | {"UV_NO_CONFIG": "1"}
+        self._uv(
+            environ,
+            "venv",
+            "-q",
+            "--no-project",
+            "--python",
+            self.python or sys.executable,
+            self.entry / VENV,
+        )
+
+    def _install(self, recipe: Recipe) -> None:
+        (self.entry / "wheels").mkdir()
+        (self.entry / "uv.toml").write_text(recipe.settings, encoding="utf-8")
+        (self.entry / "pylock.toml").write_text(recipe.lock, encoding="utf-8")
+        for name, content in recipe.wheels.items():
+            (self.entry / "wheels" / name).write_bytes(content)
+        spec = EnvironmentSpec.from_dict(recipe.spec)
+        own = build_environment(spec, self.environ)
+        environ = {k: v for k, v in own.items() if k not in _INDEX_VARIABLES} | dict(recipe.variables)
+        environ |= {"UV_CONFIG_FILE": str(self.entry / "uv.toml"), "UV_NO_CONFIG": "1"}
+        self._uv(
+            environ, "pip", "install", "--preview-features", "pylock", "--python", self.entry / PYTHON,
+            "-r", self.entry / "pylock.toml",
+        )  # fmt: skip
+
+    def _take_inventory(self, recipe: Recipe) -> _inventory.Inventory:
+        self.tell("checking the files")
+        found = _inventory.take(self.entry / VENV)
+        target = _lock.target(recipe.python)
+        expected = {
+            p.name: str(p.data["version"]) for p in _lock.read(recipe.lock) if p.pin and p.applies(target)
+        }
+        if missing := _inventory.absent(found.packages, expected):
+            raise StoreError(f"{self.entry} came out incomplete: " + "; ".join(missing[:10]))
+        write_whole(self.entry / "inventory.json", json.dumps(found.files).encode())
+        return found
+
+    def _probe(self, recipe: Recipe) -> _probe.Probe:
+        imports = recipe.expectation.imports
+        self.tell("importing " + ", ".join(imports) if imports else "starting its interpreter")
+        found = _probe.probe(self.entry / PYTHON, imports, environ=self.environ)
+        _probe.check(found, recipe.expectation)
+        return found
+
+
+def write_whole(path: Path, content: bytes, *, sync: bool = False) -> None:
+    """Write a file so that it is there whole or not at all; with `sync` even after a power cut."""
+    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    with fresh.open("wb") as file:
+        file.write(content)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    fresh.replace(path)
+    if sync:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

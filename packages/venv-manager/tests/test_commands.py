@@ -1,0 +1,123 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from raycrew.venv_manager import SpecError
+from raycrew.venv_manager.__main__ import main
+from raycrew.venv_manager._commands import size_in_bytes
+from raycrew.venv_manager.testing import write_project
+
+
+@pytest.fixture
+def command(tmp_path, fake_uv, monkeypatch, capsys):
+    """Run a command with the fake uv; gives (exit code, standard output, standard error)."""
+    for name, value in fake_uv.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RAYCREW_VENV_DIR", str(tmp_path / "store"))
+    monkeypatch.setattr("raycrew.venv_manager.provision.luggage", EmptyLuggage)
+
+    def run(*arguments):
+        code = main([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def EmptyLuggage():
+    from raycrew.venv_manager._carry import Luggage
+
+    return Luggage()
+
+
+def test_ensure_list_verify_gc(command, tmp_path):
+    project = write_project(tmp_path / "project", dependencies=["fake"])
+    code, out, _ = command("ensure", project, "--name", "worker")
+    assert code == 0
+    python = out.strip()
+    code, out, _ = command("ensure", project, "--json")
+    (row,) = json.loads(out)
+    assert row["python"] == python
+    assert row["key"] in python
+    code, out, _ = command("list")
+    assert (code, row["key"][:8] in out) == (0, True)
+    assert json.loads(command("list", "--json")[1])[0]["label"].startswith("project")
+    assert command("verify", "worker")[0] == 0
+    site = subprocess.check_output([python, "-c", "import fake; print(fake.__path__[0])"], text=True).strip()
+    subprocess.run(["rm", f"{site}/part1.py"], check=True)
+    code, out, _ = command("verify", row["key"][:6])
+    assert (code, "removed: " in out, "part1.py" in out) == (1, True, True)
+    assert not json.loads(command("verify", "--json")[1])[0]["ok"]
+    code, out, _ = command("gc", "--max-size", "0")
+    assert (code, "in use" in out) == (0, True)
+    assert json.loads(command("gc", "--json", "--dry-run")[1]) == {"removals": [], "freed_bytes": 0}
+
+
+def test_explain(command, tmp_path):
+    one = write_project(tmp_path / "one", dependencies=["fake"])
+    other = write_project(tmp_path / "other", dependencies=["fake", "more"])
+    code, out, _ = command("explain", one, other)
+    assert (code, "files.project" in out) == (1, True)
+    assert command("explain", one, one) == (0, "the same environment\n", "")
+
+
+def test_prefetch_imports_what_registers(command, tmp_path, monkeypatch):
+    from raycrew.venv_manager import ACTOR_ENVIRONMENT_REGISTRY
+
+    (tmp_path / "registers.py").write_text(
+        "from raycrew.venv_manager import EnvironmentSpec, register_actor_environment\n"
+        "register_actor_environment('of_tests.Worker', EnvironmentSpec.requirements(['fake'], carry=False))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        code, out, _ = command("prefetch", "--import", "registers", "--json")
+    finally:
+        ACTOR_ENVIRONMENT_REGISTRY.unregister("of_tests.Worker")
+    assert code == 0
+    assert json.loads(out)["of_tests.Worker"].endswith("/venv/bin/python")
+
+
+def test_failures_and_nonsense_have_codes_of_their_own(command, tmp_path, fake_uv):
+    code, out, err = command("ensure", "uv run --upgrade")
+    assert (code, out) == (2, "")
+    assert "--upgrade" in err
+    assert command("verify", "nothing")[0] == 2
+    assert command("gc", "--max-size", "much")[0] == 2
+    fake_uv.fail("pip compile", "error: No solution found")
+    code, _, err = command("ensure", write_project(tmp_path / "p", dependencies=["fake"]))
+    assert (code, "No solution found" in err) == (1, True)
+
+
+def test_doctor_with_and_without_uv(tmp_path, environ):
+    def doctor(**variables):
+        done = subprocess.run(
+            [sys.executable, "-m", "raycrew.venv_manager", "doctor", "--json", "--store", tmp_path / "store"],
+            env=environ | variables, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return done.returncode, {row["what"]: row for row in json.loads(done.stdout)}
+
+    code, rows = doctor(UV_INDEX="https://me:secret@host/simple")
+    assert code == 0
+    assert rows["uv"]["ok"]
+    assert rows["UV_INDEX"]["found"] == "https://***@host/simple"
+    old = tmp_path / "uv"
+    old.write_text("#!/bin/sh\necho uv 0.4.1\n")
+    old.chmod(0o755)
+    code, rows = doctor(RAYCREW_UV=str(old))
+    assert (code, rows["uv"]["ok"]) == (1, False)
+    assert "older than 0.12" in rows["uv"]["found"]
+    assert doctor(RAYCREW_UV="/no/such/uv")[0] == 1
+
+
+def test_sizes():
+    assert [size_in_bytes(text) for text in ("5", "2K", "1.5m", "3GB", "1T")] == [
+        5,
+        2000,
+        1_500_000,
+        3 * 10**9,
+        10**12,
+    ]
+    with pytest.raises(SpecError):
+        size_in_bytes("")
