@@ -107,7 +107,8 @@ def node_cpus() -> dict[str, tuple[float, float]]:
     from ray.autoscaler.v2.sdk import get_cluster_status
 
     # What is free altogether is known at once, where it is free up to a second later.
-    none_free = ray.available_resources().get("CPU", 0.0) < 1  # type: ignore[no-untyped-call]
+    free_now = ray.available_resources()  # type: ignore[no-untyped-call]
+    none_free = bool(free_now) and free_now.get("CPU", 0.0) < 1  # empty: Ray has only just started
     status = get_cluster_status(ray.get_runtime_context().gcs_address)
     found = {}
     for node in [*status.active_nodes, *status.idle_nodes]:

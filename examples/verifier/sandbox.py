@@ -1,0 +1,234 @@
+"""Run a small Python program in a process of its own and see whether its answers are right.
+
+The program never sees the expected answers: it is asked to evaluate calls, and what it says is compared here.
+So it can't pass by ending early, by printing "ok", or by an object that is equal to everything.
+
+What this keeps out: endless loops, memory and file hogs, floods of output, leftover processes, and the
+variables of this process (where API keys are). It is no jail: the program has the same user, file system and
+network. Programs from people who mean harm belong in a container or a virtual machine.
+"""
+
+import ast
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import psutil
+
+MAX_ANSWERS_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test: an expression over the program's names, and the value that it must have.
+
+    Attributes:
+        call: Such as `add(1, 2)`.
+        expected: A value made of numbers, strings, bytes, booleans, None, and containers of these.
+    """
+
+    call: str
+    expected: Any
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A program and its tests."""
+
+    name: str
+    program: str
+    cases: tuple[Case, ...]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one program may use.
+
+    Attributes:
+        wall_s: Seconds from start to end.
+        cpu_s: Seconds of CPU time, whole ones.
+        memory_bytes: Address space.
+        file_bytes: Size of each file that it writes.
+        open_files: Open file descriptors.
+    """
+
+    wall_s: float = 5.0
+    cpu_s: int = 2
+    memory_bytes: int = 512 << 20
+    file_bytes: int = 4 << 20
+    open_files: int = 64
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a program.
+
+    Attributes:
+        status: `passed`; `wrong` (an answer is); `raised` (the program, or a call, did); `timeout`; or
+            `killed` (it ended before it had answered, as programs do that use too much).
+        passed: Number of right answers.
+        total: Number of tests.
+        detail: The first thing that went wrong.
+    """
+
+    status: Literal["passed", "wrong", "raised", "timeout", "killed"]
+    passed: int
+    total: int
+    detail: str = ""
+
+    @property
+    def reward(self) -> float:
+        """1 if every test passed, else 0."""
+        return float(self.status == "passed")
+
+
+class NoTestsError(ValueError):
+    """A program without tests can't be verified: nothing it does would count against it."""
+
+
+def verify(submission: Submission, limits: Limits = Limits()) -> Verdict:
+    """Run a program and compare its answers.
+
+    Raises:
+        NoTestsError: There are no tests.
+    """
+    if not submission.cases:
+        raise NoTestsError(f"{submission.name!r} has no tests; it would pass whatever it does")
+    with tempfile.TemporaryDirectory(prefix="verify-") as folder, tempfile.TemporaryFile() as answers:
+        status = _run(submission, limits, folder, answers.fileno())
+        answers.seek(0)
+        said = answers.read(MAX_ANSWERS_BYTES).decode("utf-8", "replace").split("\n")[:-1]
+    return judge(submission.cases, said, status)
+
+
+def judge(cases: Sequence[Case], said: Sequence[str], status: int | None) -> Verdict:
+    """Compare what a program said, one line per call, with what was expected.
+
+    Args:
+        cases: The tests.
+        said: Lines of the program's process, as many as it got done.
+        status: Its exit status, negative for a signal; None if it ran out of time.
+    """
+    passed, first, worst = 0, "", None
+    for case, line in zip(cases, said, strict=False):
+        answer, error = _read(line)
+        if error is None and _same(answer, case.expected):
+            passed += 1
+            continue
+        worst = worst or ("raised" if error else "wrong")
+        first = first or f"{case.call}: {error or f'{answer!r:.200}, not {case.expected!r:.200}'}"
+    if len(said) < len(cases):
+        at = f"at {cases[len(said)].call}"
+        if status is None:
+            return Verdict("timeout", passed, len(cases), f"out of time {at}")
+        how = f"ended with exit code {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
+        return Verdict("killed", passed, len(cases), f"{how} {at}")
+    return Verdict(worst or "passed", passed, len(cases), first)
+
+
+def _run(submission: Submission, limits: Limits, folder: str, answers_fd: int) -> int | None:
+    """Exit status of the program's process, None if it ran out of time."""
+    order = {
+        "program": submission.program,
+        "calls": [case.call for case in submission.cases],
+        "limits": [limits.cpu_s, limits.memory_bytes, limits.file_bytes, limits.open_files],
+    }
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-B", "-c", _INSIDE],
+        stdin=subprocess.PIPE,
+        stdout=answers_fd,
+        stderr=subprocess.DEVNULL,
+        cwd=folder,
+        env={"LANG": "C.UTF-8"},  # nothing of ours
+        start_new_session=True,
+    )
+    try:
+        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # type: ignore[union-attr]
+            stdin.write(json.dumps(order).encode())
+        return _wait(process, limits.wall_s)
+    finally:
+        _end(process, before)
+
+
+def _wait(process: subprocess.Popen[bytes], wall_s: float) -> int | None:
+    ended = os.pidfd_open(process.pid)  # unlike Popen.wait(timeout), it does not poll
+    try:
+        poll = select.poll()
+        poll.register(ended, select.POLLIN)
+        return process.wait() if poll.poll(1000 * wall_s) else None
+    finally:
+        os.close(ended)
+
+
+def _end(process: subprocess.Popen[bytes], before: set[int]) -> None:
+    """Kill the program's process group, and whatever has left the group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for child in psutil.Process().children(recursive=True):
+        if child.pid not in before:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+def _read(line: str) -> tuple[Any, str | None]:
+    """A line's value, or what went wrong with it."""
+    try:
+        kind, text = json.loads(line)
+        if kind == "raised":
+            return None, str(text)
+        return ast.literal_eval(text), None
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None, f"no plain value: {line:.200}"
+
+
+def _same(answer: Any, expected: Any) -> bool:
+    """Equal, and of the same type: True is not 1 here."""
+    return type(answer) is type(expected) and bool(answer == expected)
+
+
+# Runs in the sandboxed process. Standard output becomes the answers' file, and the program gets another one.
+_INSIDE = """
+import json, os, resource, sys
+order = json.load(sys.stdin)
+cpu_s, memory, file_size, files = order["limits"]
+for limit, most in (
+    (resource.RLIMIT_CPU, cpu_s),
+    (resource.RLIMIT_AS, memory),
+    (resource.RLIMIT_FSIZE, file_size),
+    (resource.RLIMIT_NOFILE, files),
+    (resource.RLIMIT_CORE, 0),
+):
+    grace = limit == resource.RLIMIT_CPU  # so that a signal with a name comes first
+    resource.setrlimit(limit, (most, most + grace))
+answers = os.fdopen(os.dup(1), "w")
+nowhere = os.open(os.devnull, os.O_RDWR)
+os.dup2(nowhere, 0)
+os.dup2(nowhere, 1)
+names = {"__name__": "program"}
+broken = None
+try:
+    exec(compile(order["program"], "program", "exec"), names)
+except BaseException as error:
+    broken = f"{type(error).__name__}: {error}"
+for call in order["calls"]:
+    if broken is None:
+        try:
+            line = ["value", repr(eval(call, names))]
+        except BaseException as error:
+            line = ["raised", f"{type(error).__name__}: {error}"]
+    else:
+        line = ["raised", broken]
+    answers.write(json.dumps(line) + "\\n")
+    answers.flush()
+os._exit(0)
+"""

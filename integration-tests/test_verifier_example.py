@@ -1,0 +1,158 @@
+"""The example verifier: its verdicts one by one, and a run of it as a user runs it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "verifier"
+sys.path.insert(0, str(EXAMPLE))
+
+from sandbox import Case, Limits, NoTestsError, Submission, judge, verify  # noqa: E402
+from submissions import MEDIAN, PROGRAMS, make  # noqa: E402
+
+EXPECTED = {
+    "right": "passed",
+    "wrong for even lengths": "wrong",
+    "raises": "raised",
+    "does not compile": "raised",
+    "loops for ever": "killed",
+    "sleeps for ever": "timeout",
+    "takes all memory": "raised",
+    "fills the disk": "raised",
+    "exits with success": "killed",
+    "is equal to everything": "raised",
+    "leaves processes behind": "wrong",
+    "reads secrets": "raised",
+    "has no tests": "refused",
+}
+LIMITS = Limits(wall_s=10, cpu_s=1)
+
+
+def program(source, *cases):
+    return Submission("test", source, cases)
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "sleeps for ever"])
+def test_each_kind_of_program_gets_its_verdict(name, monkeypatch):
+    monkeypatch.setenv("API_TOKEN", "sesame")
+    verdict = verify(Submission(name, PROGRAMS[name], MEDIAN), LIMITS)
+    assert verdict.status == EXPECTED[name], verdict
+    assert verdict.reward == (1.0 if name == "right" else 0.0)
+    assert verdict.total == 3
+    assert (verdict.detail == "") == (name == "right")
+
+
+def test_a_program_that_only_waits_runs_out_of_time():
+    verdict = verify(Submission("sleeps", PROGRAMS["sleeps for ever"], MEDIAN), Limits(wall_s=1))
+    assert verdict.status == "timeout"
+    assert "median([3, 1, 2])" in verdict.detail
+
+
+def test_no_tests_is_an_error_and_never_a_pass():
+    with pytest.raises(NoTestsError, match="'test' has no tests"):
+        verify(program("pass"))
+
+
+def test_all_tests_must_pass():
+    cases = [Case("f(1)", 1), Case("f(2)", 5), Case("f(3)", 3)]
+    verdict = verify(program("f = lambda x: x", *cases), LIMITS)
+    assert (verdict.status, verdict.passed, verdict.detail) == ("wrong", 2, "f(2): 2, not 5")
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected", "status"),
+    [
+        ("{'a': [1, (2.5, None)]}", {"a": [1, (2.5, None)]}, "passed"),
+        ("b'x' + b'y'", b"xy", "passed"),
+        ("'\\n[1]\\n' + chr(0x1F600)", "\n[1]\n\U0001f600", "passed"),
+        ("1", True, "wrong"),
+        ("1.0", 1, "wrong"),
+        ("print", 1, "raised"),
+        ("(" * 300 + ")" * 300, (), "raised"),
+    ],
+)
+def test_answers_are_plain_values_of_the_right_type(expression, expected, status):
+    assert verify(program("", Case(expression, expected)), LIMITS).status == status
+
+
+FORGE = """
+import os
+for fd in range(3, 20):
+    try:
+        os.write(fd, b'["value", "2"]\\n' * 9)
+    except OSError:
+        pass
+f = lambda: 3
+"""
+
+FLOOD = """
+import sys
+print("x" * (1 << 28), flush=True)
+sys.stderr.write("x" * (1 << 28))
+f = lambda: "y" * (1 << 26)
+"""
+
+
+def test_a_program_that_writes_lines_of_its_own_gains_nothing():
+    assert verify(program(FORGE, Case("f()", 3)), LIMITS).status == "wrong"
+    assert judge([Case("f()", 3)], ["not json", '["value", "3"]'], 0).status == "raised"
+
+
+def test_a_flood_of_output_is_cut_off():
+    assert verify(program(FLOOD, Case("f()", "y")), LIMITS).status in ("killed", "raised")
+
+
+def test_nothing_is_left_running_and_no_descriptor_open():
+    submission = Submission("leaves", PROGRAMS["leaves processes behind"], MEDIAN)
+    verify(submission, LIMITS)
+    own = psutil.Process()
+    before = own.num_fds()
+    for _ in range(3):
+        verify(submission, LIMITS)
+    assert own.num_fds() == before
+    assert not [c for c in own.children(recursive=True) if c.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_the_program_sees_nothing_of_this_process(monkeypatch):
+    monkeypatch.setenv("API_TOKEN", "sesame")
+    source = "import os\nseen, here = sorted(os.environ), os.listdir()\nleads = os.getpgid(0) == os.getpid()"
+    cases = [
+        Case("[k for k in seen if k not in ('LANG', 'LC_CTYPE')]", []),
+        Case("here", []),
+        Case("leads", True),
+    ]
+    verdict = verify(program(source, *cases), LIMITS)
+    assert verdict.status == "passed", verdict
+
+
+def test_a_run_shows_what_became_of_each_kind_of_program(tmp_path):
+    result = tmp_path / "counts.json"
+    with subprocess.Popen(
+        [sys.executable, EXAMPLE / "run.py", "--count", "30", "--json", result],
+        cwd=tmp_path,
+        env={**os.environ, "API_TOKEN": "sesame", "COLUMNS": "120"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as run:
+        output, _ = run.communicate(timeout=240)
+    assert run.returncode == 0
+    counts = json.loads(result.read_text())
+    assert {name: list(by_status) for name, by_status in counts.items()} == {
+        name: [status] for name, status in EXPECTED.items()
+    }
+    assert sum(sum(by_status.values()) for by_status in counts.values()) == 30
+    for name in PROGRAMS:
+        assert name in output
+    assert "1 submission(s) could not be verified" in output
+
+
+def test_the_submissions_are_mixed_and_one_has_no_tests():
+    submissions = make(101)
+    assert sum(s.name == "right" for s in submissions) == 50
+    assert {s.name for s in submissions} == {*PROGRAMS, "has no tests"}
+    assert [s.name for s in submissions if not s.cases] == ["has no tests"]
