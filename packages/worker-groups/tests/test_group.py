@@ -13,6 +13,7 @@ from raycrew.worker_groups import (
     RayWorkerGroup,
     UnknownMethodError,
     WorkerGroupClosedError,
+    WorkerGroupError,
 )
 
 pytest_plugins = ["raycrew.cluster_core.testing"]
@@ -280,6 +281,47 @@ def test_devices_are_learnt_from_the_workers(ray_nodes):
             assert devices == sorted(set(devices))
         here = group.call("where").get_results()
         assert {(w.device_kind, w.local_device_index) for w in here} == {("cuda", 0)}
+
+
+def test_load_balancing(cluster):
+    with RayWorkerGroup(cluster, Worker, enable_load_balancing=True, idempotent_methods=("add",)) as group:
+        assert sorted(group.balancer.call("nap", 0).get_results()[0] for _ in range(4)) == [0, 1, 2, 3]
+        assert list(group.balancer.map("add", range(10))) == list(range(10))
+    with (
+        RayWorkerGroup(cluster, Worker, 1) as group,
+        pytest.raises(WorkerGroupError, match="enable_load_balancing"),
+    ):
+        group.balancer.call("nap", 0)
+
+
+class Boxes:
+    """Puts strings in boxes on their way, and takes them out."""
+
+    def encode(self, value):
+        return {"box": value} if isinstance(value, str) else value
+
+    def decode(self, value):
+        return value["box"] if isinstance(value, dict) and "box" in value else value
+
+
+def test_a_transport_sees_arguments_and_results(cluster):
+    builder = RayWorkerBuilder(Worker, "base")
+    with RayWorkerGroup(cluster, builder, 2, transport=Boxes()) as group:
+        assert group.call("add", "x", y="y", z="z").get_results() == [{"box": "basexyz"}] * 2
+        assert group.call("total", group.call("nap", 0)).get_results() == [1, 1]
+        assert group.call("echo", group.on(ranks=[0]).call("add", "x", "", z="")).get_results()[1] == (
+            1,
+            (["basex"],),
+            {},
+        )
+    with pytest.raises(TypeError, match="no ArgumentTransport"):
+        RayWorkerGroup(cluster, Worker, transport=42)
+
+
+def test_large_arguments_are_stored_once(group):
+    blob = bytes(1 << 20)
+    group.call("keep", blob).get_results()
+    assert [len(kept) for kept in group.call("get_kept").get_results()] == [1 << 20] * 4
 
 
 def test_the_module_of_the_workers_is_the_one_beside_this_file():

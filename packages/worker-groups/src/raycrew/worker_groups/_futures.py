@@ -76,6 +76,10 @@ class MultiWorkerFuture(list[Any], Generic[R]):
     def __repr__(self) -> str:
         return f"MultiWorkerFuture({self.group_name}.{self.method}, ranks={self.called_workers})"
 
+    # As awaitables are: by identity, so that `asyncio.gather` takes several.
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__  # type: ignore[assignment]
+
     def __reduce__(self) -> tuple[Any, ...]:
         arguments = (list(self), self.called_workers, self.return_from_workers, self.respect_tied_workers)
         return _rebuild, (arguments, self.method, self.group_name, self._places)

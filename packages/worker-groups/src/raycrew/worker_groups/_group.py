@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
+from typing import Any, Literal, Self
 
 import ray
 from ray.exceptions import RayError
@@ -12,14 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from raycrew.cluster_core import Bundle, Cluster, Placement
-from raycrew.worker_groups._dispatch import (
-    Dispatch,
-    GroupShape,
-    OnlyOn,
-    dispatch_multiple,
-    dispatch_sharded,
-    dispatch_single,
-)
+from raycrew.worker_groups._calls import GroupCalls
+from raycrew.worker_groups._dispatch import Dispatch, GroupShape
 from raycrew.worker_groups._failures import Whereabouts
 from raycrew.worker_groups._futures import MultiWorkerFuture
 from raycrew.worker_groups._options import pick_secrets
@@ -27,8 +21,8 @@ from raycrew.worker_groups._plugins import transport_of
 from raycrew.worker_groups._ranks import RankInfo, TiedBundles, plan_seats
 from raycrew.worker_groups._ray_compat import await_end, end_actors, request_exit
 from raycrew.worker_groups._report import StartupReport
-from raycrew.worker_groups._shell import CommunicationOptions, Gathered
-from raycrew.worker_groups._sizes import SharedStore
+from raycrew.worker_groups._sending import send_to_actors
+from raycrew.worker_groups._shell import CommunicationOptions
 from raycrew.worker_groups._start import (
     GroupSpec,
     Handle,
@@ -37,22 +31,18 @@ from raycrew.worker_groups._start import (
     start_group,
     worker_aliases,
 )
-from raycrew.worker_groups._typed import Callee
 from raycrew.worker_groups._waiting import deadline_after, left
 from raycrew.worker_groups.balancing import LoadBalancer, ProcessUsage, WorkerLoad
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
 from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
 from raycrew.worker_groups.sharding import NamedSharding
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 _KILL_TIMEOUT_S = 10.0
 
 logger = logging.getLogger(__name__)
 
 
-class RayWorkerGroup:
+class RayWorkerGroup(GroupCalls):
     """One actor per rank on the bundles of a cluster.
 
     When the constructor returns, `__init__` has returned on every rank. On any failure no actor is left and
@@ -71,9 +61,10 @@ class RayWorkerGroup:
         transport: What encodes arguments on their way: a transport, "auto" for an installed one.
         enable_gradient_compression: Passed to workers in `current_worker().communication`.
         async_communication: Passed to workers in `current_worker().communication`.
-        enable_load_balancing: Whether `balancer` spreads calls and streams over the workers.
-        load_balancing_strategy: How it chooses; see `LoadBalancer`.
-        idempotent_methods: Methods that may run twice, when a worker was lost.
+        enable_load_balancing: Whether there is a `balancer`, which gives each call or item to one worker.
+        load_balancing_strategy: How it chooses: "round_robin", "least_outstanding", "least_loaded",
+            "consistent_hash", or a function of the workers' loads and a key.
+        idempotent_methods: Methods that may run twice, should a worker be lost on the way.
         init_timeout_s: Deadline of the whole start-up.
         ports_per_worker: Ports that each worker leases for itself, besides the group's rendezvous port.
         port_range: First and last port to lease from.
@@ -257,171 +248,6 @@ class RayWorkerGroup:
         state = "shut down" if self._closed else f"{self.world_size} workers"
         return f"RayWorkerGroup({self.name!r}, {self._started.info.name}, {state})"
 
-    # Calls.
-
-    @overload
-    def call(
-        self, method: Callable[Concatenate[Any, P], R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> MultiWorkerFuture[R]: ...
-
-    @overload
-    def call(
-        self, method: str, /, *args: Any, timeout: float | None = ..., **kwargs: Any
-    ) -> MultiWorkerFuture[Any]: ...
-
-    def call(self, method: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> MultiWorkerFuture[Any]:
-        """Call a method on every rank with the same arguments; see `Callee.call`."""
-        return self.on().call(method, *args, **kwargs)
-
-    def on(self, ranks: Sequence[int] | None = None, *, timeout: float | None = None) -> Callee:
-        """Some ranks (all for None), and a deadline in seconds for what is called on them."""
-        if ranks is not None:
-            self._shape.check_ranks(ranks)
-        return Callee(self._open, self._send, ranks, timeout)
-
-    def run_all_workers_single_data(
-        self,
-        method_name: str,
-        *args: Any,
-        only_on: OnlyOn = "all",
-        run_rank_0_only_axes: Sequence[str] = (),
-        timeout: float | None = None,
-        **kwargs: Any,
-    ) -> MultiWorkerFuture[Any]:
-        """Call a method with the same arguments on every rank, or on those that are asked for.
-
-        Args:
-            method_name: The method.
-            *args: Its positional arguments; large ones are stored once.
-            only_on: "all" ranks; "tied_leader": the leader of each tied group; "all_tied_workers": all ranks,
-                but results of the leaders only.
-            run_rank_0_only_axes: Axes on which only coordinate 0 is called.
-            timeout: Deadline of the call in seconds.
-            **kwargs: Its keyword arguments.
-
-        Raises:
-            UnknownMethodError: The class has no such method.
-            TypeError: The arguments don't fit its signature.
-            ValueError: An axis is unknown.
-        """
-        dispatch = dispatch_single(
-            self._open(),
-            method_name,
-            args,
-            kwargs,
-            only_on=only_on,
-            run_rank_0_only_axes=run_rank_0_only_axes,
-        )
-        return self._send(dispatch, timeout)
-
-    def run_all_workers_multiple_data(
-        self,
-        method_name: str,
-        *args: Any,
-        common_kwargs: Mapping[str, Any] | None = None,
-        only_on: OnlyOn = "all",
-        run_rank_0_only_axes: Sequence[str] = (),
-        allow_partial: bool = False,
-        timeout: float | None = None,
-        **kwargs: Any,
-    ) -> MultiWorkerFuture[Any]:
-        """Call a method with one item of each argument per rank, or per tied group.
-
-        Args:
-            method_name: The method.
-            *args: One sequence (or shardable) per positional argument, with an item for each rank that is
-                called, or for each tied group when `only_on` is not "all".
-            common_kwargs: Keyword arguments that are the same for all.
-            only_on: See `run_all_workers_single_data`.
-            run_rank_0_only_axes: Axes on which only coordinate 0 is called.
-            allow_partial: Whether fewer items may be given, to call only as many.
-            timeout: Deadline of the call in seconds.
-            **kwargs: One sequence per keyword argument.
-
-        Raises:
-            UnknownMethodError: The class has no such method.
-            TypeError: An argument can't be split, or the items don't fit the signature.
-            ValueError: The numbers of items are wrong; nothing has been sent.
-        """
-        dispatch = dispatch_multiple(
-            self._open(),
-            method_name,
-            args,
-            kwargs,
-            common_kwargs=common_kwargs,
-            only_on=only_on,
-            run_rank_0_only_axes=run_rank_0_only_axes,
-            allow_partial=allow_partial,
-        )
-        return self._send(dispatch, timeout)
-
-    def run_all_workers_sharded_data(
-        self,
-        method_name: str,
-        *args: Any,
-        in_sharded_axes: Sequence[str] = (),
-        replicate_on_axes: Sequence[str] = (),
-        output_is_replicated: Sequence[str] = (),
-        make_dummy_calls_to_free_axes: bool = False,
-        common_kwargs: Mapping[str, Any] | None = None,
-        allow_partial: bool = False,
-        timeout: float | None = None,
-        **kwargs: Any,
-    ) -> MultiWorkerFuture[Any]:
-        """Call a method with arguments that are split over named axes.
-
-        Args:
-            method_name: The method.
-            *args: One nested sequence (or shardable) per positional argument: items by coordinate of the
-                first of `in_sharded_axes`, each by coordinate of the second, and so on.
-            in_sharded_axes: Axes that arguments are split over, outermost first.
-            replicate_on_axes: Axes whose ranks all get the same item, which is stored once.
-            output_is_replicated: Axes of which only coordinate 0's results are returned.
-            make_dummy_calls_to_free_axes: Axes that are named nowhere are free: only coordinate 0 is called.
-                With this the others are called too, with None for each argument.
-            common_kwargs: Keyword arguments that are the same for all.
-            allow_partial: Whether fewer items may be given, to call only as many.
-            timeout: Deadline of the call in seconds.
-            **kwargs: One nested sequence per keyword argument.
-
-        Raises:
-            UnknownMethodError: The class has no such method.
-            TypeError: An argument can't be split, or the items don't fit the signature.
-            ValueError: Axes or numbers of items are wrong; nothing has been sent.
-        """
-        dispatch = dispatch_sharded(
-            self._open(),
-            method_name,
-            args,
-            kwargs,
-            in_sharded_axes=in_sharded_axes or (),
-            replicate_on_axes=replicate_on_axes or (),
-            output_is_replicated=output_is_replicated or (),
-            make_dummy_calls_to_free_axes=make_dummy_calls_to_free_axes,
-            common_kwargs=common_kwargs,
-            allow_partial=allow_partial,
-        )
-        return self._send(dispatch, timeout)
-
-    def run_rank_zero(
-        self, method_name: str, *args: Any, timeout: float | None = None, **kwargs: Any
-    ) -> MultiWorkerFuture[Any]:
-        """Call a method on rank 0 only."""
-        return self.run_single_worker_single_data(method_name, 0, *args, timeout=timeout, **kwargs)
-
-    def run_single_worker_single_data(
-        self, method_name: str, worker_idx: int, *args: Any, timeout: float | None = None, **kwargs: Any
-    ) -> MultiWorkerFuture[Any]:
-        """Call a method on one rank only."""
-        dispatch = dispatch_single(self._open(), method_name, args, kwargs, ranks=[worker_idx])
-        return self._send(dispatch, timeout)
-
-    def get_all_worker_results(
-        self, future_bundle: MultiWorkerFuture[R], timeout: float | None = None
-    ) -> list[R]:
-        """The same as `future_bundle.get_results(timeout=timeout)`."""
-        return future_bundle.get_results(timeout=timeout)
-
     # What people look at.
 
     def print_worker_layout(self, console: Console | None = None) -> None:
@@ -505,49 +331,14 @@ class RayWorkerGroup:
         return self._shape
 
     def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
-        packer = _Packer(self._spec.transport)
-        refs = []
-        for send in dispatch.sends:
-            args, kwargs = packer.pack(send.args), packer.pack_named(send.kwargs)
-            refs.append(
-                getattr(self._started.handles[send.rank], dispatch.method.name).remote(*args, **kwargs)
-            )
-        return MultiWorkerFuture(
-            refs,
-            [send.rank for send in dispatch.sends],
-            dispatch.return_from,
-            dispatch.respect_tied_workers,
-            method=dispatch.method.name,
+        return send_to_actors(
+            dispatch,
+            self._started.handles,
+            self._places,
             group_name=self.name,
-            places=self._places,
+            transport=self._spec.transport,
             timeout=timeout,
-            is_stream="generator" in dispatch.method.kind,
         )
-
-
-class _Packer:
-    """Makes one call's arguments ready for the wire: encoded once each, large ones stored once each."""
-
-    def __init__(self, transport: ArgumentTransport | None) -> None:
-        self._transport = transport
-        self._store = SharedStore()
-        self._packed: dict[int, Any] = {}
-
-    def pack(self, args: Sequence[Any]) -> list[Any]:
-        return [self._pack(arg) for arg in args]
-
-    def pack_named(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: self._pack(value) for name, value in kwargs.items()}
-
-    def _pack(self, value: Any) -> Any:
-        if isinstance(value, MultiWorkerFuture):
-            return Gathered(tuple(value))
-        key = id(value)
-        if key not in self._packed:
-            encoded = value if self._transport is None else self._transport.encode(value)
-            # `encoded` is kept so that its identity, by which it is stored, is not given to another object.
-            self._packed[key] = (encoded, self._store.share(encoded))
-        return self._packed[key][1]
 
 
 def _check_sharding(sharding: NamedSharding | None, n_workers: int) -> None:

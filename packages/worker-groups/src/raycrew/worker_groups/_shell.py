@@ -175,6 +175,10 @@ class Shell:
             k: _receive(v, transport) for k, v in kwargs.items()
         }
 
+    def _raycrew_sent(self, result: Any) -> Any:
+        """A result on its way out; what a transport makes of it stays a handle until someone localises it."""
+        return result if self._raycrew_transport is None else self._raycrew_transport.encode(result)
+
 
 def _receive(value: Any, transport: ArgumentTransport | None) -> Any:
     if type(value) is Gathered:
@@ -236,7 +240,7 @@ def _sync(name: str) -> Callable[..., Any]:
     def forward(self: Shell, *args: Any, **kwargs: Any) -> Any:
         bound = self._raycrew_bound(name)
         args, kwargs = self._raycrew_received(args, kwargs)
-        return bound(*args, **kwargs)
+        return self._raycrew_sent(bound(*args, **kwargs))
 
     return forward
 
@@ -245,8 +249,8 @@ def _generator(name: str) -> Callable[..., Any]:
     def forward(self: Shell, *args: Any, **kwargs: Any) -> Iterator[Any]:
         bound = self._raycrew_bound(name)
         args, kwargs = self._raycrew_received(args, kwargs)
-        for item in bound(*args, **kwargs):  # noqa: UP028 - Ray sends into it, which not every iterator takes
-            yield item
+        for item in bound(*args, **kwargs):  # Ray sends into a generator, which "yield from" would pass on.
+            yield self._raycrew_sent(item)
 
     return forward
 
@@ -255,7 +259,7 @@ def _async(name: str) -> Callable[..., Any]:
     async def forward(self: Shell, *args: Any, **kwargs: Any) -> Any:
         bound = self._raycrew_bound(name)
         args, kwargs = await _received_async(self, args, kwargs)
-        return await bound(*args, **kwargs)
+        return self._raycrew_sent(await bound(*args, **kwargs))
 
     return forward
 
@@ -265,7 +269,7 @@ def _async_generator(name: str) -> Callable[..., Any]:
         bound = self._raycrew_bound(name)
         args, kwargs = await _received_async(self, args, kwargs)
         async for item in bound(*args, **kwargs):
-            yield item
+            yield self._raycrew_sent(item)
 
     return forward
 

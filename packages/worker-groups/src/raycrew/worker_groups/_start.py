@@ -6,7 +6,7 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import ray
 from ray.actor import ActorHandle
@@ -229,9 +229,9 @@ class _Launch:
                 raise TypeError(f"{info.name}.__init__{info.init}: {error}") from None
 
     def _create(self, info: ClassInfo, options: Sequence[WorkerOptions]) -> None:
-        shell: Any = shell_class(info)
+        shell, remote_class = shell_class(info), cast("Any", ray.remote)
         groups = options[0].actor.get("concurrency_groups")  # Ray takes these with the class only.
-        remote: Any = ray.remote(concurrency_groups=groups)(shell) if groups else ray.remote(shell)
+        remote = remote_class(concurrency_groups=groups)(shell) if groups else remote_class(shell)
         suffix = uuid.uuid4().hex[:8]
         for position, worker in enumerate(options):
             name = f"{self.aliases[position]}-{suffix}"

@@ -1,0 +1,268 @@
+"""Worker groups against bare Ray actors that do the same, in the same run."""
+
+import gc
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import psutil
+import ray
+
+from harness import Figure, figure, ratio, seconds
+from raycrew.cluster_core import RayVirtualCluster
+from raycrew.worker_groups import NamedSharding, RayWorkerBuilder, RayWorkerGroup
+
+MIB = 1 << 20
+
+
+class Noop:
+    """Does next to nothing."""
+
+    def ping(self) -> bool:
+        return True
+
+    def step(self, a: int, *, b: str = "", c: float = 0.0) -> int:  # noqa: ARG002
+        return a
+
+    def size(self, array: Any) -> int:
+        return int(array.nbytes)
+
+    def hold(self, array: Any, seconds: float) -> int:
+        time.sleep(seconds)
+        return int(array.nbytes)
+
+    def tensor_size(self, tensor: Any) -> int:
+        return int(tensor.numel())
+
+
+def bare(n: int, **options: Any) -> list[Any]:
+    """Actors as one writes them by hand."""
+    remote = ray.remote(Noop).options(**{"num_cpus": 0, **options})
+    return [remote.remote() for _ in range(n)]
+
+
+def kill(actors: list[Any]) -> None:
+    for actor in actors:
+        ray.kill(actor)
+    while ray.available_resources().get("CPU", 0) < ray.cluster_resources()["CPU"]:
+        time.sleep(0.02)
+
+
+def start(n: int, quick: bool) -> Figure:
+    runtime_env = {"env_vars": {"RAYCREW_BENCH": "1"}}
+
+    def ours() -> float:
+        with RayVirtualCluster([n], use_gpus=False) as cluster:
+            begin = time.perf_counter()
+            group = RayWorkerGroup(cluster, RayWorkerBuilder(Noop).options(runtime_env=runtime_env))
+            spent = time.perf_counter() - begin
+            group.shutdown(force=True)
+        kill([])
+        return spent
+
+    def theirs() -> float:
+        begin = time.perf_counter()
+        actors = bare(n, num_cpus=1, runtime_env=runtime_env)
+        ray.get([actor.ping.remote() for actor in actors])
+        spent = time.perf_counter() - begin
+        kill(actors)
+        return spent
+
+    return ratio(
+        f"start of {n} no-op workers",
+        ours,
+        theirs,
+        baseline="bare actors, created at once and pinged",
+        goal=1.3,
+        repeat=2 if quick else 7,
+        warmup=1,
+    )
+
+
+def small_calls(n: int, quick: bool) -> Figure:
+    calls = 20 if quick else 100
+    actors = bare(n)
+    with RayVirtualCluster([n], use_gpus=False) as cluster, RayWorkerGroup(cluster, Noop) as group:
+
+        def ours() -> float:
+            def loop() -> None:
+                for i in range(calls):
+                    group.run_all_workers_single_data("step", i, b="b", c=0.5).get_results()
+
+            return seconds(loop)
+
+        def theirs() -> float:
+            def loop() -> None:
+                for i in range(calls):
+                    ray.get([actor.step.remote(i, b="b", c=0.5) for actor in actors])
+
+            return seconds(loop)
+
+        measured = ratio(
+            f"a call with small arguments on {n} workers",
+            ours,
+            theirs,
+            baseline="a loop of .remote and one ray.get",
+            goal=1.15,
+            repeat=5 if quick else 15,
+            warmup=3,
+        )
+    kill(actors)
+    return measured
+
+
+def store_used(during: Callable[[], Any], wait_s: float) -> float:
+    """The most MiB that the object store held while calls of `wait_s` seconds ran, above those before."""
+
+    def used() -> float:
+        total = ray.cluster_resources()["object_store_memory"]
+        return (total - ray.available_resources().get("object_store_memory", 0.0)) / MIB
+
+    gc.collect()
+    time.sleep(2.0)  # The figure comes with the next report of the node.
+    before, most = used(), 0.0
+    refs = during()
+    end = time.monotonic() + wait_s
+    while time.monotonic() < end:
+        most = max(most, used())
+        time.sleep(0.05)
+    ray.get(refs)
+    return most - before
+
+
+def large_arguments(quick: bool) -> list[Figure]:
+    shared = np.ones(64 * MIB, np.uint8)
+    shards = [np.full(32 * MIB, i, np.uint8) for i in range(2)]
+    sharding = NamedSharding([[0, 1, 2, 3], [4, 5, 6, 7]], ["dp", "tp"])
+    repeat, hold_s = (3, 4.0) if quick else (7, 6.0)
+    with (
+        RayVirtualCluster([8], use_gpus=False) as cluster,
+        RayWorkerGroup(cluster, Noop, sharding_annotations=sharding) as group,
+    ):
+        handles = group.workers
+        axes: dict[str, Any] = {"in_sharded_axes": ["dp"], "replicate_on_axes": ["tp"]}
+
+        def by_value(arrays: list[Any], method: str = "size", *args: Any) -> list[Any]:
+            each = len(handles) // len(arrays)
+            return [getattr(h, method).remote(arrays[i // each], *args) for i, h in enumerate(handles)]
+
+        def one_for_all(method: str = "size", *args: Any) -> Any:
+            return group.run_all_workers_single_data(method, shared, *args)
+
+        def one_per_shard(method: str = "size", **common: Any) -> Any:
+            return group.run_all_workers_sharded_data(method, shards, **axes, common_kwargs=common)
+
+        return [
+            ratio(
+                "64 MiB of numpy for 8 workers: times faster",
+                lambda: seconds(lambda: one_for_all().get_results()),
+                lambda: seconds(lambda: ray.get(by_value([shared]))),
+                baseline="the same argument by value in each call",
+                goal=2.0,
+                better="higher",
+                invert=True,
+                repeat=repeat,
+            ),
+            figure(
+                "64 MiB of numpy for 8 workers: object store",
+                [store_used(lambda: one_for_all("hold", hold_s), hold_s) / 64],
+                unit="copies",
+                baseline="none: copies of the argument",
+                goal=1.1,
+            ),
+            ratio(
+                "2 shards of 32 MiB x 4 replicas: times faster",
+                lambda: seconds(lambda: one_per_shard().get_results()),
+                lambda: seconds(lambda: ray.get(by_value(shards))),
+                baseline="each shard by value in each call",
+                goal=1.5,
+                better="higher",
+                invert=True,
+                repeat=repeat,
+            ),
+            figure(
+                "2 shards of 32 MiB x 4 replicas: object store",
+                [store_used(lambda: one_per_shard("hold", seconds=hold_s), hold_s) / (8 * 32)],
+                unit="of by value",
+                baseline="8 shards by value",
+                goal=0.275,
+            ),
+        ]
+
+
+def torch_arguments(quick: bool) -> list[Figure]:
+    import torch
+
+    from raycrew.tensor_transport import TensorArguments
+
+    tensor = torch.ones(64 * MIB // 4)
+    with (
+        RayVirtualCluster([8], use_gpus=False) as cluster,
+        RayWorkerGroup(cluster, Noop, transport=TensorArguments()) as group,
+    ):
+        plain = bare(8)
+        return [
+            ratio(
+                "64 MiB of torch for 8 workers, with a transport: times faster",
+                lambda: seconds(lambda: group.call("tensor_size", tensor).get_results()),
+                lambda: seconds(lambda: ray.get([a.tensor_size.remote(tensor) for a in plain])),
+                baseline="the same tensor by value in each call to bare actors",
+                goal=10.0,
+                better="higher",
+                invert=True,
+                repeat=2 if quick else 5,
+            )
+        ]
+
+
+def leaks(quick: bool) -> list[Figure]:
+    n_calls = 1000 if quick else 10_000
+    process = psutil.Process()
+    with RayVirtualCluster([2], use_gpus=False) as cluster, RayWorkerGroup(cluster, Noop) as group:
+
+        def call(n: int) -> None:
+            for i in range(n):
+                group.run_all_workers_single_data("step", i, b="b").get_results()
+
+        call(500)
+        gc.collect()
+        before = process.memory_info().rss, process.num_fds(), threading.active_count(), len(gc.get_objects())
+        call(n_calls)
+        gc.collect()
+        after = process.memory_info().rss, process.num_fds(), threading.active_count(), len(gc.get_objects())
+    grown = [b - a for a, b in zip(before, after, strict=True)]
+    where = f"growth over {n_calls:,} calls"
+    return [
+        figure(
+            f"driver memory: {where}", [grown[0] / MIB], unit="MiB", baseline="after 500 calls", goal=10.0
+        ),
+        figure(
+            f"file descriptors: {where}", [float(grown[1])], unit="", baseline="after 500 calls", goal=2.0
+        ),
+        figure(f"threads: {where}", [float(grown[2])], unit="", baseline="after 500 calls", goal=0.0),
+        figure(
+            f"Python objects: {where}", [float(grown[3])], unit="", baseline="after 500 calls", goal=200.0
+        ),
+    ]
+
+
+def run(quick: bool) -> list[Figure]:
+    # By value, so that workers need not have this folder on their path.
+    ray.cloudpickle.register_pickle_by_value(__import__(__name__))
+    with tempfile.TemporaryDirectory(prefix="rcb", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        ray.init(
+            num_cpus=17,
+            include_dashboard=False,
+            object_store_memory=1536 * MIB,
+            log_to_driver=False,
+            _temp_dir=folder,
+        )
+        try:
+            figures = [small_calls(n, quick) for n in (2, 8, 16)]
+            figures += large_arguments(quick) + torch_arguments(quick) + leaks(quick)
+            return [start(16, quick), *figures]
+        finally:
+            ray.shutdown()

@@ -1,0 +1,139 @@
+import asyncio
+import time
+
+import pytest
+import ray
+from workers import AsyncWorker, Worker
+
+from raycrew.cluster_core import RayVirtualCluster
+from raycrew.cluster_core.testing import connected
+from raycrew.worker_groups import (
+    RayWorkerGroup,
+    ResultTimeoutError,
+    WorkerFailureError,
+    WorkerFailuresError,
+)
+
+pytest_plugins = ["raycrew.cluster_core.testing"]
+
+
+@pytest.fixture(scope="module")
+def group(local_ray_session):
+    with (
+        connected(local_ray_session),
+        RayVirtualCluster([3], use_gpus=False) as cluster,
+        RayWorkerGroup(cluster, Worker) as made,
+    ):
+        yield made
+
+
+@pytest.mark.smoke
+def test_a_failure_is_attributed_and_found_while_others_run(group):
+    start = time.monotonic()
+    with pytest.raises(WorkerFailureError) as caught:
+        group.call("fail_on", [1], hang_s=25).get_results()
+    assert time.monotonic() - start < 20
+    error = caught.value
+    assert (error.rank, error.method, error.group_name, error.pending) == (1, "fail_on", "Worker", (0, 2))
+    assert error.pid is not None
+    assert error.node_id == ray.get_runtime_context().get_node_id()
+    assert isinstance(error.cause, ValueError)
+    assert "ValueError: rank 1 was told to fail" in error.traceback
+    assert "the last words" in error.log_tail
+    assert error.elapsed_s is not None
+
+
+def test_several_failures_come_together(group):
+    with pytest.raises(WorkerFailuresError) as caught:
+        group.call("fail_on", [0, 2]).get_results()
+    assert [part.rank for part in caught.value.exceptions] == [0, 2]
+    assert [str(part.cause) for part in caught.value.exceptions] == [
+        "rank 0 was told to fail",
+        "rank 2 was told to fail",
+    ]
+
+
+def test_a_timeout_does_not_consume(group):
+    future = group.run_all_workers_multiple_data("nap", [0, 0, 3])
+    with pytest.raises(ResultTimeoutError, match=r"ranks \[2\] have not answered") as caught:
+        future.get_results(timeout=0.5)
+    assert caught.value.pending == (2,)
+    assert future.get_results() == [0, 1, 2]
+    assert future.get(timeout=5) == [0, 1, 2]
+
+
+def test_the_deadline_of_a_call(group):
+    future = group.call("nap", 2, timeout=0.2)
+    with pytest.raises(ResultTimeoutError):
+        future.get_results()
+    with pytest.raises(ResultTimeoutError):
+        group.on(timeout=0.2).call(Worker.nap, 2).get_results()
+    assert ray.get(future) == [0, 1, 2]
+
+
+def test_results_come_as_they_are_done(group):
+    future = group.run_all_workers_multiple_data("nap", [3, 0, 0])
+    ranks = [rank for rank, value in future.as_completed() if rank == value]
+    assert sorted(ranks) == [0, 1, 2]
+    assert ranks[-1] == 0
+    with pytest.raises(ResultTimeoutError):
+        list(group.call("nap", 3).as_completed(timeout=0.3))
+    with pytest.raises(WorkerFailureError, match="told to fail"):
+        list(group.call("fail_on", [2]).as_completed())
+
+
+def test_ray_get_takes_it(group):
+    assert ray.get(group.call("add", 1)) == [1, 1, 1]
+    assert len(group.call("add", 1).futures) == 3
+
+
+def test_it_can_be_awaited(group):
+    async def both():
+        return await asyncio.gather(group.call("add", 1), group.call("add", 2))
+
+    assert asyncio.run(both()) == [[1] * 3, [2] * 3]
+
+    async def failing():
+        await group.call("fail_on", [1])
+
+    with pytest.raises(WorkerFailureError, match="rank 1"):
+        asyncio.run(failing())
+
+    async def late():
+        await group.call("nap", 2, timeout=0.2)
+
+    with pytest.raises(ResultTimeoutError):
+        asyncio.run(late())
+
+    async def stream():
+        return await group.call("count_to", 2)
+
+    assert asyncio.run(stream()) == [[0, 1]] * 3
+
+
+def test_it_survives_pickling(group):
+    future = group.call("add", 1)
+    again = ray.get(ray.remote(num_cpus=0)(lambda boxed: boxed[0].get_results()).remote([future]))
+    assert again == [1, 1, 1]
+
+
+def test_a_dead_worker_is_told_from_one_that_raises(local_ray):
+    with (
+        RayVirtualCluster([2], use_gpus=False) as cluster,
+        RayWorkerGroup(cluster, Worker, name_prefix="mortal") as mortal,
+    ):
+        with pytest.raises(WorkerFailureError, match=r"rank 1 of 'mortal'.* died during die_on") as caught:
+            mortal.call("die_on", [1], hang_s=15).get_results()
+        assert (caught.value.rank, caught.value.pending) == (1, (0,))
+        assert isinstance(caught.value.cause, ray.exceptions.ActorDiedError)
+        with pytest.raises(WorkerFailureError, match="died during add"):
+            mortal.on(ranks=[1]).call("add", 1).get_results()
+
+
+def test_async_calls_can_be_cancelled(local_ray):
+    with RayVirtualCluster([2], use_gpus=False) as cluster, RayWorkerGroup(cluster, AsyncWorker) as sleepers:
+        future = sleepers.call("forever")
+        future.cancel()
+        with pytest.raises(WorkerFailureError):
+            future.get_results(timeout=60)
+        assert sleepers.call("slowly", 1).get_results() == [1, 1]
