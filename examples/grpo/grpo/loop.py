@@ -41,8 +41,8 @@ class GrpoLoop:
         self.version = 0
         self._seconds: dict[str, float] = {}
 
-    def warm_up(self, progress: Callable[[int, float], None], chunk: int = 50) -> None:
-        """Teach the policy the form of an answer; report (steps done, loss) now and then."""
+    def warm_up(self, progress: Callable[[int, float], None], chunk: int = 50) -> float:
+        """Teach the policy the form of an answer; report (steps done, loss) now and then; the last loss."""
         shares = split(self.train_prompts, len(self.policy.ranks))
         for start in range(0, self.config.warmup.steps, chunk):
             steps = min(chunk, self.config.warmup.steps - start)
@@ -51,6 +51,7 @@ class GrpoLoop:
             ).get_results()
             progress(start + steps, losses[0])
         self.policy.call("start_grpo").get_results()
+        return losses[0]
 
     def run(self, update: Callable[[], None]) -> History:
         """All rounds, with the held-out reward measured before, in between and after; `update` shows each."""

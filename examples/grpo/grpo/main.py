@@ -24,7 +24,8 @@ from raycrew.venv_manager import RegistryEnvironmentProvider, VenvError
 from raycrew.worker_groups import NamedSharding, RayWorkerGroup, WorkerFailureError, WorkerGroupError
 
 CPU_WORKERS = 2
-LOGICAL_CPUS = 8
+GROUPS = 2
+VERIFIER_CPUS = 4
 EXPECTED = (ExampleError, ClusterError, WorkerGroupError, TransportError, VenvError)
 
 
@@ -53,13 +54,13 @@ def run(options: Options, policy_kind: WorkerKind, console: Console) -> None:
     folder = prepare_folder(options.output)
     n_workers = options.gpus or CPU_WORKERS
     with ExitStack() as stack:
-        stack.enter_context(init_ray("local", num_cpus=LOGICAL_CPUS))
+        stack.enter_context(init_ray("local", num_cpus=GROUPS * n_workers + VERIFIER_CPUS))
         cluster = stack.enter_context(
             RayVirtualCluster(
                 [n_workers],
                 use_gpus=options.gpus > 0,
                 num_gpus_per_node=n_workers,
-                max_colocated_worker_groups=2,
+                max_colocated_worker_groups=GROUPS,
                 name="grpo",
             )
         )
@@ -94,7 +95,8 @@ def _start(cluster: RayVirtualCluster, kind: WorkerKind, name: str, options: Opt
 def _train(loop: GrpoLoop, console: Console) -> None:
     """The supervised phase, then the rounds of GRPO, shown as they go."""
     with console.status("warm-up") as status:
-        loop.warm_up(lambda steps, loss: status.update(f"warm-up: step {steps}, loss {loss:.3f}"))
+        loss = loop.warm_up(lambda steps, loss: status.update(f"warm-up: step {steps}, loss {loss:.3f}"))
+    console.print(f"warm-up: {loop.config.warmup.steps} supervised steps, loss {loss:.2f}")
     with RunDisplay(console, loop.history, loop.config.grpo.steps) as display:
         loop.run(display.update)
     console.print(loop.history.time_split())

@@ -104,7 +104,7 @@ def _draw_time(axes: Axes, history: History) -> None:
     layers = [[s.seconds[phase] for s in history.steps] for phase in PHASES]
     axes.stackplot(steps, *layers, labels=PHASES, colors=PHASE_COLOURS, alpha=0.85)
     axes.set_ylabel("seconds per step")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.25 * max(sum(parts) for parts in zip(*layers, strict=True)))
     axes.legend(frameon=False, ncols=len(PHASES), loc="upper right", fontsize=8)
 
 
