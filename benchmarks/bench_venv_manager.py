@@ -1,11 +1,17 @@
 """Environments: over plain `uv sync`, when they are there already, under many callers, and on the disk."""
 
+import functools
+import http.server
 import multiprocessing
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from harness import Figure, figure, ratio, seconds
@@ -17,15 +23,30 @@ PACKAGES, MODULES, DATA_BYTES = 40, 60, 4_000_000
 
 
 def run(quick: bool) -> list[Figure]:
-    with tempfile.TemporaryDirectory(prefix="raycrew-bench-") as name:
-        bench = _Bench(Path(name), quick)
+    with tempfile.TemporaryDirectory(prefix="raycrew-bench-") as name, _served(Path(name)) as url:
+        bench = _Bench(Path(name), url, quick)
         return [bench.present(), *bench.processes(), *bench.builds(), *bench.callers(), bench.disk()]
+
+
+@contextmanager
+def _served(folder: Path) -> Iterator[str]:
+    """Serve a folder by HTTP, as an index is: uv treats files of the same machine in another way."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    handler = functools.partial(Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 class _Bench:
     """One small index of forty packages, and a locked project that needs them all."""
 
-    def __init__(self, folder: Path, quick: bool) -> None:
+    def __init__(self, folder: Path, url: str, quick: bool) -> None:
         self.folder, self.quick = folder, quick
         index = LocalIndex(folder / "index")
         names = [f"part{n}" for n in range(PACKAGES)]
@@ -34,7 +55,7 @@ class _Bench:
             index.add(
                 name, "1.0", files=files | {f"{name}/__init__.py": "", f"{name}/data": os.urandom(DATA_BYTES)}
             )
-        self.environ = index.environ(folder / "cache")
+        self.environ = index.environ(folder / "cache") | {"UV_DEFAULT_INDEX": f"{url}/index/simple"}
         self.project = write_project(folder / "project", dependencies=names)
         self.uv = find_uv()
         self._uv("lock", "-q", "--project", self.project)
@@ -48,13 +69,10 @@ class _Bench:
         self.count += 1
         return self.folder / f"run{self.count}"
 
-    def _cold(self) -> None:
-        shutil.rmtree(self.folder / "cache", ignore_errors=True)
-
     def _plain(self) -> float:
         """Seconds of plain `uv sync`."""
         folder = self._fresh()
-        words = ("sync", "-q", "--locked", "--project", self.project)
+        words = ("sync", "-q", "--locked", "--python", sys.executable, "--project", self.project)
         took = seconds(lambda: self._uv(*words, UV_PROJECT_ENVIRONMENT=str(folder)))
         shutil.rmtree(folder)
         return took
@@ -92,24 +110,37 @@ class _Bench:
     def builds(self) -> list[Figure]:
         probes: list[float] = []
 
-        def cold_ours() -> float:
-            self._cold()
-            return self._ours()
-
-        def cold_plain() -> float:
-            self._cold()
-            return self._plain()
+        def cold(build: Callable[[], float]) -> float:
+            shutil.rmtree(self.folder / "cache", ignore_errors=True)
+            return build()
 
         repeat = 3 if self.quick else 9
-        warm = ratio(
-            "build, warm cache", lambda: self._ours(probes), self._plain, baseline="uv sync --locked",
-            goal=1.1, repeat=repeat, note="without the import probe",
+        note = "without the import probe; bytecode compiled, as by default"
+        figures = []
+        with self._compiled():
+            figures.append(
+                ratio(
+                    "build, warm cache", lambda: self._ours(probes), self._plain, baseline="uv sync --locked",
+                    goal=1.1, repeat=repeat, note=note,
+                )
+            )  # fmt: skip
+            figures.append(
+                ratio(
+                    "build, cold cache", lambda: cold(self._ours), lambda: cold(self._plain),
+                    baseline="uv sync --locked", goal=1.1, repeat=repeat, note=note,
+                )
+            )  # fmt: skip
+        bare = ratio(
+            "build, warm cache, no bytecode", self._ours, self._plain, baseline="uv sync --locked", goal=1.1,
+            repeat=repeat, note="a fixed tenth of a second over a very small build",
         )  # fmt: skip
-        cold = ratio(
-            "build, cold cache", cold_ours, cold_plain, baseline="uv sync --locked", goal=1.1, repeat=repeat,
-            note="without the import probe",
-        )  # fmt: skip
-        return [warm, cold, figure("import probe", [1e3 * p for p in probes], unit="ms", baseline="-")]
+        return [*figures, bare, figure("import probe", [1e3 * p for p in probes], unit="ms", baseline="-")]
+
+    @contextmanager
+    def _compiled(self) -> Iterator[None]:
+        before, self.environ = self.environ, self.environ | {"UV_COMPILE_BYTECODE": "1"}
+        yield
+        self.environ = before
 
     def callers(self) -> list[Figure]:
         one, many, builds = [], [], []
@@ -135,7 +166,8 @@ class _Bench:
         counting.write_text(f'#!/bin/sh\n[ "$1" = venv ] && echo >>{log}\nexec {self.uv} "$@"\n')
         counting.chmod(0o755)
         barrier, done = context.Barrier(count + 1), context.SimpleQueue()
-        arguments = (str(root), self.environ | {"RAYCREW_UV": str(counting)}, self.spec, barrier, done)
+        variables = {"RAYCREW_UV": str(counting), "UV_COMPILE_BYTECODE": "1"}  # compiled, as by default
+        arguments = (str(root), self.environ | variables, self.spec, barrier, done)
         processes = [context.Process(target=_call, args=arguments) for _ in range(count)]
         for process in processes:
             process.start()

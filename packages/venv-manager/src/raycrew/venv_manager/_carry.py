@@ -1,6 +1,7 @@
 """The driver's own Ray and raycrew, which every environment brings along."""
 
 import base64
+import csv
 import hashlib
 import importlib.metadata
 import io
@@ -11,7 +12,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlparse
 
@@ -220,12 +221,13 @@ def repack(dist: importlib.metadata.Distribution) -> tuple[str, bytes]:
         for line in (dist.read_text("WHEEL") or "").splitlines()
         if "Tag:" in line
     ]
-    if not dist.files or not tags:
+    listed = sorted(row[0] for row in csv.reader((dist.read_text("RECORD") or "").splitlines()) if row)
+    if not listed or not tags:
         raise VenvError(f"{name} {dist.version} has no RECORD or WHEEL file: reinstall it from a wheel")
     rows: list[tuple[str, bytes]] = []
     info = ""
-    for path in sorted(dist.files, key=str):
-        text = path.as_posix()
+    for text in listed:
+        path = PurePosixPath(text)
         if path.parts[0].endswith(".dist-info"):
             info = path.parts[0]
         if (
@@ -235,7 +237,7 @@ def repack(dist: importlib.metadata.Distribution) -> tuple[str, bytes]:
         ):
             continue
         try:
-            rows.append((text, path.read_binary()))
+            rows.append((text, Path(str(dist.locate_file(text))).read_bytes()))
         except OSError as error:
             raise VenvError(f"{name} {dist.version} is damaged, reinstall it: {error}") from error
     return f"{name}-{dist.version}-{_joined(tags)}.whl", pack(rows, info)

@@ -14,7 +14,7 @@ import filelock
 from raycrew.venv_manager._progress import Report, silent
 from raycrew.venv_manager.errors import StoreTimeoutError
 
-POLL_S = 0.03
+POLL_S, SLOW_POLL_S = 0.03, 0.1
 _held: dict[str, int] = {}
 _guard = threading.Lock()
 
@@ -49,11 +49,15 @@ class KeyLocks:
         """
         deadline = time.monotonic() + timeout_s
         lock = filelock.FileLock(self._lock)
+        pause_s = POLL_S
         while not _acquired(lock):
             if published():
                 yield None
                 return
-            self._wait(deadline, report, self.progress() or "another process builds it")
+            self._wait(deadline, report, self.progress() or "another process builds it", pause_s)
+            pause_s = min(
+                pause_s * 1.3, SLOW_POLL_S
+            )  # hundreds may wait, and should leave the cores to the build
         try:
             with self._busy.open("a") as busy:
                 while not _try(busy.fileno(), fcntl.LOCK_EX):
@@ -62,11 +66,11 @@ class KeyLocks:
         finally:
             lock.release()
 
-    def _wait(self, deadline: float, report: Report, why: str) -> None:
+    def _wait(self, deadline: float, report: Report, why: str, pause_s: float = POLL_S) -> None:
         if time.monotonic() >= deadline:
             raise StoreTimeoutError(f"{self._lock} is held: {why}")
         report(f"waiting: {why}")
-        time.sleep(POLL_S)
+        time.sleep(pause_s)
 
     def tell(self, text: str | None) -> None:
         """Say what the build is doing, to those who wait; None when it is over."""
