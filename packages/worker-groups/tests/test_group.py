@@ -13,7 +13,6 @@ from raycrew.worker_groups import (
     RayWorkerGroup,
     UnknownMethodError,
     WorkerGroupClosedError,
-    WorkerGroupError,
 )
 
 pytest_plugins = ["raycrew.cluster_core.testing"]
@@ -289,7 +288,7 @@ def test_load_balancing(cluster):
         assert list(group.balancer.map("add", range(10))) == list(range(10))
     with (
         RayWorkerGroup(cluster, Worker, 1) as group,
-        pytest.raises(WorkerGroupError, match="enable_load_balancing"),
+        pytest.raises(ValueError, match="enable_load_balancing"),
     ):
         group.balancer.call("nap", 0)
 

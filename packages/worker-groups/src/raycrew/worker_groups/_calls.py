@@ -44,11 +44,13 @@ class GroupCalls(ABC):
         """Call a method on every rank with the same arguments; see `Callee.call`."""
         return self.on().call(method, *args, **kwargs)
 
-    def on(self, ranks: Sequence[int] | None = None, *, timeout: float | None = None) -> Callee:
-        """Some ranks (all for None), and a deadline in seconds for what is called on them."""
+    def on(
+        self, ranks: Sequence[int] | None = None, *, leaders: bool = False, timeout: float | None = None
+    ) -> Callee:
+        """Some ranks (all for None, or tied groups' leaders), and a deadline in seconds for calls on them."""
         if ranks is not None:
             self._open().check_ranks(ranks)
-        return Callee(self._open, self._send, ranks, timeout)
+        return Callee(self._open, self._send, ranks, timeout, leaders)
 
     def run_all_workers_single_data(
         self,

@@ -77,8 +77,8 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         return f"MultiWorkerFuture({self.group_name}.{self.method}, ranks={self.called_workers})"
 
     # As awaitables are: by identity, so that `asyncio.gather` takes several.
-    __hash__ = object.__hash__
-    __eq__ = object.__eq__  # type: ignore[assignment]
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    __eq__ = object.__eq__
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments = (list(self), self.called_workers, self.return_from_workers, self.respect_tied_workers)

@@ -97,6 +97,11 @@ def current_worker() -> CurrentWorker:
     return _process_worker[-1]
 
 
+def be_current(worker: CurrentWorker) -> None:
+    """Make `current_worker()` tell of `worker` in this thread or task."""
+    _context_worker.set(worker)
+
+
 def as_current(info: RankInfo, facts: WorkerFacts, communication: CommunicationOptions) -> CurrentWorker:
     """A rank's information with what its process sees of it."""
     shared = {f.name: getattr(info, f.name) for f in fields(RankInfo)}

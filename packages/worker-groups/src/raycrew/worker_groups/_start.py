@@ -223,10 +223,7 @@ class _Launch:
 
     def _check_init(self, info: ClassInfo, options: Sequence[WorkerOptions]) -> None:
         for worker in options:
-            try:
-                info.init.bind(*self.spec.builder.args, **worker.init_kwargs)
-            except TypeError as error:
-                raise TypeError(f"{info.name}.__init__{info.init}: {error}") from None
+            check_init(info, self.spec.builder.args, worker.init_kwargs)
 
     def _create(self, info: ClassInfo, options: Sequence[WorkerOptions]) -> None:
         shell, remote_class = shell_class(info), cast("Any", ray.remote)
@@ -343,6 +340,18 @@ class _Launch:
                 "import": import_s,
                 "init": init_s,
             }
+
+
+def check_init(info: ClassInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Check arguments against a worker class's `__init__`.
+
+    Raises:
+        TypeError: They don't fit.
+    """
+    try:
+        info.init.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{info.name}.__init__{info.init}: {error}") from None
 
 
 def worker_aliases(group_name: str, plan: SeatPlan) -> list[str]:

@@ -1,9 +1,9 @@
 """Calls that type checkers understand: `group.call(Worker.step, batch)`, `group.on(ranks=[0]).call(…)`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from raycrew.worker_groups._dispatch import Dispatch, GroupShape, dispatch_single
+from raycrew.worker_groups._dispatch import Dispatch, GroupShape, OnlyOn, dispatch_single
 from raycrew.worker_groups._futures import MultiWorkerFuture
 
 P = ParamSpec("P")
@@ -26,6 +26,7 @@ class Callee:
         send: How calls are sent.
         ranks: Ranks to call, or None for all.
         timeout: Deadline of each call in seconds, or None.
+        leaders: Whether only the leader of each tied group is called.
     """
 
     def __init__(
@@ -34,7 +35,11 @@ class Callee:
         send: Sender,
         ranks: Sequence[int] | None = None,
         timeout: float | None = None,
+        leaders: bool = False,
     ) -> None:
+        if leaders and ranks is not None:
+            raise ValueError("give ranks or leaders=True, not both")
+        self._only_on: OnlyOn = "tied_leader" if leaders else "all"
         self._shape = shape
         self._send = send
         self._ranks = None if ranks is None else list(ranks)
@@ -63,7 +68,34 @@ class Callee:
         shape = self._shape()
         name = method_name(method)
         timeout, kwargs = _deadline_of(shape, name, kwargs, self._timeout)
-        return self._send(dispatch_single(shape, name, args, kwargs, ranks=self._ranks), timeout)
+        return self._send(
+            dispatch_single(shape, name, args, kwargs, ranks=self._ranks, only_on=self._only_on), timeout
+        )
+
+    @overload
+    def stream(
+        self, method: Callable[Concatenate[Any, P], Iterable[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Iterator[tuple[int, R]]: ...
+
+    @overload
+    def stream(
+        self, method: str, /, *args: Any, timeout: float | None = ..., **kwargs: Any
+    ) -> Iterator[tuple[int, Any]]: ...
+
+    def stream(
+        self, method: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
+    ) -> Iterator[tuple[int, Any]]:
+        """Call a generator method; gives pairs of rank and item as any rank yields one.
+
+        Raises:
+            TypeError: It is no generator method, or the arguments don't fit its signature.
+            UnknownMethodError: The class has no such method.
+            WorkerFailureError: While iterating: a rank failed.
+        """
+        name = method_name(method)
+        if "generator" not in (kind := self._shape().method(name).kind):
+            raise TypeError(f"{name} is {kind}, not a generator method")
+        return self.call(name, *args, **kwargs).as_completed()
 
 
 def method_name(method: Callable[..., Any] | str) -> str:

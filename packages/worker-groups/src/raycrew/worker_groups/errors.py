@@ -144,5 +144,6 @@ def combine(failures: Sequence[WorkerFailureError]) -> WorkerFailureError:
     who = ", ".join("?" if f.rank is None else str(f.rank) for f in failures[:8])
     more = ", …" if len(failures) > 8 else ""
     group, method = failures[0].group_name, failures[0].method
-    message = f"{len(failures)} workers of {group!r} failed in {method!r} (ranks {who}{more})"
+    first = failures[0].message
+    message = f"{len(failures)} workers of {group!r} failed in {method!r} (ranks {who}{more}), first {first}"
     return WorkerFailuresError(message, failures, pending=failures[0].pending)
