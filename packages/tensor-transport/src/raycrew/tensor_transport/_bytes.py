@@ -19,6 +19,10 @@ _DTYPE_NAMES = (
     "complex64 complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
 )
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _DTYPE_NAMES.split()}
+_NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
+    dtype: np.dtype(name) for name, dtype in TORCH_DTYPES.items() if hasattr(np, name) and name != "bool"
+}
+_LARGE_COPY = 1 << 20  # from here on numpy copies faster into fresh pages than torch does
 _NUMPY_KINDS = "biufcmMSU"
 _recorded: ContextVar[list[torch.Tensor] | None] = ContextVar("_recorded", default=None)
 
@@ -73,27 +77,32 @@ def tensor_over(data: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.
 
     Bytes that are not aligned to the element size are copied.
     """
-    if math.prod(shape) == 0:
+    if not data.nbytes:
         return torch.empty(tuple(shape), dtype=dtype)
-    if data.ctypes.data % dtype.itemsize:
+    if data.__array_interface__["data"][0] % dtype.itemsize:
         data = data.copy()
-    if not data.flags.writeable:
-        data = np.asarray(_Writable(data))
-    return torch.from_numpy(data).view(dtype).view(tuple(shape))
+    return _shaped(unlocked(data), dtype, shape)
 
 
 def tensor_from(data: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
     """A tensor in memory of its own, filled from bytes."""
-    tensor = torch.empty(tuple(shape), dtype=dtype)
-    if data.nbytes:
-        # About 1.6 x as fast as Tensor.copy_ into fresh pages.
-        np.copyto(tensor.view(-1).view(torch.uint8).numpy(), data)
-    return tensor
+    if not data.nbytes:
+        return torch.empty(tuple(shape), dtype=dtype)
+    return _shaped(data.copy(), dtype, shape)
+
+
+def unlocked(data: Bytes) -> Bytes:
+    """The same bytes as an array that looks writable: for reading only, by whoever can't read otherwise.
+
+    `torch.from_numpy` warns about read-only arrays, and making each of many small runs look writable costs
+    more than doing so for the buffer that they lie in.
+    """
+    return data if data.flags.writeable or not data.nbytes else np.asarray(_Writable(data))
 
 
 def private_copy(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy in memory of its own."""
-    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+    if tensor.nbytes < _LARGE_COPY or tensor.device.type != "cpu" or not tensor.is_contiguous():
         return tensor.detach().clone(memory_format=torch.contiguous_format)
     return tensor_from(tensor_bytes(tensor), tensor.dtype, tensor.shape)
 
@@ -132,11 +141,14 @@ def parse_numpy_dtype(name: str) -> np.dtype[Any]:
     return dtype
 
 
-class _Writable:
-    """Presents read-only memory as writable to numpy, and keeps its owner alive.
+def _shaped(data: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    if known := _NUMPY_DTYPES.get(dtype):  # views cost numpy a fraction of what they cost torch
+        return torch.from_numpy(data.view(known).reshape(shape))
+    return torch.from_numpy(data).view(dtype).view(tuple(shape))
 
-    `torch.from_numpy` warns about read-only arrays; what is built on this never reaches a user uncopied.
-    """
+
+class _Writable:
+    """Presents read-only memory as writable to numpy, and keeps its owner alive."""
 
     def __init__(self, data: Bytes) -> None:
         self._owner = data

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from raycrew.tensor_transport._arenas import Slot, arrange, locate
+from raycrew.tensor_transport._bytes import unlocked
 from raycrew.tensor_transport._codec import dump, load
 from raycrew.tensor_transport._columns import KINDS, Received, bare, kind_of, row_count
 from raycrew.tensor_transport._kinds import Kind
@@ -56,18 +57,24 @@ def decode_columns(
         DecodeError: The header or the buffers are damaged, or pickled content is not allowed.
     """
     fields = _parse(header)
-    runs = locate(fields["slots"], buffers)
+    slots: list[Slot] = fields["slots"]
+    runs = locate(slots, [unlocked(buffer) for buffer in buffers])
     described, pickled = fields["columns"], fields["pickled"]
     plain = len(runs) - pickled
     if pickled and not allow_pickle:
         raise DecodeError("the batch holds lists, objects or attributes, which need allow_pickle=True")
-    objects, attributes = load(runs[plain].data, runs[plain + 1 :]) if pickled else ({}, {})
+    objects, attributes = ({}, {})
+    if pickled:
+        body, *beside = locate(slots[plain:], buffers)
+        objects, attributes = load(body.data, beside)
     columns: dict[str, Any] = {}
     start = 0
     for key, kind, params, count in described:
         if start + count > plain:
             raise DecodeError(f"column {key!r} names bytes that are not there")
-        columns[key] = _column(key, kind, params, runs[start : start + count], objects)
+        column = _column(key, kind, params, runs[start : start + count], objects)
+        shared = any(not buffers[slot.buffer].flags.writeable for slot in slots[start : start + count])
+        columns[key] = _received(column) if shared else column
         start += count
     if start != plain:
         raise DecodeError(f"{plain - start} runs of bytes belong to no column")
@@ -85,8 +92,13 @@ def _column(key: str, kind_name: str, params: Any, runs: Sequence[Bytes], object
         if key not in objects or kind_of(objects[key]) is not kind:
             raise DecodeError(f"column {key!r}: no {kind_name} among the pickled objects")
         return objects[key]
-    column = kind.assemble(params, runs)
-    if isinstance(column, np.ndarray) or all(run.flags.writeable for run in runs):
+    return kind.assemble(params, runs)
+
+
+def _received(column: Any) -> Any:
+    """Mark a column that lies in memory which others read too; numpy has a mark of its own."""
+    if isinstance(column, np.ndarray):
+        column.flags.writeable = False
         return column
     return Received(column)
 
