@@ -5,7 +5,7 @@ from raycrew.worker_groups._group import RayWorkerGroup
 from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups._report import StartupReport
 from raycrew.worker_groups._shell import CommunicationOptions, CurrentWorker, current_worker
-from raycrew.worker_groups._start import RayWorkerBuilder
+from raycrew.worker_groups._spec import RayWorkerBuilder
 from raycrew.worker_groups.balancing import LoadBalancer, WorkerLoad
 from raycrew.worker_groups.errors import (
     EnvironmentProviderError,

@@ -19,18 +19,12 @@ from raycrew.worker_groups._futures import MultiWorkerFuture
 from raycrew.worker_groups._options import pick_secrets
 from raycrew.worker_groups._plugins import transport_of
 from raycrew.worker_groups._ranks import RankInfo, TiedBundles, plan_seats
-from raycrew.worker_groups._ray_compat import await_end, end_actors, request_exit
+from raycrew.worker_groups._ray_compat import WorkerStatus, await_end, end_actors, request_exit, worker_status
 from raycrew.worker_groups._report import StartupReport
 from raycrew.worker_groups._sending import send_to_actors
 from raycrew.worker_groups._shell import CommunicationOptions
-from raycrew.worker_groups._start import (
-    GroupSpec,
-    Handle,
-    RayWorkerBuilder,
-    Started,
-    start_group,
-    worker_aliases,
-)
+from raycrew.worker_groups._spec import GroupSpec, RayWorkerBuilder, worker_aliases
+from raycrew.worker_groups._start import Handle, Started, restart_workers, start_group
 from raycrew.worker_groups._waiting import deadline_after, left
 from raycrew.worker_groups.balancing import LoadBalancer, ProcessUsage, WorkerLoad
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
@@ -143,11 +137,11 @@ class RayWorkerGroup(GroupCalls):
         if not plan.ordered:
             self._tied_groups.sort()
         self._shape = GroupShape(self._started.info, len(plan.seats), self._tied_groups, sharding_annotations)
-        self._places = {
-            info.rank: Whereabouts(spec.name, info, facts)
-            for info, facts in zip(self._started.ranks, self._started.facts, strict=True)
-        }
-        places = zip(self._started.ranks, self._started.facts, strict=True)
+        self._note_places()
+
+    def _note_places(self) -> None:
+        places = list(zip(self._started.ranks, self._started.facts, strict=True))
+        self._places = {info.rank: Whereabouts(self.name, info, facts) for info, facts in places}
         self._usage = ProcessUsage({info.rank: (facts.node_id, facts.pid) for info, facts in places})
 
     # What the group is.
@@ -247,6 +241,37 @@ class RayWorkerGroup(GroupCalls):
     def __repr__(self) -> str:
         state = "shut down" if self._closed else f"{self.world_size} workers"
         return f"RayWorkerGroup({self.name!r}, {self._started.info.name}, {state})"
+
+    # Life and death of single workers.
+
+    def get_worker_status(self, timeout: float = 1.0) -> dict[int, WorkerStatus]:
+        """What each rank is up to: "ready", "busy" (it did not answer within `timeout` seconds) or "dead".
+
+        A busy worker may be doing its work or be stuck; that its process is there is all that this tells.
+        """
+        self._open()
+        return worker_status(self._started.handles, timeout)
+
+    def restart_failed_workers(self) -> list[int]:
+        """Replace dead workers: same rank, bundle and arguments, new process; returns their ranks.
+
+        The group gets a new generation, and a new master port if rank 0 was replaced. Workers that live keep
+        their state; they see the new generation in `current_worker()` once their running call is over.
+
+        Raises:
+            WorkerFailureError: A new worker failed or was late; this can be tried again.
+        """
+        dead = [rank for rank, status in self.get_worker_status().items() if status == "dead"]
+        if dead:
+            logger.warning("%s: restarting ranks %s", self.name, dead)
+            self._started = restart_workers(self._spec, self._claim, self._started, dead)
+            self._note_places()
+        return dead
+
+    @property
+    def generation(self) -> int:
+        """0 at first; grows with every restart."""
+        return self._started.ranks[0].generation
 
     # What people look at.
 

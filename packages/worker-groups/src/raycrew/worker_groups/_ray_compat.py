@@ -3,12 +3,14 @@
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray.actor import ActorClass, ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+WorkerStatus = Literal["ready", "busy", "dead"]
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -65,6 +67,22 @@ def cause_of(error: BaseException) -> tuple[BaseException, str, int | None]:
 def is_death(error: BaseException) -> bool:
     """Whether an error says that the actor's process is gone or can't be reached."""
     return isinstance(error, RayActorError)
+
+
+def worker_status(handles: Sequence[ActorHandle[Any]], timeout_s: float) -> dict[int, WorkerStatus]:
+    """Whether each actor answers, keeps its caller waiting, or is gone, by position."""
+    refs = [handle.__ray_ready__.remote() for handle in handles]
+    done, _ = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
+    answered = set(done)
+    return {i: _status(ref) if ref in answered else "busy" for i, ref in enumerate(refs)}
+
+
+def _status(ref: Any) -> WorkerStatus:
+    try:
+        ray.get(ref)
+    except RayActorError as error:
+        return "busy" if _may_come_back(error) else "dead"
+    return "ready"
 
 
 def request_exit(handles: Sequence[ActorHandle[Any]]) -> None:

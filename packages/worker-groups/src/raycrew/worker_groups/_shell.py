@@ -64,12 +64,10 @@ class Orders:
     Attributes:
         worker: Its rank and options.
         env_vars: Variables of the user's, secrets among them.
-        transport: Decodes arguments; None leaves them as they come.
     """
 
     worker: CurrentWorker
     env_vars: Mapping[str, str] = field(repr=False)
-    transport: ArgumentTransport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +141,7 @@ class Shell:
         )
 
     def _raycrew_prepare(self, orders: Orders) -> None:
-        """Take the rank and its environment, before anything of the user's is imported."""
+        """Take the rank and its environment, before the user's code is imported; or a new generation's."""
         if orders.worker.rank != 0:
             self._raycrew_leases[0].release()
         for name in DEFAULT_POLICY.scrubbed(os.environ):
@@ -152,12 +150,18 @@ class Shell:
         os.environ.update(orders.env_vars)
         os.environ.update(rank_environment(orders.worker))
         _process_worker.append(orders.worker)
-        self._raycrew_transport = orders.transport
 
     def _raycrew_begin(
-        self, _prepared: None, source: ClassSource, /, *args: Any, **kwargs: Any
+        self,
+        _prepared: None,
+        source: ClassSource,
+        transport: ArgumentTransport | None,
+        /,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[float, float]:
         """Import the user's class and construct it; returns the seconds of both."""
+        self._raycrew_transport = transport
         start = time.perf_counter()
         cls, _ = load_class(source)
         imported = time.perf_counter()

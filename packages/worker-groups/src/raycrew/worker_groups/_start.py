@@ -3,20 +3,19 @@
 import logging
 import os
 import uuid
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self, cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError
 
-from raycrew.cluster_core import Claim, Cluster
+from raycrew.cluster_core import Claim
 from raycrew.worker_groups._failures import Whereabouts, failure, log_tail, start_timeout
 from raycrew.worker_groups._options import Configured, WorkerOptions, merge_options
 from raycrew.worker_groups._plugins import interpreter_for
-from raycrew.worker_groups._ranks import RankInfo, SeatPlan, WorkerFacts, assign_ranks, rank_order
+from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, rank_order
 from raycrew.worker_groups._ray_compat import (
     await_end,
     cause_of,
@@ -26,76 +25,25 @@ from raycrew.worker_groups._ray_compat import (
     unwrap_actor_class,
 )
 from raycrew.worker_groups._report import StartupProgress, StartupReport, Stopwatch, startup_progress
-from raycrew.worker_groups._shell import CommunicationOptions, Orders, as_current, shell_class
+from raycrew.worker_groups._shell import Orders, as_current, shell_class
 from raycrew.worker_groups._sizes import SharedStore
+from raycrew.worker_groups._spec import GroupSpec, check_init, worker_aliases
 from raycrew.worker_groups._waiting import Settled, deadline_after, left, settle
 from raycrew.worker_groups._worker_class import (
     ClassInfo,
     ClassSource,
     describe,
     describe_class,
-    fqn_of,
     held_class,
     source_of,
 )
 from raycrew.worker_groups.errors import WorkerFailureError, WorkerStartTimeoutError, combine
-from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
 
 logger = logging.getLogger(__name__)
 
 Handle = ActorHandle[Any]
 
 _END_TIMEOUT_S = 10.0
-
-
-class RayWorkerBuilder:
-    """A worker class with the arguments of its `__init__`.
-
-    Args:
-        worker: A class, a `@ray.remote` class, or a fully qualified name such as "package.module.Class". A
-            name is imported in the worker's environment only, never here.
-        *args: Positional arguments of `__init__`.
-        **kwargs: Keyword arguments of `__init__`.
-
-    Raises:
-        TypeError: `worker` is none of these.
-    """
-
-    def __init__(self, worker: Any, *args: Any, **kwargs: Any) -> None:
-        self.fqn = fqn_of(worker)
-        self.worker = worker
-        self.args = args
-        self.kwargs = kwargs
-        self.ray_options: Mapping[str, Any] = {}
-
-    def options(self, **ray_options: Any) -> Self:
-        """This builder with Ray actor options; they override the class's own, not `configure_worker`'s."""
-        other = type(self)(self.worker, *self.args, **self.kwargs)
-        other.ray_options = {**self.ray_options, **ray_options}
-        return other
-
-    def __repr__(self) -> str:
-        return f"RayWorkerBuilder({self.fqn})"
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSpec:
-    """All that a start-up needs to know; see `RayWorkerGroup` for the meaning of each."""
-
-    name: str
-    builder: RayWorkerBuilder
-    cluster: Cluster
-    plan: SeatPlan
-    init_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    env_vars: Mapping[str, str] = field(default_factory=dict)
-    secrets: Mapping[str, str] = field(default_factory=dict)
-    environments: EnvironmentProvider | Literal["auto"] | None = None
-    transport: ArgumentTransport | None = None
-    communication: CommunicationOptions = field(default_factory=CommunicationOptions)
-    ports_per_worker: int = 2
-    port_range: tuple[int, int] | None = None
-    init_timeout_s: float = 1200.0
-    progress: bool | None = None
 
 
 @dataclass(slots=True)
@@ -107,6 +55,7 @@ class Started:
     facts: list[WorkerFacts]
     order: list[int]
     info: ClassInfo
+    options: list[WorkerOptions]
     report: StartupReport
 
 
@@ -119,13 +68,28 @@ def start_group(spec: GroupSpec, claim: Claim) -> Started:
         EnvironmentProviderError: There is no interpreter for the workers.
     """
     with startup_progress(spec.name, len(spec.plan.seats), spec.progress) as progress:
-        return _Launch(spec, claim, progress).run()
+        return _Launch(spec, claim, progress, range(len(spec.plan.seats))).run()
+
+
+def restart_workers(spec: GroupSpec, claim: Claim, started: Started, ranks: Sequence[int]) -> Started:
+    """Replace the workers of some ranks: same rank and bundle, and a new generation for the whole group.
+
+    The others are told at their next turn, after what they are doing.
+
+    Raises:
+        WorkerFailureError: A new worker failed or was late; the new ones have been ended.
+    """
+    with startup_progress(spec.name, len(ranks), spec.progress) as progress:
+        return _Launch(spec, claim, progress, [started.order[rank] for rank in ranks]).run_again(started)
 
 
 class _Launch:
-    """One start-up, step by step."""
+    """One start-up of the workers at some positions, step by step."""
 
-    def __init__(self, spec: GroupSpec, claim: Claim, progress: StartupProgress) -> None:
+    def __init__(
+        self, spec: GroupSpec, claim: Claim, progress: StartupProgress, positions: Sequence[int]
+    ) -> None:
+        self.positions = list(positions)
         self.spec = spec
         self.claim = claim
         self.progress = progress
@@ -134,7 +98,7 @@ class _Launch:
         self.report = StartupReport(spec.name)
         self.source: ClassSource = source_of(spec.builder.worker)
         self.aliases = worker_aliases(spec.name, spec.plan)
-        self.handles: list[Handle] = []
+        self.handles: dict[int, Handle] = {}
 
     def run(self) -> Started:
         self.progress.step("environment")
@@ -145,16 +109,36 @@ class _Launch:
         self.report.environment_s = self.watch.lap()
         try:
             self._create(info, options)
-            facts = self._locate()
-            order, ranks = self._rank(facts)
+            located = self._locate()
+            facts = [located[position] for position in self.positions]
+            order = rank_order(self.spec.plan, facts)
+            ranks = self._rank(order, facts)
             timings = self._begin(order, ranks, facts, options)
         except BaseException:
             self._end()
             raise
-        self._note_phases(order, timings)
-        self.report.total_s = self.watch.total_s
+        self._note_phases(order, facts, timings)
         handles = [self.handles[position] for position in order]
-        return Started(handles, ranks, [facts[p] for p in order], order, info, self.report)
+        return Started(handles, ranks, [facts[p] for p in order], order, info, options, self.report)
+
+    def run_again(self, started: Started) -> Started:
+        order, options = started.order, started.options
+        before = dict(zip(order, started.facts, strict=True))
+        try:
+            self._create(started.info, options)
+            found = {**before, **self._locate()}
+            facts = [found[position] for position in range(len(order))]
+            ranks = self._rank(order, facts, generation=started.ranks[0].generation + 1)
+            timings = self._begin(order, ranks, facts, options)
+        except BaseException:
+            self._end()
+            raise
+        self._note_phases(order, facts, timings)
+        handles = [self.handles.get(p, handle) for p, handle in zip(order, started.handles, strict=True)]
+        for rank, position in enumerate(order):
+            if position not in self.handles:
+                self._prepare(handles[rank], ranks[rank], facts[position], options[position])
+        return Started(handles, ranks, [facts[p] for p in order], order, started.info, options, self.report)
 
     def _describe(self, python: str | None) -> ClassInfo:
         requests = [self._request(position) for position in range(len(self.spec.plan.seats))]
@@ -230,28 +214,30 @@ class _Launch:
         groups = options[0].actor.get("concurrency_groups")  # Ray takes these with the class only.
         remote = remote_class(concurrency_groups=groups)(shell) if groups else remote_class(shell)
         suffix = uuid.uuid4().hex[:8]
-        for position, worker in enumerate(options):
+        for position in self.positions:
+            worker = options[position]
             name = f"{self.aliases[position]}-{suffix}"
             actor = {k: v for k, v in worker.actor.items() if k != "concurrency_groups"}
             # max_restarts=0: Ray would restart a worker with its old rank on another device.
-            self.handles.append(remote.options(**actor, name=name, max_restarts=0).remote())
+            self.handles[position] = remote.options(**actor, name=name, max_restarts=0).remote()
 
-    def _locate(self) -> list[WorkerFacts]:
+    def _locate(self) -> dict[int, WorkerFacts]:
         self.progress.step("processes")
         ports = (self.spec.ports_per_worker, self.spec.port_range)
-        settled = self._settle([handle._raycrew_locate.remote(*ports) for handle in self.handles])  # noqa: SLF001
-        self._raise_failed(settled, [self._whereabouts(p) for p in range(len(self.handles))])
-        self._located_s = settled.elapsed_s
-        return [settled.values[position] for position in range(len(self.handles))]
+        handles: list[Any] = [self.handles[position] for position in self.positions]
+        settled = self._settle([handle._raycrew_locate.remote(*ports) for handle in handles])  # noqa: SLF001
+        self._raise_failed(settled, [self._whereabouts(position) for position in self.positions])
+        self._located_s = {self.positions[i]: seconds for i, seconds in settled.elapsed_s.items()}
+        return {self.positions[i]: facts for i, facts in settled.values.items()}
 
-    def _rank(self, facts: Sequence[WorkerFacts]) -> tuple[list[int], list[RankInfo]]:
-        order = rank_order(self.spec.plan, facts)
+    def _rank(
+        self, order: Sequence[int], facts: Sequence[WorkerFacts], generation: int = 0
+    ) -> list[RankInfo]:
         devices = {p: fact.device_index for p, fact in enumerate(facts) if fact.device_index is not None}
         if devices:
             self.claim.learn(devices)
         bundle_indices = [bundle.index for bundle in self.claim.bundles]
-        self._facts = list(facts)
-        return order, assign_ranks(order, facts, bundle_indices, self.spec.name)
+        return assign_ranks(order, facts, bundle_indices, self.spec.name, generation)
 
     def _begin(
         self,
@@ -259,27 +245,30 @@ class _Launch:
         ranks: Sequence[RankInfo],
         facts: Sequence[WorkerFacts],
         options: Sequence[WorkerOptions],
-    ) -> list[tuple[float, float]]:
+    ) -> dict[int, tuple[float, float]]:
         self.progress.step("import and __init__")
         store, encode = SharedStore(), self._encoder()
         args = [store.share(encode(arg)) for arg in self.spec.builder.args]
-        refs: list[Any] = [None] * len(order)
-        for rank, position in enumerate(order):
+        info_of = dict(zip(order, ranks, strict=True))
+        refs = []
+        for position in self.positions:
             handle: Any = self.handles[position]
             worker = options[position]
-            env_vars = {**worker.env_vars, **self.spec.secrets}
-            current = as_current(ranks[rank], facts[position], self.spec.communication)
-            prepared: Any = handle._raycrew_prepare.remote(Orders(current, env_vars, self.spec.transport))  # noqa: SLF001
+            prepared = self._prepare(handle, info_of[position], facts[position], worker)
             kwargs = {name: store.share(encode(value)) for name, value in worker.init_kwargs.items()}
             # `prepared` as an argument keeps the rest from being unpickled before the environment is set.
-            refs[position] = handle._raycrew_begin.remote(prepared, store.share(self.source), *args, **kwargs)  # noqa: SLF001
+            own = (prepared, store.share(self.source), self.spec.transport)
+            refs.append(handle._raycrew_begin.remote(*own, *args, **kwargs))  # noqa: SLF001
         settled = self._settle(refs)
-        rank_of = {position: rank for rank, position in enumerate(order)}
-        places = [
-            replace(self._whereabouts(p), info=ranks[rank_of[p]], facts=facts[p]) for p in range(len(order))
-        ]
+        places = [replace(self._whereabouts(p), info=info_of[p], facts=facts[p]) for p in self.positions]
         self._raise_failed(settled, places)
-        return [settled.values[position] for position in range(len(order))]
+        return {self.positions[i]: seconds for i, seconds in settled.values.items()}
+
+    def _prepare(self, handle: Any, info: RankInfo, facts: WorkerFacts, worker: WorkerOptions) -> Any:
+        orders = Orders(
+            as_current(info, facts, self.spec.communication), {**worker.env_vars, **self.spec.secrets}
+        )
+        return handle._raycrew_prepare.remote(orders)  # noqa: SLF001
 
     def _encoder(self) -> Any:
         """Encode each object once, however many workers get it."""
@@ -305,9 +294,7 @@ class _Launch:
     def _raise_failed(self, settled: Settled, places: Sequence[Whereabouts]) -> None:
         if settled.errors:
             failures: list[WorkerFailureError] = []
-            pending = [
-                info.rank if (info := places[position].info) else position for position in settled.pending
-            ]
+            pending = [info.rank if (info := places[i].info) else self.positions[i] for i in settled.pending]
             for position, error in sorted(settled.errors.items()):
                 tail = log_tail(places[position].facts) if len(failures) < 4 else ""
                 elapsed = settled.elapsed_s[position]
@@ -326,13 +313,22 @@ class _Launch:
             raise start_timeout(late[0], stage, others, self.spec.init_timeout_s, log_tail(late[0].facts))
 
     def _end(self) -> None:
-        end_actors(self.handles)
-        if late := await_end(self.handles, _END_TIMEOUT_S):
+        handles = list(self.handles.values())
+        end_actors(handles)
+        if late := await_end(handles, _END_TIMEOUT_S):
             logger.warning("%s: %d killed workers are still there", self.spec.name, len(late))
 
-    def _note_phases(self, order: Sequence[int], timings: Sequence[tuple[float, float]]) -> None:
+    def _note_phases(
+        self,
+        order: Sequence[int],
+        facts: Sequence[WorkerFacts],
+        timings: Mapping[int, tuple[float, float]],
+    ) -> None:
+        self.report.total_s = self.watch.total_s
         for rank, position in enumerate(order):
-            process_s = min(self._located_s[position], self._facts[position].process_age_s)
+            if position not in timings:
+                continue
+            process_s = min(self._located_s[position], facts[position].process_age_s)
             import_s, init_s = timings[position]
             self.report.workers[rank] = {
                 "placement": self._located_s[position] - process_s,
@@ -340,33 +336,6 @@ class _Launch:
                 "import": import_s,
                 "init": init_s,
             }
-
-
-def check_init(info: ClassInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Check arguments against a worker class's `__init__`.
-
-    Raises:
-        TypeError: They don't fit.
-    """
-    try:
-        info.init.bind(*args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"{info.name}.__init__{info.init}: {error}") from None
-
-
-def worker_aliases(group_name: str, plan: SeatPlan) -> list[str]:
-    """The readable name of each position: `prefix-grpG-R` in a tied group, else `prefix-NODE-BUNDLE`."""
-    sizes = Counter(seat.tied_group for seat in plan.seats)
-    seen: Counter[int] = Counter()
-    aliases = []
-    for seat in plan.seats:
-        node = seat.bundle.node_index
-        if sizes[seat.tied_group] > 1:
-            aliases.append(f"{group_name}-grp{seat.tied_group}-{seat.place_in_group}")
-        else:
-            aliases.append(f"{group_name}-{node}-{seen[node]}")
-        seen[node] += 1
-    return aliases
 
 
 def describe_in_environment(

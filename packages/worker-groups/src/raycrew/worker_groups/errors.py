@@ -118,7 +118,7 @@ class WorkerFailuresError(WorkerFailureError, ExceptionGroup[WorkerFailureError]
         return type(self)(self.message, failures, pending=self.pending)
 
     def __str__(self) -> str:
-        return "\n".join([self.message, *(f"[{i}] {part}" for i, part in enumerate(self.exceptions))])
+        return "\n".join([self.message, *(f"[{i}] {part.message}" for i, part in enumerate(self.exceptions))])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild_group, (type(self), self.message, self.exceptions, {"pending": self.pending})

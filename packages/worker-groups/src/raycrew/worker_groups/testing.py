@@ -28,7 +28,7 @@ from raycrew.worker_groups._ranks import (
 )
 from raycrew.worker_groups._ray_compat import unwrap_actor_class
 from raycrew.worker_groups._shell import CommunicationOptions, as_current, be_current
-from raycrew.worker_groups._start import RayWorkerBuilder, check_init
+from raycrew.worker_groups._spec import RayWorkerBuilder, check_init
 from raycrew.worker_groups._waiting import left
 from raycrew.worker_groups._worker_class import describe_class, load_class
 from raycrew.worker_groups.errors import (

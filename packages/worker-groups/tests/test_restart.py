@@ -1,0 +1,43 @@
+import os
+
+import pytest
+import ray
+from workers import Worker
+
+from raycrew.cluster_core import RayVirtualCluster
+from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
+
+pytest_plugins = ["raycrew.cluster_core.testing"]
+
+
+def test_a_dead_worker_is_told_and_replaced(local_ray):
+    with (
+        RayVirtualCluster([3], use_gpus=False) as cluster,
+        RayWorkerGroup(cluster, Worker, base=10, env_vars={"COLOUR": "red"}) as group,
+    ):
+        group.call("keep", "mine").get_results()
+        before, ports = group.call("pid").get_results(), group.master_port
+        busy = group.on(ranks=[2]).call("nap", 5)
+        with pytest.raises(WorkerFailureError, match="died during die_on"):
+            group.on(ranks=[0, 1]).call("die_on", [0]).get_results()
+        assert group.get_worker_status() == {0: "dead", 1: "ready", 2: "busy"}
+        assert group.restart_failed_workers() == [0]
+        assert group.restart_failed_workers() == []
+        busy.get_results()
+        assert set(group.get_worker_status(timeout=60).values()) == {"ready"}
+        after = group.call("pid").get_results()
+        assert (after[0] != before[0], after[1:]) == (True, before[1:])
+        assert group.call("get_kept").get_results() == [None, "mine", "mine"]
+        assert group.call("add", 1).get_results() == [11] * 3
+        assert group.master_port != ports
+        assert group.generation == 1
+        assert [(w.rank, w.generation, w.bundle_index) for w in group.call("where").get_results()] == [
+            (0, 1, 0),
+            (1, 1, 1),
+            (2, 1, 2),
+        ]
+        seen = group.call("environment", "MASTER_PORT", "RANK", "COLOUR").get_results()
+        port = str(group.master_port)
+        assert seen == [{"MASTER_PORT": port, "RANK": str(rank), "COLOUR": "red"} for rank in range(3)]
+        assert os.environ.get("RANK") is None
+        assert ray.get(group.workers[0].add.remote(1)) == 11
