@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -106,13 +107,10 @@ class ShardRegistry:
         """
         targets = list(into) if into is not None else [None] * len(handles)
         _check_targets(handles, targets)
-        plans = [_plan(handle) for handle in handles]
-        reads = [read for plan in plans for _, read in plan]
-        parts = iter(self._read_all(reads, timeout_s))
-        return [
-            _assemble(handle, target, [(rows, read, *next(parts)) for rows, read in plan])
-            for handle, target, plan in zip(handles, targets, plans, strict=True)
-        ]
+        direct = not self._cache.max_bytes
+        plans = [_plan(handle, target, direct) for handle, target in zip(handles, targets, strict=True)]
+        parts = iter(self._read_all([read for plan in plans for _, read in plan.parts], timeout_s))
+        return [_assemble(plan, [(rows, read, *next(parts)) for rows, read in plan.parts]) for plan in plans]
 
     def release(self, shards: Sequence[TensorShardInfo]) -> None:
         """Give shards up, replicas included."""
@@ -190,7 +188,7 @@ class ShardRegistry:
         failures: list[ShardError] = []
         for place in (read.shard, *read.shard.replicas):
             try:
-                wanted = ShardRead(place, read.rows, read.columns)
+                wanted = ShardRead(place, read.rows, read.columns, read.into)
                 tensor = self.backend_of(place).fetch([wanted], timeout_s=timeout_s)[0]
                 return tensor if self.backend_of(place).gives_own_memory else tensor.clone()
             except ShardError as error:
@@ -216,23 +214,53 @@ def _check_targets(handles: Sequence[RTensor], targets: Sequence[torch.Tensor | 
         raise ValueError(f"{len(targets)} tensors in `into` for {len(handles)} handles")
     for handle, target in zip(handles, targets, strict=True):
         if target is not None and (target.shape != handle.shape or target.dtype != handle.dtype):
-            raise ValueError(
-                f"`into` is {_kind(target)}, the handle {_kind(handle)}"
-            )
+            raise ValueError(f"`into` is {_kind(target)}, the handle {_kind(handle)}")
 
 
 def _kind(tensor: torch.Tensor | RTensor) -> str:
     return f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
 
 
-def _plan(handle: RTensor) -> list[tuple[ShardRows, ShardRead]]:
-    """What to read of each shard of a handle, in stored coordinates."""
-    plan = []
-    for rows in handle.view.by_shard():
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What to read of each shard of a handle, and the memory for it (None: what the backend gives)."""
+
+    handle: RTensor
+    out: torch.Tensor | None
+    parts: list[tuple[ShardRows, ShardRead]]
+
+
+def _plan(handle: RTensor, target: torch.Tensor | None, direct: bool) -> _Plan:
+    """`direct`: let backends write into the result."""
+    needed = handle.view.by_shard()
+    out = target
+    if out is None and len(needed) != 1:
+        out = torch.empty(handle.shape, dtype=handle.dtype)
+    parts = []
+    for rows in needed:
         shard = handle.shards[rows.shard]
         whole = isinstance(rows.rows, slice) and rows.rows == slice(0, shard.rows)
-        plan.append((rows, ShardRead(shard, None if whole else rows.rows, _stored_columns(handle, shard))))
-    return plan
+        columns = _stored_columns(handle, shard)
+        into = _region(handle, shard, rows, out) if direct and out is not None else None
+        parts.append((rows, ShardRead(shard, None if whole else rows.rows, columns, into)))
+    return _Plan(handle, out, parts)
+
+
+def _region(
+    handle: RTensor, shard: TensorShardInfo, rows: ShardRows, out: torch.Tensor
+) -> torch.Tensor | None:
+    """Where a part belongs, if that is one run of memory."""
+    if rows.repeats is not None or not isinstance(rows.positions, slice):
+        return None
+    if handle.ndim > 1 and not _covers(handle, shard):
+        return None
+    region = out[rows.positions] if handle.ndim else out
+    return region if region.is_contiguous() and region.device.type == "cpu" else None
+
+
+def _covers(handle: RTensor, shard: TensorShardInfo) -> bool:
+    """Whether a shard has all columns of a handle."""
+    return shard.columns[0] <= handle.columns_range[0] and handle.columns_range[1] <= shard.columns[1]
 
 
 def _stored_columns(handle: RTensor, shard: TensorShardInfo) -> tuple[int, int] | None:
@@ -245,20 +273,18 @@ def _stored_columns(handle: RTensor, shard: TensorShardInfo) -> tuple[int, int] 
     return (start - shard.column_offset, max(start, end) - shard.column_offset)
 
 
-def _assemble(
-    handle: RTensor,
-    target: torch.Tensor | None,
-    parts: Sequence[tuple[ShardRows, ShardRead, torch.Tensor, bool]],
-) -> torch.Tensor:
+def _assemble(plan: _Plan, parts: Sequence[tuple[ShardRows, ShardRead, torch.Tensor, bool]]) -> torch.Tensor:
     """Put the parts of one handle where they belong."""
-    if target is None and len(parts) == 1:
+    handle, out = plan.handle, plan.out
+    if out is None:
         rows, _, tensor, own = parts[0]
         straight = rows.repeats is None and isinstance(rows.positions, slice)
         if own and straight and tensor.shape == handle.shape:
             return tensor
-    out = target if target is not None else torch.empty(handle.shape, dtype=handle.dtype)
+        out = torch.empty(handle.shape, dtype=handle.dtype)
     for rows, read, tensor, _ in parts:
-        _place(handle, read.shard, rows, tensor, out)
+        if tensor is not read.into:
+            _place(handle, read.shard, rows, tensor, out)
     return out
 
 

@@ -97,11 +97,13 @@ class ShardRead:
         shard: The shard.
         rows: Which rows, None for all.
         columns: First and one past the last column, None for all.
+        into: Contiguous memory of the wanted shape and dtype: a backend that copies may fill and return it.
     """
 
     shard: TensorShardInfo
     rows: Rows | None = None
     columns: tuple[int, int] | None = None
+    into: torch.Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def is_whole(self) -> bool:

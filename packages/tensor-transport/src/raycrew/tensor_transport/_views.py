@@ -90,14 +90,17 @@ class RowView:
 
     def by_shard(self) -> list[ShardRows]:
         """What each shard has to give; a row that is needed twice is named once."""
-        lengths = self._runs[:, 2]
-        shard = np.repeat(self._runs[:, 0], lengths)
-        row = np.arange(len(self)) + np.repeat(self._runs[:, 1] - (self._ends - lengths), lengths)
-        order = np.argsort(shard, kind="stable")
-        numbers, starts = np.unique(shard[order], return_index=True)
+        starts = self._ends - self._runs[:, 2]
+        if len(self._runs) == 1:
+            return [_one_run(self._runs[0], 0)]
+        order = np.argsort(self._runs[:, 0], kind="stable")
+        breaks = np.flatnonzero(np.diff(self._runs[order, 0])) + 1
         return [
-            _shard_rows(int(number), row[positions], positions)
-            for number, positions in zip(numbers, np.split(order, starts[1:]), strict=False)
+            _one_run(self._runs[members[0]], int(starts[members[0]]))
+            if len(members) == 1
+            else _several_runs(self._runs[members], starts[members])
+            for members in np.split(order, breaks)
+            if len(members)
         ]
 
     def _between(self, start: int, stop: int) -> Self:
@@ -123,12 +126,21 @@ def _compress(shard: Ints, row: Ints) -> Ints:
     return np.stack([shard[starts], row[starts], lengths], axis=1)
 
 
-def _shard_rows(shard: int, rows: Ints, positions: Ints) -> ShardRows:
+def _one_run(run: Ints, position: int) -> ShardRows:
+    shard, row, length = run.tolist()
+    return ShardRows(shard, slice(row, row + length), slice(position, position + length))
+
+
+def _several_runs(runs: Ints, starts: Ints) -> ShardRows:
+    """What one shard gives in several runs, written out row by row."""
+    lengths = runs[:, 2]
+    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    rows = np.repeat(runs[:, 1], lengths) + within
+    where = _as_slice(np.repeat(starts, lengths) + within)
     unique, inverse = np.unique(rows, return_inverse=True)
-    where = _as_slice(positions)
     if len(unique) < len(rows):
-        return ShardRows(shard, _as_slice(unique), where, inverse)
-    return ShardRows(shard, _as_slice(rows), where)
+        return ShardRows(int(runs[0, 0]), _as_slice(unique), where, inverse)
+    return ShardRows(int(runs[0, 0]), _as_slice(rows), where)
 
 
 def _as_slice(rows: Ints) -> Rows:

@@ -180,7 +180,7 @@ class HttpBackend:
             with self._request(first.locator, "POST", "/fetch", (body,), timeout_s) as answer:
                 if answer.status == 410:
                     raise _stale(json.loads(answer.read()), reads)
-                tensors = _read_tensors(answer)
+                tensors = _read_tensors(answer, reads)
         except ShardLostError as error:
             raise ShardLostError(
                 f"shard {first.shard_id} ({len(reads)} in all) of {first.owner} cannot be had: {error}",
@@ -292,12 +292,16 @@ def _wanted(read: ShardRead) -> list[Any]:
     return [read.shard.shard_id, rows, None if read.columns is None else list(read.columns)]
 
 
-def _read_tensors(answer: http.client.HTTPResponse) -> dict[str, torch.Tensor]:
+def _read_tensors(answer: http.client.HTTPResponse, reads: Sequence[ShardRead]) -> dict[str, torch.Tensor]:
     """Read an answer straight into the memory of its tensors."""
     entries = parse_header(answer.read(header_length(answer.read(8))))
+    targets = {str(i): read.into for i, read in enumerate(reads)}
     tensors = {}
     for entry in entries:
-        tensor = entry.empty()
+        target = targets.get(entry.name)
+        if target is not None and (target.shape != entry.shape or target.dtype != entry.dtype):
+            raise DecodeError(f"asked for {target.dtype}{list(target.shape)}, got {entry}")
+        tensor = entry.empty() if target is None else target
         if entry.size_bytes:
             _fill(tensor.view(-1).view(torch.uint8).numpy().data, answer)
         tensors[entry.name] = tensor
