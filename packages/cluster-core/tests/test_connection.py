@@ -116,7 +116,7 @@ def test_one_connection_per_process(local_ray_session, apart):
     with init_ray() as second, init_ray(local_ray_session, secrets=["MY_SECRET"]) as third:
         assert first is second is third
         assert dict(first.secrets) == {"MY_SECRET": "hush"}
-    assert not first.closed, "a user further inside ended the connection of those outside"
+    assert not first.closed, "the block of a later call ended the connection"
     with pytest.raises(ValueError, match=f"connected to {local_ray_session}; close that"):
         init_ray("127.0.0.1:1")
     assert "hush" not in repr(first.secrets)
@@ -125,6 +125,15 @@ def test_one_connection_per_process(local_ray_session, apart):
     for use in (first.child_env, first.__enter__, lambda: first.run_on_each_node(os.getpid)):
         with pytest.raises(ClusterClosedError):
             use()
+
+
+def test_the_block_of_the_first_call_ends_the_connection(local_ray_session, apart):
+    with init_ray(local_ray_session) as connection:
+        assert init_ray() is connection
+        with connection, init_ray():
+            pass
+        assert not connection.closed
+    assert connection.closed
 
 
 def test_a_runtime_that_was_up_before_is_left_up(local_ray_session, apart):

@@ -15,7 +15,9 @@ T = TypeVar("T")
 
 
 class RayConnection:
-    """This process's membership of a Ray cluster. A context manager.
+    """This process's membership of a Ray cluster.
+
+    A context manager: the block of the call that made the connection closes it, those of later calls don't.
 
     Attributes:
         address: `host:port` of the cluster, or the `ray://` address that was given.
@@ -48,7 +50,7 @@ class RayConnection:
         self.namespace: str = ray.get_runtime_context().namespace
         self._owns_driver = owns_driver
         self._authentication = dict(authentication or {})
-        self._uses = 1
+        self._calls, self._depth, self._ends_with_block = 1, 0, False
         self._closed = False
 
     @property
@@ -83,8 +85,8 @@ class RayConnection:
         return run_on_nodes(sorted(_ray_compat.live_node_ids()), fn, timeout_s)
 
     def use_again(self, secrets: Secrets) -> None:
-        """Note one user more, whose `with` block will not end the connection of the others."""
-        self._uses += 1
+        """Note one call of `init_ray` more, whose `with` block does not end the connection of the first."""
+        self._calls += 1
         self.secrets = Secrets({**self.secrets, **secrets})
 
     def close(self) -> None:
@@ -99,13 +101,16 @@ class RayConnection:
 
     def __enter__(self) -> Self:
         self._check_open()
+        if self._calls == 1:
+            self._ends_with_block = True
+        self._depth += 1
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._uses -= 1
-        if self._uses <= 0:
+        self._depth -= 1
+        if self._depth == 0 and self._ends_with_block:
             self.close()
 
     def __repr__(self) -> str:

@@ -1,16 +1,21 @@
 """Every version-dependent or unusual Ray call, one function each."""
 
+import functools
 import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import ray
-from ray.autoscaler.v2.schema import ClusterStatus
+from ray.autoscaler.v2 import sdk
+from ray.autoscaler.v2.schema import ClusterStatus, Stats
 from ray.autoscaler.v2.sdk import get_cluster_status
+from ray.autoscaler.v2.utils import ClusterStatusParser
+from ray.core.generated import autoscaler_pb2
 from ray.exceptions import AuthenticationError, RayError
 from ray.util.placement_group import (
     PlacementGroup,
@@ -69,7 +74,25 @@ def _in_cluster(fn: Callable[[], T]) -> T:
 
 def _status() -> ClusterStatus:
     # The state API needs the dashboard, and `ray.nodes()` does not tell what is free.
-    return get_cluster_status(ray.get_runtime_context().gcs_address)
+    address = ray.get_runtime_context().gcs_address
+    try:
+        # As `get_cluster_status` does it, which spends most of its time on a new connection each time.
+        messages: Any = autoscaler_pb2  # Generated code, without annotations.
+        reply = messages.GetClusterStatusReply()
+        reply.ParseFromString(_gcs_client(address).get_cluster_status(timeout_s=10))
+        return ClusterStatusParser.from_get_cluster_status_reply(
+            reply, stats=Stats(gcs_request_time_s=0.0, request_ts_s=int(time.time()))
+        )
+    except (AttributeError, TypeError, RayError) as error:
+        logger.debug("the cluster's status is asked for over a new connection: %s", error)
+        _gcs_client.cache_clear()
+        return get_cluster_status(address)
+
+
+@functools.lru_cache(maxsize=1)
+def _gcs_client(address: str) -> Any:
+    connect: Any = sdk.GcsClient  # type: ignore[attr-defined]
+    return connect(address)
 
 
 def _node_states() -> list[NodeState]:
@@ -218,8 +241,8 @@ def check_cluster_answers(address: str, timeout_s: float) -> None:
         return
     if isinstance(error, AuthenticationError):
         raise ClusterAuthenticationError(
-            f"the cluster at {address} refuses this process's token. "
-            "Before Python starts, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN to its own",
+            f"the cluster at {address} refuses this process's token. Before Python starts, "
+            "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN to its own",
             address,
         ) from error
     raise ClusterUnreachableError(

@@ -37,6 +37,16 @@ def protect_token(environ: Mapping[str, str], token_file: Path | None = None) ->
         file.write(secrets.token_hex(32))
 
 
+def read_token(environ: Mapping[str, str], token_file: Path | None = None) -> str | None:
+    """The token that Ray will present, or None where it presents none."""
+    if environ.get(_MODE, "").lower() != "token":
+        return None
+    if environ.get(_VALUE):
+        return environ[_VALUE].strip()
+    path = Path(environ.get(_FILE) or token_file or default_token_file())
+    return path.read_text().strip() if path.is_file() else None
+
+
 def child_authentication(environ: Mapping[str, str], token_file: Path | None = None) -> dict[str, str]:
     """Variables by which a child process presents the same token as this one.
 
