@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.progress import Progress
 
+from raycrew.cluster_core.testing import connected, simulated_nodes
 from raycrew.worker_groups import (
     FanOutError,
     FunctionLoadError,
@@ -617,3 +618,57 @@ def test_classes_of_the_caller_come_back_as_themselves():
     (point,) = fan_out(lambda p: type(p)(p.x + 1), [Point(1)])
     assert type(point) is Point
     assert point.x == 2
+
+
+@pytest.mark.usefixtures("local_ray", "pool")
+def test_an_item_that_calls_ray_fails_rather_than_become_a_driver():
+    (result,) = fan_out(lambda item: ray.put(item), [1], on_error="return")
+    assert isinstance(result, ItemError)
+    assert "Ray has not been started" in str(result)
+
+
+DRIVER = """
+import os, sys, ray
+from raycrew.worker_groups import fan_out
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+print(*set(fan_out(lambda i: (os.getpid(), os.getppid()), range(50))), flush=True)
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("how", ["exits", "killed"])
+def test_the_pool_ends_with_its_driver(local_ray, how):
+    run = subprocess.run([sys.executable, "-c", DRIVER, local_ray, how], stdout=subprocess.PIPE, text=True)
+    assert run.returncode == (0 if how == "exits" else -signal.SIGKILL)
+    pids = {int(pid) for pid in re.findall(r"\d+", run.stdout)}
+    assert len(pids) >= 2
+    eventually(lambda: not any(map(is_running, pids)), "the processes of the pool are gone")
+
+
+@pytest.mark.usefixtures("ray_nodes", "pool")
+def test_items_are_spread_over_the_nodes():
+    def where(item):
+        time.sleep(0.05)  # long enough for every node to get its share
+        return os.getppid()
+
+    wait_for_all_hosts()
+    assert len(set(fan_out(where, range(12), max_workers=3, batch_size=1))) == 3
+
+
+def wait_for_all_hosts():
+    pool = shared_pool()
+    ray.get([pool.member(node["NodeID"]).ready for node in ray.nodes() if node["Alive"]], timeout=PATIENCE_S)
+
+
+@pytest.mark.slow
+def test_items_of_a_lost_node_run_on_the_others():
+    with simulated_nodes([{"num_cpus": 1}, {"num_cpus": 1}]) as cluster, connected(cluster.address):
+        wait_for_all_hosts()
+        outcomes = fan_out_as_completed(lambda i: (time.sleep(0.05), i)[1], range(60), batch_size=2)
+        values = [next(outcomes).result()]
+        (worker,) = cluster.worker_nodes
+        cluster.remove_node(worker, allow_graceful=False)
+        values += [outcome.result() for outcome in outcomes]
+        assert sorted(values) == list(range(60))
+        close_fan_out()

@@ -85,6 +85,8 @@ class ForkServer:
         self._process = subprocess.Popen(
             [sys.executable, "-u", "-c", code],
             stdin=subprocess.DEVNULL,
+            # An item that calls Ray fails, rather than join the cluster as one more driver.
+            env={**os.environ, "RAY_ENABLE_AUTO_CONNECT": "0"},
             pass_fds=(theirs.fileno(),),
             start_new_session=True,
         )

@@ -196,7 +196,8 @@ def _run_batch(function: Callable[[Any], Any], payloads: list[bytes], journal: J
             seconds = time.perf_counter() - started
             ok, data = False, _pack_failure(error)
         journal.finish(ok, seconds, data)
-    sys.stdout.flush()
+    with contextlib.suppress(Exception):  # whatever items have made of it
+        sys.stdout.flush()
 
 
 def dumps(value: Any) -> bytes:

@@ -130,17 +130,18 @@ class Run:
         member = self._pool.member(node_id)
         self._starting[member.ready] = member
 
-    def _lose(self, member: Member, error: RayError) -> None:
-        """A host has died: its node gets another while it lives; the last one must."""
+    def _lose(self, member: Member, error: RayError, *, again: bool) -> None:
+        """A host has died: its node gets another if it may, and the last node must."""
         self._ready.pop(member.node_id, None)
         self._pool.drop(member)
         logger.warning("the fan-out host on node %s was lost: %s", member.node_id, error)
-        if member.node_id in self._pool.living_nodes():
+        living = self._pool.living_nodes()
+        if again and member.node_id in living:
             self._join(member.node_id)
-        else:
-            self._slots.pop(member.node_id, None)
+            return
+        self._slots.pop(member.node_id, None)
         if not self._slots:
-            node_id = next(iter(self._pool.living_nodes()))
+            node_id = next(iter(living))
             self._slots[node_id] = 1
             self._join(node_id)
 
@@ -205,9 +206,9 @@ class Run:
             ray.get(member.ready)
         except RayError as error:
             self._failed_starts += 1
-            if self._failed_starts > MAX_FAILED_STARTS:
+            if self._failed_starts > MAX_FAILED_STARTS and len(self._slots) == 1:
                 raise WorkerGroupError("the processes that run items can't be started") from error
-            self._lose(member, error)
+            self._lose(member, error, again=False)
         else:
             self._ready[member.node_id] = member
 
@@ -217,7 +218,7 @@ class Run:
             report: BatchReport = ray.get(ref)
         except RayActorError as error:
             if self._ready.get(batch.member.node_id) is batch.member:
-                self._lose(batch.member, error)
+                self._lose(batch.member, error, again=True)
             report = BatchReport("lost", b"", "was lost with its host")
         except RayError as error:
             logger.warning("a batch on node %s is sent again: %s", batch.member.node_id, error)
