@@ -101,7 +101,7 @@ def test_doctor_with_and_without_uv(tmp_path, environ):
     code, rows = doctor(UV_INDEX="https://me:secret@host/simple")
     assert code == 0
     assert rows["uv"]["ok"]
-    assert rows["UV_INDEX"]["found"] == "https://***@host/simple"
+    assert rows["UV_INDEX"]["found"] == "https://host/simple"
     old = tmp_path / "uv"
     old.write_text("#!/bin/sh\necho uv 0.4.1\n")
     old.chmod(0o755)

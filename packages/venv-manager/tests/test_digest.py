@@ -93,3 +93,11 @@ def test_requirements_with_local_folders_count_them(tmp_path):
     before = keyed(spec)[0]
     (lib / "new.py").write_text("")
     assert keyed(spec)[0] != before
+
+
+def test_a_password_is_neither_counted_nor_kept():
+    spec = EnvironmentSpec.requirements(["demo"])
+    one = keyed(spec, UV_INDEX="https://me:old@i/simple https://j/simple")
+    other = keyed(spec, UV_INDEX="https://me:new@i/simple https://j/simple")
+    assert one == other
+    assert one[1]["indexes"]["UV_INDEX"] == "https://i/simple https://j/simple"

@@ -170,6 +170,16 @@ def read_only(folder):
             path.chmod(mode)
 
 
+def test_a_recipe_is_its_owners_and_a_torn_one_is_made_again(fake_store, fake_uv):
+    built = ensure(SPEC, store=fake_store)
+    (recipe,) = (fake_store.root / "recipes").iterdir()
+    assert recipe.stat().st_mode & 0o777 == 0o600
+    recipe.write_bytes(recipe.read_bytes()[:100])
+    fake_store.remove_folder(built.path)
+    assert ensure(SPEC, store=fake_store).key == built.key
+    assert len(fake_uv.calls("pip compile")) == 2
+
+
 def test_a_store_that_cannot_be_made(tmp_path, fake_store):
     (tmp_path / "file").write_text("")
     with pytest.raises(ReadOnlyStoreError, match="cannot be made"):
@@ -192,6 +202,7 @@ def _ensure_in(root, environ, barrier, results):
     results.put(str(ensure(SPEC, store=Store(root, environ=environ)).python))
 
 
+@pytest.mark.slow
 def test_32_callers_build_once(fake_store, fake_uv):
     fake_uv.slow("pip install", 0.5)
     context = multiprocessing.get_context("spawn")
@@ -303,6 +314,7 @@ print(count)
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_step_leaves_a_store_that_works(tmp_path, fake_uv):
     """SIGKILL at steps spread over a whole build: opening, renaming, removing, locking, starting uv."""
     environ = {**os.environ, **fake_uv.environ}

@@ -195,7 +195,7 @@ def test_requirements_scripts_and_standard_locks(store, tmp_path, environ):
     (tmp_path / "requirements.txt").write_text("demo==1.0  # old\n")
     assert packages(build(store, tmp_path / "requirements.txt")) == {"demo": "1.0"}
     script = tmp_path / "job.py"
-    script.write_text('# /// script\n# dependencies = ["base"]\n# ///\n')
+    script.write_text('# /// script\n# requires-python = ">=3.11"\n# dependencies = ["base"]\n# ///\n')
     of_script = build(store, script)
     assert packages(of_script) == {"base": "1.0", "leaf": "1.1"}
     lock_file = tmp_path / "pylock.toml"

@@ -150,10 +150,10 @@ class Build:
         return found
 
 
-def write_whole(path: Path, content: bytes, *, sync: bool = False) -> None:
+def write_whole(path: Path, content: bytes, *, sync: bool = False, mode: int = 0o644) -> None:
     """Write a file so that it is there whole or not at all; with `sync` even after a power cut."""
     fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with fresh.open("wb") as file:
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)
         if sync:
             file.flush()

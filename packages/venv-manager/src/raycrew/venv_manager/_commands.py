@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
@@ -16,7 +15,7 @@ from rich.table import Table
 
 from raycrew.venv_manager import _digest
 from raycrew.venv_manager._carry import luggage
-from raycrew.venv_manager._indexes import index_variables
+from raycrew.venv_manager._indexes import index_variables, without_password
 from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager._store import Environment, Store
 from raycrew.venv_manager._upkeep import Removal, collect, relocated, verify
@@ -171,7 +170,7 @@ def run_doctor(store: Store) -> Outcome:
         ("raycrew", ", ".join(f"{c.name} {c.version}" for c in carried.distributions) or "none", True)
     )
     for name, value in index_variables(EnvironmentSpec.requirements(["any"]), store.environ).items():
-        rows.append((name, " ".join(_without_password(word) for word in value.split()), True))
+        rows.append((name, without_password(value), True))
     compiled = store.environ.get("UV_COMPILE_BYTECODE", "1") not in ("0", "false")
     rows.append(
         ("bytecode", "compiled at build: slower builds, faster first imports" if compiled else "off", True)
@@ -214,13 +213,6 @@ def _store_rows(store: Store) -> list[tuple[str, str, bool]]:
         "on another file system: files are copied, slower and at full size each time; UV_CACHE_DIR moves it"
     )  # fmt: skip
     return [*rows, ("uv's cache", f"{cache}, {advice}", True)]
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    if "@" not in parts.netloc:
-        return url
-    return urlunsplit(parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]))
 
 
 def _megabytes(size_bytes: int) -> str:

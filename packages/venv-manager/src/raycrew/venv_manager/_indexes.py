@@ -2,6 +2,7 @@
 
 import configparser
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -103,6 +104,11 @@ def build_environment(spec: EnvironmentSpec, environ: Mapping[str, str]) -> dict
     if spec.offline or environ.get("RAYCREW_VENV_OFFLINE", "").lower() in ("1", "true", "yes"):
         kept["UV_OFFLINE"] = "1"
     return kept | index_variables(spec, environ, pip) | dict(spec.environment)
+
+
+def without_password(url: str) -> str:
+    """URLs in a text without user names and passwords: those are not shown, kept or counted."""
+    return re.sub(r"(?<=://)[^/@\s]+@", "", url)
 
 
 def _words(text: str) -> list[str]:

@@ -108,7 +108,7 @@ class Store:
         """The recipe that was kept for a key, or None."""
         try:
             return Recipe.from_bytes(self._recipe_file(key).read_bytes())
-        except (FileNotFoundError, zipfile.BadZipFile, KeyError):
+        except (FileNotFoundError, PermissionError, zipfile.BadZipFile, KeyError):
             return None
 
     def install(
@@ -164,10 +164,10 @@ class Store:
             return built
 
     def keep_recipe(self, recipe: Recipe) -> None:
-        """Keep a recipe, in one piece."""
+        """Keep a recipe, in one piece; for its owner only, as indexes may be named with a password."""
         path = self._recipe_file(recipe.key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, recipe.to_bytes())
+        write_whole(path, recipe.to_bytes(), mode=0o600)
 
     def name(self, alias: str, key: str) -> None:
         """Give an environment a readable name: a link in `by-name`."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from raycrew.venv_manager import _digest
 from raycrew.venv_manager._carry import luggage
-from raycrew.venv_manager._indexes import index_variables
+from raycrew.venv_manager._indexes import index_variables, without_password
 from raycrew.venv_manager._probe import Expectation, check, probe
 from raycrew.venv_manager._progress import Report, reporting
 from raycrew.venv_manager._recipe import Recipe, expectation, resolve
@@ -34,7 +34,8 @@ T = TypeVar("T")
 def identify(spec: EnvironmentSpec, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Everything that decides what a spec's environment holds, on this machine and for this driver."""
     carried = luggage().identity() if spec.carry else {}
-    return _digest.identity(spec, index_variables(spec, environ), carried, _uv_version())
+    indexes = {name: without_password(text) for name, text in index_variables(spec, environ).items()}
+    return _digest.identity(spec, indexes, carried, _uv_version())
 
 
 def ensure(
