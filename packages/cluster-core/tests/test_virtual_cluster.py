@@ -196,3 +196,10 @@ def test_it_draws_itself(local_ray, capsys):
         assert cluster.layout_svg([]).startswith("<svg")
         assert "<svg" in cluster._repr_html_()
     assert "shut down" in cluster._repr_html_()
+
+
+def test_memory_of_each_bundle_is_watched(local_ray):
+    with RayVirtualCluster([2], use_gpus=False, monitor_memory=True) as cluster:
+        assert [one.bundle_index for one in cluster.memory_usage()] == [0, 1]
+        assert cluster.memory_monitor.read()
+        assert set(cluster.memory_monitor.high_water) == {0, 1}

@@ -21,6 +21,7 @@ from raycrew.cluster_core._rendezvous import PortKeepers
 from raycrew.cluster_core._shared_ledger import SharedLedger
 from raycrew.cluster_core._topology import Bundle, Rendezvous
 from raycrew.cluster_core.errors import ClusterClosedError, NodeLostError
+from raycrew.cluster_core.memory import BundleMemory, MemoryMonitor, memory_usage
 from raycrew.cluster_core.protocols import Occupant
 
 logger = logging.getLogger(__name__)
@@ -118,6 +119,9 @@ class RayVirtualCluster:
         self._allocation = self._allocate()
         self._ledger: SlotLedger | SharedLedger = SlotLedger(self._allocation.seats, self._options.slots)
         self._owner = True
+        self._monitor: MemoryMonitor | None = None
+        if self._options.monitor_memory:
+            self._monitor = MemoryMonitor(self).start()
 
     def _allocate(self) -> Allocation:
         options = self._options
@@ -324,6 +328,15 @@ class RayVirtualCluster:
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(repr(self))}</p>" if self._closed else self.layout_svg()
 
+    def memory_usage(self) -> list[BundleMemory]:
+        """Read the host and device memory of every bundle, in bundle order."""
+        return memory_usage(self)
+
+    @property
+    def memory_monitor(self) -> MemoryMonitor | None:
+        """What watches the memory, with its high-water marks; None without `monitor_memory=True`."""
+        return self._monitor
+
     def shutdown(self) -> None:
         """Release everything; idempotent, and what runs on the bundles ends.
 
@@ -332,6 +345,8 @@ class RayVirtualCluster:
         if self._closed:
             return
         self._closed = True
+        if self._monitor is not None:
+            self._monitor.close(timeout_s=5.0)
         if not _ray_compat.is_connected():
             return
         self._keepers.close()
@@ -372,6 +387,7 @@ def _copy(options: ClusterOptions, allocation: Allocation, ledger: SharedLedger)
         _ledger=ledger,
         _closed=False,
         _owner=False,
+        _monitor=None,
         _probed=set(),
         _sharing=Lock(),
         _keepers=PortKeepers(options.port_range),
