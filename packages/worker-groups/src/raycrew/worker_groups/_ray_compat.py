@@ -71,7 +71,7 @@ def is_death(error: BaseException) -> bool:
 
 def worker_status(handles: Sequence[ActorHandle[Any]], timeout_s: float) -> dict[int, WorkerStatus]:
     """Whether each actor answers, keeps its caller waiting, or is gone, by position."""
-    refs = [handle.__ray_ready__.remote() for handle in handles]
+    refs: list[Any] = [handle.__ray_ready__.remote() for handle in handles]
     done, _ = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
     answered = set(done)
     return {i: _status(ref) if ref in answered else "busy" for i, ref in enumerate(refs)}
