@@ -281,6 +281,25 @@ def test_bad_input(arguments, error, message):
         init_ray(**arguments)
 
 
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", ["RAY_TMPDIR", "TMPDIR"])
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("/env/tmp", "inside the active virtual environment /env"),
+        ("some/folder", "not absolute"),
+        ("/tmp/" + "x" * 60, "69 bytes; sockets below it allow"),
+    ],
+)
+def test_a_session_folder_with_which_ray_would_hang_is_refused(monkeypatch, name, folder, message):
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("VIRTUAL_ENV", "/env")
+    monkeypatch.setenv(name, folder)
+    with pytest.raises(ValueError, match=message):
+        init_ray("local")
+    assert not ray.is_initialized()
+
+
 def test_errors_are_connection_errors():
     for error in (NoClusterError, ClusterUnreachableError, ClusterAuthenticationError):
         assert issubclass(error, ConnectionError)

@@ -183,12 +183,25 @@ def _checked_temp_dir(temp_dir: str | os.PathLike[str] | None) -> str | None:
     if temp_dir is None:
         return None
     path = str(Path(temp_dir).absolute())
+    _check_session_folder(path, "temp_dir", os.environ)
+    return path
+
+
+def _check_session_folder(path: str, source: str, environ: Mapping[str, str]) -> None:
+    """Refuse folders for sessions with which Ray would hang instead of failing: its workers die at once."""
     longest = _SOCKET_PATH_LIMIT - len(_SOCKET_SUFFIX)
     if len(os.fsencode(path)) > longest:
         raise ValueError(
-            f"temp_dir {path!r} has {len(os.fsencode(path))} bytes; sockets below it allow {longest} at most"
+            f"{source} {path!r} has {len(os.fsencode(path))} bytes; sockets below it allow {longest} at most"
         )
-    return path
+    if not Path(path).is_absolute():
+        raise ValueError(f"{source} {path!r} is not absolute, and Ray's processes run in other folders")
+    active = environ.get("VIRTUAL_ENV")
+    if active and Path(path).resolve().is_relative_to(Path(active).resolve()):
+        raise ValueError(
+            f"{source} {path!r} lies inside the active virtual environment {active}, where Ray refuses to "
+            "keep a session; pass another temp_dir"
+        )
 
 
 def _reuse(current: RayConnection | None, address: str | None, membership: _Membership) -> RayConnection:
@@ -228,6 +241,11 @@ def _discovered(options: _StartOptions) -> str | None:
 
 
 def _start(options: _StartOptions, membership: _Membership) -> RayConnection:
+    if options.temp_dir is None:
+        for name in ("RAY_TMPDIR", "TMPDIR"):
+            if folder := os.environ.get(name):
+                _check_session_folder(str(Path(folder, "ray")), name, os.environ)
+                break
     protect_token(os.environ)
     tag = _discovery.devices_tag(os.environ)
     host = options.dashboard if isinstance(options.dashboard, str) else "127.0.0.1"
