@@ -240,7 +240,8 @@ def svg(
     width = 2 * _MARGIN + columns * (_CELL_W + _GAP) - _GAP
     style = (
         "text{font:11px ui-monospace,monospace;fill:#24292f}.title{font-size:14px;font-weight:bold}"
-        ".node{font-weight:bold}.seat{fill:#fff}.free{fill:#8b949e}"
+        ".node{font-weight:bold}.free{fill:#8b949e}"
+        ".seat{fill:#fff;paint-order:stroke;stroke:#24292f;stroke-opacity:.5;stroke-width:2px}"
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y + _MARGIN}" '
