@@ -18,7 +18,8 @@ from raycrew.venv_manager._carry import luggage
 from raycrew.venv_manager._indexes import index_variables, without_password
 from raycrew.venv_manager._probe import Expectation, check, probe
 from raycrew.venv_manager._progress import Report, reporting
-from raycrew.venv_manager._recipe import Recipe, expectation, resolve
+from raycrew.venv_manager._recipe import Recipe
+from raycrew.venv_manager._resolve import expectation, resolve
 from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager._store import Environment, Store
 from raycrew.venv_manager._uv_run import parse
