@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 import ray
@@ -65,10 +66,23 @@ def proxy():
     )  # fmt: skip
     try:
         assert any(line == "ready\n" for line in head.stdout)
+        wait_until_it_listens(port)
         yield f"ray://127.0.0.1:{port}"
     finally:
         with contextlib.suppress(BrokenPipeError):
             head.communicate("\n", timeout=120)
+
+
+def wait_until_it_listens(port):
+    """The proxy is a process of its own, which comes up after the cluster."""
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def run(code, env):
