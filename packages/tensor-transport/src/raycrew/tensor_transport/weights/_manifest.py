@@ -11,7 +11,9 @@ import torch
 from raycrew.tensor_transport.errors import ManifestMismatchError
 from raycrew.tensor_transport.protocols import Bytes
 
-_ROW_WORDS = 4096
+_ROW_WORDS = 8192
+_WORD_WEIGHTS = np.asarray(np.random.PCG64(0).random_raw(_ROW_WORDS), np.uint64) | np.uint64(1)
+"""Odd factors; the raw stream of a bit generator is the same in all versions of numpy."""
 
 Schema = Mapping[str, tuple[str, tuple[int, ...]]]
 """Name -> (dtype, shape)."""
@@ -117,16 +119,17 @@ def compare_schemas(expected: Schema, update: WeightUpdate) -> None:
 
 
 def checksum(data: Bytes) -> int:
-    """A checksum at the speed of memory (six times that of crc32).
+    """A checksum for damage on the way, about 1.6 times as fast as crc32.
 
-    The sums of the rows and of the columns of the bytes as a table of 64-bit words, and their crc32:
-    a changed, moved or missing word changes at least one of them.
+    Each row of 8192 32-bit words is summed modulo 2**64, every word times an odd factor of its position; the
+    checksum is the crc32 of these sums and of the bytes that fill no row. A changed word changes its row's
+    sum, words exchanged or changed in compensating ways change it but by chance, and so a damaged bucket
+    passes with a probability of about 2**-32. It is no protection against somebody who means to deceive.
     """
-    whole = data.size // (8 * _ROW_WORDS) * (8 * _ROW_WORDS)
-    table = data[:whole].view(np.uint64).reshape(-1, _ROW_WORDS)
-    crc = zlib.crc32(data[whole:].data)
-    crc = zlib.crc32(table.sum(axis=0, dtype=np.uint64).data, crc)
-    return zlib.crc32(table.sum(axis=1, dtype=np.uint64).data, crc)
+    whole = data.size // (4 * _ROW_WORDS) * (4 * _ROW_WORDS)
+    table = data[:whole].view(np.uint32).reshape(-1, _ROW_WORDS)
+    sums = np.einsum("ij,j->i", table, _WORD_WEIGHTS)
+    return zlib.crc32(data[whole:].data, zlib.crc32(sums.data))
 
 
 def _describe(entry: tuple[str, tuple[int, ...]]) -> str:
