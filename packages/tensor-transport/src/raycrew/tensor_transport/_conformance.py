@@ -1,0 +1,251 @@
+"""What every `ShardBackend` promises, as one function that all of them pass."""
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from raycrew.tensor_transport._registry import ShardRegistry
+from raycrew.tensor_transport._shards import ShardRead, TensorShardInfo
+from raycrew.tensor_transport.errors import ShardError, StaleHandleError, TransportTimeoutError
+from raycrew.tensor_transport.protocols import ShardBackend
+from raycrew.tensor_transport.rtensor import RTensor
+
+
+class Peer(Protocol):
+    """Another process that has the backend under test."""
+
+    def call(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """`fn(backend, *args)` over there; raises what it raises."""
+        ...
+
+    def kill(self) -> None:
+        """End the process at once (SIGKILL), and wait until it is gone."""
+        ...
+
+
+@dataclass(frozen=True)
+class BackendCase:
+    """A backend under test, and what it promises.
+
+    Attributes:
+        backend: As this process uses it.
+        start_peer: Starts another process with the same backend.
+        outlives_producer: Whether shards stay readable when the process that put them is killed.
+        is_released: Whether shards are released by name and step, not by their last handle.
+        restart_owner: Ends the owner of what `backend` stored and starts it anew; None where the owner is the
+            process itself.
+    """
+
+    backend: ShardBackend
+    start_peer: Callable[[], Peer]
+    outlives_producer: bool
+    is_released: bool
+    restart_owner: Callable[[], None] | None = None
+
+
+def check_shard_backend(case: BackendCase) -> None:
+    """Raise AssertionError unless a backend keeps every promise of `ShardBackend`.
+
+    Producer killed, consumer killed, stale handles, slow readers and cancelled reads included.
+    """
+    for check in (
+        _check_round_trip,
+        _check_views_and_snapshots,
+        _check_threads,
+        _check_other_process,
+        _check_slow_reader,
+        _check_cancelled_read,
+        _check_killed_consumer,
+        _check_killed_producer,
+        _check_release_and_expiry,
+        _check_restarted_owner,
+    ):
+        check(case)
+
+
+def put_rows(backend: ShardBackend, value: int, rows: int = 64) -> list[TensorShardInfo]:
+    """Two shards of recognisable content; run by a peer."""
+    return backend.put([_content(value, rows), _content(value + 1, rows)])
+
+
+def read_sum(backend: ShardBackend, shard: TensorShardInfo) -> int:
+    """The sum of a shard's elements; run by a peer."""
+    return int(ShardRegistry(backend).fetch([RTensor(shard)], timeout_s=60)[0].sum())
+
+
+def hold(backend: ShardBackend, shard: TensorShardInfo) -> int:
+    """Fetch a shard and keep it for the life of the process; run by a peer."""
+    tensor = ShardRegistry(backend).fetch([RTensor(shard)], timeout_s=60)[0]
+    _HELD.append(tensor)
+    return int(tensor.sum())
+
+
+def sum_of_held(backend: ShardBackend) -> int:  # noqa: ARG001
+    """The sum of what `hold` keeps; run by a peer."""
+    return int(_HELD[-1].sum())
+
+
+_HELD: list[torch.Tensor] = []
+
+
+def _content(value: int, rows: int = 64) -> torch.Tensor:
+    return torch.full((rows, 1024), value, dtype=torch.int64)
+
+
+def _read(case: BackendCase, *shards: TensorShardInfo) -> list[torch.Tensor]:
+    return ShardRegistry(case.backend).fetch([RTensor(shard) for shard in shards], timeout_s=60)
+
+
+def _expect(condition: bool, what: str) -> None:
+    if not condition:
+        raise AssertionError(what)
+
+
+def _expect_lost(
+    case: BackendCase, shard: TensorShardInfo, what: str, kind: type[ShardError] = ShardError
+) -> None:
+    try:
+        _read(case, shard)
+    except kind as error:
+        named = shard.shard_id in str(error) or error.shard_id == shard.shard_id
+        _expect(named, f"the error does not name the shard: {error}")
+        return
+    raise AssertionError(what)
+
+
+def _check_round_trip(case: BackendCase) -> None:
+    base = torch.arange(48, dtype=torch.float32).reshape(6, 8)
+    tensors = [
+        torch.tensor(3, dtype=torch.bfloat16),
+        torch.empty(0, 5),
+        torch.tensor([True, False, True]),
+        base.T,
+        base[1::2, ::3],
+        torch.randn(300, 700).to(torch.bfloat16),
+        torch.randint(0, 255, (1 << 20,), dtype=torch.uint8),
+        torch.randn(5, dtype=torch.complex64),
+    ]
+    for got, want in zip(_read(case, *case.backend.put(tensors)), tensors, strict=True):
+        _expect(got.dtype == want.dtype and got.shape == want.shape, f"{want.dtype}{list(want.shape)}")
+        _expect(torch.equal(got, want), f"other bytes for {want.dtype}{list(want.shape)}")
+    _expect(case.backend.put([]) == [] and case.backend.fetch([]) == [], "nothing in, nothing out")
+
+
+def _check_views_and_snapshots(case: BackendCase) -> None:
+    source = torch.arange(1000 * 64).reshape(1000, 64)
+    (shard,) = case.backend.put([source])
+    want = source.clone()
+    source.fill_(-1)
+    handle = RTensor(shard)
+    registry = ShardRegistry(case.backend)
+    wanted = [handle, handle, handle[[7, 3, 999, 3]], handle[10:20, 5:9]]
+    whole, twin, rows, block = registry.fetch(wanted, timeout_s=60)
+    _expect(torch.equal(whole, want), "a write to the source after put shows")
+    _expect(torch.equal(rows, want[[7, 3, 999, 3]]) and torch.equal(block, want[10:20, 5:9]), "a view")
+    whole.fill_(5)
+    _expect(torch.equal(twin, want), "a write shows in another result of the same call")
+    _expect(torch.equal(_read(case, shard)[0], want), "a write shows in a later read")
+
+
+def _check_threads(case: BackendCase) -> None:
+    def work(value: int) -> bool:
+        shards = put_rows(case.backend, value)
+        return all(torch.equal(got, _content(value + i)) for i, got in enumerate(_read(case, *shards)))
+
+    with ThreadPoolExecutor(4) as pool:
+        _expect(all(pool.map(work, range(12))), "threads disturb each other")
+
+
+def _check_other_process(case: BackendCase) -> None:
+    peer = case.start_peer()
+    try:
+        mine = put_rows(case.backend, 3)
+        _expect(peer.call(read_sum, mine[1]) == 4 * 64 * 1024, "a peer reads other bytes")
+        theirs = peer.call(put_rows, 11)
+        _expect(torch.equal(_read(case, theirs[0])[0], _content(11)), "a peer's shard has other bytes")
+    finally:
+        peer.kill()
+
+
+def _check_slow_reader(case: BackendCase) -> None:
+    peer = case.start_peer()
+    try:
+        shards = put_rows(case.backend, 21, rows=512)
+        here = _read(case, shards[0])[0]
+        peer.call(hold, shards[1])
+        case.backend.release(shards)
+        for value in range(8):
+            case.backend.release(put_rows(case.backend, 1000 + value, rows=512))
+        _expect(torch.equal(here, _content(21, 512)), "memory was reused under a reader in this process")
+        _expect(peer.call(sum_of_held) == 22 * 512 * 1024, "memory was reused under a reader elsewhere")
+    finally:
+        peer.kill()
+
+
+def _check_cancelled_read(case: BackendCase) -> None:
+    shards = put_rows(case.backend, 31)
+    for _ in range(3):
+        with contextlib.suppress(TransportTimeoutError):
+            case.backend.fetch([ShardRead(shard) for shard in shards], timeout_s=1e-6)
+    _expect(torch.equal(_read(case, shards[0])[0], _content(31)), "a cancelled read disturbs later ones")
+
+
+def _check_killed_consumer(case: BackendCase) -> None:
+    peer = case.start_peer()
+    shards = put_rows(case.backend, 41)
+    peer.call(hold, shards[0])
+    peer.kill()
+    _expect(torch.equal(_read(case, shards[0])[0], _content(41)), "a consumer took a shard with it")
+    case.backend.release(shards)
+    _expect(case.backend.stats().leases == 0, "a killed consumer still holds a lease")
+
+
+def _check_killed_producer(case: BackendCase) -> None:
+    peer = case.start_peer()
+    shards = peer.call(put_rows, 51)
+    peer.kill()
+    if case.outlives_producer:
+        _expect(torch.equal(_read(case, shards[0])[0], _content(51)), "a shard died with its producer")
+        case.backend.release(shards)
+        _expect_lost(case, shards[0], "a released shard of a dead producer is read", StaleHandleError)
+    else:
+        try:
+            got = _read(case, shards[0])[0]
+        except ShardError as error:
+            _expect(shards[0].shard_id in str(error), f"the error does not name the shard: {error}")
+        else:
+            _expect(torch.equal(got, _content(51)), "a shard of a dead producer has other bytes")
+
+
+def _check_release_and_expiry(case: BackendCase) -> None:
+    if not case.is_released:
+        return
+    before = case.backend.stats()
+    shards = case.backend.put([_content(61), _content(62)], step=7)
+    during = case.backend.stats()
+    _expect(during.shards - before.shards == 2, "stats() does not count shards")
+    _expect(during.held_bytes - before.held_bytes == 2 * 64 * 1024 * 8, "stats() does not count bytes")
+    case.backend.release(shards[:1])
+    case.backend.release(shards[:1])
+    _expect_lost(case, shards[0], "a released shard is read", StaleHandleError)
+    _expect(torch.equal(_read(case, shards[1])[0], _content(62)), "a release took another shard along")
+    case.backend.expire(7)
+    _expect(case.backend.stats().shards == before.shards + 1, "a lease ended early")
+    _expect(case.backend.expire(8) >= 1, "a lease did not end")
+    _expect_lost(case, shards[1], "an expired shard is read", StaleHandleError)
+    after = case.backend.stats()
+    _expect(after.shards == before.shards and after.held_bytes == before.held_bytes, "something leaks")
+
+
+def _check_restarted_owner(case: BackendCase) -> None:
+    if case.restart_owner is None:
+        return
+    old = put_rows(case.backend, 71)
+    case.restart_owner()
+    new = put_rows(case.backend, 81)
+    _expect_lost(case, old[0], "a restarted owner answers an old handle", StaleHandleError)
+    _expect(torch.equal(_read(case, new[0])[0], _content(81)), "a restarted owner does not work")
