@@ -129,6 +129,15 @@ def test_what_was_lost_with_its_host_has_no_neighbours_again():
     assert [[e.index for e in backlog.take(10)] for _ in range(3)] == [[0], [1], [0, 1]]
 
 
+def test_only_what_was_lost_repeatedly_is_suspect():
+    backlog, _ = backlog_of(range(2, 3), length=1)
+    assert not backlog.next_is_suspect
+    backlog.send_again([Entry(0, b"", losses=1), Entry(1, b"", losses=2)])
+    assert not backlog.next_is_suspect
+    backlog.take(1)
+    assert backlog.next_is_suspect
+
+
 @given(st.lists(st.integers(1, 50), min_size=1), st.integers(0, 200))
 def test_every_item_is_taken_once(sizes, length):
     backlog, _ = backlog_of(range(length), length=length)

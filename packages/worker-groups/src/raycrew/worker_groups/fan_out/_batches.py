@@ -11,6 +11,8 @@ TARGET_S = 0.08
 MAX_BATCH_ITEMS = 4096
 MAX_BATCH_BYTES = 4 << 20
 GROWTH = 4
+SUSPECT_LOSSES = 2
+"""From so many losses on, an item runs with nothing else on its host, so that only the guilty is blamed."""
 
 
 class BatchSizer:
@@ -58,6 +60,11 @@ class Entry:
     attempts: int = 1
     losses: int = 0
 
+    @property
+    def suspect(self) -> bool:
+        """Whether it may be what brings its hosts down."""
+        return self.losses >= SUSPECT_LOSSES
+
 
 class Backlog:
     """Items not yet sent: the source, read as late as possible, and what has to be sent again.
@@ -91,6 +98,11 @@ class Backlog:
         if self._exhausted:
             return again
         return None if self._length is None else max(self._length - self._next_index, 0) + again
+
+    @property
+    def next_is_suspect(self) -> bool:
+        """Whether the next item must have its host for itself."""
+        return bool(self._again) and self._again[0].suspect
 
     def send_again(self, entries: list[Entry]) -> None:
         """Put entries back, before anything new."""

@@ -102,6 +102,7 @@ class Run:
         self._starting: dict[ray.ObjectRef[str], Member] = {}
         self._in_flight: dict[ray.ObjectRef[BatchReport], _Batch] = {}
         self._sent: Counter[Member] = Counter()
+        self._isolated: set[Member] = set()
         self._failed_starts = 0
 
     def outcomes(self) -> Iterator[ItemOutcome[Any]]:
@@ -148,7 +149,7 @@ class Run:
     # Out
 
     def _fill(self) -> None:
-        while (member := self._least_busy()) is not None:
+        while (member := self._with_room()) is not None:
             size = self._sizer.size(sum(self._slots.values()), self._backlog.remaining)
             if self._limits.max_in_flight is not None:
                 size = min(
@@ -159,15 +160,22 @@ class Run:
                 return
             self._send(member, entries)
 
-    def _least_busy(self) -> Member | None:
-        """The host with the most room, if any: a batch per process, and one waiting if batches are short."""
+    def _with_room(self) -> Member | None:
+        """The host with the most room, if any: a batch per process, and one waiting if batches are short.
+
+        A suspect item takes an idle host, which gets nothing else until it is done.
+        """
+        open_to_all = (member for member in self._ready.values() if member not in self._isolated)
+        member = min(open_to_all, key=lambda m: self._sent[m] / self._slots[m.node_id], default=None)
+        if member is None:
+            return None
+        room = 1 if self._backlog.next_is_suspect else self._depth() * self._slots[member.node_id]
+        return member if self._sent[member] < room else None
+
+    def _depth(self) -> int:
         estimate_s = self._sizer.estimate_s
         batch_s = None if estimate_s is None else estimate_s * self._sizer.size(1, None)
-        depth = 2 if batch_s is not None and batch_s < LONG_BATCH_S else 1
-        member = min(self._ready.values(), key=lambda m: self._sent[m] / self._slots[m.node_id], default=None)
-        if member is None or self._sent[member] >= depth * self._slots[member.node_id]:
-            return None
-        return member
+        return 2 if batch_s is not None and batch_s < LONG_BATCH_S else 1
 
     def _send(self, member: Member, entries: list[Entry]) -> None:
         ref = member.handle.run.remote(
@@ -180,6 +188,8 @@ class Run:
         )
         self._in_flight[ref] = _Batch(member, entries)
         self._sent[member] += 1
+        if entries[0].suspect:
+            self._isolated.add(member)
 
     def _give_up(self) -> None:
         if self._in_flight and ray.is_initialized():
@@ -214,6 +224,7 @@ class Run:
 
     def _ended(self, ref: "ray.ObjectRef[BatchReport]", batch: _Batch) -> None:
         self._sent[batch.member] -= 1
+        self._isolated.discard(batch.member)
         try:
             report: BatchReport = ray.get(ref)
         except RayActorError as error:
