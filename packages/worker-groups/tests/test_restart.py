@@ -1,4 +1,5 @@
 import os
+import time
 
 import pytest
 import ray
@@ -10,19 +11,27 @@ from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
 pytest_plugins = ["raycrew.cluster_core.testing"]
 
 
-def test_a_dead_worker_is_told_and_replaced(local_ray):
+def eventually(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+def test_a_dead_worker_is_told_and_replaced(local_ray, tmp_path):
     with (
         RayVirtualCluster([3], use_gpus=False) as cluster,
         RayWorkerGroup(cluster, Worker, base=10, env_vars={"COLOUR": "red"}) as group,
     ):
         group.call("keep", "mine").get_results()
         before, ports = group.call("pid").get_results(), group.master_port
-        busy = group.on(ranks=[2]).call("nap", 5)
+        gate = tmp_path / "gate"
+        busy = group.on(ranks=[2]).call("wait_for", str(gate))
         with pytest.raises(WorkerFailureError, match="died during die_on"):
             group.on(ranks=[0, 1]).call("die_on", [0]).get_results()
-        assert group.get_worker_status() == {0: "dead", 1: "ready", 2: "busy"}
+        eventually(lambda: group.get_worker_status() == {0: "dead", 1: "ready", 2: "busy"})
         assert group.restart_failed_workers() == [0]
         assert group.restart_failed_workers() == []
+        gate.touch()
         busy.get_results()
         assert set(group.get_worker_status(timeout=60).values()) == {"ready"}
         after = group.call("pid").get_results()

@@ -59,18 +59,27 @@ class Worker:
     def get_kept(self):
         return self.kept
 
-    def fail_on(self, ranks, hang_s=0.0):
+    def wait_for(self, path):
+        """Until a file is there; None waits for nothing."""
+        deadline = time.monotonic() + 200
+        while path is not None and not Path(path).exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{path} did not come")
+            time.sleep(0.01)
+        return current_worker().rank
+
+    def fail_on(self, ranks, gate=None):
         if current_worker().rank in ranks:
             sys.stdout.write("the last words\n")
             sys.stdout.flush()
             raise ValueError(f"rank {current_worker().rank} was told to fail")
-        time.sleep(hang_s)
+        self.wait_for(gate)
         return "fine"
 
-    def die_on(self, ranks, hang_s=0.0):
+    def die_on(self, ranks, gate=None):
         if current_worker().rank in ranks:
             os._exit(7)
-        time.sleep(hang_s)
+        self.wait_for(gate)
         return "fine"
 
     def nap(self, seconds):
