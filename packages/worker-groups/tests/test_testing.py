@@ -97,6 +97,28 @@ def test_layouts_and_axes(cluster):
         assert [p.bundle_index for p in group.placements] == [3, 2, 0]
 
 
+def test_typed_calls_with_sharded_data(cluster):
+    sharding = NamedSharding([[0, 1], [2, 3]], ["dp", "tp"])
+    with InProcessGroup(cluster, Worker, sharding_annotations=sharding) as group:
+        future = group.on(timeout=60).call_sharded(
+            Worker.echo,
+            ["a", "b"],
+            in_sharded_axes=["dp"],
+            replicate_on_axes=["tp"],
+            output_is_replicated=["tp"],
+            timeout=[1, 2],
+        )
+        assert future.called_workers == [0, 1, 2, 3]
+        assert future.get_results() == [(0, ("a",), {"timeout": 1}), (2, ("b",), {"timeout": 2})]
+        with pytest.raises(ValueError, match="3 items"):
+            group.on().call_sharded("echo", [1, 2, 3], in_sharded_axes=["dp"])
+        for some in (group.on(ranks=[0]), group.on(leaders=True)):
+            with pytest.raises(ValueError, match="whole group"):
+                some.call_sharded("echo", [1, 2], in_sharded_axes=["dp"])
+    with InProcessGroup(cluster, Worker) as group, pytest.raises(ValueError, match="sharding_annotations"):
+        group.on().call_sharded(Worker.echo, [1, 2], in_sharded_axes=["dp"])
+
+
 def test_async_and_decorated_workers(cluster):
     with InProcessGroup(cluster, AsyncWorker, [1, 0]) as group:
         assert group.call("slowly", 3).get_results() == [3]

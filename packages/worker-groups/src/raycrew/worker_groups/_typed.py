@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from raycrew.worker_groups._dispatch import Dispatch, GroupShape, OnlyOn, dispatch_single
+from raycrew.worker_groups._dispatch import Dispatch, GroupShape, OnlyOn, dispatch_sharded, dispatch_single
 from raycrew.worker_groups._futures import MultiWorkerFuture
 
 P = ParamSpec("P")
@@ -71,6 +71,64 @@ class Callee:
         return self._send(
             dispatch_single(shape, name, args, kwargs, ranks=self._ranks, only_on=self._only_on), timeout
         )
+
+    @overload
+    def call_sharded(
+        self,
+        method: Callable[Concatenate[Any, ...], R],
+        /,
+        *args: Any,
+        in_sharded_axes: Sequence[str],
+        replicate_on_axes: Sequence[str] = ...,
+        output_is_replicated: Sequence[str] = ...,
+        **kwargs: Any,
+    ) -> MultiWorkerFuture[R]: ...
+
+    @overload
+    def call_sharded(
+        self,
+        method: str,
+        /,
+        *args: Any,
+        in_sharded_axes: Sequence[str],
+        replicate_on_axes: Sequence[str] = ...,
+        output_is_replicated: Sequence[str] = ...,
+        **kwargs: Any,
+    ) -> MultiWorkerFuture[Any]: ...
+
+    def call_sharded(
+        self,
+        method: Callable[..., Any] | str,
+        /,
+        *args: Any,
+        in_sharded_axes: Sequence[str],
+        replicate_on_axes: Sequence[str] = (),
+        output_is_replicated: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> MultiWorkerFuture[Any]:
+        """As the group's `run_all_workers_sharded_data`, for a method that may be given as itself.
+
+        Result types are checked statically; arguments, which hold items of what the method takes, are not.
+
+        Raises:
+            UnknownMethodError: The class has no such method.
+            TypeError: An argument can't be split, or the items don't fit the signature.
+            ValueError: Axes or numbers of items are wrong, or these are not all ranks; nothing has been sent.
+        """
+        if self._ranks is not None or self._only_on != "all":
+            raise ValueError(
+                "sharded calls go by the axes of the whole group: use on() without ranks or leaders"
+            )
+        dispatch = dispatch_sharded(
+            self._shape(),
+            method_name(method),
+            args,
+            kwargs,
+            in_sharded_axes=in_sharded_axes,
+            replicate_on_axes=replicate_on_axes,
+            output_is_replicated=output_is_replicated,
+        )
+        return self._send(dispatch, self._timeout)
 
     @overload
     def stream(
