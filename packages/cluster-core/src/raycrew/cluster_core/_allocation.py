@@ -215,7 +215,7 @@ class Allocator:
         try:
             window = self._clock() + min(_FIRST_WINDOW_S * 2 ** min(number - 1, 10), max(self._left(), 0.05))
             if isinstance(self._gpu_ids, tuple):
-                self._create_on_devices(wanted, nodes, groups, self._gpu_ids)
+                self._create_on_devices(wanted, nodes, groups, self._gpu_ids, number)
             else:
                 groups.extend(self._create(one) for one in wanted)
                 for group in groups:
@@ -232,11 +232,12 @@ class Allocator:
         nodes: list[NodeState],
         groups: list[PlacementGroup],
         gpu_ids: tuple[tuple[int, ...], ...],
+        number: int,
     ) -> None:
         """Create each group while only its own devices are free on its nodes."""
         planned = {node_id for one in wanted for node_id in one.node_ids}
         devices = {n.node_id: int(n.total.get(self._accelerator, 0)) for n in nodes if n.node_id in planned}
-        with held_devices(devices, self._accelerator, wanted[0].name, self._left) as held:
+        with held_devices(devices, self._accelerator, wanted[0].name, self._left, number) as held:
             for one in wanted:
                 held.let_go(_devices(one, gpu_ids))
                 groups.append(self._create(one))

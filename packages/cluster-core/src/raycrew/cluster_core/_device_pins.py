@@ -13,7 +13,8 @@ from ray.util.placement_group import PlacementGroup
 from raycrew.cluster_core import _ray_compat
 from raycrew.cluster_core._probe import probe_devices
 
-_HOLD_S = 1.5  # Devices that were freed just before take Ray up to a second to grant.
+_HOLD_S = 1.5  # Devices that were freed just before take Ray about a second to grant, more on a busy machine.
+_LONGEST_HOLD_S = 12.0
 
 
 class DevicesTakenError(Exception):
@@ -55,7 +56,7 @@ class HeldDevices:
 
 @contextlib.contextmanager
 def held_devices(
-    devices: Mapping[str, int], accelerator: str, name: str, left: Callable[[], float]
+    devices: Mapping[str, int], accelerator: str, name: str, left: Callable[[], float], attempt: int = 1
 ) -> Iterator[HeldDevices]:
     """Hold all free devices of some nodes, and find out which they are.
 
@@ -64,6 +65,7 @@ def held_devices(
         accelerator: Name of their resource.
         name: Start of the names of the placement groups.
         left: Seconds left.
+        attempt: Which attempt this is, from 1: later ones give Ray longer to grant what is free.
     """
     groups: list[PlacementGroup] = []
     nodes = [node_id for node_id, count in devices.items() for _ in range(count)]
@@ -72,7 +74,7 @@ def held_devices(
             pin = {_ray_compat.NODE_ID_LABEL: node_id}
             groups.append(_ray_compat.create_group([{accelerator: 1.0}], "PACK", f"{name}-hold{i}", [pin]))
         # What somebody else holds is never granted, and must not be once the wanted devices are let go.
-        end = time.monotonic() + min(_HOLD_S, left())
+        end = time.monotonic() + min(_HOLD_S * 2 ** (attempt // 3), _LONGEST_HOLD_S, left())
         granted = [_ray_compat.await_group(group, max(end - time.monotonic(), 0.05)) for group in groups]
         for group, got in zip(groups, granted, strict=True):
             if not got:
