@@ -147,6 +147,16 @@ def total_of(backend, value):
     return float(value["ids"].sum())
 
 
+def test_borrowed_arguments_are_in_place_and_others_are_copies(ray_cluster):
+    encoded = TensorArguments().encode({"ids": torch.ones(1000, 1024)})
+    borrowing = pickle.loads(pickle.dumps(TensorArguments(borrow=True)))
+    first, second = (borrowing.decode(encoded)["ids"] for _ in range(2))
+    assert first.data_ptr() == second.data_ptr() and torch.equal(first, torch.ones(1000, 1024))
+    copy = TensorArguments().decode(encoded)["ids"]
+    copy += 1
+    assert torch.equal(first, torch.ones(1000, 1024)), "a write to a copy shows in the store"
+
+
 def test_arguments_go_from_worker_to_worker_as_handles(ray_cluster):
     maker, user = ActorPeer(None, "node0"), ActorPeer(None, "node1")
     result = maker.call(make, 1000)

@@ -18,6 +18,8 @@ class TensorArguments:
         min_bytes: Smaller tensors travel as they are.
         registry: Where tensors are put and read: Ray's object store, kept alive by the handles, unless given.
         timeout_s: Deadline of the reads for one argument.
+        borrow: Give workers the tensors in place in the store's memory, without a copy, for reading only: a
+            write shows in the other workers, or ends the process. By default each worker has its own copy.
     """
 
     def __init__(
@@ -26,12 +28,14 @@ class TensorArguments:
         *,
         registry: ShardRegistry | None = None,
         timeout_s: float | None = 600.0,
+        borrow: bool = False,
     ) -> None:
         if min_bytes < 0:
             raise ValueError(f"min_bytes must not be negative, got {min_bytes}")
         self._min_bytes = min_bytes
         self._registry = registry if registry is not None else ShardRegistry(RayRefBackend())
         self._timeout_s = timeout_s
+        self._borrow = borrow
 
     def encode(self, value: Any) -> Any:
         """The value with handles in place of its large tensors; itself where there is none."""
@@ -39,7 +43,9 @@ class TensorArguments:
 
     def decode(self, value: Any) -> Any:
         """The value with tensors in place of this transport's handles; itself where there is none."""
-        return localize(value, self._registry, only=self._is_ours, timeout_s=self._timeout_s)
+        return localize(
+            value, self._registry, only=self._is_ours, timeout_s=self._timeout_s, borrow=self._borrow
+        )
 
     def _is_ours(self, handle: RTensor) -> bool:
         return all(shard.scheme in self._registry.backends for shard in handle.shards)

@@ -91,6 +91,14 @@ def tensor_from(data: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.
     return _shaped(data.copy(), dtype, shape)
 
 
+def fresh_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """An uninitialised CPU tensor, for a large one in huge pages, which numpy asks for and torch does not."""
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if size_bytes < _LARGE_COPY:
+        return torch.empty(tuple(shape), dtype=dtype)
+    return tensor_over(np.empty(size_bytes, np.uint8), dtype, shape)
+
+
 def unlocked(data: Bytes) -> Bytes:
     """The same bytes as an array that looks writable: for reading only, by whoever can't read otherwise.
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from raycrew.tensor_transport._bytes import fresh_tensor
 from raycrew.tensor_transport._cache import CacheStats, FetchCache
 from raycrew.tensor_transport._shards import ShardRead, StoreStats, TensorShardInfo, dtype_name
 from raycrew.tensor_transport._views import ShardRows
@@ -88,6 +89,7 @@ class ShardRegistry:
         *,
         into: Sequence[torch.Tensor | None] | None = None,
         timeout_s: float | None = 600.0,
+        borrow: bool = False,
     ) -> list[torch.Tensor]:
         """The tensors that handles name: only the rows and columns needed, one request for each owner.
 
@@ -95,9 +97,11 @@ class ShardRegistry:
             handles: What to fetch.
             into: A CPU tensor for each handle, or None, to be filled; warm memory is many times as fast.
             timeout_s: Deadline of each backend's requests.
+            borrow: Give unbroken parts of one shard in place where the backend can, for reading only: a write
+                may show in other readers, or end the process.
 
         Returns:
-            Tensors that may be written to, which nobody else sees.
+            Tensors that may be written to, which nobody else sees, unless `borrow` is set.
 
         Raises:
             StaleHandleError: A shard was released, or its owner restarted.
@@ -110,7 +114,10 @@ class ShardRegistry:
         direct = not self._cache.max_bytes
         plans = [_plan(handle, target, direct) for handle, target in zip(handles, targets, strict=True)]
         parts = iter(self._read_all([read for plan in plans for _, read in plan.parts], timeout_s))
-        return [_assemble(plan, [(rows, read, *next(parts)) for rows, read in plan.parts]) for plan in plans]
+        return [
+            _assemble(plan, [(rows, read, *next(parts)) for rows, read in plan.parts], borrow)
+            for plan in plans
+        ]
 
     def release(self, shards: Sequence[TensorShardInfo]) -> None:
         """Give shards up, replicas included."""
@@ -235,7 +242,7 @@ def _plan(handle: RTensor, target: torch.Tensor | None, direct: bool) -> _Plan:
     needed = handle.view.by_shard()
     out = target
     if out is None and len(needed) != 1:
-        out = torch.empty(handle.shape, dtype=handle.dtype)
+        out = fresh_tensor(handle.shape, handle.dtype)
     parts = []
     for rows in needed:
         shard = handle.shards[rows.shard]
@@ -273,15 +280,17 @@ def _stored_columns(handle: RTensor, shard: TensorShardInfo) -> tuple[int, int] 
     return (start - shard.column_offset, max(start, end) - shard.column_offset)
 
 
-def _assemble(plan: _Plan, parts: Sequence[tuple[ShardRows, ShardRead, torch.Tensor, bool]]) -> torch.Tensor:
+def _assemble(
+    plan: _Plan, parts: Sequence[tuple[ShardRows, ShardRead, torch.Tensor, bool]], borrow: bool
+) -> torch.Tensor:
     """Put the parts of one handle where they belong."""
     handle, out = plan.handle, plan.out
     if out is None:
         rows, _, tensor, own = parts[0]
         straight = rows.repeats is None and isinstance(rows.positions, slice)
-        if own and straight and tensor.shape == handle.shape:
+        if (own or borrow) and straight and tensor.shape == handle.shape:
             return tensor
-        out = torch.empty(handle.shape, dtype=handle.dtype)
+        out = fresh_tensor(handle.shape, handle.dtype)
     for rows, read, tensor, _ in parts:
         if tensor is not read.into:
             _place(handle, read.shard, rows, tensor, out)

@@ -125,7 +125,8 @@ class ColumnTable(MutableMapping[str, Any]):
         """Move row `i` to position `reordered_indices[i]`, in place.
 
         It puts rows back in order that were taken by `select_indices(reordered_indices)`, or sharded by
-        `shard_by_batch_size`, which returns these indices.
+        `shard_by_batch_size`, which returns these indices. So it undoes a permutation, where
+        `RTensor.reorder` applies one.
 
         Raises:
             ValueError: The indices are no permutation of the rows.

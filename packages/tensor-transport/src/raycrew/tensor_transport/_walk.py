@@ -70,6 +70,7 @@ def localize(
     pad: bool = False,
     only: Callable[[RTensor], bool] | None = None,
     timeout_s: float | None = 600.0,
+    borrow: bool = False,
 ) -> Any:
     """The same object with tensors in place of its handles, all fetched in one batch.
 
@@ -79,6 +80,7 @@ def localize(
         pad: Restore padding that was trimmed when the tensors were stored.
         only: Leave handles alone for which this is false.
         timeout_s: Deadline of the requests.
+        borrow: Tensors in place where the backend can, for reading only; see `ShardRegistry.fetch`.
 
     Raises:
         StaleHandleError: A shard was released, or its owner restarted.
@@ -100,7 +102,7 @@ def localize(
     if not handles:
         return value
     wanted = [handle.padded() for handle in handles] if pad else handles
-    tensors = registry.fetch(wanted, timeout_s=timeout_s)
+    tensors = registry.fetch(wanted, timeout_s=timeout_s, borrow=borrow)
     return _walk(skeleton, lambda leaf: tensors[leaf.index] if isinstance(leaf, _Slot) else leaf)
 
 

@@ -170,6 +170,8 @@ class RTensor:
     def reorder(self, order: RowIndex) -> Self:
         """All rows in another order: row `order[i]` comes as the i-th.
 
+        It applies `order`, where `BatchedDataDict.reorder_data` undoes one.
+
         Raises:
             ValueError: `order` is not a permutation.
         """
