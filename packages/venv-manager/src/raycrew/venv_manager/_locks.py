@@ -14,7 +14,9 @@ import filelock
 from raycrew.venv_manager._progress import Report, silent
 from raycrew.venv_manager.errors import StoreTimeoutError
 
-POLL_S, SLOW_POLL_S = 0.03, 0.1
+# Hundreds may wait and should leave the cores to the build: a pause is a twentieth of the time waited so far,
+# between these two.
+POLL_S, SLOW_POLL_S = 0.03, 0.2
 _held: dict[str, int] = {}
 _guard = threading.Lock()
 
@@ -47,17 +49,15 @@ class KeyLocks:
         Raises:
             StoreTimeoutError: Another process was not done in time; at once with a deadline of 0.
         """
-        deadline = time.monotonic() + timeout_s
+        begin = time.monotonic()
+        deadline = begin + timeout_s
         lock = filelock.FileLock(self._lock)
-        pause_s = POLL_S
         while not _acquired(lock):
             if published():
                 yield None
                 return
+            pause_s = min(max(POLL_S, (time.monotonic() - begin) / 20), SLOW_POLL_S)
             self._wait(deadline, report, self.progress() or "another process builds it", pause_s)
-            pause_s = min(
-                pause_s * 1.3, SLOW_POLL_S
-            )  # hundreds may wait, and should leave the cores to the build
         try:
             with self._busy.open("a") as busy:
                 while not _try(busy.fileno(), fcntl.LOCK_EX):
