@@ -8,6 +8,7 @@ from typing import Any, Literal
 import ray
 from ray.actor import ActorClass, ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 WorkerStatus = Literal["ready", "busy", "dead"]
@@ -118,6 +119,11 @@ def await_end(handles: Sequence[ActorHandle[Any]], timeout_s: float) -> list[int
 
 def _may_come_back(error: RayActorError) -> bool:
     return isinstance(error, ray.exceptions.ActorUnavailableError)
+
+
+def is_granted(group: PlacementGroup) -> bool:
+    """Whether a placement group has its resources now; `wait(0)` would say no to many that have."""
+    return bool(placement_group_table(group).get("state") == "CREATED")
 
 
 def node_cpus() -> dict[str, tuple[float, float]]:

@@ -76,7 +76,8 @@ class Pool:
     _active: int = 0
     _shares: Shares = field(default_factory=lambda: Shares({}, True))
     _claim: PlacementGroup | None = None
-    _granted_at: float = float("-inf")
+    _granted: Mapping[str, int] = field(default_factory=dict)
+    _released_at: float = float("-inf")
     _noted: bool = False
     _closed: bool = False
 
@@ -147,13 +148,9 @@ class Pool:
         return max(int(free_and_total[1]), self._shares.slots.get(node_id, 1))
 
     def _begin(self, limit: int | None) -> None:
-        cpus = _ray_compat.node_cpus()
+        cpus = self._free_cpus()
         if not cpus:
             raise WorkerGroupError("Ray knows of no living node")
-        if time.monotonic() - self._granted_at < SETTLE_S:
-            # Our own last claim may still be counted as taken.
-            ours = self._shares.slots
-            cpus = {node: (max(free, ours.get(node, 0)), total) for node, (free, total) in cpus.items()}
         self._shares = share_out(cpus, limit)
         if self._shares.claimed:
             bundles = [{"CPU": float(slots)} for slots in self._shares.slots.values()]
@@ -165,12 +162,25 @@ class Pool:
                 sum(self._shares.slots.values()),
             )
 
+    def _free_cpus(self) -> dict[str, tuple[float, float]]:
+        """Free and total CPUs by node id, without our own last claim, which may still be counted."""
+        settled = self._released_at + SETTLE_S
+        cpus = _ray_compat.node_cpus()
+        if time.monotonic() < settled and self._granted:
+            ours = self._granted
+            return {node: (max(free, ours.get(node, 0)), total) for node, (free, total) in cpus.items()}
+        # The last call was too short for its claim to be granted, so wait, if none is free, for what settles.
+        while cpus and time.monotonic() < settled and all(free < 1 for free, _ in cpus.values()):
+            time.sleep(0.02)
+            cpus = _ray_compat.node_cpus()
+        return cpus
+
     def _release(self) -> None:
         claim, self._claim = self._claim, None
         if claim is not None and ray.is_initialized():
-            if claim.wait(timeout_seconds=0):
-                self._granted_at = time.monotonic()
+            self._granted = self._shares.slots if _ray_compat.is_granted(claim) else {}
             remove_placement_group(claim)
+            self._released_at = time.monotonic()
 
 
 def current_owner() -> str:
