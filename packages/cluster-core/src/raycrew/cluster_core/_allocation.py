@@ -134,6 +134,8 @@ class Allocator:
                 raise ResourceInsufficientError(
                     f"{self._name} was not granted in {number} attempts, the last:", [problem]
                 )
+            if self._passed_over:  # What this attempt held is free again only after a while.
+                self._sleep(min(_SETTLED_S, max(self._left(), 0.0)))
 
     def _left(self) -> float:
         return self._deadline - self._clock()
@@ -236,7 +238,7 @@ class Allocator:
     ) -> None:
         """Create each group while only its own devices are free on its nodes."""
         planned = {node_id for one in wanted for node_id in one.node_ids}
-        devices = {n.node_id: int(n.total.get(self._accelerator, 0)) for n in nodes if n.node_id in planned}
+        devices = {n.node_id: int(n.free.get(self._accelerator, 0)) for n in nodes if n.node_id in planned}
         with held_devices(devices, self._accelerator, wanted[0].name, self._left, number) as held:
             for one in wanted:
                 held.let_go(_devices(one, gpu_ids))

@@ -61,7 +61,7 @@ def held_devices(
     """Hold all free devices of some nodes, and find out which they are.
 
     Args:
-        devices: How many devices each node has, by node id.
+        devices: How many devices each node has free, by node id.
         accelerator: Name of their resource.
         name: Start of the names of the placement groups.
         left: Seconds left.
