@@ -48,9 +48,15 @@ class ActorPeer:
 
     def kill(self):
         ray.kill(self.actor)
-        with pytest.raises(ray.exceptions.ActorDiedError):
-            while True:
-                ray.get(self.actor.run.remote(repr), timeout=60)
+        wait_for_end(lambda: self.actor.run.remote(repr))
+
+
+def wait_for_end(call):
+    """Until an actor that was killed answers no more: `ray.kill` returns before that."""
+    deadline = time.monotonic() + 120
+    with pytest.raises(ray.exceptions.ActorDiedError):
+        while time.monotonic() < deadline:
+            ray.get(call(), timeout=60)
 
 
 @pytest.fixture
@@ -92,6 +98,7 @@ def test_a_dead_store_is_named(ray_cluster):
     backend = ObjectStoreBackend.start()
     shards = put_rows(backend, 5)
     backend.close()
+    wait_for_end(backend._stores[shards[0].node_id].stats.remote)
     with pytest.raises(ShardLostError, match="the store of node") as caught:
         backend.fetch([], timeout_s=60) or ShardRegistry(backend).fetch([RTensor(shards[0])], timeout_s=60)
     assert caught.value.node_id == shards[0].node_id

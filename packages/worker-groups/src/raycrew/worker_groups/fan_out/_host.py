@@ -231,6 +231,8 @@ class FanOutHost:
             slot = self._take(call_id)
         except ConnectionError as error:
             return BatchReport("lost", b"", str(error))
+        if slot is None:
+            return BatchReport("cancelled", b"")
         try:
             report = self._supervise(slot, slot.message(key, function, payloads), timeout_s)
             if report.stop == "unloadable":
@@ -241,7 +243,8 @@ class FanOutHost:
         finally:
             self._give_back(slot)
 
-    def _take(self, call_id: str) -> _Slot:
+    def _take(self, call_id: str) -> _Slot | None:
+        """A slot that `cancel` will find, None where the call was given up already."""
         with self._turn:
             slot = self._free.pop() if self._free else None
             if slot is None and not self._server.alive:
@@ -253,6 +256,9 @@ class FanOutHost:
                 slot.close()
             slot = server.fork()
         with self._turn:
+            if call_id in self._cancelled:
+                self._free.append(slot)
+                return None
             slot.call_id = call_id
             self._running.add(slot)
         return slot
