@@ -206,10 +206,17 @@ class HandleKind(Kind):
         return column.take_rows(rows)
 
     def concat(self, columns: Sequence[RowHandle], key: str, padding: Padding) -> RowHandle:
-        return columns[0].join_rows(columns[1:])
+        try:
+            return columns[0].join_rows(columns[1:])
+        except ValueError as error:
+            raise BatchSchemaError(f"column {key!r}: {error}", key=key) from error
 
     def truncate(self, column: RowHandle, dim: int, length: int) -> RowHandle:
-        return column.truncate_columns(length) if dim == 1 else column
+        if dim == 1:
+            return column.truncate_columns(length)
+        if getattr(column, "ndim", 0) <= dim:
+            return column
+        raise ValueError(f"a handle can't be truncated along dimension {dim}: localize() it first")
 
     def own(self, column: RowHandle) -> RowHandle:
         return column

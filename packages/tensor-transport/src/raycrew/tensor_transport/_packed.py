@@ -7,13 +7,15 @@ import torch
 
 from raycrew.tensor_transport._codec import reduce_through
 from raycrew.tensor_transport._indexing import RowIndex, Rows, normalize_rows, row_numbers
+from raycrew.tensor_transport.protocols import RowHandle
 
 
 class PackedTensor:
     """One tensor or none per row, for example the image patches of each sample.
 
     Args:
-        tensors: One entry per row, None where a row has nothing; or a tensor for a single row.
+        tensors: One entry per row: a tensor, a handle on one (`remotize` puts it there), or None where a row
+            has nothing. Or one tensor for a single row.
         dim_to_pack: The dimension along which `as_tensor` joins them; all others are equal.
 
     Attributes:
@@ -24,15 +26,21 @@ class PackedTensor:
         ValueError: Tensors that could not be joined: dtypes, devices or other dimensions differ.
     """
 
-    def __init__(self, tensors: torch.Tensor | Sequence[torch.Tensor | None], dim_to_pack: int = 0) -> None:
-        self.tensors: list[torch.Tensor | None] = (
-            [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        )
+    def __init__(
+        self, tensors: torch.Tensor | Sequence[torch.Tensor | RowHandle | None], dim_to_pack: int = 0
+    ) -> None:
+        self.tensors: list[Any] = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         self.dim_to_pack = dim_to_pack
         _check_alike(self.tensors, dim_to_pack)
 
     def as_tensor(self, device: str | torch.device | None = None) -> torch.Tensor | None:
-        """All tensors joined along `dim_to_pack`, on a device if one is named; None if there are none."""
+        """All tensors joined along `dim_to_pack`, on a device if one is named; None if there are none.
+
+        Raises:
+            TypeError: A row is a handle.
+        """
+        if not all(tensor is None or isinstance(tensor, torch.Tensor) for tensor in self.tensors):
+            raise TypeError("rows of this column are handles: localize() them first")
         present = [
             tensor if device is None else tensor.to(device) for tensor in self.tensors if tensor is not None
         ]
@@ -41,10 +49,10 @@ class PackedTensor:
     def __len__(self) -> int:
         return len(self.tensors)
 
-    def __getitem__(self, row: int) -> torch.Tensor | None:
+    def __getitem__(self, row: int) -> Any:
         return self.tensors[row]
 
-    def __iter__(self) -> Iterator[torch.Tensor | None]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self.tensors)
 
     def __repr__(self) -> str:
@@ -67,8 +75,11 @@ class PackedTensor:
         return type(self)([self.tensors[i] for i in row_numbers(rows, len(self)).tolist()], self.dim_to_pack)
 
     def to(self, device: str | torch.device, *, non_blocking: bool = False) -> Self:
-        """The same rows on a device."""
-        moved = [None if t is None else t.to(device, non_blocking=non_blocking) for t in self.tensors]
+        """The same rows on a device; handles stay where they are."""
+        moved = [
+            t.to(device, non_blocking=non_blocking) if isinstance(t, torch.Tensor) else t
+            for t in self.tensors
+        ]
         return type(self)(moved, self.dim_to_pack)
 
     @classmethod
@@ -97,10 +108,10 @@ class PackedTensor:
         return reduce_through(type(self), self.tensors, self.dim_to_pack)
 
 
-def _check_alike(tensors: Sequence[torch.Tensor | None], dim: int) -> None:
+def _check_alike(tensors: Sequence[Any], dim: int) -> None:
     present = [(row, tensor) for row, tensor in enumerate(tensors) if tensor is not None]
     for row, tensor in present:
-        if not isinstance(tensor, torch.Tensor):
+        if not _is_tensor_or_handle(tensor):
             raise ValueError(f"row {row} holds a {type(tensor).__name__}, not a tensor or None")
         if not -tensor.ndim <= dim < tensor.ndim:
             raise ValueError(f"row {row} of shape {tuple(tensor.shape)} has no dimension {dim} to pack")
@@ -110,9 +121,16 @@ def _check_alike(tensors: Sequence[torch.Tensor | None], dim: int) -> None:
                 f"row {row} of {tensor.dtype}, shape {tuple(tensor.shape)} does not join {first.dtype}, "
                 f"shape {tuple(first.shape)} along dimension {dim}"
             )
+    devices = {tensor.device for _, tensor in present if isinstance(tensor, torch.Tensor)}
+    if len(devices) > 1:
+        raise ValueError(f"tensors on several devices do not join: {sorted(map(str, devices))}")
 
 
-def _signature(tensor: torch.Tensor, dim: int) -> tuple[Any, ...]:
+def _is_tensor_or_handle(value: object) -> bool:
+    return isinstance(value, torch.Tensor | RowHandle)
+
+
+def _signature(tensor: Any, dim: int) -> tuple[Any, ...]:
     shape = list(tensor.shape)
     del shape[dim]
-    return tensor.dtype, tensor.device, tensor.ndim, shape
+    return tensor.dtype, tensor.ndim, shape

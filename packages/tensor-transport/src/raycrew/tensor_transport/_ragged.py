@@ -1,7 +1,7 @@
 """`RaggedTensor`: rows of different lengths, one after another, without padding."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -10,13 +10,16 @@ import torch
 from raycrew.tensor_transport._codec import reduce_through
 from raycrew.tensor_transport._indexing import Rows, is_contiguous, row_numbers
 from raycrew.tensor_transport._padding import Number, PadSide, check_pad_side, join
+from raycrew.tensor_transport.errors import BatchSchemaError
+from raycrew.tensor_transport.protocols import RowHandle
 
 
 class RaggedTensor:
     """Rows of different lengths, kept one after another.
 
     Args:
-        values: All rows, joined along the first dimension, of shape (sum of lengths, *inner).
+        values: All rows, joined along the first dimension, of shape (sum of lengths, *inner): a tensor, or a
+            handle on one (`remotize` puts it there), on which rows can be chosen but not looked at.
         lengths: Length of each row.
 
     Attributes:
@@ -27,17 +30,17 @@ class RaggedTensor:
         ValueError: The lengths do not add up to the values.
     """
 
-    def __init__(self, values: torch.Tensor, lengths: Sequence[int] | torch.Tensor) -> None:
-        self.values = values
+    def __init__(self, values: torch.Tensor | RowHandle, lengths: Sequence[int] | torch.Tensor) -> None:
+        self.values = cast("Any", values)
         self.lengths = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
         if self.lengths.ndim != 1 or (self.lengths < 0).any():
             raise ValueError(
                 f"lengths are one dimension of non-negative integers, not {self.lengths.tolist()}"
             )
-        if values.ndim == 0 or int(self.lengths.sum()) != values.shape[0]:
+        if self.values.ndim == 0 or int(self.lengths.sum()) != self.values.shape[0]:
             raise ValueError(
                 f"{len(self.lengths)} rows of {int(self.lengths.sum())} elements in all do not fit values of "
-                f"shape {tuple(values.shape)}"
+                f"shape {tuple(self.values.shape)}"
             )
 
     @classmethod
@@ -73,8 +76,11 @@ class RaggedTensor:
 
         Raises:
             ValueError: A row is longer than `length`.
+            TypeError: The values are a handle.
         """
         check_pad_side(pad_side)
+        if not isinstance(self.values, torch.Tensor):
+            raise TypeError("the values of these rows are a handle: localize() them first")
         longest = int(self.lengths.max()) if len(self) else 0
         length = longest if length is None else length
         if longest > length:
@@ -88,12 +94,12 @@ class RaggedTensor:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, row: int) -> torch.Tensor:
+    def __getitem__(self, row: int) -> Any:
         """One row, as a view."""
         row = range(len(self))[row]
-        return self.values[self.offsets[row] : self.offsets[row + 1]]
+        return self._run(self.offsets[row], self.offsets[row + 1])
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self) -> Iterator[Any]:
         return (self[row] for row in range(len(self)))
 
     def __repr__(self) -> str:
@@ -108,24 +114,26 @@ class RaggedTensor:
     @property
     def dtype(self) -> torch.dtype:
         """Of the values."""
-        return self.values.dtype
+        dtype: torch.dtype = self.values.dtype
+        return dtype
 
     @property
     def device(self) -> torch.device:
         """Of the values; lengths stay on the CPU."""
-        return self.values.device
+        device: torch.device = self.values.device
+        return device
 
     @property
     def nbytes(self) -> int:
         """Of values and lengths."""
-        return self.values.nbytes + self.lengths.nbytes
+        return int(self.values.nbytes) + self.lengths.nbytes
 
     def take(self, rows: Rows) -> Self:
         """Some rows: views for one unbroken run, else copies."""
         offsets = self.offsets
         if is_contiguous(rows):
             start, stop = offsets[rows.start], offsets[max(rows.start, rows.stop)]
-            return type(self)(self.values[start:stop], self.lengths[rows])
+            return type(self)(self._run(start, stop), self.lengths[rows])
         numbers = row_numbers(rows, len(self))
         return self._gather(offsets[numbers], self.lengths.numpy()[numbers])
 
@@ -136,7 +144,9 @@ class RaggedTensor:
         return self._gather(self.offsets[:-1], np.minimum(self.lengths.numpy(), length))
 
     def to(self, device: str | torch.device, *, non_blocking: bool = False) -> Self:
-        """The same rows with their values on a device."""
+        """The same rows with their values on a device; a handle stays where it is."""
+        if not isinstance(self.values, torch.Tensor):
+            return self
         return type(self)(self.values.to(device, non_blocking=non_blocking), self.lengths)
 
     @classmethod
@@ -146,11 +156,24 @@ class RaggedTensor:
         Raises:
             BatchSchemaError: dtypes or inner shapes differ.
         """
-        return cls(
-            join([part.values for part in parts], key, None), torch.cat([part.lengths for part in parts])
-        )
+        values = [part.values for part in parts]
+        handles = [not isinstance(value, torch.Tensor) for value in values]
+        if any(handles) and not all(handles):
+            raise BatchSchemaError(
+                f"column {key!r}: some parts are handles and some are here; remotize() or localize() all",
+                key=key,
+            )
+        joined = values[0].join_rows(values[1:]) if all(handles) else join(values, key, None)
+        return cls(joined, torch.cat([part.lengths for part in parts]))
+
+    def _run(self, start: int, stop: int) -> Any:
+        if not isinstance(self.values, torch.Tensor):
+            return self.values.take_rows(slice(int(start), int(stop), 1))
+        return self.values[start:stop]
 
     def _gather(self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Self:
+        if not isinstance(self.values, torch.Tensor):
+            return type(self)(self.values.take_ranges(starts, lengths), torch.from_numpy(lengths.copy()))
         ends = np.cumsum(lengths)
         within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
         positions = torch.from_numpy(np.repeat(starts, lengths) + within).to(self.values.device)

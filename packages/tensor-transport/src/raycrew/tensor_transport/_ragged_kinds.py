@@ -8,7 +8,14 @@ import torch
 
 from raycrew.tensor_transport._bytes import private_copy, tensor_bytes
 from raycrew.tensor_transport._indexing import Rows
-from raycrew.tensor_transport._kinds import Kind, Padding, TensorKind, assemble_tensor, describe_tensor
+from raycrew.tensor_transport._kinds import (
+    HandleKind,
+    Kind,
+    Padding,
+    TensorKind,
+    assemble_tensor,
+    describe_tensor,
+)
 from raycrew.tensor_transport._packed import PackedTensor
 from raycrew.tensor_transport._ragged import RaggedTensor
 from raycrew.tensor_transport.errors import BatchSchemaError, DecodeError
@@ -35,9 +42,12 @@ class RaggedKind(Kind):
     def truncate(self, column: RaggedTensor, dim: int, length: int) -> RaggedTensor:
         if dim == 1:
             return column.truncate(length)
-        return RaggedTensor(TensorKind().truncate(column.values, dim - 1, length), column.lengths)
+        kind: Kind = TensorKind() if isinstance(column.values, torch.Tensor) else HandleKind()
+        return RaggedTensor(kind.truncate(column.values, dim - 1, length), column.lengths)
 
-    def disassemble(self, column: RaggedTensor, key: str) -> tuple[list[Any], list[Bytes]]:
+    def disassemble(self, column: RaggedTensor, key: str) -> tuple[list[Any], list[Bytes]] | None:
+        if not isinstance(column.values, torch.Tensor):
+            return None
         name = f"column {key!r}"
         return describe_tensor(column.values), [
             tensor_bytes(column.values, name),
@@ -54,7 +64,7 @@ class RaggedKind(Kind):
             raise DecodeError(str(error)) from error
 
     def own(self, column: RaggedTensor) -> RaggedTensor:
-        return RaggedTensor(private_copy(column.values), private_copy(column.lengths))
+        return RaggedTensor(_own(column.values), private_copy(column.lengths))
 
 
 class PackedKind(Kind):
@@ -78,8 +88,10 @@ class PackedKind(Kind):
     def to(self, column: PackedTensor, device: torch.device, *, non_blocking: bool = False) -> PackedTensor:
         return column.to(device, non_blocking=non_blocking)
 
-    def disassemble(self, column: PackedTensor, key: str) -> tuple[list[Any], list[Bytes]]:
+    def disassemble(self, column: PackedTensor, key: str) -> tuple[list[Any], list[Bytes]] | None:
         present = [tensor for tensor in column.tensors if tensor is not None]
+        if not all(isinstance(tensor, torch.Tensor) for tensor in present):
+            return None
         described = [None if tensor is None else describe_tensor(tensor) for tensor in column.tensors]
         return [column.dim_to_pack, described], [
             tensor_bytes(tensor, f"column {key!r}") for tensor in present
@@ -102,6 +114,9 @@ class PackedKind(Kind):
             raise DecodeError(str(error)) from error
 
     def own(self, column: PackedTensor) -> PackedTensor:
-        return PackedTensor(
-            [None if t is None else private_copy(t) for t in column.tensors], column.dim_to_pack
-        )
+        return PackedTensor([None if t is None else _own(t) for t in column.tensors], column.dim_to_pack)
+
+
+def _own(values: Any) -> Any:
+    """A private copy of a tensor; a handle is never written to."""
+    return private_copy(values) if isinstance(values, torch.Tensor) else values

@@ -66,6 +66,19 @@ class RowView:
         into = rows - (self._ends[run] - self._runs[run, 2])
         return type(self)(_compress(self._runs[run, 0], self._runs[run, 1] + into))
 
+    def take_ranges(self, starts: Ints, lengths: Ints) -> Self:
+        """Several unbroken ranges of rows, one after another; no row is written out."""
+        starts, stops = starts[lengths > 0], (starts + lengths)[lengths > 0]
+        first = np.searchsorted(self._ends, starts, side="right")
+        pieces = np.searchsorted(self._ends, stops, side="left") - first + 1
+        run = np.repeat(first - np.cumsum(pieces) + pieces, pieces) + np.arange(pieces.sum())
+        opens = self._ends[run] - self._runs[run, 2]
+        begin = np.maximum(np.repeat(starts, pieces), opens)
+        end = np.minimum(np.repeat(stops, pieces), self._ends[run])
+        return type(self)(
+            _joined(np.stack([self._runs[run, 0], self._runs[run, 1] + begin - opens, end - begin], axis=1))
+        )
+
     def repeat(self, times: int) -> Self:
         """Each row `times` times in a row."""
         return self.take(np.repeat(np.arange(len(self)), times))
@@ -124,6 +137,15 @@ def _compress(shard: Ints, row: Ints) -> Ints:
     starts = np.concatenate([[0], breaks])
     lengths = np.diff(np.concatenate([starts, [len(row)]]))
     return np.stack([shard[starts], row[starts], lengths], axis=1)
+
+
+def _joined(runs: Ints) -> Ints:
+    """The same rows with runs that follow each other made one."""
+    if len(runs) < 2:
+        return runs
+    follows = (np.diff(runs[:, 0]) == 0) & (runs[1:, 1] == runs[:-1, 1] + runs[:-1, 2])
+    starts = np.concatenate([[0], np.flatnonzero(~follows) + 1])
+    return np.stack([runs[starts, 0], runs[starts, 1], np.add.reduceat(runs[:, 2], starts)], axis=1)
 
 
 def _one_run(run: Ints, position: int) -> ShardRows:

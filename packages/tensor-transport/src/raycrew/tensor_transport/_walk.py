@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from raycrew.tensor_transport._bytes import check_tensor
+from raycrew.tensor_transport._packed import PackedTensor
+from raycrew.tensor_transport._ragged import RaggedTensor
 from raycrew.tensor_transport._registry import ShardRegistry
 from raycrew.tensor_transport._shards import TensorShardInfo
 from raycrew.tensor_transport.batch import BatchedDataDict
@@ -27,7 +29,8 @@ def remotize(
 ) -> Any:
     """The same object with handles in place of its tensors; they are stored in one batch.
 
-    Walks dicts, lists, tuples, dataclasses and `BatchedDataDict`. Tensors without dimensions stay.
+    Walks dicts, lists, tuples, dataclasses and `BatchedDataDict`. Of a ragged column the values become a
+    handle (its lengths stay), of a packed column each row's tensor. Tensors without dimensions stay.
 
     Args:
         value: Any object; it is not changed.
@@ -166,6 +169,8 @@ def _walk(value: Any, leaf: Leaf, mapping: "Callable[[Mapping[str, Any]], Leaf] 
     """Rebuild containers with `leaf` applied to everything else; untouched containers stay themselves."""
     if isinstance(value, BatchedDataDict):
         return _walk_batch(value, leaf, mapping)
+    if isinstance(value, RaggedTensor | PackedTensor | _Under):
+        return _walk_column(value, leaf if mapping is None else mapping({}))
     if isinstance(value, dict):
         for_items = mapping(value) if mapping is not None else leaf
         changed = {k: _walk(v, for_items, mapping) for k, v in value.items()}
@@ -181,12 +186,11 @@ def _walk(value: Any, leaf: Leaf, mapping: "Callable[[Mapping[str, Any]], Leaf] 
 
 
 @dataclasses.dataclass(frozen=True)
-class _Batch:
-    """A batch under way: its columns may be slots, which no batch accepts."""
+class _Under:
+    """A batch or a column under way: its parts may be slots, which it would not accept itself."""
 
-    original: BatchedDataDict[Any]
-    columns: dict[str, Any]
-    metadata: dict[str, Any]
+    rebuild: Callable[[Any], Any]
+    parts: Any
 
 
 def _walk_batch(
@@ -197,18 +201,32 @@ def _walk_batch(
     metadata = _walk(batch.metadata, leaf, mapping)
     if columns is plain and metadata is batch.metadata:
         return batch
-    return _Batch(batch, columns, metadata)
+
+    def rebuild(parts: tuple[dict[str, Any], dict[str, Any]]) -> BatchedDataDict[Any]:
+        rebuilt = copy.copy(batch)
+        rebuilt.update({key: column for key, column in parts[0].items() if column is not plain[key]})
+        rebuilt.metadata = parts[1]
+        return rebuilt
+
+    return _Under(rebuild, (columns, metadata))
+
+
+def _walk_column(value: "RaggedTensor | PackedTensor | _Under", leaf: Leaf) -> Any:
+    """A column of several parts: the values of a ragged one, the tensors of a packed one."""
+    if isinstance(value, _Under):
+        return value.rebuild(_walk(value.parts, leaf))
+    parts = value.values if isinstance(value, RaggedTensor) else value.tensors
+    changed = _walk(parts, leaf)
+    if changed is parts:
+        return value
+    if isinstance(value, RaggedTensor):
+        lengths = value.lengths
+        return _Under(lambda found: RaggedTensor(found, lengths), changed)
+    dim = value.dim_to_pack
+    return _Under(lambda found: PackedTensor(found, dim), changed)
 
 
 def _walk_dataclass(value: Any, leaf: Leaf, mapping: "Callable[[Mapping[str, Any]], Leaf] | None") -> Any:
-    if isinstance(value, _Batch):
-        batch = copy.copy(value.original)
-        for key, column in _walk(value.columns, leaf).items():
-            if column is not batch[key]:
-                del batch[key]
-                batch[key] = column
-        batch.metadata = _walk(value.metadata, leaf)
-        return batch
     names = [f.name for f in dataclasses.fields(value) if f.init]
     changed = {name: _walk(getattr(value, name), leaf, mapping) for name in names}
     changed = {name: new for name, new in changed.items() if new is not getattr(value, name)}

@@ -27,6 +27,7 @@ from raycrew.tensor_transport._plan import (
 )
 from raycrew.tensor_transport._table import ColumnTable
 from raycrew.tensor_transport.errors import BatchSchemaError
+from raycrew.tensor_transport.protocols import RowHandle
 
 DictT = TypeVar("DictT", bound=Mapping[str, Any])
 
@@ -201,6 +202,12 @@ class BatchedDataDict(ColumnTable, Generic[DictT]):
     def _lengths(self, key: str) -> npt.NDArray[np.int64]:
         """A column of lengths, as an array."""
         column = bare(self._columns[key])
+        if isinstance(column, RowHandle):
+            raise BatchSchemaError(
+                f"column {key!r} is a handle, and its values are needed here: localize() it, "
+                "or keep it out of remotize()",
+                key=key,
+            )
         array = column.cpu().numpy() if isinstance(column, torch.Tensor) else np.asarray(column)
         if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
             raise BatchSchemaError(

@@ -78,6 +78,10 @@ class RowHandle(Protocol):
         """Some rows, by a forward slice or row numbers."""
         ...
 
+    def take_ranges(self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> "RowHandle":
+        """Several runs of rows, one after another."""
+        ...
+
     def join_rows(self, others: Sequence[Any]) -> "RowHandle":
         """These rows and those of other handles, one after another."""
         ...

@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from raycrew.tensor_transport._bytes import parse_torch_dtype
@@ -166,6 +168,10 @@ class RTensor:
     def take_rows(self, rows: Rows) -> Self:
         """The rows of a normalised index."""
         return self._with(self._view.take(rows))
+
+    def take_ranges(self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Self:
+        """The rows from each of `starts`, as many as `lengths` says, one run after another."""
+        return self._with(self._view.take_ranges(starts, lengths))
 
     def reorder(self, order: RowIndex) -> Self:
         """All rows in another order: row `order[i]` comes as the i-th.
