@@ -1,0 +1,76 @@
+"""Weights that are sharded over ranks as DTensors, gathered by a collective: two processes over gloo."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from raycrew.tensor_transport import (
+    BatchedDataDict,
+    UnsupportedTensorError,
+    WeightPublisher,
+    WeightReceiver,
+    gather_weights,
+)
+from raycrew.tensor_transport.testing import InProcessByteStore
+
+WORLD = 2
+
+
+def whole():
+    """What the ranks hold together: rows that do not divide evenly, too."""
+    random = torch.Generator().manual_seed(3)
+    return {
+        "rows": torch.randn(5, 6, generator=random),
+        "columns": torch.randn(3, 7, generator=random).to(torch.bfloat16),
+        "everywhere": torch.arange(4),
+        "plain": torch.full((2, 2), 7.0),
+        "fewer rows than ranks": torch.randn(1, 3, generator=random),
+    }
+
+
+def sharded(mesh):
+    found = whole()
+    for name, placement in (("rows", Shard(0)), ("columns", Shard(1)), ("fewer rows than ranks", Shard(0))):
+        found[name] = distribute_tensor(found[name], mesh, [placement])
+    found["everywhere"] = distribute_tensor(found["everywhere"], mesh, [Replicate()])
+    found["tied"] = found["rows"]
+    return found
+
+
+def publish_from_rank_zero(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
+    mesh = init_device_mesh("cpu", (WORLD,))
+    weights = sharded(mesh)
+    assert isinstance(weights["rows"], DTensor) and len(weights["rows"].to_local()) < 5
+    if rank:
+        for _ in range(2):
+            gathered = dict(gather_weights(weights))
+            assert torch.equal(gathered["columns"], whole()["columns"])
+    else:
+        loaded = {}
+        store = InProcessByteStore()
+        publisher = WeightPublisher(store, bucket_bytes=128)
+        receiver = WeightReceiver(lambda tensors: loaded.update(copy.deepcopy(dict(tensors))), store=store)
+        for _ in range(2):
+            update = publisher.publish(weights)
+            receiver.apply(update)
+            expected = whole() | {"tied": whole()["rows"]}
+            assert loaded.keys() == expected.keys()
+            for name, tensor in expected.items():
+                assert type(loaded[name]) is torch.Tensor, name
+                assert loaded[name].dtype == tensor.dtype and torch.equal(loaded[name], tensor), name
+            places = {entry.name: (entry.bucket, entry.offset) for entry in update.tensors}
+            assert places["tied"] == places["rows"], "a tied tensor is sent once"
+    with pytest.raises(UnsupportedTensorError, match=r"column 'x': a DTensor .* local or full"):
+        BatchedDataDict(x=weights["rows"]).encode()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_dtensors_are_gathered_and_published_whole(tmp_path):
+    mp.spawn(publish_from_rank_zero, (str(tmp_path),), nprocs=WORLD)
