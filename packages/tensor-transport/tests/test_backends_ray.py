@@ -1,6 +1,8 @@
 """The backends over Ray's object store, on two simulated nodes."""
 
+import os
 import pickle
+import select
 import time
 
 import pytest
@@ -8,10 +10,12 @@ import torch
 
 from raycrew.tensor_transport import (
     BatchedDataDict,
+    NodeMemoryBackend,
     ObjectStoreBackend,
     RayRefBackend,
     RTensor,
     ShardLostError,
+    ShardRead,
     ShardRegistry,
     TensorArguments,
     TransportError,
@@ -19,6 +23,7 @@ from raycrew.tensor_transport import (
     release,
     remotize,
 )
+from raycrew.tensor_transport.backends import node_memory
 from raycrew.tensor_transport.protocols import ShardBackend
 from raycrew.tensor_transport.testing import BackendCase, check_shard_backend, put_rows
 
@@ -34,11 +39,15 @@ class Process:
     def run(self, fn, *args):
         return fn(self.backend, *args)
 
+    def pid(self):
+        return os.getpid()
+
 
 class ActorPeer:
     def __init__(self, backend, node="node1"):
         options = {"num_cpus": 0, "resources": {node: 1}}
         self.actor = ray.remote(Process).options(**options).remote(backend)
+        self.process = os.pidfd_open(ray.get(self.actor.pid.remote(), timeout=120))
 
     def call(self, fn, *args):
         try:
@@ -49,6 +58,9 @@ class ActorPeer:
     def kill(self):
         ray.kill(self.actor)
         wait_for_end(lambda: self.actor.run.remote(repr))
+        gone, _, _ = select.select([self.process], [], [], 120)
+        os.close(self.process)
+        assert gone, "the process of a killed actor is still there"
 
 
 def wait_for_end(call):
@@ -89,8 +101,17 @@ def test_ray_references_conform(ray_cluster, node):
     check_shard_backend(BackendCase(backend, lambda: ActorPeer(backend, node), False, False))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("node", ["node0", "node1"])
+def test_node_memory_conforms(ray_cluster, node):
+    backend = NodeMemoryBackend()
+    check_shard_backend(BackendCase(backend, lambda: ActorPeer(backend, node), False, False))
+    backend.close()
+
+
 def test_backends_fit_their_protocol():
     assert isinstance(RayRefBackend(), ShardBackend)
+    assert isinstance(NodeMemoryBackend(), ShardBackend)
     assert isinstance(ObjectStoreBackend({}), ShardBackend)
 
 
@@ -144,6 +165,95 @@ def test_steps_of_remotize_dispatch_localize_release_leave_nothing(stores):
         worker.kill()
 
 
+def test_more_than_the_object_store_holds_is_spilled_and_read_back(stores):
+    count, rows = 40, 1 << 20
+    shards = [stores.put([torch.full((rows,), i)])[0] for i in range(count)]
+    assert stores.stats().held_bytes == count * rows * 8 > 2 * 150 * 2**20
+    for i, shard in enumerate(shards):
+        (tensor,) = stores.fetch([ShardRead(shard)], timeout_s=120)
+        assert tensor[0] == tensor[-1] == i and int(tensor.sum()) == i * rows
+        del tensor
+    stores.release(shards)
+    assert stores.stats().held_bytes == 0
+
+
+@pytest.fixture
+def lender():
+    backend = NodeMemoryBackend(arena_bytes=8 << 20)
+    yield backend
+    backend.close()
+
+
+def read_later(backend, handles, gate):
+    """Wait for a file to appear, read, write to what was read."""
+    deadline = time.monotonic() + 120
+    while not gate.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (rows,) = ShardRegistry(backend).fetch(handles)
+    before = int(rows.sum())
+    rows += 1
+    return before, int(rows.sum())
+
+
+def until_empty(backend):
+    deadline = time.monotonic() + 120
+    while (stats := backend.stats()).shards:
+        assert time.monotonic() < deadline, stats
+        time.sleep(0.01)
+
+
+def test_memory_is_lent_until_the_last_handle_goes_and_used_again(lender, ray_cluster, tmp_path):
+    source = torch.arange(1 << 20)
+    total, gate = int(source.sum()), tmp_path / "gate"
+    peers = [ActorPeer(lender, node) for node in ("node0", "node1")]
+    handles = ShardRegistry(lender).put([source])
+    answers = [peer.actor.run.remote(read_later, handles, gate) for peer in peers]
+    del handles
+    assert lender.stats().shards == 1, "a call under way refers to it"
+    gate.touch()
+    assert ray.get(answers, timeout=120) == [(total, total + (1 << 20))] * 2
+    until_empty(lender)
+    for number in range(5):
+        handles = ShardRegistry(lender).put([source + number])
+        assert peers[0].call(read_later, handles, gate)[0] == total + number * (1 << 20)
+        del handles
+        until_empty(lender)
+    assert lender.stats().reserved_bytes <= 3 * (8 << 20), "memory is used again"
+    for peer in peers:
+        peer.kill()
+
+
+def test_idle_memory_is_given_back(ray_cluster):
+    backend = NodeMemoryBackend(idle_s=0.0)
+    handles = ShardRegistry(backend).put([torch.ones(1 << 18)])
+    assert backend.stats().reserved_bytes
+    del handles
+    until_empty(backend)
+    assert backend.stats().reserved_bytes == 0
+
+
+def test_lent_memory_is_read_from_other_machines(lender, ray_cluster, monkeypatch):
+    source = torch.arange(1 << 18, dtype=torch.bfloat16).reshape(512, -1)
+    (handle,) = ShardRegistry(lender).put([source])
+    monkeypatch.setattr(node_memory, "_machine", lambda: "another one")
+    whole, rows = ShardRegistry(lender).fetch([handle, handle[5:7]], timeout_s=120)
+    assert torch.equal(whole, source) and torch.equal(rows, source[5:7])
+    lender.close()
+    with pytest.raises(ShardLostError, match=handle.shard.shard_id):
+        ShardRegistry(lender).fetch([handle], timeout_s=120)
+
+
+def test_tensors_go_to_the_object_store_where_memory_is_not_lent(lender, ray_cluster, monkeypatch):
+    registry, source = ShardRegistry(lender, RayRefBackend()), torch.arange(1 << 18)
+    monkeypatch.setattr(node_memory, "_memory_left", lambda: 1 << 20)
+    (short,) = registry.put([source])
+    monkeypatch.undo()
+    monkeypatch.setattr(node_memory._ray_compat, "machine_addresses", lambda: {"a", "b"})
+    (spread,) = ShardRegistry(NodeMemoryBackend(), RayRefBackend()).put([source])
+    assert [short.shard.scheme, spread.shard.scheme] == ["ray", "ray"]
+    assert all(torch.equal(got, source) for got in registry.fetch([short, spread]))
+
+
 def make(backend, rows):
     return TensorArguments().encode({"ids": torch.ones(rows, 1024), "name": "made"})
 
@@ -155,13 +265,28 @@ def total_of(backend, value):
 
 
 def test_borrowed_arguments_are_in_place_and_others_are_copies(ray_cluster):
-    encoded = TensorArguments().encode({"ids": torch.ones(1000, 1024)})
+    in_the_store = ShardRegistry(RayRefBackend())
+    encoded = TensorArguments(registry=in_the_store).encode({"ids": torch.ones(1000, 1024)})
     borrowing = pickle.loads(pickle.dumps(TensorArguments(borrow=True)))
     first, second = (borrowing.decode(encoded)["ids"] for _ in range(2))
     assert first.data_ptr() == second.data_ptr() and torch.equal(first, torch.ones(1000, 1024))
     copy = TensorArguments().decode(encoded)["ids"]
     copy += 1
     assert torch.equal(first, torch.ones(1000, 1024)), "a write to a copy shows in the store"
+
+
+def test_an_argument_is_each_workers_own(ray_cluster):
+    transport, source = TensorArguments(), torch.ones(1000, 1024)
+    encoded = transport.encode({"ids": source})
+    source.zero_()
+    peers = [ActorPeer(None, node) for node in ("node0", "node1", "node1")]
+    answers = [peer.actor.run.remote(total_of, encoded) for peer in peers]
+    assert ray.get(answers, timeout=120) == [2 * 1000 * 1024] * 3, "a write shows elsewhere"
+    first, second = (transport.decode(encoded)["ids"] for _ in range(2))
+    first += 5
+    assert torch.equal(second, torch.ones(1000, 1024)), "a write shows in another reader"
+    for peer in peers:
+        peer.kill()
 
 
 def test_arguments_go_from_worker_to_worker_as_handles(ray_cluster):

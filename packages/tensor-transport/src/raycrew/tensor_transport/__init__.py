@@ -16,6 +16,7 @@ from raycrew.tensor_transport._walk import (
     remotize,
 )
 from raycrew.tensor_transport.backends.inline import InlineBackend
+from raycrew.tensor_transport.backends.node_memory import NodeMemoryBackend
 from raycrew.tensor_transport.backends.object_store import ObjectStoreBackend
 from raycrew.tensor_transport.backends.ray_refs import RayRefBackend
 from raycrew.tensor_transport.backends.shared_memory import SharedMemoryBackend
@@ -61,6 +62,7 @@ __all__ = [
     "DynamicBatchingArgs",
     "InlineBackend",
     "ManifestMismatchError",
+    "NodeMemoryBackend",
     "ObjectStoreBackend",
     "PackedTensor",
     "Packing",

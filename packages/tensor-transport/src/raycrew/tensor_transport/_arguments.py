@@ -4,8 +4,11 @@ from typing import Any
 
 from raycrew.tensor_transport._registry import ShardRegistry
 from raycrew.tensor_transport._walk import localize, remotize
+from raycrew.tensor_transport.backends.node_memory import NodeMemoryBackend
 from raycrew.tensor_transport.backends.ray_refs import RayRefBackend
 from raycrew.tensor_transport.rtensor import RTensor
+
+_TIDY_S = 1.0
 
 
 class TensorArguments:
@@ -16,10 +19,12 @@ class TensorArguments:
 
     Args:
         min_bytes: Smaller tensors travel as they are.
-        registry: Where tensors are put and read: Ray's object store, kept alive by the handles, unless given.
+        registry: Where tensors are put and read. By default both are kept alive by the handles: memory that
+            workers on the same machine map without a copy, each with its own writes (`NodeMemoryBackend`),
+            and Ray's object store across machines, from which each worker has a copy.
         timeout_s: Deadline of the reads for one argument.
-        borrow: Give workers the tensors in place in the store's memory, without a copy, for reading only: a
-            write shows in the other workers, or ends the process. By default each worker has its own copy.
+        borrow: Give workers what is in Ray's object store in place, too, without a copy, for reading only: a
+            write shows in the other workers, or ends the process.
     """
 
     def __init__(
@@ -33,19 +38,27 @@ class TensorArguments:
         if min_bytes < 0:
             raise ValueError(f"min_bytes must not be negative, got {min_bytes}")
         self._min_bytes = min_bytes
-        self._registry = registry if registry is not None else ShardRegistry(RayRefBackend())
+        self._registry = registry or ShardRegistry(NodeMemoryBackend(), RayRefBackend())
         self._timeout_s = timeout_s
         self._borrow = borrow
 
     def encode(self, value: Any) -> Any:
         """The value with handles in place of its large tensors; itself where there is none."""
+        self._tidy()
         return remotize(value, self._registry, min_bytes=self._min_bytes)
 
     def decode(self, value: Any) -> Any:
         """The value with tensors in place of this transport's handles; itself where there is none."""
+        self._tidy()
         return localize(
             value, self._registry, only=self._is_ours, timeout_s=self._timeout_s, borrow=self._borrow
         )
 
     def _is_ours(self, handle: RTensor) -> bool:
         return all(shard.scheme in self._registry.backends for shard in handle.shards)
+
+    def _tidy(self) -> None:
+        """Calls without tensors also take memory back."""
+        for backend in self._registry.backends.values():
+            if isinstance(backend, NodeMemoryBackend):
+                backend.collect(every_s=_TIDY_S)

@@ -1,8 +1,10 @@
 """Tensors and arrays as plain bytes, and back, without a copy where the memory allows it."""
 
 import math
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -23,6 +25,8 @@ _NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     dtype: np.dtype(name) for name, dtype in TORCH_DTYPES.items() if hasattr(np, name) and name != "bool"
 }
 _LARGE_COPY = 1 << 20  # from here on numpy copies faster into fresh pages than torch does
+_PARALLEL_COPY = 16 << 20  # from here on a copy is worth the start of threads
+_COPY_THREADS = 4
 _NUMPY_KINDS = "biufcmMSU"
 _recorded: ContextVar[list[torch.Tensor] | None] = ContextVar("_recorded", default=None)
 
@@ -88,7 +92,23 @@ def tensor_from(data: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.
     """A tensor in memory of its own, filled from bytes."""
     if not data.nbytes:
         return torch.empty(tuple(shape), dtype=dtype)
-    return _shaped(data.copy(), dtype, shape)
+    own = np.empty(data.nbytes, np.uint8)
+    copy_bytes(own, data)
+    return _shaped(own, dtype, shape)
+
+
+def copy_bytes(target: Bytes, source: Bytes) -> None:
+    """Copy bytes; many of them in several threads, as one alone does not use all of the memory's speed."""
+    size = source.nbytes
+    threads = 1 if size < _PARALLEL_COPY else min(_COPY_THREADS, os.cpu_count() or 1)
+    if threads == 1:
+        np.copyto(target, source)
+        return
+    step = -(-size // (threads * 4096)) * 4096
+    with ThreadPoolExecutor(threads, thread_name_prefix="copy") as pool:
+        parts = [slice(start, start + step) for start in range(0, size, step)]
+        for done in [pool.submit(np.copyto, target[part], source[part]) for part in parts]:
+            done.result()
 
 
 def fresh_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Every Ray call of this package, one function each; importing this module does not import Ray."""
 
+from collections.abc import Callable
 from typing import Any
 
 from raycrew.tensor_transport.errors import ShardLostError, TransportError, TransportTimeoutError
@@ -52,6 +53,41 @@ def current_node_id() -> str:
 def alive_node_ids() -> list[str]:
     """Ids of all nodes that are alive."""
     return sorted(node["NodeID"] for node in ray_module().nodes() if node["Alive"])
+
+
+def machine_addresses() -> set[str]:
+    """Addresses of the machines that have nodes."""
+    return {node["NodeManagerAddress"] for node in ray_module().nodes() if node["Alive"]}
+
+
+def references_held() -> frozenset[str] | None:
+    """Ids of the objects of this process that anybody in the cluster refers to; None where nobody knows."""
+    ray = ray_module()
+    if not ray.is_initialized():
+        return frozenset()
+    try:
+        counts = ray.get_runtime_context().worker.core_worker.get_all_reference_counts()
+    except AttributeError:
+        return None
+    return frozenset(i.decode() if isinstance(i, bytes) else i for i in counts)
+
+
+def call_on_node(node_id: str, fn: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> Any:
+    """`fn(*args)` in a process on one node that takes no resources; raises what it raises.
+
+    Raises:
+        ShardLostError: The node is gone.
+        TransportTimeoutError: It did not answer within `timeout_s`.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ray = ray_module()
+    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    task = ray.remote(fn).options(num_cpus=0, max_retries=1, scheduling_strategy=strategy)
+    try:
+        return get(task.remote(*args), timeout_s)
+    except (ray.exceptions.TaskUnschedulableError, ray.exceptions.WorkerCrashedError) as error:
+        raise ShardLostError(f"node {node_id} does not answer: {error}", node_id=node_id) from error
 
 
 def start_on_node(cls: type, node_id: str) -> Any:

@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raycrew.tensor_transport._bytes import copy_bytes
 from raycrew.tensor_transport.errors import TransportError
 from raycrew.tensor_transport.protocols import Bytes
 
@@ -66,6 +68,10 @@ class Header:
         self._words[_USED_SLOTS] = slot + 1
         return slot
 
+    def begin_anywhere(self) -> None:
+        """Count generations from a number that no other arena counts from."""
+        self._words[_GENERATION] = secrets.randbits(62)
+
     def restart(self) -> None:
         """Begin the next generation, empty."""
         self._words[_USED_SLOTS] = 0
@@ -73,24 +79,33 @@ class Header:
 
 
 class Arena:
-    """An arena that this process owns, mapped for as long as the owner lives."""
+    """An arena that this process owns, mapped for as long as the owner lives.
 
-    def __init__(self, path: Path, capacity: int) -> None:
-        self.path = path
+    Without a path it is a file without a name, which readers open through this process, and which the kernel
+    removes with the last process that has it open.
+    """
+
+    def __init__(self, path: Path | None, capacity: int) -> None:
         self.capacity = capacity
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        if path is None:
+            self._fd = os.memfd_create("raycrew", os.MFD_CLOEXEC)
+        else:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self.path = path or Path(f"/proc/{os.getpid()}/fd/{self._fd}")
+        self.is_named = path is not None
         try:
             # All pages now: a full file system is an error here, and not a SIGBUS while copying.
             os.posix_fallocate(self._fd, 0, HEADER_BYTES + capacity)
             self._map = mmap.mmap(self._fd, HEADER_BYTES + capacity)
         except OSError as error:
-            os.close(self._fd)
-            path.unlink()
+            self._give_back()
             raise TransportError(
-                f"no room for an arena of {capacity} bytes in {path.parent}: {error}"
+                f"no room for an arena of {capacity} bytes in {self.path.parent}: {error}"
             ) from error
         self.header = Header(np.frombuffer(self._map, np.int64, HEADER_BYTES // 8))
         self.data: Bytes = np.frombuffer(self._map, np.uint8, capacity, HEADER_BYTES)
+        if path is None:
+            self.header.begin_anywhere()
         self.header.restart()
         self._used = 0
 
@@ -99,7 +114,7 @@ class Arena:
         if self._used + raw.size > self.capacity or len(self.header.slots) >= MAX_SLOTS:
             return None
         offset = self._used
-        np.copyto(self.data[offset : offset + raw.size], raw)
+        copy_bytes(self.data[offset : offset + raw.size], raw)
         self._used += -(-raw.size // 64) * 64
         return offset, self.header.add(raw.size, step)
 
@@ -116,12 +131,16 @@ class Arena:
 
     def close(self) -> None:
         """Unmap; the file goes if nothing in it is wanted any more."""
-        if not len(self.header.live):
-            self.path.unlink(missing_ok=True)
+        wanted = bool(len(self.header.live))
         self.header = Header(np.empty(0, np.int64))
         self.data = np.empty(0, np.uint8)
         with contextlib.suppress(BufferError):
             self._map.close()
+        self._give_back(unlink=not wanted)
+
+    def _give_back(self, *, unlink: bool = True) -> None:
+        if self.is_named and unlink:
+            self.path.unlink(missing_ok=True)
         os.close(self._fd)
 
 
@@ -131,10 +150,12 @@ def map_for_reading(path: Path) -> tuple[Header, Bytes] | None:
     Writes to the bytes stay in this mapping. The mapping's own descriptor keeps the shared lock.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
         return None
     try:
+        if os.fstat(fd).st_size <= HEADER_BYTES:
+            return None
         fcntl.flock(fd, fcntl.LOCK_SH)
         mapped = mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     finally:

@@ -5,7 +5,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -128,14 +128,9 @@ class SharedMemoryBackend:
             by_arena[read.shard.locator[0]].append(i)
         found: dict[int, torch.Tensor] = {}
         for name, members in by_arena.items():
-            mapped = map_for_reading(self._path(name))
-            in_place = sum(reads[i].shard.size_bytes for i in members) >= MAP_BYTES
-            seen: set[str] = set()
-            for i in members:
-                part = _part(mapped, reads[i])
-                copy = not in_place or reads[i].shard.shard_id in seen
-                found[i] = part.clone() if copy else part
-                seen.add(reads[i].shard.shard_id)
+            places = [Place(*reads[i].shard.locator[1:]) for i in members]
+            parts = read_arena(self._path(name), [reads[i] for i in members], places)
+            found.update(zip(members, parts, strict=True))
         return [found[i] for i in range(len(reads))]
 
     def release(self, shards: Sequence[TensorShardInfo]) -> None:
@@ -301,19 +296,43 @@ def _rebuild(session: str, arena_bytes: int, max_bytes: int | None, directory: s
     return SharedMemoryBackend(session, arena_bytes=arena_bytes, max_bytes=max_bytes, directory=directory)
 
 
-def _part(mapped: tuple[Header, Bytes] | None, read: ShardRead) -> torch.Tensor:
+class Place(NamedTuple):
+    """Where a shard lies in an arena."""
+
+    generation: int
+    offset: int
+    slot: int
+
+
+def read_arena(path: Path, reads: Sequence[ShardRead], places: Sequence[Place]) -> list[torch.Tensor]:
+    """Parts of one arena: in place for a megabyte and more, else copies; each is its reader's own.
+
+    Raises:
+        StaleHandleError: A shard was released, or the arena is gone.
+    """
+    mapped = map_for_reading(path)
+    in_place = sum(read.shard.size_bytes for read in reads) >= MAP_BYTES
+    seen: set[str] = set()
+    parts = []
+    for read, place in zip(reads, places, strict=True):
+        part = _part(mapped, read, place)
+        parts.append(part if in_place and read.shard.shard_id not in seen else part.clone())
+        seen.add(read.shard.shard_id)
+    return parts
+
+
+def _part(mapped: tuple[Header, Bytes] | None, read: ShardRead, place: Place) -> torch.Tensor:
     """The wanted part of a mapped arena, if the handle's bytes are still in it."""
     shard = read.shard
-    _, generation, offset, slot = shard.locator
     if mapped is None:
         raise _stale(shard, "its memory was given back")
     header, data = mapped
-    if header.generation != generation:
+    if header.generation != place.generation:
         raise _stale(shard, "its memory was released and used again")
-    if header.slots[slot, RELEASED]:
+    if header.slots[place.slot, RELEASED]:
         raise _stale(shard, "it was released")
-    stored = tensor_over(np.asarray(data[offset : offset + shard.size_bytes]), shard.torch_dtype, shard.shape)
-    return read.of(stored)
+    raw = data[place.offset : place.offset + shard.size_bytes]
+    return read.of(tensor_over(np.asarray(raw), shard.torch_dtype, shard.shape))
 
 
 def _stale(shard: TensorShardInfo, why: str) -> StaleHandleError:

@@ -1,0 +1,269 @@
+"""Tensors in memory without a name of the process that puts them, mapped by readers on the same machine."""
+
+import dataclasses
+import functools
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raycrew.tensor_transport import _ray_compat
+from raycrew.tensor_transport._bytes import tensor_bytes, tensor_from
+from raycrew.tensor_transport._shards import (
+    ShardRead,
+    StoreStats,
+    TensorShardInfo,
+    dtype_name,
+    new_shard_id,
+)
+from raycrew.tensor_transport.backends._arena_files import RELEASED, SIZE, Arena, is_leased, machine_name
+from raycrew.tensor_transport.backends.ray_refs import RayRefBackend
+from raycrew.tensor_transport.backends.shared_memory import Place, read_arena
+from raycrew.tensor_transport.errors import ShardLostError, StaleHandleError, TransportError
+from raycrew.tensor_transport.protocols import Bytes
+
+_CLUSTER_S = 10.0
+
+
+class NodeMemoryBackend:
+    """Handles on pooled memory of the process that puts, which readers on the machine map privately.
+
+    One copy is made when tensors are put, none when they are read, and a write stays with its reader. Bytes
+    go when the last handle goes, as Ray counts it, or with the process that put them; a reader's mapping
+    stays. Memory that is free again is kept warm for the next tensors, for a minute.
+
+    Readers on other machines get copies by way of a process on the owner's node. Where that would be the rule
+    (a cluster of several machines), and where memory is short, tensors go to Ray's object store instead; a
+    registry needs a `RayRefBackend`, too, to read those.
+
+    Args:
+        arena_bytes: Size of an arena; a larger tensor has one of its own.
+        idle_s: Give memory back that has been free for so long.
+    """
+
+    scheme = "node_memory"
+    gives_own_memory = True
+
+    def __init__(self, *, arena_bytes: int = 64 << 20, idle_s: float = 60.0) -> None:
+        if arena_bytes < 4096:
+            raise ValueError(f"arena_bytes must be at least 4096, got {arena_bytes}")
+        self._arena_bytes, self._idle_s = arena_bytes, idle_s
+        self._otherwise = RayRefBackend()
+        self._arenas: list[Arena] = []
+        self._used_at: dict[Path, float] = {}
+        self._lent: dict[str, list[tuple[Arena, int]]] = {}
+        self._several_machines = (False, float("-inf"))
+        self._collected_at = float("-inf")
+        self._peak = self._put = self._released = 0
+        self._lock = threading.RLock()
+
+    def put(self, tensors: Sequence[torch.Tensor], *, step: int | None = None) -> list[TensorShardInfo]:
+        """Copy tensors into warm memory where possible."""
+        raws = [tensor_bytes(tensor) for tensor in tensors]
+        with self._lock:
+            self.collect()
+            places = self._take(raws) if raws and self._can_lend() else None
+            if places is None:
+                return self._otherwise.put(tensors, step=step)
+            token = _ray_compat.put(b"")
+            self._lent[token.hex()] = [(arena, place.slot) for arena, place in places]
+            self._put += len(tensors)
+            self._peak = max(self._peak, self._held_bytes())
+        owner, node, machine = f"process {os.getpid()}", _ray_compat.current_node_id(), _machine()
+        return [
+            TensorShardInfo(
+                self.scheme,
+                new_shard_id(),
+                owner,
+                node,
+                dtype_name(tensor.dtype),
+                tuple(tensor.shape),
+                (token, machine, str(arena.path), place),
+            )
+            for tensor, (arena, place) in zip(tensors, places, strict=True)
+        ]
+
+    def fetch(self, reads: Sequence[ShardRead], *, timeout_s: float | None = None) -> list[torch.Tensor]:
+        """The wanted parts, to be written to at will: in place for a megabyte and more, else copies.
+
+        Raises:
+            ShardLostError: The process that put a shard is gone, or its node.
+            TransportTimeoutError: Another machine did not answer within `timeout_s`.
+        """
+        by_arena: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+        for i, read in enumerate(reads):
+            _, machine, path, _ = read.shard.locator
+            by_arena[read.shard.node_id, machine, path].append(i)
+        found: dict[int, torch.Tensor] = {}
+        for (node, machine, _), members in by_arena.items():
+            wanted = [reads[i] for i in members]
+            parts = _read(wanted) if machine == _machine() else _read_elsewhere(node, wanted, timeout_s)
+            found.update(zip(members, parts, strict=True))
+        return [found[i] for i in range(len(reads))]
+
+    def collect(self, *, every_s: float = 0.0) -> None:
+        """Take memory back that no handle refers to any more, if that was not done in the last `every_s`.
+
+        `put` and `stats` do so, too.
+        """
+        with self._lock:
+            now = time.monotonic()
+            if not self._arenas or now - self._collected_at < every_s:
+                return
+            self._collected_at = now
+            held = _ray_compat.references_held()
+            if held is None:
+                return
+            for token in [token for token in self._lent if token not in held]:
+                for arena, slot in self._lent.pop(token):
+                    arena.header.slots[slot, RELEASED] = 1
+                    self._used_at[arena.path] = now
+                    self._released += 1
+            for arena in [a for a in self._arenas if now - self._used_at[a.path] > self._idle_s]:
+                if not len(arena.header.live):
+                    self._drop(arena)
+
+    def release(self, shards: Sequence[TensorShardInfo]) -> None:
+        """Nothing to do: memory goes with the last handle on it."""
+
+    def expire(self, before_step: int) -> int:  # noqa: ARG002
+        """Nothing to do."""
+        return 0
+
+    def stats(self) -> StoreStats:
+        """What this process holds."""
+        with self._lock:
+            self.collect()
+            return StoreStats(
+                shards=sum(len(arena.header.live) for arena in self._arenas),
+                held_bytes=self._held_bytes(),
+                peak_bytes=self._peak,
+                reserved_bytes=sum(arena.capacity for arena in self._arenas),
+                put_shards=self._put,
+                released_shards=self._released,
+                leases=sum(is_leased(arena.path) for arena in self._arenas),
+            )
+
+    def close(self) -> None:
+        """Give all memory back, whoever has handles on it; idempotent."""
+        with self._lock:
+            self._lent.clear()
+            while self._arenas:
+                self._drop(self._arenas[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self._arena_bytes, self._idle_s)
+
+    def _take(self, raws: Sequence[Bytes]) -> list[tuple[Arena, Place]] | None:
+        """Copy runs of bytes into arenas, all or none; None where there is no memory for them."""
+        taken: list[tuple[Arena, Place]] = []
+        arena: Arena | None = None
+        for raw in raws:
+            place = arena.append(raw, None) if arena is not None else None
+            if place is None:
+                arena = self._free_arena(raw.nbytes)
+                place = arena.append(raw, None) if arena is not None else None
+            if arena is None or place is None:
+                for owner, where in taken:
+                    owner.header.slots[where.slot, RELEASED] = 1
+                return None
+            offset, slot = place
+            taken.append((arena, Place(arena.header.generation, offset, slot)))
+        return taken
+
+    def _free_arena(self, size_bytes: int) -> Arena | None:
+        """The smallest free arena that is large enough, else a new one, else None."""
+        for arena in sorted(self._arenas, key=lambda a: a.capacity):
+            if arena.capacity >= size_bytes and arena.recycle():
+                self._used_at[arena.path] = time.monotonic()
+                return arena
+        capacity = _rounded(max(self._arena_bytes, size_bytes))
+        if capacity > _memory_left() // 2:
+            return None
+        try:
+            arena = Arena(None, capacity)
+        except TransportError:
+            return None
+        self._arenas.append(arena)
+        self._used_at[arena.path] = time.monotonic()
+        return arena
+
+    def _drop(self, arena: Arena) -> None:
+        self._arenas.remove(arena)
+        del self._used_at[arena.path]
+        arena.close()
+
+    def _can_lend(self) -> bool:
+        """Whether readers are on this machine, as far as one can tell, and Ray says who has handles."""
+        several, asked_at = self._several_machines
+        if time.monotonic() - asked_at > _CLUSTER_S:
+            several = len(_ray_compat.machine_addresses()) > 1
+            self._several_machines = (several, time.monotonic())
+        return not several and hasattr(os, "memfd_create") and _ray_compat.references_held() is not None
+
+    def _held_bytes(self) -> int:
+        return sum(int(arena.header.live[:, SIZE].sum()) for arena in self._arenas)
+
+
+def _rebuild(arena_bytes: int, idle_s: float) -> NodeMemoryBackend:
+    return NodeMemoryBackend(arena_bytes=arena_bytes, idle_s=idle_s)
+
+
+def _read(reads: Sequence[ShardRead]) -> list[torch.Tensor]:
+    """Parts of one arena of a process on this machine."""
+    shard = reads[0].shard
+    path = Path(shard.locator[2])
+    try:
+        return read_arena(path, reads, [read.shard.locator[3] for read in reads])
+    except StaleHandleError as error:
+        raise ShardLostError(
+            f"shard {shard.shard_id} is lost: {shard.owner} on node {shard.node_id}, which put it, is gone",
+            shard_id=shard.shard_id,
+            owner=shard.owner,
+            node_id=shard.node_id,
+        ) from error
+
+
+def _read_elsewhere(node_id: str, reads: Sequence[ShardRead], timeout_s: float | None) -> list[torch.Tensor]:
+    """Copies of parts, read by a process on the node of their owner."""
+    plain = [dataclasses.replace(read, into=None) for read in reads]
+    answer = _ray_compat.call_on_node(node_id, _read_as_bytes, plain, timeout_s=timeout_s)
+    return [
+        tensor_from(raw, read.shard.torch_dtype, shape)
+        for read, (raw, shape) in zip(reads, answer, strict=True)
+    ]
+
+
+def _read_as_bytes(reads: Sequence[ShardRead]) -> list[tuple[Bytes, tuple[int, ...]]]:
+    return [(tensor_bytes(part), tuple(part.shape)) for part in _read(reads)]
+
+
+@functools.cache
+def _machine() -> str:
+    """What two processes have in common that can open each other's files: the boot, and the process ids."""
+    return f"{machine_name(Path('/proc'))}-{Path('/proc/self/ns/pid').stat().st_ino}"
+
+
+def _rounded(size_bytes: int) -> int:
+    """A size that batches of about the same size share: up to an eighth more."""
+    unit = max(1 << 20, 1 << max(0, size_bytes.bit_length() - 4))
+    return -(-size_bytes // unit) * unit
+
+
+def _memory_left() -> int:
+    """Bytes that the machine, or this process's container, has left."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable"):
+            left = int(line.split()[1]) * 1024
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
+    except OSError:
+        return left
+    return left if limit == "max" else min(left, int(limit) - used)
