@@ -168,7 +168,7 @@ def test_a_class_that_only_its_environment_has_is_described_there(cluster, tmp_p
         assert "faraway" not in sys.modules
         assert group.call("answer", again=1).get_results() == [("yes", sys.executable, 1)] * 3
         assert group.call("items", 2).get_results() == [[0, 1]] * 3
-        with pytest.raises(TypeError, match="missing a required .*argument: 'again'"):
+        with pytest.raises(TypeError, match=r"missing a required .*argument: 'again'"):
             group.call("answer")
     assert provider.asked == [("faraway.Far", [ray.get_runtime_context().get_node_id()])]
 

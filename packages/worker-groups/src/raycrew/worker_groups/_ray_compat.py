@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 WorkerStatus = Literal["ready", "busy", "dead"]
 
+_UNGRANTED = ("NO_RESOURCES", "INFEASIBLE")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -121,9 +122,12 @@ def _may_come_back(error: RayActorError) -> bool:
     return isinstance(error, ray.exceptions.ActorUnavailableError)
 
 
-def is_granted(group: PlacementGroup) -> bool:
-    """Whether a placement group has its resources now; `wait(0)` would say no to many that have."""
-    return bool(placement_group_table(group).get("state") == "CREATED")
+def is_granted(group: PlacementGroup) -> bool | None:
+    """Whether a placement group has its resources; None while Ray is making up its mind."""
+    entry = placement_group_table(group)
+    if entry.get("state") == "CREATED":
+        return True
+    return False if entry.get("stats", {}).get("scheduling_state") in _UNGRANTED else None
 
 
 def node_cpus() -> dict[str, tuple[float, float]]:

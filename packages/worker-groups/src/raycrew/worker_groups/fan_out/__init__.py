@@ -64,7 +64,8 @@ def fan_out(
         items: Read as late as possible.
         batch_size: Items sent together; `auto` measures them, for batches of some tens of milliseconds.
         max_in_flight: Most items that are sent and not returned; None for two batches per process.
-        max_workers: Most processes; None for one per free CPU.
+        max_workers: Most processes; None for one per free CPU. Calls that run at the same time share the
+            processes of the first.
         timeout_s: Time that one item may take. Past it, its process and all that it started are killed.
         retries: How often an item is tried again after it raised, ran past its time or ended its process.
         on_error: `raise` a `FanOutError` after all items have run, or `return` an `ItemError` in each failed

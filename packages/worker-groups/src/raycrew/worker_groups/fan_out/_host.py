@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 FORK_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 300.0
+CONTROL = "control"
+"""Threads of their own for what must get through even when every thread for batches waits."""
 _SERVER = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({fd})"
 
 Stop = Literal["done", "timeout", "crash", "unloadable", "lost", "cancelled"]
@@ -110,9 +112,13 @@ class ForkServer:
             with self._lock:
                 if not self.alive:
                     raise ConnectionError("the fork server has died")
-                self._awaiting.append(slot)
+                self._awaiting.append(slot)  # before the request, whose answer the listener may be quick with
                 request = _process.REQUEST.pack(_process.FORK, 0)
-                socket.send_fds(self._control, [request], [theirs.fileno(), slot.journal.fd])
+                try:
+                    socket.send_fds(self._control, [request], [theirs.fileno(), slot.journal.fd])
+                except OSError:
+                    self._awaiting.pop()
+                    raise
             if not slot.forked.wait(FORK_TIMEOUT_S) or slot.dead.is_set():
                 raise ConnectionError("the fork server does not answer")
         except OSError:
@@ -125,7 +131,8 @@ class ForkServer:
     def kill(self, slot: _Slot) -> None:
         """End a slot and everything it has started, and wait for its end."""
         with contextlib.suppress(OSError):
-            self._control.send(_process.REQUEST.pack(_process.KILL, slot.pid))
+            if not slot.dead.is_set():
+                self._control.send(_process.REQUEST.pack(_process.KILL, slot.pid))
         slot.dead.wait(FORK_TIMEOUT_S)
 
     def close(self) -> None:
@@ -179,6 +186,7 @@ class FanOutHost:
         self._busy = 0
         self._turn = threading.Condition()
 
+    @ray.method(concurrency_group=CONTROL)
     def ready(self) -> str:
         """Node id of this host, once it can run batches."""
         self._free.append(self._server.fork())
@@ -208,6 +216,7 @@ class FanOutHost:
                 self._busy -= 1
                 self._turn.notify_all()
 
+    @ray.method(concurrency_group=CONTROL)
     def cancel(self, call_id: str) -> None:
         """Give up a call: what waits is not started, what runs is killed."""
         with self._turn:
@@ -217,6 +226,7 @@ class FanOutHost:
                 if slot.call_id == call_id:
                     self._server.kill(slot)
 
+    @ray.method(concurrency_group=CONTROL)
     def statistics(self) -> dict[str, int]:
         """Processes, threads and file descriptors of this host, to show that nothing leaks."""
         with self._turn:
@@ -240,6 +250,9 @@ class FanOutHost:
             if call_id in self._cancelled:
                 return BatchReport("cancelled", b"")
             return report
+        except BaseException:
+            self._server.kill(slot)  # whatever it is doing must not be taken for the next batch
+            raise
         finally:
             self._give_back(slot)
 
@@ -247,14 +260,10 @@ class FanOutHost:
         """A slot that `cancel` will find, None where the call was given up already."""
         with self._turn:
             slot = self._free.pop() if self._free else None
-            if slot is None and not self._server.alive:
-                logger.warning("the fork server of this node has died; starting another")
-                self._server = ForkServer()
-            server = self._server
         if slot is None or slot.dead.is_set():
             if slot is not None:
                 slot.close()
-            slot = server.fork()
+            slot = self._fork()
         with self._turn:
             if call_id in self._cancelled:
                 self._free.append(slot)
@@ -262,6 +271,19 @@ class FanOutHost:
             slot.call_id = call_id
             self._running.add(slot)
         return slot
+
+    def _fork(self) -> _Slot:
+        """A fresh slot, from another fork server if this one has died: no item is to blame for that."""
+        server = self._server
+        try:
+            return server.fork()
+        except ConnectionError as error:
+            logger.warning("starting another fork server on this node: %s", error)
+            server.close()
+        with self._turn:
+            if self._server is server:
+                self._server = ForkServer()
+        return self._server.fork()
 
     def _give_back(self, slot: _Slot) -> None:
         with self._turn:

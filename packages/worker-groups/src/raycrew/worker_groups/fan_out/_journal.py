@@ -32,7 +32,7 @@ class Journal:
 
     def reset(self) -> None:
         """Begin a batch: nothing finished, the function not loaded yet."""
-        os.ftruncate(self.fd, 0)
+        os.ftruncate(self.fd, _HEAD.size)  # never shorter: the other side may be reading the head
         self._end = _HEAD.size
         self.start(LOADING)
 

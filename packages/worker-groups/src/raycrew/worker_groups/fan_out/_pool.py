@@ -14,12 +14,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.worker_groups import _ray_compat
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
-from raycrew.worker_groups.fan_out._host import FanOutHost
+from raycrew.worker_groups.fan_out._host import CONTROL, FanOutHost
 
 logger = logging.getLogger(__name__)
 
 # Ray counts resources as free again up to a second after a placement group is removed.
 SETTLE_S = 3.0
+GRANT_S = 5.0
 MAX_HOST_THREADS = 1024
 
 
@@ -117,7 +118,8 @@ class Pool:
                     "max_concurrency": min(2 * self._total_slots(node_id) + 8, MAX_HOST_THREADS),
                     "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
                 }
-                actor_class: Any = ray.remote(FanOutHost)
+                remote: Any = ray.remote
+                actor_class = remote(concurrency_groups={CONTROL: 2})(FanOutHost)
                 handle = actor_class.options(**options).remote()
                 self._members[node_id] = Member(node_id, handle, handle.ready.remote())
             return self._members[node_id]
@@ -177,10 +179,26 @@ class Pool:
 
     def _release(self) -> None:
         claim, self._claim = self._claim, None
-        if claim is not None and ray.is_initialized():
-            self._granted = self._shares.slots if _ray_compat.is_granted(claim) else {}
+        if claim is None or not ray.is_initialized():
+            return
+        self._granted = {}
+        try:
+            if _is_granted(claim):
+                self._granted = self._shares.slots
+        finally:
             remove_placement_group(claim)
             self._released_at = time.monotonic()
+
+
+def _is_granted(claim: PlacementGroup) -> bool:
+    """Whether Ray has granted a claim, once it knows.
+
+    Removed while Ray is granting it, a claim is lost for good every few hundred times (seen with Ray 2.60).
+    """
+    deadline = time.monotonic() + GRANT_S
+    while (granted := _ray_compat.is_granted(claim)) is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return bool(granted)
 
 
 def current_owner() -> str:

@@ -87,7 +87,7 @@ def serve(control_fd: int) -> None:
 
 def end_tree(pid: int) -> None:
     """Kill a process and all its descendants, stopping it first so that it can't start more meanwhile."""
-    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+    with contextlib.suppress(psutil.Error, ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
         _kill_descendants(psutil.Process(pid))
     with contextlib.suppress(ProcessLookupError):
@@ -98,7 +98,7 @@ def _kill_descendants(process: psutil.Process, spare: frozenset[int] = frozenset
     for _ in range(100):  # a fork bomb is outrun, not waited for
         alive = False
         for child in process.children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.Error):  # gone, or another user's by now
                 if child.pid not in spare and child.status() != psutil.STATUS_ZOMBIE:
                     child.kill()
                     alive = True
@@ -142,7 +142,8 @@ def _fork_slot(control: socket.socket, fds: list[int], close: tuple[int, int]) -
             os._exit(code)
     os.close(data_fd)
     os.close(journal_fd)
-    control.send(REPORT.pack(FORKED, pid, 0))
+    with contextlib.suppress(OSError):  # the host is gone: the next read says so, and ends all
+        control.send(REPORT.pack(FORKED, pid, 0))
     return pid
 
 

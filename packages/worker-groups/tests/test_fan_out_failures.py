@@ -1,0 +1,236 @@
+import os
+import pathlib
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+import ray
+from patience import eventually, is_running, read_pids
+
+from raycrew.worker_groups import (
+    FanOutError,
+    FunctionLoadError,
+    ItemCrashedError,
+    ItemError,
+    ItemTimeoutError,
+    close_fan_out,
+    fan_out,
+    fan_out_as_completed,
+)
+
+CPUS = 8
+
+pytest_plugins = ["raycrew.cluster_core.testing"]
+
+
+@pytest.fixture
+def pool():
+    yield
+    close_fan_out()
+
+
+def poison(item):
+    if item == 3:
+        raise KeyError("three")
+    if item == 7:
+        os._exit(9)
+    if item == 11:
+        return threading.Lock()
+    if item == 13:
+        signal.pause()
+    if item == 17:
+        sys.exit("seventeen")
+    if item == 19:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return item
+
+
+@pytest.mark.smoke
+@pytest.mark.usefixtures("local_ray", "pool")
+def test_each_poisoned_item_is_reported_by_its_index_and_the_rest_is_never_lost():
+    items = [*range(40), threading.Lock()]
+    results = fan_out(poison, items, batch_size=10, timeout_s=2, on_error="return")
+    bad = {i: result for i, result in enumerate(results) if isinstance(result, ItemError)}
+    assert [r for i, r in enumerate(results) if i not in bad] == [i for i in range(40) if i not in bad]
+    assert {i: type(error) for i, error in bad.items()} == {
+        3: ItemError,
+        7: ItemCrashedError,
+        11: ItemError,
+        13: ItemTimeoutError,
+        17: ItemError,
+        19: ItemCrashedError,
+        40: ItemError,
+    }
+    assert all(error.index == i for i, error in bad.items())
+    assert isinstance(bad[3].__cause__, KeyError)
+    assert "in poison" in bad[3].__cause__.__notes__[0]
+    assert "code 9" in str(bad[7])
+    assert "SIGSEGV" in str(bad[19])
+    assert isinstance(bad[13], TimeoutError)
+    assert "can't be pickled" in str(bad[40])
+
+
+@pytest.mark.usefixtures("local_ray", "pool")
+def test_failures_raise_one_group_that_holds_the_other_results():
+    with pytest.raises(FanOutError) as caught:
+        fan_out(lambda i: 1 / i, [1, 0, 2, 0])
+    assert caught.value.results == {0: 1.0, 2: 0.5}
+    assert [error.index for error in caught.value.exceptions] == [1, 3]
+    assert "2 of 4 items failed; first: item 1" in str(caught.value)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert again.results == caught.value.results
+    assert [error.index for error in again.exceptions] == [1, 3]
+    try:
+        raise again
+    except* ItemError as group:
+        assert len(group.exceptions) == 2
+
+
+class OddError(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} {two}")
+
+
+@pytest.mark.usefixtures("local_ray", "pool")
+def test_an_exception_that_does_not_survive_pickling_is_still_told():
+    def odd(item):
+        raise OddError("very", "odd")
+
+    (result,) = fan_out(odd, [0], on_error="return")
+    assert "OddError: very odd" in str(result)
+    assert "in odd" in str(result)
+
+
+def with_children(folder):
+    """A function that starts a child and a daemonised grandchild, notes all pids, and then does as told."""
+
+    def run(then):
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        script = "setsid sleep 1000 >/dev/null & echo $!"
+        made = subprocess.run(["sh", "-c", script], stdout=subprocess.PIPE, text=True, check=True)
+        for pid in (os.getpid(), child.pid, int(made.stdout)):
+            pathlib.Path(folder, str(pid)).touch()
+        if then == "crash":
+            os._exit(1)
+        signal.pause()
+
+    return run
+
+
+@pytest.mark.parametrize("then", ["overrun", "crash"])
+@pytest.mark.usefixtures("local_ray", "pool")
+def test_an_item_takes_everything_it_started_with_it(tmp_path, then):
+    (result,) = fan_out(with_children(tmp_path), [then], timeout_s=5, on_error="return")
+    assert isinstance(result, ItemTimeoutError if then == "overrun" else ItemCrashedError)
+    pids = read_pids(tmp_path)
+    assert len(pids) == 3
+    eventually(lambda: not any(map(is_running, pids)), "all processes of the item are gone")
+
+
+@pytest.mark.usefixtures("local_ray", "pool")
+def test_a_failed_item_is_tried_again_as_often_as_asked(tmp_path):
+    def flaky(item):
+        tries = tmp_path / f"{item}"
+        tries.write_text((tries.read_text() if tries.exists() else "") + ".")
+        count = len(tries.read_text())
+        if item == 0 and count == 1:
+            raise OSError("first time")
+        if item == 1 and count == 1:
+            os._exit(1)
+        if item == 2:
+            raise OSError("always")
+        return count
+
+    outcomes = sorted(fan_out_as_completed(flaky, range(5), retries=2), key=lambda o: o.index)
+    assert [o.value for o in outcomes] == [2, 2, None, 1, 1]
+    assert [o.attempts for o in outcomes] == [2, 2, 3, 1, 1]
+    assert "after 3 attempts" in str(outcomes[2].error)
+
+
+@pytest.mark.usefixtures("local_ray", "pool")
+def test_a_call_that_is_given_up_leaves_nothing_running(tmp_path):
+    def note_and_wait(item):
+        (tmp_path / str(os.getpid())).touch()
+        if item:
+            signal.pause()
+
+    outcomes = fan_out_as_completed(note_and_wait, [0, 1, 1], batch_size=1, max_workers=3)
+    next(outcomes)
+    eventually(lambda: len(read_pids(tmp_path)) >= 2, "another item runs")
+    outcomes.close()
+    assert fan_out(abs, [-1]) == [1]
+
+    def all_idle():
+        return all(psutil.Process(pid).cpu_times() for pid in read_pids(tmp_path) if is_running(pid))
+
+    eventually(lambda: sum(map(is_running, read_pids(tmp_path))) <= 1, "the waiting items are killed")
+    assert all_idle()
+
+
+@pytest.mark.usefixtures("local_ray", "pool")
+def test_items_of_a_lost_host_run_again(tmp_path):
+    marker = tmp_path / "killed"
+
+    def kill_host_once(item):
+        if item == 5 and not marker.exists():
+            marker.touch()
+            host = psutil.Process().parent().parent()
+            host.kill()
+            signal.pause()
+        return item
+
+    assert fan_out(kill_host_once, range(40), batch_size=5) == list(range(40))
+    assert marker.exists()
+
+
+@pytest.mark.usefixtures("local_ray", "pool")
+def test_an_item_that_always_brings_its_host_down_is_singled_out():
+    def kill_host(item):
+        if item == 5:
+            psutil.Process().parent().parent().kill()
+            signal.pause()
+        return item
+
+    results = fan_out(kill_host, range(20), batch_size=5, on_error="return")
+    assert isinstance(results[5], ItemCrashedError)
+    assert results[:5] + results[6:] == [*range(5), *range(6, 20)]
+
+
+@pytest.mark.usefixtures("local_ray", "pool")
+def test_a_dead_fork_server_is_replaced_and_blames_no_item(tmp_path):
+    marker = tmp_path / "killed"
+
+    def kill_server_once(item):
+        if item == 5 and not marker.exists():
+            marker.touch()
+            psutil.Process().parent().kill()
+            signal.pause()
+        return item
+
+    assert fan_out(kill_server_once, range(40), batch_size=5) == list(range(40))
+
+
+class Unloadable:
+    def __call__(self, item):
+        return item
+
+    def __reduce__(self):
+        return __import__, ("no_such_module_anywhere",)
+
+
+@pytest.mark.usefixtures("local_ray", "pool")
+def test_a_function_that_does_not_load_over_there_fails_the_call_at_once():
+    with pytest.raises(FunctionLoadError, match="no_such_module_anywhere"):
+        fan_out(Unloadable(), range(100))
+    assert fan_out(abs, [-1]) == [1]
+
+
+@pytest.mark.usefixtures("local_ray", "pool")
+def test_an_item_that_calls_ray_fails_rather_than_become_a_driver():
+    (result,) = fan_out(lambda item: ray.put(item), [1], on_error="return")
+    assert isinstance(result, ItemError)
+    assert "Ray has not been started" in str(result)
