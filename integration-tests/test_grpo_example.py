@@ -157,6 +157,11 @@ def test_report_leaves_a_picture_and_every_figure(tmp_path):
     assert history.summary == "held-out reward 0.05 -> 0.50"
 
 
+def heed_interrupts():
+    """A process started in a shell's background ignores them, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Run:
     """The example in a process of its own, and whatever that leaves behind."""
 
@@ -165,8 +170,9 @@ class Run:
         environment = {**os.environ, **(env or {}), "GRPO_TEST_MARK": self.mark, "COLUMNS": "200"}
         command = [sys.executable, str(script), *map(str, arguments)]
         self.process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            preexec_fn=heed_interrupts,
+        )  # fmt: skip
 
     def finish(self, timeout_s=280):
         """(exit code, standard output, standard error), and no process may be left."""

@@ -365,9 +365,12 @@ def test_an_environment_in_use_is_not_replaced(fake_store):
 
 def test_a_process_that_runs_from_it_counts_as_a_user(fake_store):
     built = ensure(SPEC, store=fake_store)
-    user = subprocess.Popen([built.python, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    user = subprocess.Popen(
+        [built.python, "-c", "print(flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     try:
+        user.stdout.readline()  # Until then Linux may show no command line of it.
         with pytest.raises(EnvironmentInUseError, match=str(user.pid)):
             ensure(SPEC, store=fake_store, force_rebuild=True)
     finally:
-        user.communicate(b"")
+        user.communicate(b"\n")

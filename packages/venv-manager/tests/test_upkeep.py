@@ -118,11 +118,14 @@ def test_gc_keeps_what_is_in_use(fake_store):
     asked = ensure(spec("asked"), store=fake_store)
     running = ensure(spec("running"), store=fake_store)
     fake_store.locks(running.key).release()
-    user = subprocess.Popen([running.python, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    user = subprocess.Popen(
+        [running.python, "-c", "print(flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     try:
+        user.stdout.readline()  # Until then Linux may show no command line of it.
         rows = {r.name: r for r in collect(fake_store, max_bytes=0)}
     finally:
-        user.communicate(b"")
+        user.communicate(b"\n")
     assert "process that asked for it" in rows[asked.key].reason
     assert str(user.pid) in rows[running.key].reason
     assert len(fake_store.environments()) == 2
