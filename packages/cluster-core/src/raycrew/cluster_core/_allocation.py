@@ -285,7 +285,7 @@ class _NotGrantedError(Exception):
 def _remove(groups: list[PlacementGroup] | tuple[PlacementGroup, ...]) -> None:
     for group in groups:
         try:
-            _ray_compat.remove_group(group)
+            _ray_compat.withdraw_group(group)
         except RayError as error:
             logger.warning("placement group %s could not be removed: %s", group.id.hex(), error)
 

@@ -51,7 +51,7 @@ class HeldDevices:
                 )
         for node_id, devices in wanted.items():
             for device in devices:
-                _ray_compat.remove_group(self._held[node_id].pop(device))
+                _ray_compat.withdraw_group(self._held[node_id].pop(device))
 
 
 @contextlib.contextmanager
@@ -78,7 +78,7 @@ def held_devices(
         granted = [_ray_compat.await_group(group, max(end - time.monotonic(), 0.05)) for group in groups]
         for group, got in zip(groups, granted, strict=True):
             if not got:
-                _ray_compat.remove_group(group)
+                _ray_compat.withdraw_group(group)
         mine = [i for i, got in enumerate(granted) if got]
         found = probe_devices([(groups[i], 0) for i in mine], accelerator, 1.0, max(left(), 1.0))
         held: dict[str, dict[int, PlacementGroup]] = {node_id: {} for node_id in devices}
@@ -88,4 +88,4 @@ def held_devices(
         yield HeldDevices(held)
     finally:
         for group in groups:
-            _ray_compat.remove_group(group)
+            _ray_compat.withdraw_group(group)

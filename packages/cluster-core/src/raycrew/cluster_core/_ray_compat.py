@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NODE_ID_LABEL = "ray.io/node-id"
+_PLACING_S = 2.0
+_NOT_PLACED = ("NO_RESOURCES", "INFEASIBLE", "REMOVED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,20 @@ def await_group(group: PlacementGroup, timeout_s: float) -> bool:
 def remove_group(group: PlacementGroup) -> None:
     """Ask Ray to remove a placement group; does not wait, and a removed group is no error."""
     remove_placement_group(group)
+
+
+def withdraw_group(group: PlacementGroup) -> None:
+    """Remove a group that Ray may be placing at this moment; waits a little until it is not.
+
+    What a group holds so far is lost for good if it is removed in between (Ray's issue 64693).
+    """
+    end = time.monotonic() + _PLACING_S
+    while time.monotonic() < end:
+        state = group_state(group)
+        if state.state in ("CREATED", "REMOVED", "UNKNOWN") or state.scheduling_state in _NOT_PLACED:
+            break
+        await_group(group, 0.05)
+    remove_group(group)
 
 
 def _group_state(entry: Mapping[str, Any]) -> GroupState:

@@ -209,14 +209,16 @@ def clean_up(timeout_s: float = 60.0) -> None:
         TimeoutError: Something still holds resources, even after a new connection to the cluster.
     """
     import ray
-    from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
+    from ray.util.placement_group import PlacementGroup, placement_group_table
+
+    from raycrew.cluster_core._ray_compat import withdraw_group
 
     for actor in ray.util.list_named_actors(all_namespaces=True):
         with contextlib.suppress(ValueError):
             ray.kill(ray.get_actor(actor["name"], namespace=actor["namespace"]))
     for group_id, entry in placement_group_table().items():
         if entry["state"] != "REMOVED":
-            remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(group_id)))
+            withdraw_group(PlacementGroup(ray.PlacementGroupID.from_hex(group_id)))
     gc.collect()
     if not _all_free(timeout_s / 6):
         address = ray.get_runtime_context().gcs_address
