@@ -6,7 +6,9 @@ import ray
 from workers import Worker
 
 from raycrew.cluster_core import RayVirtualCluster
-from raycrew.worker_groups import RayWorkerGroup, UnknownMethodError
+from raycrew.cluster_core.testing import connected
+from raycrew.worker_groups import RayWorkerGroup, UnknownMethodError, WorkerGroupClosedError
+from raycrew.worker_groups._ray_compat import connection
 
 pytest_plugins = ["raycrew.cluster_core.testing"]
 
@@ -86,8 +88,38 @@ def test_an_error_inside_with_ends_busy_workers_at_once(cluster):
 def test_ray_may_be_down_already(local_ray, group, caplog):
     ray.shutdown()
     try:
-        assert not group.shutdown()
+        with pytest.raises(WorkerGroupClosedError, match="connection to Ray"):
+            group.call("pid")
+        assert not ray.is_initialized()
+        assert not group.shutdown("nothing")
         assert "Ray is down already" in caplog.text
         assert group.shutdown()
     finally:
         ray.init(address=local_ray, log_to_driver=False)
+
+
+def test_a_later_connection_to_ray_is_not_taken_for_the_groups_own(local_ray, group):
+    ray.shutdown()
+    ray.init(address=local_ray, log_to_driver=False)
+    with pytest.raises(WorkerGroupClosedError, match="connection to Ray"):
+        group.run_rank_zero("pid")
+    with pytest.raises(WorkerGroupClosedError, match="connection to Ray"):
+        group.get_worker_status()
+    assert not group.shutdown()
+
+
+def test_each_connection_to_ray_is_told_from_all_others(local_ray_session, ray_nodes_session):
+    """Every fresh cluster gives its first driver the same job and worker ids."""
+    seen = []
+    for address in (local_ray_session, ray_nodes_session, local_ray_session):
+        ray.shutdown()
+        assert connection() is None
+        with connected(address):
+            seen.append(connection())
+            assert connection() == seen[-1]
+    assert len(set(seen)) == 3
+
+
+def test_clean_up_may_have_a_timeout_of_its_own(group):
+    group.call("keep", "fresh").get_results()
+    assert group.shutdown("clean_with_timeout")

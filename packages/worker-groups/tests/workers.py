@@ -41,6 +41,11 @@ class Worker:
     def count_to(self, n):
         yield from range(n)
 
+    def count_and_fail_on(self, ranks, n):
+        yield from range(n)
+        if current_worker().rank in ranks:
+            raise ValueError("no more numbers")
+
     def total(self, values):
         return sum(values)
 
@@ -88,6 +93,10 @@ class Worker:
 
     def fail_to_clean(self):
         raise RuntimeError("no clean-up")
+
+    def clean_with_timeout(self, timeout="its own"):
+        if timeout != "its own":
+            raise TypeError(f"the timeout is {timeout}")
 
     @staticmethod
     def double(x):

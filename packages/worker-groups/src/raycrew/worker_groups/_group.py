@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
-import ray
 from ray.exceptions import RayError
 from rich.console import Console
 from rich.table import Table
@@ -19,7 +18,14 @@ from raycrew.worker_groups._futures import MultiWorkerFuture
 from raycrew.worker_groups._options import pick_secrets
 from raycrew.worker_groups._plugins import transport_of
 from raycrew.worker_groups._ranks import RankInfo, TiedBundles, plan_seats
-from raycrew.worker_groups._ray_compat import WorkerStatus, await_end, end_actors, request_exit, worker_status
+from raycrew.worker_groups._ray_compat import (
+    WorkerStatus,
+    await_end,
+    connection,
+    end_actors,
+    request_exit,
+    worker_status,
+)
 from raycrew.worker_groups._report import StartupReport
 from raycrew.worker_groups._sending import send_to_actors
 from raycrew.worker_groups._shell import CommunicationOptions
@@ -126,6 +132,7 @@ class RayWorkerGroup(GroupCalls):
         self.cluster = cluster
         self.sharding_annotations = sharding_annotations
         self._closed = False
+        self._connection = connection()
         self._claim = cluster.claim(plan.indices, spec.name)
         try:
             self._started: Started = start_group(spec, self._claim)
@@ -319,7 +326,7 @@ class RayWorkerGroup(GroupCalls):
 
     def _clean_up(self, method: str, timeout: float | None) -> bool:
         try:
-            self.call(method, timeout=timeout).get_results()
+            self.on(timeout=timeout).call(method).get_results()
         except (WorkerGroupError, RayError) as error:
             logger.warning("%s: %s before the shutdown: %s", self.name, method, error)
             return False
@@ -327,14 +334,16 @@ class RayWorkerGroup(GroupCalls):
 
     def _end(self, timeout_s: float, force: bool) -> bool:
         handles = self._started.handles
-        if not ray.is_initialized():
+        if connection() != self._connection:
             logger.warning("%s: Ray is down already, so its workers are gone", self.name)
             return False
         living = list(range(len(handles)))
-        if not force:
-            request_exit(handles)
-            living = await_end(handles, timeout_s)
-        end_actors([handles[i] for i in living])
+        try:
+            if not force:
+                request_exit(handles)
+                living = await_end(handles, timeout_s)
+        finally:
+            end_actors([handles[i] for i in living])
         stubborn = await_end([handles[i] for i in living], _KILL_TIMEOUT_S)
         if stubborn:
             logger.warning("%s: %d killed workers are still there", self.name, len(stubborn))
@@ -353,6 +362,10 @@ class RayWorkerGroup(GroupCalls):
     def _open(self) -> GroupShape:
         if self._closed:
             raise WorkerGroupClosedError(f"worker group {self.name!r} was shut down")
+        if connection() != self._connection:  # a call would join whatever Ray it finds
+            raise WorkerGroupClosedError(
+                f"the connection to Ray that worker group {self.name!r} was made with is closed"
+            )
         return self._shape
 
     def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:

@@ -31,6 +31,15 @@ def own_node() -> tuple[str, str]:
     return ray.get_runtime_context().get_node_id(), str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
+def connection() -> str | None:
+    """Which connection to Ray this process has: another one after every `ray.init`, None without one."""
+    if not ray.is_initialized():
+        return None
+    context = ray.get_runtime_context()
+    # The worker differs between connections to one cluster, the node between clusters.
+    return f"{context.get_worker_id()}@{context.get_node_id()}"
+
+
 def assigned_accelerators() -> dict[str, list[str]]:
     """The accelerator ids that Ray assigned to this process, by resource name."""
     return ray.get_runtime_context().get_accelerator_ids()

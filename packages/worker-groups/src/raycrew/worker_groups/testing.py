@@ -35,6 +35,7 @@ from raycrew.worker_groups.errors import (
     ResultTimeoutError,
     WorkerFailureError,
     WorkerGroupClosedError,
+    WorkerGroupError,
     combine,
 )
 from raycrew.worker_groups.sharding import NamedSharding
@@ -177,8 +178,8 @@ class InProcessGroup(GroupCalls):
         clean = True
         if cleanup_method is not None and not force:
             try:
-                self.call(cleanup_method, timeout=timeout).get_results()
-            except WorkerFailureError:
+                self.on(timeout=timeout).call(cleanup_method).get_results()
+            except WorkerGroupError:
                 clean = False
         self._closed = True
         for worker in self._workers:

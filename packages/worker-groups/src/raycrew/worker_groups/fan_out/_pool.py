@@ -140,7 +140,7 @@ class Pool:
         with self._lock:
             self._closed = True
             members, self._members = list(self._members.values()), {}
-            if ray.is_initialized() and self.owner == current_owner():
+            if self.owner == _ray_compat.connection():
                 self._release()
                 for member in members:
                     ray.kill(member.handle)
@@ -201,12 +201,6 @@ def _is_granted(claim: PlacementGroup) -> bool:
     return bool(granted)
 
 
-def current_owner() -> str:
-    """Which connection to Ray this process has: another one after every `ray.init`."""
-    worker_id: str = ray.get_runtime_context().get_worker_id()
-    return worker_id
-
-
 _shared: Pool | None = None
 _shared_lock = threading.Lock()
 
@@ -218,9 +212,9 @@ def shared_pool() -> Pool:
         WorkerGroupError: Not connected to Ray.
     """
     global _shared
-    if not ray.is_initialized():
+    owner = _ray_compat.connection()
+    if owner is None:
         raise WorkerGroupError("not connected to Ray: call raycrew.cluster_core.init_ray() before fan_out()")
-    owner = current_owner()
     with _shared_lock:
         if _shared is None or _shared.owner != owner:
             _shared = Pool(owner)
