@@ -122,6 +122,29 @@ def test_it_can_be_awaited(group, gate):
     assert asyncio.run(stream()) == [[0, 1]] * 3
 
 
+def test_every_reader_of_a_stream_sees_every_item(group):
+    future = group.call("count_to", 3)
+    one, other = future.as_completed(), future.as_completed()
+    seen = [next(one), next(other), next(other), *one]
+    assert sorted([seen[0], *seen[3:]]) == sorted((rank, i) for rank in range(3) for i in range(3))
+    assert len([*seen[1:3], *other]) == 9
+    assert future.get_results() == [[0, 1, 2]] * 3
+    assert sorted(future.as_completed()) == sorted((rank, i) for rank in range(3) for i in range(3))
+
+
+def test_a_broken_stream_is_told_at_every_look(group):
+    future = group.call("count_and_fail_on", [1], 2)
+    for _ in range(2):
+        with pytest.raises(WorkerFailureError, match="no more numbers") as caught:
+            future.get_results()
+        assert caught.value.rank == 1
+        items = future.as_completed()
+        seen = []
+        with pytest.raises(WorkerFailureError, match="no more numbers"):
+            seen += items
+        assert [item for rank, item in seen if rank == 1] == [0, 1]
+
+
 def test_it_survives_pickling(group):
     future = group.call("add", 1)
     again = ray.get(ray.remote(num_cpus=0)(lambda boxed: boxed[0].get_results()).remote([future]))

@@ -58,7 +58,8 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         self._places = dict(places or {})
         self._sent_at = time.monotonic()
         self._deadline = deadline_after(timeout)
-        self._streamed: dict[int, list[Any]] = {rank: [] for rank in self.called_workers}
+        self._arrived: list[tuple[int, Any]] = []
+        self._broken: dict[int, Exception] = {}
         self._open_streams: dict[int, Any] = (
             dict(zip(self.called_workers, futures, strict=True)) if is_stream else {}
         )
@@ -97,9 +98,10 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         """
         deadline = self._until(timeout)
         if self.is_stream:
-            for _ in self._stream(deadline):
-                pass
-            return [self._streamed[rank] for rank in self.return_from_workers]  # type: ignore[misc]
+            items: dict[int, list[Any]] = {rank: [] for rank in self.called_workers}
+            for rank, item in self._stream(deadline):
+                items[rank].append(item)
+            return [items[rank] for rank in self.return_from_workers]  # type: ignore[misc]
         values = dict(zip(self.called_workers, self._all(deadline), strict=True))
         return [values[rank] for rank in self.return_from_workers]
 
@@ -172,26 +174,33 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         return [settled.values[i] for i in range(len(self))]
 
     def _stream(self, deadline: float | None) -> Iterator[tuple[int, Any]]:
-        """Items that came before, then new ones as they come."""
-        for rank in self.called_workers:
-            yield from [(rank, item) for item in self._streamed[rank]]
+        """Items that came before, whoever took them in, then new ones as they come."""
+        given = 0
+        while True:
+            while given < len(self._arrived):
+                given += 1
+                yield self._arrived[given - 1]
+            if self._broken:
+                raise self._failed(self._settled(self._broken, list(self._open_streams)))
+            if not self._open_streams:
+                return
+            self._take_in(deadline)
+
+    def _take_in(self, deadline: float | None) -> None:
+        """One more item, or the end of a stream."""
         rank_of = {stream: rank for rank, stream in self._open_streams.items()}
-        while self._open_streams:
-            ready, _ = ray.wait(list(self._open_streams.values()), num_returns=1, timeout=left(deadline))
-            if not ready:
-                raise self._timed_out(sorted(self._open_streams))
-            stream: Any = ready[0]
-            rank = rank_of[stream]
-            try:
-                item = ray.get(next(stream))
-            except StopIteration:
-                del self._open_streams[rank]
-                continue
-            except Exception as error:
-                pending = [other for other in self._open_streams if other != rank]
-                raise self._failed(self._settled({rank: error}, pending)) from error
-            self._streamed[rank].append(item)
-            yield rank, item
+        ready, _ = ray.wait(list(rank_of), num_returns=1, timeout=left(deadline))
+        if not ready:
+            raise self._timed_out(sorted(self._open_streams))
+        stream: Any = ready[0]
+        rank = rank_of[stream]
+        try:
+            self._arrived.append((rank, ray.get(next(stream))))
+        except StopIteration:
+            del self._open_streams[rank]
+        except Exception as error:  # noqa: BLE001 - told now and at every later look, with its rank
+            del self._open_streams[rank]
+            self._broken[rank] = error
 
     @staticmethod
     def _settled(errors: Mapping[int, Exception], pending: Sequence[int]) -> Settled:
