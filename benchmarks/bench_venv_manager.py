@@ -1,5 +1,6 @@
 """Environments: over plain `uv sync`, when they are there already, under many callers, and on the disk."""
 
+import contextlib
 import functools
 import http.server
 import multiprocessing
@@ -78,12 +79,13 @@ class _Bench:
         return took
 
     def _ours(self, probes: list[float] | None = None) -> float:
-        """Seconds of `ensure`, without those of the import probe."""
+        """Seconds of `ensure`, without those that it spent on nothing but the import probe."""
         store = Store(self._fresh(), environ=self.environ)
         start = time.perf_counter()
         built = ensure(self.spec, store=store)
-        probe = built.stamp["seconds"]["probe_s"]
-        took = time.perf_counter() - start - probe
+        took = time.perf_counter() - start
+        probe, beside = (built.stamp["seconds"][name] for name in ("probe_s", "inventory_s"))
+        took -= max(0.0, probe - beside)  # the inventory is taken meanwhile
         if probes is not None:
             probes.append(probe)
         shutil.rmtree(store.root)
@@ -163,19 +165,23 @@ class _Bench:
         root = self._fresh()
         log = self.folder / f"made{self.count}"
         counting = self.folder / "counting-uv"
-        counting.write_text(f'#!/bin/sh\n[ "$1" = venv ] && echo >>{log}\nexec {self.uv} "$@"\n')
+        counting.write_text(
+            f'#!/bin/sh\ncase "$1" in venv | sync) echo >>{log};; esac\nexec {self.uv} "$@"\n'
+        )
         counting.chmod(0o755)
-        barrier, done = context.Barrier(count + 1), context.SimpleQueue()
+        (start, opens), done = context.Pipe(duplex=False), context.SimpleQueue()
         variables = {"RAYCREW_UV": str(counting), "UV_COMPILE_BYTECODE": "1"}  # compiled, as by default
-        arguments = (str(root), self.environ | variables, self.spec, barrier, done)
+        arguments = (str(root), self.environ | variables, self.spec, start, done)
         processes = [context.Process(target=_call, args=arguments) for _ in range(count)]
         for process in processes:
             process.start()
-        barrier.wait()
-        start = time.perf_counter()
+        for _ in processes:
+            done.get()  # has imported everything
+        opens.close()  # wakes all of them at once
+        begin = time.perf_counter()
         for _ in processes:
             done.get()
-        took = time.perf_counter() - start
+        took = time.perf_counter() - begin
         for process in processes:
             process.join()
         shutil.rmtree(root)
@@ -194,7 +200,9 @@ class _Bench:
         )  # fmt: skip
 
 
-def _call(root: str, environ: dict[str, str], spec: EnvironmentSpec, barrier, done) -> None:
-    barrier.wait()
+def _call(root: str, environ: dict[str, str], spec: EnvironmentSpec, start, done) -> None:
+    done.put(None)
+    with contextlib.suppress(EOFError):
+        start.recv()
     ensure(spec, store=Store(root, environ=environ))
     done.put(None)

@@ -247,3 +247,11 @@ def test_environments_share_their_files(store, index):
     for environment in (one, other):
         if environment.stamp["link_mode"] == "hardlink":
             assert environment.stamp["own_bytes"] < 100_000 < 2_000_000 < environment.stamp["size_bytes"]
+
+
+def test_a_standard_lock_that_cannot_be_read(store, tmp_path):
+    path = tmp_path / "pylock.toml"
+    for text in ("packages = [", 'packages = [{ name = "demo", version = "1.0" }]'):
+        path.write_text(text)
+        with pytest.raises(SpecError, match=r"pylock\.toml is no lock file that can be read"):
+            build(store, path)

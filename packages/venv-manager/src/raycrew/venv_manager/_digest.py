@@ -5,7 +5,7 @@ import json
 import platform
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def identity(
     spec: EnvironmentSpec,
     indexes: Mapping[str, str],
     carried: Mapping[str, Any],
-    uv_version: str | None = None,
+    uv_version: Callable[[], str | None] = lambda: None,
 ) -> dict[str, Any]:
     """Everything that decides the content of an environment, as plain values.
 
@@ -37,7 +37,7 @@ def identity(
         spec: What it is made from. Paths do not count, what lies there does.
         indexes: The variables that tell uv where packages come from.
         carried: What the driver's environment gives along.
-        uv_version: Counts where uv itself chooses the versions, because no lock does.
+        uv_version: Asked where uv itself chooses the versions, because no lock does.
 
     Raises:
         SpecError: A file or folder is missing, or a lock is asked for and there is none.
@@ -45,7 +45,7 @@ def identity(
     options = {
         k: v for k, v in spec.to_dict().items() if k not in ("path", "requirement_files", "wheelhouse")
     }
-    locked = lock_file(spec) is not None
+    version = None if lock_file(spec) else uv_version()
     return {
         "format": FORMAT,
         "spec": options,
@@ -55,7 +55,7 @@ def identity(
         "interpreter": _interpreter(spec),
         "platform": _platform(),
         "carried": dict(carried) if spec.carry else {},
-        "uv": None if locked or uv_version is None else ".".join(uv_version.split(".")[:2]),
+        "uv": ".".join(version.split(".")[:2]) if version else None,
     }
 
 

@@ -44,14 +44,15 @@ def read(text: str) -> list[Package]:
     """The entries of a lock file.
 
     Raises:
-        ValueError: It is not TOML.
+        ValueError: It is not TOML, or its entries are not written as `[[packages]]`.
     """
-    tomllib.loads(text)
-    found = []
-    for block in _BLOCK.split(text)[1:]:
-        whole = f"[[packages]]{block.rstrip()}\n"
-        found.append(Package(tomllib.loads(whole)["packages"][0], whole))
-    return found
+    entries = tomllib.loads(text).get("packages", [])
+    blocks = _BLOCK.split(text)[1:]
+    if len(entries) != len(blocks):
+        raise ValueError(f"{len(entries)} packages, but {len(blocks)} entries [[packages]]")
+    return [
+        Package(data, f"[[packages]]{block.rstrip()}\n") for data, block in zip(entries, blocks, strict=True)
+    ]
 
 
 def write(packages: Iterable[Package]) -> str:

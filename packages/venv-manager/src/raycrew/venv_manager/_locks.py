@@ -12,12 +12,14 @@ from pathlib import Path
 import filelock
 
 from raycrew.venv_manager._progress import Report, silent
-from raycrew.venv_manager.errors import StoreTimeoutError
+from raycrew.venv_manager.errors import StoreError, StoreTimeoutError
 
-# Hundreds may wait and should leave the cores to the build: a pause is a twentieth of the time waited so far,
-# between these two.
-POLL_S, SLOW_POLL_S = 0.03, 0.2
+POLL_S = 0.05
+# Between two looks at what the builder says: a twentieth of the time waited so far, between these two, as
+# hundreds may wait and should leave the cores to the build. Its end is heard at once, by a sleeping thread.
+HEAR_S, SLOW_HEAR_S = 0.2, 1.0
 _held: dict[str, int] = {}
+_sleepers: dict[str, threading.Event] = {}
 _guard = threading.Lock()
 
 
@@ -48,6 +50,7 @@ class KeyLocks:
 
         Raises:
             StoreTimeoutError: Another process was not done in time; at once with a deadline of 0.
+            StoreError: The store's files cannot be locked.
         """
         begin = time.monotonic()
         deadline = begin + timeout_s
@@ -56,21 +59,23 @@ class KeyLocks:
             if published():
                 yield None
                 return
-            pause_s = min(max(POLL_S, (time.monotonic() - begin) / 20), SLOW_POLL_S)
-            self._wait(deadline, report, self.progress() or "another process builds it", pause_s)
+            self._say(deadline, report, self.progress() or "another process builds it")
+            now = time.monotonic()
+            pause_s = min(max(HEAR_S, (now - begin) / 20), SLOW_HEAR_S, max(0.0, deadline - now))
+            _release_of(str(self._lock)).wait(pause_s)
         try:
             with self._busy.open("a") as busy:
                 while not _try(busy.fileno(), fcntl.LOCK_EX):
-                    self._wait(deadline, report, "the uv of a killed build is still running")
+                    self._say(deadline, report, "the uv of a killed build is still running")
+                    time.sleep(POLL_S)
                 yield busy.fileno()
         finally:
             lock.release()
 
-    def _wait(self, deadline: float, report: Report, why: str, pause_s: float = POLL_S) -> None:
+    def _say(self, deadline: float, report: Report, why: str) -> None:
         if time.monotonic() >= deadline:
             raise StoreTimeoutError(f"{self._lock} is held: {why}")
         report(f"waiting: {why}")
-        time.sleep(pause_s)
 
     def tell(self, text: str | None) -> None:
         """Say what the build is doing, to those who wait; None when it is over."""
@@ -159,7 +164,34 @@ def _acquired(lock: filelock.BaseFileLock) -> bool:
         lock.acquire(timeout=0)
     except filelock.Timeout:
         return False
+    except OSError as error:
+        raise StoreError(
+            f"{lock.lock_file} cannot be locked: {error}; a store needs a file system with file locks, and "
+            "lock files that all who build in it may write"
+        ) from error
     return True
+
+
+def _release_of(name: str) -> threading.Event:
+    """Set as soon as a lock is released: a thread sleeps in the kernel, one for all who wait or gave up."""
+    with _guard:
+        released = _sleepers.get(name)
+        if released is None:
+            released = _sleepers[name] = threading.Event()
+            threading.Thread(target=_sleep_until_released, args=(name, released), daemon=True).start()
+        return released
+
+
+def _sleep_until_released(name: str, released: threading.Event) -> None:
+    try:
+        with open(name, "a+") as file:  # noqa: PTH123 - NFS wants to read what is locked together
+            fcntl.flock(file, fcntl.LOCK_SH)
+            fcntl.flock(file, fcntl.LOCK_UN)  # said, as a forked child may share the descriptor
+    except OSError:
+        time.sleep(POLL_S)
+    with _guard:
+        _sleepers.pop(name, None)
+    released.set()
 
 
 def _try(descriptor: int, operation: int) -> bool:

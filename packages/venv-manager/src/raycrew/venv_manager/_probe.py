@@ -86,7 +86,7 @@ def probe(
     clean = {k: v for k, v in environ.items() if not k.startswith("PYTHON") and k != "VIRTUAL_ENV"}
     try:
         done = subprocess.run(
-            [path, "-I", "-c", _SCRIPT, json.dumps(list(imports))],
+            [path, "-I", "-B", "-c", _SCRIPT, json.dumps(list(imports))],
             capture_output=True, text=True, errors="replace", timeout=timeout_s, cwd="/", env=clean,
             check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip

@@ -11,16 +11,17 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from raycrew.venv_manager import _lock
+from raycrew.venv_manager._build import Sync
 from raycrew.venv_manager._carry import Luggage, build_wheel, wheel_of
 from raycrew.venv_manager._digest import local_requirement, lock_file, project_folder
 from raycrew.venv_manager._indexes import build_environment
 from raycrew.venv_manager._probe import Expectation
 from raycrew.venv_manager._recipe import Recipe, this_platform
 from raycrew.venv_manager._settings import inline_metadata, settings
-from raycrew.venv_manager._sources import is_package, read_toml, workspace_root
+from raycrew.venv_manager._sources import is_package, local_sources, read_toml, workspace_root
 from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager._uv import run_uv
-from raycrew.venv_manager.errors import ResolutionError
+from raycrew.venv_manager.errors import ResolutionError, SpecError
 
 
 def resolve(
@@ -50,7 +51,6 @@ def resolve(
         UvError: uv failed.
         SpecError: The spec does not fit what lies on the disk.
     """
-    carried = carried if spec.carry else Luggage()
     with tempfile.TemporaryDirectory(prefix="raycrew-resolve-") as folder:
         job = _Job(spec, Path(folder), carried, build_environment(spec, environ), on_line, timeout_s)
         packages = job.packages()
@@ -66,6 +66,21 @@ def resolve(
         variables={**variables, **dict(spec.environment)},
         platform=this_platform(),
         expectation=expectation(spec, carried),
+    )
+
+
+def sync_of(spec: EnvironmentSpec, carried: Luggage, environ: Mapping[str, str]) -> Sync | None:
+    """How uv installs a spec by itself: a locked project with no local sources, and nothing beside it."""
+    carries = carried.ray or carried.distributions
+    if spec.kind != "project" or carries or spec.packages or spec.requirement_files:
+        return None
+    if lock_file(spec) is None or local_sources(project_folder(spec)):
+        return None
+    words = ("sync", _lock_flag(spec), *_python(spec), *_export_flags(spec), "--project")
+    return Sync(
+        (*words, str(project_folder(spec))),
+        settings(_tool_uv(spec), _base(spec), spec),
+        build_environment(spec, environ),
     )
 
 
@@ -100,9 +115,7 @@ class _Job:
         self.spec, self.folder, self.carried = spec, folder, carried
         self.on_line, self.timeout_s = on_line, timeout_s
         self.project = project_folder(spec) if spec.kind == "project" else None
-        self.settings = settings(
-            self._tool_uv(), workspace_root(self.project) if self.project else Path.cwd(), spec
-        )
+        self.settings = settings(_tool_uv(spec), _base(spec), spec)
         (folder / "uv.toml").write_text(self.settings, encoding="utf-8")
         self.environ = {**environ, "UV_CONFIG_FILE": str(folder / "uv.toml"), "UV_NO_CONFIG": "1"}
         self.local_wheels: dict[str, bytes] = {}
@@ -120,15 +133,6 @@ class _Job:
             arguments, environ=self.environ, cwd=self.folder, on_line=self.on_line, timeout_s=self.timeout_s
         )
 
-    def _tool_uv(self) -> dict[str, Any]:
-        if self.project:
-            return dict(
-                read_toml(workspace_root(self.project) / "pyproject.toml").get("tool", {}).get("uv", {})
-            )
-        if self.spec.kind == "script":
-            return dict(inline_metadata(Path(self.spec.path)).get("tool", {}).get("uv", {}))
-        return {}
-
     def _gather_carried(self) -> None:
         with ThreadPoolExecutor(4) as pool:
             build = {k: v for k, v in self.environ.items() if k not in ("UV_CONFIG_FILE",)}
@@ -140,16 +144,19 @@ class _Job:
         path = self.folder / "locked" / "pylock.toml"
         path.parent.mkdir()
         if self.spec.kind == "pylock":
-            return self._settled(
-                _lock.read(Path(self.spec.path).read_text("utf-8")), Path(self.spec.path).parent
-            )
-        flags: list[str | Path] = ["--frozen" if self.spec.frozen else "--locked", *_export_flags(self.spec)]
+            file = Path(self.spec.path)
+            try:
+                listed = _lock.read(file.read_text("utf-8"))
+            except ValueError as error:
+                raise SpecError(f"{file} is no lock file that can be read: {error}") from error
+            return self._settled(listed, file.parent)
+        flags: list[str | Path] = [_lock_flag(self.spec), *_export_flags(self.spec)]
         if self.project:
             flags += ["--project", self.project]
         else:
             flags += ["--script", self.spec.path]
         self._uv(
-            "export", "-q", "--no-header", "--format", "pylock.toml", "-o", path, *self._python(), *flags
+            "export", "-q", "--no-header", "--format", "pylock.toml", "-o", path, *_python(self.spec), *flags
         )
         return self._settled(_lock.read(path.read_text("utf-8")), path.parent)
 
@@ -182,7 +189,7 @@ class _Job:
             "pylock.toml",
             "-o",
             output,
-            *self._python(),
+            *_python(self.spec),
             *inputs,
         )
         chosen = _lock.read(output.read_text("utf-8"))
@@ -191,9 +198,6 @@ class _Job:
             there = {p.name for p in onto if p.applies(target)}
             chosen = [p for p in chosen if p.name not in there]
         return self._settled(chosen, output.parent)
-
-    def _python(self) -> list[str]:
-        return ["--python", self.spec.python or sys.executable]
 
     def _inputs(self) -> list[str | Path]:
         spec = self.spec
@@ -273,6 +277,29 @@ class _Job:
             return package
         self.local_wheels[name] = content
         return _lock.of_wheel(name, content)
+
+
+def _tool_uv(spec: EnvironmentSpec) -> dict[str, Any]:
+    """What a project or a script says to uv."""
+    if spec.kind == "project":
+        file = workspace_root(project_folder(spec)) / "pyproject.toml"
+        return dict(read_toml(file).get("tool", {}).get("uv", {}))
+    if spec.kind == "script":
+        return dict(inline_metadata(Path(spec.path)).get("tool", {}).get("uv", {}))
+    return {}
+
+
+def _base(spec: EnvironmentSpec) -> Path:
+    """Where relative paths of those settings start."""
+    return workspace_root(project_folder(spec)) if spec.kind == "project" else Path.cwd()
+
+
+def _python(spec: EnvironmentSpec) -> tuple[str, str]:
+    return "--python", spec.python or sys.executable
+
+
+def _lock_flag(spec: EnvironmentSpec) -> str:
+    return "--frozen" if spec.frozen else "--locked"
 
 
 def _export_flags(spec: EnvironmentSpec) -> Iterator[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from raycrew.venv_manager import errors
-from raycrew.venv_manager._build import PYTHON, Build, write_whole
+from raycrew.venv_manager._build import PYTHON, Build, Sync, write_whole
 from raycrew.venv_manager._locks import KeyLocks, processes_using, slot
 from raycrew.venv_manager._progress import Report, silent
 from raycrew.venv_manager._recipe import Recipe
@@ -117,6 +117,7 @@ class Store:
         make: Callable[[], Recipe],
         *,
         python: str | None = None,
+        sync: Sync | None = None,
         force: bool = False,
         report: Report = silent,
     ) -> Environment:
@@ -128,6 +129,7 @@ class Store:
             key: The digest.
             make: Gives the recipe; called only by the one that builds.
             python: Version or path of its interpreter; None for the one that runs this.
+            sync: How uv installs it without the recipe, if it can.
             force: Build it anew even if it is there.
             report: Told what is going on.
 
@@ -143,23 +145,29 @@ class Store:
         locks = self.locks(key)
 
         def published() -> bool:
-            return not force and self.python(key) is not None
+            return not force and self.get(key) is not None
 
         with locks.building(self.build_timeout_s, report, published) as held:
             found = self.get(key)
             if found and (not force or str(found.stamp.get("created")) > asked):
                 return found
             if held is None:  # published a moment ago, and removed since
-                return self.install(key, make, python=python, force=force, report=report)
+                return self.install(key, make, python=python, sync=sync, force=force, report=report)
             users = processes_using(self.root / key) if found else []
             locks.release()
-            with locks.unused() as free, slot(locks.folder, self.max_builds, self.build_timeout_s, report):
-                if users or not free:
-                    who = f" by process {', '.join(map(str, users))}" if users else ""
-                    raise errors.EnvironmentInUseError(
-                        f"{self.root / key} is in use{who}: it cannot be replaced"
-                    )
-                built = self._build(key, make, python, held, report)
+            tell = _teller(locks, report)
+            try:
+                with locks.unused() as free, slot(locks.folder, self.max_builds, self.build_timeout_s, tell):
+                    if users or not free:
+                        who = f" by process {', '.join(map(str, users))}" if users else ""
+                        raise errors.EnvironmentInUseError(
+                            f"{self.root / key} is in use{who}: it cannot be replaced"
+                        )
+                    entry, timeout_s = self.root / key, self.build_timeout_s
+                    build = Build(entry, python, sync, self.environ, held, tell, timeout_s)
+                    built = self._run(key, build, make)
+            finally:
+                locks.tell(None)
             locks.use()
             return built
 
@@ -212,22 +220,16 @@ class Store:
         """The locks of one environment."""
         return KeyLocks(self.root / "locks", key)
 
-    def _build(
-        self, key: str, make: Callable[[], Recipe], python: str | None, held: int, report: Report
-    ) -> Environment:
-        entry = self.root / key
-        locks = self.locks(key)
-
-        def tell(text: str) -> None:
-            report(text)
-            locks.tell(text)
-
+    def _run(self, key: str, build: Build, make: Callable[[], Recipe]) -> Environment:
+        entry = build.entry
         try:
             self.remove_folder(entry)
-            tell("choosing versions")
-            stamp = Build(entry, python, self.environ, held, tell, self.build_timeout_s).run(make)
+            build.tell("choosing versions")
+            stamp = build.run(make)
             write_whole(entry / STAMP, json.dumps(stamp, indent=1).encode(), sync=True)
-            tell(f"done: {stamp['size_bytes'] / 1e6:.0f} MB, {stamp['own_bytes'] / 1e6:.0f} MB of it new")
+            build.tell(
+                f"done: {stamp['size_bytes'] / 1e6:.0f} MB, {stamp['own_bytes'] / 1e6:.0f} MB of it new"
+            )
             return Environment(key, entry, stamp)
         except errors.VenvError:  # some of them are timeouts, and so OSErrors
             self.remove_folder(entry)
@@ -242,8 +244,6 @@ class Store:
         except BaseException:
             self.remove_folder(entry)
             raise
-        finally:
-            locks.tell(None)
 
     def remove_folder(self, entry: Path) -> None:
         """Take a folder out of the store: its stamp first, then out of sight, then away."""
@@ -254,3 +254,17 @@ class Store:
         trash.parent.mkdir(exist_ok=True)
         entry.rename(trash)
         shutil.rmtree(trash, ignore_errors=True)
+
+
+def _teller(locks: KeyLocks, report: Report) -> Report:
+    """Tell the caller, and those who wait for it, what is new."""
+    last = ""
+
+    def tell(text: str) -> None:
+        nonlocal last
+        if text != last:
+            last = text
+            report(text)
+            locks.tell(text)
+
+    return tell

@@ -1,8 +1,10 @@
 """The only place that runs uv; what it writes becomes one clear error."""
 
+import contextlib
 import logging
 import os
 import re
+import select
 import shlex
 import shutil
 import signal
@@ -18,6 +20,7 @@ from raycrew.venv_manager import errors
 logger = logging.getLogger(__name__)
 
 TAIL_LINES = 30
+_LONGEST_S = 1e6  # that a wait in the kernel may take
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 # What uv writes, to the class of error and the next step. The first that matches counts.
 _CAUSES: tuple[tuple[str, type[errors.UvError], str], ...] = (
@@ -163,13 +166,12 @@ def _finish(
     for reader in readers:
         reader.start()
     try:
-        process.wait(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise errors.BuildTimeoutError(
-            f"uv {command[1]} did not end within {timeout_s:g} s and was killed\n" + "\n".join(tail),
-            command=command,
-            tail="\n".join(tail),
-        ) from None
+        if not _ends(process, timeout_s):
+            raise errors.BuildTimeoutError(
+                f"uv {command[1]} did not end within {timeout_s:g} s and was killed\n" + "\n".join(tail),
+                command=command,
+                tail="\n".join(tail),
+            )
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -179,6 +181,25 @@ def _finish(
     if process.returncode:
         raise translated(command, process.returncode, "\n".join(tail) or "".join(output)[-4000:])
     return "".join(output)
+
+
+def _ends(process: "subprocess.Popen[str]", timeout_s: float) -> bool:
+    """Whether a process ends in time, known at once: `Popen.wait` with a timeout looks every 50 ms only."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):  # no such call here
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout_s)
+        return process.returncode is not None
+    try:
+        waiting = select.poll()
+        waiting.register(descriptor, select.POLLIN)
+        if not waiting.poll(min(timeout_s, _LONGEST_S) * 1e3):
+            return False
+    finally:
+        os.close(descriptor)
+    process.wait()
+    return True
 
 
 def _collect(stream: Iterable[str], into: list[str]) -> None:

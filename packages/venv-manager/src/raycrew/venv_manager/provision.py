@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raycrew.venv_manager import _digest
-from raycrew.venv_manager._carry import luggage
+from raycrew.venv_manager._carry import Luggage, luggage
 from raycrew.venv_manager._indexes import index_variables, without_password
 from raycrew.venv_manager._probe import Expectation, check, probe
 from raycrew.venv_manager._progress import Report, reporting
 from raycrew.venv_manager._recipe import Recipe
-from raycrew.venv_manager._resolve import expectation, resolve
+from raycrew.venv_manager._resolve import expectation, resolve, sync_of
 from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager._store import Environment, Store
 from raycrew.venv_manager._uv_run import parse
@@ -34,9 +34,9 @@ T = TypeVar("T")
 
 def identify(spec: EnvironmentSpec, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Everything that decides what a spec's environment holds, on this machine and for this driver."""
-    carried = luggage().identity() if spec.carry else {}
+    carried = _luggage(spec).identity() if spec.carry else {}
     indexes = {name: without_password(text) for name, text in index_variables(spec, environ).items()}
-    return _digest.identity(spec, indexes, carried, _uv_version())
+    return _digest.identity(spec, indexes, carried, _uv_version)
 
 
 def ensure(
@@ -62,7 +62,8 @@ def ensure(
         return found
     with reporting(_title(spec, key)) as report:
         make = partial(_recipe, spec, key, identity, store, force, report)
-        return store.install(key, make, python=spec.python, force=force, report=report)
+        sync = sync_of(spec, _luggage(spec), store.environ)
+        return store.install(key, make, python=spec.python, sync=sync, force=force, report=report)
 
 
 def prepare(spec: EnvironmentSpec | str | Path, store: Store, *, force: bool = False) -> Recipe:
@@ -87,11 +88,15 @@ def _recipe(
     if kept is not None:
         return kept
     made = resolve(
-        spec, key, identity, luggage(), environ=store.environ, variables=index_variables(spec, store.environ),
-        on_line=report, timeout_s=store.build_timeout_s,
+        spec, key, identity, _luggage(spec), environ=store.environ,
+        variables=index_variables(spec, store.environ), on_line=report, timeout_s=store.build_timeout_s,
     )  # fmt: skip
     store.keep_recipe(made)
     return made
+
+
+def _luggage(spec: EnvironmentSpec) -> Luggage:
+    return luggage() if spec.carry else Luggage()
 
 
 def _title(spec: EnvironmentSpec, key: str) -> str:

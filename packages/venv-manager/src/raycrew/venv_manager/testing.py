@@ -132,25 +132,35 @@ def write(path, text):
     with open(path, "w") as file:
         file.write(text)
 print("fake uv", verb, file=sys.stderr, flush=True)
-time.sleep(plan["seconds"].get(verb, 0))
+def linger(name):
+    time.sleep(plan["seconds"].get(name, 0))
+    while os.path.exists(os.path.join(here, "hold " + name)):
+        time.sleep(0.01)
+linger(verb)
+plan = json.load(open(os.path.join(here, "plan.json")))
 if verb in plan["fails"]:
     print(plan["fails"][verb], file=sys.stderr)
     sys.exit(2)
-if verb in ("pip compile", "export"):
-    write(after("-o"), '[[packages]]\\nname = "fake"\\nversion = "1"\\n')
-elif verb == "venv":
-    root = words[-1]
+def make_interpreter(root):
     write(os.path.join(root, "pyvenv.cfg"), "home = {home}\\n")
     os.makedirs(os.path.join(root, "bin"))
     os.symlink({python!r}, os.path.join(root, "bin", "python"))
-elif verb == "pip install":
-    root = os.path.dirname(os.path.dirname(after("--python")))
+def install(root):
     site = os.path.join(root, "lib", "python{minor}", "site-packages")
     for number in range(plan["files"]):
         write(os.path.join(site, "fake", f"part{{number}}.py"), "x = 1\\n")
-        time.sleep(plan["seconds"].get("file", 0))
+        linger("file")
     write(os.path.join(site, "fake", "__init__.py"), "")
     write(os.path.join(site, "fake-1.dist-info", "METADATA"), "Name: fake\\nVersion: 1\\n")
+if verb in ("pip compile", "export"):
+    write(after("-o"), '[[packages]]\\nname = "fake"\\nversion = "1"\\n')
+elif verb == "venv":
+    make_interpreter(words[-1])
+elif verb == "sync":
+    make_interpreter(os.environ["UV_PROJECT_ENVIRONMENT"])
+    install(os.environ["UV_PROJECT_ENVIRONMENT"])
+elif verb == "pip install":
+    install(os.path.dirname(os.path.dirname(after("--python"))))
 """
 
 
@@ -191,9 +201,17 @@ class FakeUv:
         return {"RAYCREW_UV": str(self.path), "PIP_CONFIG_FILE": os.devnull}
 
     def slow(self, verb: str, seconds: float) -> None:
-        """Make a command slow: `venv`, `pip compile`, `pip install`, `export`, or each `file`."""
+        """Make a command slow: `venv`, `pip compile`, `pip install`, `export`, `sync`, or each `file`."""
         self._plan["seconds"][verb] = seconds
         self._save()
+
+    def hold(self, verb: str) -> None:
+        """Let calls of one command (or each `file`, once it is written) wait until `release`."""
+        (self.folder / f"hold {verb}").touch()
+
+    def release(self, verb: str) -> None:
+        """Let go on what `hold` holds."""
+        (self.folder / f"hold {verb}").unlink(missing_ok=True)
 
     def fail(self, verb: str, text: str) -> None:
         """Make one command fail, with this as its last words; an empty text heals it."""

@@ -1,0 +1,71 @@
+"""SIGKILL at any instant: nothing half built is ever visible, and the next caller builds."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from builds import whole_fake
+
+from raycrew.venv_manager import Store
+from raycrew.venv_manager.testing import write_project
+
+KILL = """
+import itertools, os, signal, sys
+last, steps = int(sys.argv[1]), itertools.count(1)
+watched = {"open", "os.rename", "os.remove", "os.mkdir", "os.symlink", "os.rmdir", "subprocess.Popen",
+           "fcntl.flock", "os.utime", "shutil.rmtree", "os.scandir"}
+def hook(event, arguments):
+    if armed and event in watched and next(steps) == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+from raycrew.venv_manager import EnvironmentSpec, ensure
+import concurrent.futures.thread, raycrew.venv_manager.testing
+if len(sys.argv) > 2:
+    spec = EnvironmentSpec.project(sys.argv[2], locked=True, carry=False)
+else:
+    spec = EnvironmentSpec.requirements(["fake"], carry=False)
+armed = False
+sys.addaudithook(hook)
+armed = True
+ensure(spec)
+armed = False
+print(next(steps) - 1)
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    folder = write_project(tmp_path / "project", dependencies=["fake"])
+    (folder / "uv.lock").write_text("version = 1\n")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("locked", [False, True], ids=["chosen by uv", "locked"])
+def test_killed_at_any_step_leaves_a_store_that_works(tmp_path, fake_uv, project, locked):
+    """Steps spread over a whole build: opening, renaming, removing, locking, starting uv."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environ = {**os.environ, **fake_uv.environ, "TMPDIR": str(scratch), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def run(store, last):
+        return subprocess.run(
+            [sys.executable, "-c", KILL, str(last), *([project] if locked else [])],
+            env={**environ, "RAYCREW_VENV_DIR": str(store)}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    whole = run(tmp_path / "whole", 0)
+    steps = int(whole.stdout)
+    assert steps > 40
+    assert {words[0] for words in fake_uv.calls()} == ({"sync", "export"} if locked else {"pip", "venv"})
+    for point in sorted({*range(1, steps, max(1, steps // 14)), *range(steps - 6, steps)}):
+        root = tmp_path / f"killed-{point}"
+        assert run(root, point).returncode == -signal.SIGKILL, f"step {point} was not reached"
+        store = Store(root, environ=environ)
+        for visible in store.environments():
+            assert whole_fake(visible.path), f"half built after step {point}"
+        after = run(root, 0)
+        assert after.returncode == 0, after.stderr
+        (built,) = store.environments()
+        assert whole_fake(built.path), f"half built after step {point} and another call"
