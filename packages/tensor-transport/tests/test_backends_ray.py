@@ -1,15 +1,19 @@
 """The backends over Ray's object store, on two simulated nodes."""
 
+import contextlib
+import dataclasses
+import fcntl
 import os
 import pickle
 import select
+import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from raycrew.tensor_transport import (
-    BatchedDataDict,
     NodeMemoryBackend,
     ObjectStoreBackend,
     RayRefBackend,
@@ -19,9 +23,6 @@ from raycrew.tensor_transport import (
     ShardRegistry,
     TensorArguments,
     TransportError,
-    localize,
-    release,
-    remotize,
 )
 from raycrew.tensor_transport.backends import node_memory
 from raycrew.tensor_transport.protocols import ShardBackend
@@ -71,6 +72,21 @@ def wait_for_end(call):
             ray.get(call(), timeout=60)
 
 
+def pid_of(_actor):
+    return os.getpid()
+
+
+@contextlib.contextmanager
+def stopped(actor):
+    """An actor that does not answer, for a while."""
+    pid = ray.get(actor.__ray_call__.remote(pid_of), timeout=120)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 @pytest.fixture
 def stores(ray_cluster):
     backend = ObjectStoreBackend.start()
@@ -90,22 +106,43 @@ def test_store_actors_conform(stores, node):
         while ray.get(store.resolve.remote("", []), timeout=120) == before:
             assert time.monotonic() < deadline, "the store was not restarted"
 
-    case = BackendCase(stores, lambda: ActorPeer(stores, node), True, True, restart)
+    @contextlib.contextmanager
+    def stall(_peer, shards):
+        with stopped(stores._stores[shards[0].node_id]):
+            yield shards
+
+    case = BackendCase(stores, lambda: ActorPeer(stores, node), True, True, restart, stall)
     check_shard_backend(case)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("node", ["node0", "node1"])
 def test_ray_references_conform(ray_cluster, node):
+    @contextlib.contextmanager
+    def stall(peer, shards):
+        """Objects that are not there yet."""
+        with stopped(peer.actor):
+            late = peer.actor.run.remote(torch.ones)
+            yield [dataclasses.replace(shard, locator=(late, 0)) for shard in shards]
+
     backend = RayRefBackend()
-    check_shard_backend(BackendCase(backend, lambda: ActorPeer(backend, node), False, False))
+    case = BackendCase(backend, lambda: ActorPeer(backend, node), False, False, stall=stall)
+    check_shard_backend(case)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("node", ["node0", "node1"])
 def test_node_memory_conforms(ray_cluster, node):
+    @contextlib.contextmanager
+    def stall(_peer, shards):
+        """As an owner that was stopped while it was about to use the arena anew."""
+        with Path(shards[0].locator[2]).open("rb") as arena:
+            fcntl.flock(arena, fcntl.LOCK_EX)
+            yield shards
+
     backend = NodeMemoryBackend()
-    check_shard_backend(BackendCase(backend, lambda: ActorPeer(backend, node), False, False))
+    case = BackendCase(backend, lambda: ActorPeer(backend, node), False, False, stall=stall)
+    check_shard_backend(case)
     backend.close()
 
 
@@ -137,32 +174,6 @@ def test_clear_node_and_stats_by_node(stores):
     assert {node: s.shards for node, s in stores.stats_by_node().items()}[here] == 2
     assert stores.clear_node(here) == 2
     assert stores.stats().held_bytes == 0
-
-
-def step(backend, batch, number):
-    """What a worker does with a batch of handles: read, compute, store the result."""
-    registry = ShardRegistry(backend)
-    local = localize(batch, registry)
-    local["reward"] = local["ids"].sum(dim=1)
-    return remotize(local, registry, step=number)
-
-
-def test_steps_of_remotize_dispatch_localize_release_leave_nothing(stores):
-    registry = ShardRegistry(stores)
-    workers = [ActorPeer(stores, node) for node in ("node0", "node1")]
-    for number in range(5):
-        ids = torch.arange(4096 * 16).reshape(4096, 16) + number
-        batch = remotize(BatchedDataDict(ids=ids), registry, step=number)
-        shards = batch.shard(2)
-        done = BatchedDataDict.concat(
-            [w.call(step, shard, number) for w, shard in zip(workers, shards, strict=True)]
-        )
-        assert isinstance(done["reward"], RTensor)
-        assert torch.equal(localize(done, registry)["reward"], ids.sum(dim=1))
-        release([batch, done], registry)
-        assert stores.stats().held_bytes == 0
-    for worker in workers:
-        worker.kill()
 
 
 def test_more_than_the_object_store_holds_is_spilled_and_read_back(stores):

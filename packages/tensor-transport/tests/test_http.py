@@ -1,5 +1,13 @@
+import contextlib
+import gc
 import http.client
+import itertools
 import json
+import socket
+import threading
+import time
+import weakref
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -8,7 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import ProcessPeer
 
-from raycrew.tensor_transport import RTensor, ShardLostError, ShardRegistry, StaleHandleError, TransportError
+from raycrew.tensor_transport import (
+    RTensor,
+    ShardLostError,
+    ShardRead,
+    ShardRegistry,
+    StaleHandleError,
+    TransportError,
+)
+from raycrew.tensor_transport._conformance import cancelled_after
 from raycrew.tensor_transport.backends._safetensors import frame, header_length, parse_header
 from raycrew.tensor_transport.errors import DecodeError, TransportClosedError, UnsupportedTensorError
 from raycrew.tensor_transport.protocols import ShardBackend
@@ -16,7 +32,7 @@ from raycrew.tensor_transport.testing import BackendCase, check_shard_backend, p
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-from raycrew.tensor_transport.backends.http import HttpBackend, ShardServer
+from raycrew.tensor_transport.backends.http import HttpBackend, ShardServer, ShardStore
 
 
 @pytest.fixture
@@ -50,7 +66,17 @@ def test_conforms():
         servers[-1].close()
         servers.append(ShardServer(port=servers[0].port, token=servers[0].token))
 
-    check_shard_backend(BackendCase(backend, lambda: ProcessPeer(backend), True, True, restart))
+    @contextlib.contextmanager
+    def stall(_peer, shards):
+        gate, store = threading.Event(), servers[-1].store
+        store.get = lambda shard_id: gate.wait(120) and ShardStore.get(store, shard_id)
+        try:
+            yield shards
+        finally:
+            gate.set()
+            del store.get
+
+    check_shard_backend(BackendCase(backend, lambda: ProcessPeer(backend), True, True, restart, stall))
     assert isinstance(backend, ShardBackend)
     backend.close()
     servers[-1].close()
@@ -134,6 +160,77 @@ def test_reads_from_several_servers_at_once(server, backend):
         ShardRegistry(backend).release([handle.shard for handle in handles])
         assert elsewhere.stats().shards == backend.stats().shards == 0
         elsewhere.close()
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def connections_to(port):
+    """How many connections a server on a port of this machine has."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    established, closed_by_client = "01", "08"
+    return sum(
+        line[1].endswith(f":{port:04X}") and line[3] in (established, closed_by_client) for line in lines
+    )
+
+
+@contextlib.contextmanager
+def slow_reader(server, shard):
+    """A connection over which a shard is asked for, and of whose answer only the first bytes were read."""
+    body = json.dumps({"epoch": shard.owner, "reads": [[shard.shard_id, None, None]]})
+    head = f"POST /fetch HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.token}\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=120) as connection:
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        yield connection
+
+
+def test_a_slow_reader_holds_nobody_up_and_has_its_bytes(server, backend):
+    large = torch.arange(4 << 20)
+    (shard,) = backend.put([large])
+    with slow_reader(server, shard) as connection:
+        assert torch.equal(ShardRegistry(backend).fetch([RTensor(shard)])[0], large)
+        backend.release([shard])
+        backend.put([torch.zeros_like(large)])
+        answer = bytearray()
+        while len(answer) < large.nbytes or not answer.endswith(large[-100:].numpy().tobytes()):
+            piece = connection.recv(1 << 20)
+            assert piece
+            answer += piece
+    assert answer[-large.nbytes :] == large.numpy().tobytes()
+
+
+def test_an_abandoned_read_frees_what_it_held(server, backend):
+    (shard,) = backend.put([torch.zeros(4 << 20)])
+    stored = weakref.ref(server.store.get(shard.shard_id))
+    with slow_reader(server, shard):
+        backend.release([shard])
+        assert backend.stats().held_bytes == 0
+    wait_for(lambda: gc.collect() is not None and stored() is None)
+
+
+def test_reads_cancelled_anywhere_leave_nothing(server, backend):
+    tensors = [torch.full((1 << 20,), value) for value in range(3)]
+    shards = backend.put(tensors)
+    stored = [weakref.ref(server.store.get(shard.shard_id)) for shard in shards]
+    cancelled = 0
+    for attempt in itertools.count():
+        try:
+            with cancelled_after(attempt % 60 * 5e-4):
+                backend.fetch([ShardRead(shard) for shard in shards])
+        except KeyboardInterrupt:
+            cancelled += 1
+        if cancelled >= 20:
+            break
+    found = backend.fetch([ShardRead(shard) for shard in shards])
+    assert all(map(torch.equal, found, tensors))
+    wait_for(lambda: gc.collect() is not None and connections_to(server.port) <= 1)
+    backend.release(shards)
+    wait_for(lambda: gc.collect() is not None and not any(ref() is not None for ref in stored))
 
 
 def test_a_dtype_without_a_name_is_refused(backend):

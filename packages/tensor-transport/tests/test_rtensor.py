@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import ProcessPeer
 
 from raycrew.tensor_transport import BatchedDataDict, TransportError
 from raycrew.tensor_transport._registry import ShardRegistry
@@ -15,7 +16,7 @@ from raycrew.tensor_transport.backends.inline import InlineBackend
 from raycrew.tensor_transport.errors import ShardLostError, UnsupportedTensorError
 from raycrew.tensor_transport.protocols import RowHandle, ShardBackend
 from raycrew.tensor_transport.rtensor import RTensor
-from raycrew.tensor_transport.testing import InProcessBackend
+from raycrew.tensor_transport.testing import BackendCase, InProcessBackend, check_shard_backend
 
 
 @pytest.fixture
@@ -317,3 +318,8 @@ def test_unsupported_tensors_are_refused_by_name(registry):
 def test_backends_fit_their_protocol():
     assert isinstance(InlineBackend(), ShardBackend)
     assert isinstance(InProcessBackend(), ShardBackend)
+
+
+def test_inline_conforms():
+    backend = InlineBackend()
+    check_shard_backend(BackendCase(backend, lambda: ProcessPeer(backend), True, False))

@@ -1,3 +1,5 @@
+import contextlib
+import fcntl
 import gc
 import pickle
 
@@ -30,7 +32,15 @@ def read(backend, *shards):
 
 def test_conforms(backend):
     assert isinstance(backend, ShardBackend)
-    check_shard_backend(BackendCase(backend, lambda: ProcessPeer(backend), True, True))
+
+    @contextlib.contextmanager
+    def stall(_peer, shards):
+        """As an owner that was stopped while it was about to use the arena anew."""
+        with (backend._directory / f"{PREFIX}{shards[0].locator[0]}").open("rb") as arena:
+            fcntl.flock(arena, fcntl.LOCK_EX)
+            yield shards
+
+    check_shard_backend(BackendCase(backend, lambda: ProcessPeer(backend), True, True, stall=stall))
 
 
 @pytest.mark.smoke

@@ -1,16 +1,24 @@
 """What every `ShardBackend` promises, as one function that all of them pass."""
 
 import contextlib
-from collections.abc import Callable
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import torch
 
 from raycrew.tensor_transport._registry import ShardRegistry
 from raycrew.tensor_transport._shards import ShardRead, TensorShardInfo
-from raycrew.tensor_transport.errors import ShardError, StaleHandleError, TransportTimeoutError
+from raycrew.tensor_transport.errors import (
+    ShardError,
+    ShardLostError,
+    StaleHandleError,
+    TransportTimeoutError,
+)
 from raycrew.tensor_transport.protocols import ShardBackend
 from raycrew.tensor_transport.rtensor import RTensor
 
@@ -27,6 +35,11 @@ class Peer(Protocol):
         ...
 
 
+Stall: TypeAlias = Callable[
+    [Any, Sequence[TensorShardInfo]], contextlib.AbstractContextManager[Sequence[TensorShardInfo]]
+]
+
+
 @dataclass(frozen=True)
 class BackendCase:
     """A backend under test, and what it promises.
@@ -38,6 +51,9 @@ class BackendCase:
         is_released: Whether shards are released by name and step, not by their last handle.
         restart_owner: Ends the owner of what `backend` stored and starts it anew; None where the owner is the
             process itself.
+        stall: Keeps whoever a read of a peer's shards waits for from answering, until the context ends; the
+            context is entered with the shards to read (those given, or later ones). None where a read waits
+            for nobody.
     """
 
     backend: ShardBackend
@@ -45,26 +61,30 @@ class BackendCase:
     outlives_producer: bool
     is_released: bool
     restart_owner: Callable[[], None] | None = None
+    stall: Stall | None = None
 
 
 def check_shard_backend(case: BackendCase) -> None:
     """Raise AssertionError unless a backend keeps every promise of `ShardBackend`.
 
-    Producer killed, consumer killed, stale handles, slow readers and cancelled reads included.
+    Producer killed, consumer killed, stale handles, slow readers and cancelled reads included. Call it in the
+    main thread.
     """
-    for check in (
-        _check_round_trip,
-        _check_views_and_snapshots,
-        _check_threads,
-        _check_other_process,
-        _check_slow_reader,
-        _check_cancelled_read,
-        _check_killed_consumer,
-        _check_killed_producer,
-        _check_release_and_expiry,
-        _check_restarted_owner,
-    ):
+    for check in (_check_round_trip, _check_views_and_snapshots, _check_threads, _check_release_and_expiry):
         check(case)
+    for with_peer in (
+        (_check_other_process, _check_slow_reader, _check_stalled_reads, _check_killed_consumer),
+        (_check_killed_producer,),
+    ):
+        peer = case.start_peer()
+        try:
+            for check_peer in with_peer:  # the last one kills it
+                check_peer(case, peer)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                peer.kill()
+            raise
+    _check_restarted_owner(case)
 
 
 def put_rows(backend: ShardBackend, value: int, rows: int = 64) -> list[TensorShardInfo]:
@@ -78,8 +98,8 @@ def read_sum(backend: ShardBackend, shard: TensorShardInfo) -> int:
 
 
 def hold(backend: ShardBackend, shard: TensorShardInfo) -> int:
-    """Fetch a shard and keep it for the life of the process; run by a peer."""
-    tensor = ShardRegistry(backend).fetch([RTensor(shard)], timeout_s=60)[0]
+    """Fetch a shard, in place where that can be, and keep it for the life of the process; run by a peer."""
+    (tensor,) = backend.fetch([ShardRead(shard)], timeout_s=60)
     _HELD.append(tensor)
     return int(tensor.sum())
 
@@ -89,7 +109,40 @@ def sum_of_held(backend: ShardBackend) -> int:  # noqa: ARG001
     return int(_HELD[-1].sum())
 
 
+def read_until_killed(backend: ShardBackend, shards: Sequence[TensorShardInfo]) -> NoReturn:
+    """Read for ever; run by a peer."""
+    while True:
+        backend.fetch([ShardRead(shard) for shard in shards], timeout_s=60)
+
+
+def put_until_killed(backend: ShardBackend, step: int) -> NoReturn:
+    """Put and release for ever; run by a peer."""
+    while True:
+        backend.release(backend.put([_content(91, 512), _content(92)], step=step))
+
+
 _HELD: list[torch.Tensor] = []
+
+
+@contextlib.contextmanager
+def cancelled_after(seconds: float) -> Iterator[None]:
+    """Raise `KeyboardInterrupt` in this thread, the main one, wherever it is then."""
+
+    def cancel(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    timer = threading.Timer(seconds, signal.pthread_kill, [threading.get_ident(), signal.SIGUSR1])
+    before = signal.signal(signal.SIGUSR1, cancel)
+    try:
+        timer.start()
+        yield
+    finally:
+        try:
+            timer.cancel()
+            timer.join()
+            signal.pthread_sigmask(signal.SIG_BLOCK, ())  # A system call: a signal under way comes now.
+        finally:
+            signal.signal(signal.SIGUSR1, before)
 
 
 def _content(value: int, rows: int = 64) -> torch.Tensor:
@@ -103,6 +156,22 @@ def _read(case: BackendCase, *shards: TensorShardInfo) -> list[torch.Tensor]:
 def _expect(condition: bool, what: str) -> None:
     if not condition:
         raise AssertionError(what)
+
+
+@contextlib.contextmanager
+def _expected(kind: type[BaseException], otherwise: str) -> Iterator[None]:
+    try:
+        yield
+    except kind:
+        return
+    raise AssertionError(otherwise)
+
+
+def _wait_for(condition: Callable[[], bool], otherwise: str, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        _expect(time.monotonic() < deadline, otherwise)
+        time.sleep(0.02)
 
 
 def _expect_lost(
@@ -160,65 +229,91 @@ def _check_threads(case: BackendCase) -> None:
         _expect(all(pool.map(work, range(12))), "threads disturb each other")
 
 
-def _check_other_process(case: BackendCase) -> None:
-    peer = case.start_peer()
-    try:
-        mine = put_rows(case.backend, 3)
-        _expect(peer.call(read_sum, mine[1]) == 4 * 64 * 1024, "a peer reads other bytes")
-        theirs = peer.call(put_rows, 11)
-        _expect(torch.equal(_read(case, theirs[0])[0], _content(11)), "a peer's shard has other bytes")
-    finally:
-        peer.kill()
+def _check_other_process(case: BackendCase, peer: Peer) -> None:
+    mine = put_rows(case.backend, 3)
+    _expect(peer.call(read_sum, mine[1]) == 4 * 64 * 1024, "a peer reads other bytes")
+    theirs = peer.call(put_rows, 11)
+    _expect(torch.equal(_read(case, theirs[0])[0], _content(11)), "a peer's shard has other bytes")
+    case.backend.release([*mine, *theirs])
 
 
-def _check_slow_reader(case: BackendCase) -> None:
-    peer = case.start_peer()
-    try:
-        shards = put_rows(case.backend, 21, rows=512)
-        here = _read(case, shards[0])[0]
-        peer.call(hold, shards[1])
-        case.backend.release(shards)
-        for value in range(8):
-            case.backend.release(put_rows(case.backend, 1000 + value, rows=512))
-        _expect(torch.equal(here, _content(21, 512)), "memory was reused under a reader in this process")
-        _expect(peer.call(sum_of_held) == 22 * 512 * 1024, "memory was reused under a reader elsewhere")
-    finally:
-        peer.kill()
-
-
-def _check_cancelled_read(case: BackendCase) -> None:
-    shards = put_rows(case.backend, 31)
-    for _ in range(3):
-        with contextlib.suppress(TransportTimeoutError):
-            case.backend.fetch([ShardRead(shard) for shard in shards], timeout_s=1e-6)
-    _expect(torch.equal(_read(case, shards[0])[0], _content(31)), "a cancelled read disturbs later ones")
-
-
-def _check_killed_consumer(case: BackendCase) -> None:
-    peer = case.start_peer()
-    shards = put_rows(case.backend, 41)
-    peer.call(hold, shards[0])
-    peer.kill()
-    _expect(torch.equal(_read(case, shards[0])[0], _content(41)), "a consumer took a shard with it")
+def _check_slow_reader(case: BackendCase, peer: Peer) -> None:
+    shards = put_rows(case.backend, 21, rows=512)
+    (here,) = case.backend.fetch([ShardRead(shards[0])], timeout_s=60)
+    peer.call(hold, shards[1])
     case.backend.release(shards)
-    _expect(case.backend.stats().leases == 0, "a killed consumer still holds a lease")
+    for value in range(8):
+        case.backend.release(put_rows(case.backend, 1000 + value, rows=512))
+    _expect(torch.equal(here, _content(21, 512)), "memory was reused under a reader in this process")
+    _expect(peer.call(sum_of_held) == 22 * 512 * 1024, "memory was reused under a reader elsewhere")
+    if case.is_released:
+        _expect_lost(case, shards[0], "a stale handle is answered with other bytes", StaleHandleError)
 
 
-def _check_killed_producer(case: BackendCase) -> None:
-    peer = case.start_peer()
+def _check_stalled_reads(case: BackendCase, peer: Peer) -> None:
+    if case.stall is None:
+        return
+    shards = peer.call(put_rows, 31)
+    with case.stall(peer, shards) as stalled:
+        reads = [ShardRead(shard) for shard in stalled]
+        for _ in range(2):
+            with _expected(TransportTimeoutError, "a read that nobody answers went past its deadline"):
+                case.backend.fetch(reads, timeout_s=0.3)
+        with _expected(KeyboardInterrupt, "a read can't be cancelled"), cancelled_after(0.3):
+            case.backend.fetch(reads, timeout_s=60)
+    for shard, value in zip(shards, (31, 32), strict=True):
+        _expect(torch.equal(_read(case, shard)[0], _content(value)), "a cancelled read disturbs later ones")
+    case.backend.release(shards)
+
+
+def _check_killed_consumer(case: BackendCase, peer: Peer) -> None:
+    shards = put_rows(case.backend, 41, rows=512)
+    peer.call(hold, shards[0])
+    _kill_during(case, peer, shards[0], read_until_killed, shards)
+    _expect(torch.equal(_read(case, shards[1])[0], _content(42, 512)), "a consumer took a shard with it")
+    case.backend.release(shards)
+    _expect(case.backend.stats().leases == 0, "a killed consumer, or a cancelled read, still holds a lease")
+
+
+def _check_killed_producer(case: BackendCase, peer: Peer) -> None:
+    before = case.backend.stats()
     shards = peer.call(put_rows, 51)
-    peer.kill()
+    mine = put_rows(case.backend, 53)
+    _kill_during(case, peer, mine[0], put_until_killed, 9)
     if case.outlives_producer:
         _expect(torch.equal(_read(case, shards[0])[0], _content(51)), "a shard died with its producer")
-        case.backend.release(shards)
-        _expect_lost(case, shards[0], "a released shard of a dead producer is read", StaleHandleError)
     else:
         try:
             got = _read(case, shards[0])[0]
-        except ShardError as error:
+        except ShardLostError as error:
             _expect(shards[0].shard_id in str(error), f"the error does not name the shard: {error}")
+            _expect(shards[0].node_id in (error.node_id, ""), f"the error does not name the node: {error}")
         else:
             _expect(torch.equal(got, _content(51)), "a shard of a dead producer has other bytes")
+    if not case.is_released:
+        return
+    case.backend.release([*shards, *mine])
+    _expect_lost(case, shards[0], "a released shard of a dead producer is read", StaleHandleError)
+
+    def nothing_is_left() -> bool:
+        case.backend.expire(10)
+        now = case.backend.stats()
+        return (now.shards, now.held_bytes) == (before.shards, before.held_bytes)
+
+    _wait_for(nothing_is_left, "what a producer was putting when it was killed is left behind")
+
+
+def _kill_during(
+    case: BackendCase, peer: Peer, shard: TensorShardInfo, fn: Callable[..., Any], *args: Any
+) -> None:
+    """Kill a peer in the midst of something, while this process reads."""
+    with ThreadPoolExecutor(1) as pool:
+        doing = pool.submit(peer.call, fn, *args)
+        for _ in range(50):
+            _read(case, shard)
+        _expect(not doing.done(), f"the peer ended by itself: {doing.done() and doing.exception()!r}")
+        peer.kill()
+        _expect(doing.exception(timeout=60) is not None, "the peer was not killed")
 
 
 def _check_release_and_expiry(case: BackendCase) -> None:

@@ -6,10 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from raycrew.tensor_transport._bytes import fresh_tensor
+from raycrew.tensor_transport._bytes import copy_bytes, fresh_tensor
 from raycrew.tensor_transport._cache import CacheStats, FetchCache
 from raycrew.tensor_transport._shards import ShardRead, StoreStats, TensorShardInfo, dtype_name
 from raycrew.tensor_transport._views import ShardRows
@@ -317,13 +316,13 @@ def _place(
 
 
 def _write(out: torch.Tensor, where: slice | torch.Tensor, tensor: torch.Tensor) -> None:
-    """Rows into `out`; numpy copies unbroken memory about 1.6 times as fast as torch."""
+    """Rows into `out`; unbroken memory is copied faster by numpy, and in threads, than by torch."""
     if not isinstance(where, slice):
         out[where] = tensor
         return
     part = out[where]
     if part.is_contiguous() and tensor.is_contiguous() and part.numel() and part.device.type == "cpu":
-        np.copyto(_raw(part), _raw(tensor))
+        copy_bytes(_raw(part), _raw(tensor))
     else:
         part.copy_(tensor)
 

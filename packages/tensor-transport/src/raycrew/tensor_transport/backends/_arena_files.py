@@ -14,6 +14,7 @@ import fcntl
 import mmap
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raycrew.tensor_transport._bytes import copy_bytes
-from raycrew.tensor_transport.errors import TransportError
+from raycrew.tensor_transport.errors import TransportError, TransportTimeoutError
 from raycrew.tensor_transport.protocols import Bytes
 
 PREFIX = "raycrew-"
@@ -144,10 +145,13 @@ class Arena:
         os.close(self._fd)
 
 
-def map_for_reading(path: Path) -> tuple[Header, Bytes] | None:
+def map_for_reading(path: Path, timeout_s: float | None = None) -> tuple[Header, Bytes] | None:
     """Map an arena privately under a lease that lives as long as the bytes; None where the file is gone.
 
     Writes to the bytes stay in this mapping. The mapping's own descriptor keeps the shared lock.
+
+    Raises:
+        TransportTimeoutError: An owner that is just about to use the arena anew did not let go of it.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -156,7 +160,8 @@ def map_for_reading(path: Path) -> tuple[Header, Bytes] | None:
     try:
         if os.fstat(fd).st_size <= HEADER_BYTES:
             return None
-        fcntl.flock(fd, fcntl.LOCK_SH)
+        if not _share_in_time(fd, timeout_s):
+            raise TransportTimeoutError(f"{path} was not let go of within {timeout_s} s")
         mapped = mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     finally:
         os.close(fd)
@@ -244,6 +249,18 @@ def _is_free(path: Path) -> bool:
         return _try_lock(fd, fcntl.LOCK_EX)
     finally:
         os.close(fd)
+
+
+def _share_in_time(fd: int, timeout_s: float | None) -> bool:
+    if timeout_s is None:
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        return True
+    deadline = time.monotonic() + timeout_s
+    while not _try_lock(fd, fcntl.LOCK_SH):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def _try_lock(fd: int, kind: int) -> bool:

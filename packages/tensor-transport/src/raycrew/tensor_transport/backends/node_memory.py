@@ -93,7 +93,7 @@ class NodeMemoryBackend:
 
         Raises:
             ShardLostError: The process that put a shard is gone, or its node.
-            TransportTimeoutError: Another machine did not answer within `timeout_s`.
+            TransportTimeoutError: Another machine, or the owner, did not answer within `timeout_s`.
         """
         by_arena: dict[tuple[str, str, str], list[int]] = defaultdict(list)
         for i, read in enumerate(reads):
@@ -102,7 +102,11 @@ class NodeMemoryBackend:
         found: dict[int, torch.Tensor] = {}
         for (node, machine, _), members in by_arena.items():
             wanted = [reads[i] for i in members]
-            parts = _read(wanted) if machine == _machine() else _read_elsewhere(node, wanted, timeout_s)
+            parts = (
+                _read(wanted, timeout_s)
+                if machine == _machine()
+                else _read_elsewhere(node, wanted, timeout_s)
+            )
             found.update(zip(members, parts, strict=True))
         return [found[i] for i in range(len(reads))]
 
@@ -214,12 +218,12 @@ def _rebuild(arena_bytes: int, idle_s: float) -> NodeMemoryBackend:
     return NodeMemoryBackend(arena_bytes=arena_bytes, idle_s=idle_s)
 
 
-def _read(reads: Sequence[ShardRead]) -> list[torch.Tensor]:
+def _read(reads: Sequence[ShardRead], timeout_s: float | None = None) -> list[torch.Tensor]:
     """Parts of one arena of a process on this machine."""
     shard = reads[0].shard
     path = Path(shard.locator[2])
     try:
-        return read_arena(path, reads, [read.shard.locator[3] for read in reads])
+        return read_arena(path, reads, [read.shard.locator[3] for read in reads], timeout_s)
     except StaleHandleError as error:
         raise ShardLostError(
             f"shard {shard.shard_id} is lost: {shard.owner} on node {shard.node_id}, which put it, is gone",

@@ -114,12 +114,13 @@ class SharedMemoryBackend:
         self._peak = max(self._peak, sum(int(h.live[:, SIZE].sum()) for h in self._own_headers()))
         return shards
 
-    def fetch(self, reads: Sequence[ShardRead], *, timeout_s: float | None = None) -> list[torch.Tensor]:  # noqa: ARG002
+    def fetch(self, reads: Sequence[ShardRead], *, timeout_s: float | None = None) -> list[torch.Tensor]:
         """The wanted parts: in place for a megabyte and more, else copies.
 
         Raises:
             StaleHandleError: A shard was released, or its session is over.
             ShardLostError: A shard is on another machine.
+            TransportTimeoutError: An owner held an arena for longer than `timeout_s`.
         """
         self._check_open()
         by_arena: dict[str, list[int]] = defaultdict(list)
@@ -129,7 +130,7 @@ class SharedMemoryBackend:
         found: dict[int, torch.Tensor] = {}
         for name, members in by_arena.items():
             places = [Place(*reads[i].shard.locator[1:]) for i in members]
-            parts = read_arena(self._path(name), [reads[i] for i in members], places)
+            parts = read_arena(self._path(name), [reads[i] for i in members], places, timeout_s)
             found.update(zip(members, parts, strict=True))
         return [found[i] for i in range(len(reads))]
 
@@ -304,13 +305,16 @@ class Place(NamedTuple):
     slot: int
 
 
-def read_arena(path: Path, reads: Sequence[ShardRead], places: Sequence[Place]) -> list[torch.Tensor]:
+def read_arena(
+    path: Path, reads: Sequence[ShardRead], places: Sequence[Place], timeout_s: float | None = None
+) -> list[torch.Tensor]:
     """Parts of one arena: in place for a megabyte and more, else copies; each is its reader's own.
 
     Raises:
         StaleHandleError: A shard was released, or the arena is gone.
+        TransportTimeoutError: Its owner held it for longer than `timeout_s`.
     """
-    mapped = map_for_reading(path)
+    mapped = map_for_reading(path, timeout_s)
     in_place = sum(read.shard.size_bytes for read in reads) >= MAP_BYTES
     seen: set[str] = set()
     parts = []
