@@ -4,7 +4,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, namedtuple
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ray
@@ -22,6 +23,9 @@ pytest_plugins = ["raycrew.cluster_core.testing"]
 
 PATIENCE_S = 60
 KEYS = st.recursive(st.text() | st.binary() | st.integers(), lambda k: st.tuples(k, k))
+
+
+RankInfoStub = namedtuple("RankInfoStub", "rank generation", defaults=[0])
 
 
 def loads_of(*outstanding, usage=None):
@@ -66,6 +70,17 @@ def test_consistent_hash_moves_only_the_keys_of_a_lost_worker(keys, n, data):
     assert again == before
     assert all(b in (a, lost) for a, b in zip(after, before, strict=True))
     assert lost not in after
+
+
+def test_consistent_hash_serves_several_threads():
+    strategy = strategy_of("consistent_hash")
+
+    def choose(ranks):
+        loads = [WorkerLoad(rank) for rank in ranks]
+        return all(strategy.choose(loads, f"key {i}") in ranks for i in range(100))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(choose, [(0, 1), (2, 3), (4,), (0, 5)] * 5))
 
 
 def test_consistent_hash_spreads_keys_over_all_workers():
@@ -214,6 +229,24 @@ def test_closing_a_stream_abandons_what_is_left():
     next(pairs)
     pairs.close()
     assert len(workers.abandoned) == 3
+
+
+class IdleGroup:
+    """Three ranks that nobody calls."""
+
+    name = "idle"
+    ranks = tuple(RankInfoStub(rank) for rank in range(3))
+    tied_workers_groups = ((0,), (1,), (2,))
+
+
+@pytest.mark.parametrize("strategy", ["round_robin", "least_outstanding", "consistent_hash", "least_loaded"])
+def test_only_least_loaded_asks_for_reports(strategy):
+    asked = []
+    balancer = LoadBalancer(IdleGroup(), strategy, usage=lambda: asked.append("report") or {1: 0.5})
+    usage = [load.usage for load in balancer.loads()]
+    assert (usage, asked) == (
+        ([None, 0.5, None], ["report"]) if strategy == "least_loaded" else ([None] * 3, [])
+    )
 
 
 # Over a group

@@ -12,6 +12,7 @@ from raycrew.worker_groups import (
     WorkerFailureError,
     WorkerFailuresError,
 )
+from raycrew.worker_groups._ray_compat import runs_in_order
 
 pytest_plugins = ["raycrew.cluster_core.testing"]
 
@@ -145,6 +146,14 @@ def test_a_broken_stream_is_told_at_every_look(group):
         assert [item for rank, item in seen if rank == 1] == [0, 1]
 
 
+def test_workers_whose_calls_were_cancelled_answer_the_next_ones(group):
+    for _ in range(10):
+        given_up = [group.call("add", i) for i in range(4)]
+        assert not any(future.cancel() for future in given_up)
+    assert group.call("add", 1).get_results(timeout=200) == [1, 1, 1]
+    assert given_up[3].get_results(timeout=200) == [3, 3, 3]
+
+
 def test_it_survives_pickling(group):
     future = group.call("add", 1)
     again = ray.get(ray.remote(num_cpus=0)(lambda boxed: boxed[0].get_results()).remote([future]))
@@ -165,10 +174,24 @@ def test_a_dead_worker_is_told_from_one_that_raises(local_ray, gate):
             mortal.on(ranks=[1]).call("add", 1).get_results()
 
 
+@pytest.mark.parametrize(
+    ("is_async", "options", "expected"),
+    [
+        (False, {}, True),
+        (True, {}, False),
+        (False, {"max_concurrency": 2}, False),
+        (False, {"max_concurrency": 1}, True),
+        (False, {"allow_out_of_order_execution": True}, False),
+    ],
+)
+def test_which_workers_run_calls_in_order(is_async, options, expected):
+    assert runs_in_order(is_async, options) is expected
+
+
 def test_async_calls_can_be_cancelled(local_ray):
     with RayVirtualCluster([2], use_gpus=False) as cluster, RayWorkerGroup(cluster, AsyncWorker) as sleepers:
         future = sleepers.call("forever")
-        future.cancel()
+        assert future.cancel()
         with pytest.raises(WorkerFailureError):
             future.get_results(timeout=60)
         assert sleepers.call("slowly", 1).get_results() == [1, 1]

@@ -1,5 +1,7 @@
 import asyncio
 import os
+import threading
+from collections import UserString
 
 import pytest
 import ray
@@ -293,6 +295,10 @@ def test_load_balancing(cluster):
         group.balancer.call("nap", 0)
 
 
+class Odd(UserString):
+    """What can't be told at a glance to be picklable."""
+
+
 class Boxes:
     """Puts strings in boxes on their way, and takes them out."""
 
@@ -315,6 +321,23 @@ def test_a_transport_sees_arguments_and_results(cluster):
         )
     with pytest.raises(TypeError, match="no ArgumentTransport"):
         RayWorkerGroup(cluster, Worker, transport=42)
+
+
+def test_arguments_that_cannot_travel_are_refused_before_anything_is_sent(group):
+    with pytest.raises(TypeError, match=r"Worker\.keep: an argument of rank 2 can't be pickled"):
+        group.run_all_workers_multiple_data("keep", [1, {"two": [2]}, threading.Lock(), 4])
+    with pytest.raises(TypeError, match="lock"):
+        group.call("keep", threading.Lock())
+    with pytest.raises(TypeError, match=r"Worker\.count_to is a generator method"):
+        group.run_all_workers_multiple_data("keep", [1, 2, 3, group.call("count_to", 2)])
+    assert group.call("get_kept").get_results() == [None] * 4
+    group.run_all_workers_multiple_data("keep", [1, Odd("two"), group.call("nap", 0), Odd("four")])
+    assert [str(kept) for kept in group.call("get_kept").get_results()] == [
+        "1",
+        "two",
+        "[0, 1, 2, 3]",
+        "four",
+    ]
 
 
 def test_large_arguments_are_stored_once(group):

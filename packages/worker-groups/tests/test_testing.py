@@ -66,6 +66,8 @@ def test_failures_are_attributed(group):
     assert late.value.pending == (1,)
     with pytest.raises(TypeError, match="add is sync, not a generator"):
         group.on().stream("add", 1)
+    with pytest.raises(TypeError, match="generator method"):
+        group.call("total", group.call("count_to", 2))
 
 
 def test_an_init_that_raises_frees_the_bundles(cluster):

@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
 from raycrew.worker_groups._dispatch import (
     Dispatch,
@@ -29,6 +30,18 @@ class GroupCalls(ABC):
     @abstractmethod
     def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
         """Send each call of a dispatch."""
+
+    @abstractmethod
+    def shutdown(self, cleanup_method: str | None = None, timeout: float = 30.0, force: bool = False) -> bool:
+        """End all workers and give their bundles back."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown(force=error is not None)
 
     @overload
     def call(

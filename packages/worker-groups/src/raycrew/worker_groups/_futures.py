@@ -30,6 +30,7 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         method: Name of the method.
         group_name: Name of the group.
         is_stream: Whether each call is a generator that yields as it goes.
+        can_cancel: Whether calls can be cancelled; see `cancel`.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         places: Mapping[int, Whereabouts] | None = None,
         timeout: float | None = None,
         is_stream: bool = False,
+        can_cancel: bool = True,
     ) -> None:
         super().__init__(futures)
         self.called_workers = list(range(len(futures)) if called_workers is None else called_workers)
@@ -55,6 +57,7 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         self.method = method
         self.group_name = group_name
         self.is_stream = is_stream
+        self.can_cancel = can_cancel
         self._places = dict(places or {})
         self._sent_at = time.monotonic()
         self._deadline = deadline_after(timeout)
@@ -83,7 +86,8 @@ class MultiWorkerFuture(list[Any], Generic[R]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments = (list(self), self.called_workers, self.return_from_workers, self.respect_tied_workers)
-        return _rebuild, (arguments, self.method, self.group_name, self._places)
+        named = {"method": self.method, "group_name": self.group_name, "can_cancel": self.can_cancel}
+        return _rebuild, (arguments, {**named, "places": self._places})
 
     def get_results(self, worker_group: Any = None, timeout: float | None = None) -> list[R]:  # noqa: ARG002
         """The results of the ranks to return from, in rank order; a generator's is the list of its items.
@@ -135,10 +139,18 @@ class MultiWorkerFuture(list[Any], Generic[R]):
             if rank in returning:
                 yield rank, value
 
-    def cancel(self) -> None:
-        """Ask for the calls to end: waiting and async ones do, a running method doesn't."""
-        for ref in self:
-            ray.cancel(ref, recursive=False)
+    def cancel(self) -> bool:
+        """Ask for the calls to end: waiting ones and those of async methods do, a running method doesn't.
+
+        Returns:
+            Whether that was asked. It is not where workers run calls one after the other (a class without
+            async methods and with the usual concurrency of 1): an actor that misses a cancelled call of its
+            sequence would answer none of the later ones. Such calls run, and nobody need wait for them.
+        """
+        if self.can_cancel:
+            for ref in self:
+                ray.cancel(ref, recursive=False)
+        return self.can_cancel
 
     def __await__(self) -> Generator[Any, None, list[R]]:
         return self._results_async().__await__()
@@ -228,7 +240,18 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         )
 
 
-def _rebuild(
-    arguments: Sequence[Any], method: str, group_name: str, places: Mapping[int, Whereabouts]
-) -> MultiWorkerFuture[Any]:
-    return MultiWorkerFuture(*arguments, method=method, group_name=group_name, places=places)
+def refuse_stream(value: Any) -> None:
+    """Raise if an argument is a future whose results come as a stream.
+
+    Raises:
+        TypeError: It is one.
+    """
+    if isinstance(value, MultiWorkerFuture) and value.is_stream:
+        raise TypeError(
+            f"{value.group_name}.{value.method} is a generator method: its items come to the caller, and "
+            "are no future that can be passed on; pass what get_results() gives"
+        )
+
+
+def _rebuild(arguments: Sequence[Any], named: Mapping[str, Any]) -> MultiWorkerFuture[Any]:
+    return MultiWorkerFuture(*arguments, **named)

@@ -3,8 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from ray.exceptions import RayError
 from rich.console import Console
@@ -24,6 +23,7 @@ from raycrew.worker_groups._ray_compat import (
     connection,
     end_actors,
     request_exit,
+    runs_in_order,
     worker_status,
 )
 from raycrew.worker_groups._report import StartupReport
@@ -144,6 +144,7 @@ class RayWorkerGroup(GroupCalls):
         if not plan.ordered:
             self._tied_groups.sort()
         self._shape = GroupShape(self._started.info, len(plan.seats), self._tied_groups, sharding_annotations)
+        self._can_cancel = not runs_in_order(self._started.info.is_async, self._started.options[0].actor)
         self._note_places()
 
     def _note_places(self) -> None:
@@ -349,14 +350,6 @@ class RayWorkerGroup(GroupCalls):
             logger.warning("%s: %d killed workers are still there", self.name, len(stubborn))
         return force or not living
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.shutdown(force=error is not None)
-
     # How calls are sent.
 
     def _open(self) -> GroupShape:
@@ -376,6 +369,7 @@ class RayWorkerGroup(GroupCalls):
             group_name=self.name,
             transport=self._spec.transport,
             timeout=timeout,
+            can_cancel=self._can_cancel,
         )
 
 

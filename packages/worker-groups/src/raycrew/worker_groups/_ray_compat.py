@@ -45,15 +45,38 @@ def assigned_accelerators() -> dict[str, list[str]]:
     return ray.get_runtime_context().get_accelerator_ids()
 
 
+def runs_in_order(is_async: bool, options: Mapping[str, Any]) -> bool:
+    """Whether an actor with these options runs its calls one after the other, in the order of the caller.
+
+    To cancel such a call before Ray has sent it (seen with Ray 2.60) leaves a hole in the order: the actor
+    waits for the cancelled call, and answers no later one.
+    """
+    any_order = options.get("allow_out_of_order_execution")
+    if any_order is None:
+        any_order = is_async or options.get("max_concurrency", 1) > 1
+    return not any_order
+
+
 def run_on_node(
     fn: Callable[..., Any],
     args: Sequence[Any],
     *,
     node_id: str | None,
     runtime_env: Mapping[str, Any] | None = None,
+    own_process: bool = True,
 ) -> Any:
-    """Start `fn(*args)` as a task without resources, in a process that ends after it; gives its ObjectRef."""
-    options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "max_calls": 1}
+    """Start `fn(*args)` as a task without resources; gives its ObjectRef.
+
+    Args:
+        fn: The function.
+        args: Its arguments.
+        node_id: Where to run it.
+        runtime_env: Its runtime environment.
+        own_process: Whether its process ends after it; else one that is idle does, and stays.
+    """
+    options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0}
+    if own_process:
+        options["max_calls"] = 1
     if node_id is not None:
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=False)
     if runtime_env:

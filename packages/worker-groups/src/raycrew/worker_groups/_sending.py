@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ray
+
 from raycrew.worker_groups._dispatch import Dispatch
 from raycrew.worker_groups._failures import Whereabouts
-from raycrew.worker_groups._futures import MultiWorkerFuture
+from raycrew.worker_groups._futures import MultiWorkerFuture, refuse_stream
 from raycrew.worker_groups._shell import Gathered
 from raycrew.worker_groups._sizes import SharedStore
 from raycrew.worker_groups.protocols import ArgumentTransport
@@ -19,8 +21,9 @@ def send_to_actors(
     group_name: str,
     transport: ArgumentTransport | None,
     timeout: float | None,
+    can_cancel: bool,
 ) -> MultiWorkerFuture[Any]:
-    """Send each call straight to its rank's actor.
+    """Send each call straight to its rank's actor, once all arguments of all ranks are ready.
 
     Args:
         dispatch: Who gets what.
@@ -29,13 +32,16 @@ def send_to_actors(
         group_name: Name of the group, for errors.
         transport: Encodes arguments.
         timeout: Deadline of the call in seconds.
+        can_cancel: Whether the calls may be cancelled.
+
+    Raises:
+        TypeError: An argument can't be pickled, or is a stream; nothing has been sent.
     """
     packer = _Packer(transport)
     name = dispatch.method.name
-    refs = [
-        getattr(handles[send.rank], name).remote(*packer.pack(send.args), **packer.pack_named(send.kwargs))
-        for send in dispatch.sends
-    ]
+    packed = [(send.rank, packer.pack(send.args), packer.pack_named(send.kwargs)) for send in dispatch.sends]
+    _check_picklable(packed, f"{group_name}.{name}")
+    refs = [getattr(handles[rank], name).remote(*args, **kwargs) for rank, args, kwargs in packed]
     return MultiWorkerFuture(
         refs,
         [send.rank for send in dispatch.sends],
@@ -46,7 +52,43 @@ def send_to_actors(
         places=places,
         timeout=timeout,
         is_stream="generator" in dispatch.method.kind,
+        can_cancel=can_cancel,
     )
+
+
+_Packed = tuple[int, list[Any], dict[str, Any]]
+
+_PLAIN = (int, float, str, bytes, bool, type(None), Gathered)
+
+
+def _check_picklable(packed: Sequence[_Packed], called: str) -> None:
+    """Raise if an argument of a later rank can't be pickled; the first rank's are, before any is sent."""
+    if len(packed) < 2:
+        return
+    known = {id(value) for value in _values(packed[0])}
+    for rank, value in ((call[0], value) for call in packed[1:] for value in _values(call)):
+        if id(value) in known or _is_plain(value):
+            continue
+        known.add(id(value))
+        try:
+            ray.put(value)  # Ray's own pickling; this copy is gone at once.
+        except Exception as error:
+            raise TypeError(f"{called}: an argument of rank {rank} can't be pickled: {error}") from error
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value can surely be pickled: numbers, strings, arrays of numbers, and containers of these."""
+    if type(value) in _PLAIN or isinstance(value, ray.ObjectRef):
+        return True
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(map(_is_plain, (*value.keys(), *value.values())))
+    return getattr(getattr(value, "dtype", None), "hasobject", True) is False
+
+
+def _values(call: _Packed) -> list[Any]:
+    return [*call[1], *call[2].values()]
 
 
 class _Packer:
@@ -64,9 +106,10 @@ class _Packer:
         return {name: self._pack(value) for name, value in kwargs.items()}
 
     def _pack(self, value: Any) -> Any:
-        if isinstance(value, MultiWorkerFuture):
-            return Gathered(tuple(value))
         key = id(value)
+        if key not in self._packed and isinstance(value, MultiWorkerFuture):
+            refuse_stream(value)
+            self._packed[key] = (value, Gathered(tuple(value)))
         if key not in self._packed:
             encoded = value if self._transport is None else self._transport.encode(value)
             # `encoded` is kept so that its identity, by which it is stored, is not given to another object.

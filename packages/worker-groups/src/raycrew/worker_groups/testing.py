@@ -10,14 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from raycrew.cluster_core import Cluster, Placement
 from raycrew.worker_groups._calls import GroupCalls
 from raycrew.worker_groups._dispatch import Dispatch, GroupShape, Send
 from raycrew.worker_groups._failures import Whereabouts, failure
-from raycrew.worker_groups._futures import MultiWorkerFuture
+from raycrew.worker_groups._futures import MultiWorkerFuture, refuse_stream
 from raycrew.worker_groups._ranks import (
     RankInfo,
     TiedBundles,
@@ -58,10 +57,9 @@ class InProcessFuture(MultiWorkerFuture[Any]):
             if rank in self.return_from_workers:
                 yield from ((rank, item) for item in value) if self.is_stream else [(rank, value)]
 
-    def cancel(self) -> None:
-        """Drop the calls that have not begun."""
-        for call in self:
-            call.cancel()
+    def cancel(self) -> bool:
+        """Drop the calls that have not begun; whether there was one."""
+        return bool([call for call in self if call.cancel()])
 
     async def _results_async(self) -> list[Any]:
         return await asyncio.to_thread(self.get_results)
@@ -187,20 +185,15 @@ class InProcessGroup(GroupCalls):
         self._claim.release()
         return clean
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.shutdown(force=error is not None)
-
     def _open(self) -> GroupShape:
         if self._closed:
             raise WorkerGroupClosedError(f"worker group {self.name!r} was shut down")
         return self._shape
 
     def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
+        for send in dispatch.sends:
+            for value in (*send.args, *send.kwargs.values()):
+                refuse_stream(value)
         calls = [self._workers[send.rank].send(dispatch.method.name, send) for send in dispatch.sends]
         return self._future(
             calls,

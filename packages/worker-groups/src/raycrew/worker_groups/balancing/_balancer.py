@@ -69,7 +69,7 @@ class LoadBalancer:
         strategy: `round_robin`, `least_outstanding`, `least_loaded`, `consistent_hash`, or a function of the
             loads and the key that returns a rank.
         idempotent_methods: Methods that may run twice: their items are sent again when a worker is lost.
-        usage: Resource use by rank, 0 to 1, asked every two seconds; `least_loaded` needs it.
+        usage: Resource use by rank, 0 to 1; `least_loaded` needs it, and asks every two seconds.
 
     Raises:
         ValueError: No strategy has that name, or `least_loaded` was given no `usage`.
@@ -90,7 +90,7 @@ class LoadBalancer:
         if self._strategy.needs_usage and usage is None:
             raise ValueError(f"the strategy {strategy!r} needs reports of resource use: usage=")
         self._idempotent = frozenset(idempotent_methods)
-        self._usage = usage
+        self._usage = usage if self._strategy.needs_usage else None
         self._reported: Mapping[int, float] = {}
         self._reported_at = float("-inf")
         self._sent_since: Counter[int] = Counter()

@@ -17,7 +17,8 @@ class WorkerLoad:
     Attributes:
         rank: The worker.
         outstanding: Calls sent to it and not returned.
-        usage: Its last reported resource use, 0 (idle) to 1; None without a report.
+        usage: Its last reported resource use, 0 (idle) to 1; None without a report. Only for `least_loaded`
+            are there any.
         sent_since_report: Calls sent to it since that report.
     """
 
@@ -103,19 +104,20 @@ class ConsistentHash:
     needs_usage = False
 
     def __init__(self) -> None:
-        self._ranks: frozenset[int] = frozenset()
-        self._ring: list[tuple[int, int]] = []
+        # Both at once, for callers in other threads.
+        self._ring: tuple[frozenset[int], list[tuple[int, int]]] = (frozenset(), [])
 
     def choose(self, loads: Sequence[WorkerLoad], key: Any) -> int:
         """The rank whose point follows the key's."""
         ranks = frozenset(load.rank for load in loads)
-        if ranks != self._ranks:
-            points = (
+        known, points = self._ring
+        if ranks != known:
+            points = sorted(
                 (_point(f"{rank}/{i}".encode()), rank) for rank in ranks for i in range(POINTS_PER_RANK)
             )
-            self._ranks, self._ring = ranks, sorted(points)
-        at = bisect.bisect(self._ring, (_point(key_bytes(key)), -1))
-        return self._ring[at % len(self._ring)][1]
+            self._ring = (ranks, points)
+        at = bisect.bisect(points, (_point(key_bytes(key)), -1))
+        return points[at % len(points)][1]
 
 
 class Custom:

@@ -14,8 +14,8 @@ from raycrew.worker_groups._ray_compat import run_on_node
 class ProcessUsage:
     """CPU use of processes and all their descendants; 1 is one busy core.
 
-    Each call starts a small task on each node and gives what the tasks of earlier calls have said: it costs
-    next to nothing, and is as old as the last call.
+    Each call starts a small task on each node, in a process that is idle there, and gives what the tasks of
+    earlier calls have said: it waits for nothing, and is as old as the last call.
 
     Args:
         processes: Node id and process id by rank.
@@ -38,7 +38,8 @@ class ProcessUsage:
         asked = set(self._asked.values())
         for node_id, ranks in self._by_node.items():
             if node_id not in asked:
-                self._asked[run_on_node(cpu_seconds, [list(ranks)], node_id=node_id)] = node_id
+                ref = run_on_node(cpu_seconds, [list(ranks)], node_id=node_id, own_process=False)
+                self._asked[ref] = node_id
         return dict(self._usage)
 
     def _take_in(self, node_id: str, ref: Any) -> None:
