@@ -197,8 +197,9 @@ def _run_batch(function: Callable[[Any], Any], payloads: list[bytes], journal: J
             seconds = time.perf_counter() - started
             ok, data = False, _pack_failure(error)
         journal.finish(ok, seconds, data)
-    with contextlib.suppress(Exception):  # whatever items have made of it
-        sys.stdout.flush()
+    with contextlib.suppress(OSError, ValueError):  # an item may have closed it
+        if sys.__stdout__ is not None:
+            sys.__stdout__.flush()
 
 
 def dumps(value: Any) -> bytes:
