@@ -1,7 +1,7 @@
 """Which rank gets which arguments; pure, and all checks are done before anything is sent."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from raycrew.worker_groups._worker_class import ClassInfo, MethodInfo
@@ -11,6 +11,7 @@ from raycrew.worker_groups.sharding import NamedSharding
 
 OnlyOn = Literal["all", "tied_leader", "all_tied_workers"]
 
+_MAX_KNOWN_CALLS = 1000
 _ONLY_ON = ("all", "tied_leader", "all_tied_workers")
 
 
@@ -49,12 +50,14 @@ class GroupShape:
         world_size: Number of ranks.
         tied_groups: Ranks of each tied group, leader first.
         sharding: Named axes over the ranks, if there are any.
+        known_calls: Method, number of positional and names of keyword arguments of calls that fitted.
     """
 
     info: ClassInfo
     world_size: int
     tied_groups: Sequence[Sequence[int]]
     sharding: NamedSharding | None = None
+    known_calls: set[tuple[str, int, tuple[str, ...]]] = field(default_factory=set, compare=False, repr=False)
 
     def method(self, name: str) -> MethodInfo:
         """A method of the worker class.
@@ -251,10 +254,15 @@ def _targets(
 def _check_signature(
     shape: GroupShape, method: MethodInfo, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
+    call = (method.name, len(args), tuple(kwargs))
+    if call in shape.known_calls:
+        return
     try:
         method.signature.bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(f"{shape.info.name}.{method.name}{method.signature}: {error}") from None
+    if len(shape.known_calls) < _MAX_KNOWN_CALLS:
+        shape.known_calls.add(call)
 
 
 def _disjoint(kwargs: Mapping[str, Any], common: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ import ray
 STORE_FROM_BYTES = 100_000
 
 _MAX_PARTS = 1000
+_SCALARS = frozenset({int, float, bool, type(None)})
 
 
 def size_hint(value: Any) -> int:
@@ -53,6 +54,8 @@ class SharedStore:
 
     def share(self, value: Any) -> Any:
         """`value` itself if it is small, else its reference."""
+        if type(value) in _SCALARS or (type(value) is str and len(value) < STORE_FROM_BYTES):
+            return value  # as `size_hint` would say, which takes longer
         key = id(value)
         if key not in self._refs:
             self._refs[key] = ray.put(value) if self._is_worth_it(value) else value
