@@ -9,6 +9,7 @@ import time
 
 import pytest
 import ray
+from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import placement_group_table
 
 from raycrew.cluster_core import (
@@ -17,10 +18,13 @@ from raycrew.cluster_core import (
     InfeasibleRequestError,
     NodeLostError,
     RayVirtualCluster,
+    ResourceInsufficientError,
     _allocation,
     _ray_compat,
+    _ray_status,
 )
 from raycrew.cluster_core._census import take_census
+from raycrew.cluster_core.memory import MemoryMonitor
 from raycrew.cluster_core.testing import connected, simulated_nodes
 
 
@@ -58,8 +62,18 @@ def test_an_exception_while_groups_are_made_leaves_nothing(ray_nodes, monkeypatc
     monkeypatch.setattr(_ray_compat, "create_group", fail_the_second)
     with pytest.raises(KeyboardInterrupt):
         RayVirtualCluster([2, 2])
-    wait_until(lambda: not live_groups())
+    assert not live_groups()
     wait_until_all_is_free()  # Ray loses what a group holds if it is removed while it is being placed.
+
+
+def test_an_exception_after_the_groups_are_granted_leaves_nothing(local_ray, monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(MemoryMonitor, "start", refuse)
+    with pytest.raises(RuntimeError, match="new thread"):
+        RayVirtualCluster([2, 2], use_gpus=False, monitor_memory=True)
+    assert not live_groups()
 
 
 def test_a_group_that_is_removed_while_it_is_waited_for_is_made_again(ray_nodes, monkeypatch):
@@ -100,6 +114,26 @@ def test_a_lost_race_is_planned_anew(ray_nodes, monkeypatch):
         allocation = allocator.allocate()
         assert allocation.seats[0].node_id != taken
         allocation.remove()
+
+
+def test_a_control_service_that_does_not_answer_is_asked_again_until_the_deadline(ray_nodes):
+    looks = []
+
+    def census(domain_label):
+        looks.append(domain_label)
+        if len(looks) == 1:
+            raise GetTimeoutError("no answer")
+        return take_census(domain_label)
+
+    _allocation.Allocator(_request((2,)), alias="patient", census=census).allocate().remove()
+
+    def silent(_):
+        raise GetTimeoutError("no answer")
+
+    with pytest.raises(AllocationTimeoutError, match="GetTimeoutError: no answer"):
+        _allocation.Allocator(_request((2,)), alias="silent", timeout_s=0, census=silent).allocate()
+    with pytest.raises(ResourceInsufficientError, match=r"3 attempts.*\n.*no answer"):
+        _allocation.Allocator(_request((2,)), alias="silent", max_retries=2, census=silent).allocate()
 
 
 def _request(counts):
@@ -147,6 +181,7 @@ def test_a_killed_driver_leaves_nothing(ray_nodes):
     try:
         assert driver.stdout.readline().strip() == "ready"
         assert len(live_groups()) == 2
+        assert [actor.class_name for actor in _ray_status.actor_states()] == ["PortKeeper"]
         with pytest.raises(AllocationTimeoutError, match="held by placement group 'orphan-"):
             RayVirtualCluster([4, 4, 4], timeout_s=1)
         os.kill(driver.pid, signal.SIGKILL)
@@ -155,6 +190,7 @@ def test_a_killed_driver_leaves_nothing(ray_nodes):
         driver.wait()
     with RayVirtualCluster([4, 4, 4], timeout_s=120):
         assert not [name for name in live_groups() if name.startswith("orphan")]
+    wait_until(lambda: not _ray_status.actor_states())
 
 
 @pytest.mark.slow

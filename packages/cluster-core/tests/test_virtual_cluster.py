@@ -1,3 +1,8 @@
+import asyncio
+import re
+import subprocess
+import sys
+import textwrap
 from array import array
 
 import pytest
@@ -12,6 +17,7 @@ from raycrew.cluster_core import (
     RayVirtualCluster,
     ResourceInsufficientError,
 )
+from raycrew.cluster_core._census import take_census
 from raycrew.cluster_core.testing import check_cluster
 
 
@@ -48,6 +54,49 @@ def test_each_logical_node_lies_on_one_node_and_the_plan_is_the_truth(ray_nodes,
         devices = [int(one[0]) for one in ray.get([a.devices.remote() for a in actors])]
         claim.learn(dict(enumerate(devices)))
         assert [b.device_index for b in cluster.bundles][:4] == [0, 1, 2, 3]
+
+
+def test_explanations_name_actors_and_what_nobody_answers_for(ray_nodes):
+    judge = Where.options(name="judge", num_cpus=1, num_gpus=2).remote()
+    others = [Where.options(num_cpus=0, num_gpus=1).remote() for _ in range(2)]
+    gate = Gate.options(num_cpus=0).remote()
+    task = ray.remote(num_gpus=1)(hold).remote(gate)
+    ray.get([one.node.remote() for one in [judge, *others]] + [gate.entered.remote()], timeout=120)
+    with RayVirtualCluster([1], name="policy"):
+        while sum(node.free["GPU"] for node in take_census()) > 6:
+            ray.wait([task], timeout=0.05)
+        with pytest.raises(AllocationTimeoutError) as error:
+            RayVirtualCluster([4, 4, 4], timeout_s=0)
+    said = str(error.value)
+    for who in (
+        r"actor 'judge' \(1 CPU, 2 GPU\)",
+        r"actors of Where \([12] GPU\)",
+        r"placement group 'policy-\w+-node0' \(1 CPU, 1 GPU\)",
+        r"tasks, or what was freed a moment ago \((1 CPU, )?1 GPU\)",
+    ):
+        assert re.search(who, said), said
+    ray.get(gate.open.remote())
+    ray.get(task, timeout=120)
+
+
+@ray.remote
+class Gate:
+    def __init__(self):
+        self.passed, self.inside = asyncio.Event(), asyncio.Event()
+
+    async def enter(self):
+        self.inside.set()
+        await self.passed.wait()
+
+    async def entered(self):
+        await self.inside.wait()
+
+    async def open(self):
+        self.passed.set()
+
+
+def hold(gate):
+    ray.get(gate.enter.remote())
 
 
 def test_a_full_cluster_names_who_holds_it(ray_nodes):
@@ -133,12 +182,13 @@ def test_particular_devices_are_granted_and_the_others_stay_free(ray_nodes, devi
 
 
 def test_a_device_of_somebody_else_is_never_used(ray_nodes):
-    with RayVirtualCluster([1, 1, 1], gpu_ids=[2], placement_group_strategy="STRICT_PACK") as cluster:
-        assert len({b.node_id for b in cluster.bundles}) == 3
+    with RayVirtualCluster([1, 1], gpu_ids=[2], placement_group_strategy="STRICT_PACK") as cluster:
+        assert len({b.node_id for b in cluster.bundles}) == 2  # The second device 2 is of another node.
+        there = {"ray.io/node-id": cluster.bundles[0].node_id}
         with pytest.raises(
             ResourceInsufficientError, match=r"devices \[2\] of node \w+ are not free, \[0, 1, 3\] are"
         ):
-            RayVirtualCluster([1], gpu_ids=[2], max_retries=0, timeout_s=60)
+            RayVirtualCluster([1], gpu_ids=[2], label_selector=there, max_retries=0, timeout_s=60)
 
 
 def test_auto_learns_what_was_granted(ray_nodes, devices_of):
@@ -184,10 +234,70 @@ def test_copies_in_other_processes_share_the_slots(local_ray):
         ray.get(controller.leave.remote(), timeout=120)
         assert cluster.holders() == {0: ("mine",), 1: ("mine",)}
         ray.get(controller.claim.remote(cluster, "theirs"), timeout=120)
-        ray.kill(controller)
         assert cluster.release_holder("theirs") == 1
         mine.release()
         assert cluster.holders() == {}
+
+
+def test_what_a_dead_actor_held_is_free_again(local_ray):
+    with RayVirtualCluster([2], use_gpus=False) as cluster:
+        controller = Controller.options(num_cpus=0).remote()
+        ray.get(controller.claim.remote(cluster, "theirs"), timeout=120)
+        with pytest.raises(BundlesOccupiedError, match="theirs"):
+            cluster.claim([1], "mine")
+        ray.kill(controller)
+        claim = claim_in_time(cluster, "mine")
+        assert cluster.holders() == {0: ("mine",), 1: ("mine",)}
+        claim.release()
+
+
+def claim_in_time(cluster, holder):
+    """Ray learns of a death a moment later."""
+    for _ in range(600):
+        try:
+            return cluster.claim(None, holder)
+        except BundlesOccupiedError:
+            ray.wait([ray.put(0), ray.put(1)], num_returns=2, timeout=0.1)
+    raise AssertionError(f"still held: {cluster.holders()}")
+
+
+DRIVER = """
+    import sys, ray
+    ray.init(address=sys.argv[1], namespace="shared", log_to_driver=False)
+    cluster = ray.get(ray.get_actor("post").take.remote())
+    claim = cluster.claim(None, "other driver")
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@ray.remote
+class Post:
+    """Hands a cluster on to a driver that it has no other connection to."""
+
+    def leave(self, cluster):
+        self.cluster = cluster
+
+    def take(self):
+        return self.cluster
+
+
+def test_what_a_dead_driver_held_is_free_again(local_ray):
+    with RayVirtualCluster([2], use_gpus=False) as cluster:
+        post = Post.options(name="post", namespace="shared", num_cpus=0).remote()
+        ray.get(post.leave.remote(cluster), timeout=120)
+        driver = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(DRIVER), local_ray],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            assert driver.stdout.readline() == "ready\n"
+            with pytest.raises(BundlesOccupiedError, match="other driver"):
+                cluster.claim(None, "mine")
+        finally:
+            driver.kill()
+            driver.communicate(timeout=60)
+        claim_in_time(cluster, "mine").release()
 
 
 def test_it_draws_itself(local_ray, capsys):

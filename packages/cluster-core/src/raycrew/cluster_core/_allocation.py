@@ -4,14 +4,14 @@ import logging
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 
-from raycrew.cluster_core import _ray_compat
+from raycrew.cluster_core import _ray_compat, _ray_status
 from raycrew.cluster_core._census import holders_by_node, take_census
 from raycrew.cluster_core._device_pins import DevicesTakenError, held_devices
 from raycrew.cluster_core._plan import PlacementPlan, PlacementRequest, explain_request, plan_cluster
@@ -29,6 +29,7 @@ _FIRST_WINDOW_S = 3.0  # Freed resources take Ray up to a second to grant again.
 _POLL_S = 0.25
 _SLOWEST_POLL_S = 2.0
 _SETTLED_S = 2.0  # So long after a change a census is true.
+_DEMAND_S = 30.0  # So long an autoscaler sees what is missing before the cluster is looked at again.
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,8 @@ class Allocator:
         failed = number = 0
         while True:
             number += 1
-            nodes, plan = self._await_plan()
             try:
+                nodes, plan = self._await_plan()
                 return self._grant(nodes, plan, number)
             except DevicesTakenError as error:
                 failed += error.node_id in self._tried  # The first look at a node is no failure.
@@ -126,9 +127,9 @@ class Allocator:
                 problem = f"{type(error).__name__}: {error}" if isinstance(error, RayError) else str(error)
             logger.warning("%s: attempt %d failed: %s", self._name, number, problem)
             if self._left() <= 0:
-                reasons = [problem, *self._reasons(self._census(self._request.domain_label))]
                 raise AllocationTimeoutError(
-                    f"{self._name} was not granted within {self._timeout_s:g} s:", reasons
+                    f"{self._name} was not granted within {self._timeout_s:g} s:",
+                    [problem, *self._reasons_now()],
                 )
             if failed > self._max_retries:
                 raise ResourceInsufficientError(
@@ -144,13 +145,14 @@ class Allocator:
         """Wait until the request fits into what is free."""
         pause, said, start = _POLL_S, False, self._clock()
         while True:
-            nodes = self._nodes()
-            plan = plan_cluster(nodes, self._request)
+            nodes = self._census(self._request.domain_label)
+            plan = plan_cluster(self._not_passed_over(nodes), self._request)
             if plan.feasible:
                 return nodes, plan
             if self._clock() - start > _SETTLED_S:
                 self._passed_over.clear()
-            if plan.impossible and not _ray_compat.autoscaler_is_running():
+            more_may_come = _ray_status.autoscaler_is_running()
+            if plan.impossible and not more_may_come:
                 raise InfeasibleRequestError(
                     f"{self._name} can never fit into this cluster:", self._reasons(nodes)
                 )
@@ -161,18 +163,23 @@ class Allocator:
             if not said:
                 logger.warning("%s waits for room: %s", self._name, "; ".join(self._reasons(nodes)))
                 said = True
-            if plan.impossible:
+            if more_may_come:
                 self._demand()
             self._sleep(min(pause, max(self._left(), 0.0)))
             pause = min(pause * 1.5, _SLOWEST_POLL_S)
 
-    def _nodes(self) -> list[NodeState]:
+    def _not_passed_over(self, nodes: list[NodeState]) -> list[NodeState]:
         """The nodes, with no room on those that are passed over."""
-        nodes = self._census(self._request.domain_label)
         return [replace(node, free={}) if node.node_id in self._passed_over else node for node in nodes]
 
     def _reasons(self, nodes: list[NodeState]) -> tuple[str, ...]:
-        return explain_request(nodes, self._request, holders_by_node())
+        return explain_request(nodes, self._request, holders_by_node(nodes))
+
+    def _reasons_now(self) -> tuple[str, ...]:
+        try:
+            return self._reasons(self._census(self._request.domain_label))
+        except RayError as error:
+            return (f"Ray does not tell what is free: {type(error).__name__}: {error}",)
 
     def _demand(self) -> None:
         """Show an autoscaler what is missing, by groups that name no node and are gone again afterwards."""
@@ -184,8 +191,9 @@ class Allocator:
                         f"{self._name}-wanted{node}", self._request.strategy, (node,) * count, ()
                     )
                     groups.append(self._create(wanted))
+            end = self._clock() + min(_DEMAND_S, self._left())
             for group in groups:
-                _ray_compat.await_group(group, self._left())
+                _ray_compat.await_group(group, end - self._clock())
         finally:
             _remove(groups)
 
@@ -282,7 +290,7 @@ class _NotGrantedError(Exception):
     """Ray did not grant a group in the time that was set for one attempt."""
 
 
-def _remove(groups: list[PlacementGroup] | tuple[PlacementGroup, ...]) -> None:
+def _remove(groups: Iterable[PlacementGroup]) -> None:
     for group in groups:
         try:
             _ray_compat.withdraw_group(group)

@@ -1,9 +1,10 @@
 """What the running cluster has, what is free, and who holds the rest."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
-from raycrew.cluster_core import _ray_compat
-from raycrew.cluster_core._topology import DOMAIN_LABEL, NodeState
+from raycrew.cluster_core import _ray_compat, _ray_status
+from raycrew.cluster_core._topology import BOOKKEEPING, DOMAIN_LABEL, RESOURCE_STEP, NodeState
 from raycrew.cluster_core.errors import ClusterError
 
 
@@ -14,7 +15,7 @@ def take_census(domain_label: str = DOMAIN_LABEL) -> list[NodeState]:
         ClusterError: This process is not connected to Ray.
     """
     check_connected()
-    nodes = _ray_compat.node_states()
+    nodes = _ray_status.node_states()
     return sorted(nodes, key=lambda n: (n.labels.get(domain_label, ""), _address_key(n.address), n.node_id))
 
 
@@ -28,23 +29,47 @@ def check_connected() -> None:
         raise ClusterError("this process is not connected to Ray; call init_ray() first")
 
 
-def holders_by_node() -> dict[str, list[str]]:
-    """Placement groups that hold something on each node, by node id, with what they hold.
+def holders_by_node(nodes: Sequence[NodeState]) -> dict[str, list[str]]:
+    """Who holds something on each node, by node id, with what they hold.
 
-    Ray does not tell who holds resources outside of placement groups without its dashboard.
+    Placement groups, then actors outside of them, then what is in use beyond that, of which Ray does not tell
+    whose it is without its dashboard.
     """
-    held: dict[str, list[str]] = defaultdict(list)
+    held: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for group in _ray_compat.group_states():
         if group.state == "REMOVED":
             continue
-        amounts: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         for node_id, bundle in zip(group.node_ids, group.bundles, strict=False):
-            for name, amount in bundle.items():
-                amounts[node_id][name] += amount
-        for node_id, sums in amounts.items():
-            what = ", ".join(f"{amount:g} {name}" for name, amount in sorted(sums.items()))
-            held[node_id].append(f"placement group {group.name or 'without a name'!r} ({what})")
-    return dict(held)
+            held[node_id][f"placement group {group.name or 'without a name'!r}"].update(bundle)
+    for actor in _ray_status.actor_states():
+        if actor.resources:
+            who = f"actor {actor.name!r}" if actor.name else f"actors of {actor.class_name}"
+            held[actor.node_id][who].update(actor.resources)
+    for node in nodes:
+        if rest := _rest(node, held[node.node_id].values()):
+            held[node.node_id]["tasks, or what was freed a moment ago"].update(rest)
+    return {
+        node_id: [f"{who} ({_amounts(amounts)})" for who, amounts in holders.items()]
+        for node_id, holders in held.items()
+        if holders
+    }
+
+
+def _rest(node: NodeState, known: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """What is in use on a node beyond what is known."""
+    sums: Counter[str] = Counter()
+    for amounts in known:
+        sums.update(amounts)
+    rest = {
+        name: total - node.free.get(name, 0.0) - sums[name]
+        for name, total in node.total.items()
+        if not BOOKKEEPING.search(name)
+    }
+    return {name: amount for name, amount in rest.items() if amount > 0.5 / RESOURCE_STEP}
+
+
+def _amounts(amounts: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(amounts.items()))
 
 
 def _address_key(address: str) -> tuple[int, tuple[int, ...], str]:

@@ -12,10 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from raycrew.cluster_core._plan import STRATEGIES, PlacementPlan, PlacementRequest, plan_cluster
-from raycrew.cluster_core._topology import Bundle, NodeState, Placement
+from raycrew.cluster_core._topology import BOOKKEEPING, Bundle, NodeState, Placement
 from raycrew.cluster_core.errors import ClusterError
 
-_INTERNAL = re.compile(r"^node:|^memory$|^object_store_memory$|_group_")  # Ray's bookkeeping.
 _GROUPS = re.compile(r"(?:(\d+)x)?(\d+)")
 
 
@@ -176,7 +175,8 @@ def _census(address: str) -> tuple[list[NodeState], dict[str, list[str]]]:
     from raycrew.cluster_core._init import init_ray
 
     with init_ray(address):
-        return take_census(), holders_by_node()
+        nodes = take_census()
+        return nodes, holders_by_node(nodes)
 
 
 def _status(options: argparse.Namespace) -> _Answer:
@@ -184,7 +184,8 @@ def _status(options: argparse.Namespace) -> _Answer:
     from raycrew.cluster_core._init import init_ray
 
     with init_ray(options.address) as connection:
-        nodes, holders, address = take_census(), holders_by_node(), connection.address
+        nodes, address = take_census(), connection.address
+        holders = holders_by_node(nodes)
     answer = {
         "address": address,
         "nodes": [
@@ -203,7 +204,7 @@ def _status(options: argparse.Namespace) -> _Answer:
 
 
 def _shown(amounts: Mapping[str, float]) -> dict[str, float]:
-    return {name: amount for name, amount in sorted(amounts.items()) if not _INTERNAL.search(name)}
+    return {name: amount for name, amount in sorted(amounts.items()) if not BOOKKEEPING.search(name)}
 
 
 def _draw_status(

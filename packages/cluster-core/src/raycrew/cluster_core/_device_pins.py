@@ -51,7 +51,7 @@ class HeldDevices:
                 )
         for node_id, devices in wanted.items():
             for device in devices:
-                _ray_compat.withdraw_group(self._held[node_id].pop(device))
+                _ray_compat.remove_group(self._held[node_id].pop(device))
 
 
 @contextlib.contextmanager

@@ -5,25 +5,31 @@ in the order (node, device) and is settled once the devices of its node are know
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from threading import RLock
 from typing import Any, Protocol
 
-from raycrew.cluster_core._topology import Bundle
+from raycrew.cluster_core._topology import RESOURCE_STEP, Bundle, Process
 from raycrew.cluster_core.errors import BundlesOccupiedError
-
-RESOURCE_STEP = 10_000  # Ray counts resources in ten-thousandths.
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Slots taken together under one holder's name: one on each seat."""
+    """Slots taken together under one holder's name: one on each seat.
+
+    Attributes:
+        token: Number of the claim.
+        holder: Name of the holder.
+        seats: Where.
+        process: Whose end ends the claim; None is the process that made the cluster.
+    """
 
     token: int
     holder: str
     seats: tuple[int, ...]
+    process: Process | None = None
 
 
 def share_of(amount: float, slots: int) -> float:
@@ -86,8 +92,13 @@ class SlotLedger:
             check_indices(indices, len(self._order))
             return tuple(self._order[index] for index in indices)
 
-    def take(self, indices: Sequence[int] | None, holder: str) -> Slot:
+    def take(self, indices: Sequence[int] | None, holder: str, process: Process | None = None) -> Slot:
         """Take one slot on each named bundle (all of them for None), or on none of them.
+
+        Args:
+            indices: Bundle indices, or None for all.
+            holder: Shown to those who find no free slot.
+            process: Whose end ends the claim.
 
         Raises:
             ValueError: An index is out of range or repeated.
@@ -102,7 +113,7 @@ class SlotLedger:
             }
             if full:
                 raise BundlesOccupiedError(holder, self.slots, full)
-            slot = Slot(self._next_token, holder, seats)
+            slot = Slot(self._next_token, holder, seats, process)
             self._next_token += 1
             self._taken[slot.token] = slot
             return slot
@@ -116,6 +127,19 @@ class SlotLedger:
         """Give back all slots of a holder; return how many claims that were."""
         with self._lock:
             tokens = [token for token, slot in self._taken.items() if slot.holder == holder]
+            for token in tokens:
+                del self._taken[token]
+            return len(tokens)
+
+    def processes(self) -> set[Process]:
+        """The processes that hold slots, but for the one that made the cluster."""
+        with self._lock:
+            return {slot.process for slot in self._taken.values() if slot.process is not None}
+
+    def forget(self, gone: Collection[Process]) -> int:
+        """Give back all slots of processes that are no more; return how many claims that were."""
+        with self._lock:
+            tokens = [token for token, slot in self._taken.items() if slot.process in gone]
             for token in tokens:
                 del self._taken[token]
             return len(tokens)

@@ -1,21 +1,16 @@
 """Every version-dependent or unusual Ray call, one function each."""
 
-import functools
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
-from ray.autoscaler.v2 import sdk
-from ray.autoscaler.v2.schema import ClusterStatus, Stats
 from ray.autoscaler.v2.sdk import get_cluster_status
-from ray.autoscaler.v2.utils import ClusterStatusParser
-from ray.core.generated import autoscaler_pb2
 from ray.exceptions import AuthenticationError, RayError
 from ray.util.placement_group import (
     PlacementGroup,
@@ -24,12 +19,9 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-from raycrew.cluster_core._topology import NodeState
 from raycrew.cluster_core.errors import ClusterAuthenticationError, ClusterUnreachableError
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 NODE_ID_LABEL = "ray.io/node-id"
 _PLACING_S = 2.0
@@ -64,68 +56,6 @@ def is_client() -> bool:
     """Whether this process is connected through a `ray://` proxy."""
     client: Any = ray.util.client.ray
     return bool(client.is_connected())
-
-
-def _in_cluster(fn: Callable[[], T]) -> T:
-    """Call a function where the GCS can be reached: here, or in a task behind a `ray://` proxy."""
-    if not is_client():
-        return fn()
-    result: T = ray.get(ray.remote(num_cpus=0)(fn).remote(), timeout=60)
-    return result
-
-
-def _status() -> ClusterStatus:
-    # The state API needs the dashboard, and `ray.nodes()` does not tell what is free.
-    address = ray.get_runtime_context().gcs_address
-    try:
-        # As `get_cluster_status` does it, which spends most of its time on a new connection each time.
-        messages: Any = autoscaler_pb2  # Generated code, without annotations.
-        reply = messages.GetClusterStatusReply()
-        reply.ParseFromString(_gcs_client(address).get_cluster_status(timeout_s=10))
-        return ClusterStatusParser.from_get_cluster_status_reply(
-            reply, stats=Stats(gcs_request_time_s=0.0, request_ts_s=int(time.time()))
-        )
-    except (AttributeError, TypeError, RayError) as error:
-        logger.debug("the cluster's status is asked for over a new connection: %s", error)
-        _gcs_client.cache_clear()
-        return get_cluster_status(address)
-
-
-@functools.lru_cache(maxsize=1)
-def _gcs_client(address: str) -> Any:
-    connect: Any = sdk.GcsClient  # type: ignore[attr-defined]
-    return connect(address)
-
-
-def _node_states() -> list[NodeState]:
-    status = _status()
-    nodes = []
-    for info in [*status.active_nodes, *status.idle_nodes]:
-        usage = info.resource_usage.usage if info.resource_usage else []
-        total = {one.resource_name: one.total for one in usage}
-        free = {one.resource_name: one.total - one.used for one in usage}
-        labels = dict(getattr(info, "labels", None) or {})
-        nodes.append(NodeState(info.node_id or "", info.ip_address, total, free, labels))
-    return nodes
-
-
-def _autoscaler_is_running() -> bool:
-    status = _status()
-    return bool(status.pending_launches or status.pending_nodes) or status.stats.autoscaler_version not in (
-        None,
-        "",
-        "0",
-    )
-
-
-def node_states() -> list[NodeState]:
-    """All nodes that take work now; works without the dashboard."""
-    return _in_cluster(_node_states)
-
-
-def autoscaler_is_running() -> bool:
-    """Whether an autoscaler reports to this cluster, so that nodes may come that are not there yet."""
-    return _in_cluster(_autoscaler_is_running)
 
 
 def live_node_ids() -> set[str]:

@@ -6,9 +6,10 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from raycrew.cluster_core import _ray_status
 from raycrew.cluster_core._ledger import Slot, SlotLedger
 from raycrew.cluster_core._topology import Bundle
-from raycrew.cluster_core.errors import ClusterClosedError, ClusterError
+from raycrew.cluster_core.errors import BundlesOccupiedError, ClusterClosedError, ClusterError
 
 _ANSWER_S = 60.0
 
@@ -20,9 +21,26 @@ class LedgerKeeper:
         self._ledger = ledger
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a method of the ledger, or read a property of it."""
+        """Call a method of the ledger, or read a property of it.
+
+        Processes that are gone hold nothing; whether they are is asked only where it makes a difference.
+        """
+        if name == "holders":
+            self._forget_gone()
+        try:
+            return self._call(name, *arguments)
+        except BundlesOccupiedError:
+            if not self._forget_gone():
+                raise
+            return self._call(name, *arguments)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
         found = getattr(self._ledger, name)
         return found(*arguments) if callable(found) else found
+
+    def _forget_gone(self) -> int:
+        processes = self._ledger.processes()
+        return self._ledger.forget(_ray_status.gone(processes)) if processes else 0
 
 
 class SharedLedger:
@@ -70,8 +88,11 @@ class SharedLedger:
         return set(self._call("unknown_seats", partly))
 
     def take(self, indices: Sequence[int] | None, holder: str) -> Slot:
-        """Take one slot on each named bundle (all of them for None), or on none of them."""
-        slot: Slot = self._call("take", indices, holder)
+        """Take one slot on each named bundle (all of them for None), or on none of them.
+
+        The claim ends with this process: an actor's with the actor, any other one's with its job or node.
+        """
+        slot: Slot = self._call("take", indices, holder, _ray_status.this_process())
         return slot
 
     def release(self, token: int) -> None:

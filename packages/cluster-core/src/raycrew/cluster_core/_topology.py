@@ -1,9 +1,12 @@
 """Frozen values that say where things are."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 DOMAIN_LABEL = "ray.io/gpu-domain"  # Ray's own label for nodes that share one NVLink domain.
+RESOURCE_STEP = 10_000  # Ray counts resources in ten-thousandths.
+BOOKKEEPING = re.compile(r"^node:|^memory$|^object_store_memory$|_group_")  # Resources that are only Ray's.
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +84,20 @@ class Placement:
     bundle_index: int
     share: float = 1.0
     tied_group: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of a Ray cluster, by what Ray can tell later of whether it is still there.
+
+    Attributes:
+        job_id: The job that it works for, hexadecimal.
+        node_id: Ray node id, or an empty string outside the cluster.
+        worker_id: Ray's id of the process, or an empty string outside the cluster.
+        actor_id: The actor that it is, or an empty string.
+    """
+
+    job_id: str
+    node_id: str = ""
+    worker_id: str = ""
+    actor_id: str = ""

@@ -3,22 +3,19 @@
 import html
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from threading import Lock
 from typing import Any, Self, TypeVar
 
 from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raycrew.cluster_core import _ray_compat, layout
 from raycrew.cluster_core._allocation import Allocation, Allocator
 from raycrew.cluster_core._census import check_connected, take_census
-from raycrew.cluster_core._ledger import LedgerClaim, SlotLedger, share_of
+from raycrew.cluster_core._claims import Claims
+from raycrew.cluster_core._ledger import LedgerClaim
 from raycrew.cluster_core._node_calls import run_on_nodes
 from raycrew.cluster_core._options import ClusterOptions, GpuIds, check_options
 from raycrew.cluster_core._plan import PlacementPlan, plan_cluster
-from raycrew.cluster_core._probe import probe_devices
 from raycrew.cluster_core._rendezvous import PortKeepers
-from raycrew.cluster_core._shared_ledger import SharedLedger
 from raycrew.cluster_core._topology import Bundle, Rendezvous
 from raycrew.cluster_core.errors import ClusterClosedError, NodeLostError
 from raycrew.cluster_core.memory import BundleMemory, MemoryMonitor, memory_usage
@@ -27,8 +24,6 @@ from raycrew.cluster_core.protocols import Occupant
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_PROBE_S = 120.0
 
 
 class RayVirtualCluster:
@@ -113,15 +108,17 @@ class RayVirtualCluster:
             port_range=port_range,
         )
         self._closed = False
-        self._probed: set[int] = set()
-        self._sharing = Lock()
-        self._keepers = PortKeepers(self._options.port_range)
-        self._allocation = self._allocate()
-        self._ledger: SlotLedger | SharedLedger = SlotLedger(self._allocation.seats, self._options.slots)
         self._owner = True
+        self._keepers = PortKeepers(self._options.port_range)
         self._monitor: MemoryMonitor | None = None
-        if self._options.monitor_memory:
-            self._monitor = MemoryMonitor(self).start()
+        self._allocation = self._allocate()
+        try:
+            self._claims = Claims(self._allocation, self._options.slots, self._options.accelerator)
+            if self._options.monitor_memory:
+                self._monitor = MemoryMonitor(self).start()
+        except BaseException:
+            self._allocation.remove()
+            raise
 
     def _allocate(self) -> Allocation:
         options = self._options
@@ -178,7 +175,7 @@ class RayVirtualCluster:
         group, or a claim on some of its bundles, learnt them.
         """
         self._check_open()
-        return self._ledger.bundles
+        return self._claims.bundles
 
     def world_size(self) -> int:
         """How many bundles there are."""
@@ -203,42 +200,17 @@ class RayVirtualCluster:
             ClusterError: Some bundles of a node were named, and its bundles did not tell their devices.
         """
         self.check_nodes()
-        if indices is not None:
-            self._settle(indices)
-        with self._sharing:
-            slot = self._ledger.take(indices, holder)
-        return LedgerClaim(lambda: self._ledger, slot, self._strategy_of)
-
-    def _settle(self, indices: Sequence[int]) -> None:
-        """Learn the devices of nodes of which only some bundles are named: their order decides which."""
-        named = set(self._ledger.seats(indices))
-        seats = self._ledger.unknown_seats(partly=named) - self._probed
-        accelerator = self._options.accelerator
-        if accelerator is None or not seats:
-            return
-        self._probed |= seats
-        order = sorted(seats)
-        share = share_of(1.0, self._options.slots)
-        places = [(self._allocation.groups[g], b) for g, b in (self._allocation.places[s] for s in order)]
-        devices = probe_devices(places, accelerator, share, _PROBE_S)
-        self._ledger.learn({seat: d for seat, d in zip(order, devices, strict=True) if d is not None})
+        return self._claims.claim(indices, holder)
 
     def release_holder(self, holder: str) -> int:
         """Give back all slots of a holder that died without doing so; return how many claims that were."""
         self._check_open()
-        return self._ledger.release_holder(holder)
+        return self._claims.release_holder(holder)
 
     def holders(self) -> dict[int, tuple[str, ...]]:
         """Who holds slots, by bundle index; bundles that nobody holds are left out."""
-        return self._ledger.holders()
-
-    def _strategy_of(self, seat: int) -> PlacementGroupSchedulingStrategy:
-        group, bundle = self._allocation.places[seat]
-        return PlacementGroupSchedulingStrategy(
-            self._allocation.groups[group],
-            placement_group_bundle_index=bundle,
-            placement_group_capture_child_tasks=False,
-        )
+        self._check_open()
+        return self._claims.holders()
 
     def check_nodes(self) -> None:
         """Make sure that every node of this cluster is alive.
@@ -249,7 +221,7 @@ class RayVirtualCluster:
         """
         self._check_open()
         live = _ray_compat.live_node_ids()
-        lost = [bundle for bundle in self._ledger.bundles if bundle.node_id not in live]
+        lost = [bundle for bundle in self._claims.bundles if bundle.node_id not in live]
         if lost:
             nodes = {bundle.node_id: f"{bundle.node_address} ({bundle.node_id[:8]})" for bundle in lost}
             raise NodeLostError(
@@ -289,15 +261,9 @@ class RayVirtualCluster:
             where: Pairs of placement group position and bundle index.
         """
         self._check_open()
-        seats = [self._seat(*place) for place in where]
-        waits = [self._keepers.start(bundle.node_id) for bundle in self._ledger.seated(seats)]
+        bundles = [self._claims.bundle_at(*place) for place in where]
+        waits = [self._keepers.start(bundle.node_id) for bundle in bundles]
         return [(meeting.address, meeting.port) for meeting in (wait() for wait in waits)]
-
-    def _seat(self, pg_idx: int, bundle_idx: int) -> int:
-        try:
-            return self._allocation.places.index((pg_idx, bundle_idx))
-        except ValueError:
-            raise ValueError(f"there is no bundle {bundle_idx} in placement group {pg_idx}") from None
 
     def run_on_each_node(self, fn: Callable[[], T], *, timeout_s: float = 300.0) -> Iterator[tuple[str, T]]:
         """Run `fn` once on each physical node, at no resources; yield (node id, result) as nodes finish.
@@ -351,17 +317,13 @@ class RayVirtualCluster:
             return
         self._keepers.close()
         if self._owner:
-            if isinstance(self._ledger, SharedLedger):
-                self._ledger.close()
+            self._claims.close()
             self._allocation.remove()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel to another process of the same Ray cluster, which then shares the slots with this one."""
         self._check_open()
-        with self._sharing:
-            if isinstance(self._ledger, SlotLedger):
-                self._ledger = SharedLedger.share(self._ledger)
-        return _copy, (self._options, self._allocation, self._ledger)
+        return _copy, (self._options, self._allocation, self._claims)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -379,17 +341,15 @@ class RayVirtualCluster:
         return f"RayVirtualCluster({counts}, name={self.name!r}{', shut down' if self._closed else ''})"
 
 
-def _copy(options: ClusterOptions, allocation: Allocation, ledger: SharedLedger) -> RayVirtualCluster:
+def _copy(options: ClusterOptions, allocation: Allocation, claims: Claims) -> RayVirtualCluster:
     cluster = RayVirtualCluster.__new__(RayVirtualCluster)
     vars(cluster).update(
         _options=options,
         _allocation=allocation,
-        _ledger=ledger,
+        _claims=claims,
         _closed=False,
         _owner=False,
         _monitor=None,
-        _probed=set(),
-        _sharing=Lock(),
         _keepers=PortKeepers(options.port_range),
     )
     return cluster

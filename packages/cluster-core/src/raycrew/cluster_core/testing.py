@@ -175,7 +175,13 @@ def simulated_nodes(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
 
     with _temporary_folder():
         common = {"object_store_memory": _STORE_BYTES}
-        head = {**common, "include_dashboard": False, **nodes[0], "_system_config": _FAST_DEATH}
+        head = {
+            **common,
+            "include_dashboard": False,
+            "dashboard_port": 0,
+            **nodes[0],
+            "_system_config": _FAST_DEATH,
+        }
         make: Any = cluster_utils.Cluster
         cluster = make(initialize_head=True, head_node_args=head)
         try:
@@ -229,7 +235,7 @@ def clean_up(timeout_s: float = 60.0) -> None:
 
 
 def _in_use() -> dict[str, dict[str, float]]:
-    from raycrew.cluster_core._ray_compat import node_states
+    from raycrew.cluster_core._ray_status import node_states
 
     used = {
         node.node_id: {

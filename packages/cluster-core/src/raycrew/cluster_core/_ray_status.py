@@ -1,0 +1,209 @@
+"""What Ray's control service knows of nodes, actors, drivers and autoscalers; works without the dashboard."""
+
+import asyncio
+import functools
+import json
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import ray
+from ray.autoscaler.v2 import sdk
+from ray.autoscaler.v2.schema import ClusterStatus, NodeInfo, Stats
+from ray.autoscaler.v2.sdk import get_cluster_status
+from ray.autoscaler.v2.utils import ClusterStatusParser
+from ray.core.generated import autoscaler_pb2, gcs_pb2
+from ray.exceptions import RayError
+
+from raycrew.cluster_core import _ray_compat
+from raycrew.cluster_core._topology import NodeState, Process
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ANSWER_S = 10
+_AUTOSCALER_REPORT = b"__autoscaling_status"
+
+
+@dataclass(frozen=True, slots=True)
+class ActorState:
+    """An actor that runs.
+
+    Attributes:
+        name: Its name, or an empty string.
+        class_name: The class that it is made of.
+        node_id: Where it runs.
+        resources: What it holds there by itself; empty within a placement group, which holds it.
+    """
+
+    name: str
+    class_name: str
+    node_id: str
+    resources: Mapping[str, float]
+
+
+def _in_cluster(fn: Callable[[], T]) -> T:
+    """Call a function where the GCS can be reached: here, or in a task behind a `ray://` proxy."""
+    if not _ray_compat.is_client():
+        return fn()
+    result: T = ray.get(ray.remote(num_cpus=0)(fn).remote(), timeout=60)
+    return result
+
+
+def _status() -> ClusterStatus:
+    # The state API needs the dashboard, and `ray.nodes()` does not tell what is free.
+    address = _ray_compat.cluster_address()
+    try:
+        # As `get_cluster_status` does it, which spends most of its time on a new connection each time.
+        messages: Any = autoscaler_pb2  # Generated code, without annotations.
+        reply = messages.GetClusterStatusReply()
+        reply.ParseFromString(_gcs_client(address).get_cluster_status(timeout_s=_ANSWER_S))
+        return ClusterStatusParser.from_get_cluster_status_reply(
+            reply, stats=Stats(gcs_request_time_s=0.0, request_ts_s=int(time.time()))
+        )
+    except (AttributeError, TypeError, RayError) as error:
+        logger.debug("the cluster's status is asked for over a new connection: %s", error)
+        _gcs_client.cache_clear()
+        return get_cluster_status(address)
+
+
+@functools.lru_cache(maxsize=1)
+def _gcs_client(address: str) -> Any:
+    connect: Any = sdk.GcsClient  # type: ignore[attr-defined]
+    return connect(address)
+
+
+def _node_states() -> list[NodeState]:
+    status = _status()
+    nodes = []
+    for info in _nodes(status):
+        usage = info.resource_usage.usage if info.resource_usage else []
+        total = {one.resource_name: one.total for one in usage}
+        free = {one.resource_name: one.total - one.used for one in usage}
+        labels = dict(getattr(info, "labels", None) or {})
+        nodes.append(NodeState(info.node_id or "", info.ip_address, total, free, labels))
+    return nodes
+
+
+def _autoscaler_is_running() -> bool:
+    status = _status()
+    if status.pending_launches or status.pending_nodes:
+        return True
+    if status.stats.autoscaler_version not in (None, "", "0"):
+        # The second version runs in every cluster where it is switched on, and launches nothing where nodes
+        # have no instance behind them.
+        return any(node.instance_id for node in _nodes(status))
+    report = _gcs_client(_ray_compat.cluster_address()).internal_kv_get(
+        _AUTOSCALER_REPORT, None, timeout=_ANSWER_S
+    )
+    return bool(report) and launches_nodes(json.loads(report))
+
+
+def launches_nodes(report: Mapping[str, Any]) -> bool:
+    """Whether the first version's report is of an autoscaler that launches nodes, not of one that watches.
+
+    It runs in every cluster; one that only watches makes up a type for each node from the node's id.
+    """
+    summary = report.get("autoscaler_report") or {}
+    types = summary.get("node_type_mapping") or {}
+    return bool(summary.get("pending_launches")) or any(
+        kind != f"node_{node_id}" for node_id, kind in types.items()
+    )
+
+
+def _nodes(status: ClusterStatus) -> list[NodeInfo]:
+    return [*status.active_nodes, *status.idle_nodes]
+
+
+def node_states() -> list[NodeState]:
+    """All nodes that take work now; works without the dashboard."""
+    return _in_cluster(_node_states)
+
+
+def autoscaler_is_running() -> bool:
+    """Whether an autoscaler launches nodes for this cluster, so that some may come that are not there yet."""
+    return _in_cluster(_autoscaler_is_running)
+
+
+def actor_states() -> list[ActorState]:
+    """All actors that run, however many; for explanations only, and empty where this Ray does not tell."""
+    return _in_cluster(_actor_states)
+
+
+def _actor_states() -> list[ActorState]:
+    try:
+        found = _actor_table(actor_state_name="ALIVE")
+    except (AttributeError, TypeError, RayError) as error:
+        logger.debug("Ray does not tell which actors run: %s", error)
+        return []
+    return [
+        ActorState(
+            actor.name,
+            actor.class_name,
+            actor.address.node_id.hex(),
+            {} if actor.placement_group_id else dict(actor.required_resources),
+        )
+        for actor in found.values()
+    ]
+
+
+def _actor_table(**wanted: Any) -> Mapping[Any, Any]:
+    client = _gcs_client(_ray_compat.cluster_address())
+
+    async def ask() -> Mapping[Any, Any]:
+        found: Mapping[Any, Any] = await client.async_get_all_actor_info(timeout=_ANSWER_S, **wanted)
+        return found
+
+    with ThreadPoolExecutor(1) as pool:  # This thread may run an event loop of its own.
+        return pool.submit(asyncio.run, ask()).result()
+
+
+def this_process() -> Process:
+    """How Ray knows this process; behind a `ray://` proxy it is no more than a job."""
+    context = ray.get_runtime_context()
+    if _ray_compat.is_client():
+        return Process(context.get_job_id())
+    return Process(
+        context.get_job_id(), context.get_node_id(), context.get_worker_id(), context.get_actor_id() or ""
+    )
+
+
+def gone(processes: Collection[Process]) -> set[Process]:
+    """Those that are no more: actors that died, and whatever belonged to a job or node that is over.
+
+    Nobody is gone where this Ray does not tell.
+    """
+    try:
+        return _gone(processes)
+    except (AttributeError, TypeError, RayError) as error:
+        logger.debug("Ray does not tell which processes are gone: %s", error)
+        return set()
+
+
+def _gone(processes: Collection[Process]) -> set[Process]:
+    found = {process for process in processes if process.actor_id and _actor_is_gone(process)}
+    others = {process for process in processes if not process.actor_id}
+    if others:
+        nodes, over = _ray_compat.live_node_ids(), _finished_jobs()
+        found |= {p for p in others if p.job_id in over or (p.node_id and p.node_id not in nodes)}
+    return found
+
+
+def _finished_jobs() -> set[str]:
+    jobs = _gcs_client(_ray_compat.cluster_address()).get_all_job_info(
+        skip_submission_job_info_field=True, skip_is_running_tasks_field=True, timeout=_ANSWER_S
+    )
+    return {job_id.hex() for job_id, job in jobs.items() if job.is_dead}
+
+
+def _actor_is_gone(process: Process) -> bool:
+    states: Any = gcs_pb2.ActorTableData  # type: ignore[attr-defined]  # Generated code, without annotations.
+    for actor in _actor_table(actor_id=ray.ActorID.from_hex(process.actor_id)).values():
+        if actor.state == states.ALIVE:  # Ray may have restarted it, without what it knew.
+            return bool(actor.address.worker_id.hex() != process.worker_id)
+        return actor.state in (states.DEAD, states.RESTARTING)
+    return True
