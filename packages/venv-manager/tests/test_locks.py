@@ -1,9 +1,11 @@
 """One builds, the others wait: in other processes, in threads, and when the one that builds dies."""
 
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from builds import BUILD, SPEC, child_environment, key_being_built, wait_until, whole_fake
 
 from raycrew.venv_manager import EnvironmentInUseError, Store, StoreError, StoreTimeoutError, ensure
+from raycrew.venv_manager._locks import scratch
 
 
 def _ensure_in(root, environ, barrier, results):
@@ -180,3 +183,34 @@ def test_a_process_that_runs_from_it_counts_as_a_user(fake_store):
             ensure(SPEC, store=fake_store, force_rebuild=True)
     finally:
         user.communicate(b"\n")
+
+
+def test_scratch_of_killed_processes_is_cleared_and_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = """
+import sys
+from raycrew.venv_manager._locks import scratch
+with scratch("raycrew-venv-test-") as folder:
+    (folder / "file").write_text("")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+    killed, alive = (
+        subprocess.Popen(
+            [sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    try:
+        left, used = (Path(process.stdout.readline().strip()) for process in (killed, alive))
+        killed.kill()
+        killed.wait()
+        with scratch("raycrew-venv-test-") as mine:
+            assert sorted(tmp_path.iterdir()) == sorted([mine, used])
+            assert (used / "file").exists()
+            assert left != used
+    finally:
+        killed.communicate()
+        alive.communicate("")
+    assert list(tmp_path.iterdir()) == []

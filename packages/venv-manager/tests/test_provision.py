@@ -1,3 +1,4 @@
+import logging
 import pickle
 import platform
 import subprocess
@@ -36,17 +37,23 @@ SPEC = EnvironmentSpec.requirements(["fake"], carry=False)
 
 
 class ProcessNodes:
-    """Nodes that are processes with nothing in common but files; each is told apart by its name."""
+    """Nodes that are processes with nothing in common but files; each is its own host."""
 
     def __init__(self, *names):
         self.names = names
 
     def run_on_each_node(self, fn):
-        code = "import pickle, sys; sys.stdout.buffer.write(pickle.dumps(pickle.load(sys.stdin.buffer)()))"
+        code = """
+import pickle, platform, sys
+platform.node = lambda: sys.argv[1]
+sys.stdout.buffer.write(pickle.dumps(pickle.load(sys.stdin.buffer)()))
+"""
         running = [
             (
                 name,
-                subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE),
+                subprocess.Popen(
+                    [sys.executable, "-c", code, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                ),
             )
             for name in self.names
         ]
@@ -82,11 +89,36 @@ def test_an_interpreter_is_probed_and_given_back(tmp_path):
         create_local_venv(str(tmp_path / "python"), "x")
 
 
-def test_nodes_that_share_files_build_once(here, fake_uv):
-    fake_uv.slow("pip install", 0.2)
-    python = create_local_venv_on_each_node(SPEC, "x", ProcessNodes("a", "b", "c"))
+def test_nodes_that_share_files_build_once(here, fake_uv, caplog):
+    fake_uv.hold("pip install")
+
+    class Watched(logging.Handler):
+        def emit(self, record):
+            if "none done; here: fake uv pip install" in record.getMessage():
+                fake_uv.release("pip install")
+
+    logger, watched = logging.getLogger("raycrew.venv_manager"), Watched()
+    logger.addHandler(watched)
+    try:
+        with caplog.at_level(logging.INFO):  # what a build does is shown on the driver
+            python = create_local_venv_on_each_node(SPEC, "x", ProcessNodes("a", "b", "c"))
+    finally:
+        fake_uv.release("pip install")
+        logger.removeHandler(watched)
     assert Path(python).exists()
     assert len(fake_uv.calls("pip compile")) == len(fake_uv.calls("venv")) == 1
+    assert "3 done, the last one c" in caplog.text
+
+
+def test_a_driver_keeps_what_its_nodes_use_from_other_machines(here):
+    code = """
+from raycrew.venv_manager import Store, collect
+print(*(row.reason for row in collect(Store(), max_bytes=0)))
+"""
+    create_local_venv_on_each_node(SPEC, "x", ProcessNodes("a", "b"))
+    said = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert said == "in use by a process that asked for it\n"
+    assert len(Store(here).environments()) == 1
 
 
 def test_versions_are_chosen_on_the_driver_and_nodes_need_no_project(tmp_path, index, uv_cache, monkeypatch):

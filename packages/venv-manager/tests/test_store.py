@@ -1,11 +1,9 @@
-import contextlib
-import os
 import subprocess
 import sys
 import textwrap
 
 import pytest
-from builds import SPEC
+from builds import SPEC, child_environment
 
 from raycrew.venv_manager import (
     BuildFailedError,
@@ -127,11 +125,35 @@ def test_an_environment_whose_interpreter_fails_is_not_published(fake_store, fak
     assert fake_store.environments() == []
 
 
+WITHOUT_POWERS = """
+import ctypes
+libc, header, sets = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+libc.capget(header, sets)
+for which in (0, 1):  # effective, permitted: root may no longer do what modes forbid
+    sets[which] &= ~0b10
+assert libc.capset(header, sets) == 0
+"""
+
+
+def read_only(folder, code, environ):
+    """What code prints in a process for which a folder and all below it are read-only, even if it is root."""
+    paths = [folder, *(p for p in folder.rglob("*") if not p.is_symlink())]
+    modes = {path: path.stat().st_mode for path in paths}
+    try:
+        for path, mode in modes.items():
+            path.chmod(mode & ~0o222)
+        return subprocess.check_output(
+            [sys.executable, "-c", WITHOUT_POWERS + textwrap.dedent(code)], text=True, env=environ
+        )
+    finally:
+        for path, mode in modes.items():
+            path.chmod(mode)
+
+
 def test_a_read_only_store_serves_what_it_has(fake_store):
     built = ensure(SPEC, store=fake_store)
-    environment = dict(fake_store.environ)
     code = f"""
-                from raycrew.venv_manager import EnvironmentSpec, ReadOnlyStoreError, Store, ensure
+        from raycrew.venv_manager import EnvironmentSpec, ReadOnlyStoreError, Store, ensure
         store = Store({str(fake_store.root)!r})
         print(ensure(EnvironmentSpec.requirements(["fake"], carry=False), store=store).key)
         store.name("alias", {built.key!r})
@@ -140,26 +162,30 @@ def test_a_read_only_store_serves_what_it_has(fake_store):
         except ReadOnlyStoreError as error:
             print(error)
     """
-    if os.geteuid() == 0:
-        pytest.skip("root can write everywhere")
-    with read_only(fake_store.root):
-        output = subprocess.check_output(
-            [sys.executable, "-c", textwrap.dedent(code)], text=True, env=environment
-        )
+    output = read_only(fake_store.root, code, fake_store.environ)
     assert output.startswith(built.key)
     assert "RAYCREW_VENV_DIR" in output
+    assert not (fake_store.root / "by-name" / "alias").is_symlink()
 
 
-@contextlib.contextmanager
-def read_only(folder):
-    modes = {path: path.stat().st_mode for path in (folder, folder / "locks")}
-    try:
-        for path in modes:
-            path.chmod(0o555)
-        yield
-    finally:
-        for path, mode in modes.items():
-            path.chmod(mode)
+def test_a_read_only_store_serves_nodes_even_if_its_recipes_are_not_to_be_read(fake_store, fake_uv):
+    built = ensure(SPEC, store=fake_store)
+    (fake_store.root / "recipes" / f"{built.key}.zip").unlink()
+    calls = len(fake_uv.calls())
+    code = """
+        from raycrew.venv_manager import EnvironmentSpec, ReadOnlyStoreError, create_local_venv_on_each_node
+        from raycrew.venv_manager.testing import ThreadNodes
+        for name in ("fake", "other"):
+            try:
+                spec = EnvironmentSpec.requirements([name], carry=False)
+                print(create_local_venv_on_each_node(spec, "x", ThreadNodes()))
+            except ReadOnlyStoreError as error:
+                print(error)
+    """
+    output = read_only(fake_store.root, code, child_environment(fake_store))
+    assert output.splitlines()[0] == str(built.python)
+    assert "RAYCREW_VENV_DIR" in output.splitlines()[1]
+    assert len(fake_uv.calls()) == calls
 
 
 def test_a_recipe_is_its_owners_and_a_torn_one_is_made_again(fake_store, fake_uv):

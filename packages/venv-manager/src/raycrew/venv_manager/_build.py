@@ -193,12 +193,16 @@ class Build:
 def write_whole(path: Path, content: bytes, *, sync: bool = False, mode: int = 0o644) -> None:
     """Write a file so that it is there whole or not at all; with `sync` even after a power cut."""
     fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(content)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-    fresh.replace(path)
+    try:
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        fresh.replace(path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
     if sync:
         folder = os.open(path.parent, os.O_RDONLY)
         try:

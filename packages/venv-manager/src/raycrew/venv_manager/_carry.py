@@ -7,7 +7,6 @@ import importlib.metadata
 import io
 import json
 import sys
-import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from urllib.parse import unquote, urlparse
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from raycrew.venv_manager._locks import scratch
 from raycrew.venv_manager._sources import file_hash, folder_fingerprint, read_toml
 from raycrew.venv_manager._uv import run_uv
 from raycrew.venv_manager.errors import VenvError
@@ -180,7 +180,7 @@ def build_wheel(
     Raises:
         UvError: It does not build.
     """
-    with tempfile.TemporaryDirectory(prefix="raycrew-wheel-") as folder:
+    with scratch("raycrew-venv-wheel-") as folder:
         isolation = ["--no-build-isolation"] if python is None and _backend_is_here(source) else []
         command: list[str | Path] = [
             "build",
@@ -193,7 +193,7 @@ def build_wheel(
             source,
         ]
         run_uv(command, environ=environ, timeout_s=timeout_s)
-        wheels = sorted(Path(folder).glob("*.whl"))
+        wheels = sorted(folder.glob("*.whl"))
         if len(wheels) != 1:
             raise VenvError(f"building {source} gave {len(wheels)} wheels instead of one")
         return wheels[0].name, wheels[0].read_bytes()

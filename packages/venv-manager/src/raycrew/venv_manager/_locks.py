@@ -1,9 +1,11 @@
-"""Who builds, who uses: locks that the kernel gives back when their holder dies; none is ever stale."""
+"""Who builds, who uses, whose scratch is whose: locks that the kernel gives back when their holder dies."""
 
 import contextlib
 import fcntl
 import os
 import platform
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +14,7 @@ from pathlib import Path
 import filelock
 
 from raycrew.venv_manager._progress import Report, silent
-from raycrew.venv_manager.errors import StoreError, StoreTimeoutError
+from raycrew.venv_manager.errors import DiskFullError, StoreError, StoreTimeoutError, of_store
 
 POLL_S = 0.05
 # Between two looks at what the builder says: a twentieth of the time waited so far, between these two, as
@@ -165,6 +167,8 @@ def _acquired(lock: filelock.BaseFileLock) -> bool:
     except filelock.Timeout:
         return False
     except OSError as error:
+        if isinstance(full := of_store(error, Path(lock.lock_file)), DiskFullError):
+            raise full from error
         raise StoreError(
             f"{lock.lock_file} cannot be locked: {error}; a store needs a file system with file locks, and "
             "lock files that all who build in it may write"
@@ -200,6 +204,43 @@ def _try(descriptor: int, operation: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def scratch(prefix: str) -> Iterator[Path]:
+    """A temporary folder; those of the same prefix that killed processes left go away, too."""
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        _clear_if_left(left)
+    folder, descriptor = _locked_folder(prefix)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _locked_folder(prefix: str) -> tuple[Path, int]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix))
+        with contextlib.suppress(FileNotFoundError):  # cleared by another one before it was locked
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                mine = _try(descriptor, fcntl.LOCK_EX) and folder.exists()
+            except OSError:  # such a folder cannot be locked here, nor cleared by anybody
+                mine = True
+            if mine:
+                return folder, descriptor
+            os.close(descriptor)
+
+
+def _clear_if_left(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if os.fstat(descriptor).st_uid == os.geteuid() and _try(descriptor, fcntl.LOCK_EX):
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)
 
 
 def processes_using(folder: Path) -> list[int]:

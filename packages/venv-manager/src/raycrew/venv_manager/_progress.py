@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.file_proxy import FileProxy
 from rich.markup import escape
 
 logger = logging.getLogger(__name__)
@@ -20,14 +21,16 @@ def silent(_text: str) -> None:
 
 @contextmanager
 def reporting(title: str) -> Iterator[Report]:
-    """Show one line that changes, on a terminal; log each change where there is none."""
+    """Show one line that changes, on a terminal; log each change where there is none.
+
+    Where rich shows something else on the terminal already, each change is a line above that.
+    """
     start = time.monotonic()
     if not sys.stderr.isatty():
-
-        def log(text: str) -> None:
-            logger.info("%s: %s (%.1f s)", title, text, time.monotonic() - start)
-
-        yield log
+        yield _changes(lambda text: logger.info("%s: %s (%.1f s)", title, text, time.monotonic() - start))
+        return
+    if isinstance(sys.stderr, FileProxy):
+        yield _changes(lambda text: sys.stderr.write(f"{title}: {text}\n"))
         return
     with Console(stderr=True).status(escape(title)) as status:
 
@@ -35,3 +38,15 @@ def reporting(title: str) -> Iterator[Report]:
             status.update(escape(f"{title}: {text} ({time.monotonic() - start:.0f} s)"))
 
         yield show
+
+
+def _changes(report: Callable[[str], object]) -> Report:
+    last = ""
+
+    def changed(text: str) -> None:
+        nonlocal last
+        if text != last:
+            last = text
+            report(text)
+
+    return changed

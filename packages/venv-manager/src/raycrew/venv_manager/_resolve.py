@@ -1,7 +1,6 @@
 """From a spec to a recipe: uv chooses the versions, and local sources become wheels."""
 
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ from raycrew.venv_manager._build import Sync
 from raycrew.venv_manager._carry import Luggage, build_wheel, wheel_of
 from raycrew.venv_manager._digest import local_requirement, lock_file, project_folder
 from raycrew.venv_manager._indexes import build_environment
+from raycrew.venv_manager._locks import scratch
 from raycrew.venv_manager._probe import Expectation
 from raycrew.venv_manager._recipe import Recipe, this_platform
 from raycrew.venv_manager._settings import inline_metadata, settings
@@ -51,8 +51,8 @@ def resolve(
         UvError: uv failed.
         SpecError: The spec does not fit what lies on the disk.
     """
-    with tempfile.TemporaryDirectory(prefix="raycrew-resolve-") as folder:
-        job = _Job(spec, Path(folder), carried, build_environment(spec, environ), on_line, timeout_s)
+    with scratch("raycrew-venv-resolve-") as folder:
+        job = _Job(spec, folder, carried, build_environment(spec, environ), on_line, timeout_s)
         packages = job.packages()
         wheels = dict(job.local_wheels)
     return Recipe(

@@ -1,7 +1,6 @@
 """The store: one folder per key, built in place, published by a stamp that is written last."""
 
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -79,10 +78,16 @@ class Store:
 
     def python(self, key: str) -> Path | None:
         """Path of a published environment's interpreter, or None. Reads nothing but the folder."""
-        entry = self.root / key
-        if (entry / STAMP).exists() and os.access(entry / PYTHON, os.X_OK):
-            return entry / PYTHON
-        return None
+        path = self.path(key)
+        return path if (self.root / key / STAMP).exists() and os.access(path, os.X_OK) else None
+
+    def path(self, key: str) -> Path:
+        """Where an environment's interpreter is, once it is built."""
+        return self.root / key / PYTHON
+
+    def sealed(self, key: str) -> bool:
+        """Whether an environment can be used, but never built again: its recipe and the store are closed."""
+        return self.python(key) is not None and self.recipe(key) is None and not os.access(self.root, os.W_OK)
 
     def get(self, key: str) -> Environment | None:
         """A published environment with its stamp, or None; this process counts as its user from now on."""
@@ -137,11 +142,28 @@ class Store:
             UvError: uv failed; nothing was published.
             ProbeError: The environment was built, but does not work; nothing was published.
             StoreError: The store cannot be written to, or another process did not end in time.
+            DiskFullError: No space is left.
         """
-        asked = datetime.now(UTC).isoformat()
         if not force and (found := self.get(key)):
             return found
-        self._need_writable(key)
+        self.need_writable(key)
+        try:
+            return self._install(key, make, python, sync, force, report)
+        except errors.VenvError:  # some of them are timeouts, and so OSErrors
+            raise
+        except OSError as error:
+            raise errors.of_store(error, self.root / key) from error
+
+    def _install(
+        self,
+        key: str,
+        make: Callable[[], Recipe],
+        python: str | None,
+        sync: Sync | None,
+        force: bool,
+        report: Report,
+    ) -> Environment:
+        asked = datetime.now(UTC).isoformat()
         locks = self.locks(key)
 
         def published() -> bool:
@@ -152,7 +174,7 @@ class Store:
             if found and (not force or str(found.stamp.get("created")) > asked):
                 return found
             if held is None:  # published a moment ago, and removed since
-                return self.install(key, make, python=python, sync=sync, force=force, report=report)
+                return self._install(key, make, python, sync, force, report)
             users = processes_using(self.root / key) if found else []
             locks.release()
             tell = _teller(locks, report)
@@ -172,10 +194,18 @@ class Store:
             return built
 
     def keep_recipe(self, recipe: Recipe) -> None:
-        """Keep a recipe, in one piece; for its owner only, as indexes may be named with a password."""
+        """Keep a recipe, in one piece; for its owner only, as indexes may be named with a password.
+
+        Raises:
+            StoreError: It cannot be written.
+            DiskFullError: No space is left.
+        """
         path = self._recipe_file(recipe.key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, recipe.to_bytes(), mode=0o600)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, recipe.to_bytes(), mode=0o600)
+        except OSError as error:
+            raise errors.of_store(error, path) from error
 
     def name(self, alias: str, key: str) -> None:
         """Give an environment a readable name: a link in `by-name`."""
@@ -201,11 +231,19 @@ class Store:
     def _recipe_file(self, key: str) -> Path:
         return self.root / "recipes" / f"{key}.zip"
 
-    def _need_writable(self, key: str) -> None:
+    def need_writable(self, key: str) -> None:
+        """Make sure that an environment can be built here.
+
+        Raises:
+            ReadOnlyStoreError: It cannot.
+            DiskFullError: No space is left.
+        """
         try:
             (self.root / "locks").mkdir(parents=True, exist_ok=True)
             writable = os.access(self.root, os.W_OK)
         except OSError as error:
+            if isinstance(full := errors.of_store(error, self.root), errors.DiskFullError):
+                raise full from error
             raise errors.ReadOnlyStoreError(
                 f"the store {self.root} cannot be made: {error}; RAYCREW_VENV_DIR names another folder"
             ) from error
@@ -231,16 +269,6 @@ class Store:
                 f"done: {stamp['size_bytes'] / 1e6:.0f} MB, {stamp['own_bytes'] / 1e6:.0f} MB of it new"
             )
             return Environment(key, entry, stamp)
-        except errors.VenvError:  # some of them are timeouts, and so OSErrors
-            self.remove_folder(entry)
-            raise
-        except OSError as error:
-            self.remove_folder(entry)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise errors.DiskFullError(
-                    f"no space is left for {entry}: {error}; `python -m raycrew.venv_manager gc` frees some"
-                ) from error
-            raise errors.StoreError(f"{entry} cannot be built: {error}") from error
         except BaseException:
             self.remove_folder(entry)
             raise
@@ -251,9 +279,11 @@ class Store:
         if not entry.exists():
             return
         trash = self.root / "trash" / f"{entry.name}-{uuid.uuid4().hex[:8]}"
-        trash.parent.mkdir(exist_ok=True)
-        entry.rename(trash)
-        shutil.rmtree(trash, ignore_errors=True)
+        with contextlib.suppress(OSError):  # a full disk may have no room for the other folder
+            trash.parent.mkdir(exist_ok=True)
+            entry.rename(trash)
+            entry = trash
+        shutil.rmtree(entry, ignore_errors=True)
 
 
 def _teller(locks: KeyLocks, report: Report) -> Report:

@@ -1,6 +1,8 @@
 """The errors of this package, one tree under `VenvError`."""
 
+import errno
 from collections.abc import Sequence
+from pathlib import Path
 
 
 class VenvError(Exception):
@@ -109,3 +111,12 @@ class ProvisionError(VenvError):
     def __init__(self, message: str, *, failures: dict[str, str] | None = None) -> None:
         super().__init__(message)
         self.failures = dict(failures or {})
+
+
+def of_store(error: OSError, path: Path) -> VenvError:
+    """The error that a failure of the operating system in a store means."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFullError(
+            f"no space is left for {path}: {error}; `python -m raycrew.venv_manager gc` frees some"
+        )
+    return StoreError(f"{path} cannot be written: {error}")

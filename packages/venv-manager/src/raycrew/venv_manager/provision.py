@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,13 +24,14 @@ from raycrew.venv_manager._resolve import expectation, resolve, sync_of
 from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager._store import Environment, Store
 from raycrew.venv_manager._uv_run import parse
-from raycrew.venv_manager.errors import ProvisionError, SpecError
+from raycrew.venv_manager.errors import ProvisionError, ReadOnlyStoreError, SpecError
 from raycrew.venv_manager.protocols import NodeRunner
 from raycrew.venv_manager.registry import ACTOR_ENVIRONMENT_REGISTRY, ActorEnvironmentRegistry
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+FOLLOW_S = 0.2  # between two looks at what a build says
 
 
 def identify(spec: EnvironmentSpec, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
@@ -71,6 +73,7 @@ def prepare(spec: EnvironmentSpec | str | Path, store: Store, *, force: bool = F
 
     Raises:
         SpecError: The spec makes no sense.
+        StoreError: The store cannot be written to.
         UvError: There is no set of versions, or a local source does not build.
     """
     spec = parse(spec)
@@ -87,6 +90,7 @@ def _recipe(
     kept = None if force else store.recipe(key)
     if kept is not None:
         return kept
+    store.need_writable(key)
     made = resolve(
         spec, key, identity, _luggage(spec), environ=store.environ,
         variables=index_variables(spec, store.environ), on_line=report, timeout_s=store.build_timeout_s,
@@ -170,6 +174,21 @@ def install_recipe(content: bytes, root: str, force: bool = False) -> dict[str, 
     }
 
 
+def use_published(key: str, root: str) -> dict[str, Any]:
+    """What each node does where the driver may only read the store: find the environment in its own.
+
+    Raises:
+        ReadOnlyStoreError: It is not there.
+    """
+    environment = Store(root).get(key)
+    if environment is None:
+        raise ReadOnlyStoreError(
+            f"environment {key} is not in {root}, and cannot be built: the driver may only read its store, "
+            "which holds the recipe; `python -m raycrew.venv_manager prefetch` builds it on this node"
+        )
+    return {"python": str(environment.python), "host": platform.node(), "seconds": {}}
+
+
 def create_local_venv_on_each_node(
     py_executable: str | EnvironmentSpec, venv_name: str, runner: NodeRunner, force_rebuild: bool = False
 ) -> str:
@@ -192,10 +211,16 @@ def create_local_venv_on_each_node(
         return _checked_everywhere(spec.path, runner)
     store = Store()
     force = force_rebuild or _forced(store.environ)
-    recipe = prepare(spec, store, force=force)
-    path = str(store.root / recipe.key / "venv" / "bin" / "python")
-    _on_each_node(partial(install_recipe, recipe.to_bytes(), str(store.root), force), runner, venv_name, path)
-    store.name(venv_name, recipe.key)
+    key = _digest.key_of(identify(spec, store.environ))
+    root = str(store.root)
+    if not force and store.sealed(key):
+        work = partial(use_published, key, root)
+    else:
+        work = partial(install_recipe, prepare(spec, store, force=force).to_bytes(), root, force)
+    path = str(store.path(key))
+    _on_each_node(work, runner, venv_name, path, store.locks(key).progress)
+    store.locks(key).use()  # nodes that share the store keep it while this driver lives
+    store.name(venv_name, key)
     return path
 
 
@@ -226,12 +251,19 @@ def _answers(work: Callable[[], T], runner: NodeRunner) -> Iterator[tuple[str, T
     return runner.run_on_each_node(work)
 
 
-def _on_each_node(work: Callable[[], dict[str, Any]], runner: NodeRunner, label: str, path: str) -> None:
+def _on_each_node(
+    work: Callable[[], dict[str, Any]],
+    runner: NodeRunner,
+    label: str,
+    path: str,
+    said: Callable[[], str] = str,
+) -> None:
+    """Run on each node and see that all came to the same path; `said` tells what a build here does."""
     failures = {}
-    with reporting(f"environment {label} on each node") as report:
+    with reporting(f"environment {label} on each node") as report, _told(said, report) as told:
         for done, (node, answer) in enumerate(_answers(partial(_caught, work), runner), 1):
             seconds = sum(answer.get("seconds", {}).values())
-            report(f"{done} done, the last one {answer['host']} ({seconds:.1f} s)")
+            told(f"{done} done, the last one {answer['host']} ({seconds:.1f} s)")
             if "error" in answer:
                 failures[node] = f"{answer['host']}: {answer['error']}"
             elif answer["python"] != path:
@@ -239,6 +271,31 @@ def _on_each_node(work: Callable[[], dict[str, Any]], runner: NodeRunner, label:
     if failures:
         text = "\n".join(f"node {node} ({what})" for node, what in failures.items())
         raise ProvisionError(f"{label} is not on every node:\n{text}", failures=failures)
+
+
+@contextmanager
+def _told(said: Callable[[], str], report: Report) -> Iterator[Report]:
+    """Report what is told, with what a build in this machine's store says meanwhile."""
+    told, ended = ["none done"], threading.Event()
+
+    def follow() -> None:
+        while True:
+            text = said()
+            report(f"{told[-1]}; here: {text}" if text else told[-1])
+            if ended.wait(FOLLOW_S):
+                return
+
+    def tell(text: str) -> None:
+        told.append(text)
+        report(text)
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield tell
+    finally:
+        ended.set()
+        thread.join()
 
 
 class RegistryEnvironmentProvider:
