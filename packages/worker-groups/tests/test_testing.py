@@ -55,17 +55,21 @@ def test_workers_run_at_the_same_time_on_threads_of_their_own(cluster):
         assert group.call("meet").get_results() == [(f"m-{rank}_0", rank) for rank in range(4)]
 
 
-def test_failures_are_attributed(group):
+def test_failures_are_attributed(group, tmp_path):
     with pytest.raises(WorkerFailureError, match=r"rank 2 of 'Worker'.*told to fail") as caught:
         group.call("fail_on", [2]).get_results()
     assert (caught.value.rank, caught.value.method) == (2, "fail_on")
     with pytest.raises(UnknownMethodError):
         group.call("nope")
     with pytest.raises(ResultTimeoutError) as late:
-        group.on(ranks=[1]).call("nap", 1).get_results(timeout=0.01)
+        group.on(ranks=[1]).call("wait_for", str(tmp_path / "gate")).get_results(timeout=0.01)
+    (tmp_path / "gate").touch()
     assert late.value.pending == (1,)
     with pytest.raises(TypeError, match="add is sync, not a generator"):
-        group.on().stream("add", 1)
+        group.stream("add", 1)
+    assert sorted(group.stream(Worker.count_to, 2)) == sorted(
+        (rank, i) for rank in range(4) for i in range(2)
+    )
     with pytest.raises(TypeError, match="generator method"):
         group.call("total", group.call("count_to", 2))
 
@@ -113,12 +117,12 @@ def test_typed_calls_with_sharded_data(cluster):
         assert future.called_workers == [0, 1, 2, 3]
         assert future.get_results() == [(0, ("a",), {"timeout": 1}), (2, ("b",), {"timeout": 2})]
         with pytest.raises(ValueError, match="3 items"):
-            group.on().call_sharded("echo", [1, 2, 3], in_sharded_axes=["dp"])
+            group.call_sharded("echo", [1, 2, 3], in_sharded_axes=["dp"])
         for some in (group.on(ranks=[0]), group.on(leaders=True)):
             with pytest.raises(ValueError, match="whole group"):
                 some.call_sharded("echo", [1, 2], in_sharded_axes=["dp"])
     with InProcessGroup(cluster, Worker) as group, pytest.raises(ValueError, match="sharding_annotations"):
-        group.on().call_sharded(Worker.echo, [1, 2], in_sharded_axes=["dp"])
+        group.call_sharded(Worker.echo, [1, 2], in_sharded_axes=["dp"])
 
 
 def test_async_and_decorated_workers(cluster):

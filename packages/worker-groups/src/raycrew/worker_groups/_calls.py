@@ -1,35 +1,24 @@
 """The calls of a group: which ranks get what, by name or typed; how they are sent is up to the group."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
+from typing import Any, Self, TypeVar
 
 from raycrew.worker_groups._dispatch import (
-    Dispatch,
-    GroupShape,
     OnlyOn,
     dispatch_multiple,
     dispatch_sharded,
     dispatch_single,
 )
 from raycrew.worker_groups._futures import MultiWorkerFuture
-from raycrew.worker_groups._typed import Callee
+from raycrew.worker_groups._typed import Callee, TypedCalls
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class GroupCalls(ABC):
+class GroupCalls(TypedCalls):
     """What can be called on a group; see the methods."""
-
-    @abstractmethod
-    def _open(self) -> GroupShape:
-        """The group's shape; raises if the group was shut down."""
-
-    @abstractmethod
-    def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
-        """Send each call of a dispatch."""
 
     @abstractmethod
     def shutdown(self, cleanup_method: str | None = None, timeout: float = 30.0, force: bool = False) -> bool:
@@ -43,27 +32,11 @@ class GroupCalls(ABC):
     ) -> None:
         self.shutdown(force=error is not None)
 
-    @overload
-    def call(
-        self, method: Callable[Concatenate[Any, P], R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> MultiWorkerFuture[R]: ...
-
-    @overload
-    def call(
-        self, method: str, /, *args: Any, timeout: float | None = ..., **kwargs: Any
-    ) -> MultiWorkerFuture[Any]: ...
-
-    def call(self, method: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> MultiWorkerFuture[Any]:
-        """Call a method on every rank with the same arguments; see `Callee.call`."""
-        return self.on().call(method, *args, **kwargs)
-
     def on(
         self, ranks: Sequence[int] | None = None, *, leaders: bool = False, timeout: float | None = None
     ) -> Callee:
         """Some ranks (all for None, or tied groups' leaders), and a deadline in seconds for calls on them."""
-        if ranks is not None:
-            self._open().check_ranks(ranks)
-        return Callee(self._open, self._send, ranks, timeout, leaders)
+        return Callee(self, ranks, timeout, leaders)
 
     def run_all_workers_single_data(
         self,

@@ -1,7 +1,8 @@
 """Calls that type checkers understand: `group.call(Worker.step, batch)`, `group.on(ranks=[0]).call(…)`."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from raycrew.worker_groups._dispatch import Dispatch, GroupShape, OnlyOn, dispatch_sharded, dispatch_single
 from raycrew.worker_groups._futures import MultiWorkerFuture
@@ -10,40 +11,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Sender(Protocol):
-    """Sends what was dispatched."""
+class TypedCalls(ABC):
+    """Calls on a group, or on some of its ranks (see `Callee`)."""
 
-    def __call__(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
-        """Send each call and return their future."""
-        ...
+    _ranks: Sequence[int] | None = None
+    _only_on: OnlyOn = "all"
+    _timeout: float | None = None
 
+    @abstractmethod
+    def _open(self) -> GroupShape:
+        """The group's shape; raises if the group was shut down."""
 
-class Callee:
-    """Some ranks of a group, to be called with the same arguments.
-
-    Args:
-        shape: The group's shape, asked at each call.
-        send: How calls are sent.
-        ranks: Ranks to call, or None for all.
-        timeout: Deadline of each call in seconds, or None.
-        leaders: Whether only the leader of each tied group is called.
-    """
-
-    def __init__(
-        self,
-        shape: Callable[[], GroupShape],
-        send: Sender,
-        ranks: Sequence[int] | None = None,
-        timeout: float | None = None,
-        leaders: bool = False,
-    ) -> None:
-        if leaders and ranks is not None:
-            raise ValueError("give ranks or leaders=True, not both")
-        self._only_on: OnlyOn = "tied_leader" if leaders else "all"
-        self._shape = shape
-        self._send = send
-        self._ranks = None if ranks is None else list(ranks)
-        self._timeout = timeout
+    @abstractmethod
+    def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
+        """Send each call of a dispatch."""
 
     @overload
     def call(
@@ -56,7 +37,7 @@ class Callee:
     ) -> MultiWorkerFuture[Any]: ...
 
     def call(self, method: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> MultiWorkerFuture[Any]:
-        """Call a method, given as the worker class's own function or by name, on all of these ranks.
+        """Call a method, given as the worker class's own function or by name, with the same arguments.
 
         `timeout=` is the call's deadline in seconds, unless the method has a parameter of that name; then the
         method gets it, and the deadline is set with `on(timeout=…)`.
@@ -65,7 +46,7 @@ class Callee:
             UnknownMethodError: The class has no such method.
             TypeError: The arguments don't fit its signature.
         """
-        shape = self._shape()
+        shape = self._open()
         name = method_name(method)
         timeout, kwargs = _deadline_of(shape, name, kwargs, self._timeout)
         return self._send(
@@ -106,7 +87,7 @@ class Callee:
         output_is_replicated: Sequence[str] = (),
         **kwargs: Any,
     ) -> MultiWorkerFuture[Any]:
-        """As the group's `run_all_workers_sharded_data`, for a method that may be given as itself.
+        """As `run_all_workers_sharded_data`, for a method that may be given as itself.
 
         Result types are checked statically; arguments, which hold items of what the method takes, are not.
 
@@ -120,7 +101,7 @@ class Callee:
                 "sharded calls go by the axes of the whole group: use on() without ranks or leaders"
             )
         dispatch = dispatch_sharded(
-            self._shape(),
+            self._open(),
             method_name(method),
             args,
             kwargs,
@@ -151,9 +132,43 @@ class Callee:
             WorkerFailureError: While iterating: a rank failed.
         """
         name = method_name(method)
-        if "generator" not in (kind := self._shape().method(name).kind):
+        if "generator" not in (kind := self._open().method(name).kind):
             raise TypeError(f"{name} is {kind}, not a generator method")
         return self.call(name, *args, **kwargs).as_completed()
+
+
+class Callee(TypedCalls):
+    """Some ranks of a group, to be called with the same arguments.
+
+    Args:
+        group: The group.
+        ranks: Ranks to call, or None for all.
+        timeout: Deadline of each call in seconds, or None.
+        leaders: Whether only the leader of each tied group is called.
+
+    Raises:
+        ValueError: Both ranks and leaders are asked for, or a rank is not the group's.
+    """
+
+    def __init__(
+        self,
+        group: TypedCalls,
+        ranks: Sequence[int] | None = None,
+        timeout: float | None = None,
+        leaders: bool = False,
+    ) -> None:
+        if leaders and ranks is not None:
+            raise ValueError("give ranks or leaders=True, not both")
+        self._group = group
+        self._only_on = "tied_leader" if leaders else "all"
+        self._ranks = None if ranks is None else self._open().check_ranks(ranks)
+        self._timeout = timeout
+
+    def _open(self) -> GroupShape:
+        return self._group._open()  # noqa: SLF001 - a part of it
+
+    def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
+        return self._group._send(dispatch, timeout)  # noqa: SLF001
 
 
 def method_name(method: Callable[..., Any] | str) -> str:
