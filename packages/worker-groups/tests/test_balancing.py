@@ -11,17 +11,16 @@ import pytest
 import ray
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import PATIENCE_S, eventually
 
 from raycrew.cluster_core import RayVirtualCluster
+from raycrew.cluster_core.testing import connected
 from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
 from raycrew.worker_groups.balancing import LoadBalancer, ProcessUsage, WorkerLoad, strategy_of
 from raycrew.worker_groups.balancing._strategies import key_bytes
 from raycrew.worker_groups.balancing._stream import LostWorkerError, Stream
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerGroupError
 
-pytest_plugins = ["raycrew.cluster_core.testing"]
-
-PATIENCE_S = 60
 KEYS = st.recursive(st.text() | st.binary() | st.integers(), lambda k: st.tuples(k, k))
 
 
@@ -283,15 +282,21 @@ class Server:
         return path
 
 
-def eventually(condition, what):
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S} s: {what}"
-        time.sleep(0.05)
+@pytest.fixture(scope="module")
+def connection(local_ray_session):
+    with connected(local_ray_session):
+        yield
+
+
+@pytest.fixture(scope="module")
+def group(connection):
+    with RayVirtualCluster([3], use_gpus=False) as cluster, RayWorkerGroup(cluster, Server) as made:
+        yield made
 
 
 @pytest.fixture
-def group(local_ray):
+def mortal(connection):
+    """A group whose workers the test may end."""
     with RayVirtualCluster([3], use_gpus=False) as cluster, RayWorkerGroup(cluster, Server) as made:
         yield made
 
@@ -335,7 +340,7 @@ def test_usage_reports_steer_least_loaded(group):
     assert {balancer.call("pid").get_results()[0] for _ in range(3)} == {pids[1]}
 
 
-def test_a_group_can_bring_its_balancer_along(local_ray):
+def test_a_group_can_bring_its_balancer_along(connection):
     with RayVirtualCluster([2], use_gpus=False) as cluster:
         with pytest.raises(ValueError, match="no load balancing strategy"):
             RayWorkerGroup(cluster, Server, enable_load_balancing=True, load_balancing_strategy="fastest")
@@ -355,7 +360,7 @@ def test_without_load_balancing_a_group_says_how_to_get_it(group):
         group.balancer.call("pid")
 
 
-def test_the_use_of_processes_is_reported_by_rank(local_ray):
+def test_the_use_of_processes_is_reported_by_rank(connection):
     (node,) = ray.nodes()
     spin = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
     program = [sys.executable, "-c"]
@@ -374,19 +379,19 @@ def test_the_use_of_processes_is_reported_by_rank(local_ray):
         idle.kill()
 
 
-def test_items_of_a_dead_worker_go_again_only_if_the_method_is_idempotent(group, tmp_path):
+def test_items_of_a_dead_worker_go_again_only_if_the_method_is_idempotent(mortal, tmp_path):
     marker = {"marker": str(tmp_path / "one")}
-    balancer = LoadBalancer(group, idempotent_methods=["die_once"])
+    balancer = LoadBalancer(mortal, idempotent_methods=["die_once"])
     assert list(balancer.map("die_once", range(20), common_kwargs=marker)) == list(range(20))
     assert len(balancer.loads()) == 2
     assert set(balancer.map("square", range(4))) == {0, 1, 4, 9}
     marker = {"marker": str(tmp_path / "two")}
     with pytest.raises(WorkerFailureError, match="died"):
-        list(LoadBalancer(group).map("die_once", range(20), common_kwargs=marker))
+        list(LoadBalancer(mortal).map("die_once", range(20), common_kwargs=marker))
 
 
-def test_dead_workers_get_no_more_calls_and_without_any_it_says_so(group):
-    balancer = LoadBalancer(group)
+def test_dead_workers_get_no_more_calls_and_without_any_it_says_so(mortal):
+    balancer = LoadBalancer(mortal)
     for left in (2, 1, 0):
         with pytest.raises(WorkerFailureError, match="died"):
             balancer.call("die").get_results()

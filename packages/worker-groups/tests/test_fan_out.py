@@ -10,20 +10,9 @@ from patience import PATIENCE_S
 from rich.progress import Progress
 
 from raycrew.worker_groups import (
-    close_fan_out,
     fan_out,
     fan_out_as_completed,
 )
-
-CPUS = 8
-
-pytest_plugins = ["raycrew.cluster_core.testing"]
-
-
-@pytest.fixture
-def pool():
-    yield
-    close_fan_out()
 
 
 @pytest.mark.parametrize(
@@ -81,7 +70,7 @@ def test_without_ray_it_says_so():
 
 
 @pytest.mark.smoke
-@pytest.mark.usefixtures("local_ray", "pool")
+@pytest.mark.usefixtures("local_ray", "warm_pool")
 def test_results_come_in_the_order_of_the_items():
     offset = 10
     assert fan_out(lambda i: i + offset, range(1000)) == list(range(10, 1010))
@@ -89,7 +78,7 @@ def test_results_come_in_the_order_of_the_items():
     assert fan_out(re.compile("a+").fullmatch, []) == []
 
 
-@pytest.mark.usefixtures("local_ray", "pool")
+@pytest.mark.usefixtures("local_ray", "warm_pool")
 def test_outcomes_come_as_they_are_ready(tmp_path):
     gate = tmp_path / "gate"
 
@@ -106,7 +95,7 @@ def test_outcomes_come_as_they_are_ready(tmp_path):
     assert list(outcomes) == []
 
 
-@pytest.mark.usefixtures("local_ray", "pool")
+@pytest.mark.usefixtures("local_ray", "warm_pool")
 def test_an_endless_source_is_read_only_while_outcomes_are_taken():
     read = []
 
@@ -122,7 +111,7 @@ def test_an_endless_source_is_read_only_while_outcomes_are_taken():
     assert len(read) <= 20 + 5 + 5
 
 
-@pytest.mark.usefixtures("local_ray", "pool")
+@pytest.mark.usefixtures("local_ray", "warm_pool")
 def test_large_functions_items_and_results():
     data = os.urandom(300_000)
     results = fan_out(lambda item: item + data, [bytes([i]) * 2_000_000 for i in range(6)])
@@ -130,7 +119,7 @@ def test_large_functions_items_and_results():
     assert all(r[0] == i and r.endswith(data) for i, r in enumerate(results))
 
 
-@pytest.mark.usefixtures("local_ray", "pool")
+@pytest.mark.usefixtures("local_ray", "warm_pool")
 def test_progress_is_shown_where_the_caller_wants_it():
     def half(item):
         return 1 // (item % 2)
@@ -142,7 +131,7 @@ def test_progress_is_shown_where_the_caller_wants_it():
     assert "5 failed" in task.description
 
 
-@pytest.mark.usefixtures("local_ray", "pool")
+@pytest.mark.usefixtures("local_ray", "warm_pool")
 def test_classes_of_the_caller_come_back_as_themselves():
     class Point:
         def __init__(self, x):

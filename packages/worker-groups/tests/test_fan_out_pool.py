@@ -21,14 +21,6 @@ from raycrew.worker_groups.fan_out._pool import Pool, Shares, share_out, shared_
 
 CPUS = 8
 
-pytest_plugins = ["raycrew.cluster_core.testing"]
-
-
-@pytest.fixture
-def pool():
-    yield
-    close_fan_out()
-
 
 @pytest.mark.parametrize(
     ("cpus", "limit", "expected"),

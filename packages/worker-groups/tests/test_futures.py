@@ -14,8 +14,6 @@ from raycrew.worker_groups import (
 )
 from raycrew.worker_groups._ray_compat import runs_in_order
 
-pytest_plugins = ["raycrew.cluster_core.testing"]
-
 
 @pytest.fixture(scope="module")
 def group(local_ray_session):

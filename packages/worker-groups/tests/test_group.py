@@ -9,6 +9,7 @@ import workers
 from workers import AsyncWorker, Configured, Decorated, Grouped, Worker
 
 from raycrew.cluster_core import Occupant, RayVirtualCluster
+from raycrew.cluster_core.testing import connected
 from raycrew.worker_groups import (
     NamedSharding,
     RayWorkerBuilder,
@@ -16,8 +17,6 @@ from raycrew.worker_groups import (
     UnknownMethodError,
     WorkerGroupClosedError,
 )
-
-pytest_plugins = ["raycrew.cluster_core.testing"]
 
 RANK_VARIABLES = (
     "RANK",
@@ -30,15 +29,17 @@ RANK_VARIABLES = (
 )
 
 
-@pytest.fixture
-def cluster(local_ray):
-    with RayVirtualCluster([4], use_gpus=False) as made:
+@pytest.fixture(scope="module")
+def cluster(local_ray_session):
+    """Bundles for groups of a test's own."""
+    with connected(local_ray_session), RayVirtualCluster([4], use_gpus=False) as made:
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def group(cluster):
-    with RayWorkerGroup(cluster, Worker, base=10) as made:
+    """A group for all tests, on bundles of its own."""
+    with RayVirtualCluster([4], use_gpus=False) as own, RayWorkerGroup(own, Worker, base=10) as made:
         yield made
 
 
@@ -81,6 +82,12 @@ def test_the_environment_is_set_before_the_class_is_imported(cluster, monkeypatc
 def test_variables_of_the_loader_are_there_from_the_start(cluster):
     with RayWorkerGroup(cluster, Worker, 1, env_vars={"OMP_NUM_THREADS": "3"}) as group:
         assert group.call("environment", "OMP_NUM_THREADS").get_results() == [{"OMP_NUM_THREADS": "3"}]
+
+
+def test_wishes_about_communication_reach_workers(cluster):
+    with RayWorkerGroup(cluster, Worker, 1, async_communication=True) as group:
+        (here,) = group.call("where").get_results()
+    assert (here.communication.asynchronous, here.communication.gradient_compression) == (True, False)
 
 
 def test_launcher_variables_do_not_reach_workers(cluster):
@@ -135,9 +142,10 @@ def test_a_future_is_an_argument_without_passing_the_driver(group):
     first = group.run_all_workers_multiple_data("add", [1, 2, 3, 4])
     assert group.call("total", first).get_results() == [50] * 4
     assert group.run_all_workers_multiple_data("add", first).get_results() == [21, 22, 23, 24]
+    assert group.call("add", ray.put(5), y=first[0]).get_results() == [26] * 4
 
 
-def test_a_group_fits_a_drawing(group, cluster):
+def test_a_group_fits_a_drawing(group):
     assert isinstance(group, Occupant)
     assert group.name == "Worker"
     assert [(p.rank, p.bundle_index, p.share, p.tied_group) for p in group.placements] == [
@@ -242,17 +250,6 @@ def test_sharded_and_replicated_axes(cluster):
         assert only.get_results() == [0, 2]
 
 
-def test_two_groups_share_bundles(local_ray):
-    with (
-        RayVirtualCluster([2], use_gpus=False, max_colocated_worker_groups=2) as cluster,
-        RayWorkerGroup(cluster, Worker) as one,
-        RayWorkerGroup(cluster, Worker, name_prefix="two") as two,
-    ):
-        assert {p.share for p in (*one.placements, *two.placements)} == {0.5}
-        assert one.master_port != two.master_port
-        assert not set(one.call("pid").get_results()) & set(two.call("pid").get_results())
-
-
 def test_arguments_of_init_are_checked_first(cluster):
     with pytest.raises(TypeError, match="unexpected keyword argument 'bsae'"):
         RayWorkerGroup(cluster, Worker, bsae=1)
@@ -264,24 +261,6 @@ def test_arguments_of_init_are_checked_first(cluster):
         RayWorkerGroup(cluster, Worker, secrets=("NO_SUCH_TOKEN",))
     with RayWorkerGroup(cluster, Worker) as group:
         assert len(group) == 4
-
-
-def test_devices_are_learnt_from_the_workers(ray_nodes):
-    with (
-        RayVirtualCluster([3, 3], use_gpus=True, num_gpus_per_node=4) as cluster,
-        RayWorkerGroup(cluster, Worker) as group,
-    ):
-        assert [(r.node_rank, r.local_rank) for r in group.ranks] == [
-            (n, r) for n in (0, 1) for r in (0, 1, 2)
-        ]
-        for info, bundle in zip(group.ranks, cluster.bundles, strict=True):
-            assert info.bundle_index == bundle.index
-            assert (info.node_id, info.device_index) == (bundle.node_id, bundle.device_index)
-        for node in (group.ranks[:3], group.ranks[3:]):
-            devices = [info.device_index for info in node]
-            assert devices == sorted(set(devices))
-        here = group.call("where").get_results()
-        assert {(w.device_kind, w.local_device_index) for w in here} == {("cuda", 0)}
 
 
 def test_load_balancing(cluster):
@@ -324,13 +303,14 @@ def test_a_transport_sees_arguments_and_results(cluster):
 
 
 def test_arguments_that_cannot_travel_are_refused_before_anything_is_sent(group):
+    group.call("keep", "before").get_results()
     with pytest.raises(TypeError, match=r"Worker\.keep: an argument of rank 2 can't be pickled"):
         group.run_all_workers_multiple_data("keep", [1, {"two": [2]}, threading.Lock(), 4])
     with pytest.raises(TypeError, match="lock"):
         group.call("keep", threading.Lock())
     with pytest.raises(TypeError, match=r"Worker\.count_to is a generator method"):
         group.run_all_workers_multiple_data("keep", [1, 2, 3, group.call("count_to", 2)])
-    assert group.call("get_kept").get_results() == [None] * 4
+    assert group.call("get_kept").get_results() == ["before"] * 4
     group.run_all_workers_multiple_data("keep", [1, Odd("two"), group.call("nap", 0), Odd("four")])
     assert [str(kept) for kept in group.call("get_kept").get_results()] == [
         "1",

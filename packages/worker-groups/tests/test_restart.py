@@ -1,20 +1,12 @@
 import os
-import time
 
 import pytest
 import ray
+from patience import eventually
 from workers import Worker
 
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
-
-pytest_plugins = ["raycrew.cluster_core.testing"]
-
-
-def eventually(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
 
 
 def test_a_dead_worker_is_told_and_replaced(local_ray, tmp_path):
@@ -28,7 +20,9 @@ def test_a_dead_worker_is_told_and_replaced(local_ray, tmp_path):
         busy = group.on(ranks=[2]).call("wait_for", str(gate))
         with pytest.raises(WorkerFailureError, match="died during die_on"):
             group.on(ranks=[0, 1]).call("die_on", [0]).get_results()
-        eventually(lambda: group.get_worker_status() == {0: "dead", 1: "ready", 2: "busy"})
+        eventually(
+            lambda: group.get_worker_status() == {0: "dead", 1: "ready", 2: "busy"}, "the dead worker is told"
+        )
         assert group.restart_failed_workers() == [0]
         assert group.restart_failed_workers() == []
         gate.touch()

@@ -1,16 +1,13 @@
-import time
-
 import psutil
 import pytest
 import ray
+from patience import eventually, is_running
 from workers import Worker
 
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.cluster_core.testing import connected
 from raycrew.worker_groups import RayWorkerGroup, UnknownMethodError, WorkerGroupClosedError
 from raycrew.worker_groups._ray_compat import connection
-
-pytest_plugins = ["raycrew.cluster_core.testing"]
 
 
 @pytest.fixture
@@ -27,10 +24,7 @@ def group(cluster):
 
 
 def assert_ended(pids):
-    deadline = time.monotonic() + 60
-    while any(psutil.pid_exists(pid) for pid in pids):
-        assert time.monotonic() < deadline, "workers are still there"
-        time.sleep(0.05)
+    eventually(lambda: not any(map(is_running, pids)), "the workers' processes are gone")
 
 
 def test_cleaned_up_and_ended(group, tmp_path):
@@ -76,12 +70,10 @@ def test_dead_workers_are_no_obstacle(group, cluster):
 
 
 def test_an_error_inside_with_ends_busy_workers_at_once(cluster):
-    start = time.monotonic()
     with pytest.raises(KeyError), RayWorkerGroup(cluster, Worker) as group:
         pids = group.call("pid").get_results()
         group.call("nap", 3600)
         raise KeyError
-    assert time.monotonic() - start < 300
     assert_ended(pids)
 
 

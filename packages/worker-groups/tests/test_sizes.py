@@ -3,8 +3,6 @@ import ray
 
 from raycrew.worker_groups._sizes import STORE_FROM_BYTES, SharedStore, size_hint
 
-pytest_plugins = ["raycrew.cluster_core.testing"]
-
 
 class Array:
     nbytes = 1 << 20

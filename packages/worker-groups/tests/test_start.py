@@ -3,11 +3,11 @@
 import logging
 import os
 import sys
-import time
 from importlib.util import find_spec
 
 import pytest
 import ray
+from patience import eventually
 from ray.util.state import list_actors
 from workers import DiesInInit, RaisesInInit, RaisesOnAll, SleepsInInit, Worker
 
@@ -49,12 +49,9 @@ def living_actors():
 
 
 def assert_nothing_is_left(cluster):
-    deadline = time.monotonic() + 30
-    while living_actors() and time.monotonic() < deadline:
-        time.sleep(0.2)  # Ray's state API tells what its event log has got so far.
-    assert living_actors() == set()
+    eventually(lambda: not living_actors(), "Ray's state API has heard that all actors ended")
     with RayWorkerGroup(cluster, Worker) as group:
-        assert len(living_actors()) == 3
+        eventually(lambda: len(living_actors()) == 3, "Ray's state API has heard of the new actors")
         assert len(group.call("pid").get_results()) == 3
 
 
@@ -127,14 +124,14 @@ def test_a_worker_that_cannot_be_placed_is_named(cluster):
             RayWorkerGroup(crooked, Worker, init_timeout_s=20)
         assert "Worker-0-2" in str(caught.value)
         assert (caught.value.rank, caught.value.bundle_index) == (None, 2)
-    assert living_actors() == set()
+    eventually(lambda: not living_actors(), "Ray's state API has heard that all actors ended")
 
 
 def test_bundles_that_are_held_are_refused(cluster):
     with RayWorkerGroup(cluster, Worker, name_prefix="first"):
         with pytest.raises(BundlesOccupiedError, match="first"):
             RayWorkerGroup(cluster, Worker)
-        assert len(living_actors()) == 3
+        eventually(lambda: len(living_actors()) == 3, "the first group's actors live, and no others")
 
 
 class Provider:

@@ -1,0 +1,19 @@
+import pytest
+
+from raycrew.worker_groups import close_fan_out
+
+pytest_plugins = ["raycrew.cluster_core.testing"]
+
+
+@pytest.fixture
+def pool():
+    """The pool of `fan_out` is closed after the test."""
+    yield
+    close_fan_out()
+
+
+@pytest.fixture(scope="module")
+def warm_pool():
+    """The pool of `fan_out` stays for all tests of a module."""
+    yield
+    close_fan_out()
