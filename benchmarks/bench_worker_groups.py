@@ -84,7 +84,7 @@ def start(n: int, quick: bool) -> Figure:
 
 
 def small_calls(n: int, quick: bool) -> Figure:
-    calls = 20 if quick else 100
+    calls = 50 if quick else 100
     actors = bare(n)
     with RayVirtualCluster([n], use_gpus=False) as cluster, RayWorkerGroup(cluster, Noop) as group:
 
@@ -108,7 +108,7 @@ def small_calls(n: int, quick: bool) -> Figure:
             theirs,
             baseline="a loop of .remote and one ray.get",
             goal=1.15,
-            repeat=5 if quick else 15,
+            repeat=9 if quick else 25,
             warmup=3,
         )
     kill(actors)
