@@ -56,6 +56,24 @@ def test_each_logical_node_lies_on_one_node_and_the_plan_is_the_truth(ray_nodes,
         assert [b.device_index for b in cluster.bundles][:4] == [0, 1, 2, 3]
 
 
+def test_the_order_is_the_same_after_a_restart(ray_nodes):
+    """Right after the shutdown, while nodes still show what was held as taken."""
+
+    def order(*, devices):
+        with RayVirtualCluster([1, 3, 0, 2]) as cluster:
+            if devices:
+                claim = cluster.claim(None, "train")
+                actors = [Where.options(**claim.actor_options(i)).remote() for i in range(6)]
+                found = ray.get([actor.devices.remote() for actor in actors], timeout=120)
+                claim.learn({i: int(one[0]) for i, one in enumerate(found)})
+                pairs = [(b.node_index, b.device_index) for b in cluster.bundles]
+                assert pairs == sorted(pairs)
+            return [(b.index, b.node_index, b.node_id) for b in cluster.bundles]
+
+    orders = [order(devices=devices) for devices in (False, True, False, False)]
+    assert orders == [orders[0]] * 4
+
+
 def test_explanations_name_actors_and_what_nobody_answers_for(ray_nodes):
     judge = Where.options(name="judge", num_cpus=1, num_gpus=2).remote()
     others = [Where.options(num_cpus=0, num_gpus=1).remote() for _ in range(2)]

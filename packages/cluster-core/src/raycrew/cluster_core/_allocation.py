@@ -16,9 +16,11 @@ from raycrew.cluster_core._census import holders_by_node, take_census
 from raycrew.cluster_core._device_pins import DevicesTakenError, held_devices
 from raycrew.cluster_core._plan import PlacementPlan, PlacementRequest, explain_request, plan_cluster
 from raycrew.cluster_core._probe import probe_devices
+from raycrew.cluster_core._returning import Returning
 from raycrew.cluster_core._topology import Bundle, NodeState
 from raycrew.cluster_core.errors import (
     AllocationTimeoutError,
+    ClusterError,
     InfeasibleRequestError,
     ResourceInsufficientError,
 )
@@ -29,7 +31,10 @@ _FIRST_WINDOW_S = 3.0  # Freed resources take Ray up to a second to grant again.
 _POLL_S = 0.25
 _SLOWEST_POLL_S = 2.0
 _SETTLED_S = 2.0  # So long after a change a census is true.
+_LOOK_S = 0.05
 _DEMAND_S = 30.0  # So long an autoscaler sees what is missing before the cluster is looked at again.
+
+_returning = Returning()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,15 @@ class Allocation:
     def remove(self) -> None:
         """Remove all groups; idempotent."""
         _remove(self.groups)
+
+    def give_back(self) -> None:
+        """Remove all groups, and let the next allocation of this process see what they held as free."""
+        try:
+            _returning.note(take_census(), self.seats)
+        except (ClusterError, RayError) as error:
+            logger.debug("the next allocation may lie elsewhere: %s", error)
+        finally:
+            self.remove()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +160,9 @@ class Allocator:
         pause, said, start = _POLL_S, False, self._clock()
         while True:
             nodes = self._census(self._request.domain_label)
+            if not _returning.settled(nodes) and self._left() > 0:
+                self._sleep(_LOOK_S)
+                continue
             plan = plan_cluster(self._not_passed_over(nodes), self._request)
             if plan.feasible:
                 return nodes, plan

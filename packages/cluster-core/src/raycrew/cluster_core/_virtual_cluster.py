@@ -318,7 +318,7 @@ class RayVirtualCluster:
         self._keepers.close()
         if self._owner:
             self._claims.close()
-            self._allocation.remove()
+            self._allocation.give_back()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel to another process of the same Ray cluster, which then shares the slots with this one."""
