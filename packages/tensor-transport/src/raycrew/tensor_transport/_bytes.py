@@ -4,7 +4,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -26,6 +26,7 @@ _NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
 }
 _LARGE_COPY = 1 << 20  # from here on numpy copies faster into fresh pages than torch does
 _PARALLEL_COPY = 16 << 20  # from here on a copy is worth the start of threads
+_COPY_PART = 4 << 20
 _COPY_THREADS = 4
 _NUMPY_KINDS = "biufcmMSU"
 _recorded: ContextVar[list[torch.Tensor] | None] = ContextVar("_recorded", default=None)
@@ -100,15 +101,28 @@ def tensor_from(data: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.
 def copy_bytes(target: Bytes, source: Bytes) -> None:
     """Copy bytes; many of them in several threads, as one alone does not use all of the memory's speed."""
     size = source.nbytes
-    threads = 1 if size < _PARALLEL_COPY else min(_COPY_THREADS, os.cpu_count() or 1)
-    if threads == 1:
+    helpers = 0 if size < _PARALLEL_COPY else min(_COPY_THREADS, os.cpu_count() or 1) - 1
+    if not helpers:
         np.copyto(target, source)
         return
-    step = -(-size // (threads * 4096)) * 4096
-    with ThreadPoolExecutor(threads, thread_name_prefix="copy") as pool:
-        parts = [slice(start, start + step) for start in range(0, size, step)]
-        for done in [pool.submit(np.copyto, target[part], source[part]) for part in parts]:
-            done.result()
+    parts = iter([slice(start, start + _COPY_PART) for start in range(0, size, _COPY_PART)])
+
+    def copy_what_is_left() -> None:
+        for part in parts:
+            np.copyto(target[part], source[part])
+
+    # On a busy machine helpers come late or never: whoever has a processor copies the next part.
+    pool = ThreadPoolExecutor(helpers, thread_name_prefix="copy")
+    helping = [pool.submit(copy_what_is_left) for _ in range(helpers)]
+    try:
+        copy_what_is_left()
+    finally:
+        list(parts)  # After an interrupt nobody begins another one.
+        helping = [helper for helper in helping if not helper.cancel()]
+        wait(helping)
+        pool.shutdown(wait=False)
+    for helper in helping:
+        helper.result()
 
 
 def fresh_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
