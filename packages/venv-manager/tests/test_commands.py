@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -121,3 +122,36 @@ def test_sizes():
     ]
     with pytest.raises(SpecError):
         size_in_bytes("")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["prefetch", "--import", "no_such_module"], "`import no_such_module` fails"),
+        (["prefetch", "--max-builds", "0"], "--max-builds is 0"),
+        (["gc", "--older-than", "-1"], "no number of days"),
+        (["gc", "--max-size=-5"], "no size"),
+        (["gc", "--max-size", "infG"], "no size"),
+        (["gc", "--keep", "misspelt"], "'misspelt' names 0 environments"),
+        (["ensure", "here", "--name", "../up"], "not a name for an environment"),
+        (["ensure", "here", "there", "--name", "both"], "cannot all be named"),
+        (["list", "--store", __file__], "is no folder"),
+    ],
+)
+def test_bad_usage_is_refused_before_anything_is_done(command, words, said):
+    code, out, err = command(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_verify_survives_an_environment_without_its_inventory(command, tmp_path):
+    python = Path(command("ensure", write_project(tmp_path / "p", dependencies=["fake"]))[1].strip())
+    (python.parents[2] / "inventory.json").unlink()
+    code, out, _ = command("verify")
+    assert (code, "cannot be compared" in out) == (1, True)
+
+
+def test_doctor_names_a_store_that_cannot_be_made(command, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, out, _ = command("doctor", "--store", tmp_path / "file" / "store")
+    assert (code, "is no folder" in out) == (1, True)

@@ -133,26 +133,36 @@ def test_gc_keeps_what_is_in_use(fake_store):
 
 def test_gc_clears_what_interrupted_builds_and_removals_left(fake_store):
     whole = ensure(spec("one"), store=fake_store)
-    (fake_store.root / "0123456789ab" / "venv").mkdir(parents=True)
-    (fake_store.root / "trash" / "old").mkdir(parents=True)
-    (fake_store.root / "trash" / "old" / "file").write_text("x" * 1000)
+    half, old = "0123456789abcdef01234567", "0123456789abcdef01234568-01234567"
+    (fake_store.root / half / "venv").mkdir(parents=True)
+    (fake_store.root / "trash" / old).mkdir(parents=True)
+    (fake_store.root / "trash" / old / "file").write_text("x" * 1000)
     rows = collect(fake_store)
     assert {r.name: r.reason for r in rows} == {
-        "0123456789ab": "left by an interrupted build",
-        "old": "left by an interrupted removal",
+        half: "left by an interrupted build",
+        old: "left by an interrupted removal",
     }
     assert sum(r.freed_bytes for r in rows) == 1000
     assert [e.key for e in fake_store.environments()] == [whole.key]
     assert collect(fake_store) == []
 
 
+def test_gc_touches_nothing_that_is_not_the_stores(fake_store):
+    for name in ("work/thesis", "trash/photos", "0123/x"):
+        (fake_store.root / name).mkdir(parents=True)
+    assert collect(fake_store, older_than_days=0, max_bytes=0) == []
+    assert (fake_store.root / "work" / "thesis").is_dir()
+    assert (fake_store.root / "trash" / "photos").is_dir()
+
+
 def test_gc_leaves_a_running_build_alone(fake_store):
-    (fake_store.root / "abc" / "venv").mkdir(parents=True)
+    key = "0123456789abcdef01234567"
+    (fake_store.root / key / "venv").mkdir(parents=True)
     (fake_store.root / "locks").mkdir()
     code = f"""
 import sys
 from raycrew.venv_manager import Store
-with Store({str(fake_store.root)!r}).locks("abc").building(10):
+with Store({str(fake_store.root)!r}).locks({key!r}).building(10):
     print("held", flush=True)
     sys.stdin.read()
 """

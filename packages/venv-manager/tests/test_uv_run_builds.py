@@ -255,3 +255,56 @@ def test_a_standard_lock_that_cannot_be_read(store, tmp_path):
         path.write_text(text)
         with pytest.raises(SpecError, match=r"pylock\.toml is no lock file that can be read"):
             build(store, path)
+
+
+@pytest.fixture
+def lib(tmp_path):
+    folder = write_project(
+        tmp_path / "lib", name="lib", dependencies=["leaf"],
+        more='[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+    )  # fmt: skip
+    (folder / "lib.py").write_text("VALUE = 1\n")
+    (folder / "backend.py").write_text(BACKEND)
+    return folder
+
+
+def rebuilt(store, spec, lib):
+    """Whether a changed local source makes another environment, which has the change."""
+    first = build(store, spec)
+    (lib / "lib.py").write_text("VALUE = 2\n")
+    second = build(store, spec)
+    return first.key != second.key and run(second, "import lib; print(lib.VALUE)") == "2"
+
+
+@pytest.mark.parametrize("line", ["./lib", "-e ./lib", "lib @ {uri}"])
+def test_local_sources_in_a_requirements_file(store, tmp_path, lib, line):
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "nested.txt").write_text("demo  # any\n" + line.format(uri=lib.as_uri()) + "\n")
+    (tmp_path / "all.txt").write_text("-r more/nested.txt\n-c pins.txt\n")
+    (tmp_path / "pins.txt").write_text("demo==1.0\n")
+    built = build(store, tmp_path / "all.txt")
+    assert packages(built) == {"demo": "1.0", "leaf": "1.1", "lib": "0"}
+    assert rebuilt(store, tmp_path / "all.txt", lib)
+    (tmp_path / "pins.txt").write_text("demo==2.0\n")
+    assert packages(build(store, tmp_path / "all.txt"))["demo"] == "2.0"
+
+
+def test_local_sources_of_a_script_and_of_a_standard_lock(store, tmp_path, lib):
+    script = tmp_path / "job.py"
+    script.write_text(
+        '# /// script\n# dependencies = ["lib"]\n# [tool.uv.sources]\n# lib = { path = "lib" }\n# ///\n'
+    )
+    assert rebuilt(store, script, lib)
+    (tmp_path / "pylock.toml").write_text(
+        'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "lib"\ndirectory = { path = "lib" }\n'
+    )
+    (lib / "lib.py").write_text("VALUE = 1\n")
+    assert rebuilt(store, tmp_path / "pylock.toml", lib)
+
+
+def test_what_a_requirements_file_or_a_wheelhouse_lacks(store, tmp_path):
+    (tmp_path / "all.txt").write_text("-r gone.txt\n")
+    with pytest.raises(SpecError, match=r"gone\.txt cannot be read"):
+        build(store, tmp_path / "all.txt")
+    with pytest.raises(SpecError, match="there is no wheelhouse"):
+        ensure(EnvironmentSpec.requirements(["demo"], wheelhouse=str(tmp_path / "gone")), store=store)

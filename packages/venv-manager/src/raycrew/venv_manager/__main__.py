@@ -12,6 +12,8 @@ from raycrew.venv_manager import _commands
 from raycrew.venv_manager._store import Store
 from raycrew.venv_manager.errors import SpecError, VenvError
 
+WIDE = 200  # of tables in files and pipes
+
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
@@ -20,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
     common.add_argument("--json", action="store_true", help="print what was found as JSON")
     top = argparse.ArgumentParser(
         "python -m raycrew.venv_manager",
-        description="Exit codes: 0 fine, 1 a problem was found or a build failed, 2 bad usage.",
+        description="Exit codes: 0 fine, 1 a problem was found or a build failed, 2 bad usage, 130 Ctrl-C.",
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -65,7 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     args = parser().parse_args(arguments)
     try:
-        outcome = _run(args, Store(args.store))
+        store = Store(args.store)
+        if store.root.exists() and not store.root.is_dir() and args.command != "doctor":
+            raise SpecError(f"the store {store.root} is no folder")
+        outcome = _run(args, store)
+    except KeyboardInterrupt:
+        return _commands.INTERRUPTED
     except VenvError as error:
         Console(stderr=True).print(
             str(error), style="bold red", markup=False, highlight=False, soft_wrap=True
@@ -74,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.json:
         print(json.dumps(outcome.data, indent=2))
     else:
-        _commands.show(outcome, Console())
+        _commands.show(outcome, Console(width=None if sys.stdout.isatty() else WIDE))
     return outcome.code
 
 

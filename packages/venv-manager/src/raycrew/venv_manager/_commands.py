@@ -17,14 +17,14 @@ from raycrew.venv_manager import _digest
 from raycrew.venv_manager._carry import luggage
 from raycrew.venv_manager._indexes import index_variables, without_password
 from raycrew.venv_manager._spec import EnvironmentSpec
-from raycrew.venv_manager._store import Environment, Store
+from raycrew.venv_manager._store import Environment, Store, check_name
 from raycrew.venv_manager._upkeep import Removal, collect, relocated, verify
 from raycrew.venv_manager._uv import find_uv, run_uv
 from raycrew.venv_manager._uv_run import parse
 from raycrew.venv_manager.errors import SpecError, VenvError
 from raycrew.venv_manager.provision import ensure, identify, prefetch
 
-OK, PROBLEM, USAGE = 0, 1, 2
+OK, PROBLEM, USAGE, INTERRUPTED = 0, 1, 2, 130
 OLDEST_UV = (0, 12)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
@@ -46,6 +46,10 @@ class Outcome:
 
 def run_ensure(store: Store, specs: Sequence[str], name: str | None, *, force: bool) -> Outcome:
     """Build environments where they are not there."""
+    if name:
+        check_name(name)
+        if len(specs) > 1:
+            raise SpecError(f"{len(specs)} environments cannot all be named {name!r}")
     rows = []
     for text in specs:
         environment = ensure(text, store=store, force_rebuild=force)
@@ -59,13 +63,13 @@ def run_list(store: Store) -> Outcome:
     """All environments of the store."""
     rows = [_row(e) for e in store.environments()]
     table = Table(title=escape(str(store.root)))
-    for column in ("key", "made from", "python", "size", "of it own", "links", "built in", "created"):
-        table.add_column(column, overflow="fold")
+    for column in ("key", "made from", "python", "size", "own (links)", "built in", "created"):
+        table.add_column(column, overflow="fold", no_wrap=column != "made from")
     for row in rows:
         table.add_row(
             row["key"][:8], escape(row["label"]), row["version"], _megabytes(row["size_bytes"]),
-            _megabytes(row["own_bytes"]), row["link_mode"], f"{sum(row['seconds'].values()):.1f} s",
-            row["created"][:19],
+            f"{_megabytes(row['own_bytes'])} ({row['link_mode']})", f"{sum(row['seconds'].values()):.1f} s",
+            row["created"][:10],
         )  # fmt: skip
     return Outcome(rows, table)
 
@@ -108,8 +112,11 @@ def run_gc(
     store: Store, days: float | None, max_size: str | None, keep: Sequence[str], *, dry_run: bool
 ) -> Outcome:
     """Remove what nobody needs."""
-    limit = size_in_bytes(max_size) if max_size else None
-    rows = collect(store, older_than_days=days, max_bytes=limit, keep=keep, dry_run=dry_run)
+    limit = size_in_bytes(max_size) if max_size is not None else None
+    if days is not None and not days >= 0:
+        raise SpecError(f"{days:g} is no number of days")
+    kept = [_find(store, name).key for name in keep]
+    rows = collect(store, older_than_days=days, max_bytes=limit, keep=kept, dry_run=dry_run)
     freed = sum(r.freed_bytes for r in rows)
     lines = [f"{_verdict(r, dry_run)} {escape(r.name)} ({escape(r.reason)})" for r in rows]
     total = f"{_megabytes(freed)} {'would be' if dry_run else 'are'} free"
@@ -132,15 +139,23 @@ def size_in_bytes(text: str) -> int:
     if number and number[-1] in "KMGT":
         number, unit = number[:-1], number[-1]
     try:
-        return int(float(number) * _UNITS[unit])
-    except ValueError:
-        raise SpecError(f"{text!r} is no size; write 20G, 500M or a number of bytes") from None
+        size_bytes = int(float(number) * _UNITS[unit])
+    except (ValueError, OverflowError):
+        size_bytes = -1
+    if size_bytes < 0:
+        raise SpecError(f"{text!r} is no size; write 20G, 500M or a number of bytes")
+    return size_bytes
 
 
 def run_prefetch(store: Store, names: Sequence[str], modules: Sequence[str], max_builds: int) -> Outcome:
     """Build all registered environments."""
+    if max_builds < 1:
+        raise SpecError(f"--max-builds is {max_builds}: at least one environment is built at a time")
     for module in modules:
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            raise SpecError(f"`import {module}` fails: {type(error).__name__}: {error}") from error
     found = prefetch(store=store, names=names, max_builds=max_builds)
     lines = [f"{escape(fqn)} {escape(python)}" for fqn, python in found.items()]
     return Outcome(found, "\n".join(lines) or "no environments are registered")
@@ -197,6 +212,8 @@ def _uv_row(store: Store) -> tuple[str, str, bool]:
 
 def _store_rows(store: Store) -> list[tuple[str, str, bool]]:
     there = next(p for p in (store.root, *store.root.parents) if p.exists())
+    if not there.is_dir():
+        return [("store", f"{store.root} cannot be made: {there} is no folder", False)]
     writable = os.access(there, os.W_OK)
     free = shutil.disk_usage(there).free
     rows = [

@@ -3,19 +3,25 @@
 import hashlib
 import json
 import platform
+import re
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
+from raycrew.venv_manager import _lock
+from raycrew.venv_manager._settings import inline_metadata
 from raycrew.venv_manager._sources import (
     file_hash,
     folder_fingerprint,
     local_sources,
     member,
     read_toml,
+    requirement_files,
+    requirement_lines,
     workspace_root,
 )
 from raycrew.venv_manager._spec import EnvironmentSpec
@@ -119,7 +125,11 @@ def lock_file(spec: EnvironmentSpec) -> Path | None:
 
 
 def _files(spec: EnvironmentSpec) -> dict[str, str]:
-    found = {f"requirements.{i}": name for i, name in enumerate(spec.requirement_files)}
+    found = {
+        f"requirements.{i}" + (f".{j}" if j else ""): str(path)
+        for i, name in enumerate(spec.requirement_files)
+        for j, path in enumerate(requirement_files(Path(name)))
+    }
     if spec.kind in ("script", "pylock"):
         found[spec.kind] = spec.path
     if spec.kind == "project":
@@ -135,27 +145,62 @@ def _files(spec: EnvironmentSpec) -> dict[str, str]:
 
 def _fingerprints(spec: EnvironmentSpec) -> dict[str, str]:
     found = {}
-    if spec.kind == "project":
-        for path in local_sources(project_folder(spec)):
-            found[_label(path)] = folder_fingerprint(path) if path.is_dir() else file_hash(path)
-    for text in spec.packages:
-        if (local := local_requirement(text)) is not None:
-            found[_label(local)] = folder_fingerprint(local) if local.is_dir() else file_hash(local)
+    for path in _local(spec):
+        found[_label(path)] = folder_fingerprint(path) if path.is_dir() else file_hash(path)
     if spec.wheelhouse:
+        if not Path(spec.wheelhouse).is_dir():
+            raise SpecError(f"there is no wheelhouse {spec.wheelhouse}")
         wheels = sorted(Path(spec.wheelhouse).glob("*.whl"))
         names = "\n".join(f"{w.name} {w.stat().st_size}" for w in wheels)
         found["wheelhouse"] = hashlib.sha256(names.encode()).hexdigest()
     return found
 
 
-def local_requirement(text: str) -> Path | None:
+def _local(spec: EnvironmentSpec) -> Iterator[Path]:
+    """The folders and files of this machine that packages are built from."""
+    if spec.kind == "project":
+        yield from local_sources(project_folder(spec))
+    if spec.kind == "script":
+        yield from script_sources(Path(spec.path)).values()
+    if spec.kind == "pylock":
+        yield from _locked_paths(Path(spec.path), file_hash(spec.path))
+    named = [local_requirement(text) for text in spec.packages]
+    for name in spec.requirement_files:
+        for file in requirement_files(Path(name), constraints=False):
+            named += [local_requirement(text, base_of(spec)) for text in requirement_lines(file)]
+    yield from (path for path in named if path is not None)
+
+
+@lru_cache(maxsize=16)
+def _locked_paths(file: Path, _hash: str) -> tuple[Path, ...]:
+    named = [package.local_path for package in _lock.read_file(file)]
+    return tuple((file.parent / path).resolve() for path in named if path)
+
+
+def base_of(spec: EnvironmentSpec) -> Path:
+    """Where relative paths in requirements files start: the folder of the first of them."""
+    return Path(spec.requirement_files[0]).parent if spec.requirement_files else Path.cwd()
+
+
+def script_sources(script: Path) -> dict[str, Path]:
+    """The local sources that a script names for its dependencies."""
+    sources = inline_metadata(script).get("tool", {}).get("uv", {}).get("sources", {})
+    return {
+        name: (script.parent / source["path"]).resolve()
+        for name, source in sources.items()
+        if isinstance(source, dict) and "path" in source
+    }
+
+
+def local_requirement(text: str, base: Path | None = None) -> Path | None:
     """The folder or file that a requirement names, or None for one from an index."""
+    text = re.sub(r"^(-e|--editable)[\s=]+", "", text)
     _, at, url = text.partition("@")
     target = url.strip() if at else text.strip()
-    target = target.split(";")[0].strip()
+    target = target.split(";")[0].split(" --")[0].strip()
     if target.startswith("file://"):
-        return Path(target.removeprefix("file://"))
-    return Path(target).resolve() if target.startswith((".", "/")) else None
+        return Path(unquote(target.removeprefix("file://").partition("#")[0]))
+    return ((base or Path.cwd()) / target).resolve() if target.startswith((".", "/")) else None
 
 
 def _label(path: Path) -> str:

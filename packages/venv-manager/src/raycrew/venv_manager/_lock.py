@@ -5,10 +5,13 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from packaging.markers import Marker
 from packaging.utils import canonicalize_name
+
+from raycrew.venv_manager.errors import SpecError
 
 HEADER = 'lock-version = "1.0"\ncreated-by = "raycrew-venv-manager"\n'
 _BLOCK = re.compile(r"^\[\[packages\]\]\s*$", re.MULTILINE)
@@ -34,6 +37,13 @@ class Package:
             return None
         return f"{self.name}=={version}" + (f" ; {marker}" if marker else "")
 
+    @property
+    def local_path(self) -> str | None:
+        """The folder or file of this machine that the entry is built from, as the lock names it."""
+        directory = self.data.get("directory", {})
+        path = directory.get("path") or self.data.get("archive", {}).get("path")
+        return str(path) if path else None
+
     def applies(self, target: Mapping[str, str]) -> bool:
         """Whether it is installed on a target that these marker values describe."""
         marker = self.data.get("marker")
@@ -53,6 +63,18 @@ def read(text: str) -> list[Package]:
     return [
         Package(data, f"[[packages]]{block.rstrip()}\n") for data, block in zip(entries, blocks, strict=True)
     ]
+
+
+def read_file(path: Path) -> list[Package]:
+    """The entries of a lock file on the disk.
+
+    Raises:
+        SpecError: It cannot be read.
+    """
+    try:
+        return read(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{path} is no lock file that can be read: {error}") from error
 
 
 def write(packages: Iterable[Package]) -> str:

@@ -12,16 +12,23 @@ from packaging.utils import canonicalize_name
 from raycrew.venv_manager import _lock
 from raycrew.venv_manager._build import Sync
 from raycrew.venv_manager._carry import Luggage, build_wheel, wheel_of
-from raycrew.venv_manager._digest import local_requirement, lock_file, project_folder
+from raycrew.venv_manager._digest import base_of, local_requirement, lock_file, project_folder, script_sources
 from raycrew.venv_manager._indexes import build_environment
 from raycrew.venv_manager._locks import scratch
 from raycrew.venv_manager._probe import Expectation
 from raycrew.venv_manager._recipe import Recipe, this_platform
 from raycrew.venv_manager._settings import inline_metadata, settings
-from raycrew.venv_manager._sources import is_package, local_sources, read_toml, workspace_root
+from raycrew.venv_manager._sources import (
+    is_package,
+    local_sources,
+    read_toml,
+    requirement_files,
+    requirement_lines,
+    workspace_root,
+)
 from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager._uv import run_uv
-from raycrew.venv_manager.errors import ResolutionError, SpecError
+from raycrew.venv_manager.errors import ResolutionError
 
 
 def resolve(
@@ -128,9 +135,13 @@ class _Job:
         locked = self._locked()
         return [*locked, *self._compile(onto=locked)]
 
-    def _uv(self, *arguments: str | Path) -> str:
+    def _uv(self, *arguments: str | Path, cwd: Path | None = None) -> str:
         return run_uv(
-            arguments, environ=self.environ, cwd=self.folder, on_line=self.on_line, timeout_s=self.timeout_s
+            arguments,
+            environ=self.environ,
+            cwd=cwd or self.folder,
+            on_line=self.on_line,
+            timeout_s=self.timeout_s,
         )
 
     def _gather_carried(self) -> None:
@@ -145,11 +156,7 @@ class _Job:
         path.parent.mkdir()
         if self.spec.kind == "pylock":
             file = Path(self.spec.path)
-            try:
-                listed = _lock.read(file.read_text("utf-8"))
-            except ValueError as error:
-                raise SpecError(f"{file} is no lock file that can be read: {error}") from error
-            return self._settled(listed, file.parent)
+            return self._settled(_lock.read_file(file), file.parent)
         flags: list[str | Path] = [_lock_flag(self.spec), *_export_flags(self.spec)]
         if self.project:
             flags += ["--project", self.project]
@@ -191,6 +198,7 @@ class _Job:
             output,
             *_python(self.spec),
             *inputs,
+            cwd=base_of(self.spec) if self.spec.requirement_files else self.folder,
         )
         chosen = _lock.read(output.read_text("utf-8"))
         if onto is not None:
@@ -227,6 +235,9 @@ class _Job:
         for text in self.spec.packages:
             path = local_requirement(text)
             yield text if path is None or "@" in text else str(path)
+        if onto is None and self.spec.kind == "script":
+            for name, path in script_sources(Path(self.spec.path)).items():
+                yield f"{name} @ {path.as_uri()}"
         if onto is None and self.project and not self.spec.only_groups:
             data = read_toml(self.project / "pyproject.toml")
             if is_package(data):
@@ -243,8 +254,9 @@ class _Job:
     def _named(self) -> set[str]:
         """The packages that the spec itself asks for."""
         texts = list(self.spec.packages)
-        for file in self.spec.requirement_files:
-            texts += Path(file).read_text(encoding="utf-8").splitlines()
+        for listed in self.spec.requirement_files:
+            for file in requirement_files(Path(listed), constraints=False):
+                texts += requirement_lines(file)
         if self.spec.kind == "script":
             texts += inline_metadata(Path(self.spec.path)).get("dependencies", [])
         if self.project:

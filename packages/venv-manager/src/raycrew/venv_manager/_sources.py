@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from raycrew.venv_manager.errors import SpecError
 
 _SKIPPED = frozenset({"__pycache__", "build", "dist", "node_modules", "site"})
+_NESTED = re.compile(r"(?P<flag>-r|--requirements?|-c|--constraints?)[\s=]*(?P<path>\S+)")
 _hashes: dict[str, tuple[tuple[int, int, int], str]] = {}
 
 
@@ -50,6 +52,40 @@ def _walk(folder: str) -> Iterator[str]:
                 yield from _walk(entry.path)
         elif entry.is_file():
             yield entry.path
+
+
+def requirement_files(file: Path, *, constraints: bool = True) -> list[Path]:
+    """A requirements file, and those that it includes, theirs in turn.
+
+    Raises:
+        SpecError: One cannot be read.
+    """
+    found: dict[Path, None] = {}
+    waiting = [file]
+    while waiting:
+        path = waiting.pop(0)
+        if path in found:
+            continue
+        found[path] = None
+        for line in requirement_lines(path):
+            match = _NESTED.fullmatch(line)
+            if match and "://" not in match["path"] and (constraints or match["flag"].lstrip("-")[0] == "r"):
+                waiting.append((path.parent / match["path"]).resolve())
+    return list(found)
+
+
+def requirement_lines(file: Path) -> list[str]:
+    """The lines of a requirements file, without comments.
+
+    Raises:
+        SpecError: It cannot be read.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{file} cannot be read: {error}") from error
+    texts = (re.sub(r"(^|\s+)#.*", "", line).strip() for line in lines)
+    return [text for text in texts if text]
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -208,9 +208,12 @@ class Store:
             raise errors.of_store(error, path) from error
 
     def name(self, alias: str, key: str) -> None:
-        """Give an environment a readable name: a link in `by-name`."""
-        if not alias or alias != Path(alias).name or alias.startswith("."):
-            raise ValueError(f"{alias!r} is not a name for an environment: it must be a plain file name")
+        """Give an environment a readable name: a link in `by-name`.
+
+        Raises:
+            SpecError: The name is not a plain file name.
+        """
+        check_name(alias)
         link = self.root / "by-name" / alias
         target = Path("..", key, "venv")
         with contextlib.suppress(OSError):
@@ -284,6 +287,16 @@ class Store:
             entry.rename(trash)
             entry = trash
         shutil.rmtree(entry, ignore_errors=True)
+
+
+def check_name(alias: str) -> None:
+    """Refuse what cannot be a readable name of an environment.
+
+    Raises:
+        SpecError: It is not a plain file name.
+    """
+    if not alias or alias != Path(alias).name or alias.startswith("."):
+        raise errors.SpecError(f"{alias!r} is not a name for an environment: it must be a plain file name")
 
 
 def _teller(locks: KeyLocks, report: Report) -> Report:

@@ -1,6 +1,7 @@
 """What drifted in an environment, and which environments nobody needs any more."""
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Collection
@@ -8,13 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from raycrew.venv_manager import _inventory
+from raycrew.venv_manager._digest import KEY_LENGTH
 from raycrew.venv_manager._locks import processes_using
 from raycrew.venv_manager._probe import check, probe
 from raycrew.venv_manager._store import Environment, Store
 from raycrew.venv_manager.errors import ProbeError, StoreTimeoutError
 
 _DAY_S = 86400.0
-_FOLDERS = frozenset({"by-name", "locks", "recipes", "trash"})
+_ENTRY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")  # nothing else of a folder is ours, whatever it is
+_TRASH = re.compile(rf"{_ENTRY.pattern}-[0-9a-f]{{8}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Drift:
         changed: Files of another size, time or (when asked for) content.
         packages: Distribution to "old -> new".
         notes: What else is wrong: the interpreter fails, Ray does not fit, the project is no longer there.
+        broken: Whether one of the notes says that the environment does not work.
     """
 
     key: str
@@ -54,8 +58,11 @@ def verify(store: Store, environment: Environment, *, contents: bool = False, im
         imports: Start the interpreter and import what was imported when it was published.
     """
     root = environment.path / "venv"
-    before = json.loads((environment.path / "inventory.json").read_text(encoding="utf-8"))
-    now = _inventory.take(root)
+    try:
+        before = json.loads((environment.path / "inventory.json").read_text(encoding="utf-8"))
+        now = _inventory.take(root)
+    except (OSError, ValueError) as error:
+        return Drift(environment.key, notes=(f"it cannot be compared: {error}",), broken=True)
     changed = {name for name, facts in now.files.items() if name in before and before[name] != list(facts)}
     if contents:
         changed |= set(_inventory.altered(root, now))
@@ -182,12 +189,14 @@ def _remove(store: Store, environment: Environment, reason: str, dry_run: bool) 
 def _left_overs(store: Store, dry_run: bool) -> list[Removal]:
     found = []
     for folder in sorted(store.root.glob("trash/*")):
+        if not _TRASH.fullmatch(folder.name):
+            continue
         size = _inventory.size_of(folder)
         if not dry_run:
             shutil.rmtree(folder, ignore_errors=True)
         found.append(Removal(folder.name, "left by an interrupted removal", size, not dry_run))
     for folder in sorted(store.root.iterdir() if store.root.is_dir() else ()):
-        if folder.name in _FOLDERS or not folder.is_dir() or store.look(folder.name):
+        if not _ENTRY.fullmatch(folder.name) or not folder.is_dir() or store.look(folder.name):
             continue
         try:
             with store.locks(folder.name).building(0.0):

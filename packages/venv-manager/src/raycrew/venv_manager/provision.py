@@ -22,7 +22,7 @@ from raycrew.venv_manager._progress import Report, reporting
 from raycrew.venv_manager._recipe import Recipe
 from raycrew.venv_manager._resolve import expectation, resolve, sync_of
 from raycrew.venv_manager._spec import EnvironmentSpec
-from raycrew.venv_manager._store import Environment, Store
+from raycrew.venv_manager._store import Environment, Store, check_name
 from raycrew.venv_manager._uv_run import parse
 from raycrew.venv_manager.errors import ProvisionError, ReadOnlyStoreError, SpecError
 from raycrew.venv_manager.protocols import NodeRunner
@@ -123,9 +123,10 @@ def create_local_venv(
         force_rebuild: Choose versions and build anew even if it is there.
 
     Raises:
-        SpecError: `py_executable` is none of these.
+        SpecError: `py_executable` is none of these, or the name is not a plain file name.
         VenvError: It could not be built; nothing was published.
     """
+    check_name(venv_name)
     spec = parse(py_executable)
     if spec.kind == "interpreter":
         return checked_interpreter(spec.path)
@@ -203,9 +204,10 @@ def create_local_venv_on_each_node(
         force_rebuild: Choose versions and build anew even where it is there.
 
     Raises:
-        SpecError: `py_executable` makes no sense.
+        SpecError: `py_executable` or the name makes no sense.
         ProvisionError: It could not be brought to every node.
     """
+    check_name(venv_name)
     spec = parse(py_executable)
     if spec.kind == "interpreter":
         return _checked_everywhere(spec.path, runner)
