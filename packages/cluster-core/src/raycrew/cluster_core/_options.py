@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from raycrew.cluster_core._plan import PlacementRequest, check_counts, check_strategy
 from raycrew.cluster_core._ports import check_port_range
-from raycrew.cluster_core._topology import DOMAIN_LABEL
+from raycrew.cluster_core._topology import DOMAIN_LABEL, RESOURCE_STEP
 
 GpuIds = Literal["auto"] | Sequence[int] | Sequence[Sequence[int]] | None
 
@@ -78,8 +78,13 @@ def check_options(
         ValueError: An argument is out of its bounds, or contradicts another one.
     """
     counts = _counts(bundle_ct_per_node_list)
-    slots = _whole("max_colocated_worker_groups", max_colocated_worker_groups, 1)
-    slots = max(slots, 2) if enable_colocation else slots
+    _check_flags(
+        use_gpus=use_gpus,
+        enable_colocation=enable_colocation,
+        monitor_memory=monitor_memory,
+        unified=unified,
+    )
+    slots = _slots(max_colocated_worker_groups, enable_colocation)
     per_node = _whole("num_gpus_per_node", num_gpus_per_node, 1)
     for node, count in enumerate(counts):
         if use_gpus and count > per_node:
@@ -90,6 +95,8 @@ def check_options(
     cpus = slots if cpus_per_bundle is None else _number("cpus_per_bundle", cpus_per_bundle, 0)
     bundle = {"CPU": float(cpus)} if cpus else {}
     if use_gpus:
+        if not isinstance(accelerator, str):
+            raise TypeError(f"accelerator is the name of a resource, not {accelerator!r}")
         if not accelerator or accelerator == "CPU":
             raise ValueError(f"accelerator {accelerator!r} is not the resource name of an accelerator")
         bundle[accelerator] = 1.0
@@ -107,7 +114,9 @@ def check_options(
         )
     strategy, segments, domain = _topology(placement_group_strategy, topology_strategy, segment_size, counts)
     pinned = gpu_ids is not None and gpu_ids != "auto"
-    request = PlacementRequest(counts, bundle, strategy, dict(label_selector or {}), segments, domain, pinned)
+    request = PlacementRequest(
+        counts, bundle, strategy, _labels("label_selector", label_selector), segments, domain, pinned
+    )
     return ClusterOptions(
         request=request,
         alias=_alias(name),
@@ -128,6 +137,19 @@ def _counts(counts: Sequence[int]) -> tuple[int, ...]:
         raise TypeError(f"bundle_ct_per_node_list is a list of integers, not {counts!r}")
     check_counts(counts)
     return tuple(int(count) for count in counts)
+
+
+def _check_flags(**flags: bool) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} is True or False, not {value!r}")
+
+
+def _slots(max_colocated_worker_groups: int, enable_colocation: bool) -> int:
+    slots = _whole("max_colocated_worker_groups", max_colocated_worker_groups, 1)
+    if slots > RESOURCE_STEP:
+        raise ValueError(f"max_colocated_worker_groups={slots} is above {RESOURCE_STEP}: Ray shares no finer")
+    return max(slots, 2) if enable_colocation else slots
 
 
 def _retries(max_retries: int | None, environ: Mapping[str, str]) -> int:
@@ -161,6 +183,12 @@ def _alias(name: str) -> str:
     return name or "cluster"
 
 
+def _labels(name: str, labels: Mapping[str, str] | None) -> dict[str, str]:
+    if labels is not None and not isinstance(labels, Mapping):
+        raise TypeError(f"{name} is a mapping of labels, not {labels!r}")
+    return dict(labels or {})
+
+
 def _topology(
     strategy: str, topology: Mapping[str, str] | None, segment_size: int | None, counts: Sequence[int]
 ) -> tuple[str, int | None, str]:
@@ -168,7 +196,7 @@ def _topology(
     check_strategy(strategy)
     if segment_size is not None:
         segment_size = _whole("segment_size", segment_size, 1)
-    labels = dict(topology or {})
+    labels = _labels("topology_strategy", topology)
     strategy = labels.pop(_NODE_ID_LABEL, strategy)
     if len(labels) > 1:
         raise ValueError(f"topology_strategy takes one label besides {_NODE_ID_LABEL}, not {sorted(labels)}")
@@ -190,11 +218,14 @@ def _gpu_ids(
         if gpu_ids != "auto":
             raise ValueError(f"gpu_ids {gpu_ids!r} is neither 'auto' nor a list")
         return "auto"
+    if not isinstance(gpu_ids, Sequence):
+        raise TypeError(f"gpu_ids is 'auto', a list, or a list per node, not {gpu_ids!r}")
     lists: list[list[Any]]
-    if all(isinstance(one, (int, Integral)) for one in gpu_ids):
-        lists = [list(gpu_ids) if count else [] for count in counts]
+    per_node_lists = [list(one) for one in gpu_ids if isinstance(one, Sequence) and not isinstance(one, str)]
+    if len(per_node_lists) == len(gpu_ids) > 0:
+        lists = per_node_lists
     else:
-        lists = [list(one) if isinstance(one, Sequence) else [one] for one in gpu_ids]
+        lists = [list(gpu_ids) if count else [] for count in counts]
     if len(lists) != len(counts):
         raise ValueError(f"gpu_ids has {len(lists)} lists for {len(counts)} nodes")
     for node, (ids, count) in enumerate(zip(lists, counts, strict=True)):

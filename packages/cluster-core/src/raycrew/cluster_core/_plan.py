@@ -14,7 +14,9 @@ from raycrew.cluster_core._topology import DOMAIN_LABEL, NodeState
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _SHOWN = 16  # Lines of explanation before the rest is only counted.
-_SELECTOR = re.compile(r"(!?)(?:in\((.+)\)|(.+))")
+_LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"  # As Ray has it, for names and values.
+_SELECTOR = re.compile(rf"(!?)(?:in\(({_LABEL}(?:, ?{_LABEL})*)\)|({_LABEL}))")
+_LABEL_NAME = re.compile(rf"(?:{_LABEL}/)?{_LABEL}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class PlacementRequest:
         if self.distinct_nodes and self.strategy != "STRICT_PACK":
             raise ValueError(f"distinct_nodes needs STRICT_PACK, not {self.strategy}")
         for label, wanted in self.label_selector.items():
+            if not isinstance(label, str) or not _LABEL_NAME.fullmatch(label):
+                raise ValueError(f"label selector {label!r}: that is not the name of a label")
             if not isinstance(wanted, str) or not _SELECTOR.fullmatch(wanted):
                 raise ValueError(
                     f"label selector {label!r}: {wanted!r} is not one of 'a', '!a', 'in(a,b)', '!in(a,b)'"

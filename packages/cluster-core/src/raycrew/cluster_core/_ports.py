@@ -5,7 +5,7 @@ import logging
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -98,7 +98,7 @@ def check_port_range(port_range: tuple[int, int]) -> tuple[int, int]:
         TypeError: Not two integers.
         ValueError: Reversed, or outside 1024 to 65535.
     """
-    pair = tuple(port_range)
+    pair = tuple(port_range) if isinstance(port_range, Iterable) else ()
     if len(pair) != 2 or any(isinstance(end, bool) or not isinstance(end, int) for end in pair):
         raise TypeError(f"port_range is a pair of integers (first, last), not {port_range!r}")
     low, high = pair
