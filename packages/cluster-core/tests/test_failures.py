@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 
 import pytest
 import ray
@@ -202,8 +203,9 @@ def test_a_node_killed_under_a_live_cluster_is_named():
         ) as nodes,
         connected(nodes.address),
     ):
-        cluster = RayVirtualCluster([2, 2])
-        victim = next(node for node in nodes.worker_nodes if node.node_id == cluster.bundles[2].node_id)
+        before, cluster = take_census(), RayVirtualCluster([2, 2])
+        cluster_nodes = list(dict.fromkeys(bundle.node_id for bundle in cluster.bundles))
+        victim = next(node for node in nodes.worker_nodes if node.node_id == cluster_nodes[1])
         nodes.remove_node(victim, allow_graceful=False)
         wait_until(lambda: victim.node_id not in _ray_compat.live_node_ids())
         with pytest.raises(NodeLostError, match="lost 2 of 4 bundles") as error:
@@ -212,9 +214,17 @@ def test_a_node_killed_under_a_live_cluster_is_named():
         with pytest.raises(NodeLostError):
             cluster.rendezvous(2)
         left = dict(cluster.run_on_each_node(lambda: 1, timeout_s=60))
-        assert left == {cluster.bundles[0].node_id: 1}
+        assert left == {cluster_nodes[0]: 1}
         cluster.shutdown()
-        with RayVirtualCluster([2], timeout_s=60):
-            pass
+        looks = iter([[replace(node, free=node.total) for node in before if node.node_id == victim.node_id]])
+        allocator = _allocation.Allocator(
+            _request((2,)),
+            alias="late",
+            timeout_s=120,
+            census=lambda label: next(looks, None) or take_census(label),
+        )  # Planned on the node that is gone, then anew.
+        allocation = allocator.allocate()
+        assert {seat.node_id for seat in allocation.seats} == {cluster_nodes[0]}
+        allocation.remove()
         with pytest.raises(InfeasibleRequestError):
             RayVirtualCluster([2, 2])

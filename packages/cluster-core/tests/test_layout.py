@@ -80,6 +80,13 @@ def test_a_very_narrow_terminal_shortens_and_stays_inside():
     assert "a-rath" in text
 
 
+def test_long_names_are_shortened_rather_than_ranks():
+    tied = Group("a-rather-long-name-of-a-group", [Placement(r, r, 0.5, tied_group=0) for r in range(2)])
+    lines = [line for _, lines in table_cells(drawn(bundles_of(2), [tied])) for line in lines]
+    assert lines == ["a-rather-long… 0 t0* 50%", "a-rather-long-… 1 t0 50%"]
+    assert "a-rathe… 0 t0* 50%" in svg(bundles_of(2), [tied])
+
+
 def test_colocated_and_fractional_workers_and_free_bundles():
     text = drawn(
         bundles_of(3),

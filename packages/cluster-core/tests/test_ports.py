@@ -1,6 +1,7 @@
 """Ports: unique while they are held, usable by the server they are meant for; bad ranges refused."""
 
 import contextlib
+import itertools
 import pickle
 import socket
 import subprocess
@@ -45,11 +46,19 @@ def test_hosts(host):
     except ValueError:
         pytest.skip(f"{host} is not on this machine")
     with lease:
-        name = host or "127.0.0.1"
-        for port in lease.ports:
+        names = [host] if host else ["127.0.0.1", *(["::1"] if has_ipv6() else [])]
+        for port, name in itertools.product(lease.ports, names):
             with pytest.raises(OSError, match="in use"):
                 listen(port, name, reuse=False)
             listen(port, name, reuse=True).close()
+
+
+def has_ipv6():
+    try:
+        listen(0, "::1", reuse=True).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_release_gives_the_ports_back_and_can_be_repeated():

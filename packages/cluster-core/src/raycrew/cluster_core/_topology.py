@@ -68,6 +68,11 @@ class Rendezvous:
         """The first leased port."""
         return self.ports[0]
 
+    @property
+    def endpoint(self) -> str:
+        """Address and first port as in URLs, an IPv6 address in brackets."""
+        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:

@@ -43,9 +43,20 @@ class Seat:
     @property
     def label(self) -> str:
         """What is written into the cell: name and rank, and tied group and share where there are any."""
+        return self.name + self._position
+
+    @property
+    def _position(self) -> str:
         tied = "" if self.tied_group is None else f" t{self.tied_group}{'*' if self.leads else ''}"
         share = f" {self.share:.0%}" if 0 < self.share < 1 else ""
-        return f"{self.name} {self.rank}{tied}{share}"
+        return f" {self.rank}{tied}{share}"
+
+    def fitted(self, width: int) -> str:
+        """The label, with a shorter name where it has more characters than `width`."""
+        room = width - len(self._position) - 1
+        if len(self.label) <= width or room < 1:
+            return self.label
+        return f"{self.name[:room]}…{self._position}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +161,14 @@ def _table(cells: Sequence[Cell], width: int) -> Table:
     for cell in cells:
         table.add_column(Text(cell.title), width=width, no_wrap=True, overflow="ellipsis")
     for line in range(max(len(cell.seats) for cell in cells) or 1):
-        table.add_row(*(_line(cell, line) for cell in cells))
+        table.add_row(*(_line(cell, line, width) for cell in cells))
     return table
 
 
-def _line(cell: Cell, line: int) -> Text:
+def _line(cell: Cell, line: int, width: int) -> Text:
     if line < len(cell.seats):
         seat = cell.seats[line]
-        return Text(seat.label, style=_STYLES[seat.occupant % len(_STYLES)])
+        return Text(seat.fitted(width), style=_STYLES[seat.occupant % len(_STYLES)])
     return Text(_FREE if not cell.seats and line == 0 else "", style="dim")
 
 
@@ -265,7 +276,8 @@ def _svg_cell(x: int, y: int, height: int, cell: Cell) -> list[str]:
         top = y + _HEAD_H + line * _STRIP_H
         share = seat.share if 0 < seat.share < 1 else 1.0
         colour = _FILLS[seat.occupant % len(_FILLS)]
-        label = seat.label if len(seat.label) <= 18 else f"{seat.label[:17]}…"
+        label = seat.fitted(18)
+        label = label if len(label) <= 18 else f"{label[:17]}…"
         parts += [
             f'<rect x="{x + 4}" y="{top}" width="{inner}" height="{_STRIP_H - 3}" rx="3" fill="{colour}" '
             f'opacity="{0.45 if share < 1 else 1}"/>',
