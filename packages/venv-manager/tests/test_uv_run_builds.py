@@ -16,6 +16,7 @@ from raycrew.venv_manager import (
     parse,
 )
 from raycrew.venv_manager._uv import run_uv
+from raycrew.venv_manager.provision import prepare
 from raycrew.venv_manager.testing import make_wheel, write_project
 
 
@@ -96,8 +97,12 @@ def test_an_outdated_lock_is_an_error_of_its_own(store, project, environ):
     write_project(project, dependencies=["base"])
     lock(project, environ)
     write_project(project, dependencies=["demo"])
-    with pytest.raises(LockOutdatedError, match="uv lock"):
-        build(store, f"uv run --locked --directory {project}")
+    spec = parse(f"uv run --locked --directory {project}").replace(carry=False)
+    for _ in range(2):
+        with pytest.raises(LockOutdatedError, match="uv lock"):
+            ensure(spec, store=store)
+        with pytest.raises(LockOutdatedError, match="uv lock"):
+            prepare(spec, store)
     assert packages(build(store, f"uv run --frozen --directory {project}"))["base"] == "1.0"
 
 
@@ -308,3 +313,14 @@ def test_what_a_requirements_file_or_a_wheelhouse_lacks(store, tmp_path):
         build(store, tmp_path / "all.txt")
     with pytest.raises(SpecError, match="there is no wheelhouse"):
         ensure(EnvironmentSpec.requirements(["demo"], wheelhouse=str(tmp_path / "gone")), store=store)
+
+
+def test_a_synced_environment_is_built_again_from_the_recipe_that_it_kept(store, project, environ):
+    write_project(project, dependencies=["base"])
+    lock(project, environ)
+    spec = parse(f"uv run --locked --directory {project}").replace(carry=False)
+    built = ensure(spec, store=store)
+    assert packages(built) == {"base": "1.0", "leaf": "1.1"}
+    assert store.recipe(built.key).lock == (built.path / "pylock.toml").read_text()
+    store.remove_folder(built.path)
+    assert packages(ensure(spec, store=store)) == packages(built)

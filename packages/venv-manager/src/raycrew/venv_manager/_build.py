@@ -53,6 +53,7 @@ class Build:
         held: A locked descriptor, which uv inherits.
         tell: Told what is going on.
         timeout_s: Deadline of each run of uv.
+        recipe: What it was made from, once that is known.
         seconds: What each step took.
     """
 
@@ -63,6 +64,7 @@ class Build:
     held: int
     tell: Report
     timeout_s: float
+    recipe: Recipe | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
     def run(self, make: Callable[[], Recipe]) -> dict[str, Any]:
@@ -76,6 +78,7 @@ class Build:
         self.entry.mkdir(parents=True)
         with ThreadPoolExecutor(1) as beside:
             recipe = self._synced(self.sync, make, beside) if self.sync else self._from_recipe(make, beside)
+            self.recipe = recipe
             probing = beside.submit(self._probe, recipe)
             with self._timed("inventory_s"):
                 inventory = self._take_inventory(recipe)

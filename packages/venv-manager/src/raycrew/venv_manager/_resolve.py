@@ -41,6 +41,7 @@ def resolve(
     variables: Mapping[str, str],
     on_line: Callable[[str], None] | None = None,
     timeout_s: float = 3600.0,
+    checked: bool = False,
 ) -> Recipe:
     """Choose exact versions and build all local wheels.
 
@@ -53,13 +54,14 @@ def resolve(
         variables: What tells uv where packages come from.
         on_line: Called with each line that uv writes.
         timeout_s: Deadline of each run of uv.
+        checked: Another run of uv sees to it that the lock file fits the project, so this one need not.
 
     Raises:
         UvError: uv failed.
         SpecError: The spec does not fit what lies on the disk.
     """
     with scratch("raycrew-venv-resolve-") as folder:
-        job = _Job(spec, folder, carried, build_environment(spec, environ), on_line, timeout_s)
+        job = _Job(spec, folder, carried, build_environment(spec, environ), on_line, timeout_s, checked)
         packages = job.packages()
         wheels = dict(job.local_wheels)
     return Recipe(
@@ -118,7 +120,9 @@ class _Job:
         environ: Mapping[str, str],
         on_line: Callable[[str], None] | None,
         timeout_s: float,
+        checked: bool,
     ) -> None:
+        self.lock_flag = "--frozen" if checked else _lock_flag(spec)
         self.spec, self.folder, self.carried = spec, folder, carried
         self.on_line, self.timeout_s = on_line, timeout_s
         self.project = project_folder(spec) if spec.kind == "project" else None
@@ -157,7 +161,7 @@ class _Job:
         if self.spec.kind == "pylock":
             file = Path(self.spec.path)
             return self._settled(_lock.read_file(file), file.parent)
-        flags: list[str | Path] = [_lock_flag(self.spec), *_export_flags(self.spec)]
+        flags: list[str | Path] = [self.lock_flag, *_export_flags(self.spec)]
         if self.project:
             flags += ["--project", self.project]
         else:

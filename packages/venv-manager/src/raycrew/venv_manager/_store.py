@@ -267,6 +267,8 @@ class Store:
             self.remove_folder(entry)
             build.tell("choosing versions")
             stamp = build.run(make)
+            if build.sync and build.recipe:  # kept only now that uv has found the lock to fit
+                self.keep_recipe(build.recipe)
             write_whole(entry / STAMP, json.dumps(stamp, indent=1).encode(), sync=True)
             build.tell(
                 f"done: {stamp['size_bytes'] / 1e6:.0f} MB, {stamp['own_bytes'] / 1e6:.0f} MB of it new"

@@ -63,8 +63,8 @@ def ensure(
     if not force and (found := store.get(key)):
         return found
     with reporting(_title(spec, key)) as report:
-        make = partial(_recipe, spec, key, identity, store, force, report)
         sync = sync_of(spec, _luggage(spec), store.environ)
+        make = partial(_recipe, spec, key, identity, store, force, report, synced=sync is not None)
         return store.install(key, make, python=spec.python, sync=sync, force=force, report=report)
 
 
@@ -84,18 +84,23 @@ def prepare(spec: EnvironmentSpec | str | Path, store: Store, *, force: bool = F
 
 
 def _recipe(
-    spec: EnvironmentSpec, key: str, identity: Mapping[str, Any], store: Store, force: bool, report: Report
-) -> Recipe:
-    """The recipe that was kept, else a new one: an environment that is built again has the same versions."""
-    kept = None if force else store.recipe(key)
-    if kept is not None:
+    spec: EnvironmentSpec, key: str, identity: Mapping[str, Any], store: Store, force: bool, report: Report,
+    *, synced: bool = False,
+) -> Recipe:  # fmt: skip
+    """The recipe that was kept, else a new one: an environment that is built again has the same versions.
+
+    Beside a sync, the new one is not kept yet: that run of uv has still to find the lock to fit.
+    """
+    if not force and (kept := store.recipe(key)) is not None:
         return kept
     store.need_writable(key)
     made = resolve(
         spec, key, identity, _luggage(spec), environ=store.environ,
         variables=index_variables(spec, store.environ), on_line=report, timeout_s=store.build_timeout_s,
+        checked=synced,
     )  # fmt: skip
-    store.keep_recipe(made)
+    if not synced:
+        store.keep_recipe(made)
     return made
 
 
