@@ -143,7 +143,7 @@ class LateRay:
         self.calls = []
         monkeypatch.setattr(_pool, "placement_group", self.claim)
         monkeypatch.setattr(_pool, "remove_placement_group", self.remove)
-        monkeypatch.setattr(_pool.ray, "is_initialized", lambda: True)
+        monkeypatch.setattr(_pool._ray_compat, "connection", lambda: "me")
         monkeypatch.setattr(_pool._ray_compat, "is_granted", lambda claim: next(claim))
         monkeypatch.setattr(_pool._ray_compat, "node_cpus", self.cpus)
 

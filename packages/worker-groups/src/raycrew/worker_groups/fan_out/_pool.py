@@ -179,7 +179,7 @@ class Pool:
 
     def _release(self) -> None:
         claim, self._claim = self._claim, None
-        if claim is None or not ray.is_initialized():
+        if claim is None or self.owner != _ray_compat.connection():
             return
         self._granted = {}
         try:
