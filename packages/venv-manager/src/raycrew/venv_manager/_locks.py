@@ -17,9 +17,8 @@ from raycrew.venv_manager._progress import Report, silent
 from raycrew.venv_manager.errors import DiskFullError, StoreError, StoreTimeoutError, of_store
 
 POLL_S = 0.05
-# Between two looks at what the builder says: a twentieth of the time waited so far, between these two, as
-# hundreds may wait and should leave the cores to the build. Its end is heard at once, by a sleeping thread.
-HEAR_S, SLOW_HEAR_S = 0.2, 1.0
+HEAR_S = 0.2  # between two looks at what the builder says
+LOOK_S = 1.0  # between two looks at its lock; its release is heard at once, but on some file systems late
 _held: dict[str, int] = {}
 _sleepers: dict[str, threading.Event] = {}
 _guard = threading.Lock()
@@ -54,17 +53,13 @@ class KeyLocks:
             StoreTimeoutError: Another process was not done in time; at once with a deadline of 0.
             StoreError: The store's files cannot be locked.
         """
-        begin = time.monotonic()
-        deadline = begin + timeout_s
+        deadline = time.monotonic() + timeout_s
         lock = filelock.FileLock(self._lock)
         while not _acquired(lock):
             if published():
                 yield None
                 return
-            self._say(deadline, report, self.progress() or "another process builds it")
-            now = time.monotonic()
-            pause_s = min(max(HEAR_S, (now - begin) / 20), SLOW_HEAR_S, max(0.0, deadline - now))
-            _release_of(str(self._lock)).wait(pause_s)
+            self._await_release(deadline, report)
         try:
             with self._busy.open("a") as busy:
                 while not _try(busy.fileno(), fcntl.LOCK_EX):
@@ -73,6 +68,14 @@ class KeyLocks:
                 yield busy.fileno()
         finally:
             lock.release()
+
+    def _await_release(self, deadline: float, report: Report) -> None:
+        """Return when the lock is released, or when it is time to look at it again in any case."""
+        look = time.monotonic() + LOOK_S
+        while time.monotonic() < look:
+            self._say(deadline, report, self.progress() or "another process builds it")
+            if _release_of(str(self._lock)).wait(min(HEAR_S, max(0.0, deadline - time.monotonic()))):
+                return
 
     def _say(self, deadline: float, report: Report, why: str) -> None:
         if time.monotonic() >= deadline:
