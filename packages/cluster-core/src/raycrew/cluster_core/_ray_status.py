@@ -125,7 +125,10 @@ def node_states() -> list[NodeState]:
 
 
 def autoscaler_is_running() -> bool:
-    """Whether an autoscaler launches nodes for this cluster, so that some may come that are not there yet."""
+    """Whether an autoscaler launches nodes for this cluster, so that some may come that are not there yet.
+
+    One of the first version is known by its first whole report, some seconds after the head node started.
+    """
     return _in_cluster(_autoscaler_is_running)
 
 
