@@ -23,6 +23,7 @@ from raycrew.tensor_transport import (
     ShardRegistry,
     TensorArguments,
     TransportError,
+    _ray_compat,
 )
 from raycrew.tensor_transport.backends import node_memory
 from raycrew.tensor_transport.protocols import ShardBackend
@@ -161,6 +162,22 @@ def test_a_dead_store_is_named(ray_cluster):
         backend.fetch([], timeout_s=60) or ShardRegistry(backend).fetch([RTensor(shards[0])], timeout_s=60)
     assert caught.value.node_id == shards[0].node_id
     backend.release(shards)
+
+
+def test_the_lost_shard_of_several_is_named(ray_cluster, monkeypatch):
+    backend = RayRefBackend()
+    shards = [backend.put([torch.full((1 << 18,), value)])[0] for value in range(3)]
+    get, lost = _ray_compat.get, shards[1].locator[0]
+
+    def get_unless_lost(refs, timeout_s=None):
+        if lost in (refs if isinstance(refs, list) else [refs]):
+            raise ShardLostError("an object is lost")
+        return get(refs, timeout_s)
+
+    monkeypatch.setattr(_ray_compat, "get", get_unless_lost)
+    with pytest.raises(ShardLostError, match=f"shard {shards[1].shard_id} of .* an object is lost") as caught:
+        backend.fetch([ShardRead(shard) for shard in shards], timeout_s=120)
+    assert (caught.value.owner, caught.value.node_id) == (shards[1].owner, shards[1].node_id)
 
 
 def test_a_node_without_a_store_is_named(ray_cluster):

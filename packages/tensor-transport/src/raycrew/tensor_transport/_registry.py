@@ -203,9 +203,7 @@ class ShardRegistry:
         raise ShardLostError(
             f"shard {shard.shard_id} of {shard.owner} on node {shard.node_id or 'unknown'} is lost, "
             f"and so are its {len(shard.replicas)} replicas",
-            shard_id=shard.shard_id,
-            owner=shard.owner,
-            node_id=shard.node_id,
+            **shard.identity,
         ) from failures[0]
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from raycrew.tensor_transport.errors import ShardLostError, StaleHandleError
+
 Rows = slice | npt.NDArray[np.int64]
 
 
@@ -42,6 +44,11 @@ class TensorShardInfo:
     width: int | None = None
     pad_value: float | int | bool | None = None
     replicas: tuple["TensorShardInfo", ...] = dataclasses.field(default=(), compare=False, repr=False)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What the errors of a shard carry."""
+        return {"shard_id": self.shard_id, "owner": self.owner, "node_id": self.node_id}
 
     @property
     def size_bytes(self) -> int:
@@ -143,6 +150,24 @@ class StoreStats:
     released_shards: int = 0
     oldest_step: int | None = None
     leases: int = 0
+
+
+def lost(reads: Sequence[ShardRead], why: object) -> ShardLostError:
+    """The error of reads that one owner can't answer any more."""
+    shard = reads[0].shard
+    more = f" (and {len(reads) - 1} more)" if len(reads) > 1 else ""
+    return ShardLostError(
+        f"shard {shard.shard_id}{more} of {shard.owner} on node {shard.node_id or 'unknown'} is lost: {why}",
+        **shard.identity,
+    )
+
+
+def stale(shard: TensorShardInfo, why: str) -> StaleHandleError:
+    """The error of a handle on bytes that its owner has given up."""
+    return StaleHandleError(
+        f"shard {shard.shard_id} of {shard.owner} on node {shard.node_id or 'unknown'} is gone: {why}",
+        **shard.identity,
+    )
 
 
 def total(stats: Sequence[StoreStats]) -> StoreStats:

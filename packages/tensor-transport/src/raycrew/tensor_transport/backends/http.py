@@ -22,7 +22,9 @@ from raycrew.tensor_transport._shards import (
     StoreStats,
     TensorShardInfo,
     dtype_name,
+    lost,
     new_shard_id,
+    stale,
 )
 from raycrew.tensor_transport.backends._http_app import CHUNK_BYTES, ShardStore, check_answer, shard_app
 from raycrew.tensor_transport.backends._safetensors import frame, header_length, parse_header
@@ -182,12 +184,7 @@ class HttpBackend:
                     raise _stale(json.loads(answer.read()), reads)
                 tensors = _read_tensors(answer, reads)
         except ShardLostError as error:
-            raise ShardLostError(
-                f"shard {first.shard_id} ({len(reads)} in all) of {first.owner} cannot be had: {error}",
-                shard_id=first.shard_id,
-                owner=first.owner,
-                node_id=first.node_id,
-            ) from error
+            raise lost(reads, error) from error
         try:
             return [tensors[str(i)] for i in range(len(reads))]
         except KeyError as error:
@@ -323,9 +320,4 @@ def _stale(answer: dict[str, Any], reads: Sequence[ShardRead]) -> StaleHandleErr
     shards = {read.shard.shard_id: read.shard for read in reads}
     shard = shards.get(str(answer.get("gone")), reads[0].shard)
     why = "it was released" if answer.get("epoch") == shard.owner else "its server was restarted since"
-    return StaleHandleError(
-        f"shard {shard.shard_id} of {shard.owner} at {shard.locator} is gone: {why}",
-        shard_id=shard.shard_id,
-        owner=shard.owner,
-        node_id=shard.node_id,
-    )
+    return stale(shard, why)

@@ -19,12 +19,13 @@ from raycrew.tensor_transport._shards import (
     StoreStats,
     TensorShardInfo,
     dtype_name,
+    lost,
     new_shard_id,
 )
 from raycrew.tensor_transport.backends._arena_files import RELEASED, SIZE, Arena, is_leased, machine_name
 from raycrew.tensor_transport.backends.ray_refs import RayRefBackend
 from raycrew.tensor_transport.backends.shared_memory import Place, read_arena
-from raycrew.tensor_transport.errors import ShardLostError, StaleHandleError, TransportError
+from raycrew.tensor_transport.errors import StaleHandleError, TransportError
 from raycrew.tensor_transport.protocols import Bytes
 
 _CLUSTER_S = 10.0
@@ -220,17 +221,11 @@ def _rebuild(arena_bytes: int, idle_s: float) -> NodeMemoryBackend:
 
 def _read(reads: Sequence[ShardRead], timeout_s: float | None = None) -> list[torch.Tensor]:
     """Parts of one arena of a process on this machine."""
-    shard = reads[0].shard
-    path = Path(shard.locator[2])
+    path = Path(reads[0].shard.locator[2])
     try:
         return read_arena(path, reads, [read.shard.locator[3] for read in reads], timeout_s)
     except StaleHandleError as error:
-        raise ShardLostError(
-            f"shard {shard.shard_id} is lost: {shard.owner} on node {shard.node_id}, which put it, is gone",
-            shard_id=shard.shard_id,
-            owner=shard.owner,
-            node_id=shard.node_id,
-        ) from error
+        raise lost(reads, "the process that put it is gone") from error
 
 
 def _read_elsewhere(node_id: str, reads: Sequence[ShardRead], timeout_s: float | None) -> list[torch.Tensor]:

@@ -15,12 +15,14 @@ from raycrew.tensor_transport._shards import (
     StoreStats,
     TensorShardInfo,
     dtype_name,
+    lost,
     new_shard_id,
+    stale,
     total,
 )
 from raycrew.tensor_transport.backends._ledger import Ledger
-from raycrew.tensor_transport.backends.ray_refs import view_of
-from raycrew.tensor_transport.errors import ShardLostError, StaleHandleError, TransportError
+from raycrew.tensor_transport.backends.ray_refs import read_objects
+from raycrew.tensor_transport.errors import ShardLostError, TransportError
 
 Slot = tuple[str, int, int, int]
 """(shard id, index of its buffer, offset, size)."""
@@ -105,7 +107,10 @@ class ObjectStoreBackend:
         return list(self._stores)
 
     def put(self, tensors: Sequence[torch.Tensor], *, step: int | None = None) -> list[TensorShardInfo]:
-        """Hand copies to this node's store; they are the store's when this returns."""
+        """Hand copies to this node's store; they are the store's when this returns.
+
+        That takes two copies: an object of Ray belongs to who puts it, so the store puts it again.
+        """
         node = _ray_compat.current_node_id()
         store = self._store(node)
         slots, buffers = arrange([tensor_bytes(tensor) for tensor in tensors])
@@ -126,16 +131,19 @@ class ObjectStoreBackend:
             (node, self._store(node).resolve.remote(epoch, [reads[i].shard.shard_id for i in members]))
             for (node, epoch), members in owners.items()
         ]
+        try:
+            answers = self._call(calls, timeout_s)
+        except ShardLostError as error:
+            gone = [read for read in reads if read.shard.node_id == error.node_id]
+            raise lost(gone or reads, error) from error
         places: dict[int, tuple[Any, int]] = {}
-        answers = self._call(calls, timeout_s)
-        for ((node, epoch), members), (now, found) in zip(owners.items(), answers, strict=True):
+        for ((_, epoch), members), (now, found) in zip(owners.items(), answers, strict=True):
+            why = "it was released" if epoch == now else "its store was restarted since"
             for i, place in zip(members, found, strict=True):
                 if place is None:
-                    raise _stale(reads[i].shard, node, epoch, now)
+                    raise stale(reads[i].shard, why)
                 places[i] = place
-        refs = list(dict.fromkeys(ref for ref, _ in places.values()))
-        data = dict(zip(refs, _ray_compat.get(refs, timeout_s), strict=True))
-        return [view_of(data[places[i][0]], places[i][1], read) for i, read in enumerate(reads)]
+        return read_objects(reads, [places[i] for i in range(len(reads))], timeout_s)
 
     def release(self, shards: Sequence[TensorShardInfo]) -> None:
         """Forget shards in their stores; a store that is dead has forgotten them already."""
@@ -200,13 +208,3 @@ class ObjectStoreBackend:
 
 def _rebuild(stores: Mapping[str, Any], timeout_s: float) -> ObjectStoreBackend:
     return ObjectStoreBackend(stores, timeout_s=timeout_s)
-
-
-def _stale(shard: TensorShardInfo, node: str, epoch: str, now: str) -> StaleHandleError:
-    why = "it was released" if epoch == now else "its store was restarted since"
-    return StaleHandleError(
-        f"shard {shard.shard_id} of store {epoch} on node {node} is gone: {why}",
-        shard_id=shard.shard_id,
-        owner=epoch,
-        node_id=node,
-    )

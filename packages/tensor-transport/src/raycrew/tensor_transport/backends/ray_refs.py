@@ -1,7 +1,8 @@
 """Tensors in Ray's object store, kept alive by their handles."""
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from raycrew.tensor_transport._shards import (
     StoreStats,
     TensorShardInfo,
     dtype_name,
+    lost,
     new_shard_id,
 )
-from raycrew.tensor_transport.errors import ShardLostError
+from raycrew.tensor_transport.errors import ShardLostError, TransportTimeoutError
 
 
 class RayRefBackend:
@@ -55,19 +57,7 @@ class RayRefBackend:
 
     def fetch(self, reads: Sequence[ShardRead], *, timeout_s: float | None = None) -> list[torch.Tensor]:
         """Views of the object store's memory, which must not be written to."""
-        refs = list(dict.fromkeys(read.shard.locator[0] for read in reads))
-        try:
-            found = dict(zip(refs, _ray_compat.get(refs, timeout_s), strict=True))
-        except ShardLostError as error:
-            names = ", ".join(sorted({f"{r.shard.shard_id} (node {r.shard.node_id})" for r in reads})[:3])
-            first = reads[0].shard
-            raise ShardLostError(
-                f"one of {len(reads)} shards is lost, the first are {names}: {error}",
-                shard_id=first.shard_id,
-                owner=first.owner,
-                node_id=first.node_id,
-            ) from error
-        return [view_of(found[read.shard.locator[0]], read.shard.locator[1], read) for read in reads]
+        return read_objects(reads, [read.shard.locator for read in reads], timeout_s)
 
     def release(self, shards: Sequence[TensorShardInfo]) -> None:
         """Nothing to do: an object goes with the last handle on it."""
@@ -87,7 +77,38 @@ class RayRefBackend:
         return RayRefBackend, ()
 
 
-def view_of(data: Any, offset: int, read: ShardRead) -> torch.Tensor:
+def read_objects(
+    reads: Sequence[ShardRead], places: Sequence[tuple[Any, int]], timeout_s: float | None
+) -> list[torch.Tensor]:
+    """Views of objects: each read's (ref, offset) is in `places`.
+
+    Raises:
+        ShardLostError: Objects are lost; it names a shard in one of them.
+        TransportTimeoutError: They did not arrive within `timeout_s`.
+    """
+    refs = list(dict.fromkeys(ref for ref, _ in places))
+    try:
+        found = dict(zip(refs, _ray_compat.get(refs, timeout_s), strict=True))
+    except ShardLostError as error:
+        gone = set(_lost_among(refs))
+        raise lost(
+            [r for r, (ref, _) in zip(reads, places, strict=True) if ref in gone or not gone], error
+        ) from error
+    return [_view_of(found[ref], offset, read) for read, (ref, offset) in zip(reads, places, strict=True)]
+
+
+def _lost_among(refs: Sequence[Any], within_s: float = 2.0) -> Iterator[Any]:
+    deadline = time.monotonic() + within_s
+    for ref in refs:
+        try:
+            _ray_compat.get(ref, timeout_s=max(0.0, deadline - time.monotonic()))
+        except ShardLostError:
+            yield ref
+        except TransportTimeoutError:
+            continue
+
+
+def _view_of(data: Any, offset: int, read: ShardRead) -> torch.Tensor:
     """The wanted part of a shard that lies at `offset` of `data`."""
     shard = read.shard
     stored = tensor_over(data[offset : offset + shard.size_bytes], shard.torch_dtype, shard.shape)

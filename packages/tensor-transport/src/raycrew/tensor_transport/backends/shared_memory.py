@@ -17,6 +17,7 @@ from raycrew.tensor_transport._shards import (
     TensorShardInfo,
     dtype_name,
     new_shard_id,
+    stale,
 )
 from raycrew.tensor_transport.backends._arena_files import (
     HEADER_BYTES,
@@ -37,7 +38,6 @@ from raycrew.tensor_transport.backends._arena_files import (
 )
 from raycrew.tensor_transport.errors import (
     ShardLostError,
-    StaleHandleError,
     TransportClosedError,
     TransportError,
 )
@@ -274,9 +274,7 @@ class SharedMemoryBackend:
             raise ShardLostError(
                 f"shard {shard.shard_id} is in the shared memory of another machine ({shard.node_id}, "
                 f"this is {self._node}): use a backend that reaches it",
-                shard_id=shard.shard_id,
-                owner=shard.owner,
-                node_id=shard.node_id,
+                **shard.identity,
             )
 
     def _check_open(self) -> None:
@@ -329,20 +327,11 @@ def _part(mapped: tuple[Header, Bytes] | None, read: ShardRead, place: Place) ->
     """The wanted part of a mapped arena, if the handle's bytes are still in it."""
     shard = read.shard
     if mapped is None:
-        raise _stale(shard, "its memory was given back")
+        raise stale(shard, "its memory was given back")
     header, data = mapped
     if header.generation != place.generation:
-        raise _stale(shard, "its memory was released and used again")
+        raise stale(shard, "its memory was released and used again")
     if header.slots[place.slot, RELEASED]:
-        raise _stale(shard, "it was released")
+        raise stale(shard, "it was released")
     raw = data[place.offset : place.offset + shard.size_bytes]
     return read.of(tensor_over(np.asarray(raw), shard.torch_dtype, shard.shape))
-
-
-def _stale(shard: TensorShardInfo, why: str) -> StaleHandleError:
-    return StaleHandleError(
-        f"shard {shard.shard_id} of owner {shard.owner} on {shard.node_id} is gone: {why}",
-        shard_id=shard.shard_id,
-        owner=shard.owner,
-        node_id=shard.node_id,
-    )
