@@ -52,12 +52,14 @@ def take(root: Path) -> Inventory:
 
 
 def _walk(folder: str) -> Iterator[tuple[str, os.stat_result, bool]]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _walk(entry.path)
-            else:
-                yield entry.path, entry.stat(follow_symlinks=False), entry.is_symlink()
+    waiting = [folder]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                else:
+                    yield entry.path, entry.stat(follow_symlinks=False), entry.is_symlink()
 
 
 def _packages(files: Iterable[str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -89,15 +90,21 @@ def requirement_lines(file: Path) -> list[str]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as a dict.
+    """A TOML file as a dict, which later calls share: not to be changed.
 
     Raises:
         SpecError: It cannot be read.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return _parse(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{path} cannot be read: {error}") from error
+
+
+@lru_cache(maxsize=16)
+def _parse(text: str) -> dict[str, Any]:
+    """Files are asked for several times on the way to an environment; equal text is parsed once."""
+    return tomllib.loads(text)
 
 
 def workspace_root(project: Path) -> Path:
