@@ -153,5 +153,6 @@ def test_verify_survives_an_environment_without_its_inventory(command, tmp_path)
 
 def test_doctor_names_a_store_that_cannot_be_made(command, tmp_path):
     (tmp_path / "file").write_text("")
-    code, out, _ = command("doctor", "--store", tmp_path / "file" / "store")
-    assert (code, "is no folder" in out) == (1, True)
+    code, out, _ = command("doctor", "--json", "--store", tmp_path / "file" / "store")
+    (found,) = [row["found"] for row in json.loads(out) if row["what"] == "store"]
+    assert (code, found) == (1, f"{tmp_path}/file/store cannot be made: {tmp_path}/file is no folder")
