@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from actors import wait_for_end
 
 from raycrew.tensor_transport import (
     NodeMemoryBackend,
@@ -63,14 +64,6 @@ class ActorPeer:
         gone, _, _ = select.select([self.process], [], [], 120)
         os.close(self.process)
         assert gone, "the process of a killed actor is still there"
-
-
-def wait_for_end(call):
-    """Until an actor that was killed answers no more: `ray.kill` returns before that."""
-    deadline = time.monotonic() + 120
-    with pytest.raises(ray.exceptions.ActorDiedError):
-        while time.monotonic() < deadline:
-            ray.get(call(), timeout=60)
 
 
 def pid_of(_actor):

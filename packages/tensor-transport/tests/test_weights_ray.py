@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from actors import wait_for_end
 
 from raycrew.tensor_transport.errors import BucketFetchError, TransportTimeoutError
 from raycrew.tensor_transport.weights import WeightPublisher, WeightReceiver, sync_weights
@@ -87,8 +88,7 @@ def test_a_dead_trainer_is_named_and_the_previous_version_stays(crew):
     sync_weights(trainer, generators, timeout_s=120)
     update = ray.get(trainer.actors[0].publish_weights.remote())
     ray.kill(trainer.actors[0])
-    with pytest.raises(ray.exceptions.ActorDiedError):
-        trainer.call("latest").get_results(timeout=60)
+    wait_for_end(trainer.actors[0].latest.remote)
     remote = Peers(generators.actors[1:])
     with pytest.raises(BucketFetchError, match="cannot be had"):
         remote.call("apply_weights", update).get_results(timeout=120)
