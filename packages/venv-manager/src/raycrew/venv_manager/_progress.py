@@ -26,11 +26,11 @@ def reporting(title: str) -> Iterator[Report]:
     Where rich shows something else on the terminal already, each change is a line above that.
     """
     start = time.monotonic()
+    if isinstance(sys.stderr, FileProxy):  # which older versions of rich take for no terminal
+        yield _changes(lambda text: sys.stderr.write(f"{title}: {text}\n"))
+        return
     if not sys.stderr.isatty():
         yield _changes(lambda text: logger.info("%s: %s (%.1f s)", title, text, time.monotonic() - start))
-        return
-    if isinstance(sys.stderr, FileProxy):
-        yield _changes(lambda text: sys.stderr.write(f"{title}: {text}\n"))
         return
     with Console(stderr=True).status(escape(title)) as status:
 
