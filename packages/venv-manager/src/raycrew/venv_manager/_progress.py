@@ -27,10 +27,10 @@ def reporting(title: str) -> Iterator[Report]:
     """
     start = time.monotonic()
     if isinstance(sys.stderr, FileProxy):  # which older versions of rich take for no terminal
-        yield _changes(lambda text: sys.stderr.write(f"{title}: {text}\n"))
+        yield changes(lambda text: sys.stderr.write(f"{title}: {text}\n"))
         return
     if not sys.stderr.isatty():
-        yield _changes(lambda text: logger.info("%s: %s (%.1f s)", title, text, time.monotonic() - start))
+        yield changes(lambda text: logger.info("%s: %s (%.1f s)", title, text, time.monotonic() - start))
         return
     with Console(stderr=True).status(escape(title)) as status:
 
@@ -40,7 +40,8 @@ def reporting(title: str) -> Iterator[Report]:
         yield show
 
 
-def _changes(report: Callable[[str], object]) -> Report:
+def changes(report: Callable[[str], object]) -> Report:
+    """A report that passes on only what differs from the text before."""
     last = ""
 
     def changed(text: str) -> None:

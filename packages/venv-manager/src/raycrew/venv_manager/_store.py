@@ -16,7 +16,7 @@ from typing import Any
 from raycrew.venv_manager import errors
 from raycrew.venv_manager._build import PYTHON, Build, Sync, write_whole
 from raycrew.venv_manager._locks import KeyLocks, processes_using, slot
-from raycrew.venv_manager._progress import Report, silent
+from raycrew.venv_manager._progress import Report, changes, silent
 from raycrew.venv_manager._recipe import Recipe
 
 logger = logging.getLogger(__name__)
@@ -303,13 +303,9 @@ def check_name(alias: str) -> None:
 
 def _teller(locks: KeyLocks, report: Report) -> Report:
     """Tell the caller, and those who wait for it, what is new."""
-    last = ""
 
     def tell(text: str) -> None:
-        nonlocal last
-        if text != last:
-            last = text
-            report(text)
-            locks.tell(text)
+        report(text)
+        locks.tell(text)
 
-    return tell
+    return changes(tell)
