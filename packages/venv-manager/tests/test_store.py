@@ -20,6 +20,7 @@ from raycrew.venv_manager import (
     UvVersionError,
     ensure,
 )
+from raycrew.venv_manager.testing import write_project
 
 
 def version_in(environment, package):
@@ -105,6 +106,46 @@ def test_no_uv(tmp_path, fake_store):
     environ = {**fake_store.environ, "RAYCREW_UV": str(tmp_path / "nothing")}
     with pytest.raises(UvNotFoundError, match="RAYCREW_UV"):
         ensure(SPEC, store=Store(fake_store.root, environ=environ))
+    assert fake_store.environments() == []
+
+
+def test_no_uv_beside_this_package_nor_on_the_path_needs_none_for_what_is_there(tmp_path, fake_store):
+    project = write_project(tmp_path / "project", dependencies=["fake"])
+    (project / "uv.lock").write_text("version = 1\n")
+    built = ensure(EnvironmentSpec.project(project, locked=True, carry=False), store=fake_store)
+    code = f"""
+        import sys
+        sys.modules["uv"] = None
+        from raycrew.venv_manager import EnvironmentSpec, UvNotFoundError, ensure
+        spec = EnvironmentSpec.project({str(project)!r}, locked=True, carry=False)
+        print(ensure(spec).key)
+        for other in (spec.replace(extras=("x",)), EnvironmentSpec.requirements(["fake"], carry=False)):
+            try:
+                ensure(other)
+            except UvNotFoundError as error:
+                print(error)
+    """
+    environ = child_environment(fake_store) | {"PATH": str(tmp_path)}
+    del environ["RAYCREW_UV"]
+    said = subprocess.check_output([sys.executable, "-c", textwrap.dedent(code)], text=True, env=environ)
+    assert said.splitlines()[0] == built.key
+    assert said.count("pip install uv") == 2
+    assert fake_store.environments() == [built]
+
+
+def test_an_old_uv_is_refused_before_it_builds_anything(tmp_path, fake_store):
+    uv = tmp_path / "old-uv"
+    uv.write_text(f"#!/bin/sh\necho $1 >>{tmp_path}/asked\necho uv 0.4.30\n")
+    uv.chmod(0o755)
+    old = Store(fake_store.root, environ={**fake_store.environ, "RAYCREW_UV": str(uv)})
+    for _ in range(2):
+        with pytest.raises(UvVersionError, match=r"old-uv is uv 0\.4\.30, older than 0\.12"):
+            ensure(SPEC, store=old)
+    assert (tmp_path / "asked").read_text() == "--version\n"
+    uv.write_text("#!/bin/sh\necho something else\n")
+    with pytest.raises(UvVersionError, match=r"does not say its version as uv does\nsomething else"):
+        ensure(SPEC, store=old)
+    assert fake_store.environments() == []
 
 
 def test_an_environment_that_lacks_a_locked_package_is_not_published(fake_store, fake_uv):

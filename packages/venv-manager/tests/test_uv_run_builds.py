@@ -220,9 +220,13 @@ def test_a_wheelhouse_needs_no_index(store, tmp_path, environ):
     spec = EnvironmentSpec.requirements(["aired"], wheelhouse=str(house), carry=False)
     built = ensure(spec, store=nowhere)
     assert packages(built) == {"aired": "1.5"}
-    name, content = make_wheel("aired", "1.6")
+    assert run(built, "import aired; print(aired.VERSION)") == "1.5"
+    name, content = make_wheel("aired", "1.5", files={"aired/__init__.py": 'VERSION = "1,5"\n'})
+    assert len(content) == (house / name).stat().st_size
     (house / name).write_bytes(content)
-    assert ensure(spec, store=nowhere).key != built.key
+    rebuilt = ensure(spec, store=nowhere)
+    assert rebuilt.key != built.key
+    assert run(rebuilt, "import aired; print(aired.VERSION)") == "1,5"
 
 
 def test_find_links_and_pip_settings_reach_uv(store, tmp_path, environ):

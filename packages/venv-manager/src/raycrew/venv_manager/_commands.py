@@ -19,13 +19,12 @@ from raycrew.venv_manager._indexes import index_variables, without_password
 from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager._store import Environment, Store, check_name
 from raycrew.venv_manager._upkeep import Removal, collect, relocated, verify
-from raycrew.venv_manager._uv import find_uv, run_uv
+from raycrew.venv_manager._uv import find_uv, run_uv, uv_version
 from raycrew.venv_manager._uv_run import parse
 from raycrew.venv_manager.errors import SpecError, VenvError
 from raycrew.venv_manager.provision import ensure, identify, prefetch
 
 OK, PROBLEM, USAGE, INTERRUPTED = 0, 1, 2, 130
-OLDEST_UV = (0, 12)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -199,15 +198,9 @@ def run_doctor(store: Store) -> Outcome:
 
 def _uv_row(store: Store) -> tuple[str, str, bool]:
     try:
-        path = find_uv(store.environ)
-        said = run_uv(["--version"], environ=store.environ, uv=path, timeout_s=60).split()
-        version = tuple(int(part) for part in said[1].split(".")[:2])
-    except (VenvError, ValueError, IndexError) as error:
+        return "uv", f"{find_uv(store.environ)} {uv_version(store.environ)}", True
+    except VenvError as error:
         return "uv", str(error), False
-    text = f"{path} {said[1]}"
-    if version < OLDEST_UV:
-        return "uv", f"{text} is older than {'.'.join(map(str, OLDEST_UV))}: `pip install -U uv`", False
-    return "uv", text, True
 
 
 def _store_rows(store: Store) -> list[tuple[str, str, bool]]:

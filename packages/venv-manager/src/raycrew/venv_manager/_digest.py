@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from raycrew.venv_manager import _lock
 from raycrew.venv_manager._settings import inline_metadata
 from raycrew.venv_manager._sources import (
+    archive_hash,
     file_hash,
     folder_fingerprint,
     local_sources,
@@ -29,6 +30,7 @@ from raycrew.venv_manager.errors import SpecError
 
 FORMAT = 1  # of the layout of an environment in the store: a change makes every key new
 KEY_LENGTH = 24
+_ARCHIVES = (".whl", ".zip", ".gz", ".tgz", ".bz2", ".xz", ".zst")  # that uv finds packages in
 
 
 def identity(
@@ -150,9 +152,9 @@ def _fingerprints(spec: EnvironmentSpec) -> dict[str, str]:
     if spec.wheelhouse:
         if not Path(spec.wheelhouse).is_dir():
             raise SpecError(f"there is no wheelhouse {spec.wheelhouse}")
-        wheels = sorted(Path(spec.wheelhouse).glob("*.whl"))
-        names = "\n".join(f"{w.name} {w.stat().st_size}" for w in wheels)
-        found["wheelhouse"] = hashlib.sha256(names.encode()).hexdigest()
+        for path in sorted(Path(spec.wheelhouse).iterdir()):
+            if path.suffix in _ARCHIVES and path.is_file():
+                found[f"wheelhouse.{path.name}"] = archive_hash(path)
     return found
 
 

@@ -4,31 +4,57 @@ import hashlib
 import os
 import re
 import tomllib
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from raycrew.venv_manager.errors import SpecError
 
-_SKIPPED = frozenset({"__pycache__", "build", "dist", "node_modules", "site"})
+_CACHES = frozenset({"__pycache__", "node_modules"})
+_OUTPUT = frozenset({"build", "dist", "site"})  # only beside the project file: below, packages are named so
 _NESTED = re.compile(r"(?P<flag>-r|--requirements?|-c|--constraints?)[\s=]*(?P<path>\S+)")
-_hashes: dict[str, tuple[tuple[int, int, int], str]] = {}
+_hashes: dict[tuple[Callable[[str], str], str], tuple[tuple[int, int, int], str]] = {}
 
 
 def file_hash(path: str | Path) -> str:
     """SHA-256 of a file; read again only after its size, time or inode changed."""
-    name = str(path)
+    return _hashed(str(path), _of_bytes)
+
+
+def archive_hash(path: str | Path) -> str:
+    """SHA-256 over the names, sizes and CRC-32 sums of what a wheel holds; of any other file, over its bytes.
+
+    A wheel lists those at its end, so that a wheelhouse of many gigabytes need not be read through.
+    """
+    return _hashed(str(path), _of_members)
+
+
+def _hashed(name: str, read: Callable[[str], str]) -> str:
     try:
         stat = os.stat(name)  # noqa: PTH116 - in the hot path of every `ensure`
         mark = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-        known = _hashes.get(name)
+        known = _hashes.get((read, name))
         if known is None or known[0] != mark:
-            with open(name, "rb") as file:  # noqa: PTH123
-                known = _hashes[name] = (mark, hashlib.file_digest(file, "sha256").hexdigest())
+            known = _hashes[read, name] = (mark, read(name))
     except OSError as error:
         raise SpecError(f"{name} cannot be read: {error}") from error
     return known[1]
+
+
+def _of_bytes(name: str) -> str:
+    with open(name, "rb") as file:  # noqa: PTH123
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _of_members(name: str) -> str:
+    try:
+        with zipfile.ZipFile(name) as archive:
+            members = sorted((m.filename, m.file_size, m.CRC) for m in archive.infolist())
+    except zipfile.BadZipFile:
+        return _of_bytes(name)
+    return hashlib.sha256(repr(members).encode()).hexdigest()
 
 
 def folder_fingerprint(folder: str | Path) -> str:
@@ -40,19 +66,33 @@ def folder_fingerprint(folder: str | Path) -> str:
     return digest.hexdigest()
 
 
-def _walk(folder: str) -> Iterator[str]:
+def _walk(folder: str, seen: set[str] | None = None) -> Iterator[str]:
+    """All files below, through links to folders, too; each target of such links once."""
+    skipped = _CACHES | (_OUTPUT if seen is None else frozenset())
+    seen = {os.path.realpath(folder)} if seen is None else seen
     try:
         entries = sorted(os.scandir(folder), key=lambda e: e.name)
     except OSError as error:
         raise SpecError(f"{folder} cannot be read: {error}") from error
     for entry in entries:
-        if entry.name.startswith(".") or entry.name in _SKIPPED or entry.name.endswith((".egg-info", ".pyc")):
+        if entry.name.startswith(".") or entry.name.endswith((".egg-info", ".pyc")):
             continue
-        if entry.is_dir(follow_symlinks=False):
-            if not os.path.exists(os.path.join(entry.path, "pyvenv.cfg")):  # noqa: PTH110, PTH118
-                yield from _walk(entry.path)
+        if entry.is_dir():
+            if entry.name in skipped and not _holds(entry, "__init__.py"):
+                continue
+            if entry.is_symlink():
+                target = os.path.realpath(entry.path)
+                if target in seen:
+                    continue
+                seen.add(target)
+            if not _holds(entry, "pyvenv.cfg"):
+                yield from _walk(entry.path, seen)
         elif entry.is_file():
             yield entry.path
+
+
+def _holds(entry: os.DirEntry[str], name: str) -> bool:
+    return os.path.exists(os.path.join(entry.path, name))  # noqa: PTH110, PTH118
 
 
 def requirement_files(file: Path, *, constraints: bool = True) -> list[Path]:

@@ -1,6 +1,7 @@
 """The only place that runs uv; what it writes becomes one clear error."""
 
 import contextlib
+import importlib.metadata
 import logging
 import os
 import re
@@ -12,6 +13,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
@@ -19,6 +21,7 @@ from raycrew.venv_manager import errors
 
 logger = logging.getLogger(__name__)
 
+OLDEST = (0, 12)
 TAIL_LINES = 30
 _LONGEST_S = 1e6  # that a wait in the kernel may take
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -69,32 +72,66 @@ def find_uv(environ: Mapping[str, str] = os.environ) -> str:
 
     Raises:
         UvNotFoundError: There is none.
+        UvVersionError: It is too old.
     """
+    return _found(environ)[0]
+
+
+def uv_version(environ: Mapping[str, str] = os.environ) -> str:
+    """Version of the uv that `find_uv` gives.
+
+    Raises:
+        UvNotFoundError: There is none.
+        UvVersionError: It is too old.
+    """
+    return _found(environ)[1]
+
+
+def _found(environ: Mapping[str, str]) -> tuple[str, str]:
     named = environ.get("RAYCREW_UV")
-    if named:
-        if os.access(named, os.X_OK):
-            return named
+    if named and not os.access(named, os.X_OK):
         raise errors.UvNotFoundError(f"RAYCREW_UV names {named}, which is no program")
-    found = _installed_uv() or shutil.which("uv", path=environ.get("PATH"))
-    if found is None:
+    with _finding:
+        installed = None if named else _installed_uv()
+    if installed is not None:
+        return installed
+    path = named or shutil.which("uv", path=environ.get("PATH"))
+    if path is None:
         raise errors.UvNotFoundError(
             "uv is neither installed beside raycrew-venv-manager nor on the PATH; `pip install uv`, or name "
             "it in RAYCREW_UV"
         )
-    return found
+    stat = Path(path).stat()
+    version = _asked(path, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise errors.UvVersionError(
+            f"{path} is uv {version}, older than {oldest}: install a newer one (`pip install -U uv`)"
+        )
+    return path, version
 
 
-_finding = threading.Lock()
+@lru_cache(maxsize=8)
+def _asked(path: str, _mark: tuple[int, int, int]) -> str:
+    """What a uv says of itself; asked again only after the file has changed."""
+    said = run_uv(["--version"], environ=os.environ, timeout_s=60.0, uv=path)
+    if (match := re.match(r"uv (\d+\.\d+\S*)", said)) is None:
+        raise errors.UvVersionError(f"{path} does not say its version as uv does\n{said}", tail=said)
+    return match[1]
 
 
-def _installed_uv() -> str | None:
-    with _finding:  # it asks sysconfig, whose first use is not safe in several threads at once
-        try:
-            from uv import find_uv_bin
+_finding = threading.Lock()  # sysconfig's first use is not safe in several threads at once
 
-            return str(find_uv_bin())
-        except (ImportError, FileNotFoundError):
-            return None
+
+@lru_cache(maxsize=1)
+def _installed_uv() -> tuple[str, str] | None:
+    """Path and version of the uv that is installed as a package beside this one."""
+    try:
+        from uv import find_uv_bin
+
+        return str(find_uv_bin()), importlib.metadata.version("uv")
+    except (ImportError, FileNotFoundError):  # metadata that is absent is an ImportError, too
+        return None
 
 
 def run_uv(

@@ -1,6 +1,5 @@
 """From a spec to an interpreter: here, and on each node."""
 
-import importlib.metadata
 import inspect
 import logging
 import os
@@ -23,8 +22,9 @@ from raycrew.venv_manager._recipe import Recipe
 from raycrew.venv_manager._resolve import expectation, resolve, sync_of
 from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager._store import Environment, Store, check_name
+from raycrew.venv_manager._uv import uv_version
 from raycrew.venv_manager._uv_run import parse
-from raycrew.venv_manager.errors import ProvisionError, ReadOnlyStoreError, SpecError
+from raycrew.venv_manager.errors import ProvisionError, ReadOnlyStoreError, SpecError, UvNotFoundError
 from raycrew.venv_manager.protocols import NodeRunner
 from raycrew.venv_manager.registry import ACTOR_ENVIRONMENT_REGISTRY, ActorEnvironmentRegistry
 
@@ -38,7 +38,7 @@ def identify(spec: EnvironmentSpec, environ: Mapping[str, str] = os.environ) -> 
     """Everything that decides what a spec's environment holds, on this machine and for this driver."""
     carried = _luggage(spec).identity() if spec.carry else {}
     indexes = {name: without_password(text) for name, text in index_variables(spec, environ).items()}
-    return _digest.identity(spec, indexes, carried, _uv_version)
+    return _digest.identity(spec, indexes, carried, partial(_uv_version, environ))
 
 
 def ensure(
@@ -153,10 +153,10 @@ def checked_interpreter(path: str) -> str:
     return path
 
 
-def _uv_version() -> str | None:
+def _uv_version(environ: Mapping[str, str]) -> str | None:
     try:
-        return importlib.metadata.version("uv")
-    except importlib.metadata.PackageNotFoundError:
+        return uv_version(environ)
+    except UvNotFoundError:  # what is there already can be used without one
         return None
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raycrew.venv_manager._carry import pack
+from raycrew.venv_manager._uv import OLDEST
 
 T = TypeVar("T")
 
@@ -121,6 +122,8 @@ _FAKE = """\
 #!{python} -IS
 import json, os, sys, time
 here, words = {folder!r}, sys.argv[1:]
+if words == ["--version"]:
+    sys.exit(print("uv {version} (fake)"))
 verb = " ".join(words[:2]) if words[0] == "pip" else words[0]
 plan = json.load(open(os.path.join(here, "plan.json")))
 with open(os.path.join(here, "calls"), "a") as log:
@@ -184,7 +187,7 @@ class FakeUv:
         python = Path(sys.executable)
         text = _FAKE.format(
             python=str(python), folder=str(self.folder), home=str(Path(sys.base_prefix, "bin")),
-            minor=".".join(map(str, sys.version_info[:2])),
+            minor=".".join(map(str, sys.version_info[:2])), version=".".join(map(str, OLDEST)) + ".0",
         )  # fmt: skip
         self.path.write_text(text)
         self.path.chmod(0o755)
