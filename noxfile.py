@@ -289,6 +289,7 @@ def docs(session: nox.Session) -> None:
         *TEST_TOOLS,
         "mkdocs-material>=9.6",
         "mkdocstrings[python]>=0.29",
+        "ruff",  # formats the signatures
         *CONSTRAINTS,
     )
     session.run(
