@@ -149,8 +149,8 @@ def test_ranges_may_cross_shards(sizes, ranges):
 def test_only_the_rows_that_are_needed_are_read():
     backend = InProcessBackend()
     registry = ShardRegistry(backend)
-    ragged = RaggedTensor(torch.arange(1000), [100] * 10)
-    remote = remotize(BatchedDataDict(ragged=ragged, images=PackedTensor([torch.ones(5, 2)] * 10)), registry)
+    ragged, images = RaggedTensor(torch.arange(1000), [100] * 10), [torch.ones(5, 2) for _ in range(10)]
+    remote = remotize(BatchedDataDict(ragged=ragged, images=PackedTensor(images)), registry)
     assert len(collect_shards(remote)) == 11
     picked = localize(remote.select_indices([7, 1]), registry)
     assert same(picked["ragged"], ragged.take(np.array([7, 1])))

@@ -1,9 +1,11 @@
 """Large tensors in arguments and results of worker groups travel as handles."""
 
+from contextlib import suppress
 from typing import Any
 
+from raycrew.tensor_transport._bytes import is_plain
 from raycrew.tensor_transport._registry import ShardRegistry
-from raycrew.tensor_transport._walk import localize, remotize
+from raycrew.tensor_transport._walk import ContainsItselfError, localize, remotize
 from raycrew.tensor_transport.backends.node_memory import NodeMemoryBackend
 from raycrew.tensor_transport.backends.ray_refs import RayRefBackend
 from raycrew.tensor_transport.rtensor import RTensor
@@ -15,7 +17,8 @@ class TensorArguments:
     """Fits `ArgumentTransport` of worker-groups: tensors become handles on their way, and tensors again.
 
     The driver sees handles only; a result of one group that is passed to another goes from worker to worker.
-    Handles of other schemes than the registry's are left as they are.
+    Tensors arrive on the CPU and without gradients. What can't be a handle is left as it is: sparse or
+    quantised tensors, structures that contain themselves, and handles of other schemes than the registry's.
 
     Args:
         min_bytes: Smaller tensors travel as they are.
@@ -45,14 +48,18 @@ class TensorArguments:
     def encode(self, value: Any) -> Any:
         """The value with handles in place of its large tensors; itself where there is none."""
         self._tidy()
-        return remotize(value, self._registry, min_bytes=self._min_bytes)
+        with suppress(ContainsItselfError):
+            return remotize(value, self._registry, min_bytes=self._min_bytes, only=is_plain)
+        return value
 
     def decode(self, value: Any) -> Any:
         """The value with tensors in place of this transport's handles; itself where there is none."""
         self._tidy()
-        return localize(
-            value, self._registry, only=self._is_ours, timeout_s=self._timeout_s, borrow=self._borrow
-        )
+        with suppress(ContainsItselfError):
+            return localize(
+                value, self._registry, only=self._is_ours, timeout_s=self._timeout_s, borrow=self._borrow
+            )
+        return value
 
     def _is_ours(self, handle: RTensor) -> bool:
         return all(shard.scheme in self._registry.backends for shard in handle.shards)

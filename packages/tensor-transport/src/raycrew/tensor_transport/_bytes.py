@@ -54,6 +54,11 @@ def check_tensor(tensor: torch.Tensor, name: str = "tensor") -> None:
         raise UnsupportedTensorError(f"{name}: {reason}", name=name)
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has plain bytes."""
+    return _why_unsupported(tensor) is None
+
+
 def tensor_bytes(tensor: torch.Tensor, name: str = "tensor") -> Bytes:
     """The elements of a tensor as bytes, in place if it is contiguous and on the CPU, else a copy of them."""
     check_tensor(tensor, name)

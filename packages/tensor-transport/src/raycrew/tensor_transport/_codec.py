@@ -39,20 +39,31 @@ class Encoded:
 
     Attributes:
         header: What `decode` needs besides the buffers; small.
-        buffers: Runs of bytes, in order.
     """
 
     header: bytes
-    buffers: list[Bytes]
+    _buffers: list[Bytes]
     _lent: list[tuple[torch.Tensor, int]] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def buffers(self) -> list[Bytes]:
+        """Runs of bytes, in order, as they were when the object was encoded.
+
+        Raises:
+            SourceChangedError: A tensor whose memory is lent here was written to since.
+        """
+        self.check_unchanged()
+        return self._buffers
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the header and all buffers."""
-        return len(self.header) + sum(buffer.nbytes for buffer in self.buffers)
+        return len(self.header) + sum(buffer.nbytes for buffer in self._buffers)
 
     def check_unchanged(self) -> None:
         """Raise if a tensor whose memory is lent here was written to since `encode`.
+
+        `buffers` does so, too; call this once the bytes were sent.
 
         Raises:
             SourceChangedError: It was; the bytes are no longer those that were encoded.
@@ -70,8 +81,8 @@ def encode(value: object, *, borrow: bool = False) -> Encoded:
 
     Args:
         value: Anything that can be pickled, with tensors and arrays at any depth.
-        borrow: Leave large contiguous tensors where they are, to be read later: `check_unchanged` tells
-            whether somebody wrote to them meanwhile. By default every byte is copied: a snapshot.
+        borrow: Leave large contiguous tensors where they are, to be read later: taking the buffers, or
+            `check_unchanged`, raises if somebody wrote to them meanwhile. By default every byte is copied.
 
     Raises:
         UnsupportedTensorError: A tensor has no plain bytes, or can't be watched for writes (`borrow`).

@@ -79,8 +79,9 @@ def check_batch_size(size: int, shards: int, batch_size: int | None, *, divide: 
         raise ValueError(f"{size} rows are not a multiple of batch_size {batch_size}")
     if divide and batch_size % shards:
         raise ValueError(
-            f"a global batch of {batch_size} rows does not divide into {shards} shards; "
-            "pass allow_uneven_shards=True or another batch_size"
+            f"a global batch of {batch_size} rows does not divide into {shards} shards: take another "
+            "batch_size, sequence_packing_args, or allow_uneven_shards=True (not with batch_size or "
+            "dynamic_batching_args)"
         )
     return batch_size
 

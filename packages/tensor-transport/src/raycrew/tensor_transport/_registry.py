@@ -1,20 +1,21 @@
 """`ShardRegistry`: the backends that a process can use, and the fetching of handles through them."""
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from raycrew.tensor_transport._bytes import copy_bytes, fresh_tensor
-from raycrew.tensor_transport._cache import CacheStats, FetchCache
-from raycrew.tensor_transport._shards import ShardRead, StoreStats, TensorShardInfo, dtype_name
-from raycrew.tensor_transport._views import ShardRows
-from raycrew.tensor_transport.errors import ShardError, ShardLostError, TransportError
+from raycrew.tensor_transport._assembly import assemble, check_targets, plan_reads
+from raycrew.tensor_transport._cache import CacheStats, FetchCache, Flight, Look
+from raycrew.tensor_transport._shards import ShardRead, StoreStats, TensorShardInfo
+from raycrew.tensor_transport.errors import ShardError, ShardLostError, TransportError, TransportTimeoutError
 from raycrew.tensor_transport.protocols import ShardBackend
 from raycrew.tensor_transport.rtensor import RTensor
+
+_NOTHING = Look()
 
 
 class ShardRegistry:
@@ -26,7 +27,8 @@ class ShardRegistry:
         backends: One for each scheme; the first one stores what is put.
         inline: Backend for tensors below `inline_bytes`.
         inline_bytes: Tensors smaller than this travel inside their handles.
-        cache_bytes: Size of the cache of whole shards fetched from backends that copy over a network.
+        cache_bytes: Size of the cache of whole shards fetched from backends that read over a network. A shard
+            that several threads want is fetched once.
     """
 
     def __init__(
@@ -70,17 +72,41 @@ class ShardRegistry:
             )
             raise TransportError(message) from None
 
-    def put(self, tensors: Sequence[torch.Tensor], *, step: int | None = None) -> list[RTensor]:
-        """Store tensors (one call of each backend concerned) and give their handles."""
+    def put(
+        self, tensors: Sequence[torch.Tensor], *, step: int | None = None, replicas: Sequence[str] = ()
+    ) -> list[RTensor]:
+        """Store tensors (one call of each backend concerned) and give their handles.
+
+        Args:
+            tensors: What to store.
+            step: The lease, which `expire` ends.
+            replicas: Schemes of backends that keep a copy each, read where the first place is lost.
+
+        Raises:
+            TransportError: There is no room, or no store to be reached; nothing is stored then.
+            ValueError: There is no backend for one of `replicas`.
+        """
+        if unknown := set(replicas) - self._backends.keys():
+            raise ValueError(f"no backends for {sorted(unknown)}; there are: {', '.join(self._backends)}")
         groups: dict[str, list[int]] = defaultdict(list)
         for i, tensor in enumerate(tensors):
             small = self._inline is not None and tensor.nbytes < self._inline_bytes
             groups[self._inline.scheme if small and self._inline else self._default.scheme].append(i)
-        handles: dict[int, RTensor] = {}
-        for scheme, members in groups.items():
-            shards = self._backends[scheme].put([tensors[i] for i in members], step=step)
-            handles.update({i: RTensor(shard) for i, shard in zip(members, shards, strict=True)})
-        return [handles[i] for i in range(len(tensors))]
+        found: dict[int, TensorShardInfo] = {}
+        try:
+            for scheme, members in groups.items():
+                parts = [tensors[i] for i in members]
+                found.update(zip(members, self._backends[scheme].put(parts, step=step), strict=True))
+                for other in () if scheme == "inline" else dict.fromkeys(replicas):
+                    if other != scheme:
+                        copies = self._backends[other].put(parts, step=step)
+                        found.update(
+                            {i: _with_replica(found[i], c) for i, c in zip(members, copies, strict=True)}
+                        )
+        except BaseException:
+            self.release(list(found.values()))
+            raise
+        return [RTensor(found[i]) for i in range(len(tensors))]
 
     def fetch(
         self,
@@ -109,12 +135,12 @@ class ShardRegistry:
             ValueError: A tensor in `into` has another shape or dtype than its handle.
         """
         targets = list(into) if into is not None else [None] * len(handles)
-        _check_targets(handles, targets)
+        check_targets(handles, targets)
         direct = not self._cache.max_bytes
-        plans = [_plan(handle, target, direct) for handle, target in zip(handles, targets, strict=True)]
+        plans = [plan_reads(handle, target, direct) for handle, target in zip(handles, targets, strict=True)]
         parts = iter(self._read_all([read for plan in plans for _, read in plan.parts], timeout_s))
         return [
-            _assemble(plan, [(rows, read, *next(parts)) for rows, read in plan.parts], borrow)
+            assemble(plan, [(rows, read, *next(parts)) for rows, read in plan.parts], borrow)
             for plan in plans
         ]
 
@@ -152,24 +178,62 @@ class ShardRegistry:
     ) -> Iterator[tuple[torch.Tensor, bool]]:
         """Each read's tensor, and whether it is the caller's own."""
         found: dict[int, tuple[torch.Tensor, bool]] = {}
-        groups: dict[str, list[int]] = defaultdict(list)
+        asked: list[int] = []
+        begun: dict[int, Flight] = {}
+        awaited: dict[int, Flight] = {}
         for i, read in enumerate(reads):
-            cached = self._cache.get(read.shard.shard_id)
-            if cached is not None:
-                found[i] = (read.of(cached), False)
+            look = self._look(read)
+            if look.tensor is not None:
+                found[i] = (read.of(look.tensor), False)
+            elif look.awaited is not None:
+                awaited[i] = look.awaited
             else:
-                groups[self.backend_of(read.shard).scheme].append(i)
-        for members, tensors in self._ask_all(groups, reads, timeout_s):
-            own = self._backends[reads[members[0]].shard.scheme].gives_own_memory
-            for i, tensor in zip(members, tensors, strict=True):
-                kept = own and reads[i].is_whole and self._cache.offer(reads[i].shard.shard_id, tensor)
-                found[i] = (tensor, own and not kept)
+                asked.append(i)
+                if look.begun is not None:
+                    begun[i] = look.begun
+        try:
+            found.update(self._ask_all(asked, begun, reads, timeout_s))
+        finally:
+            for flight in begun.values():
+                self._cache.land(flight)
+        failed = []
+        for i, flight in awaited.items():
+            if not flight.wait(timeout_s):
+                message = f"shard {flight.shard_id}, which another thread fetches, did not arrive"
+                raise TransportTimeoutError(f"{message} within {timeout_s} s")
+            if flight.tensor is None:
+                failed.append(i)
+            else:
+                found[i] = (flight.tensor, False)
+        found.update(self._ask_all(failed, {}, reads, timeout_s))
         return (found[i] for i in range(len(reads)))
 
+    def _look(self, read: ShardRead) -> Look:
+        if not self._cache.max_bytes or not getattr(self.backend_of(read.shard), "reads_over_network", False):
+            return _NOTHING
+        return self._cache.look(read.shard.shard_id, read.shard.size_bytes, fetch=read.is_whole)
+
     def _ask_all(
+        self,
+        asked: Sequence[int],
+        begun: Mapping[int, Flight],
+        reads: Sequence[ShardRead],
+        timeout_s: float | None,
+    ) -> Iterator[tuple[int, tuple[torch.Tensor, bool]]]:
+        """Ask all backends at once; what threads wait for is theirs, too."""
+        groups: dict[str, list[int]] = defaultdict(list)
+        for i in asked:
+            groups[self.backend_of(reads[i].shard).scheme].append(i)
+        for members, tensors in self._answers(groups, reads, timeout_s):
+            own = self._backends[reads[members[0]].shard.scheme].gives_own_memory
+            for i, tensor in zip(members, tensors, strict=True):
+                if i in begun:
+                    self._cache.land(begun[i], tensor)
+                yield i, (tensor, own and i not in begun)
+
+    def _answers(
         self, groups: Mapping[str, list[int]], reads: Sequence[ShardRead], timeout_s: float | None
     ) -> Iterator[tuple[list[int], list[torch.Tensor]]]:
-        """Ask all backends at once."""
         if len(groups) == 1:
             for scheme, members in groups.items():
                 yield members, self._ask(scheme, [reads[i] for i in members], timeout_s)
@@ -200,6 +264,8 @@ class ShardRegistry:
             except ShardError as error:
                 failures.append(error)
         shard = read.shard
+        if not shard.replicas:
+            raise failures[0]
         raise ShardLostError(
             f"shard {shard.shard_id} of {shard.owner} on node {shard.node_id or 'unknown'} is lost, "
             f"and so are its {len(shard.replicas)} replicas",
@@ -213,117 +279,5 @@ def _rebuild(
     return ShardRegistry(*backends, inline=inline, inline_bytes=inline_bytes, cache_bytes=cache_bytes)
 
 
-def _check_targets(handles: Sequence[RTensor], targets: Sequence[torch.Tensor | None]) -> None:
-    if len(targets) != len(handles):
-        raise ValueError(f"{len(targets)} tensors in `into` for {len(handles)} handles")
-    for handle, target in zip(handles, targets, strict=True):
-        if target is not None and (target.shape != handle.shape or target.dtype != handle.dtype):
-            raise ValueError(f"`into` is {_kind(target)}, the handle {_kind(handle)}")
-
-
-def _kind(tensor: torch.Tensor | RTensor) -> str:
-    return f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What to read of each shard of a handle, and the memory for it (None: what the backend gives)."""
-
-    handle: RTensor
-    out: torch.Tensor | None
-    parts: list[tuple[ShardRows, ShardRead]]
-
-
-def _plan(handle: RTensor, target: torch.Tensor | None, direct: bool) -> _Plan:
-    """`direct`: let backends write into the result."""
-    needed = handle.view.by_shard()
-    out = target
-    if out is None and len(needed) != 1:
-        out = fresh_tensor(handle.shape, handle.dtype)
-    parts = []
-    for rows in needed:
-        shard = handle.shards[rows.shard]
-        whole = isinstance(rows.rows, slice) and rows.rows == slice(0, shard.rows)
-        columns = _stored_columns(handle, shard)
-        into = _region(handle, shard, rows, out) if direct and out is not None else None
-        parts.append((rows, ShardRead(shard, None if whole else rows.rows, columns, into)))
-    return _Plan(handle, out, parts)
-
-
-def _region(
-    handle: RTensor, shard: TensorShardInfo, rows: ShardRows, out: torch.Tensor
-) -> torch.Tensor | None:
-    """Where a part belongs, if that is one run of memory."""
-    if rows.repeats is not None or not isinstance(rows.positions, slice):
-        return None
-    if handle.ndim > 1 and not _covers(handle, shard):
-        return None
-    region = out[rows.positions] if handle.ndim else out
-    return region if region.is_contiguous() and region.device.type == "cpu" else None
-
-
-def _covers(handle: RTensor, shard: TensorShardInfo) -> bool:
-    """Whether a shard has all columns of a handle."""
-    return shard.columns[0] <= handle.columns_range[0] and handle.columns_range[1] <= shard.columns[1]
-
-
-def _stored_columns(handle: RTensor, shard: TensorShardInfo) -> tuple[int, int] | None:
-    if handle.ndim < 2 or handle.columns_range == shard.columns:
-        return None
-    start, end = (
-        max(handle.columns_range[0], shard.columns[0]),
-        min(handle.columns_range[1], shard.columns[1]),
-    )
-    return (start - shard.column_offset, max(start, end) - shard.column_offset)
-
-
-def _assemble(
-    plan: _Plan, parts: Sequence[tuple[ShardRows, ShardRead, torch.Tensor, bool]], borrow: bool
-) -> torch.Tensor:
-    """Put the parts of one handle where they belong."""
-    handle, out = plan.handle, plan.out
-    if out is None:
-        rows, _, tensor, own = parts[0]
-        straight = rows.repeats is None and isinstance(rows.positions, slice)
-        if (own or borrow) and straight and tensor.shape == handle.shape:
-            return tensor
-        out = fresh_tensor(handle.shape, handle.dtype)
-    for rows, read, tensor, _ in parts:
-        if tensor is not read.into:
-            _place(handle, read.shard, rows, tensor, out)
-    return out
-
-
-def _place(
-    handle: RTensor, shard: TensorShardInfo, rows: ShardRows, tensor: torch.Tensor, out: torch.Tensor
-) -> None:
-    if rows.repeats is not None:
-        tensor = tensor[torch.from_numpy(rows.repeats)]
-    if not handle.ndim:
-        out.copy_(tensor)
-        return
-    where = rows.positions if isinstance(rows.positions, slice) else torch.from_numpy(rows.positions)
-    if handle.ndim == 1 or tensor.shape[1] == out.shape[1]:
-        _write(out, where, tensor)
-        return
-    first = max(0, shard.column_offset - handle.columns_range[0])
-    last = first + tensor.shape[1]
-    out[where, :first] = shard.pad_value or 0
-    out[where, last:] = shard.pad_value or 0
-    out[where, first:last] = tensor
-
-
-def _write(out: torch.Tensor, where: slice | torch.Tensor, tensor: torch.Tensor) -> None:
-    """Rows into `out`; unbroken memory is copied faster by numpy, and in threads, than by torch."""
-    if not isinstance(where, slice):
-        out[where] = tensor
-        return
-    part = out[where]
-    if part.is_contiguous() and tensor.is_contiguous() and part.numel() and part.device.type == "cpu":
-        copy_bytes(_raw(part), _raw(tensor))
-    else:
-        part.copy_(tensor)
-
-
-def _raw(tensor: torch.Tensor) -> Any:
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
+def _with_replica(shard: TensorShardInfo, place: TensorShardInfo) -> TensorShardInfo:
+    return dataclasses.replace(shard, replicas=(*shard.replicas, place))

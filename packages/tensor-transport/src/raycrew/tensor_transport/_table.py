@@ -169,12 +169,15 @@ class ColumnTable(MutableMapping[str, Any]):
 
         Raises:
             ValueError: `dim` is the batch dimension, or the length is negative.
+            KeyError: A column of `keys` is not there.
         """
         if dim < 1 or truncated_len < 0:
             raise ValueError(
                 f"can't truncate dimension {dim} to {truncated_len}: rows are dimension 0; use slice()"
             )
         chosen = set(self) if keys is None else set(keys)
+        if unknown := chosen - set(self):
+            raise KeyError(f"there are no columns {name_columns(unknown)}; there are {name_columns(self)}")
         self._columns = {
             key: transform(column, lambda k, c: k.truncate(c, dim, truncated_len))
             if key in chosen
@@ -206,8 +209,9 @@ class ColumnTable(MutableMapping[str, Any]):
         """The batch as a header and few buffers.
 
         Args:
-            borrow: Leave large tensors in the memory they have; `Encoded.check_unchanged` tells whether
-                somebody wrote to them since. By default every byte is copied: a snapshot.
+            borrow: Leave large tensors in the memory they have: taking the buffers, or
+                `Encoded.check_unchanged`, raises if somebody wrote to them since. By default every byte is
+                copied: a snapshot.
 
         Raises:
             UnsupportedTensorError: A tensor has no plain bytes, or can't be watched for writes (`borrow`).

@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from raycrew.tensor_transport.batch import BatchedDataDict
 from raycrew.tensor_transport.errors import TransportError
 from raycrew.tensor_transport.rtensor import RTensor
 
-Leaf = Callable[[Any], Any]
+Leaf = Callable[[Any, torch.Tensor | None], Any]
+"""What to put in place of anything that is no container; it also gets the mask of the mapping around it."""
 
 
 def remotize(
@@ -24,10 +25,12 @@ def remotize(
     registry: ShardRegistry,
     *,
     min_bytes: int = 0,
+    only: Callable[[torch.Tensor], bool] | None = None,
     step: int | None = None,
     trim: bool = False,
+    replicas: Sequence[str] = (),
 ) -> Any:
-    """The same object with handles in place of its tensors; they are stored in one batch.
+    """The same object with handles in place of its tensors; they are stored in one batch, each once.
 
     Walks dicts, lists, tuples, dataclasses and `BatchedDataDict`. Of a ragged column the values become a
     handle (its lengths stay), of a packed column each row's tensor. Tensors without dimensions stay.
@@ -36,34 +39,44 @@ def remotize(
         value: Any object; it is not changed.
         registry: Where to store.
         min_bytes: Leave smaller tensors as they are.
+        only: Leave tensors alone for which this is false.
         step: The lease: `registry.expire(later_step)` releases what is stored here.
         trim: In mappings with a two-dimensional `attention_mask`, do not store columns that are padding in
-            every row: leading and trailing columns where the mask is 0, of all tensors of the mask's shape
-            in which these columns hold one value. `RTensor.padded` (or `localize(..., pad=True)`) has them
-            again.
+            every row: leading and trailing columns where the mask is 0, of all tensors whose first two
+            dimensions are the mask's and in which these columns hold one value. `RTensor.padded` (or
+            `localize(..., pad=True)`) has them again.
+        replicas: Schemes of backends that keep a copy each, read where the first place is lost.
 
     Raises:
         UnsupportedTensorError: A tensor has no plain bytes.
+        ContainsItselfError: A container contains itself.
     """
     found: list[torch.Tensor] = []
-    trims: list[_Trim | None] = []
+    cuts: list[_Trim | None] = []
+    numbers: dict[tuple[int, int], int] = {}
 
-    def collect(tensor: Any, cut: "_Trim | None") -> Any:
-        if not _is_movable(tensor):
-            return tensor
-        check_tensor(tensor)
-        if tensor.nbytes < min_bytes:
-            return tensor
-        found.append(tensor if cut is None else cut.of(tensor))
-        trims.append(cut)
-        return _Slot(len(found) - 1)
+    def collect(leaf: Any, mask: torch.Tensor | None) -> Any:
+        if not _is_movable(leaf) or (only is not None and not only(leaf)):
+            return leaf
+        check_tensor(leaf)
+        if leaf.nbytes >= min_bytes and (id(leaf), id(mask)) not in numbers:
+            cut = None if mask is None else _trim_of(leaf, mask)
+            numbers[id(leaf), id(mask)] = len(found)
+            found.append(leaf if cut is None else cut.of(leaf))
+            cuts.append(cut)
+        return leaf
 
-    skeleton = _walk(value, lambda leaf: collect(leaf, None), _trimming(collect) if trim else None)
-    handles = [
-        _with_trim(handle, cut)
-        for handle, cut in zip(registry.put(found, step=step) if found else [], trims, strict=True)
-    ]
-    return _walk(skeleton, lambda leaf: handles[leaf.index] if isinstance(leaf, _Slot) else leaf)
+    _Walk(collect, masks=trim).of(value)
+    if not found:
+        return value
+    stored = registry.put(found, step=step, replicas=replicas)
+    handles = [_with_trim(handle, cut) for handle, cut in zip(stored, cuts, strict=True)]
+
+    def replace(leaf: Any, mask: torch.Tensor | None) -> Any:
+        number = numbers.get((id(leaf), id(mask)))
+        return leaf if number is None else handles[number]
+
+    return _Walk(replace, masks=trim).of(value)
 
 
 def localize(
@@ -89,36 +102,33 @@ def localize(
         StaleHandleError: A shard was released, or its owner restarted.
         ShardLostError: An owner died.
         TransportTimeoutError: A deadline passed.
+        ContainsItselfError: A container contains itself.
     """
-    handles: list[RTensor] = []
-    seen: dict[int, int] = {}
+    handles: dict[int, RTensor] = {}
 
-    def collect(leaf: Any) -> Any:
-        if not isinstance(leaf, RTensor) or (only is not None and not only(leaf)):
-            return leaf
-        if id(leaf) not in seen:
-            seen[id(leaf)] = len(handles)
-            handles.append(leaf)
-        return _Slot(seen[id(leaf)])
+    def collect(leaf: Any, _: torch.Tensor | None) -> Any:
+        if isinstance(leaf, RTensor) and (only is None or only(leaf)):
+            handles[id(leaf)] = leaf
+        return leaf
 
-    skeleton = _walk(value, collect)
+    _Walk(collect).of(value)
     if not handles:
         return value
-    wanted = [handle.padded() for handle in handles] if pad else handles
-    tensors = registry.fetch(wanted, timeout_s=timeout_s, borrow=borrow)
-    return _walk(skeleton, lambda leaf: tensors[leaf.index] if isinstance(leaf, _Slot) else leaf)
+    wanted = [handle.padded() if pad else handle for handle in handles.values()]
+    tensors = dict(zip(handles, registry.fetch(wanted, timeout_s=timeout_s, borrow=borrow), strict=True))
+    return _Walk(lambda leaf, _: tensors.get(id(leaf), leaf)).of(value)
 
 
 def collect_shards(value: Any) -> list[TensorShardInfo]:
     """The shards of all handles inside an object, each once."""
     shards: dict[str, TensorShardInfo] = {}
 
-    def collect(leaf: Any) -> Any:
+    def collect(leaf: Any, _: torch.Tensor | None) -> Any:
         if isinstance(leaf, RTensor):
             shards.update((shard.shard_id, shard) for shard in leaf.shards)
         return leaf
 
-    _walk(value, collect)
+    _Walk(collect).of(value)
     return list(shards.values())
 
 
@@ -135,21 +145,118 @@ def release(value: Any, registry: ShardRegistry) -> None:
 def clear_node(node_id: str, registry: ShardRegistry) -> int:
     """Release everything that is stored on one node; how many shards that were.
 
+    Args:
+        node_id: As shards name it: a Ray node, the "host:port" of a server, a machine with shared memory.
+        registry: Its backends that keep a store there are cleared.
+
     Raises:
-        TransportError: No backend of the registry keeps stores by node.
+        TransportError: No backend of the registry keeps a store on that node.
     """
-    clearing = [getattr(b, "clear_node", None) for b in registry.backends.values()]
-    known = [clear for clear in clearing if clear is not None]
-    if not known:
-        raise TransportError(f"no backend of {sorted(registry.backends)} keeps stores by node")
-    return sum(clear(node_id) for clear in known)
+    stores = {scheme: list(getattr(b, "node_ids", ())) for scheme, b in registry.backends.items()}
+    clearing: list[Any] = [registry.backends[scheme] for scheme, nodes in stores.items() if node_id in nodes]
+    if not clearing:
+        known = "; ".join(f"{scheme}: {', '.join(nodes) or 'no node'}" for scheme, nodes in stores.items())
+        raise TransportError(f"no backend keeps a store on node {node_id!r}; they keep some on {known}")
+    return sum(backend.clear_node(node_id) for backend in clearing)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Slot:
-    """Stands for the tensor or handle of a number, and for a column of a batch."""
+class ContainsItselfError(TransportError, ValueError):
+    """A container contains itself: it can't be rebuilt with other tensors."""
 
-    index: int
+
+_PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
+
+
+class _Walk:
+    """Rebuilds containers with a function applied to everything in them.
+
+    Containers without a change stay themselves, and one in two places stays one. With `masks`, the function
+    gets the two-dimensional `attention_mask` of the mapping that it is in.
+    """
+
+    def __init__(self, leaf: Leaf, *, masks: bool = False) -> None:
+        self._leaf, self._masks = leaf, masks
+        self._open: set[int] = set()
+        self._done: dict[tuple[int, int], tuple[Any, Any]] = {}  # with what they replace: ids stay theirs
+
+    def of(self, value: Any, mask: torch.Tensor | None = None) -> Any:
+        """A value with what is in it replaced."""
+        if type(value) in _PLAIN:
+            return value
+        if not isinstance(value, dict | list | tuple | BatchedDataDict | RaggedTensor | PackedTensor) and (
+            isinstance(value, type) or not dataclasses.is_dataclass(value)
+        ):
+            return self._leaf(value, mask)
+        key = (id(value), id(mask))
+        if key in self._done:
+            return self._done[key][1]
+        if id(value) in self._open:
+            raise ContainsItselfError(f"a {type(value).__name__} contains itself")
+        self._open.add(id(value))
+        rebuilt = self._rebuilt(value, mask)
+        self._open.remove(id(value))
+        self._done[key] = (value, rebuilt)
+        return rebuilt
+
+    def _rebuilt(self, value: Any, mask: torch.Tensor | None) -> Any:
+        match value:
+            case BatchedDataDict():
+                return self._batch(value, mask)
+            case RaggedTensor():
+                values = self.of(value.values, mask)
+                return value if values is value.values else RaggedTensor(values, value.lengths)
+            case PackedTensor():
+                tensors = self.of(value.tensors, mask)
+                return value if tensors is value.tensors else PackedTensor(tensors, value.dim_to_pack)
+            case dict():
+                changed = self._items(value, mask)
+                return _updated(value, changed) if changed else value
+            case list() | tuple():
+                return self._sequence(value, mask)
+        return self._dataclass(value, mask)
+
+    def _items(self, mapping: Mapping[Any, Any], mask: torch.Tensor | None) -> dict[Any, Any]:
+        """The items that change."""
+        if _PLAIN.issuperset(map(type, mapping.values())):
+            return {}
+        if self._masks:
+            mask = _mask_of(mapping)
+        items = ((key, item, self.of(item, mask)) for key, item in mapping.items())
+        return {key: new for key, item, new in items if new is not item}
+
+    def _batch(self, batch: BatchedDataDict[Any], mask: torch.Tensor | None) -> Any:
+        columns, metadata = self._items(batch.get_dict(), mask), self.of(batch.metadata, mask)
+        if not columns and metadata is batch.metadata:
+            return batch
+        rebuilt = copy.copy(batch)
+        rebuilt.update(columns)
+        rebuilt.metadata = metadata
+        return rebuilt
+
+    def _sequence(self, value: Any, mask: torch.Tensor | None) -> Any:
+        if _PLAIN.issuperset(map(type, value)):
+            return value
+        items = [self.of(item, mask) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+    def _dataclass(self, value: Any, mask: torch.Tensor | None) -> Any:
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if hasattr(value, f.name)}
+        changed = {name: new for name, old in fields.items() if (new := self.of(old, mask)) is not old}
+        if not changed:
+            return value
+        twin = copy.copy(value)
+        for name, new in changed.items():
+            object.__setattr__(twin, name, new)  # A frozen one refuses to, and `__init__` may do anything.
+        return twin
+
+
+def _updated(mapping: dict[Any, Any], changed: dict[Any, Any]) -> dict[Any, Any]:
+    """A copy of the same class, in the same order."""
+    twin = copy.copy(mapping)
+    twin.update(changed)
+    return twin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,73 +271,10 @@ class _Trim:
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor[:, self.start : self.end]
 
-
-def _walk(value: Any, leaf: Leaf, mapping: "Callable[[Mapping[str, Any]], Leaf] | None" = None) -> Any:
-    """Rebuild containers with `leaf` applied to everything else; untouched containers stay themselves."""
-    if isinstance(value, BatchedDataDict):
-        return _walk_batch(value, leaf, mapping)
-    if isinstance(value, RaggedTensor | PackedTensor | _Under):
-        return _walk_column(value, leaf if mapping is None else mapping({}))
-    if isinstance(value, dict):
-        for_items = mapping(value) if mapping is not None else leaf
-        changed = {k: _walk(v, for_items, mapping) for k, v in value.items()}
-        return changed if any(changed[k] is not v for k, v in value.items()) else value
-    if isinstance(value, list | tuple):
-        items = [_walk(item, leaf, mapping) for item in value]
-        if all(new is old for new, old in zip(items, value, strict=True)):
-            return value
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type | _Slot):
-        return _walk_dataclass(value, leaf, mapping)
-    return leaf(value)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Under:
-    """A batch or a column under way: its parts may be slots, which it would not accept itself."""
-
-    rebuild: Callable[[Any], Any]
-    parts: Any
-
-
-def _walk_batch(
-    batch: BatchedDataDict[Any], leaf: Leaf, mapping: "Callable[[Mapping[str, Any]], Leaf] | None"
-) -> Any:
-    plain = batch.get_dict()
-    columns = _walk(plain, leaf, mapping)
-    metadata = _walk(batch.metadata, leaf, mapping)
-    if columns is plain and metadata is batch.metadata:
-        return batch
-
-    def rebuild(parts: tuple[dict[str, Any], dict[str, Any]]) -> BatchedDataDict[Any]:
-        rebuilt = copy.copy(batch)
-        rebuilt.update({key: column for key, column in parts[0].items() if column is not plain[key]})
-        rebuilt.metadata = parts[1]
-        return rebuilt
-
-    return _Under(rebuild, (columns, metadata))
-
-
-def _walk_column(value: "RaggedTensor | PackedTensor | _Under", leaf: Leaf) -> Any:
-    """A column of several parts: the values of a ragged one, the tensors of a packed one."""
-    if isinstance(value, _Under):
-        return value.rebuild(_walk(value.parts, leaf))
-    parts = value.values if isinstance(value, RaggedTensor) else value.tensors
-    changed = _walk(parts, leaf)
-    if changed is parts:
-        return value
-    if isinstance(value, RaggedTensor):
-        lengths = value.lengths
-        return _Under(lambda found: RaggedTensor(found, lengths), changed)
-    dim = value.dim_to_pack
-    return _Under(lambda found: PackedTensor(found, dim), changed)
-
-
-def _walk_dataclass(value: Any, leaf: Leaf, mapping: "Callable[[Mapping[str, Any]], Leaf] | None") -> Any:
-    names = [f.name for f in dataclasses.fields(value) if f.init]
-    changed = {name: _walk(getattr(value, name), leaf, mapping) for name in names}
-    changed = {name: new for name, new in changed.items() if new is not getattr(value, name)}
-    return dataclasses.replace(value, **changed) if changed else value
+    def noted(self, shard: TensorShardInfo) -> TensorShardInfo:
+        return dataclasses.replace(
+            shard, column_offset=self.start, width=self.width, pad_value=self.pad_value
+        )
 
 
 def _is_movable(leaf: Any) -> bool:
@@ -240,33 +284,25 @@ def _is_movable(leaf: Any) -> bool:
 def _with_trim(handle: RTensor, cut: _Trim | None) -> RTensor:
     if cut is None:
         return handle
-    return RTensor(
-        dataclasses.replace(handle.shard, column_offset=cut.start, width=cut.width, pad_value=cut.pad_value)
-    )
+    shard = cut.noted(handle.shard)
+    return RTensor(dataclasses.replace(shard, replicas=tuple(map(cut.noted, shard.replicas))))
 
 
-def _trimming(collect: Callable[[Any, _Trim | None], Any]) -> "Callable[[Mapping[str, Any]], Leaf]":
-    """For each mapping, a leaf function that trims by the mapping's own attention mask."""
-
-    def for_mapping(mapping: Mapping[str, Any]) -> Leaf:
-        mask = mapping.get("attention_mask")
-        if not isinstance(mask, torch.Tensor) or mask.ndim != 2 or not mask.any():
-            return lambda leaf: collect(leaf, None)
-        used = torch.nonzero(mask.any(dim=0)).flatten()
-        start, end = int(used[0]), int(used[-1]) + 1
-        if (start, end) == (0, mask.shape[1]):
-            return lambda leaf: collect(leaf, None)
-        return lambda leaf: collect(leaf, _trim_of(leaf, mask, start, end))
-
-    return for_mapping
+def _mask_of(mapping: Mapping[Any, Any]) -> torch.Tensor | None:
+    mask = mapping.get("attention_mask")
+    return mask if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None
 
 
-def _trim_of(leaf: Any, mask: torch.Tensor, start: int, end: int) -> _Trim | None:
-    """How to trim a tensor, None where its padding holds more than one value."""
-    if not _is_movable(leaf) or leaf.shape != mask.shape:
+def _trim_of(tensor: torch.Tensor, mask: torch.Tensor) -> _Trim | None:
+    """How to trim a tensor; None where there is no padding, or it holds more than one value."""
+    if tensor.shape[:2] != mask.shape:
         return None
-    padding = torch.cat([leaf[:, :start], leaf[:, end:]], dim=1)
-    value = padding[0, 0]
+    used = torch.nonzero(mask.any(dim=0)).flatten()
+    start, end = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, mask.shape[1])
+    padding = torch.cat([tensor[:, :start], tensor[:, end:]], dim=1)
+    if not padding.numel():
+        return None
+    value = padding.flatten()[0]
     if not bool((padding == value).all()):
         return None
     return _Trim(start, end, mask.shape[1], value.item())

@@ -191,13 +191,33 @@ class BatchedDataDict(ColumnTable, Generic[DictT]):
         divide = sequence_packing_args is None and not (allow_uneven_shards and dynamic_batching_args is None)
         per_batch = check_batch_size(self.size, shards, batch_size, divide=divide)
         if dynamic_batching_args is not None:
-            lengths = self._lengths(dynamic_batching_args["input_lengths_key"])
-            width = getattr(bare(self._columns[dynamic_batching_args["input_key"]]), "shape", (0, None))[1]
+            lengths = self._lengths(self._named(dynamic_batching_args, "input_lengths_key"))
+            width = self._width(self._named(dynamic_batching_args, "input_key"))
             return self._deal(dynamic_shares(lengths, shards, per_batch, dynamic_batching_args, width))
         if sequence_packing_args is not None:
-            lengths = self._lengths(sequence_packing_args["input_lengths_key"])
+            lengths = self._lengths(self._named(sequence_packing_args, "input_lengths_key"))
             return self._deal(packed_shares(lengths, shards, per_batch, sequence_packing_args))
         return [self._take(SlicedDataDict, rows) for rows in even_rows(self.size, shards, per_batch)]
+
+    def _named(self, arguments: Mapping[str, Any], name: str) -> str:
+        """The column that an argument names."""
+        key = arguments.get(name)
+        if key not in self._columns:
+            known = ", ".join(self._columns)
+            raise ValueError(f"{name} names a column, not {key!r}; there are {known}")
+        return str(key)
+
+    def _width(self, key: str) -> int | None:
+        """Padded length of a column of tokens; None where its rows have lengths of their own."""
+        shape = getattr(bare(self._columns[key]), "shape", None)
+        if shape is not None and len(shape) < 2:
+            raise BatchSchemaError(
+                f"column {key!r} of shape {list(shape)} does not hold tokens of shape (rows, length)",
+                key=key,
+                expected="(rows, length)",
+                actual=tuple(shape),
+            )
+        return None if shape is None else int(shape[1])
 
     def _lengths(self, key: str) -> npt.NDArray[np.int64]:
         """A column of lengths, as an array."""

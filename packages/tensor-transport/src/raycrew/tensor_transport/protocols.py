@@ -95,7 +95,9 @@ class RowHandle(Protocol):
 class ShardBackend(Protocol):
     """One way to keep tensors and to read them from other processes; thread-safe.
 
-    A backend object can be pickled, and then reads in another process what this one stored.
+    A backend object can be pickled, and then reads in another process what this one stored. Where it has an
+    attribute `reads_over_network` that is true, registries may cache what they read. `node_ids` and
+    `clear_node(node_id)` let `clear_node` empty its stores.
     """
 
     @property

@@ -131,6 +131,7 @@ class InProcessBackend:
     """A `ShardBackend` in a dictionary, which counts what is read."""
 
     gives_own_memory = True
+    reads_over_network = True
 
     def __init__(self, scheme: str = "memory") -> None:
         self.scheme = scheme

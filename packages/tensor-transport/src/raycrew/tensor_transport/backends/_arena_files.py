@@ -27,9 +27,9 @@ from raycrew.tensor_transport.errors import TransportError, TransportTimeoutErro
 from raycrew.tensor_transport.protocols import Bytes
 
 PREFIX = "raycrew-"
-HEADER_BYTES = 64 * 1024
-MAX_SLOTS = 2700
+HEADER_BYTES = 512 * 1024
 _TABLE = 16
+MAX_SLOTS = (HEADER_BYTES // 8 - _TABLE) // 3
 _GENERATION, _USED_SLOTS = 0, 1
 SIZE, STEP, RELEASED = 0, 1, 2
 NO_STEP = -(2**62)

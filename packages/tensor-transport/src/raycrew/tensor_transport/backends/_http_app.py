@@ -4,8 +4,10 @@ import hmac
 import json
 import threading
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from starlette.routing import Route
 
 from raycrew.tensor_transport._shards import Rows, ShardRead, StoreStats, TensorShardInfo, dtype_name
 from raycrew.tensor_transport.backends._ledger import Ledger
-from raycrew.tensor_transport.backends._safetensors import frame, header_length, parse_header
+from raycrew.tensor_transport.backends._safetensors import Entry, frame, header_length, parse_header
 from raycrew.tensor_transport.errors import DecodeError, TransportError
 from raycrew.tensor_transport.protocols import Bytes
 
@@ -25,6 +27,10 @@ CHUNK_BYTES = 1 << 20
 _REQUEST_BYTES = 64 << 20
 
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+class NoRoomError(TransportError):
+    """A store would hold more than it may."""
 
 
 class ShardStore:
@@ -39,11 +45,27 @@ class ShardStore:
         self._max_bytes = max_bytes
         self._tensors: dict[str, torch.Tensor] = {}
         self._ledger: Ledger[str] = Ledger()
+        self._arriving = 0
         self._lock = threading.Lock()
 
-    def room_for(self, size_bytes: int) -> bool:
-        """Whether so many more bytes may be held."""
-        return self._max_bytes is None or self.stats().held_bytes + size_bytes <= self._max_bytes
+    @contextmanager
+    def room_for(self, size_bytes: int) -> Iterator[None]:
+        """So many more bytes will be held: nobody else may take their room meanwhile.
+
+        Raises:
+            NoRoomError: There is none.
+        """
+        with self._lock:
+            taken = self._ledger.stats().held_bytes + self._arriving
+            if self._max_bytes is not None and taken + size_bytes > self._max_bytes:
+                message = f"no room for {size_bytes} bytes: {taken} of max_bytes={self._max_bytes} are taken"
+                raise NoRoomError(f"{message}; release shards, or expire() old steps")
+            self._arriving += size_bytes
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._arriving -= size_bytes
 
     def keep(self, tensors: dict[str, torch.Tensor], step: int | None) -> None:
         """Take tensors over; those that are held already stay as they are."""
@@ -65,6 +87,10 @@ class ShardStore:
         """Forget those of earlier steps; how many there were."""
         return self._forget(self._ledger.expire(before_step))
 
+    def clear(self) -> int:
+        """Forget all; how many there were."""
+        return self._forget(self._ledger.remove(self._ledger.keys()))
+
     def stats(self) -> StoreStats:
         """What is held."""
         return self._ledger.stats()
@@ -77,11 +103,11 @@ class ShardStore:
 
 
 def shard_app(store: ShardStore, token: str) -> Starlette:
-    """An ASGI application that serves a store to whoever knows the token.
+    """An ASGI application, to be mounted or run, that serves a store to whoever knows the token.
 
     `POST /shards?step=` (safetensors; names are shard ids), `POST /fetch` (JSON; answers safetensors),
-    `DELETE /shards` (JSON list of ids), `POST /expire` (JSON), `GET /stats`, and `GET /health`, the only
-    one without a token.
+    `DELETE /shards` (JSON list of ids, null for all), `POST /expire` (JSON), `GET /stats`, and `GET /health`,
+    the only one without a token.
 
     Raises:
         ValueError: The token is shorter than 16 characters.
@@ -99,6 +125,8 @@ def shard_app(store: ShardStore, token: str) -> Starlette:
                 return await handler(request)
             except DecodeError as error:
                 return _refuse(400, str(error))
+            except NoRoomError as error:
+                return _refuse(507, str(error))
 
         return guard
 
@@ -124,12 +152,18 @@ class _Handlers:
         return JSONResponse({"epoch": self._store.epoch})
 
     async def put(self, request: Request) -> Response:
-        size = _integer(request.headers.get("content-length"), "content-length")
-        step = request.query_params.get("step")
-        if not self._store.room_for(size):
-            return _refuse(507, f"no room for {size} bytes")
-        tensors = await _read_tensors(_Body(request, size))
-        self._store.keep(tensors, None if step is None else _integer(step, "step"))
+        text = request.query_params.get("step")
+        step = None if text is None else _integer(text, "step")
+        body = _Body(request)
+        entries = await _read_header(body)
+        size = sum(entry.size_bytes for entry in entries)
+        length = request.headers.get("content-length")
+        if length is not None and _integer(length, "content-length") != body.taken + size:
+            raise DecodeError(
+                f"a body of {length} bytes is not the {body.taken + size} that its header describes"
+            )
+        with self._store.room_for(size):
+            self._store.keep(await _read_tensors(body, entries), step)
         return JSONResponse({"epoch": self._store.epoch}, status_code=201)
 
     async def fetch(self, request: Request) -> Response:
@@ -149,7 +183,9 @@ class _Handlers:
         )
 
     async def delete(self, request: Request) -> Response:
-        ids = await _json(request, list)
+        ids = await _json(request, list | None)
+        if ids is None:
+            return JSONResponse({"released": self._store.clear()})
         return JSONResponse({"released": self._store.release([i for i in ids if isinstance(i, str)])})
 
     async def expire(self, request: Request) -> Response:
@@ -165,47 +201,55 @@ class _Handlers:
 class _Body:
     """Reads a request's body into memory of the right size, piece by piece."""
 
-    def __init__(self, request: Request, size: int) -> None:
+    def __init__(self, request: Request) -> None:
         self._stream = request.stream()
         self._rest = memoryview(b"")
-        self._left = size
+        self.taken = 0
 
     async def read_into(self, target: memoryview) -> None:
         filled = 0
         while filled < len(target):
-            if not self._rest:
-                self._rest = memoryview(await anext(self._stream, b""))
-                if not self._rest:
-                    raise DecodeError("the body ends early")
+            if not await self._has_more():
+                raise DecodeError("the body ends early")
             piece = self._rest[: len(target) - filled]
             target[filled : filled + len(piece)] = piece
             filled += len(piece)
             self._rest = self._rest[len(piece) :]
-        self._left -= filled
+        self.taken += filled
 
-    @property
-    def left(self) -> int:
-        return self._left
+    async def expect_end(self) -> None:
+        if await self._has_more():
+            raise DecodeError("more bytes than the safetensors header describes")
+
+    async def _has_more(self) -> bool:
+        while not self._rest:
+            piece = await anext(self._stream, None)
+            if piece is None:
+                return False
+            self._rest = memoryview(piece)
+        return True
 
 
-async def _read_tensors(body: _Body) -> dict[str, torch.Tensor]:
+async def _read_header(body: _Body) -> list[Entry]:
     start = bytearray(8)
     await body.read_into(memoryview(start))
     text = bytearray(header_length(bytes(start)))
     await body.read_into(memoryview(text))
-    entries = parse_header(bytes(text))
-    if sum(entry.size_bytes for entry in entries) != body.left:
-        raise DecodeError(f"the header describes other than the {body.left} bytes that follow it")
+    return parse_header(bytes(text))
+
+
+async def _read_tensors(body: _Body, entries: Sequence[Entry]) -> dict[str, torch.Tensor]:
     tensors = {}
     for entry in entries:
         tensor = entry.empty()
         if entry.size_bytes:
             await body.read_into(tensor.view(-1).view(torch.uint8).numpy().data)
         tensors[entry.name] = tensor
+    await body.expect_end()
     return tensors
 
 
-async def _json(request: Request, kind: type = dict) -> Any:
+async def _json(request: Request, kind: type | UnionType = dict) -> Any:
     raw = bytearray()
     async for chunk in request.stream():
         raw += chunk
@@ -216,7 +260,7 @@ async def _json(request: Request, kind: type = dict) -> Any:
     except (ValueError, RecursionError) as error:
         raise DecodeError(f"the request is no JSON: {error}") from error
     if not isinstance(value, kind):
-        raise DecodeError(f"the request is no JSON {kind.__name__}")
+        raise DecodeError(f"the request is no JSON {getattr(kind, '__name__', kind)}")
     return value
 
 

@@ -33,9 +33,12 @@ from raycrew.tensor_transport.errors import (
     ShardLostError,
     StaleHandleError,
     TransportClosedError,
+    TransportError,
     TransportTimeoutError,
 )
 from raycrew.tensor_transport.protocols import Bytes
+
+_PIECE_BYTES = 256 << 10
 
 __all__ = ["HttpBackend", "ShardServer", "ShardStore", "shard_app"]
 
@@ -93,18 +96,21 @@ class HttpBackend:
     Tensors travel as safetensors; nothing that is read from the wire is ever unpickled.
 
     Args:
-        url: The server that `put`, `expire` and `stats` go to, as "http://host:port".
+        url: The server that `put`, `expire` and `stats` go to, as "http://host:port", with a path where the
+            application is mounted under one.
         token: Its token.
         timeout_s: Deadline of requests that have none of their own.
     """
 
     scheme = "http"
     gives_own_memory = True
+    reads_over_network = True
 
     def __init__(self, url: str, token: str, *, timeout_s: float = 60.0) -> None:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
             raise ValueError(f"url must be http://host:port or https://host:port, got {url!r}")
         self._url, self._token, self._timeout_s = url.rstrip("/"), token, timeout_s
+        self._node = urlsplit(url).netloc
         self._idle: dict[str, list[http.client.HTTPConnection]] = defaultdict(list)
         self._lock = threading.Lock()
         self._closed = False
@@ -118,10 +124,9 @@ class HttpBackend:
         path = "/shards" if step is None else f"/shards?step={step}"
         with self._request(self._url, "POST", path, (start, *runs), None) as answer:
             epoch = json.loads(answer.read())["epoch"]
-        node = urlsplit(self._url).netloc
         return [
             TensorShardInfo(
-                self.scheme, shard_id, epoch, node, dtype_name(t.dtype), tuple(t.shape), self._url
+                self.scheme, shard_id, epoch, self._node, dtype_name(t.dtype), tuple(t.shape), self._url
             )
             for shard_id, t in zip(ids, tensors, strict=True)
         ]
@@ -159,6 +164,17 @@ class HttpBackend:
         """Release what was put on this backend's server with an earlier step."""
         return int(self._json(self._url, "POST", "/expire", {"before_step": before_step})["released"])
 
+    @property
+    def node_ids(self) -> list[str]:
+        """This backend's server, as its shards name it."""
+        return [self._node]
+
+    def clear_node(self, node_id: str) -> int:
+        """Release everything on this backend's server; how many shards that were."""
+        if node_id != self._node:
+            raise TransportError(f"this backend stores on {self._node}, not on {node_id}")
+        return int(self._json(self._url, "DELETE", "/shards", None)["released"])
+
     def stats(self) -> StoreStats:
         """What this backend's server holds."""
         return StoreStats(**self._json(self._url, "GET", "/stats"))
@@ -177,12 +193,13 @@ class HttpBackend:
 
     def _fetch_from(self, reads: Sequence[ShardRead], timeout_s: float | None) -> list[torch.Tensor]:
         first = reads[0].shard
+        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         body = json.dumps({"epoch": first.owner, "reads": [_wanted(read) for read in reads]}).encode()
         try:
             with self._request(first.locator, "POST", "/fetch", (body,), timeout_s) as answer:
                 if answer.status == 410:
                     raise _stale(json.loads(answer.read()), reads)
-                tensors = _read_tensors(answer, reads)
+                tensors = _read_tensors(answer, reads, deadline)
         except ShardLostError as error:
             raise lost(reads, error) from error
         try:
@@ -191,7 +208,7 @@ class HttpBackend:
             raise DecodeError(f"{first.locator} did not send tensor {error}") from error
 
     def _json(self, url: str, method: str, path: str, value: object = None) -> Any:
-        body = () if value is None else (json.dumps(value).encode(),)
+        body = () if method == "GET" else (json.dumps(value).encode(),)
         with self._request(url, method, path, body, None) as answer:
             return json.loads(answer.read())
 
@@ -232,7 +249,7 @@ class HttpBackend:
         while True:
             connection, reused = self._connection(url, timeout)
             try:
-                connection.request(method, path, body=_pieces(body), headers=headers)
+                connection.request(method, urlsplit(url).path + path, body=_pieces(body), headers=headers)
                 return connection, connection.getresponse()
             except (ConnectionError, http.client.BadStatusLine):
                 # The server closed an idle connection. Sending twice is harmless: puts name their shards.
@@ -289,7 +306,9 @@ def _wanted(read: ShardRead) -> list[Any]:
     return [read.shard.shard_id, rows, None if read.columns is None else list(read.columns)]
 
 
-def _read_tensors(answer: http.client.HTTPResponse, reads: Sequence[ShardRead]) -> dict[str, torch.Tensor]:
+def _read_tensors(
+    answer: http.client.HTTPResponse, reads: Sequence[ShardRead], deadline: float
+) -> dict[str, torch.Tensor]:
     """Read an answer straight into the memory of its tensors."""
     entries = parse_header(answer.read(header_length(answer.read(8))))
     targets = {str(i): read.into for i, read in enumerate(reads)}
@@ -300,20 +319,23 @@ def _read_tensors(answer: http.client.HTTPResponse, reads: Sequence[ShardRead]) 
             raise DecodeError(f"asked for {target.dtype}{list(target.shape)}, got {entry}")
         tensor = entry.empty() if target is None else target
         if entry.size_bytes:
-            _fill(tensor.view(-1).view(torch.uint8).numpy().data, answer)
+            _fill(tensor.view(-1).view(torch.uint8).numpy().data, answer, deadline)
         tensors[entry.name] = tensor
     if answer.read(1):
         raise DecodeError("more bytes than the safetensors header describes")
     return tensors
 
 
-def _fill(target: memoryview, answer: http.client.HTTPResponse) -> None:
+def _fill(target: memoryview, answer: http.client.HTTPResponse, deadline: float) -> None:
+    """Read in pieces: each is waited for, and an answer that trickles in ends as well."""
     filled = 0
     while filled < len(target):
-        count = answer.readinto(target[filled:])
+        count = answer.readinto(target[filled : filled + _PIECE_BYTES])
         if not count:
             raise DecodeError(f"the answer ends after {filled} of {len(target)} bytes of a tensor")
         filled += count
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{filled} of {len(target)} bytes of a tensor arrived in time")
 
 
 def _stale(answer: dict[str, Any], reads: Sequence[ShardRead]) -> StaleHandleError:

@@ -25,7 +25,7 @@ from raycrew.tensor_transport._shards import (
 from raycrew.tensor_transport.backends._arena_files import RELEASED, SIZE, Arena, is_leased, machine_name
 from raycrew.tensor_transport.backends.ray_refs import RayRefBackend
 from raycrew.tensor_transport.backends.shared_memory import Place, read_arena
-from raycrew.tensor_transport.errors import StaleHandleError, TransportError
+from raycrew.tensor_transport.errors import ShardLostError, StaleHandleError, TransportError
 from raycrew.tensor_transport.protocols import Bytes
 
 _CLUSTER_S = 10.0
@@ -231,7 +231,12 @@ def _read(reads: Sequence[ShardRead], timeout_s: float | None = None) -> list[to
 def _read_elsewhere(node_id: str, reads: Sequence[ShardRead], timeout_s: float | None) -> list[torch.Tensor]:
     """Copies of parts, read by a process on the node of their owner."""
     plain = [dataclasses.replace(read, into=None) for read in reads]
-    answer = _ray_compat.call_on_node(node_id, _read_as_bytes, plain, timeout_s=timeout_s)
+    try:
+        answer = _ray_compat.call_on_node(node_id, _read_as_bytes, plain, timeout_s=timeout_s)
+    except ShardLostError as error:
+        if error.shard_id:
+            raise
+        raise lost(reads, error) from error
     return [
         tensor_from(raw, read.shard.torch_dtype, shape)
         for read, (raw, shape) in zip(reads, answer, strict=True)

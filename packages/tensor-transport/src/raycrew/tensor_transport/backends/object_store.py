@@ -1,5 +1,6 @@
 """Tensors in Ray's object store, owned by one store actor on each node."""
 
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -196,9 +197,11 @@ class ObjectStoreBackend:
         self, calls: Sequence[tuple[str, Any]], timeout_s: float | None, *, dead_is_fine: bool = False
     ) -> list[Any]:
         results = []
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for node, ref in calls:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                results.append(_ray_compat.get(ref, timeout_s))
+                results.append(_ray_compat.get(ref, left))
             except ShardLostError as error:
                 if not dead_is_fine:
                     raise ShardLostError(f"the store of node {node} died: {error}", node_id=node) from error

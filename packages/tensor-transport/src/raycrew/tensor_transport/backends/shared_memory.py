@@ -3,11 +3,12 @@
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from raycrew.tensor_transport._bytes import tensor_bytes, tensor_over
@@ -29,6 +30,7 @@ from raycrew.tensor_transport.backends._arena_files import (
     Arena,
     Header,
     LockFile,
+    Words,
     is_dead,
     is_leased,
     machine_name,
@@ -111,7 +113,7 @@ class SharedMemoryBackend:
                 self._mark_released(shards)
                 raise
             self._put += len(shards)
-        self._peak = max(self._peak, sum(int(h.live[:, SIZE].sum()) for h in self._own_headers()))
+            self._peak = max(self._peak, sum(int(arena.header.live[:, SIZE].sum()) for arena in self._arenas))
         return shards
 
     def fetch(self, reads: Sequence[ShardRead], *, timeout_s: float | None = None) -> list[torch.Tensor]:
@@ -146,18 +148,18 @@ class SharedMemoryBackend:
 
     def expire(self, before_step: int) -> int:
         """Release what any process of the session put with an earlier step."""
-        count = 0
-        for path in self._arena_paths():
-            with shared_header(path) as header:
-                if header is None:
-                    continue
-                live = (header.slots[:, RELEASED] == 0) & (header.slots[:, STEP] != NO_STEP)
-                old = live & (header.slots[:, STEP] < before_step)
-                header.slots[old, RELEASED] = 1
-                count += int(old.sum())
-            self._unlink_if_orphaned(path)
-        self._released += count
-        return count
+        return self._release_where(lambda slots: (slots[:, STEP] != NO_STEP) & (slots[:, STEP] < before_step))
+
+    @property
+    def node_ids(self) -> list[str]:
+        """This machine, as its shards name it."""
+        return [self._node]
+
+    def clear_node(self, node_id: str) -> int:
+        """Release everything that the session holds on this machine; how many shards that were."""
+        if node_id != self._node:
+            raise TransportError(f"this is machine {self._node}, not {node_id}")
+        return self._release_where(lambda slots: slots[:, RELEASED] == 0)
 
     def stats(self) -> StoreStats:
         """What the whole session holds on this machine; counts of puts and releases are this process's."""
@@ -244,6 +246,20 @@ class SharedMemoryBackend:
         self._arenas.append(arena)
         return arena
 
+    def _release_where(self, chosen: Callable[[Words], npt.NDArray[np.bool_]]) -> int:
+        """Release the slots that are chosen, in all arenas; how many live ones that were."""
+        count = 0
+        for path in self._arena_paths():
+            with shared_header(path) as header:
+                if header is None:
+                    continue
+                old = (header.slots[:, RELEASED] == 0) & chosen(header.slots)
+                header.slots[old, RELEASED] = 1
+                count += int(old.sum())
+            self._unlink_if_orphaned(path)
+        self._released += count
+        return count
+
     def _mark_released(self, shards: Sequence[TensorShardInfo]) -> None:
         by_arena: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for shard in shards:
@@ -280,9 +296,6 @@ class SharedMemoryBackend:
     def _check_open(self) -> None:
         if self._closed:
             raise TransportClosedError("this SharedMemoryBackend is closed")
-
-    def _own_headers(self) -> list[Header]:
-        return [arena.header for arena in self._arenas]
 
     def _arena_paths(self) -> Iterator[Path]:
         yield from sorted(self._directory.glob(f"{PREFIX}{self._session}-*-*"))
