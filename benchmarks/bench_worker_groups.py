@@ -1,4 +1,4 @@
-"""Worker groups against bare Ray actors that do the same, in the same run."""
+"""Worker groups against bare Ray actors that do the same, in the same run; and `fan_out`, see there."""
 
 import gc
 import tempfile
@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import ray
 
+import bench_fan_out
 from harness import Figure, figure, ratio, seconds
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.worker_groups import NamedSharding, RayWorkerBuilder, RayWorkerGroup
@@ -115,20 +116,22 @@ def small_calls(n: int, quick: bool) -> Figure:
     return measured
 
 
+def store_mib() -> float:
+    """What the object store holds, by the node's last report."""
+    total = ray.cluster_resources()["object_store_memory"]
+    return (total - ray.available_resources().get("object_store_memory", 0.0)) / MIB
+
+
 def store_used(during: Callable[[], Any], wait_s: float) -> float:
     """The most MiB that the object store held while calls of `wait_s` seconds ran, above those before."""
 
-    def used() -> float:
-        total = ray.cluster_resources()["object_store_memory"]
-        return (total - ray.available_resources().get("object_store_memory", 0.0)) / MIB
-
     gc.collect()
     time.sleep(2.0)  # The figure comes with the next report of the node.
-    before, most = used(), 0.0
+    before, most = store_mib(), 0.0
     refs = during()
     end = time.monotonic() + wait_s
     while time.monotonic() < end:
-        most = max(most, used())
+        most = max(most, store_mib())
         time.sleep(0.05)
     ray.get(refs)
     return most - before
@@ -221,32 +224,48 @@ def torch_arguments(quick: bool) -> list[Figure]:
 
 def leaks(quick: bool) -> list[Figure]:
     n_calls = 1000 if quick else 10_000
-    process = psutil.Process()
-    with RayVirtualCluster([2], use_gpus=False) as cluster, RayWorkerGroup(cluster, Noop) as group:
+    process, array = psutil.Process(), np.ones(MIB, np.uint8)
 
-        def call(n: int) -> None:
-            for i in range(n):
-                group.run_all_workers_single_data("step", i, b="b").get_results()
+    def held() -> dict[str, float]:
+        gc.collect()
+        time.sleep(2.0)  # What the store holds comes with the next report of the node.
+        return {
+            "driver memory, MiB": process.memory_info().rss / MIB,
+            "object store, MiB": store_mib(),
+            "actors": len(ray.util.list_named_actors(all_namespaces=True)),
+            "file descriptors": process.num_fds(),
+            "threads": threading.active_count(),
+            "Python objects": len(gc.get_objects()),
+        }
 
-        call(500)
-        gc.collect()
-        before = process.memory_info().rss, process.num_fds(), threading.active_count(), len(gc.get_objects())
-        call(n_calls)
-        gc.collect()
-        after = process.memory_info().rss, process.num_fds(), threading.active_count(), len(gc.get_objects())
-    grown = [b - a for a, b in zip(before, after, strict=True)]
-    where = f"growth over {n_calls:,} calls"
+    with RayVirtualCluster([2], use_gpus=False) as cluster:
+        actors = len(ray.util.list_named_actors(all_namespaces=True))
+        with RayWorkerGroup(cluster, Noop) as group:
+
+            def call(n: int) -> None:
+                for i in range(n):
+                    group.run_all_workers_single_data("step", i, b="b").get_results()
+                    if i % 10 == 0:
+                        group.run_all_workers_single_data("size", array).get_results()
+
+            call(500)
+            before = held()
+            call(n_calls)
+            after = held()
+        left = len(ray.util.list_named_actors(all_namespaces=True)) - actors
+    goals = dict(zip(before, (10.0, 1.0, 0.0, 2.0, 0.0, 200.0), strict=True))
     return [
-        figure(
-            f"driver memory: {where}", [grown[0] / MIB], unit="MiB", baseline="after 500 calls", goal=10.0
+        *(
+            figure(
+                f"{what}: growth over {n_calls:,} calls",
+                [float(after[what] - before[what])],
+                unit="",
+                baseline="after 500 calls",
+                goal=goals[what],
+            )
+            for what in before
         ),
-        figure(
-            f"file descriptors: {where}", [float(grown[1])], unit="", baseline="after 500 calls", goal=2.0
-        ),
-        figure(f"threads: {where}", [float(grown[2])], unit="", baseline="after 500 calls", goal=0.0),
-        figure(
-            f"Python objects: {where}", [float(grown[3])], unit="", baseline="after 500 calls", goal=200.0
-        ),
+        figure("actors left after the shutdown", [float(left)], unit="", baseline="before", goal=0.0),
     ]
 
 
@@ -264,6 +283,7 @@ def run(quick: bool) -> list[Figure]:
         try:
             figures = [small_calls(n, quick) for n in (2, 8, 16)]
             figures += large_arguments(quick) + torch_arguments(quick) + leaks(quick)
-            return [start(16, quick), *figures]
+            figures = [start(16, quick), *figures]
         finally:
             ray.shutdown()
+    return [*figures, *bench_fan_out.run(quick)]

@@ -142,6 +142,8 @@ def test_lengths_of_axes_are_exact():
         dispatch_sharded(GRID, "add", [["a", "b"]], {}, in_sharded_axes="dp")
     partial = dispatch_sharded(GRID, "add", [["a"]], {}, in_sharded_axes=["dp"], allow_partial=True)
     assert got(partial) == {0: ("a",)}
+    with pytest.raises(ValueError, match="items at different coordinates"):
+        dispatch_sharded(GRID, "add", [["a", "b"]], {"y": ["c"]}, in_sharded_axes=["dp"], allow_partial=True)
 
 
 def test_methods_and_signatures_are_checked():

@@ -4,7 +4,14 @@ import pickle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raycrew.worker_groups.fan_out._batches import MAX_BATCH_BYTES, TARGET_S, Backlog, BatchSizer, Entry
+from raycrew.worker_groups.fan_out._batches import (
+    LEAST_S,
+    MAX_BATCH_BYTES,
+    TARGET_S,
+    Backlog,
+    BatchSizer,
+    Entry,
+)
 from raycrew.worker_groups.fan_out._journal import LOADING, Journal, finished
 
 
@@ -23,6 +30,12 @@ def test_one_cheap_item_does_not_make_the_next_batch_huge():
     sizer = BatchSizer()
     sizer.observe(1, 1e-9)
     assert sizer.size(1, None) == 4
+
+
+def test_the_last_batches_are_not_shorter_than_is_worth_sending():
+    sizer = BatchSizer(estimate_s=LEAST_S / 100)
+    assert [sizer.size(2, remaining) for remaining in (800, 300, 1)] == [200, 100, 100]
+    assert BatchSizer(estimate_s=1e-6).size(2, 256) >= 256
 
 
 def test_slow_items_are_sent_one_by_one():

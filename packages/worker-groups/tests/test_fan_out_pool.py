@@ -203,6 +203,20 @@ def test_a_call_that_is_given_up_ends_even_when_every_thread_of_the_host_waits(m
         assert [other.result(PATIENCE_S) for other in others] == [[0], [1], [2], [3]]
 
 
+def test_cpus_that_ray_frees_late_are_claimed_then_without_a_warning(monkeypatch, caplog):
+    """As those of finished tasks are, whose lease Ray keeps for a while."""
+    late = LateRay(monkeypatch, [True])
+    monkeypatch.setattr(_pool, "LEASE_S", 0.0)
+    pool, late.others = Pool("me"), float(CPUS)
+    with pool.session(None) as slots:
+        assert (slots, late.calls) == ({"node": CPUS}, [])
+        late.others = 0.0
+        pool.look_again()
+        pool.look_again()
+    assert late.calls == [[float(CPUS)]]
+    assert not caplog.records
+
+
 @ray.remote
 class Holder:
     def ping(self):
@@ -210,7 +224,8 @@ class Holder:
 
 
 @pytest.mark.usefixtures("local_ray", "pool")
-def test_without_free_cpus_it_works_anyway_and_says_so(caplog):
+def test_without_free_cpus_it_works_anyway_and_says_so(caplog, monkeypatch):
+    monkeypatch.setattr(_pool, "LEASE_S", 0.0)
     holder = Holder.options(num_cpus=CPUS).remote()
     ray.get(holder.ping.remote())
     eventually(lambda: ray.available_resources().get("CPU", 0) == 0, "no CPU is free")

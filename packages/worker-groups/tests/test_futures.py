@@ -11,8 +11,9 @@ from raycrew.worker_groups import (
     ResultTimeoutError,
     WorkerFailureError,
     WorkerFailuresError,
+    _futures,
 )
-from raycrew.worker_groups._ray_compat import runs_in_order
+from raycrew.worker_groups._ray_compat import run_on_node, runs_in_order
 
 
 @pytest.fixture(scope="module")
@@ -144,12 +145,35 @@ def test_a_broken_stream_is_told_at_every_look(group):
         assert [item for rank, item in seen if rank == 1] == [0, 1]
 
 
-def test_workers_whose_calls_were_cancelled_answer_the_next_ones(group):
-    for _ in range(10):
-        given_up = [group.call("add", i) for i in range(4)]
-        assert not any(future.cancel() for future in given_up)
-    assert group.call("add", 1).get_results(timeout=200) == [1, 1, 1]
-    assert given_up[3].get_results(timeout=200) == [3, 3, 3]
+def test_calls_that_have_not_begun_can_be_cancelled_and_later_ones_are_answered(group, gate):
+    group.call("keep", "before").get_results()
+    busy = group.call("wait_for", str(gate))
+    given_up = [group.call("keep", i) for i in range(20)]
+    given_up += [group.on(ranks=[1, 2]).call("keep", busy[0]), group.call("count_to", 2)]
+    for future in given_up:
+        future.cancel()
+    after = group.call("get_kept")
+    gate.touch()
+    assert after.get_results() == ["before"] * 3
+    for future in given_up:
+        with pytest.raises(WorkerFailureError, match="cancelled before it began") as caught:
+            future.get_results()
+        assert isinstance(caught.value.cause, ray.exceptions.TaskCancelledError)
+    assert busy.get_results() == [0, 1, 2]
+    busy.cancel()
+    assert busy.get_results() == [0, 1, 2]
+
+
+def test_workers_of_other_nodes_are_told_by_a_task_there(group, gate, monkeypatch):
+    told = []
+    monkeypatch.setattr(_futures, "recall", lambda *call: False)
+    monkeypatch.setattr(_futures, "run_on_node", lambda *a, **k: told.append(run_on_node(*a, **k)))
+    group.call("keep", "before").get_results()
+    group.call("wait_for", str(gate))
+    group.call("keep", "after").cancel()
+    assert ray.get(told) == [[True] * 3]
+    gate.touch()
+    assert group.call("get_kept").get_results() == ["before"] * 3
 
 
 def test_it_survives_pickling(group):
@@ -189,7 +213,7 @@ def test_which_workers_run_calls_in_order(is_async, options, expected):
 def test_async_calls_can_be_cancelled(local_ray):
     with RayVirtualCluster([2], use_gpus=False) as cluster, RayWorkerGroup(cluster, AsyncWorker) as sleepers:
         future = sleepers.call("forever")
-        assert future.cancel()
+        future.cancel()
         with pytest.raises(WorkerFailureError):
             future.get_results(timeout=60)
         assert sleepers.call("slowly", 1).get_results() == [1, 1]

@@ -211,6 +211,8 @@ def dispatch_sharded(
     sizes = [sharding.get_axis_size(axis) for axis in sharded]
     columns = [_nested(a, sharded, sizes, f"argument {i}", allow_partial) for i, a in enumerate(args)]
     named = {k: _nested(a, sharded, sizes, f"argument {k!r}", allow_partial) for k, a in kwargs.items()}
+    if len({frozenset(column) for column in (*columns, *named.values())}) > 1:
+        raise ValueError("arguments have items at different coordinates; each needs the same ones")
     free = [axis for axis in sharding.names if axis not in sharded and axis not in replicated]
     sends, returning = [], []
     for rank in range(shape.world_size):

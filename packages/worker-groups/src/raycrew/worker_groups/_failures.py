@@ -74,11 +74,17 @@ def failure(
     """The error of one worker whose call failed."""
     cause, traceback, pid = cause_of(error)
     died = is_death(error)
-    what = f"died during {method}" if died else f"{method} raised {type(cause).__name__}: {cause}"
+    notes = " ".join(map(str, getattr(cause, "__notes__", ())))
+    what = (
+        f"died during {method}"
+        if died
+        else f"{method} raised {type(cause).__name__}: {cause} {notes}".rstrip()
+    )
     after = "" if elapsed_s is None else f" after {elapsed_s:.1f} s"
     text = f"{where}: {what}{after}"
     if died:
         text += f"\n{str(cause).strip()}"
+        text += "" if method == "__init__" else "\nrestart_failed_workers() of its group replaces it"
     if pending:
         text += f"\nnot done yet when this was raised: ranks {list(pending)}"
     known = {k: v for k, v in where.details.items() if v is not None}

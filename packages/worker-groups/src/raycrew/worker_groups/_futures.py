@@ -8,6 +8,8 @@ from typing import Any, Generic, TypeVar
 import ray
 
 from raycrew.worker_groups._failures import Whereabouts, failure, log_tail
+from raycrew.worker_groups._ray_compat import call_id, run_on_node
+from raycrew.worker_groups._recalls import recall, recall_all
 from raycrew.worker_groups._waiting import Settled, deadline_after, left, settle
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError, combine
 
@@ -30,7 +32,7 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         method: Name of the method.
         group_name: Name of the group.
         is_stream: Whether each call is a generator that yields as it goes.
-        can_cancel: Whether calls can be cancelled; see `cancel`.
+        in_order: Whether the workers run their calls one after the other.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         places: Mapping[int, Whereabouts] | None = None,
         timeout: float | None = None,
         is_stream: bool = False,
-        can_cancel: bool = True,
+        in_order: bool = False,
     ) -> None:
         super().__init__(futures)
         self.called_workers = list(range(len(futures)) if called_workers is None else called_workers)
@@ -57,7 +59,7 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         self.method = method
         self.group_name = group_name
         self.is_stream = is_stream
-        self.can_cancel = can_cancel
+        self.in_order = in_order
         self._places = dict(places or {})
         self._sent_at = time.monotonic()
         self._deadline = deadline_after(timeout)
@@ -86,7 +88,7 @@ class MultiWorkerFuture(list[Any], Generic[R]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments = (list(self), self.called_workers, self.return_from_workers, self.respect_tied_workers)
-        named = {"method": self.method, "group_name": self.group_name, "can_cancel": self.can_cancel}
+        named = {"method": self.method, "group_name": self.group_name, "in_order": self.in_order}
         return _rebuild, (arguments, {**named, "places": self._places})
 
     def get_results(self, worker_group: Any = None, timeout: float | None = None) -> list[R]:  # noqa: ARG002
@@ -139,18 +141,28 @@ class MultiWorkerFuture(list[Any], Generic[R]):
             if rank in returning:
                 yield rank, value
 
-    def cancel(self) -> bool:
-        """Ask for the calls to end: waiting ones and those of async methods do, a running method doesn't.
+    def cancel(self) -> None:
+        """Ask for the calls to end: those that have not begun do, and async ones; others that run don't.
 
-        Returns:
-            Whether that was asked. It is not where workers run calls one after the other (a class without
-            async methods and with the usual concurrency of 1): an actor that misses a cancelled call of its
-            sequence would answer none of the later ones. Such calls run, and nobody need wait for them.
+        The result of a cancelled call is a `WorkerFailureError` whose cause is Ray's `TaskCancelledError`.
+        Workers that run their calls one after the other skip cancelled ones when it is their turn.
         """
-        if self.can_cancel:
-            for ref in self:
-                ray.cancel(ref, recursive=False)
-        return self.can_cancel
+        if self.in_order:
+            self._recall()
+            return
+        for ref in self:
+            ray.cancel(ref, recursive=False)
+
+    def _recall(self) -> None:
+        elsewhere: dict[str, list[tuple[str, bytes]]] = {}
+        for rank, ref in zip(self.called_workers, self, strict=True):
+            where = self._places.get(rank)
+            if where is not None and where.facts is not None:
+                call = (where.facts.inbox, call_id(ref))
+                if not recall(*call):
+                    elsewhere.setdefault(where.facts.node_id, []).append(call)
+        for node_id, calls in elsewhere.items():
+            run_on_node(recall_all, [calls], node_id=node_id, own_process=False)
 
     def __await__(self) -> Generator[Any, None, list[R]]:
         return self._results_async().__await__()

@@ -63,7 +63,7 @@ class RayWorkerGroup(GroupCalls):
         async_communication: Passed to workers in `current_worker().communication`.
         enable_load_balancing: Whether there is a `balancer`, which gives each call or item to one worker.
         load_balancing_strategy: How it chooses: "round_robin", "least_outstanding", "least_loaded",
-            "consistent_hash", or a function of the workers' loads and a key.
+            "consistent_hash", or a function of the workers' loads and a key; see `LoadBalancer`.
         idempotent_methods: Methods that may run twice, should a worker be lost on the way.
         init_timeout_s: Deadline of the whole start-up.
         ports_per_worker: Ports that each worker leases for itself, besides the group's rendezvous port.
@@ -144,7 +144,7 @@ class RayWorkerGroup(GroupCalls):
         if not plan.ordered:
             self._tied_groups.sort()
         self._shape = GroupShape(self._started.info, len(plan.seats), self._tied_groups, sharding_annotations)
-        self._can_cancel = not runs_in_order(self._started.info.is_async, self._started.options[0].actor)
+        self._in_order = runs_in_order(self._started.info.is_async, self._started.options[0].actor)
         self._note_places()
 
     def _note_places(self) -> None:
@@ -369,7 +369,7 @@ class RayWorkerGroup(GroupCalls):
             group_name=self.name,
             transport=self._spec.transport,
             timeout=timeout,
-            can_cancel=self._can_cancel,
+            in_order=self._in_order,
         )
 
 

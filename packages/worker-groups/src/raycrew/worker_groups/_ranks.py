@@ -1,8 +1,8 @@
 """Who sits where before start-up, and which rank each worker gets from where it really is; pure."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from raycrew.cluster_core import Bundle
@@ -104,7 +104,7 @@ class WorkerFacts:
     ports: tuple[int, ...] = ()
     log_paths: tuple[str, ...] = ()
     process_age_s: float = 0.0
-    device_environment: Mapping[str, str] = field(default_factory=dict)
+    inbox: str = ""
 
 
 def plan_seats(

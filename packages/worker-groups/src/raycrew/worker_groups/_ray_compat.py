@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import ray
 from ray.actor import ActorClass, ActorHandle
@@ -14,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 WorkerStatus = Literal["ready", "busy", "dead"]
 
 _UNGRANTED = ("NO_RESOURCES", "INFEASIBLE")
+_client_connections: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -36,8 +38,14 @@ def connection() -> str | None:
     if not ray.is_initialized():
         return None
     context = ray.get_runtime_context()
+    client = getattr(context.worker, "worker", None)  # of ray://, where each id costs a round trip
+    if client is not None and client in _client_connections:
+        return _client_connections[client]
     # The worker differs between connections to one cluster, the node between clusters.
-    return f"{context.get_worker_id()}@{context.get_node_id()}"
+    found = f"{context.get_worker_id()}@{context.get_node_id()}"
+    if client is not None:
+        _client_connections[client] = found
+    return found
 
 
 def assigned_accelerators() -> dict[str, list[str]]:
@@ -55,6 +63,23 @@ def runs_in_order(is_async: bool, options: Mapping[str, Any]) -> bool:
     if any_order is None:
         any_order = is_async or options.get("max_concurrency", 1) > 1
     return not any_order
+
+
+def call_id(ref: Any) -> bytes:
+    """What tells the call behind an ObjectRef, or a generator of them, from all others."""
+    if not isinstance(ref, ray.ObjectRef):
+        ref = ref.completed()
+    return bytes.fromhex(ref.task_id().hex())
+
+
+def own_call_id() -> bytes:
+    """The `call_id` of the call that this is in."""
+    return bytes.fromhex(ray.get_runtime_context().get_task_id() or "")
+
+
+def call_cancelled(method: str) -> Exception:
+    """What a call raises that was taken back before it began."""
+    return ray.exceptions.TaskCancelledError(error_message=f"{method} was cancelled before it began")
 
 
 def run_on_node(

@@ -7,9 +7,9 @@ import ray
 
 from raycrew.worker_groups._dispatch import Dispatch
 from raycrew.worker_groups._failures import Whereabouts
-from raycrew.worker_groups._futures import MultiWorkerFuture, refuse_stream
+from raycrew.worker_groups._futures import MultiWorkerFuture
+from raycrew.worker_groups._packing import Packer
 from raycrew.worker_groups._shell import Gathered
-from raycrew.worker_groups._sizes import SharedStore
 from raycrew.worker_groups.protocols import ArgumentTransport
 
 
@@ -21,7 +21,7 @@ def send_to_actors(
     group_name: str,
     transport: ArgumentTransport | None,
     timeout: float | None,
-    can_cancel: bool,
+    in_order: bool,
 ) -> MultiWorkerFuture[Any]:
     """Send each call straight to its rank's actor, once all arguments of all ranks are ready.
 
@@ -32,12 +32,12 @@ def send_to_actors(
         group_name: Name of the group, for errors.
         transport: Encodes arguments.
         timeout: Deadline of the call in seconds.
-        can_cancel: Whether the calls may be cancelled.
+        in_order: Whether the workers run their calls one after the other.
 
     Raises:
         TypeError: An argument can't be pickled, or is a stream; nothing has been sent.
     """
-    packer = _Packer(transport)
+    packer = Packer(transport)
     name = dispatch.method.name
     packed = [(send.rank, packer.pack(send.args), packer.pack_named(send.kwargs)) for send in dispatch.sends]
     _check_picklable(packed, f"{group_name}.{name}")
@@ -52,7 +52,7 @@ def send_to_actors(
         places=places,
         timeout=timeout,
         is_stream="generator" in dispatch.method.kind,
-        can_cancel=can_cancel,
+        in_order=in_order,
     )
 
 
@@ -89,29 +89,3 @@ def _is_plain(value: Any) -> bool:
 
 def _values(call: _Packed) -> list[Any]:
     return [*call[1], *call[2].values()]
-
-
-class _Packer:
-    """Makes one call's arguments ready for the wire: encoded once each, large ones stored once each."""
-
-    def __init__(self, transport: ArgumentTransport | None) -> None:
-        self._transport = transport
-        self._store = SharedStore()
-        self._packed: dict[int, Any] = {}
-
-    def pack(self, args: Sequence[Any]) -> list[Any]:
-        return [self._pack(arg) for arg in args]
-
-    def pack_named(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: self._pack(value) for name, value in kwargs.items()}
-
-    def _pack(self, value: Any) -> Any:
-        key = id(value)
-        if key not in self._packed and isinstance(value, MultiWorkerFuture):
-            refuse_stream(value)
-            self._packed[key] = (value, Gathered(tuple(value)))
-        if key not in self._packed:
-            encoded = value if self._transport is None else self._transport.encode(value)
-            # `encoded` is kept so that its identity, by which it is stored, is not given to another object.
-            self._packed[key] = (encoded, self._store.share(encoded))
-        return self._packed[key][1]

@@ -20,7 +20,8 @@ import ray
 
 from raycrew.cluster_core import DEFAULT_POLICY, PortLease, bind_device, lease_ports
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, rank_environment
-from raycrew.worker_groups._ray_compat import assigned_accelerators, own_node
+from raycrew.worker_groups._ray_compat import assigned_accelerators, call_cancelled, own_call_id, own_node
+from raycrew.worker_groups._recalls import Inbox
 from raycrew.worker_groups._worker_class import ClassInfo, ClassSource, MethodInfo, load_class
 from raycrew.worker_groups.errors import WorkerGroupError
 from raycrew.worker_groups.protocols import ArgumentTransport
@@ -119,6 +120,7 @@ class Shell:
         self._raycrew_transport: ArgumentTransport | None = None
         self._raycrew_leases: list[PortLease] = []
         self._raycrew_device: Mapping[str, str] = {}
+        self._raycrew_inbox = Inbox()
 
     def _raycrew_locate(self, n_ports: int, port_range: tuple[int, int] | None) -> WorkerFacts:
         """Where this process is; leases a rendezvous port, in case it gets rank 0, and its own ports."""
@@ -138,6 +140,7 @@ class Shell:
             ports=leases[1].ports if n_ports else (),
             log_paths=_log_paths(),
             process_age_s=time.time() - psutil.Process().create_time(),
+            inbox=self._raycrew_inbox.address,
         )
 
     def _raycrew_prepare(self, orders: Orders) -> None:
@@ -163,7 +166,13 @@ class Shell:
         """Import the user's class and construct it; returns the seconds of both."""
         self._raycrew_transport = transport
         start = time.perf_counter()
-        cls, _ = load_class(source)
+        try:
+            cls, _ = load_class(source)
+        except ImportError as error:
+            error.add_note(
+                "(while its class was imported in the worker: are its modules on PYTHONPATH there?)"
+            )
+            raise
         imported = time.perf_counter()
         args, kwargs = self._raycrew_received(args, kwargs)
         self._raycrew_instance = cls(*args, **kwargs)
@@ -172,6 +181,8 @@ class Shell:
     def _raycrew_bound(self, name: str) -> Callable[..., Any]:
         if self._raycrew_instance is None:
             raise WorkerGroupError("this worker's __init__ has not returned, so it can't be called yet")
+        if self._raycrew_inbox.has(own_call_id):
+            raise call_cancelled(name)
         return getattr(self._raycrew_instance, name)  # type: ignore[no-any-return]
 
     def _raycrew_received(

@@ -18,7 +18,8 @@ class RayWorkerBuilder:
     Args:
         worker: A class, a `@ray.remote` class, or a fully qualified name such as "package.module.Class". A
             name is imported in the worker's environment only, never here.
-        *args: Positional arguments of `__init__`.
+        *args: Positional arguments of `__init__`. As in a call, an ObjectRef or the future of another group's
+            call goes from worker to worker: `__init__` gets the value, or the list of them.
         **kwargs: Keyword arguments of `__init__`.
 
     Raises:

@@ -13,7 +13,9 @@ from ray.exceptions import GetTimeoutError
 
 from raycrew.cluster_core import Claim
 from raycrew.worker_groups._failures import Whereabouts, failure, log_tail, start_timeout
+from raycrew.worker_groups._futures import refuse_stream
 from raycrew.worker_groups._options import Configured, WorkerOptions, merge_options
+from raycrew.worker_groups._packing import Packer
 from raycrew.worker_groups._plugins import interpreter_for
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, rank_order
 from raycrew.worker_groups._ray_compat import (
@@ -208,6 +210,8 @@ class _Launch:
     def _check_init(self, info: ClassInfo, options: Sequence[WorkerOptions]) -> None:
         for worker in options:
             check_init(info, self.spec.builder.args, worker.init_kwargs)
+            for value in (*self.spec.builder.args, *worker.init_kwargs.values()):
+                refuse_stream(value)
 
     def _create(self, info: ClassInfo, options: Sequence[WorkerOptions]) -> None:
         shell, remote_class = shell_class(info), cast("Any", ray.remote)
@@ -247,17 +251,17 @@ class _Launch:
         options: Sequence[WorkerOptions],
     ) -> dict[int, tuple[float, float]]:
         self.progress.step("import and __init__")
-        store, encode = SharedStore(), self._encoder()
-        args = [store.share(encode(arg)) for arg in self.spec.builder.args]
+        packer, source = Packer(self.spec.transport), SharedStore().share(self.source)
+        args = packer.pack(self.spec.builder.args)
         info_of = dict(zip(order, ranks, strict=True))
         refs = []
         for position in self.positions:
             handle: Any = self.handles[position]
             worker = options[position]
             prepared = self._prepare(handle, info_of[position], facts[position], worker)
-            kwargs = {name: store.share(encode(value)) for name, value in worker.init_kwargs.items()}
+            kwargs = packer.pack_named(worker.init_kwargs)
             # `prepared` as an argument keeps the rest from being unpickled before the environment is set.
-            own = (prepared, store.share(self.source), self.spec.transport)
+            own = (prepared, source, self.spec.transport)
             refs.append(handle._raycrew_begin.remote(*own, *args, **kwargs))  # noqa: SLF001
         settled = self._settle(refs)
         places = [replace(self._whereabouts(p), info=info_of[p], facts=facts[p]) for p in self.positions]
@@ -269,20 +273,6 @@ class _Launch:
             as_current(info, facts, self.spec.communication), {**worker.env_vars, **self.spec.secrets}
         )
         return handle._raycrew_prepare.remote(orders)  # noqa: SLF001
-
-    def _encoder(self) -> Any:
-        """Encode each object once, however many workers get it."""
-        if self.spec.transport is None:
-            return lambda value: value
-        encoded: dict[int, tuple[Any, Any]] = {}
-        transport = self.spec.transport
-
-        def encode(value: Any) -> Any:
-            if id(value) not in encoded:
-                encoded[id(value)] = (value, transport.encode(value))
-            return encoded[id(value)][1]
-
-        return encode
 
     def _settle(self, refs: Sequence[Any]) -> Settled:
         return settle(refs, self.deadline, on_done=self.progress.advance)

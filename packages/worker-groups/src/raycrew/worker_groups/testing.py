@@ -57,9 +57,10 @@ class InProcessFuture(MultiWorkerFuture[Any]):
             if rank in self.return_from_workers:
                 yield from ((rank, item) for item in value) if self.is_stream else [(rank, value)]
 
-    def cancel(self) -> bool:
-        """Drop the calls that have not begun; whether there was one."""
-        return bool([call for call in self if call.cancel()])
+    def cancel(self) -> None:
+        """See `MultiWorkerFuture.cancel`; the cause is `concurrent.futures.CancelledError` here."""
+        for call in self:
+            call.cancel()
 
     async def _results_async(self) -> list[Any]:
         return await asyncio.to_thread(self.get_results)

@@ -66,13 +66,15 @@ class LoadBalancer:
 
     Args:
         group: The group.
-        strategy: `round_robin`, `least_outstanding`, `least_loaded`, `consistent_hash`, or a function of the
-            loads and the key that returns a rank.
+        strategy: `round_robin`, `least_outstanding`, `least_loaded`, `consistent_hash`, or a function: it is
+            called with a `WorkerLoad` for each worker that may be chosen, in rank order, and with the key of
+            the call or item (None for a call without one), and returns the rank of one of them. With a true
+            attribute `needs_usage` it gets loads with reports of resource use.
         idempotent_methods: Methods that may run twice: their items are sent again when a worker is lost.
-        usage: Resource use by rank, 0 to 1; `least_loaded` needs it, and asks every two seconds.
+        usage: Resource use by rank; asked at most every two seconds, and only for strategies that need it.
 
     Raises:
-        ValueError: No strategy has that name, or `least_loaded` was given no `usage`.
+        ValueError: No strategy has that name, or one that needs reports was given no `usage`.
     """
 
     def __init__(

@@ -17,9 +17,9 @@ class WorkerLoad:
     Attributes:
         rank: The worker.
         outstanding: Calls sent to it and not returned.
-        usage: Its last reported resource use, 0 (idle) to 1; None without a report. Only for `least_loaded`
-            are there any.
-        sent_since_report: Calls sent to it since that report.
+        usage: Its last reported CPU use: 0 (idle), 1 for one busy core. None without a report: there are some
+            only for `least_loaded`, and for a function with an attribute `needs_usage` that is true.
+        sent_since_report: Calls sent to it since that report; all of them without reports.
     """
 
     rank: int
@@ -123,9 +123,10 @@ class ConsistentHash:
 class Custom:
     """A function of the caller's own: of loads and key, to a rank."""
 
-    sticky = needs_key = needs_usage = False
+    sticky = needs_key = False
 
     def __init__(self, function: Callable[[Sequence[WorkerLoad], Any], int]) -> None:
+        self.needs_usage = bool(getattr(function, "needs_usage", False))
         self._function = function
 
     def choose(self, loads: Sequence[WorkerLoad], key: Any) -> int:

@@ -8,6 +8,8 @@ from typing import Any
 
 TARGET_S = 0.08
 """How long a batch should run: long against the cost of sending one, short against a step."""
+LEAST_S = 0.002
+"""What a batch should not be shorter than: sending one costs about half of this."""
 MAX_BATCH_ITEMS = 4096
 MAX_BATCH_BYTES = 4 << 20
 GROWTH = 4
@@ -43,11 +45,11 @@ class BatchSizer:
             return self._fixed
         if self.estimate_s is None:
             return 1
-        by_time = int(TARGET_S / max(self.estimate_s, 1e-7))
-        size = min(by_time, GROWTH * self._largest, MAX_BATCH_ITEMS)
+        each_s = max(self.estimate_s, 1e-7)
+        size = min(int(TARGET_S / each_s), GROWTH * self._largest, MAX_BATCH_ITEMS)
         if remaining is not None:
             # Later batches are smaller, so that all processes end at about the same time.
-            size = min(size, math.ceil(remaining / (2 * slots)))
+            size = min(size, max(math.ceil(remaining / (2 * slots)), int(LEAST_S / each_s)))
         return max(size, 1)
 
 

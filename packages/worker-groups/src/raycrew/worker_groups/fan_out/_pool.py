@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 # Ray counts resources as free again up to a second after a placement group is removed.
 SETTLE_S = 3.0
 GRANT_S = 5.0
+# It keeps the CPUs of finished tasks for about a second, for more of the same kind.
+LEASE_S = 2.0
 MAX_HOST_THREADS = 1024
 
 
@@ -79,6 +81,7 @@ class Pool:
     _claim: PlacementGroup | None = None
     _granted: Mapping[str, int] = field(default_factory=dict)
     _released_at: float = float("-inf")
+    _look_again_at: float | None = None
     _noted: bool = False
     _closed: bool = False
 
@@ -101,6 +104,22 @@ class Pool:
                 self._active -= 1
                 if self._active == 0:
                     self._release()
+
+    def look_again(self) -> None:
+        """Claim CPUs that were not free at first, or say once that even after Ray's own delays none is."""
+        with self._lock:
+            if self._closed or self._look_again_at is None or time.monotonic() < self._look_again_at:
+                return
+            self._look_again_at = None
+            cpus = _ray_compat.node_cpus()
+            if all(cpus.get(node, (0, 0))[0] >= n for node, n in self._shares.slots.items()):
+                self._take(self._shares.slots)
+            elif not self._noted and all(free < 1 for free, _ in cpus.values()):
+                self._noted = True
+                logger.warning(
+                    "no CPU is free for fan_out: its %d processes share those that others hold",
+                    sum(self._shares.slots.values()),
+                )
 
     def member(self, node_id: str) -> Member:
         """The host of a node, started if it isn't there.
@@ -155,14 +174,14 @@ class Pool:
             raise WorkerGroupError("Ray knows of no living node")
         self._shares = share_out(cpus, limit)
         if self._shares.claimed:
-            bundles = [{"CPU": float(slots)} for slots in self._shares.slots.values()]
-            self._claim = placement_group(bundles, strategy="SPREAD")  # granted or not, nobody waits for it
-        elif not self._noted:
-            self._noted = True
-            logger.warning(
-                "no CPU is free for fan_out: its %d processes share those that others hold",
-                sum(self._shares.slots.values()),
-            )
+            self._look_again_at = None
+            self._take(self._shares.slots)
+        elif self._look_again_at is None:
+            self._look_again_at = time.monotonic() + LEASE_S
+
+    def _take(self, slots: Mapping[str, int]) -> None:
+        bundles = [{"CPU": float(n)} for n in slots.values()]
+        self._claim = placement_group(bundles, strategy="SPREAD")  # granted or not, nobody waits for it
 
     def _free_cpus(self) -> dict[str, tuple[float, float]]:
         """Free and total CPUs by node id, without our own last claim, which may still be counted."""

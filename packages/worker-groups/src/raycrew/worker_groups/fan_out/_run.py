@@ -200,6 +200,7 @@ class Run:
     # In
 
     def _wait(self) -> None:
+        self._pool.look_again()
         refs = [*self._starting, *self._in_flight]
         timeout_s = None if self._in_flight else START_TIMEOUT_S
         done, _ = ray.wait(refs, num_returns=1, timeout=timeout_s)
