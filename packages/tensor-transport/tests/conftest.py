@@ -16,9 +16,10 @@ def ray_cluster():
     if "RAY_TMPDIR" not in os.environ:
         os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="r", dir="/tmp")
     (Path(os.environ["RAY_TMPDIR"]) / "ray").mkdir(parents=True, exist_ok=True)
-    options = {"num_cpus": 4, "object_store_memory": 150 * 2**20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=options | {"resources": {"node0": 100}})
-    options.pop("include_dashboard")
+    options = {"num_cpus": 4, "object_store_memory": 150 * 2**20}
+    # Spilling is tested on disks that have less than the usual twentieth left, too.
+    head = {"include_dashboard": False, "_system_config": {"local_fs_capacity_threshold": 1.0}}
+    cluster = Cluster(initialize_head=True, head_node_args=options | head | {"resources": {"node0": 100}})
     cluster.add_node(**options, resources={"node1": 100})
     ray.init(address=cluster.address, log_to_driver=False)
     yield cluster

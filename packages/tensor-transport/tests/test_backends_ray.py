@@ -198,6 +198,15 @@ def test_more_than_the_object_store_holds_is_spilled_and_read_back(stores):
     assert stores.stats().held_bytes == 0
 
 
+def test_a_full_store_and_disk_are_named(monkeypatch):
+    def refuse(_value):
+        raise ray.exceptions.OutOfDiskError("Local disk is full")
+
+    monkeypatch.setattr(ray, "put", refuse)
+    with pytest.raises(TransportError, match=r"no room .*Local disk is full.*release shards"):
+        RayRefBackend().put([torch.ones(3)])
+
+
 @pytest.fixture
 def lender():
     backend = NodeMemoryBackend(arena_bytes=8 << 20)

@@ -21,8 +21,16 @@ def ray_module() -> Any:
 
 
 def put(value: Any) -> Any:
-    """Copy `value` into the object store of this node; an ObjectRef owned by this process."""
-    return ray_module().put(value)
+    """Copy `value` into the object store of this node; an ObjectRef owned by this process.
+
+    Raises:
+        TransportError: Store and disk are full.
+    """
+    ray = ray_module()
+    try:
+        return ray.put(value)
+    except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
+        raise _no_room(error) from error
 
 
 def get(ref: Any, timeout_s: float | None = None) -> Any:
@@ -31,6 +39,7 @@ def get(ref: Any, timeout_s: float | None = None) -> Any:
     Raises:
         TransportTimeoutError: It did not arrive within `timeout_s`.
         ShardLostError: Its owner died or its bytes are lost.
+        TransportError: Store and disk are full.
     """
     ray = ray_module()
     try:
@@ -42,6 +51,8 @@ def get(ref: Any, timeout_s: float | None = None) -> Any:
         raise ShardLostError(message) from error
     except ray.exceptions.RayActorError as error:
         raise ShardLostError(f"the actor asked is dead or cannot be reached: {error}") from error
+    except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
+        raise _no_room(error) from error
 
 
 def current_node_id() -> str:
@@ -106,6 +117,14 @@ def start_on_node(cls: type, node_id: str) -> Any:
 def kill(actor: Any) -> None:
     """End an actor for good."""
     ray_module().kill(actor)
+
+
+def _no_room(error: Exception) -> TransportError:
+    why = str(getattr(error, "cause", error)).splitlines()[0]
+    return TransportError(
+        f"no room in Ray's object store, nor on the disk that it spills to ({why}): "
+        "release shards, or expire() old steps"
+    )
 
 
 def _names(ref: Any) -> str:
