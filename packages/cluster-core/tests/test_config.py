@@ -1,6 +1,7 @@
 """Configuration: keywords, a YAML file and dotted overrides give the same value, and nonsense is named."""
 
 import inspect
+import sys
 
 import pytest
 import ray
@@ -64,6 +65,8 @@ def test_overrides(file):
             "port_range=null",
             "cluster.bundle_ct_per_node_list=[4,0,2]",
             "dashboard=0.0.0.0",
+            "resources.thing=2",
+            "gpu_ids=[[0,1,2,3],[],[6,7]]",
             "name=a=b",
         ],
     )
@@ -71,6 +74,7 @@ def test_overrides(file):
     assert config.label_selector == {"zone": "a", "ray.io/zone": "b"}
     assert config.bundle_counts == [4, 0, 2]
     assert (config.dashboard, config.name) == ("0.0.0.0", "a=b")
+    assert (config.resources, config.gpu_ids) == ({"thing": 2.0}, ((0, 1, 2, 3), (), (6, 7)))
 
 
 @smoke
@@ -89,6 +93,8 @@ def test_overrides(file):
         (["secrets=HF_TOKEN"], TypeError, "secrets"),
         (["num_nodes.deep=1"], ValueError, "num_nodes has no parts"),
         (["label_selector.zone=1"], TypeError, "label_selector"),
+        (["resources.thing=many"], TypeError, "resources"),
+        (["gpu_ids=[0,one]"], TypeError, "gpu_ids"),
     ],
 )
 def test_overrides_that_mean_nothing(overrides, error, message):
@@ -123,14 +129,34 @@ def test_options_fit_the_functions_that_they_are_for():
     assert check_options(**{**options, "num_gpus_per_node": 12}).request.bundle_counts == (12,)
 
 
-def test_a_cluster_from_a_configuration(ray_nodes):
-    config = ClusterConfig().with_overrides(
-        [f"ray_head_node_address={ray_nodes}", "bundle_ct_per_node_list=[2,1]", "cpus_per_bundle=1"]
-    )
+@smoke
+def test_every_argument_can_be_configured():
+    """All but the configuration itself, and how long an address may take to answer."""
+    everything = ClusterConfig(
+        "h:1", num_cpus=1, num_gpus=1, resources={"thing": 1}, object_store_memory=1, temp_dir="/t",
+        namespace="n", dashboard=True, log_dir="/l", forward_env=("A",), secrets=("B",),
+    )  # fmt: skip
+    for function, options, missing in (
+        (init_ray, everything.connection_options(), {"config", "timeout_s"}),
+        (RayVirtualCluster, everything.cluster_options(), set()),
+    ):
+        assert inspect.signature(function).parameters.keys() - options.keys() == missing
+
+
+def test_a_cluster_from_a_file_and_the_command_line(ray_nodes_session, file, monkeypatch):
+    ray.shutdown()
+    monkeypatch.setenv("HF_TOKEN", "hush")
+    address = f"cluster.ray_head_node_address={ray_nodes_session}"
+    monkeypatch.setattr(sys, "argv", ["train.py", address, "bundle_ct_per_node_list=[2,1]"])
+    config = ClusterConfig.from_file(file, [*sys.argv[1:], "label_selector={}"])
     with init_ray(config=config) as connection, RayVirtualCluster(**config.cluster_options()) as cluster:
-        assert connection.address == ray_nodes
+        assert connection.address == ray_nodes_session
+        assert dict(connection.secrets) == {"HF_TOKEN": "hush"}
         assert [bundle.node_index for bundle in cluster.bundles] == [0, 0, 1]
-    assert ray.is_initialized()
+        assert 20000 <= cluster.rendezvous().port <= 20100
+    file.write_text(f"ray_head_node_address: {ray_nodes_session}")
+    with init_ray(config=file) as connection:
+        assert connection.address == ray_nodes_session
 
 
 def test_an_argument_wins_over_the_configuration(monkeypatch):

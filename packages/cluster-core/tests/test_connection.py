@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 
 import pytest
@@ -20,6 +21,7 @@ from raycrew.cluster_core import (
     RayConnection,
     init_ray,
 )
+from raycrew.cluster_core._discovery import SLURM_RESOURCES, running_clusters
 
 STORE = 80 << 20
 
@@ -68,23 +70,28 @@ def environment_of_a_task():
     return dict(os.environ)
 
 
+def traces():
+    """What a library must leave alone in its caller's process."""
+    logger = logging.getLogger("ray")
+    state = (list(logger.handlers), logger.level, logger.propagate)
+    return dict(os.environ), state, list(logging.getLogger().handlers), signal.getsignal(signal.SIGTERM)
+
+
 def test_join_by_address_changes_nothing_here_and_forwards_by_policy(local_ray_session, apart):
     apart.setenv("NCCL_DEBUG", "WARN")
     apart.setenv("MY_SETTING", "7")
     apart.setenv("VLLM_API_KEY", "hush")
     apart.setenv("MY_SECRET", "hush-hush")
     ray_logger, handler = logging.getLogger("ray"), signal.getsignal(signal.SIGTERM)
-    own, own_signal = logging.NullHandler(), lambda *_: None
+    own = logging.NullHandler()
     ray_logger.addHandler(own)
-    signal.signal(signal.SIGTERM, own_signal)
-    before = (dict(os.environ), list(ray_logger.handlers), ray_logger.level, ray_logger.propagate)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    before = traces()
     try:
         with init_ray(
             local_ray_session, namespace="mine", forward_env=["MY_SETTING"], secrets=["MY_SECRET"]
         ) as connection:
-            after = (dict(os.environ), list(ray_logger.handlers), ray_logger.level, ray_logger.propagate)
-            assert after == before
-            assert signal.getsignal(signal.SIGTERM) is own_signal
+            assert traces() == before
             assert (connection.address, connection.started_here) == (local_ray_session, False)
             assert connection.namespace == "mine" == ray.get_runtime_context().namespace
             assert dict(connection.secrets) == {"MY_SECRET": "hush-hush"}
@@ -150,10 +157,25 @@ def test_run_on_each_node(ray_nodes):
     assert len(found) == 3 and all(node_id == result for node_id, result in found.items())
 
 
-def test_a_fresh_cluster_ends_with_its_connection_and_children_can_join_it(apart, tmp_path):
+@pytest.fixture
+def nothing_recorded(apart):
+    """A folder for sessions, short as Ray wants it, in which no `ray start` wrote anything down."""
+    with tempfile.TemporaryDirectory(prefix="rc", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        apart.setenv("RAY_TMPDIR", folder)
+        yield
+        ray.shutdown()
+
+
+def test_a_fresh_cluster_ends_with_its_connection_and_children_can_join_it(
+    local_ray_session, nothing_recorded, tmp_path
+):
+    """Somebody's own cluster that runs on this machine is none to join."""
+    assert local_ray_session in [one.address for one in running_clusters()]
+    before = traces()
     with init_ray(
-        "local", num_cpus=3, resources={"thing": 2}, object_store_memory=STORE, log_dir=tmp_path / "logs"
+        num_cpus=3, resources={"thing": 2}, object_store_memory=STORE, log_dir=tmp_path / "logs"
     ) as connection:
+        assert traces() == before
         assert connection.started_here and connection.dashboard_url is None
         total = ray.cluster_resources()
         assert (total["CPU"], total["thing"], total["object_store_memory"]) == (3, 2, STORE)
@@ -168,6 +190,7 @@ def test_a_fresh_cluster_ends_with_its_connection_and_children_can_join_it(apart
         """
         node_id = ray.get_runtime_context().get_node_id()
         assert run_driver(child, environ).split() == [connection.address, "False", node_id]
+    assert traces() == before
     with pytest.raises(ClusterUnreachableError):
         init_ray(connection.address)
 
@@ -193,17 +216,33 @@ def test_an_address_where_something_else_listens(apart):
     assert not ray.is_initialized()
 
 
-def test_a_wrong_token_is_no_reason_for_a_cluster_of_ones_own(local_ray_session):
+def test_only_where_no_cluster_is_found_may_one_be_started(local_ray_session, tmp_path):
+    """Neither a wrong token for a named cluster, nor for a found one, is a reason for one of one's own."""
     code = """
-        import ray
-        from raycrew.cluster_core import ClusterAuthenticationError, init_ray
-        try:
-            init_ray()
-        except ClusterAuthenticationError as error:
-            print(error.address, ray.is_initialized())
+        import os, pathlib, ray
+        from raycrew.cluster_core import ClusterConnectionError, init_ray
+
+        def attempt(*address):
+            try:
+                init_ray(*address)
+            except ClusterConnectionError as error:
+                said.extend([type(error).__name__, str(error.address), str(ray.is_initialized())])
+
+        said = []
+        attempt()
+        address = os.environ.pop("RAY_ADDRESS")
+        record = pathlib.Path(os.environ["RAY_TMPDIR"], "ray", "ray_current_cluster")
+        record.parent.mkdir()
+        record.write_text(address)
+        attempt()
+        record.write_text("192.0.2.1:6379")  # Left behind by a cluster that is no more.
+        attempt("auto")
+        print(*said)
     """
     wrong = {"RAY_ADDRESS": local_ray_session, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32}
-    assert run_driver(code, wrong).split() == [local_ray_session, "False"]
+    apart = {"RAY_TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": "", "SLURM_JOB_ID": ""}
+    refused = ["ClusterAuthenticationError", local_ray_session, "False"]
+    assert run_driver(code, wrong | apart).split() == [*refused, *refused, "NoClusterError", "None", "False"]
 
 
 JOIN = """
@@ -214,16 +253,6 @@ JOIN = """
     except NoClusterError:
         print("none")
 """
-
-
-def test_join_what_ray_start_recorded(local_ray_session, tmp_path):
-    environ = {"RAY_TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
-    record = tmp_path / "ray" / "ray_current_cluster"
-    record.parent.mkdir()
-    record.write_text(local_ray_session)
-    assert run_driver(JOIN, environ) == local_ray_session
-    record.write_text("192.0.2.1:6379")  # Left behind by a cluster that is no more.
-    assert run_driver(JOIN, environ) == "none"
 
 
 @pytest.mark.slow
@@ -256,6 +285,8 @@ def test_reuse_by_slurm_tag(tmp_path):
     """
     elsewhere = {"RAY_TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
     with driver(start, {}) as address:
+        [found] = [one for one in running_clusters() if one.address == address]
+        assert not found.resources.isdisjoint(SLURM_RESOURCES)
         assert run_driver(JOIN, elsewhere | {"SLURM_JOB_ID": "4711"}) == address
         assert run_driver(JOIN, elsewhere | {"SLURM_JOB_ID": "4712"}) == "none"
 

@@ -54,6 +54,7 @@ def test_choice(case):
         ({"CUDA_VISIBLE_DEVICES": "0, 1"}, False, "0_1"),
         ({"CUDA_VISIBLE_DEVICES": ""}, True, None),
         ({"CUDA_VISIBLE_DEVICES": "-1"}, True, None),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, True, None),
         ({"HIP_VISIBLE_DEVICES": "3"}, True, "3"),
         ({}, True, "all"),
         ({}, False, None),

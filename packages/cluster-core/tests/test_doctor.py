@@ -86,6 +86,9 @@ def test_groups():
     assert doctor.check_groups(groups).state == "good"
     finding = doctor.check_groups([*groups, GroupState("c", "PENDING", "", (), ())])
     assert finding.state == "doubtful" and "c (PENDING)" in finding.detail
+    finding = doctor.check_groups(groups, ["left (namespace n)"])
+    assert finding.state == "doubtful" and "left (namespace n)" in finding.detail
+    assert "get_placement_group(NAME)" in finding.advice
 
 
 @smoke

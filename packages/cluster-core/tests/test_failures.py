@@ -155,6 +155,17 @@ def test_what_can_never_fit_fails_at_once_and_leaves_nothing(ray_nodes):
     assert not live_groups()
 
 
+def test_an_autoscaler_that_has_not_told_of_itself_is_waited_for(ray_nodes, monkeypatch):
+    answers = iter([None, None, False])
+    monkeypatch.setattr(_ray_status, "autoscaler_is_running", lambda: next(answers))
+    with pytest.raises(InfeasibleRequestError):
+        RayVirtualCluster([5], timeout_s=3000)
+    assert not list(answers)
+    monkeypatch.setattr(_ray_status, "autoscaler_is_running", lambda: None)
+    with pytest.raises(InfeasibleRequestError):
+        RayVirtualCluster([5], timeout_s=0)
+
+
 def test_a_full_cluster_is_waited_for_until_it_is_free(ray_nodes):
     first = RayVirtualCluster([4, 4, 4])
     first.shutdown()  # Its resources come back a moment later.
@@ -168,9 +179,12 @@ DRIVER = """
 import sys, time, ray
 from raycrew.cluster_core import RayVirtualCluster
 ray.init(address=sys.argv[1], log_to_driver=False)
-cluster = RayVirtualCluster([4, 2], name="orphan")
-port = cluster.rendezvous().port
-print("ready", flush=True)
+cluster = RayVirtualCluster([4, 2], name="orphan", port_range=(26000, 26069))
+ports = cluster.rendezvous(n_ports=32).ports
+ray.put(cluster)  # From now on an actor keeps its slots.
+cluster.holders()
+ray.get(ray.util.placement_group([{"CPU": 1}], name="detached", lifetime="detached").ready())
+print("ready", *ports, flush=True)
 time.sleep(600)
 """
 
@@ -180,9 +194,12 @@ def test_a_killed_driver_leaves_nothing(ray_nodes):
         [sys.executable, "-c", textwrap.dedent(DRIVER), ray_nodes], stdout=subprocess.PIPE, text=True
     )
     try:
-        assert driver.stdout.readline().strip() == "ready"
-        assert len(live_groups()) == 2
-        assert [actor.class_name for actor in _ray_status.actor_states()] == ["PortKeeper"]
+        ready, *ports = driver.stdout.readline().split()
+        assert ready == "ready" and len(live_groups()) == 3
+        actors = sorted(actor.class_name for actor in _ray_status.actor_states())
+        assert actors == ["LedgerKeeper", "PortKeeper"]
+        with RayVirtualCluster([1], port_range=(26000, 26069)) as other:
+            assert len({*map(int, ports), *other.rendezvous(n_ports=32).ports}) == 64
         with pytest.raises(AllocationTimeoutError, match="held by placement group 'orphan-"):
             RayVirtualCluster([4, 4, 4], timeout_s=1)
         os.kill(driver.pid, signal.SIGKILL)
@@ -192,6 +209,10 @@ def test_a_killed_driver_leaves_nothing(ray_nodes):
     with RayVirtualCluster([4, 4, 4], timeout_s=120):
         assert not [name for name in live_groups() if name.startswith("orphan")]
     wait_until(lambda: not _ray_status.actor_states())
+    left = _ray_status.leftover_groups()
+    assert len(left) == 1 and left[0].startswith("detached (namespace ")
+    with RayVirtualCluster([1], port_range=(26000, 26069)) as other:
+        assert len(other.rendezvous(n_ports=64).ports) == 64
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ NODE = "3f" * 28
 @pytest.mark.parametrize(
     ("summary", "launches"),
     [
-        (None, False),
-        ({}, False),
-        ({"node_type_mapping": {}, "pending_launches": {}}, False),
+        (None, None),
+        ({}, None),
+        ({"node_type_mapping": {}, "pending_launches": {}}, None),
         ({"node_type_mapping": {NODE: f"node_{NODE}"}}, False),
         ({"node_type_mapping": {NODE: "ray.head.default"}}, True),
         ({"node_type_mapping": {NODE: f"node_{NODE}"}, "pending_launches": {"worker": 2}}, True),

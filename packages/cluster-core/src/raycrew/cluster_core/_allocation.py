@@ -169,7 +169,7 @@ class Allocator:
             if self._clock() - start > _SETTLED_S:
                 self._passed_over.clear()
             more_may_come = _ray_status.autoscaler_is_running()
-            if plan.impossible and not more_may_come:
+            if plan.impossible and (more_may_come is False or (more_may_come is None and self._left() <= 0)):
                 raise InfeasibleRequestError(
                     f"{self._name} can never fit into this cluster:", self._reasons(nodes)
                 )

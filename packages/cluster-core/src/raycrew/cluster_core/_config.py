@@ -21,17 +21,26 @@ class ClusterConfig:
         gpus_per_node: Bundles of each node, one device each; one CPU each where `use_gpus` is false.
         bundle_ct_per_node_list: Bundles node by node, in place of the two above.
         use_gpus: Whether bundles hold a device.
+        accelerator: Ray's name of the resource that is meant by a device.
+        gpu_ids: Physical devices: a list, a list per node, or "auto".
         max_colocated_worker_groups: Worker groups that can share a bundle.
+        enable_colocation: Two of them, unless `max_colocated_worker_groups` says more.
         placement_group_strategy: How the bundles of one node lie.
-        cpus_per_bundle: CPUs of each bundle; Ray's one per worker group by default.
+        unified: One placement group for all nodes.
+        cpus_per_bundle: CPUs of each bundle; one per worker group by default.
         segment_size: Logical nodes that share an NVLink domain.
         label_selector: Labels that nodes must have.
+        topology_strategy: A label whose value all nodes share, as in `{"zone": "STRICT_PACK"}`.
         name: Readable name of the virtual cluster.
         port_range: First and last port that are leased.
         timeout_s: Deadline of the allocation, in seconds.
+        max_retries: How often placement groups are created anew.
+        monitor_memory: Whether the memory of the bundles is watched.
+        communication_backend: What workers are told to communicate with.
         namespace: Namespace of named actors.
-        num_cpus: CPUs of a cluster that is started here, and so the next four.
+        num_cpus: CPUs of a cluster that is started here, and so the next five.
         num_gpus: Its GPUs.
+        resources: Its other resources.
         object_store_memory: Size of its object store, in bytes.
         temp_dir: Its folder for sessions.
         dashboard: Whether it has a dashboard, or the interface of that.
@@ -45,17 +54,26 @@ class ClusterConfig:
     gpus_per_node: int = 8
     bundle_ct_per_node_list: tuple[int, ...] | None = None
     use_gpus: bool = True
+    accelerator: str = "GPU"
+    gpu_ids: str | tuple[int, ...] | tuple[tuple[int, ...], ...] | None = None
     max_colocated_worker_groups: int = 1
+    enable_colocation: bool = False
     placement_group_strategy: str = "STRICT_PACK"
+    unified: bool = False
     cpus_per_bundle: float | None = None
     segment_size: int | None = None
     label_selector: Mapping[str, str] = field(default_factory=dict)
+    topology_strategy: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
     port_range: tuple[int, int] | None = None
     timeout_s: float = 180.0
+    max_retries: int | None = None
+    monitor_memory: bool = False
+    communication_backend: str = "auto"
     namespace: str | None = None
     num_cpus: int | None = None
     num_gpus: int | None = None
+    resources: Mapping[str, float] = field(default_factory=dict)
     object_store_memory: int | None = None
     temp_dir: str | None = None
     dashboard: bool | str | None = None
@@ -144,23 +162,19 @@ class ClusterConfig:
     def connection_options(self) -> dict[str, Any]:
         """Arguments for `init_ray`: only those that are set."""
         names = (
-            "namespace",
-            "num_cpus",
-            "num_gpus",
-            "object_store_memory",
-            "temp_dir",
-            "dashboard",
-            "log_dir",
+            *("namespace", "num_cpus", "num_gpus", "resources", "object_store_memory", "temp_dir"),
+            *("dashboard", "log_dir", "forward_env", "secrets"),
         )
-        options = {name: getattr(self, name) for name in (*names, "forward_env", "secrets")}
+        options = {name: getattr(self, name) for name in names}
         options["address"] = self.ray_head_node_address
-        return {name: value for name, value in options.items() if value not in (None, ())}
+        return {name: value for name, value in options.items() if value not in (None, (), {})}
 
     def cluster_options(self) -> dict[str, Any]:
         """Arguments for `RayVirtualCluster`, as in `RayVirtualCluster(**config.cluster_options())`."""
         names = (
-            *("use_gpus", "max_colocated_worker_groups", "placement_group_strategy", "cpus_per_bundle"),
-            *("segment_size", "name", "port_range", "timeout_s"),
+            *("use_gpus", "accelerator", "gpu_ids", "max_colocated_worker_groups", "enable_colocation"),
+            *("placement_group_strategy", "unified", "cpus_per_bundle", "segment_size", "name", "port_range"),
+            *("timeout_s", "max_retries", "monitor_memory", "communication_backend"),
         )
         options = {name: getattr(self, name) for name in names}
         counts = self.bundle_counts
@@ -168,7 +182,9 @@ class ClusterConfig:
             "bundle_ct_per_node_list": counts,
             "num_gpus_per_node": max(self.gpus_per_node, *counts, 1),
         }
-        return options | {"label_selector": dict(self.label_selector) or None}
+        for name in ("label_selector", "topology_strategy"):
+            options[name] = dict(getattr(self, name)) or None
+        return options
 
 
 _NOTHING = object()
@@ -204,10 +220,7 @@ def _accepted(value: Any, kind: Any) -> Any:
     if get_origin(kind) is tuple:
         return _accepted_tuple(value, get_args(kind))
     if get_origin(kind) is Mapping:
-        texts = isinstance(value, Mapping) and all(
-            isinstance(part, str) for pair in value.items() for part in pair
-        )
-        return dict(value) if texts else _NOTHING
+        return _accepted_mapping(value, get_args(kind))
     if isinstance(value, bool) and kind is not bool:
         return _NOTHING
     if kind is float and isinstance(value, int):
@@ -222,6 +235,13 @@ def _accepted_tuple(value: Any, kinds: tuple[Any, ...]) -> Any:
         kinds = (kinds[0],) * len(value)
     parts = [_accepted(one, kind) for one, kind in zip(value, kinds, strict=False)]
     return tuple(parts) if len(value) == len(kinds) and _NOTHING not in parts else _NOTHING
+
+
+def _accepted_mapping(value: Any, kinds: tuple[Any, ...]) -> Any:
+    if not isinstance(value, Mapping):
+        return _NOTHING
+    parts = {_accepted(key, kinds[0]): _accepted(one, kinds[1]) for key, one in value.items()}
+    return _NOTHING if _NOTHING in (*parts, *parts.values()) else parts
 
 
 def _shown(kind: Any) -> str:

@@ -16,6 +16,7 @@ from raycrew.cluster_core._devices import VISIBILITY_VARIABLES
 DEVICES_LABEL = "raycrew.devices"
 SLURM_RESOURCES = ("slurm_managed_ray_cluster",)
 SLURM_LABEL = "raycrew.slurm-job"
+_NO_DEVICE = {"-1", "none", "void", "nodevfiles"}  # What people and launchers write for "no device".
 _DEVICE_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/davinci[0-9]*", "/dev/accel[0-9]*")
 
 
@@ -49,7 +50,7 @@ def devices_tag(environ: Mapping[str, str], device_files: Sequence[str] = _DEVIC
     """
     for name in sorted(VISIBILITY_VARIABLES & set(environ)):
         ids = sorted({part.strip() for part in environ[name].split(",") if part.strip()})
-        if not ids or ids == ["-1"]:
+        if {one.lower() for one in ids} <= _NO_DEVICE:
             return None
         text = "_".join(ids)
         return text if re.fullmatch(r"[a-zA-Z0-9]([\w.-]{0,61}[a-zA-Z0-9])?", text) else _digest(text)

@@ -205,24 +205,25 @@ def _check_session_folder(path: str, source: str, environ: Mapping[str, str]) ->
 
 
 def _reuse(current: RayConnection | None, address: str | None, membership: _Membership) -> RayConnection:
-    if current is None or current.closed:
-        current = RayConnection(
-            address=_ray_compat.cluster_address(),
-            started_here=False,
-            owns_driver=False,
-            dashboard_url=None,
-            policy=membership.policy,
-            secrets=membership.secrets,
-            authentication=child_authentication(os.environ),
-        )
-        logger.info("Ray was connected to %s before; it is left running at the end", current.address)
-    else:
-        current.use_again(membership.secrets)
-    if address not in (None, "auto", "local", current.address):
+    known = current if current is not None and not current.closed else None
+    connection = known or RayConnection(
+        address=_ray_compat.cluster_address(),
+        started_here=False,
+        owns_driver=False,
+        dashboard_url=None,
+        policy=membership.policy,
+        secrets=membership.secrets,
+        authentication=child_authentication(os.environ),
+    )
+    if address not in (None, "auto", "local", connection.address):
         raise ValueError(
-            f"this process is connected to {current.address}; close that before joining {address}"
+            f"this process is connected to {connection.address}; close that before joining {address}"
         )
-    return current
+    if known is not None:
+        known.use_again(membership.secrets)
+    else:
+        logger.info("Ray was connected to %s before; it is left running at the end", connection.address)
+    return connection
 
 
 def _discovered(options: _StartOptions) -> str | None:

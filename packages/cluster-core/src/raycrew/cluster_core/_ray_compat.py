@@ -1,5 +1,6 @@
 """Every version-dependent or unusual Ray call, one function each."""
 
+import importlib
 import logging
 import os
 import signal
@@ -134,6 +135,21 @@ def group_state(group: PlacementGroup) -> GroupState:
 def group_states() -> list[GroupState]:
     """What Ray says of all placement groups; slow in big clusters, for explanations only."""
     return [_group_state(entry) for entry in placement_group_table().values()]
+
+
+def group_records() -> list[bytes]:
+    """All placement groups as Ray's control service keeps them, serialised; for explanations only.
+
+    Raises:
+        AttributeError: This Ray has no such call.
+        TypeError: It is called in another way.
+    """
+    state: Any = importlib.import_module("ray._raylet")
+    options = state.GcsClientOptions.create(
+        cluster_address(), None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
+    )
+    accessor = state.GlobalStateAccessor(options)
+    return list(accessor.get_placement_group_table()) if accessor.connect() else []
 
 
 def cluster_address() -> str:

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ANSWER_S = 10
+_FIRST_REPORT_S = 60.0  # Younger clusters may have an autoscaler that has not reported yet.
 _AUTOSCALER_REPORT = b"__autoscaling_status"
 
 
@@ -89,7 +90,7 @@ def _node_states() -> list[NodeState]:
     return nodes
 
 
-def _autoscaler_is_running() -> bool:
+def _autoscaler_is_running() -> bool | None:
     status = _status()
     if status.pending_launches or status.pending_nodes:
         return True
@@ -100,19 +101,32 @@ def _autoscaler_is_running() -> bool:
     report = _gcs_client(_ray_compat.cluster_address()).internal_kv_get(
         _AUTOSCALER_REPORT, None, timeout=_ANSWER_S
     )
-    return bool(report) and launches_nodes(json.loads(report))
+    launches = launches_nodes(json.loads(report)) if report else None
+    return None if launches is None and _has_just_started() else bool(launches)
 
 
-def launches_nodes(report: Mapping[str, Any]) -> bool:
+def launches_nodes(report: Mapping[str, Any]) -> bool | None:
     """Whether the first version's report is of an autoscaler that launches nodes, not of one that watches.
 
-    It runs in every cluster; one that only watches makes up a type for each node from the node's id.
+    It runs in every cluster; one that only watches makes up a type for each node from the node's id. Its
+    first reports name no node, and tell nothing yet: None.
     """
     summary = report.get("autoscaler_report") or {}
     types = summary.get("node_type_mapping") or {}
-    return bool(summary.get("pending_launches")) or any(
-        kind != f"node_{node_id}" for node_id, kind in types.items()
-    )
+    if summary.get("pending_launches") or any(kind != f"node_{node_id}" for node_id, kind in types.items()):
+        return True
+    return False if types else None
+
+
+def _has_just_started() -> bool:
+    """Whether the head node is so young that an autoscaler may not have reported yet."""
+    try:
+        nodes = _gcs_client(_ray_compat.cluster_address()).get_all_node_info(timeout=_ANSWER_S)
+        born = [node.start_time_ms / 1000 for node in nodes.values() if node.is_head_node]
+    except (AttributeError, TypeError, RayError) as error:
+        logger.debug("Ray does not tell how old the head node is: %s", error)
+        return False
+    return any(abs(time.time() - born_s) < _FIRST_REPORT_S for born_s in born)
 
 
 def _nodes(status: ClusterStatus) -> list[NodeInfo]:
@@ -124,10 +138,10 @@ def node_states() -> list[NodeState]:
     return _in_cluster(_node_states)
 
 
-def autoscaler_is_running() -> bool:
+def autoscaler_is_running() -> bool | None:
     """Whether an autoscaler launches nodes for this cluster, so that some may come that are not there yet.
 
-    One of the first version is known by its first whole report, some seconds after the head node started.
+    None is not known yet: an autoscaler tells of itself some seconds after the head node started.
     """
     return _in_cluster(_autoscaler_is_running)
 
@@ -163,6 +177,28 @@ def _actor_table(**wanted: Any) -> Mapping[Any, Any]:
 
     with ThreadPoolExecutor(1) as pool:  # This thread may run an event loop of its own.
         return pool.submit(asyncio.run, ask()).result()
+
+
+def leftover_groups() -> list[str]:
+    """Placement groups that outlived the driver or actor which made them, detached ones that is; by name.
+
+    Empty where this Ray does not tell.
+    """
+    return _in_cluster(_leftover_groups)
+
+
+def _leftover_groups() -> list[str]:
+    table: Any = gcs_pb2.PlacementGroupTableData  # type: ignore[attr-defined]  # Generated code.
+    try:
+        entries = [table.FromString(entry) for entry in _ray_compat.group_records()]
+        return [
+            f"{entry.name or 'without a name'} (namespace {entry.ray_namespace})"
+            for entry in entries
+            if entry.creator_job_dead and entry.creator_actor_dead and entry.state != table.REMOVED
+        ]
+    except (AttributeError, TypeError, RayError) as error:
+        logger.debug("Ray does not tell whose placement groups are left over: %s", error)
+        return []
 
 
 def this_process() -> Process:

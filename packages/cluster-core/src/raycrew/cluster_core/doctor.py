@@ -17,7 +17,7 @@ import psutil
 from rich.console import Console
 from rich.text import Text
 
-from raycrew.cluster_core import _census, _ray_compat
+from raycrew.cluster_core import _census, _ray_compat, _ray_status
 from raycrew.cluster_core._addresses import check_reachable
 from raycrew.cluster_core._connection import RayConnection
 from raycrew.cluster_core._init import init_ray
@@ -139,7 +139,7 @@ def _examine_cluster(
         check_shared_memory(facts),
         check_open_files(facts),
         check_ports(facts, port_range),
-        check_groups(_ray_compat.group_states()),
+        check_groups(_ray_compat.group_states(), _ray_status.leftover_groups()),
         check_dashboard(connection.dashboard_url),
     ]
 
@@ -241,16 +241,25 @@ def check_ports(facts: Mapping[str, NodeFacts], port_range: tuple[int, int] | No
     return Finding("ports", "bad", "; ".join(clashes), advice)
 
 
-def check_groups(groups: Iterable[_ray_compat.GroupState]) -> Finding:
-    """Whether placement groups are stuck."""
+def check_groups(groups: Iterable[_ray_compat.GroupState], leftover: Sequence[str] = ()) -> Finding:
+    """Whether placement groups are stuck, or outlived whoever made them."""
     counts = Counter(group.state for group in groups if group.state != "REMOVED")
     stuck = [
         f"{g.name or 'without a name'} ({g.state})" for g in groups if g.state not in ("REMOVED", "CREATED")
     ]
-    if not stuck:
-        return Finding("placement groups", "good", f"{counts['CREATED']} created, none waiting")
-    advice = "A driver may wait for them; detached ones are removed by ray.util.remove_placement_group."
-    return Finding("placement groups", "doubtful", f"not placed: {', '.join(stuck)}", advice)
+    if not stuck and not leftover:
+        return Finding("placement groups", "good", f"{counts['CREATED']} created, none waiting or left over")
+    found, advice = [], []
+    if stuck:
+        found.append(f"not placed: {', '.join(stuck)}")
+        advice.append("A driver waits for those that are not placed.")
+    if leftover:
+        found.append(f"left over by drivers that ended: {', '.join(leftover)}")
+        advice.append(
+            "Detached groups keep what they hold: in their namespace, "
+            "ray.util.remove_placement_group(ray.util.get_placement_group(NAME)) removes one."
+        )
+    return Finding("placement groups", "doubtful", "; ".join(found), " ".join(advice))
 
 
 def check_dashboard(url: str | None) -> Finding:
