@@ -1,4 +1,7 @@
-"""One Ray cluster of two simulated nodes for the whole session, started when a test first asks for it."""
+"""One Ray cluster of two simulated nodes for the whole session, started when a test first asks for it.
+
+Processes take seconds to start: what tests can share, they do.
+"""
 
 import os
 import tempfile
@@ -25,3 +28,30 @@ def ray_cluster():
     yield cluster
     ray.shutdown()
     cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def peers(ray_cluster):
+    """A process on each node, without a backend; nobody kills them."""
+    from actors import ActorPeer
+
+    return [ActorPeer(None, node) for node in ("node0", "node1")]
+
+
+@pytest.fixture(scope="session")
+def store_actors(ray_cluster):
+    """A store on each node."""
+    from raycrew.tensor_transport import ObjectStoreBackend
+
+    backend = ObjectStoreBackend.start()
+    yield backend
+    backend.close()
+    backend.close()
+
+
+@pytest.fixture
+def stores(store_actors):
+    """The stores, empty before and after."""
+    yield store_actors
+    for node in store_actors.node_ids:
+        store_actors.clear_node(node)

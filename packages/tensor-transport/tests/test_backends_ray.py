@@ -5,14 +5,13 @@ import dataclasses
 import fcntl
 import os
 import pickle
-import select
 import signal
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from actors import wait_for_end
+from actors import ActorPeer, wait_for_end
 
 from raycrew.tensor_transport import (
     NodeMemoryBackend,
@@ -33,39 +32,6 @@ from raycrew.tensor_transport.testing import BackendCase, check_shard_backend, p
 ray = pytest.importorskip("ray")
 
 
-class Process:
-    """A worker with a backend."""
-
-    def __init__(self, backend):
-        self.backend = backend
-
-    def run(self, fn, *args):
-        return fn(self.backend, *args)
-
-    def pid(self):
-        return os.getpid()
-
-
-class ActorPeer:
-    def __init__(self, backend, node="node1"):
-        options = {"num_cpus": 0, "resources": {node: 1}}
-        self.actor = ray.remote(Process).options(**options).remote(backend)
-        self.process = os.pidfd_open(ray.get(self.actor.pid.remote(), timeout=120))
-
-    def call(self, fn, *args):
-        try:
-            return ray.get(self.actor.run.remote(fn, *args), timeout=120)
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from error
-
-    def kill(self):
-        ray.kill(self.actor)
-        wait_for_end(lambda: self.actor.run.remote(repr))
-        gone, _, _ = select.select([self.process], [], [], 120)
-        os.close(self.process)
-        assert gone, "the process of a killed actor is still there"
-
-
 def pid_of(_actor):
     return os.getpid()
 
@@ -79,14 +45,6 @@ def stopped(actor):
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
-
-
-@pytest.fixture
-def stores(ray_cluster):
-    backend = ObjectStoreBackend.start()
-    yield backend
-    backend.close()
-    backend.close()
 
 
 @pytest.mark.slow
@@ -125,8 +83,7 @@ def test_ray_references_conform(ray_cluster, node):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("node", ["node0", "node1"])
-def test_node_memory_conforms(ray_cluster, node):
+def test_node_memory_conforms(ray_cluster):
     @contextlib.contextmanager
     def stall(_peer, shards):
         """As an owner that was stopped while it was about to use the arena anew."""
@@ -135,7 +92,7 @@ def test_node_memory_conforms(ray_cluster, node):
             yield shards
 
     backend = NodeMemoryBackend()
-    case = BackendCase(backend, lambda: ActorPeer(backend, node), False, False, stall=stall)
+    case = BackendCase(backend, lambda: ActorPeer(backend), False, False, stall=stall)
     check_shard_backend(case)
     backend.close()
 
@@ -147,7 +104,7 @@ def test_backends_fit_their_protocol():
 
 
 def test_a_dead_store_is_named(ray_cluster):
-    backend = ObjectStoreBackend.start()
+    backend = ObjectStoreBackend.start([ray.get_runtime_context().get_node_id()])
     shards = put_rows(backend, 5)
     backend.close()
     wait_for_end(backend._stores[shards[0].node_id].stats.remote)
@@ -214,7 +171,7 @@ def lender():
     backend.close()
 
 
-def read_later(backend, handles, gate):
+def read_later(_, backend, handles, gate):
     """Wait for a file to appear, read, write to what was read."""
     deadline = time.monotonic() + 120
     while not gate.exists() and time.monotonic() < deadline:
@@ -232,12 +189,11 @@ def until_empty(backend):
         time.sleep(0.01)
 
 
-def test_memory_is_lent_until_the_last_handle_goes_and_used_again(lender, ray_cluster, tmp_path):
+def test_memory_is_lent_until_the_last_handle_goes_and_used_again(lender, peers, tmp_path):
     source = torch.arange(1 << 20)
     total, gate = int(source.sum()), tmp_path / "gate"
-    peers = [ActorPeer(lender, node) for node in ("node0", "node1")]
     handles = ShardRegistry(lender).put([source])
-    answers = [peer.actor.run.remote(read_later, handles, gate) for peer in peers]
+    answers = [peer.actor.run.remote(read_later, lender, handles, gate) for peer in peers]
     del handles
     assert lender.stats().shards == 1, "a call under way refers to it"
     gate.touch()
@@ -245,12 +201,10 @@ def test_memory_is_lent_until_the_last_handle_goes_and_used_again(lender, ray_cl
     until_empty(lender)
     for number in range(5):
         handles = ShardRegistry(lender).put([source + number])
-        assert peers[0].call(read_later, handles, gate)[0] == total + number * (1 << 20)
+        assert peers[0].call(read_later, lender, handles, gate)[0] == total + number * (1 << 20)
         del handles
         until_empty(lender)
     assert lender.stats().reserved_bytes <= 3 * (8 << 20), "memory is used again"
-    for peer in peers:
-        peer.kill()
 
 
 def test_idle_memory_is_given_back(ray_cluster):
@@ -284,11 +238,11 @@ def test_tensors_go_to_the_object_store_where_memory_is_not_lent(lender, ray_clu
     assert all(torch.equal(got, source) for got in registry.fetch([short, spread]))
 
 
-def make(backend, rows):
+def make(_, rows):
     return TensorArguments().encode({"ids": torch.ones(rows, 1024), "name": "made"})
 
 
-def total_of(backend, value):
+def total_of(_, value):
     value = TensorArguments().decode(value)
     value["ids"] += 1
     return float(value["ids"].sum())
@@ -305,28 +259,23 @@ def test_borrowed_arguments_are_in_place_and_others_are_copies(ray_cluster):
     assert torch.equal(first, torch.ones(1000, 1024)), "a write to a copy shows in the store"
 
 
-def test_an_argument_is_each_workers_own(ray_cluster):
+def test_an_argument_is_each_workers_own(peers):
     transport, source = TensorArguments(), torch.ones(1000, 1024)
     encoded = transport.encode({"ids": source})
     source.zero_()
-    peers = [ActorPeer(None, node) for node in ("node0", "node1", "node1")]
-    answers = [peer.actor.run.remote(total_of, encoded) for peer in peers]
+    answers = [peer.actor.run.remote(total_of, encoded) for peer in (*peers, peers[1])]
     assert ray.get(answers, timeout=120) == [2 * 1000 * 1024] * 3, "a write shows elsewhere"
     first, second = (transport.decode(encoded)["ids"] for _ in range(2))
     first += 5
     assert torch.equal(second, torch.ones(1000, 1024)), "a write shows in another reader"
-    for peer in peers:
-        peer.kill()
 
 
-def test_arguments_go_from_worker_to_worker_as_handles(ray_cluster):
-    maker, user = ActorPeer(None, "node0"), ActorPeer(None, "node1")
+def test_arguments_go_from_worker_to_worker_as_handles(peers):
+    maker, user = peers
     result = maker.call(make, 1000)
     assert isinstance(result["ids"], RTensor) and result["name"] == "made"
     assert user.call(total_of, result) == user.call(total_of, result) == 2 * 1000 * 1024
     assert isinstance(maker.call(make, 2)["ids"], torch.Tensor), "small tensors travel as they are"
-    for peer in (maker, user):
-        peer.kill()
 
 
 def test_arguments_leave_what_is_not_theirs(ray_cluster):

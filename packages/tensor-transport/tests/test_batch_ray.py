@@ -10,25 +10,24 @@ from raycrew.tensor_transport import BatchedDataDict
 ray = pytest.importorskip("ray")
 
 
-class Worker:
-    def double(self, batch):
-        batch["x"] *= 2
-        batch["log"][0]["t"] += 1
-        return batch
+def double(_, batch):
+    batch["x"] *= 2
+    batch["log"][0]["t"] += 1
+    return batch
 
-    def address(self, references):
-        """Where the column lies here, before anybody copies it."""
-        return ray.get(references[0]).borrow("x").data_ptr(), ray.get(references[0]).borrow("x").data_ptr()
 
-    def message(self, batch):
-        return ray.get(batch["log"][0]["ref"])
+def address(_, references):
+    """Where the column lies in that process, before anybody copies it."""
+    return ray.get(references[0]).borrow("x").data_ptr(), ray.get(references[0]).borrow("x").data_ptr()
+
+
+def message(_, batch):
+    return ray.get(batch["log"][0]["ref"])
 
 
 @pytest.fixture
-def worker(ray_cluster):
-    actor = ray.remote(Worker).options(num_cpus=0).remote()
-    yield actor
-    ray.kill(actor)
+def worker(peers):
+    return peers[1].actor.run
 
 
 def batch_of(rows, width):
@@ -47,7 +46,7 @@ def test_there_and_back(worker, width):
     batch = batch_of(4, width)
     before = batch.select_indices(range(4)).writable()
     before["x"] = before["x"].clone()
-    result = ray.get(worker.double.remote(batch), timeout=120)
+    result = ray.get(worker.remote(double, batch), timeout=120)
     assert same(batch["x"], before["x"])
     assert same(result["x"], before["x"] * 2)
     assert same(result["log"][1], batch["log"][1])
@@ -57,7 +56,7 @@ def test_there_and_back(worker, width):
 
 def test_readers_share_one_copy_until_they_look(worker):
     reference = ray.put(batch_of(4, 200_000))
-    first, second = ray.get(worker.address.remote([reference]), timeout=120)
+    first, second = ray.get(worker.remote(address, [reference]), timeout=120)
     assert first == second
     mine, other = ray.get(reference), ray.get(reference)
     assert mine.borrow("x").data_ptr() == other.borrow("x").data_ptr()
@@ -78,6 +77,6 @@ def test_tensors_never_go_through_the_default_serializer(ray_cluster, monkeypatc
 
 def test_references_inside_a_column_stay_alive(worker):
     batch = BatchedDataDict(log=[{"ref": ray.put(torch.ones(3).numpy())}])
-    future = worker.message.remote(batch)
+    future = worker.remote(message, batch)
     del batch
     assert ray.get(future, timeout=120).tolist() == [1, 1, 1]

@@ -8,7 +8,6 @@ import torch
 
 from raycrew.tensor_transport import (
     BatchedDataDict,
-    ObjectStoreBackend,
     RaggedTensor,
     ShardRegistry,
     localize,
@@ -42,8 +41,8 @@ def own_memory(_actor=None):
     raise AssertionError("no Anonymous in smaps_rollup")
 
 
-def test_memory_of_every_process_is_flat_over_two_hundred_steps(ray_cluster):
-    backend = ObjectStoreBackend.start()
+def test_memory_of_every_process_is_flat_over_two_hundred_steps(stores):
+    backend = stores
     registry = ShardRegistry(backend)
     workers = [
         ray.remote(Worker).options(num_cpus=0, resources={node: 1}).remote(backend)
@@ -64,7 +63,7 @@ def test_memory_of_every_process_is_flat_over_two_hundred_steps(ray_cluster):
         handles = remotize(batch, registry, step=number)
         parts = zip(workers, handles.shard(2), strict=True)
         done = ray.get([worker.step.remote(part, number) for worker, part in parts], timeout=120)
-        rewards = torch.cat([localize(part["reward"], registry) for part in done])
+        rewards = torch.cat(localize([part["reward"] for part in done], registry))
         assert torch.equal(rewards, batch["ids"].sum(dim=1))
         release([handles, done], registry)
         if WARM_UP <= number < WARM_UP + LOOKS or number >= WARM_UP + STEPS - LOOKS:
@@ -79,4 +78,3 @@ def test_memory_of_every_process_is_flat_over_two_hundred_steps(ray_cluster):
     assert stats.put_shards == stats.released_shards > 5 * STEPS
     for worker in workers:
         ray.kill(worker)
-    backend.close()

@@ -1,10 +1,10 @@
 import pickle
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models import Model, assert_same, weights
 
 from raycrew.tensor_transport.errors import (
     BucketFetchError,
@@ -17,37 +17,7 @@ from raycrew.tensor_transport.errors import (
 )
 from raycrew.tensor_transport.protocols import ByteStore, PeerGroup
 from raycrew.tensor_transport.testing import InProcessByteStore, LocalPeers
-from raycrew.tensor_transport.weights import WeightPublisher, WeightReceiver, gather_weights, sync_weights
-from raycrew.tensor_transport.weights._manifest import checksum
-
-
-class Model:
-    """Loads into a dictionary, as a generator would."""
-
-    def __init__(self):
-        self.tensors = {}
-
-    def load(self, tensors):
-        for name, tensor in tensors:
-            self.tensors[name] = tensor.clone()
-
-
-def weights(seed=0, layers=4):
-    g = torch.Generator().manual_seed(seed)
-    found = {f"layer.{i}.weight": torch.randn(8, 16, generator=g) for i in range(layers)}
-    found["scale"] = torch.tensor(2.5 + seed, dtype=torch.bfloat16)
-    found["empty"] = torch.empty(0, 3)
-    found["ids"] = torch.arange(7)
-    found["mask"] = torch.tensor([True, False, True])
-    return found
-
-
-def assert_same(left, right):
-    assert left.keys() == right.keys()
-    for name in left:
-        assert left[name].dtype == right[name].dtype, name
-        assert left[name].shape == right[name].shape, name
-        assert torch.equal(left[name], right[name]), name
+from raycrew.tensor_transport.weights import WeightPublisher, WeightReceiver
 
 
 @pytest.fixture
@@ -377,120 +347,6 @@ def test_a_restarted_trainer_may_go_back_but_its_predecessor_may_not(store, mode
     assert receiver.version == 40
     with pytest.raises(StaleVersionError):
         receiver.apply(before.publish(weights(2), version=51))
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 200_000), st.data())
-def test_checksum_sees_a_changed_bit_and_a_swap(size, data):
-    raw = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
-    before = checksum(raw)
-    changed = raw.copy()
-    changed[data.draw(st.integers(0, size - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    assert checksum(changed) != before
-    assert checksum(raw[:-1]) != before
-    if size >= 16:
-        swapped = raw.copy()
-        swapped[:8], swapped[-8:] = raw[-8:], raw[:8]
-        assert (checksum(swapped) != before) == bool((swapped != raw).any())
-
-
-@pytest.mark.parametrize("bit", [0, 31, 32, 63])
-def test_checksum_sees_changes_that_keep_the_sums_of_rows_and_columns(bit):
-    raw = np.random.default_rng(bit).integers(0, 1 << 64, (64, 4096), dtype=np.uint64)
-    changed = raw.copy()
-    step = np.array([1 << bit], np.uint64)
-    changed[[3, 40], [5, 9]] += step
-    changed[[3, 40], [9, 5]] -= step
-    assert (changed.sum(axis=0) == raw.sum(axis=0)).all()
-    assert (changed.sum(axis=1) == raw.sum(axis=1)).all()
-    assert checksum(changed.reshape(-1).view(np.uint8)) != checksum(raw.reshape(-1).view(np.uint8))
-
-
-def test_checksum_sees_rows_and_blocks_that_changed_places():
-    raw = np.random.default_rng(0).integers(0, 256, (16, 32 * 1024), dtype=np.uint8)
-    before = checksum(raw.reshape(-1))
-    assert checksum(raw[[1, 0, *range(2, 16)]].reshape(-1)) != before
-    assert checksum(np.roll(raw, 4, axis=1).reshape(-1)) != before
-
-
-class Trainer:
-    def __init__(self, store, rank):
-        self.publisher = WeightPublisher(store) if rank == 0 else None
-        self.seed = 0
-
-    def publish_weights(self):
-        if self.publisher is None:
-            list(gather_weights(weights(self.seed)))
-            return None
-        return self.publisher.publish(weights(self.seed))
-
-    def latest(self):
-        return self.publisher and self.publisher.latest
-
-
-class Generator:
-    def __init__(self, store):
-        self.model, self.events = Model(), []
-        self.receiver = WeightReceiver(self.model.load, store=store)
-
-    def apply_weights(self, update):
-        self.events.append("apply")
-        return self.receiver.apply(update)
-
-    def stop(self):
-        self.events.append("stop")
-
-    def go(self):
-        self.events.append("go")
-
-
-@pytest.fixture
-def crew(store):
-    trainers, generators = [Trainer(store, 0), Trainer(store, 1)], [Generator(store), Generator(store)]
-    return trainers, generators
-
-
-def test_sync_weights(crew):
-    trainers, generators = crew
-    report = sync_weights(LocalPeers(trainers), LocalPeers(generators), pause="stop", resume="go")
-    assert report.version == 1 and len(report.receipts) == 2
-    assert report.size_bytes == trainers[0].publisher.latest.size_bytes
-    assert 0 < report.pause_s <= report.total_s
-    for generator in generators:
-        assert generator.events == ["stop", "apply", "go"]
-        assert_same(generator.model.tensors, weights(0))
-
-
-def test_sync_resumes_after_a_failure_and_can_be_repeated(crew, store):
-    trainers, generators = crew
-    broken = generators[1].receiver
-    load, broken._load = broken._load, lambda tensors: 1 / 0
-    with pytest.raises(WeightUpdateError, match="ZeroDivisionError") as caught:
-        sync_weights(LocalPeers(trainers), LocalPeers(generators), resume="go")
-    assert "did not reach every generator" in caught.value.__notes__[-1]
-    assert [g.events[-1] for g in generators] == ["go", "go"]
-    assert [g.receiver.version for g in generators] == [1, None]
-    broken._load = load
-    report = sync_weights(LocalPeers(trainers[:1]), LocalPeers(generators), publish="latest")
-    assert report.version == 1
-    assert [r.size_bytes > 0 for r in report.receipts] == [False, True]
-
-
-def test_sync_refuses_none_or_several_publishers(crew, store):
-    trainers, generators = crew
-    with pytest.raises(WeightUpdateError, match="exactly one rank; got 0 updates"):
-        sync_weights(LocalPeers(trainers[1:]), LocalPeers(generators))
-    with pytest.raises(WeightUpdateError, match="exactly one rank; got 2 updates"):
-        sync_weights(LocalPeers([Trainer(store, 0), Trainer(store, 0)]), LocalPeers(generators))
-
-
-def test_sync_refuses_generators_that_report_another_version(crew):
-    trainers, generators = crew
-    early = trainers[0].publish_weights()
-    receipt = generators[0].receiver.apply(early)
-    generators[0].apply_weights = lambda update: receipt
-    with pytest.raises(WeightUpdateError, match=r"other versions than 2: \{0: 1\}"):
-        sync_weights(LocalPeers(trainers), LocalPeers(generators))
 
 
 def test_fakes_fit_their_protocols(store):

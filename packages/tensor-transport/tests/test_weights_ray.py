@@ -65,7 +65,7 @@ def start(cls, node, *args):
     return ray.remote(cls).options(num_cpus=0, resources={node: 1}).remote(*args)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def crew(ray_cluster):
     trainer = Peers([start(Trainer, "node0")])
     generators = Peers([start(Generator, "node0"), start(Generator, "node1", True)])
@@ -85,14 +85,14 @@ def test_weights_reach_generators_on_both_nodes(crew):
 
 def test_a_dead_trainer_is_named_and_the_previous_version_stays(crew):
     trainer, generators = crew
-    sync_weights(trainer, generators, timeout_s=120)
+    before = sync_weights(trainer, generators, timeout_s=120).version
     update = ray.get(trainer.actors[0].publish_weights.remote())
     ray.kill(trainer.actors[0])
     wait_for_end(trainer.actors[0].latest.remote)
     remote = Peers(generators.actors[1:])
     with pytest.raises(BucketFetchError, match="cannot be had"):
         remote.call("apply_weights", update).get_results(timeout=120)
-    assert remote.call("holds", 1).get_results() == [(1, True)]
+    assert remote.call("holds", before).get_results() == [(before, True)]
 
 
 def test_waiting_for_bytes_has_a_deadline(ray_cluster):
