@@ -1,4 +1,5 @@
 import asyncio
+import inspect
 import threading
 
 import pytest
@@ -8,12 +9,15 @@ from raycrew.cluster_core import BundlesOccupiedError, Occupant
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import (
     NamedSharding,
+    RayWorkerBuilder,
+    RayWorkerGroup,
     ResultTimeoutError,
     UnknownMethodError,
     WorkerFailureError,
     WorkerFailuresError,
     WorkerGroupClosedError,
     WorkerGroupError,
+    WorkerStartTimeoutError,
     current_worker,
 )
 from raycrew.worker_groups.testing import InProcessGroup
@@ -138,13 +142,112 @@ def test_async_and_decorated_workers(cluster):
         assert group.call("get_name").get_results() == ["x"] * 4
 
 
-def test_its_end(cluster):
+def test_it_has_all_that_a_group_on_ray_has():
+    public = [name for name in dir(RayWorkerGroup) if not name.startswith("_")]
+    assert len(public) > 25
+    assert inspect.signature(InProcessGroup) == inspect.signature(RayWorkerGroup)
+    for name in public:
+        ours, theirs = getattr(InProcessGroup, name), getattr(RayWorkerGroup, name)
+        assert callable(ours) == callable(theirs), name
+        if callable(theirs):
+            assert inspect.signature(ours) == inspect.signature(theirs), name
+
+
+def test_it_tells_of_itself_what_a_group_on_ray_does(cluster, capsys):
+    with InProcessGroup(cluster, Worker, async_communication=True) as group:
+        assert (len(group), group.group_count, group.generation, group.name) == (4, 4, 0, "Worker")
+        assert [m["name"] for m in group.worker_metadata] == [
+            f"Worker-{n}-{i}" for n in (0, 1) for i in (0, 1)
+        ]
+        assert [p.share for p in group.placements] == [1.0] * 4
+        ports = [port for info in group.ranks for port in info.ports]
+        assert len({*ports, group.master_port}) == 9
+        assert group.call("where").get_results()[1].communication.asynchronous
+        assert group.workers[2].add.remote(1, y=2).result() == 3
+        assert group.startup.workers.keys() == {0, 1, 2, 3}
+        group.print_worker_layout()
+        group.print_startup()
+    assert "start of Worker: 4 workers" in capsys.readouterr().out
+
+
+def test_what_its_workers_are_up_to(group, tmp_path):
+    gate = tmp_path / "gate"
+    busy = group.on(ranks=[1]).call("wait_for", str(gate))
+    given_up = group.on(ranks=[1]).call("keep", "never")
+    given_up.cancel()
+    assert group.get_worker_status(timeout=0.1)[1] == "busy"
+    gate.touch()
+    assert busy.get_results() == [1]
+    with pytest.raises(WorkerFailureError, match="CancelledError"):
+        given_up.get_results()
+    assert group.call("get_kept").get_results() == [None] * 4
+    assert set(group.get_worker_status(timeout=60).values()) == {"ready"}
+    assert group.restart_failed_workers() == []
+
+
+def test_balancing_and_transports(cluster):
+    class Boxes:
+        def encode(self, value):
+            return {"box": value} if isinstance(value, str) else value
+
+        def decode(self, value):
+            return value["box"] if isinstance(value, dict) and "box" in value else value
+
+    with InProcessGroup(
+        cluster,
+        RayWorkerBuilder(Worker, "base"),
+        enable_load_balancing=True,
+        load_balancing_strategy="least_loaded",
+        transport=Boxes(),
+    ) as group:
+        assert sorted(group.balancer.call("nap", 0).get_results()[0] for _ in range(4)) == [0, 1, 2, 3]
+        rest = {"common_kwargs": {"y": "", "z": ""}}
+        assert list(group.balancer.map("add", "abc", **rest)) == [{"box": f"base{x}"} for x in "abc"]
+        assert sorted(i for i, _ in group.balancer.as_completed("add", "abc", **rest)) == [0, 1, 2]
+        added = group.on(ranks=[0]).call("add", "x", y="y", z="z")
+        assert added.get_results() == [{"box": "basexyz"}]
+        assert group.on(ranks=[1]).call("echo", added).get_results() == [(1, (["basexyz"],), {})]
+
+
+def test_futures_can_be_arguments_of_init(cluster):
+    with (
+        InProcessGroup(FakeCluster([2]), Worker, base=10) as group,
+        InProcessGroup(cluster, RayWorkerBuilder(Keeper, group.call("add", 1)), [1, 0]) as other,
+    ):
+        assert other.instances[0].value == [11, 11]
+
+
+class Keeper:
+    def __init__(self, value):
+        self.value = value
+
+
+def test_its_end(cluster, tmp_path):
     group = InProcessGroup(cluster, Worker)
     assert [type(worker) for worker in group.instances] == [Worker] * 4
     assert not group.shutdown("fail_to_clean")
     assert group.shutdown()
     with pytest.raises(WorkerGroupClosedError):
         group.call("pid")
+    assert cluster.holders() == {}
+    late = InProcessGroup(cluster, Worker)
+    late.on(ranks=[3]).call("wait_for", str(tmp_path / "gate"))
+    assert not late.shutdown(timeout=0.1)
+    (tmp_path / "gate").touch()
+    assert cluster.holders() == {}
+
+
+def test_an_init_that_is_late_is_told(cluster, tmp_path):
+    gate = tmp_path / "gate"
+
+    class Slow(Worker):
+        def __init__(self):
+            self.wait_for(str(gate) if current_worker().rank == 2 else None)
+
+    with pytest.raises(WorkerStartTimeoutError, match="its __init__ did not return") as caught:
+        InProcessGroup(cluster, Slow, init_timeout_s=1)
+    assert "rank 2 of 'Slow'" in str(caught.value)
+    gate.touch()
     assert cluster.holders() == {}
 
 

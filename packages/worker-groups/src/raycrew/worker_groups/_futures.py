@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import ray
 
 from raycrew.worker_groups._failures import Whereabouts, failure, log_tail
-from raycrew.worker_groups._ray_compat import call_id, run_on_node
+from raycrew.worker_groups._ray_compat import call_id, is_death, run_on_node
 from raycrew.worker_groups._recalls import recall, recall_all
 from raycrew.worker_groups._waiting import Settled, deadline_after, left, settle
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError, combine
@@ -147,11 +147,36 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         The result of a cancelled call is a `WorkerFailureError` whose cause is Ray's `TaskCancelledError`.
         Workers that run their calls one after the other skip cancelled ones when it is their turn.
         """
+        if not ray.is_initialized():  # the calls are gone, and cancelling would start another Ray
+            return
         if self.in_order:
             self._recall()
             return
         for ref in self:
             ray.cancel(ref, recursive=False)
+
+    # For balancers.
+
+    @property
+    def ends(self) -> list[Any]:
+        """What is ready when a call has ended: its result, or the end of its stream."""
+        return [call.completed() for call in self] if self.is_stream else list(self)
+
+    @staticmethod
+    def wait_for(ends: Sequence[Any], count: int, timeout: float | None) -> Collection[Any]:
+        """Wait for as many of some `ends` and no longer than `timeout`; gives those that are ready."""
+        return ray.wait(list(ends), num_returns=count, timeout=timeout)[0]
+
+    @staticmethod
+    def died(end: Any) -> bool:
+        """Whether the worker of one of `ends` that is ready was lost with the call."""
+        try:
+            ray.get(end)
+        except Exception as error:  # noqa: BLE001 - what the method raised is for whoever takes the result
+            return is_death(error)
+        return False
+
+    # Waiting.
 
     def _recall(self) -> None:
         elsewhere: dict[str, list[tuple[str, bytes]]] = {}

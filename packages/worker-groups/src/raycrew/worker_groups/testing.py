@@ -6,44 +6,46 @@ with InProcessGroup(FakeCluster([2]), Policy, scale=10) as group:
 
 import asyncio
 import inspect
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any
-
-from raycrew.cluster_core import Cluster, Placement
-from raycrew.worker_groups._calls import GroupCalls
-from raycrew.worker_groups._dispatch import Dispatch, GroupShape, Send
-from raycrew.worker_groups._failures import Whereabouts, failure
-from raycrew.worker_groups._futures import MultiWorkerFuture, refuse_stream
-from raycrew.worker_groups._ranks import (
-    RankInfo,
-    TiedBundles,
-    WorkerFacts,
-    assign_ranks,
-    plan_seats,
-    rank_order,
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import (
+    ALL_COMPLETED,
+    FIRST_COMPLETED,
+    CancelledError,
+    Future,
+    ThreadPoolExecutor,
+    wait,
 )
-from raycrew.worker_groups._ray_compat import unwrap_actor_class
-from raycrew.worker_groups._shell import CommunicationOptions, as_current, be_current
-from raycrew.worker_groups._spec import RayWorkerBuilder, check_init
+from dataclasses import dataclass
+from typing import Any, cast
+
+from raycrew.worker_groups._base import WorkerGroup
+from raycrew.worker_groups._dispatch import Dispatch
+from raycrew.worker_groups._failures import Whereabouts, failure, start_timeout
+from raycrew.worker_groups._futures import MultiWorkerFuture, refuse_stream
+from raycrew.worker_groups._ranks import WorkerFacts, assign_ranks, rank_order
+from raycrew.worker_groups._ray_compat import WorkerStatus, unwrap_actor_class
+from raycrew.worker_groups._report import StartupReport, Stopwatch
+from raycrew.worker_groups._shell import CurrentWorker, as_current, be_current
+from raycrew.worker_groups._spec import check_init
+from raycrew.worker_groups._start import Handle, Started
 from raycrew.worker_groups._waiting import left
 from raycrew.worker_groups._worker_class import describe_class, load_class
-from raycrew.worker_groups.errors import (
-    ResultTimeoutError,
-    WorkerFailureError,
-    WorkerGroupClosedError,
-    WorkerGroupError,
-    combine,
-)
-from raycrew.worker_groups.sharding import NamedSharding
+from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError, combine
+from raycrew.worker_groups.protocols import ArgumentTransport
 
 __all__ = ["InProcessFuture", "InProcessGroup"]
 
+logger = logging.getLogger(__name__)
+
 
 class InProcessFuture(MultiWorkerFuture[Any]):
-    """A `MultiWorkerFuture` of this process: a list of `concurrent.futures.Future`, not for `ray.get`."""
+    """A `MultiWorkerFuture` of this process: a list of `concurrent.futures.Future`, not for `ray.get`.
+
+    Items of generator methods come when the generator has ended.
+    """
 
     def get_results(self, worker_group: Any = None, timeout: float | None = None) -> list[Any]:  # noqa: ARG002
         """See `MultiWorkerFuture.get_results`."""
@@ -62,6 +64,21 @@ class InProcessFuture(MultiWorkerFuture[Any]):
         for call in self:
             call.cancel()
 
+    @property
+    def ends(self) -> list[Any]:
+        """See `MultiWorkerFuture.ends`."""
+        return list(self)
+
+    @staticmethod
+    def wait_for(ends: Sequence[Any], count: int, timeout: float | None) -> Collection[Any]:
+        """See `MultiWorkerFuture.wait_for`; `count` is one or all of them."""
+        return wait(ends, timeout, FIRST_COMPLETED if count == 1 else ALL_COMPLETED).done
+
+    @staticmethod
+    def died(end: Any) -> bool:  # noqa: ARG004
+        """No worker is ever lost here."""
+        return False
+
     async def _results_async(self) -> list[Any]:
         return await asyncio.to_thread(self.get_results)
 
@@ -71,181 +88,225 @@ class InProcessFuture(MultiWorkerFuture[Any]):
         while waiting:
             done, waiting = wait(waiting, timeout=left(deadline), return_when=FIRST_COMPLETED)
             if not done:
-                pending = sorted(rank_of[call] for call in waiting)
-                raise ResultTimeoutError(
-                    f"{self.group_name}.{self.method}: ranks {pending} are late", pending
-                )
-            failed = {rank_of[call]: call.exception() for call in done if call.exception()}
+                raise self._timed_out([rank_of[call] for call in waiting])
+            failed = {rank_of[call]: error for call in done if (error := _error_of(call))}
             if failed:
-                raise combine([self._failure(rank, error) for rank, error in sorted(failed.items()) if error])
+                raise combine([self._failure(rank, error) for rank, error in sorted(failed.items())])
             yield from [(rank_of[call], call.result()) for call in done]
 
     def _failure(self, rank: int, error: BaseException) -> WorkerFailureError:
         return failure(self._places[rank], error, self.method, elapsed_s=time.monotonic() - self._sent_at)
 
 
-class InProcessGroup(GroupCalls):
+def _error_of(call: Future[Any]) -> BaseException | None:
+    try:
+        return call.exception()
+    except CancelledError as error:
+        return error
+
+
+class InProcessGroup(WorkerGroup):
     """A worker group whose workers are objects of this process, each with a thread of its own.
 
-    It is called as a `RayWorkerGroup` is: same dispatch, same checks, same errors; calls of one worker run
-    one after the other, those of several at the same time. Workers share this process's environment, so
-    `RANK` and the like are not set; `current_worker()` tells the same.
+    It is made, asked, called and ended as a `RayWorkerGroup` is, with the same checks and the same errors;
+    calls of one worker run one after the other, those of several at the same time. What needs processes of
+    their own is accepted and does nothing: workers share this process's environment and interpreter, so
+    `env_vars`, `secrets`, `environments` and `RANK` and the like are not set (`current_worker()` tells all of
+    it), and none is ever lost. `port_range` and `progress` do nothing either.
 
     Args:
         cluster: Any `Cluster`; a `FakeCluster` needs no Ray.
-        worker: A class, a `@ray.remote` class, an importable name, or a `RayWorkerBuilder`.
-        workers_per_node: See `RayWorkerGroup`.
-        name_prefix: See `RayWorkerGroup`.
-        bundle_indices_list: See `RayWorkerGroup`.
-        sharding_annotations: See `RayWorkerGroup`.
-        **init_kwargs: Further keyword arguments of the worker's `__init__`.
+        worker: See `RayWorkerGroup`; a name must be importable here.
+        workers_per_node: See `RayWorkerGroup`, as for all others.
 
     Raises:
-        WorkerFailureError: An `__init__` raised.
+        WorkerFailureError: An `__init__` raised, or was late (`WorkerStartTimeoutError`).
         TypeError: Arguments don't fit `__init__`.
         ValueError: The layout doesn't fit the cluster.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        worker: Any,
-        workers_per_node: int | Sequence[int] | None = None,
-        name_prefix: str = "",
-        bundle_indices_list: Sequence[TiedBundles | Sequence[int]] | None = None,
-        *,
-        sharding_annotations: NamedSharding | None = None,
-        **init_kwargs: Any,
-    ) -> None:
-        builder = worker if isinstance(worker, RayWorkerBuilder) else RayWorkerBuilder(worker)
-        plan = plan_seats(cluster.bundles, workers_per_node, bundle_indices_list)
-        cls, options = _class_of(builder.worker)
-        self.name = name_prefix or cls.__name__
+    def _start(self) -> Started:
+        watch, spec = Stopwatch(), self._spec
+        cls, options = _class_of(spec.builder.worker)
         requests = [
-            {"num_gpus": 0, "bundle_indices": s.tied_bundles, "num_gpus_per_node": 0} for s in plan.seats
+            {"num_gpus": 0, "bundle_indices": seat.tied_bundles, "num_gpus_per_node": 0}
+            for seat in spec.plan.seats
         ]
         info = describe_class(cls, options, requests)
-        kwargs = [{**builder.kwargs, **init_kwargs, **own.init_kwargs} for own in info.configured]
+        kwargs = [{**spec.builder.kwargs, **spec.init_kwargs, **own.init_kwargs} for own in info.configured]
         for each in kwargs:
-            check_init(info, builder.args, each)
-        self._shape = GroupShape(info, len(plan.seats), plan.tied_groups, sharding_annotations)
-        self._closed = False
-        self._claim = cluster.claim(plan.indices, self.name)
+            check_init(info, spec.builder.args, each)
+        report = StartupReport(spec.name, environment_s=watch.lap())
         bundles = self._claim.bundles
-        facts = [WorkerFacts(b.node_id, b.node_address, threading.get_native_id()) for b in bundles]
-        order = rank_order(plan, facts)
-        self.ranks: list[RankInfo] = assign_ranks(order, facts, [b.index for b in bundles], self.name)
-        self._places = {
-            info.rank: Whereabouts(self.name, info, facts[p])
-            for info, p in zip(self.ranks, order, strict=True)
-        }
+        facts = [self._facts(bundle.index) for bundle in bundles]
+        order = rank_order(spec.plan, facts)
+        ranks = assign_ranks(order, facts, [bundle.index for bundle in bundles], spec.name)
+        here = [facts[position] for position in order]
         self._workers = [
-            _Worker(rank, fact, self.name)
-            for rank, fact in zip(self.ranks, (facts[p] for p in order), strict=True)
+            _Worker(as_current(rank, fact, spec.communication), spec.transport)
+            for rank, fact in zip(ranks, here, strict=True)
         ]
-        starting = [w.start(cls, builder.args, kwargs[p]) for w, p in zip(self._workers, order, strict=True)]
+        calls = [
+            worker.start(cls, spec.builder.args, kwargs[position])
+            for worker, position in zip(self._workers, order, strict=True)
+        ]
+        places = {
+            info.rank: Whereabouts(spec.name, info, fact) for info, fact in zip(ranks, here, strict=True)
+        }
+        starting = InProcessFuture(calls, method="__init__", group_name=spec.name, places=places)
         try:
-            self._future(starting, "__init__", range(len(starting))).get_results()
+            init_s = starting.get_results(timeout=spec.init_timeout_s)
+        except ResultTimeoutError as late:
+            self._end(0.0, force=True)
+            others = [str(places[rank]) for rank in late.pending[1:]]
+            stage = "its __init__ did not return"
+            raise start_timeout(places[late.pending[0]], stage, others, spec.init_timeout_s) from None
         except BaseException:
-            self.shutdown(force=True)
+            self._end(0.0, force=True)
             raise
+        for rank, seconds in enumerate(init_s):
+            report.workers[rank] = {"placement": 0.0, "process": 0.0, "import": 0.0, "init": seconds}
+        report.total_s = watch.total_s
+        handles = [cast("Handle", _Handle(worker)) for worker in self._workers]
+        return Started(handles, ranks, here, order, info, [], report)
 
-    @property
-    def world_size(self) -> int:
-        """Number of workers."""
-        return len(self.ranks)
-
-    @property
-    def tied_workers_groups(self) -> list[list[int]]:
-        """Ranks of each tied group, leader first."""
-        return [list(group) for group in self._shape.tied_groups]
-
-    @property
-    def placements(self) -> list[Placement]:
-        """Which bundle each rank occupies."""
-        return [Placement(info.rank, info.bundle_index) for info in self.ranks]
+    def _facts(self, bundle_index: int) -> WorkerFacts:
+        leased = self.cluster.rendezvous(bundle_index, 1 + self._spec.ports_per_worker)
+        return WorkerFacts(
+            leased.node_id,
+            leased.address,
+            threading.get_native_id(),
+            master_port=leased.ports[0],
+            ports=tuple(leased.ports[1:]),
+        )
 
     @property
     def instances(self) -> list[Any]:
         """The workers themselves, in rank order, to look into."""
         return [worker.instance for worker in self._workers]
 
-    def shutdown(self, cleanup_method: str | None = None, timeout: float = 30.0, force: bool = False) -> bool:
-        """End the group; a running call is waited for unless `force`. Idempotent."""
-        if self._closed:
-            return True
-        clean = True
-        if cleanup_method is not None and not force:
-            try:
-                self.on(timeout=timeout).call(cleanup_method).get_results()
-            except WorkerGroupError:
-                clean = False
-        self._closed = True
-        for worker in self._workers:
-            worker.thread.shutdown(wait=not force, cancel_futures=True)
-        self._claim.release()
-        return clean
+    def get_worker_status(self, timeout: float = 1.0) -> dict[int, WorkerStatus]:
+        """What each rank is up to: "ready", or "busy" (it did not answer within `timeout` seconds)."""
+        self._open()
+        asked = [worker.thread.submit(_nothing) for worker in self._workers]
+        done = wait(asked, timeout).done
+        return {rank: "ready" if call in done else "busy" for rank, call in enumerate(asked)}
 
-    def _open(self) -> GroupShape:
-        if self._closed:
-            raise WorkerGroupClosedError(f"worker group {self.name!r} was shut down")
-        return self._shape
+    def restart_failed_workers(self) -> list[int]:
+        """Nothing, as none is ever lost."""
+        self._open()
+        return []
+
+    def _resource_use(self) -> Mapping[int, float]:
+        return {}
+
+    def _end(self, timeout_s: float, force: bool) -> bool:
+        """A thread can't be killed: what still runs after its time goes on, and is not waited for."""
+        for worker in self._workers if force else ():
+            worker.thread.shutdown(wait=False, cancel_futures=True)
+        if force:
+            return True
+        last = [worker.thread.submit(_nothing) for worker in self._workers]
+        running = wait(last, timeout_s).not_done
+        for worker in self._workers:
+            worker.thread.shutdown(wait=False, cancel_futures=True)
+        if running:
+            logger.warning("%s: %d workers still run a call", self.name, len(running))
+        return not running
 
     def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
         for send in dispatch.sends:
             for value in (*send.args, *send.kwargs.values()):
                 refuse_stream(value)
-        calls = [self._workers[send.rank].send(dispatch.method.name, send) for send in dispatch.sends]
-        return self._future(
-            calls,
-            dispatch.method.name,
+        return InProcessFuture(
+            [self._workers[s.rank].send(dispatch.method.name, s.args, s.kwargs) for s in dispatch.sends],
             [send.rank for send in dispatch.sends],
-            return_from_workers=dispatch.return_from,
-            respect_tied_workers=dispatch.respect_tied_workers,
+            dispatch.return_from,
+            dispatch.respect_tied_workers,
+            method=dispatch.method.name,
+            group_name=self.name,
+            places=self._places,
             timeout=timeout,
             is_stream="generator" in dispatch.method.kind,
         )
-
-    def _future(
-        self, calls: Sequence[Future[Any]], method: str, ranks: Sequence[int], **rest: Any
-    ) -> InProcessFuture:
-        return InProcessFuture(calls, ranks, method=method, group_name=self.name, places=self._places, **rest)
 
 
 def _class_of(worker: Any) -> tuple[type, dict[str, Any]]:
     return load_class(worker) if isinstance(worker, str) else unwrap_actor_class(worker)
 
 
+def _nothing() -> None:
+    """What a worker that has time can do at once."""
+
+
 class _Worker:
     """One worker with its thread."""
 
-    def __init__(self, info: RankInfo, facts: WorkerFacts, group_name: str) -> None:
+    def __init__(self, current: CurrentWorker, transport: ArgumentTransport | None) -> None:
         self.instance: Any = None
-        self._current = as_current(info, facts, CommunicationOptions())
-        self.thread = ThreadPoolExecutor(1, f"{group_name}-{info.rank}", be_current, (self._current,))
+        self._transport = transport
+        self.thread = ThreadPoolExecutor(1, f"{current.group_name}-{current.rank}", be_current, (current,))
 
-    def start(self, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
-        def construct() -> None:
-            self.instance = cls(*args, **kwargs)
+    def start(self, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[float]:
+        """Construct the worker; gives the seconds that took."""
+        sent = self._sent(args, kwargs)
+
+        def construct() -> float:
+            begin = time.perf_counter()
+            self.instance = self._call(cls, *sent)
+            return time.perf_counter() - begin
 
         return self.thread.submit(construct)
 
-    def send(self, name: str, send: Send) -> Future[Any]:
-        return self.thread.submit(self._run, getattr(self.instance, name), send)
+    def send(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
+        """Call a method when it is its turn."""
+        return self.thread.submit(self._run, getattr(self.instance, name), *self._sent(args, kwargs))
 
-    def _run(self, method: Callable[..., Any], send: Send) -> Any:
-        result = method(*map(_received, send.args), **{k: _received(v) for k, v in send.kwargs.items()})
+    def _run(self, method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        result = self._call(method, args, kwargs)
         if inspect.iscoroutine(result):
-            return asyncio.run(result)
-        if hasattr(result, "__aiter__"):
-            return asyncio.run(_listed(result))
-        return list(result) if hasattr(result, "send") else result
+            return self._out(asyncio.run(result))
+        if inspect.isasyncgen(result):
+            return list(map(self._out, asyncio.run(_listed(result))))
+        return list(map(self._out, result)) if inspect.isgenerator(result) else self._out(result)
+
+    def _call(self, method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return method(*map(self._in, args), **{name: self._in(value) for name, value in kwargs.items()})
+
+    def _sent(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        return [self._pack(arg) for arg in args], {name: self._pack(value) for name, value in kwargs.items()}
+
+    def _pack(self, value: Any) -> Any:
+        return value if isinstance(value, MultiWorkerFuture | Future) else self._out(value)
+
+    def _out(self, value: Any) -> Any:
+        return value if self._transport is None else self._transport.encode(value)
+
+    def _in(self, value: Any) -> Any:
+        if isinstance(value, MultiWorkerFuture):
+            return [self._in(call) for call in value]
+        if isinstance(value, Future):
+            value = value.result()
+        return value if self._transport is None else self._transport.decode(value)
 
 
-def _received(value: Any) -> Any:
-    if isinstance(value, MultiWorkerFuture):
-        return [call.result() for call in value]
-    return value.result() if isinstance(value, Future) else value
+@dataclass(frozen=True)
+class _Handle:
+    """A worker, called past its group: `handle.method.remote(...)` gives a future of the result."""
+
+    worker: _Worker
+
+    def __getattr__(self, name: str) -> Any:
+        return _Method(self.worker, name)
+
+
+@dataclass(frozen=True)
+class _Method:
+    worker: _Worker
+    name: str
+
+    def remote(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        return self.worker.send(self.name, args, kwargs)
 
 
 async def _listed(items: Any) -> list[Any]:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import ray
-
 from raycrew.worker_groups._futures import MultiWorkerFuture
 from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups._ray_compat import is_death
@@ -54,9 +52,9 @@ class Sent:
     deadline: float | None
 
     @property
-    def ticket(self) -> Any:
-        """What Ray can wait for: the result, or the end of a generator."""
-        return self.future[0].completed() if self.future.is_stream else self.future[0]
+    def end(self) -> Any:
+        """What is ready when the call has ended."""
+        return self.future.ends[0]
 
 
 class LoadBalancer:
@@ -255,13 +253,10 @@ class LoadBalancer:
     def _reap_singles(self) -> None:
         if not self._singles:
             return
-        by_ticket = {sent.ticket: sent for sent in self._singles}
-        done, _ = ray.wait(list(by_ticket), num_returns=len(by_ticket), timeout=0)
-        for ticket in done:
-            sent = by_ticket[ticket]
+        for sent in _done(self._singles, len(self._singles), timeout_s=0):
             self._singles.remove(sent)
             self.returned(sent)
-            if _death_of(sent) is not None:
+            if sent.future.died(sent.end):
                 self.lose(sent)
 
     def _refresh_usage(self) -> None:
@@ -287,13 +282,11 @@ class _Calls:
         return self.balancer.send(rank, self.method, (item.value,), self.common_kwargs, self.timeout_s)
 
     def wait(self, sent: Sequence[Sent]) -> Sequence[Sent]:
-        by_ticket = {one.ticket: one for one in sent}
         deadlines = [one.deadline for one in sent if one.deadline is not None]
-        timeout_s = left(min(deadlines)) if deadlines else None
-        done, _ = ray.wait(list(by_ticket), num_returns=1, timeout=timeout_s)
+        done = _done(sent, 1, timeout_s=left(min(deadlines)) if deadlines else None)
         if not done:  # its time is over: collecting it says so
             return [min((one for one in sent if one.deadline is not None), key=lambda one: one.deadline or 0)]
-        return [by_ticket[ticket] for ticket in done]
+        return done
 
     def collect(self, sent: Sent) -> Any:
         self.balancer.returned(sent)
@@ -309,8 +302,7 @@ class _Calls:
     def abandon(self, sent: Sequence[Sent]) -> None:
         for one in sent:
             self.balancer.returned(one)
-            if ray.is_initialized():
-                one.future.cancel()
+            one.future.cancel()
 
 
 def _in_order(stream: Stream[Sent]) -> Iterator[Any]:
@@ -324,12 +316,10 @@ def _in_order(stream: Stream[Sent]) -> Iterator[Any]:
                 yield value
 
 
-def _death_of(sent: Sent) -> BaseException | None:
-    try:
-        ray.get(sent.ticket, timeout=0)
-    except Exception as error:  # noqa: BLE001 - only a death concerns the balancer; the caller sees the rest
-        return error if is_death(error) else None
-    return None
+def _done(sent: Sequence[Sent], count: int, timeout_s: float | None) -> list[Sent]:
+    """Those of some calls that have ended, once as many have or the time is over."""
+    by_end = {one.end: one for one in sent}
+    return [by_end[end] for end in sent[0].future.wait_for(list(by_end), count, timeout_s)]
 
 
 def _itself(item: Any) -> Any:

@@ -1,0 +1,297 @@
+"""What groups on Ray and in one process have in common: how they are made, what they tell, how they end."""
+
+import logging
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from ray.exceptions import RayError
+from rich.console import Console
+from rich.table import Table
+
+from raycrew.cluster_core import Bundle, Cluster, Placement
+from raycrew.worker_groups._calls import GroupCalls
+from raycrew.worker_groups._dispatch import GroupShape
+from raycrew.worker_groups._failures import Whereabouts
+from raycrew.worker_groups._options import pick_secrets
+from raycrew.worker_groups._plugins import transport_of
+from raycrew.worker_groups._ranks import RankInfo, TiedBundles, plan_seats
+from raycrew.worker_groups._report import StartupReport
+from raycrew.worker_groups._shell import CommunicationOptions
+from raycrew.worker_groups._spec import GroupSpec, RayWorkerBuilder, worker_aliases
+from raycrew.worker_groups._start import Handle, Started
+from raycrew.worker_groups._waiting import deadline_after, left
+from raycrew.worker_groups.balancing import LoadBalancer, WorkerLoad
+from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
+from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
+from raycrew.worker_groups.sharding import NamedSharding
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerGroup(GroupCalls):
+    """A group of workers, wherever they run; see `RayWorkerGroup` for the arguments."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        worker: Any,
+        workers_per_node: int | Sequence[int] | None = None,
+        name_prefix: str = "",
+        bundle_indices_list: Sequence[TiedBundles | Sequence[int]] | None = None,
+        *,
+        sharding_annotations: NamedSharding | None = None,
+        env_vars: Mapping[str, str] | None = None,
+        secrets: Sequence[str] = (),
+        environments: EnvironmentProvider | Literal["auto"] | None = None,
+        transport: ArgumentTransport | Literal["auto"] | None = None,
+        enable_gradient_compression: bool = False,
+        async_communication: bool = False,
+        enable_load_balancing: bool = False,
+        load_balancing_strategy: str | Callable[[Sequence[WorkerLoad], Any], int] = "round_robin",
+        idempotent_methods: Sequence[str] = (),
+        init_timeout_s: float = 1200.0,
+        ports_per_worker: int = 2,
+        port_range: tuple[int, int] | None = None,
+        progress: bool | None = None,
+        **init_kwargs: Any,
+    ) -> None:
+        builder = worker if isinstance(worker, RayWorkerBuilder) else RayWorkerBuilder(worker)
+        plan = plan_seats(cluster.bundles, workers_per_node, bundle_indices_list)
+        _check_sharding(sharding_annotations, len(plan.seats))
+        balancer = LoadBalancer(
+            self,
+            load_balancing_strategy,
+            idempotent_methods=idempotent_methods,
+            usage=lambda: self._resource_use(),  # there once the workers are
+        )
+        self._balancer = balancer if enable_load_balancing else None
+        self._spec = GroupSpec(
+            name=name_prefix or builder.fqn.rpartition(".")[2],
+            builder=builder,
+            cluster=cluster,
+            plan=plan,
+            init_kwargs=init_kwargs,
+            env_vars=_checked_env_vars(env_vars),
+            secrets=pick_secrets(secrets, os.environ),
+            environments=environments,
+            transport=transport_of(transport),
+            communication=CommunicationOptions(enable_gradient_compression, async_communication),
+            ports_per_worker=ports_per_worker,
+            port_range=port_range,
+            init_timeout_s=init_timeout_s,
+            progress=progress,
+        )
+        self.cluster = cluster
+        self.sharding_annotations = sharding_annotations
+        self._closed = False
+        self._claim = cluster.claim(plan.indices, self._spec.name)
+        try:
+            self._started: Started = self._start()
+        except BaseException:
+            self._claim.release()
+            raise
+        rank_of = {position: rank for rank, position in enumerate(self._started.order)}
+        self._tied_groups = [[rank_of[p] for p in group] for group in plan.tied_groups]
+        if not plan.ordered:
+            self._tied_groups.sort()
+        self._shape = GroupShape(self._started.info, len(plan.seats), self._tied_groups, sharding_annotations)
+        self._note_places()
+
+    @abstractmethod
+    def _start(self) -> Started:
+        """Start the workers; leaves none behind when it raises."""
+
+    @abstractmethod
+    def _end(self, timeout_s: float, force: bool) -> bool:
+        """End the workers; whether each ended by itself, or was to be killed."""
+
+    @abstractmethod
+    def _resource_use(self) -> Mapping[int, float]:
+        """CPU use by rank, as far as it is known."""
+
+    def _note_places(self) -> None:
+        places = zip(self._started.ranks, self._started.facts, strict=True)
+        self._places = {info.rank: Whereabouts(self.name, info, facts) for info, facts in places}
+
+    # What the group is.
+
+    @property
+    def name(self) -> str:
+        """Name of the group."""
+        return self._spec.name
+
+    @property
+    def workers(self) -> list[Handle]:
+        """Handles in rank order; they have the worker's methods, as `handle.method.remote(...)`."""
+        return list(self._started.handles)
+
+    @property
+    def ranks(self) -> list[RankInfo]:
+        """Where each rank is."""
+        return list(self._started.ranks)
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers."""
+        return len(self._started.ranks)
+
+    @property
+    def startup(self) -> StartupReport:
+        """How long the phases of the start-up took; `print_startup` shows it."""
+        return self._started.report
+
+    @property
+    def master_address(self) -> str:
+        """Address of rank 0's node."""
+        return self._started.ranks[0].master_address
+
+    @property
+    def master_port(self) -> int:
+        """Port that rank 0 has leased for the group's rendezvous."""
+        return self._started.ranks[0].master_port
+
+    @property
+    def tied_workers_groups(self) -> list[list[int]]:
+        """Ranks of each tied group, leader first; without tied groups each rank is one of its own."""
+        return [list(group) for group in self._tied_groups]
+
+    @property
+    def group_count(self) -> int:
+        """Number of tied groups."""
+        return len(self._tied_groups)
+
+    @property
+    def worker_to_tied_group_index(self) -> dict[int, int]:
+        """Tied group of each rank."""
+        return {rank: i for i, group in enumerate(self._tied_groups) for rank in group}
+
+    @property
+    def balancer(self) -> LoadBalancer:
+        """Spreads calls (`call`) and streams of items (`map`, `as_completed`) over the workers.
+
+        Raises:
+            ValueError: The group was made without `enable_load_balancing=True`.
+        """
+        if self._balancer is None:
+            raise ValueError(f"worker group {self.name!r} was made without enable_load_balancing=True")
+        return self._balancer
+
+    @property
+    def placements(self) -> list[Placement]:
+        """Which bundle each rank occupies, and how much of it."""
+        tied = self.worker_to_tied_group_index
+        placements = []
+        for info, position in zip(self._started.ranks, self._started.order, strict=True):
+            share = _share(self._claim.bundles[position], self._claim.actor_options(position))
+            group = tied[info.rank] if len(self._tied_groups[tied[info.rank]]) > 1 else None
+            placements.append(Placement(info.rank, info.bundle_index, share, group))
+        return placements
+
+    @property
+    def worker_metadata(self) -> list[dict[str, Any]]:
+        """Where each rank is, under the names that are usual in this field."""
+        tied = self.worker_to_tied_group_index
+        aliases = worker_aliases(self.name, self._spec.plan)
+        return [
+            {
+                "node_idx": self._spec.plan.seats[position].bundle.node_index,
+                "local_rank": info.local_rank,
+                "global_rank": info.rank,
+                "name": aliases[position],
+                "bundle_indices": self._spec.plan.seats[position].tied_bundles,
+                "tied_group_idx": tied[info.rank],
+            }
+            for info, position in zip(self._started.ranks, self._started.order, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return self.world_size
+
+    def __repr__(self) -> str:
+        state = "shut down" if self._closed else f"{self.world_size} workers"
+        return f"{type(self).__name__}({self.name!r}, {self._started.info.name}, {state})"
+
+    @property
+    def generation(self) -> int:
+        """0 at first; grows with every restart."""
+        return self._started.ranks[0].generation
+
+    # What people look at.
+
+    def print_worker_layout(self, console: Console | None = None) -> None:
+        """Print where each rank is."""
+        table = Table(title=repr(self))
+        for column in ("rank", "tied group", "node", "address", "local rank", "bundle", "device", "pid"):
+            table.add_column(column, justify="right")
+        tied = self.worker_to_tied_group_index
+        for info, facts in zip(self._started.ranks, self._started.facts, strict=True):
+            device = "" if info.device_index is None else f"{facts.device_kind}:{info.device_index}"
+            row = (info.rank, tied[info.rank], info.node_rank, info.node_address, info.local_rank)
+            table.add_row(*map(str, (*row, info.bundle_index, device, facts.pid)))
+        (console or Console()).print(table)
+
+    def print_startup(self, console: Console | None = None) -> None:
+        """Print how long each phase of the start-up took."""
+        (console or Console()).print(self.startup.table())
+
+    # The end.
+
+    def shutdown(self, cleanup_method: str | None = None, timeout: float = 30.0, force: bool = False) -> bool:
+        """End all workers and give their bundles back; idempotent.
+
+        Args:
+            cleanup_method: Method to call on each worker first.
+            timeout: Seconds for it, and for the workers to end by themselves; then they are killed.
+            force: Kill them at once.
+
+        Returns:
+            Whether clean-up succeeded and every worker ended by itself (or was to be killed, with `force`).
+        """
+        if self._closed:
+            return True
+        deadline = deadline_after(timeout)
+        clean = True
+        if cleanup_method is not None:
+            self._shape.method(cleanup_method)
+            clean = force or self._clean_up(cleanup_method, left(deadline))
+        self._closed = True
+        try:
+            return self._end(left(deadline) or 0.0, force) and clean
+        finally:
+            self._claim.release()
+
+    def _clean_up(self, method: str, timeout: float | None) -> bool:
+        try:
+            self.on(timeout=timeout).call(method).get_results()
+        except (WorkerGroupError, RayError) as error:
+            logger.warning("%s: %s before the shutdown: %s", self.name, method, error)
+            return False
+        return True
+
+    def _open(self) -> GroupShape:
+        if self._closed:
+            raise WorkerGroupClosedError(f"worker group {self.name!r} was shut down")
+        return self._shape
+
+
+def _check_sharding(sharding: NamedSharding | None, n_workers: int) -> None:
+    if sharding is not None and set(sharding) != set(range(n_workers)):
+        raise ValueError(
+            f"sharding_annotations has {sharding.size} ranks, the group {n_workers}: 0 to {n_workers - 1}"
+        )
+
+
+def _checked_env_vars(env_vars: Mapping[str, str] | None) -> dict[str, str]:
+    for name, value in (env_vars or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"env_vars are strings, not {name!r}: {value!r}")
+    return dict(env_vars or {})
+
+
+def _share(bundle: Bundle, options: Mapping[str, Any]) -> float:
+    for resource, option in (("GPU", "num_gpus"), ("CPU", "num_cpus")):
+        if bundle.resources.get(resource):
+            return float(options.get(option, 0) / bundle.resources[resource])
+    return 1.0
