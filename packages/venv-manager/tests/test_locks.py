@@ -1,5 +1,6 @@
 """One builds, the others wait: in other processes, in threads, and when the one that builds dies."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from builds import BUILD, SPEC, child_environment, key_being_built, wait_until, whole_fake
 
-from raycrew.venv_manager import EnvironmentInUseError, Store, StoreError, StoreTimeoutError, ensure
+from raycrew.venv_manager import EnvironmentInUseError, Store, StoreError, StoreTimeoutError, collect, ensure
 from raycrew.venv_manager._locks import scratch
 
 
@@ -214,3 +215,25 @@ with scratch("raycrew-venv-test-") as folder:
         killed.communicate()
         alive.communicate("")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore:flock not supported")
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_serves_what_it_has(fake_store, monkeypatch, number):
+    """As NFS answers where its lock service does not run."""
+    built = ensure(SPEC, store=fake_store)
+    fake_store.locks(built.key).release()
+
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    assert ensure(SPEC, store=fake_store) == built
+    for refused in (
+        lambda: ensure(SPEC.replace(packages=("other",)), store=fake_store),
+        lambda: ensure(SPEC, store=fake_store, force_rebuild=True),
+        lambda: collect(fake_store, max_bytes=0),
+    ):
+        with pytest.raises(StoreError, match=r"cannot be locked.*needs a file system with file locks"):
+            refused()
+    assert fake_store.environments() == [built]

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from raycrew.venv_manager import _commands
+from raycrew.venv_manager._interrupt import end_all
 from raycrew.venv_manager._store import Store
 from raycrew.venv_manager.errors import SpecError, VenvError
 
@@ -72,17 +73,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise SpecError(f"the store {store.root} is no folder")
         outcome = _run(args, store)
     except KeyboardInterrupt:
+        end_all()
+        _complain("interrupted: what was being built is gone, nothing half-built is left")
         return _commands.INTERRUPTED
     except VenvError as error:
-        Console(stderr=True).print(
-            str(error), style="bold red", markup=False, highlight=False, soft_wrap=True
-        )
+        _complain(str(error))
         return _commands.USAGE if isinstance(error, SpecError) else _commands.PROBLEM
     if args.json:
         print(json.dumps(outcome.data, indent=2))
     else:
         _commands.show(outcome, Console(width=None if sys.stdout.isatty() else WIDE))
     return outcome.code
+
+
+def _complain(text: str) -> None:
+    Console(stderr=True).print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 
 def _run(args: argparse.Namespace, store: Store) -> _commands.Outcome:

@@ -6,7 +6,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +15,7 @@ from typing import Any
 
 from raycrew.venv_manager import _inventory, _lock, _probe
 from raycrew.venv_manager._indexes import build_environment
+from raycrew.venv_manager._interrupt import result_of, workers
 from raycrew.venv_manager._progress import Report
 from raycrew.venv_manager._recipe import Recipe, this_platform
 from raycrew.venv_manager._spec import EnvironmentSpec
@@ -76,13 +77,13 @@ class Build:
             StoreError: Packages of the lock are not there.
         """
         self.entry.mkdir(parents=True)
-        with ThreadPoolExecutor(1) as beside:
+        with workers(1) as beside:
             recipe = self._synced(self.sync, make, beside) if self.sync else self._from_recipe(make, beside)
             self.recipe = recipe
             probing = beside.submit(self._probe, recipe)
             with self._timed("inventory_s"):
                 inventory = self._take_inventory(recipe)
-            probed = probing.result()
+            probed = result_of(probing)
         return {
             "key": recipe.key,
             "created": datetime.now(UTC).isoformat(),
@@ -101,7 +102,7 @@ class Build:
         with self._timed("resolve_s"):
             made = beside.submit(self._make_interpreter)
             recipe = make()
-            made.result()
+            result_of(made)
         if recipe.platform != this_platform():
             raise StoreError(
                 f"the versions of {recipe.key} were chosen for {recipe.platform}, this is {this_platform()}: "
@@ -123,7 +124,7 @@ class Build:
             }
             self._uv({**sync.environ, **where}, *sync.words)
         with self._timed("resolve_s"):
-            recipe = made.result()
+            recipe = result_of(made)
             self._keep(recipe)
         return recipe
 

@@ -1,7 +1,9 @@
 """Who builds, who uses, whose scratch is whose: locks that the kernel gives back when their holder dies."""
 
 import contextlib
+import errno
 import fcntl
+import logging
 import os
 import platform
 import shutil
@@ -10,11 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import filelock
 
+from raycrew.venv_manager._interrupt import stop_if_interrupted
 from raycrew.venv_manager._progress import Report, silent
-from raycrew.venv_manager.errors import DiskFullError, StoreError, StoreTimeoutError, of_store
+from raycrew.venv_manager.errors import DiskFullError, StoreError, StoreTimeoutError, VenvError, of_store
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 HEAR_S = 0.2  # between two looks at what the builder says
@@ -61,8 +67,8 @@ class KeyLocks:
                 return
             self._await_release(deadline, report)
         try:
-            with self._busy.open("a") as busy:
-                while not _try(busy.fileno(), fcntl.LOCK_EX):
+            with _opened(self._busy) as busy:
+                while not _locked(self._busy, busy.fileno()):
                     self._say(deadline, report, "the uv of a killed build is still running")
                     time.sleep(POLL_S)
                 yield busy.fileno()
@@ -78,6 +84,7 @@ class KeyLocks:
                 return
 
     def _say(self, deadline: float, report: Report, why: str) -> None:
+        stop_if_interrupted()
         if time.monotonic() >= deadline:
             raise StoreTimeoutError(f"{self._lock} is held: {why}")
         report(f"waiting: {why}")
@@ -100,8 +107,8 @@ class KeyLocks:
     def use(self) -> bool:
         """Say that this process uses the environment while it lives; False while that is being replaced.
 
-        In a store that cannot be written to there is nothing to say it with, and nobody who would remove
-        anything.
+        In a store that cannot be written to, or whose file system has no locks, there is nothing to say it
+        with; nothing is built or removed there either.
         """
         name = str(self._used)
         if name in _held:
@@ -113,7 +120,13 @@ class KeyLocks:
                 descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             except OSError:
                 return True
-            if not _try(descriptor, fcntl.LOCK_SH):
+            try:
+                mine = _try(descriptor, fcntl.LOCK_SH)
+            except OSError as error:
+                logger.debug("%s cannot be locked: %s", name, error)
+                os.close(descriptor)
+                return True
+            if not mine:
                 os.close(descriptor)
                 return False
             with contextlib.suppress(OSError):
@@ -137,9 +150,13 @@ class KeyLocks:
 
     @contextlib.contextmanager
     def unused(self) -> Iterator[bool]:
-        """Whether no process uses it; while it is so, none can begin to."""
-        with self._used.open("a") as file:
-            yield _try(file.fileno(), fcntl.LOCK_EX)
+        """Whether no process uses it; while it is so, none can begin to.
+
+        Raises:
+            StoreError: The store's files cannot be locked.
+        """
+        with _opened(self._used) as file:
+            yield _locked(self._used, file.fileno())
 
 
 @contextlib.contextmanager
@@ -153,13 +170,17 @@ def slot(folder: Path, count: int, timeout_s: float, report: Report = silent) ->
     locks = [filelock.FileLock(folder / f"slot-{platform.node()}-{n}.lock") for n in range(count)]
     while True:
         for lock in locks:
-            with contextlib.suppress(filelock.Timeout), lock.acquire(timeout=0):
-                yield
+            if _acquired(lock):
+                try:
+                    yield
+                finally:
+                    lock.release()
                 return
         if time.monotonic() >= deadline:
             raise StoreTimeoutError(
                 f"{count} other environments are being built on this machine, none is done yet"
             )
+        stop_if_interrupted()
         report("waiting: other environments are being built on this machine")
         time.sleep(POLL_S)
 
@@ -167,16 +188,38 @@ def slot(folder: Path, count: int, timeout_s: float, report: Report = silent) ->
 def _acquired(lock: filelock.BaseFileLock) -> bool:
     try:
         lock.acquire(timeout=0)
+        acquired = True
     except filelock.Timeout:
-        return False
+        acquired = False
+    except (OSError, NotImplementedError) as error:
+        raise _unlockable(Path(lock.lock_file), error) from error
+    if isinstance(lock, filelock.SoftFileLock):  # which it has become, without a lock that a kill gives back
+        lock.release()
+        raise _unlockable(Path(lock.lock_file), OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)))
+    return acquired
+
+
+def _opened(path: Path) -> IO[str]:
+    try:
+        return path.open("a")
     except OSError as error:
-        if isinstance(full := of_store(error, Path(lock.lock_file)), DiskFullError):
-            raise full from error
-        raise StoreError(
-            f"{lock.lock_file} cannot be locked: {error}; a store needs a file system with file locks, and "
-            "lock files that all who build in it may write"
-        ) from error
-    return True
+        raise _unlockable(path, error) from error
+
+
+def _locked(path: Path, descriptor: int) -> bool:
+    try:
+        return _try(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        raise _unlockable(path, error) from error
+
+
+def _unlockable(path: Path, error: Exception) -> VenvError:
+    if isinstance(error, OSError) and isinstance(full := of_store(error, path), DiskFullError):
+        return full
+    return StoreError(
+        f"{path} cannot be locked: {error}; a store needs a file system with file locks (NFS: mounted with "
+        "them), and lock files that all who build in it may write; RAYCREW_VENV_DIR names another folder"
+    )
 
 
 def _release_of(name: str) -> threading.Event:

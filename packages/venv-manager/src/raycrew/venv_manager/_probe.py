@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from raycrew.venv_manager._interrupt import end, start
 from raycrew.venv_manager.errors import IncompatibleEnvironmentError, ProbeError
 
 _SCRIPT = """
@@ -84,22 +85,23 @@ def probe(
     if not os.access(path, os.X_OK) or Path(path).is_dir():
         raise ProbeError(f"there is no interpreter {path} on this machine", python=path)
     clean = {k: v for k, v in environ.items() if not k.startswith("PYTHON") and k != "VIRTUAL_ENV"}
+    command = [path, "-I", "-B", "-c", _SCRIPT, json.dumps(list(imports))]
     try:
-        done = subprocess.run(
-            [path, "-I", "-B", "-c", _SCRIPT, json.dumps(list(imports))],
-            capture_output=True, text=True, errors="replace", timeout=timeout_s, cwd="/", env=clean,
-            check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        process = start(command, environ=clean, cwd="/")
+    except OSError as error:
+        raise ProbeError(f"{path} cannot be run: {error}", python=path) from error
+    try:
+        output, said_else = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         names = ", ".join(imports)
         raise ProbeError(f"{path} did not import {names} within {timeout_s:g} s", python=path) from None
-    except OSError as error:
-        raise ProbeError(f"{path} cannot be run: {error}", python=path) from error
-    _, mark, answer = done.stdout.rpartition(_MARK)
-    if done.returncode or not mark:
-        tail = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
+    finally:
+        end(process)
+    _, mark, answer = output.rpartition(_MARK)
+    if process.returncode or not mark:
+        tail = "\n".join((output + said_else).splitlines()[-20:])
         raise ProbeError(
-            f"{path} ended with status {done.returncode} when probed\n{tail}", python=path, tail=tail
+            f"{path} ended with status {process.returncode} when probed\n{tail}", python=path, tail=tail
         )
     said: dict[str, Any] = json.loads(answer)
     major, minor, micro = said["python"]

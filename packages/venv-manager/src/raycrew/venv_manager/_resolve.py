@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from raycrew.venv_manager._build import Sync
 from raycrew.venv_manager._carry import Luggage, build_wheel, wheel_of
 from raycrew.venv_manager._digest import base_of, local_requirement, lock_file, project_folder, script_sources
 from raycrew.venv_manager._indexes import build_environment
+from raycrew.venv_manager._interrupt import result_of, workers
 from raycrew.venv_manager._locks import scratch
 from raycrew.venv_manager._probe import Expectation
 from raycrew.venv_manager._recipe import Recipe, this_platform
@@ -149,10 +149,10 @@ class _Job:
         )
 
     def _gather_carried(self) -> None:
-        with ThreadPoolExecutor(4) as pool:
+        with workers(4) as pool:
             build = {k: v for k, v in self.environ.items() if k not in ("UV_CONFIG_FILE",)}
-            made = pool.map(lambda c: wheel_of(c, build), self.carried.distributions)
-            self.carried_wheels = dict(made)
+            made = [pool.submit(wheel_of, carried, build) for carried in self.carried.distributions]
+            self.carried_wheels = dict(map(result_of, made))
 
     def _locked(self) -> list[_lock.Package]:
         """What the spec's own lock file says."""

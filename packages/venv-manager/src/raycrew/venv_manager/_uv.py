@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -18,12 +19,12 @@ from pathlib import Path
 from typing import IO
 
 from raycrew.venv_manager import errors
+from raycrew.venv_manager._interrupt import LOOK_S, end, start
 
 logger = logging.getLogger(__name__)
 
 OLDEST = (0, 12)
 TAIL_LINES = 30
-_LONGEST_S = 1e6  # that a wait in the kernel may take
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 # What uv writes, to the class of error and the next step. The first that matches counts.
 _CAUSES: tuple[tuple[str, type[errors.UvError], str], ...] = (
@@ -162,19 +163,9 @@ def run_uv(
     """
     command = [uv or find_uv(environ), *(str(a) for a in arguments)]
     logger.debug("running %s", shlex.join(command))
+    variables = dict(environ) | {"NO_COLOR": "1", "UV_NO_PROGRESS": "1"}
     try:
-        process = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env=dict(environ) | {"NO_COLOR": "1", "UV_NO_PROGRESS": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-            pass_fds=tuple(pass_fds),
-        )
+        process = start(command, environ=variables, cwd=cwd, pass_fds=pass_fds)
     except OSError as error:
         raise errors.UvNotFoundError(f"{command[0]} cannot be run: {error}") from error
     return _finish(process, command, on_line, timeout_s)
@@ -210,9 +201,7 @@ def _finish(
                 tail="\n".join(tail),
             )
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        end(process)
         for reader in readers:
             reader.join(timeout=10)
     if process.returncode:
@@ -228,11 +217,13 @@ def _ends(process: "subprocess.Popen[str]", timeout_s: float) -> bool:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout_s)
         return process.returncode is not None
+    deadline = time.monotonic() + timeout_s
     try:
         waiting = select.poll()
         waiting.register(descriptor, select.POLLIN)
-        if not waiting.poll(min(timeout_s, _LONGEST_S) * 1e3):
-            return False
+        while not waiting.poll(LOOK_S * 1e3):
+            if time.monotonic() >= deadline:
+                return False
     finally:
         os.close(descriptor)
     process.wait()

@@ -7,7 +7,6 @@ import platform
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 from raycrew.venv_manager import _digest
 from raycrew.venv_manager._carry import Luggage, luggage
 from raycrew.venv_manager._indexes import index_variables, without_password
+from raycrew.venv_manager._interrupt import await_all, workers
 from raycrew.venv_manager._probe import Expectation, check, probe
 from raycrew.venv_manager._progress import Report, reporting
 from raycrew.venv_manager._recipe import Recipe
@@ -378,8 +378,9 @@ def prefetch(
             else str(ensure(spec, store=store).python)
         )
 
-    with ThreadPoolExecutor(max_builds) as pool:
+    with workers(max_builds) as pool:
         running = {spec: pool.submit(build, spec) for spec in dict.fromkeys(wanted.values())}
+        await_all(running.values())
     failures = {
         fqn: f"{type(error).__name__}: {error}"
         for fqn, spec in wanted.items()
