@@ -30,3 +30,10 @@ def test_nothing_is_written_but_to_the_inbox_itself():
     assert not recall(f"/proc/{os.getpid()}/fd/100000 {name}", CALL)
     assert os.fstat(other).st_size == 0
     os.close(other)
+
+
+def test_calls_run_where_there_are_no_memory_files(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    inbox = Inbox()
+    assert not recall(inbox.address, CALL)
+    assert not inbox.has(lambda: CALL)

@@ -1,7 +1,7 @@
 """Taking back calls that workers have not begun, where Ray can't: see `_ray_compat.runs_in_order`.
 
 A worker has an *inbox*, a memory file that its user's processes on its node can append to. It looks there
-before each call, and does not run the ones that it finds.
+before each call, and does not run the ones that it finds. Without memory files (they are Linux's) all calls run.
 """
 
 import os
@@ -17,7 +17,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._name = f"raycrew-{uuid.uuid4().hex}"
-        self._fd = os.memfd_create(self._name)
+        self._fd = os.memfd_create(self._name) if hasattr(os, "memfd_create") else None
         self._read = 0
         self._calls: set[bytes] = set()
 
@@ -28,6 +28,8 @@ class Inbox:
 
     def has(self, own_call: Callable[[], bytes]) -> bool:
         """Whether a call, which is asked for only if there is anything, was taken back."""
+        if self._fd is None:
+            return False
         size = os.fstat(self._fd).st_size
         if size > self._read:
             data = os.pread(self._fd, size - self._read, self._read)
