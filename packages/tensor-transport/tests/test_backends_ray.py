@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import fcntl
+import gc
 import os
 import pickle
 import signal
@@ -153,6 +154,42 @@ def test_more_than_the_object_store_holds_is_spilled_and_read_back(stores):
         del tensor
     stores.release(shards)
     assert stores.stats().held_bytes == 0
+
+
+def keep(_, backends):
+    """Hold views of shards, and what refers to them, for the life of the process."""
+    _KEPT.append([(s, backend.fetch([ShardRead(x) for x in s], timeout_s=60)) for backend, s in backends])
+
+
+_KEPT = []
+
+
+def held(_actor):
+    return _ray_compat.references_held()
+
+
+def test_a_dead_consumer_keeps_nothing(stores):
+    """What a consumer has in hand is freed when it was released and the consumer is killed."""
+    store, references = stores._stores[ray.get_runtime_context().get_node_id()], RayRefBackend()
+    consumer, tensors = ActorPeer(None), [torch.ones(1 << 20), torch.ones(2 << 20)]
+
+    def held_by_store():
+        return ray.get(store.__ray_call__.remote(held), timeout=120)
+
+    before = held_by_store()
+    owned, ours = stores.put(tensors), references.put(tensors)
+    of_store, of_driver = held_by_store() - before, {shard.locator[0].hex() for shard in ours}
+    assert len(of_store) >= 2 and len(of_driver) == 2
+    consumer.call(keep, [(stores, owned), (references, ours)])
+    stores.release(owned)
+    del ours
+    gc.collect()
+    assert of_driver <= held(None), "a consumer lost what it holds"
+    consumer.kill()
+    deadline = time.monotonic() + 120
+    while of_driver & held(None) or of_store & held_by_store():
+        assert time.monotonic() < deadline, "a dead consumer's references are counted for ever"
+        time.sleep(0.02)
 
 
 def test_a_full_store_and_disk_are_named(monkeypatch):

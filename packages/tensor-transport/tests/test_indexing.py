@@ -4,6 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raycrew.tensor_transport import RTensor, TensorShardInfo
 from raycrew.tensor_transport._indexing import (
     check_permutation,
     count_rows,
@@ -74,6 +75,12 @@ def test_a_mask_of_another_length():
 def test_what_is_no_index(index):
     with pytest.raises(TypeError, match="rows are named by"):
         normalize_rows(index, 3)
+
+
+def test_a_handle_is_no_index():
+    mask = RTensor(TensorShardInfo("inline", "m", "", "", "bool", (3,)))
+    with pytest.raises(TypeError, match=r"not by RTensor; localize\(\) it first"):
+        normalize_rows(mask, 3)
 
 
 @given(st.permutations(range(9)))

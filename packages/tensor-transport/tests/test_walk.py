@@ -163,7 +163,7 @@ def test_replicas_are_made_read_and_released():
     release(remote, registry)
     assert second.stats().shards == 0
     with pytest.raises(
-        ShardLostError, match=r"shard \w+ of memory on node unknown is lost, and so are its 1 rep"
+        ShardLostError, match=r"shard \w+ of owner memory on node unknown is lost, and so are its 1 rep"
     ):
         localize(remote, registry)
     with pytest.raises(ValueError, match=r"no backends for \['third'\]; there are: first, second, inline"):

@@ -205,6 +205,8 @@ class _Writable:
 
 
 def _why_unsupported(tensor: torch.Tensor) -> str | None:
+    if not isinstance(tensor, torch.Tensor):
+        return f"a {type(tensor).__name__} is no torch.Tensor"
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return f"a {type(tensor).__name__} is not moved as it is; pass its local or full torch.Tensor"
     if tensor.is_nested:

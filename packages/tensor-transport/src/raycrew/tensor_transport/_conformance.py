@@ -180,8 +180,9 @@ def _expect_lost(
     try:
         _read(case, shard)
     except kind as error:
-        named = shard.shard_id in str(error) or error.shard_id == shard.shard_id
-        _expect(named, f"the error does not name the shard: {error}")
+        for name in (shard.shard_id, shard.owner, shard.node_id):
+            _expect(name in str(error), f"the error names shard, owner or node other than {name}: {error}")
+        _expect(error.shard_id == shard.shard_id, f"the error carries another shard: {error.shard_id}")
         return
     raise AssertionError(what)
 
@@ -287,6 +288,7 @@ def _check_killed_producer(case: BackendCase, peer: Peer) -> None:
             got = _read(case, shards[0])[0]
         except ShardLostError as error:
             _expect(shards[0].shard_id in str(error), f"the error does not name the shard: {error}")
+            _expect(shards[0].owner in (error.owner, ""), f"the error does not name the owner: {error}")
             _expect(shards[0].node_id in (error.node_id, ""), f"the error does not name the node: {error}")
         else:
             _expect(torch.equal(got, _content(51)), "a shard of a dead producer has other bytes")

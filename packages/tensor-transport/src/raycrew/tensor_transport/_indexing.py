@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from raycrew.tensor_transport.protocols import RowHandle
+
 RowIndex: TypeAlias = slice | range | Sequence[int] | Sequence[bool] | torch.Tensor | npt.NDArray[np.generic]
 Rows: TypeAlias = slice | npt.NDArray[np.int64]
 
@@ -103,6 +105,7 @@ def _as_array(index: object) -> npt.NDArray[np.generic]:
         index = index.detach().cpu().numpy()
     elif not isinstance(index, Sequence | np.ndarray) or isinstance(index, str | bytes):
         hint = "; wrap it in a list" if isinstance(index, int | np.integer) else ""
+        hint = "; localize() it first" if isinstance(index, RowHandle) else hint
         raise TypeError(
             f"rows are named by a slice, a range, integers or a mask, not by {type(index).__name__}{hint}"
         )

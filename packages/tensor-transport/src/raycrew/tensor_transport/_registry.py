@@ -267,9 +267,7 @@ class ShardRegistry:
         if not shard.replicas:
             raise failures[0]
         raise ShardLostError(
-            f"shard {shard.shard_id} of {shard.owner} on node {shard.node_id or 'unknown'} is lost, "
-            f"and so are its {len(shard.replicas)} replicas",
-            **shard.identity,
+            f"{shard.name} is lost, and so are its {len(shard.replicas)} replicas", **shard.identity
         ) from failures[0]
 
 

@@ -46,6 +46,12 @@ class TensorShardInfo:
     replicas: tuple["TensorShardInfo", ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     @property
+    def name(self) -> str:
+        """What the errors of a shard call it."""
+        owner, node = self.owner or "none", self.node_id or "unknown"
+        return f"shard {self.shard_id} of owner {owner} on node {node}"
+
+    @property
     def identity(self) -> dict[str, str]:
         """What the errors of a shard carry."""
         return {"shard_id": self.shard_id, "owner": self.owner, "node_id": self.node_id}
@@ -156,18 +162,12 @@ def lost(reads: Sequence[ShardRead], why: object) -> ShardLostError:
     """The error of reads that one owner can't answer any more."""
     shard = reads[0].shard
     more = f" (and {len(reads) - 1} more)" if len(reads) > 1 else ""
-    return ShardLostError(
-        f"shard {shard.shard_id}{more} of {shard.owner} on node {shard.node_id or 'unknown'} is lost: {why}",
-        **shard.identity,
-    )
+    return ShardLostError(f"{shard.name}{more} is lost: {why}", **shard.identity)
 
 
 def stale(shard: TensorShardInfo, why: str) -> StaleHandleError:
     """The error of a handle on bytes that its owner has given up."""
-    return StaleHandleError(
-        f"shard {shard.shard_id} of {shard.owner} on node {shard.node_id or 'unknown'} is gone: {why}",
-        **shard.identity,
-    )
+    return StaleHandleError(f"{shard.name} is gone: {why}", **shard.identity)
 
 
 def total(stats: Sequence[StoreStats]) -> StoreStats:

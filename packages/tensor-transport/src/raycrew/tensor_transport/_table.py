@@ -130,6 +130,7 @@ class ColumnTable(MutableMapping[str, Any]):
 
         Raises:
             ValueError: The indices are no permutation of the rows.
+            IndexError: A row does not exist.
         """
         rows = inverse_permutation(check_permutation(reordered_indices, self.size))
         self._columns = {key: take_rows(column, rows) for key, column in self._columns.items()}

@@ -58,7 +58,7 @@ def remotize(
     def collect(leaf: Any, mask: torch.Tensor | None) -> Any:
         if not _is_movable(leaf) or (only is not None and not only(leaf)):
             return leaf
-        check_tensor(leaf)
+        check_tensor(leaf, f"tensor of shape {list(leaf.shape)}")
         if leaf.nbytes >= min_bytes and (id(leaf), id(mask)) not in numbers:
             cut = None if mask is None else _trim_of(leaf, mask)
             numbers[id(leaf), id(mask)] = len(found)

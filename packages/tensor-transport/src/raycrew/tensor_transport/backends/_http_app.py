@@ -5,7 +5,7 @@ import json
 import threading
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from types import UnionType
 from typing import Any
@@ -321,4 +321,7 @@ def check_answer(status: int, body: bytes, url: str) -> None:
         TransportError: With the server's message.
     """
     if status >= 400:
-        raise TransportError(f"{url} answered {status}: {body[:500].decode(errors='replace')}")
+        text = body[:500].decode(errors="replace")
+        with suppress(ValueError, KeyError, TypeError):
+            text = json.loads(body)["error"]
+        raise TransportError(f"{url} answered {status}: {text}")

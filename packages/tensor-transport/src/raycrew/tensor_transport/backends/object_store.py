@@ -110,7 +110,7 @@ class ObjectStoreBackend:
     def put(self, tensors: Sequence[torch.Tensor], *, step: int | None = None) -> list[TensorShardInfo]:
         """Hand copies to this node's store; they are the store's when this returns.
 
-        That takes two copies: an object of Ray belongs to who puts it, so the store puts it again.
+        That takes two copies: an object of Ray belongs to who puts it, for good, so the store puts it again.
         """
         node = _ray_compat.current_node_id()
         store = self._store(node)
