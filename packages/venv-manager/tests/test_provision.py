@@ -39,13 +39,16 @@ SPEC = EnvironmentSpec.requirements(["fake"], carry=False)
 class ProcessNodes:
     """Nodes that are processes with nothing in common but files; each is its own host."""
 
+    setup = ""
+
     def __init__(self, *names):
         self.names = names
 
     def run_on_each_node(self, fn):
-        code = """
+        code = f"""
 import pickle, platform, sys
 platform.node = lambda: sys.argv[1]
+{self.setup}
 sys.stdout.buffer.write(pickle.dumps(pickle.load(sys.stdin.buffer)()))
 """
         running = [
@@ -178,6 +181,70 @@ def test_an_interpreter_is_checked_on_every_node(tmp_path):
     assert list(caught.value.failures) == ["b"]
 
 
+@pytest.fixture
+def interpreter(here, fake_uv, tmp_path):
+    """What environments of the fake uv link to: a Python that notes each time that it is started."""
+    path = tmp_path / "python"
+
+    def write(status=None):
+        run = f'exec {sys.executable} "$@"' if status is None else f"exit {status}"
+        path.write_text(f"#!/bin/sh\necho . >>{tmp_path}/started\n{run}\n")
+        path.chmod(0o755)
+
+    write()
+    text = fake_uv.path.read_text()
+    fake_uv.path.write_text(text.replace(f"os.symlink({sys.executable!r}", f"os.symlink({str(path)!r}"))
+    return path, write, lambda: (tmp_path / "started").read_text().count(".")
+
+
+def test_an_environment_is_probed_on_each_node_once(interpreter, fake_uv):
+    _, write, started = interpreter
+    python = create_local_venv_on_each_node(SPEC, "x", ProcessNodes("a", "b", "c"))
+    assert started() == 3
+    create_local_venv_on_each_node(SPEC, "x", ProcessNodes("a", "b", "c"))
+    assert started() == 3
+    write(status=3)
+    with pytest.raises(ProvisionError, match="ended with status 3") as caught:
+        create_local_venv_on_each_node(SPEC, "x", ProcessNodes("a", "d"))
+    assert list(caught.value.failures) == ["d"]
+    write()
+    assert create_local_venv_on_each_node(SPEC, "x", ProcessNodes("d")) == python
+    assert started() == 5
+    assert len(fake_uv.calls("venv")) == 1
+
+
+def test_a_node_without_the_python_of_an_environment_does_not_replace_it(here, interpreter, fake_uv):
+    path, write, _ = interpreter
+    python = create_local_venv_on_each_node(SPEC, "x", ProcessNodes("a"))
+    path.unlink()
+    with pytest.raises(ProvisionError, match=rf"leads to {path}, which is not on b: a built it") as caught:
+        create_local_venv_on_each_node(SPEC, "x", ProcessNodes("b"))
+    assert "install that Python" in caught.value.failures["b"]
+    write()
+    assert create_local_venv_on_each_node(SPEC, "x", ProcessNodes("a", "b")) == python
+    assert len(fake_uv.calls("venv")) == 1
+
+
+def test_another_path_on_a_node_is_an_error_that_names_both(here):
+    class Elsewhere(ThreadNodes):
+        def run_on_each_node(self, fn):
+            yield "a", fn()
+            yield "b", {**fn(), "python": "/elsewhere/bin/python"}
+
+    with pytest.raises(ProvisionError, match=r"has it at /elsewhere/bin/python instead of /.*/bin/python"):
+        create_local_venv_on_each_node(SPEC, "x", Elsewhere())
+
+
+def test_a_node_of_another_kind_is_named(here):
+    class Foreign(ProcessNodes):
+        setup = "platform.machine = lambda: 'riscv64'"
+
+    with pytest.raises(ProvisionError, match=r"chosen for linux-.*, this is linux-riscv64") as caught:
+        create_local_venv_on_each_node(SPEC, "x", Foreign("a"))
+    assert "need environments of their own" in caught.value.failures["a"]
+    assert Store(here).environments() == []
+
+
 def test_a_runner_with_a_deadline_gets_one_that_is_long_enough(here):
     class Hurried(ThreadNodes):
         given = 1.0
@@ -231,6 +298,8 @@ def test_prefetch_builds_equal_environments_once_and_reports_all_failures(here, 
     assert found["a.One"] == found["a.Two"] != found["a.Three"]
     assert len(fake_uv.calls("venv")) == 2
     assert prefetch(registry, names=["a.Two"]) == {"a.Two": found["a.Two"]}
+    assert prefetch(registry, runner=ProcessNodes("a", "b")) == found
+    assert len(fake_uv.calls("venv")) == 2
     with pytest.raises(SpecError, match=r"b\.Four"):
         prefetch(registry, names=["b.Four"])
     fake_uv.fail("pip compile", "error: broken")

@@ -1,6 +1,9 @@
 """A virtual environment per kind of worker: a spec in, an interpreter path out, the same on every node."""
 
 from raycrew.venv_manager._digest import explain
+from raycrew.venv_manager._on_nodes import create_local_venv_on_each_node
+from raycrew.venv_manager._prefetch import prefetch
+from raycrew.venv_manager._provider import RegistryEnvironmentProvider
 from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager._store import Environment, Store
 from raycrew.venv_manager._upkeep import Drift, Removal, collect, verify
@@ -27,14 +30,7 @@ from raycrew.venv_manager.errors import (
     VenvError,
 )
 from raycrew.venv_manager.protocols import NodeRunner
-from raycrew.venv_manager.provision import (
-    RegistryEnvironmentProvider,
-    create_local_venv,
-    create_local_venv_on_each_node,
-    ensure,
-    identify,
-    prefetch,
-)
+from raycrew.venv_manager.provision import create_local_venv, ensure, identify
 from raycrew.venv_manager.registry import (
     ACTOR_ENVIRONMENT_REGISTRY,
     PY_EXECUTABLES,

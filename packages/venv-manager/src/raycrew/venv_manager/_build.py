@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import sys
 import time
 import uuid
@@ -90,6 +91,8 @@ class Build:
             "spec": dict(recipe.spec),
             "label": str(EnvironmentSpec.from_dict(recipe.spec)),
             "identity": dict(recipe.identity),
+            "expectation": recipe.expectation.to_list(),
+            "host": platform.node(),
             "python": ".".join(map(str, probed.version)),
             "packages": inventory.packages,
             "size_bytes": inventory.size_bytes,

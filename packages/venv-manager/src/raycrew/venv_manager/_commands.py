@@ -16,13 +16,14 @@ from rich.table import Table
 from raycrew.venv_manager import _digest
 from raycrew.venv_manager._carry import luggage
 from raycrew.venv_manager._indexes import index_variables, without_password
+from raycrew.venv_manager._prefetch import prefetch
 from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager._store import Environment, Store, check_name
 from raycrew.venv_manager._upkeep import Removal, collect, relocated, verify
 from raycrew.venv_manager._uv import find_uv, run_uv, uv_version
 from raycrew.venv_manager._uv_run import parse
 from raycrew.venv_manager.errors import SpecError, VenvError
-from raycrew.venv_manager.provision import ensure, identify, prefetch
+from raycrew.venv_manager.provision import ensure, identify
 
 OK, PROBLEM, USAGE, INTERRUPTED = 0, 1, 2, 130
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

@@ -49,6 +49,17 @@ class Expectation:
     versions: Mapping[str, str] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
 
+    def to_list(self) -> list[Any]:
+        """All of it, ready for JSON."""
+        python = list(self.python) if self.python else None
+        return [python, self.ray, dict(self.versions), list(self.imports)]
+
+    @classmethod
+    def from_list(cls, values: Sequence[Any]) -> "Expectation":
+        """The inverse of `to_list`."""
+        python, ray, versions, imports = values
+        return cls(tuple(python) if python else None, ray, versions, tuple(imports))
+
 
 @dataclass(frozen=True, slots=True)
 class Probe:

@@ -48,7 +48,6 @@ class Recipe:
             archive.writestr("uv.toml", self.settings)
             for name, content in self.wheels.items():
                 archive.writestr(f"wheels/{name}", content)
-            expected = self.expectation
             rest = {
                 "key": self.key,
                 "spec": dict(self.spec),
@@ -56,7 +55,7 @@ class Recipe:
                 "python": self.python,
                 "variables": dict(self.variables),
                 "platform": self.platform,
-                "expectation": [expected.python, expected.ray, dict(expected.versions), expected.imports],
+                "expectation": self.expectation.to_list(),
             }
             archive.writestr("recipe.json", json.dumps(rest, indent=1))
         return buffer.getvalue()
@@ -66,7 +65,7 @@ class Recipe:
         """The inverse of `to_bytes`."""
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             rest = json.loads(archive.read("recipe.json"))
-            python, ray, versions, imports = rest.pop("expectation")
+            expectation = Expectation.from_list(rest.pop("expectation"))
             return cls(
                 **rest,
                 lock=archive.read("pylock.toml").decode(),
@@ -76,7 +75,7 @@ class Recipe:
                     for name in archive.namelist()
                     if name.startswith("wheels/")
                 },
-                expectation=Expectation(tuple(python) if python else None, ray, versions, tuple(imports)),
+                expectation=expectation,
             )
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import platform
 import shutil
 import uuid
 import zipfile
@@ -16,6 +17,7 @@ from typing import Any
 from raycrew.venv_manager import errors
 from raycrew.venv_manager._build import PYTHON, Build, Sync, write_whole
 from raycrew.venv_manager._locks import KeyLocks, processes_using, slot
+from raycrew.venv_manager._probe import Expectation, check, probe
 from raycrew.venv_manager._progress import Report, changes, silent
 from raycrew.venv_manager._recipe import Recipe
 
@@ -75,6 +77,7 @@ class Store:
         self.root = Path(root).expanduser().absolute() if root else default_root(self.environ)
         self.build_timeout_s = build_timeout_s
         self.max_builds = max_builds
+        self._probed: set[Path] = set()
 
     def python(self, key: str) -> Path | None:
         """Path of a published environment's interpreter, or None. Reads nothing but the folder."""
@@ -94,6 +97,41 @@ class Store:
         if self.python(key) is None or not self.locks(key).use() or self.python(key) is None:
             return None
         return self.look(key)
+
+    def on_this_machine(self, environment: Environment) -> Environment:
+        """The same environment, once its interpreter was probed here; the machine that built it did so then.
+
+        Raises:
+            ProbeError: It does not work here, or does not fit the driver.
+        """
+        host = platform.node()
+        mark = environment.path / "probed" / host
+        if environment.stamp.get("host", host) == host or mark.exists() or mark in self._probed:
+            return environment
+        expected = Expectation.from_list(environment.stamp["expectation"])
+        check(probe(environment.python, expected.imports, environ=self.environ), expected)
+        self._probed.add(mark)
+        with contextlib.suppress(OSError):  # where the store is read-only, each process probes once
+            mark.parent.mkdir(exist_ok=True)
+            mark.touch()
+        return environment
+
+    def _refuse_to_replace(self, key: str) -> None:
+        """Another machine's environment is not built anew because its interpreter is not to be found here."""
+        found = self.look(key)
+        if (
+            found is None
+            or found.stamp.get("host", platform.node()) == platform.node()
+            or os.access(found.python, os.X_OK)
+        ):
+            return
+        target = os.path.realpath(found.python)
+        raise errors.ProbeError(
+            f"{found.python} leads to {target}, which is not on {platform.node()}: {found.stamp['host']} "
+            "built it from the Python there; install that Python here, too, or give the machines stores of "
+            "their own (RAYCREW_VENV_DIR)",
+            python=str(found.python),
+        )
 
     def look(self, key: str) -> Environment | None:
         """A published environment with its stamp, or None, without becoming its user."""
@@ -145,10 +183,12 @@ class Store:
             DiskFullError: No space is left.
         """
         if not force and (found := self.get(key)):
-            return found
+            return self.on_this_machine(found)
+        if not force:
+            self._refuse_to_replace(key)
         self.need_writable(key)
         try:
-            return self._install(key, make, python, sync, force, report)
+            return self.on_this_machine(self._install(key, make, python, sync, force, report))
         except errors.VenvError:  # some of them are timeouts, and so OSErrors
             raise
         except OSError as error:

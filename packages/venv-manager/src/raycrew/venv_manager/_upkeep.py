@@ -11,7 +11,7 @@ from pathlib import Path
 from raycrew.venv_manager import _inventory
 from raycrew.venv_manager._digest import KEY_LENGTH
 from raycrew.venv_manager._locks import processes_using
-from raycrew.venv_manager._probe import check, probe
+from raycrew.venv_manager._probe import Expectation, check, probe
 from raycrew.venv_manager._store import Environment, Store
 from raycrew.venv_manager.errors import ProbeError, StoreTimeoutError
 
@@ -88,11 +88,9 @@ def _notes(store: Store, environment: Environment, imports: bool) -> tuple[list[
     if (moved := relocated(environment)) is not None:
         notes.append(moved)
     if imports:
-        recipe = store.recipe(environment.key)
+        expected = Expectation.from_list(environment.stamp.get("expectation", (None, None, {}, ())))
         try:
-            found = probe(environment.python, recipe.expectation.imports if recipe else ())
-            if recipe:
-                check(found, recipe.expectation)
+            check(probe(environment.python, expected.imports, environ=store.environ), expected)
         except ProbeError as error:
             notes.append(str(error))
             broken = True
