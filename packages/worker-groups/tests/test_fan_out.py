@@ -13,6 +13,7 @@ from raycrew.worker_groups import (
     fan_out,
     fan_out_as_completed,
 )
+from raycrew.worker_groups.fan_out import _progress
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_large_functions_items_and_results():
 
 
 @pytest.mark.usefixtures("local_ray", "warm_pool")
-def test_progress_is_shown_where_the_caller_wants_it():
+def test_progress_is_shown_where_the_caller_wants_it(monkeypatch, capsys):
     def half(item):
         return 1 // (item % 2)
 
@@ -129,6 +130,13 @@ def test_progress_is_shown_where_the_caller_wants_it():
         (task,) = progress.tasks
     assert (task.completed, task.total) == (10, 10)
     assert "5 failed" in task.description
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(_progress, "QUIET_S", 0.0)
+    fan_out(half, range(10), on_error="return")
+    shown = capsys.readouterr().err
+    assert "10/10" in shown
+    assert "(5 failed)" in shown
 
 
 @pytest.mark.usefixtures("local_ray", "warm_pool")

@@ -22,27 +22,41 @@ from raycrew.worker_groups import (
 )
 
 
-def poison(item):
-    if item == 3:
-        raise KeyError("three")
-    if item == 7:
-        os._exit(9)
-    if item == 11:
-        return threading.Lock()
-    if item == 13:
-        signal.pause()
-    if item == 17:
-        sys.exit("seventeen")
-    if item == 19:
-        os.kill(os.getpid(), signal.SIGSEGV)
-    return item
+def poisonous(folder):
+    """Misbehaves on some items; two of them start a child and a daemonised grandchild first."""
+
+    def start_others():
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        script = "setsid sleep 1000 >/dev/null & echo $!"
+        made = subprocess.run(["sh", "-c", script], stdout=subprocess.PIPE, text=True, check=True)
+        for pid in (os.getpid(), child.pid, int(made.stdout)):
+            pathlib.Path(folder, str(pid)).touch()
+
+    def poison(item):
+        if item in (7, 13):
+            start_others()
+        if item == 3:
+            raise KeyError("three")
+        if item == 7:
+            os._exit(9)
+        if item == 11:
+            return threading.Lock()
+        if item == 13:
+            signal.pause()
+        if item == 17:
+            sys.exit("seventeen")
+        if item == 19:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return item
+
+    return poison
 
 
 @pytest.mark.smoke
 @pytest.mark.usefixtures("local_ray", "warm_pool")
-def test_each_poisoned_item_is_reported_by_its_index_and_the_rest_is_never_lost():
+def test_each_poisoned_item_is_reported_by_its_index_takes_what_it_started_along_and_no_other(tmp_path):
     items = [*range(40), threading.Lock()]
-    results = fan_out(poison, items, batch_size=10, timeout_s=5, on_error="return")
+    results = fan_out(poisonous(tmp_path), items, batch_size=10, timeout_s=5, on_error="return")
     bad = {i: result for i, result in enumerate(results) if isinstance(result, ItemError)}
     assert [r for i, r in enumerate(results) if i not in bad] == [i for i in range(40) if i not in bad]
     assert {i: type(error) for i, error in bad.items()} == {
@@ -61,6 +75,9 @@ def test_each_poisoned_item_is_reported_by_its_index_and_the_rest_is_never_lost(
     assert "SIGSEGV" in str(bad[19])
     assert isinstance(bad[13], TimeoutError)
     assert "can't be pickled" in str(bad[40])
+    pids = read_pids(tmp_path)
+    assert len(pids) == 6
+    eventually(lambda: not any(map(is_running, pids)), "all processes of the items are gone")
 
 
 @pytest.mark.usefixtures("local_ray", "warm_pool")
@@ -92,32 +109,6 @@ def test_an_exception_that_does_not_survive_pickling_is_still_told():
     (result,) = fan_out(odd, [0], on_error="return")
     assert "OddError: very odd" in str(result)
     assert "in odd" in str(result)
-
-
-def with_children(folder):
-    """A function that starts a child and a daemonised grandchild, notes all pids, and then does as told."""
-
-    def run(then):
-        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-        script = "setsid sleep 1000 >/dev/null & echo $!"
-        made = subprocess.run(["sh", "-c", script], stdout=subprocess.PIPE, text=True, check=True)
-        for pid in (os.getpid(), child.pid, int(made.stdout)):
-            pathlib.Path(folder, str(pid)).touch()
-        if then == "crash":
-            os._exit(1)
-        signal.pause()
-
-    return run
-
-
-@pytest.mark.parametrize("then", ["overrun", "crash"])
-@pytest.mark.usefixtures("local_ray", "warm_pool")
-def test_an_item_takes_everything_it_started_with_it(tmp_path, then):
-    (result,) = fan_out(with_children(tmp_path), [then], timeout_s=5, on_error="return")
-    assert isinstance(result, ItemTimeoutError if then == "overrun" else ItemCrashedError)
-    pids = read_pids(tmp_path)
-    assert len(pids) == 3
-    eventually(lambda: not any(map(is_running, pids)), "all processes of the item are gone")
 
 
 @pytest.mark.usefixtures("local_ray", "warm_pool")

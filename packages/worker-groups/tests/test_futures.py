@@ -132,6 +132,17 @@ def test_every_reader_of_a_stream_sees_every_item(group):
     assert sorted(future.as_completed()) == sorted((rank, i) for rank in range(3) for i in range(3))
 
 
+def test_items_of_a_stream_arrive_before_its_end_and_a_timeout_consumes_none(group, gate):
+    future = group.call("count_and_wait_for", 2, str(gate))
+    items = future.as_completed()
+    assert sorted(next(items) for _ in range(6)) == [(rank, i) for rank in range(3) for i in range(2)]
+    with pytest.raises(ResultTimeoutError, match=r"ranks \[0, 1, 2\] have not answered"):
+        future.get_results(timeout=0.3)
+    gate.touch()
+    assert sorted(items) == [(rank, "end") for rank in range(3)]
+    assert future.get_results() == [[0, 1, "end"]] * 3
+
+
 def test_a_broken_stream_is_told_at_every_look(group):
     future = group.call("count_and_fail_on", [1], 2)
     for _ in range(2):

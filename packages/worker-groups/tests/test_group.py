@@ -1,5 +1,4 @@
 import asyncio
-import os
 import threading
 from collections import UserString
 
@@ -39,7 +38,11 @@ def cluster(local_ray_session):
 @pytest.fixture(scope="module")
 def group(cluster):
     """A group for all tests, on bundles of its own."""
-    with RayVirtualCluster([4], use_gpus=False) as own, RayWorkerGroup(own, Worker, base=10) as made:
+    sharding = NamedSharding([[0, 1], [2, 3]], ["dp", "tp"])
+    with (
+        RayVirtualCluster([4], use_gpus=False) as own,
+        RayWorkerGroup(own, Worker, base=10, sharding_annotations=sharding) as made,
+    ):
         yield made
 
 
@@ -70,33 +73,35 @@ def test_workers_have_the_ranks_they_are_told(group):
 def test_the_environment_is_set_before_the_class_is_imported(cluster, monkeypatch):
     monkeypatch.setenv("API_TOKEN", "hush")
     with RayWorkerGroup(
-        cluster, "workers.Worker", env_vars={"COLOUR": "red"}, secrets=("API_TOKEN",)
+        cluster, "workers.Worker", 2, env_vars={"COLOUR": "red"}, secrets=("API_TOKEN",)
     ) as group:
         seen = group.call("at_import").get_results()
     # The module is unpickled by reference, so what it saw at import is what the worker had by then.
     assert seen == [
-        {"RANK": str(rank), "WORLD_SIZE": "4", "COLOUR": "red", "API_TOKEN": "hush"} for rank in range(4)
+        {"RANK": str(rank), "WORLD_SIZE": "2", "COLOUR": "red", "API_TOKEN": "hush"} for rank in range(2)
     ]
 
 
-def test_variables_of_the_loader_are_there_from_the_start(cluster):
-    with RayWorkerGroup(cluster, Worker, 1, env_vars={"OMP_NUM_THREADS": "3"}) as group:
-        assert group.call("environment", "OMP_NUM_THREADS").get_results() == [{"OMP_NUM_THREADS": "3"}]
-
-
-def test_wishes_about_communication_reach_workers(cluster):
-    with RayWorkerGroup(cluster, Worker, 1, async_communication=True) as group:
+def test_what_a_worker_gets_and_what_it_does_not(cluster, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    from_start = {"runtime_env": {"env_vars": {"SLURM_PROCID": "7", "PLAIN": "seen"}}}
+    with RayWorkerGroup(
+        cluster,
+        RayWorkerBuilder(Worker).options(**from_start),
+        1,
+        env_vars={"OMP_NUM_THREADS": "3"},
+        async_communication=True,
+        progress=True,
+    ) as group:
+        assert group.call("environment", "OMP_NUM_THREADS", "SLURM_PROCID", "PLAIN").get_results() == [
+            {"OMP_NUM_THREADS": "3", "SLURM_PROCID": None, "PLAIN": "seen"}
+        ]
         (here,) = group.call("where").get_results()
     assert (here.communication.asynchronous, here.communication.gradient_compression) == (True, False)
-
-
-def test_launcher_variables_do_not_reach_workers(cluster):
-    os.environ["SLURM_PROCID"] = "7"
-    try:
-        with RayWorkerGroup(cluster, Worker, 1) as group:
-            assert group.call("environment", "SLURM_PROCID").get_results() == [{"SLURM_PROCID": None}]
-    finally:
-        del os.environ["SLURM_PROCID"]
+    bar = capsys.readouterr().err
+    assert "Worker: import and __init__" in bar
+    assert "1/1" in bar
 
 
 def test_user_code_runs_on_the_main_thread(group):
@@ -136,6 +141,7 @@ def test_generators_give_their_items(group):
     future = group.on(ranks=[0, 2]).call("count_to", 2)
     assert sorted(future.as_completed()) == [(0, 0), (0, 1), (2, 0), (2, 1)]
     assert future.get_results() == [[0, 1], [0, 1]]
+    assert sorted(group.stream(Worker.count_to, 1)) == [(rank, 0) for rank in range(4)]
 
 
 def test_a_future_is_an_argument_without_passing_the_driver(group):
@@ -145,7 +151,7 @@ def test_a_future_is_an_argument_without_passing_the_driver(group):
     assert group.call("add", ray.put(5), y=first[0]).get_results() == [26] * 4
 
 
-def test_a_group_fits_a_drawing(group):
+def test_a_group_fits_a_drawing_and_tells_of_its_start(group, capsys):
     assert isinstance(group, Occupant)
     assert group.name == "Worker"
     assert [(p.rank, p.bundle_index, p.share, p.tied_group) for p in group.placements] == [
@@ -153,25 +159,30 @@ def test_a_group_fits_a_drawing(group):
     ]
     assert [m["name"] for m in group.worker_metadata] == [f"Worker-0-{i}" for i in range(4)]
     assert group.startup.workers.keys() == {0, 1, 2, 3}
-    assert group.startup.total_s > 0
+    for phases in group.startup.workers.values():
+        assert 0 < sum(phases.values()) <= group.startup.total_s
     group.print_worker_layout()
     group.print_startup()
+    printed = capsys.readouterr().out
+    for phase in ("environment", "placement", "process", "import", "init"):
+        assert phase in printed
+    for info in group.ranks:
+        assert info.node_address in printed
 
 
 def test_use_after_shutdown_raises(cluster):
-    group = RayWorkerGroup(cluster, Worker)
+    group = RayWorkerGroup(cluster, Worker, 1)
     assert group.shutdown()
     assert group.shutdown()
     for use in (lambda: group.call("pid"), lambda: group.on(), lambda: group.run_rank_zero("pid")):
         with pytest.raises(WorkerGroupClosedError, match="'Worker' was shut down"):
             use().call("pid")
-    with RayWorkerGroup(cluster, Worker) as again:
-        assert len(again.call("pid").get_results()) == 4
+    cluster.claim(None, "the next").release()
 
 
 @pytest.mark.smoke
 def test_async_workers(cluster):
-    with RayWorkerGroup(cluster, AsyncWorker, 2) as group:
+    with RayWorkerGroup(cluster, AsyncWorker, [2]) as group:
         assert group.call("slowly", 3).get_results() == [3, 3]
         assert group.call("rank").get_results() == [0, 1]
         assert group.call("gather", group.call("rank")).get_results() == [1, 1]
@@ -188,10 +199,13 @@ def test_a_decorated_class(cluster):
         assert group.call("get_name").get_results() == ["x", "x"]
 
 
-def test_a_class_with_a_concurrency_group(cluster):
+def test_a_concurrency_group_answers_while_another_is_busy(cluster, tmp_path):
     builder = RayWorkerBuilder(Grouped).options(concurrency_groups={"side": 1})
     with RayWorkerGroup(cluster, builder, 1) as group:
-        (side,), (plain,) = group.call("side").get_results(), group.call("plain").get_results()
+        busy = group.call("plain", str(tmp_path / "gate"))
+        (side,) = group.call("side").get_results()
+        (tmp_path / "gate").touch()
+        (plain,) = busy.get_results()
     assert side != plain
 
 
@@ -228,26 +242,29 @@ def test_tied_groups_are_called_as_asked(cluster):
     with RayWorkerGroup(cluster, Worker, bundle_indices_list=[[0, 1], [2, 3]]) as group:
         leaders = group.run_all_workers_single_data("nap", 0, only_on="tied_leader")
         assert (leaders.called_workers, leaders.get_results()) == ([0, 2], [0, 2])
+        assert group.on(leaders=True).call(Worker.nap, 0).get_results() == [0, 2]
         tied = group.run_all_workers_multiple_data("echo", ["a", "b"], only_on="all_tied_workers")
         assert tied.called_workers == [0, 1, 2, 3]
         assert tied.get_results() == [(0, ("a",), {}), (2, ("b",), {})]
         assert ray.get(tied)[1] == (1, ("a",), {})
+        stream = group.run_all_workers_single_data("count_to", 2, only_on="all_tied_workers")
+        assert sorted(stream.as_completed()) == [(0, 0), (0, 1), (2, 0), (2, 1)]
+        assert stream.get_results() == [[0, 1], [0, 1]]
 
 
-def test_sharded_and_replicated_axes(cluster):
-    sharding = NamedSharding([[0, 1], [2, 3]], ["dp", "tp"])
-    with RayWorkerGroup(cluster, Worker, sharding_annotations=sharding) as group:
-        future = group.run_all_workers_sharded_data(
-            "echo", ["a", "b"], in_sharded_axes=["dp"], replicate_on_axes=["tp"], output_is_replicated=["tp"]
-        )
-        assert future.get_results() == [(0, ("a",), {}), (2, ("b",), {})]
-        free = group.run_all_workers_sharded_data(
-            "echo", ["a", "b"], in_sharded_axes=["dp"], make_dummy_calls_to_free_axes=True
-        )
-        assert ray.get(free) == [(0, ("a",), {}), (1, (None,), {}), (2, ("b",), {}), (3, (None,), {})]
-        assert free.get_results() == [(0, ("a",), {}), (2, ("b",), {})]
-        only = group.run_all_workers_single_data("nap", 0, run_rank_0_only_axes=["tp"])
-        assert only.get_results() == [0, 2]
+def test_sharded_and_replicated_axes(group):
+    axes = {"in_sharded_axes": ["dp"], "replicate_on_axes": ["tp"], "output_is_replicated": ["tp"]}
+    future = group.run_all_workers_sharded_data("echo", ["a", "b"], **axes)
+    assert future.get_results() == [(0, ("a",), {}), (2, ("b",), {})]
+    assert ray.get(future)[3] == (3, ("b",), {})
+    assert group.call_sharded(Worker.echo, ["a", "b"], **axes).get_results() == future.get_results()
+    free = group.run_all_workers_sharded_data(
+        "echo", ["a", "b"], in_sharded_axes=["dp"], make_dummy_calls_to_free_axes=True
+    )
+    assert ray.get(free) == [(0, ("a",), {}), (1, (None,), {}), (2, ("b",), {}), (3, (None,), {})]
+    assert free.get_results() == [(0, ("a",), {}), (2, ("b",), {})]
+    only = group.run_all_workers_single_data("nap", 0, run_rank_0_only_axes=["tp"])
+    assert (only.called_workers, only.get_results()) == ([0, 2], [0, 2])
 
 
 def test_arguments_of_init_are_checked_first(cluster):
@@ -259,19 +276,7 @@ def test_arguments_of_init_are_checked_first(cluster):
         RayWorkerGroup(cluster, "Worker")
     with pytest.raises(ValueError, match="not set"):
         RayWorkerGroup(cluster, Worker, secrets=("NO_SUCH_TOKEN",))
-    with RayWorkerGroup(cluster, Worker) as group:
-        assert len(group) == 4
-
-
-def test_load_balancing(cluster):
-    with RayWorkerGroup(cluster, Worker, enable_load_balancing=True, idempotent_methods=("add",)) as group:
-        assert sorted(group.balancer.call("nap", 0).get_results()[0] for _ in range(4)) == [0, 1, 2, 3]
-        assert list(group.balancer.map("add", range(10))) == list(range(10))
-    with (
-        RayWorkerGroup(cluster, Worker, 1) as group,
-        pytest.raises(ValueError, match="enable_load_balancing"),
-    ):
-        group.balancer.call("nap", 0)
+    cluster.claim(None, "the next").release()
 
 
 class Odd(UserString):
@@ -320,10 +325,27 @@ def test_arguments_that_cannot_travel_are_refused_before_anything_is_sent(group)
     ]
 
 
-def test_large_arguments_are_stored_once(group):
-    blob = bytes(1 << 20)
-    group.call("keep", blob).get_results()
-    assert [len(kept) for kept in group.call("get_kept").get_results()] == [1 << 20] * 4
+class Blob:
+    """Tells how often it was pickled; large, to those who ask."""
+
+    def __init__(self, nbytes):
+        self.nbytes = nbytes
+        self.pickled = 0
+
+    def __reduce__(self):
+        self.pickled += 1
+        return Blob, (self.nbytes,)
+
+
+def test_a_large_argument_is_stored_once_and_a_small_one_goes_along_with_each_call(group):
+    shared, small, shards = Blob(1 << 20), Blob(10), [Blob(1 << 20), Blob(1 << 20)]
+    group.call("keep", shared).get_results()
+    group.call("keep", small).get_results()
+    axes = {"in_sharded_axes": ["dp"], "replicate_on_axes": ["tp"]}
+    group.run_all_workers_sharded_data("keep", shards, **axes).get_results()
+    assert [kept.nbytes for kept in group.call("get_kept").get_results()] == [1 << 20] * 4
+    assert (shared.pickled, [shard.pickled for shard in shards]) == (1, [1, 1])
+    assert small.pickled >= 4
 
 
 def test_the_module_of_the_workers_is_the_one_beside_this_file():

@@ -1,12 +1,14 @@
 """Groups on clusters of other shapes."""
 
+import pytest
+from patience import read_pids
 from workers import Worker
 
 from raycrew.cluster_core import RayVirtualCluster
-from raycrew.worker_groups import RayWorkerGroup
+from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
 
 
-def test_two_groups_share_bundles(local_ray):
+def test_two_groups_share_bundles_and_results_go_from_one_to_the_other(local_ray, tmp_path):
     with (
         RayVirtualCluster([2], use_gpus=False, max_colocated_worker_groups=2) as cluster,
         RayWorkerGroup(cluster, Worker) as one,
@@ -14,7 +16,10 @@ def test_two_groups_share_bundles(local_ray):
     ):
         assert {p.share for p in (*one.placements, *two.placements)} == {0.5}
         assert one.master_port != two.master_port
-        assert not set(one.call("pid").get_results()) & set(two.call("pid").get_results())
+        pids = one.call("pid").get_results(), two.call("pid").get_results()
+        assert not set(pids[0]) & set(pids[1])
+        two.call("keep", one.call("note", str(tmp_path))).get_results()
+        assert set(read_pids(tmp_path)) == set(pids[1])
 
 
 def test_devices_are_learnt_from_the_workers(ray_nodes):
@@ -31,6 +36,11 @@ def test_devices_are_learnt_from_the_workers(ray_nodes):
         for node in (group.ranks[:3], group.ranks[3:]):
             devices = [info.device_index for info in node]
             assert devices == sorted(set(devices))
+        really = [(info.node_id, [str(info.device_index)]) for info in group.ranks]
+        assert group.call("really").get_results() == really
+        with pytest.raises(WorkerFailureError, match="cuda device") as caught:
+            group.call("fail_on", [4]).get_results()
+        assert (caught.value.node_id, [str(caught.value.device_index)]) == really[4]
         here = group.call("where").get_results()
         assert {(w.device_kind, w.local_device_index) for w in here} == {("cuda", 0)}
         group.shutdown()

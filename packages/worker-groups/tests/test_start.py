@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
 import pytest
@@ -50,9 +51,7 @@ def living_actors():
 
 def assert_nothing_is_left(cluster):
     eventually(lambda: not living_actors(), "Ray's state API has heard that all actors ended")
-    with RayWorkerGroup(cluster, Worker) as group:
-        eventually(lambda: len(living_actors()) == 3, "Ray's state API has heard of the new actors")
-        assert len(group.call("pid").get_results()) == 3
+    cluster.claim(None, "the next").release()
 
 
 def test_a_worker_that_raises_ends_the_rest(cluster):
@@ -70,6 +69,9 @@ def test_a_worker_that_raises_ends_the_rest(cluster):
     for part in ("rank 1 of 'policy'", f"pid {error.pid}", "not today", "the last words"):
         assert part in str(error)
     assert_nothing_is_left(cluster)
+    with RayWorkerGroup(cluster, Worker) as group:
+        eventually(lambda: len(living_actors()) == 3, "Ray's state API has heard of the new actors")
+        assert len(group.call("pid").get_results()) == 3
 
 
 def test_several_failures_are_one_group_of_exceptions(cluster, tmp_path):
@@ -87,44 +89,42 @@ def test_a_worker_that_dies_is_named(cluster):
     assert_nothing_is_left(cluster)
 
 
-def test_a_worker_that_sleeps_past_the_deadline_is_named(cluster):
-    with pytest.raises(
-        WorkerStartTimeoutError, match="its __init__ did not return within the 15 s"
-    ) as caught:
-        RayWorkerGroup(cluster, SleepsInInit, init_timeout_s=15)
-    assert isinstance(caught.value, TimeoutError)
-    assert (caught.value.rank, caught.value.bundle_index) == (1, 1)
-    assert caught.value.pid is not None
+class Crooked(RayVirtualCluster):
+    """A cluster whose last bundle can't take a worker."""
+
+    def claim(self, indices, holder):
+        return CrookedClaim(super().claim(indices, holder))
+
+
+class CrookedClaim:
+    def __init__(self, claim):
+        self._claim = claim
+
+    def __getattr__(self, name):
+        return getattr(self._claim, name)
+
+    def actor_options(self, position):
+        options = self._claim.actor_options(position)
+        if position == 2:
+            options |= {"resources": {"unicorn": 1}, "scheduling_strategy": "DEFAULT"}
+        return options
+
+
+def test_a_worker_that_sleeps_past_the_deadline_or_cannot_be_placed_is_named(cluster):
+    with Crooked([3], use_gpus=False) as crooked, ThreadPoolExecutor(2) as threads:
+        sleeping = threads.submit(RayWorkerGroup, cluster, SleepsInInit, init_timeout_s=20)
+        unplaced = threads.submit(RayWorkerGroup, crooked, Worker, init_timeout_s=20)
+        slept, waited = sleeping.exception(), unplaced.exception()
+        for error in (slept, waited):
+            assert isinstance(error, WorkerStartTimeoutError), error
+            assert isinstance(error, TimeoutError)
+        assert "its __init__ did not return within the 20 s" in str(slept)
+        assert (slept.rank, slept.bundle_index, slept.pid is None) == (1, 1, False)
+        assert "Worker-0-2" in str(waited)
+        assert "was not placed" in str(waited)
+        assert (waited.rank, waited.bundle_index, waited.pid) == (None, 2, None)
+        assert_nothing_is_left(crooked)
     assert_nothing_is_left(cluster)
-
-
-def test_a_worker_that_cannot_be_placed_is_named(cluster):
-    class Elsewhere(RayVirtualCluster):
-        """A cluster whose last bundle can't take a worker."""
-
-        def claim(self, indices, holder):
-            return Crooked(super().claim(indices, holder))
-
-    class Crooked:
-        def __init__(self, claim):
-            self._claim = claim
-
-        def __getattr__(self, name):
-            return getattr(self._claim, name)
-
-        def actor_options(self, position):
-            options = self._claim.actor_options(position)
-            if position == 2:
-                options |= {"resources": {"unicorn": 1}, "scheduling_strategy": "DEFAULT"}
-            return options
-
-    cluster.shutdown()
-    with Elsewhere([3], use_gpus=False) as crooked:
-        with pytest.raises(WorkerStartTimeoutError, match="was not placed") as caught:
-            RayWorkerGroup(crooked, Worker, init_timeout_s=20)
-        assert "Worker-0-2" in str(caught.value)
-        assert (caught.value.rank, caught.value.bundle_index) == (None, 2)
-    eventually(lambda: not living_actors(), "Ray's state API has heard that all actors ended")
 
 
 def test_bundles_that_are_held_are_refused(cluster):
@@ -152,18 +152,23 @@ def test_a_class_that_only_its_environment_has_is_described_there(cluster, tmp_p
     (tmp_path / "faraway.py").write_text(
         "import os, sys\n"
         "class Far:\n"
+        "    _default_options = {'runtime_env': {'env_vars': {'OF_THE_CLASS': 'yes'}}}\n"
         "    @staticmethod\n"
         "    def configure_worker(num_gpus, bundle_indices):\n"
-        "        return {}, {'FAR': 'yes'}, {'where': sys.executable}\n"
+        "        runtime_env = {'env_vars': {'FROM_START': 'yes'}}\n"
+        "        return {}, {'FAR': 'yes'}, {'where': sys.executable}, runtime_env\n"
         "    def __init__(self, where): self.where = where\n"
-        "    def answer(self, *, again): return os.environ['FAR'], self.where, again\n"
+        "    def answer(self, *, again): return self.where, again\n"
+        "    def environment(self):\n"
+        "        return [os.environ.get(name) for name in ('FAR', 'FROM_START', 'OF_THE_CLASS')]\n"
         "    def items(self, n): yield from range(n)\n"
     )
     provider = Provider()
     variables = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     with RayWorkerGroup(cluster, "faraway.Far", environments=provider, env_vars=variables) as group:
         assert "faraway" not in sys.modules
-        assert group.call("answer", again=1).get_results() == [("yes", sys.executable, 1)] * 3
+        assert group.call("answer", again=1).get_results() == [(sys.executable, 1)] * 3
+        assert group.call("environment").get_results() == [["yes"] * 3] * 3
         assert group.call("items", 2).get_results() == [[0, 1]] * 3
         with pytest.raises(TypeError, match=r"missing a required .*argument: 'again'"):
             group.call("answer")

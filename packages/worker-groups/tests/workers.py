@@ -14,6 +14,14 @@ from raycrew.worker_groups import current_worker
 AT_IMPORT = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "COLOUR", "API_TOKEN")}
 
 
+def await_file(path):
+    deadline = time.monotonic() + 200
+    while not Path(path).exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path} did not come")
+        time.sleep(0.01)
+
+
 class Worker:
     """Does a bit of everything."""
 
@@ -66,11 +74,8 @@ class Worker:
 
     def wait_for(self, path):
         """Until a file is there; None waits for nothing."""
-        deadline = time.monotonic() + 200
-        while path is not None and not Path(path).exists():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{path} did not come")
-            time.sleep(0.01)
+        if path is not None:
+            await_file(path)
         return current_worker().rank
 
     def fail_on(self, ranks, gate=None):
@@ -108,6 +113,33 @@ class Worker:
 
     def _hidden(self):
         return "seen"
+
+    def count_and_wait_for(self, n, path):
+        yield from range(n)
+        self.wait_for(path)
+        yield "end"
+
+    def really(self):
+        """Where Ray says that this is, and which device it assigned."""
+        return ray.get_runtime_context().get_node_id(), ray.get_runtime_context().get_accelerator_ids()["GPU"]
+
+    def note(self, folder):
+        return Noted(folder)
+
+
+class Noted:
+    """Leaves the numbers of the processes that unpickle it in a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return _noted, (self.folder,)
+
+
+def _noted(folder):
+    Path(folder, str(os.getpid())).touch()
+    return Noted(folder)
 
 
 class AsyncWorker:
@@ -154,7 +186,8 @@ class Grouped:
     def side(self):
         return threading.current_thread().name
 
-    def plain(self):
+    def plain(self, path):
+        await_file(path)
         return threading.current_thread().name
 
 

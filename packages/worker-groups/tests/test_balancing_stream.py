@@ -1,0 +1,126 @@
+"""Streams, over workers that are a list."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raycrew.worker_groups import WorkerFailureError
+from raycrew.worker_groups.balancing import WorkerLoad, strategy_of
+from raycrew.worker_groups.balancing._stream import LostWorkerError, Stream
+
+
+class FakeWorkers:
+    """Workers that finish in an order that the test decides, and can be lost."""
+
+    def __init__(self, n, pick=lambda sent: sent[0]):
+        self.ranks = list(range(n))
+        self.pick = pick
+        self.log = []
+        self.most = Counter()
+        self.held = Counter()
+        self.abandoned = []
+        self.loses = {}
+
+    def loads(self):
+        return [WorkerLoad(rank, self.held[rank]) for rank in self.ranks]
+
+    def send(self, rank, item):
+        assert rank in self.ranks
+        self.held[rank] += 1
+        self.most[rank] = max(self.most[rank], self.held[rank])
+        self.log.append((rank, item.index))
+        return (len(self.log), rank, item.value)
+
+    def wait(self, sent):
+        return [self.pick(sent)]
+
+    def collect(self, sent):
+        _, rank, value = sent
+        self.held[rank] -= 1
+        if self.loses.get(value, 0):
+            self.loses[value] -= 1
+            self.ranks.remove(rank)
+            raise LostWorkerError from WorkerFailureError(f"rank {rank} died")
+        if rank not in self.ranks:
+            raise LostWorkerError from WorkerFailureError(f"rank {rank} died")
+        return value * 10
+
+    def abandon(self, sent):
+        self.abandoned += sent
+
+
+def stream_over(workers, items, strategy="round_robin", *, key=lambda item: item, most=2, window=None):
+    return Stream(workers, strategy_of(strategy), items, key, most, window)
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(0, 40),
+    st.integers(1, 3),
+    st.randoms(),
+    st.sampled_from(["round_robin", "consistent_hash"]),
+)
+def test_every_item_is_answered_once_and_no_worker_holds_too_many(n, count, most, random, strategy):
+    workers = FakeWorkers(n, random.choice)
+    pairs = list(stream_over(workers, range(count), strategy, most=most).pairs())
+    assert sorted(pairs) == [(i, i * 10) for i in range(count)]
+    assert all(held <= most for held in workers.most.values())
+    assert workers.abandoned == []
+
+
+def test_the_same_key_goes_to_the_same_worker_even_when_that_one_is_full():
+    workers = FakeWorkers(3)
+    list(stream_over(workers, range(60), "consistent_hash", key=lambda i: i % 5, most=1).pairs())
+    by_key = {}
+    for rank, index in workers.log:
+        by_key.setdefault(index % 5, set()).add(rank)
+    assert all(len(ranks) == 1 for ranks in by_key.values())
+
+
+def test_the_source_is_read_only_as_far_as_workers_and_window_allow():
+    read = []
+
+    def endless():
+        while True:
+            read.append(len(read))
+            yield read[-1]
+
+    stream = stream_over(FakeWorkers(2, lambda sent: sent[-1]), endless(), window=6)
+    pairs = stream.pairs()
+    for _ in range(5):  # the first item is never done: everything else in the window is
+        next(pairs)
+    assert len(read) == 6
+    pairs.close()
+
+
+def test_a_slow_worker_gets_fewer_items():
+    workers = FakeWorkers(2, lambda sent: next((one for one in sent if one[1] == 1), sent[0]))
+    list(stream_over(workers, range(50)).pairs())
+    ranks = Counter(rank for rank, _ in workers.log)
+    assert ranks == {0: 2, 1: 48}
+
+
+def test_items_of_a_lost_worker_go_to_another_one():
+    workers = FakeWorkers(3)
+    workers.loses = {4: 1}
+    pairs = list(stream_over(workers, range(20)).pairs())
+    assert sorted(pairs) == [(i, i * 10) for i in range(20)]
+    assert len(workers.ranks) == 2
+
+
+def test_an_item_that_ends_every_worker_ends_only_two_of_them():
+    workers = FakeWorkers(4)
+    workers.loses = {4: 9}
+    with pytest.raises(WorkerFailureError, match="died"):
+        list(stream_over(workers, range(20), most=1).pairs())
+    assert len(workers.ranks) == 2
+
+
+def test_closing_a_stream_abandons_what_is_left():
+    workers = FakeWorkers(2)
+    pairs = stream_over(workers, range(20)).pairs()
+    next(pairs)
+    pairs.close()
+    assert len(workers.abandoned) == 3
