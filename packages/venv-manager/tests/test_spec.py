@@ -1,9 +1,13 @@
 import json
+import os
 import pickle
+import re
+import subprocess
 
 import pytest
 
 from raycrew.venv_manager import EnvironmentSpec, SpecError, parse
+from raycrew.venv_manager._uv import find_uv
 from raycrew.venv_manager.testing import write_project
 
 pytestmark = pytest.mark.smoke
@@ -28,6 +32,41 @@ def test_every_flag_of_uv_run_that_decides_what_is_installed(project, tmp_path):
     )  # fmt: skip
 
 
+def test_flags_before_run_short_ones_lists_and_paths(project, tmp_path):
+    assert parse(f"uv -qv --directory {project} run -vv --extra a,b") == EnvironmentSpec.project(
+        project, extras=["a", "b"]
+    )
+    words = "--with 'one[a,b]>1,<2,two' -w ./lib --with-editable more --with-editable ../other"
+    assert set(parse(f"uv run --directory {project} {words}").packages) == {
+        "one[a,b]>1,<2", "two", str(project / "lib"), str(project / "more"), str(tmp_path / "other"),
+    }  # fmt: skip
+    spec = parse(f"uv run --directory {project} --link-mode copy --cache-dir cache --compile-bytecode -n")
+    assert dict(spec.environment) == {
+        "UV_LINK_MODE": "copy", "UV_CACHE_DIR": str(project / "cache"), "UV_COMPILE_BYTECODE": "1",
+        "UV_NO_CACHE": "1",
+    }  # fmt: skip
+
+
+def test_each_flag_that_uv_has_is_understood_with_its_value_or_refused_by_name(project):
+    environ = {**os.environ, "NO_COLOR": "1"}
+    said = subprocess.check_output([find_uv(), "help", "run"], text=True, env=environ, stderr=subprocess.PIPE)
+    flags = re.findall(r"(?m)^ {2,6}(?:(-\w), )?(--[a-z][a-z-]+)(\.\.\.| <\S+)?", said)
+    understood = {"--script", "--no-project"}  # which have tests of their own
+    for short, long, value in flags:
+        for flag in filter(None, (short, long) if long not in understood else ()):
+            words = f"{flag} {project}" if "<" in value else flag
+            try:
+                spec = parse(f"uv run {words} --directory {project} python")
+                assert spec.path == str(project), f"{flag} took what follows for its value, or left its own"
+                understood.add(long)
+            except SpecError as error:
+                assert str(error).startswith(f"{flag} "), flag
+                assert "needs a value" not in str(error), flag
+    assert {"--extra", "--with", "--link-mode", "--compile-bytecode", "--offline", "--color"} <= understood
+    assert not {"--upgrade", "--env-file", "--module", "--no-sync", "--config-file"} & understood
+    assert len(flags) > 60
+
+
 def test_order_and_repetition_of_flags_do_not_matter(project):
     one = parse(f"uv run --extra a --extra b --directory {project} --locked")
     other = parse(f"uv run --locked --directory={project} --extra=b --extra a --extra b python3")
@@ -36,7 +75,8 @@ def test_order_and_repetition_of_flags_do_not_matter(project):
 
 
 @pytest.mark.parametrize(
-    "flag", ["--reinstall", "--upgrade", "-U", "--no-such-thing", "--active", "--env-file x"]
+    "flag",
+    ["--reinstall", "--upgrade", "-U", "--no-such-thing", "--active", "--env-file x", "--no-config", "-m x"],
 )
 def test_an_unknown_flag_is_refused_by_name(project, flag):
     with pytest.raises(SpecError, match=flag.split()[0]):

@@ -62,6 +62,18 @@ def test_extras_groups_and_what_is_left_out(store, project):
     assert packages(build(store, f"uv run --directory {project} --with demo==1.0 --no-dev"))["demo"] == "1.0"
 
 
+def test_options_of_the_build_and_of_the_choice_of_versions(store, project):
+    """None of the first changes what is installed, nor the key."""
+    plain = build(store, f"uv run --directory {project}")
+    copied = f"uv run --directory {project} --link-mode copy"
+    assert build(store, copied) == plain
+    store.remove_folder(plain.path)
+    assert build(store, copied).stamp["link_mode"] == "copy"
+    compiled = build(store, f"uv run --directory {project} --compile-bytecode --resolution lowest")
+    assert list(compiled.path.glob("venv/lib/*/site-packages/base/__pycache__/*.pyc"))
+    assert packages(compiled) == {"base": "1.0", "leaf": "1.0"}
+
+
 def test_an_unknown_extra_says_which_there_are(store, project):
     with pytest.raises(ResolutionError, match=r"defines no extra nope; it defines old, new"):
         build(store, f"uv run --directory {project} --extra nope")

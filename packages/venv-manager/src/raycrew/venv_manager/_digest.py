@@ -30,6 +30,8 @@ from raycrew.venv_manager.errors import SpecError
 
 FORMAT = 1  # of the layout of an environment in the store: a change makes every key new
 KEY_LENGTH = 24
+# Variables for a build that say how files come to their places, not which.
+_HOW = frozenset({"UV_CACHE_DIR", "UV_LINK_MODE", "UV_NO_CACHE", "UV_OFFLINE", "UV_HTTP_TIMEOUT"})
 _ARCHIVES = (".whl", ".zip", ".gz", ".tgz", ".bz2", ".xz", ".zst")  # that uv finds packages in
 
 
@@ -53,6 +55,7 @@ def identity(
     options = {
         k: v for k, v in spec.to_dict().items() if k not in ("path", "requirement_files", "wheelhouse")
     }
+    options["environment"] = {k: v for k, v in spec.environment if k not in _HOW}
     version = None if lock_file(spec) else uv_version()
     return {
         "format": FORMAT,

@@ -1,5 +1,6 @@
 """From a spec to an interpreter on this machine."""
 
+import dataclasses
 import logging
 import os
 import sys
@@ -81,8 +82,8 @@ def _recipe(
 
     Beside a sync, the new one is not kept yet: that run of uv has still to find the lock to fit.
     """
-    if not force and (kept := store.recipe(key)) is not None:
-        return kept
+    if not force and (kept := store.recipe(key)) is not None:  # how files come there may differ, not which
+        return dataclasses.replace(kept, variables={**kept.variables, **dict(spec.environment)})
     store.need_writable(key)
     made = resolve(
         spec, key, identity, _luggage(spec), environ=store.environ,
