@@ -37,21 +37,25 @@ from raycrew.tensor_transport import (
 def object_store(quick: bool) -> list[Figure]:
     size, repeat = (64 if quick else 256) * MIB, 5 if quick else 9
     tensor, array = content(size), content(size).numpy()
-    backend = RayRefBackend()
+    registry = ShardRegistry(RayRefBackend())
     ray.put(np.zeros(4 * size, np.uint8))  # Wherever an object comes to lie, its pages are there.
 
-    def timed_put(put: Callable[[], Any]) -> Callable[[], float]:
+    def timed_put(put: Callable[[], Any], get: Callable[[Any], Any]) -> Callable[[], float]:
         def run() -> float:
             start = time.perf_counter()
             kept = put()
             taken = time.perf_counter() - start
+            check(np.array_equal(get(kept), array), "what was put")
             del kept
             time.sleep(0.05)  # The store frees what is let go of in the background.
             return taken
 
         return run
 
-    ours, plain = timed_put(lambda: backend.put([tensor])), timed_put(lambda: ray.put(array))
+    ours = timed_put(
+        lambda: registry.put([tensor]), lambda kept: registry.fetch(kept, borrow=True)[0].numpy()
+    )
+    plain = timed_put(lambda: ray.put(array), ray.get)
     put = ratio(
         "object store: put, speed over numpy",
         ours,
@@ -66,19 +70,18 @@ def object_store(quick: bool) -> list[Figure]:
     default = ratio(
         "object store: put, speed over torch",
         ours,
-        timed_put(lambda: ray.put(tensor)),
+        timed_put(lambda: ray.put(tensor), lambda kept: ray.get(kept).numpy()),
         baseline="ray.put of a torch tensor",
         goal=10,
         better="higher",
         repeat=3,
         invert=True,
     )
-    (shard,) = backend.put([tensor])
-    reads = [ShardRead(shard)]
-    check(torch.equal(backend.fetch(reads)[0], tensor), "object store")
+    handles = registry.put([tensor])
     get = median_ms(
         f"object store: get {size // MIB} MiB in place",
-        lambda: backend.fetch(reads),
+        lambda: registry.fetch(handles, borrow=True),
+        is_right=lambda: torch.equal(registry.fetch(handles, borrow=True)[0], tensor),
         repeat=repeat,
         goal=1.0,
         baseline="a deadline",
@@ -233,6 +236,7 @@ def shared_memory(quick: bool) -> list[Figure]:
         start = time.perf_counter()
         shards = backend.put([tensor])
         taken = time.perf_counter() - start
+        check(torch.equal(backend.fetch([ShardRead(shards[0])])[0], tensor), "shared memory")
         backend.release(shards)
         return taken
 
@@ -247,11 +251,11 @@ def shared_memory(quick: bool) -> list[Figure]:
         )
     ]
     (shard,) = backend.put([tensor])
-    check(torch.equal(backend.fetch([ShardRead(shard)])[0], tensor), "shared memory")
     figures.append(
         median_ms(
             "shared memory: get 64 MiB in place",
             lambda: backend.fetch([ShardRead(shard)]),
+            is_right=lambda: torch.equal(backend.fetch([ShardRead(shard)])[0], tensor),
             repeat=repeat,
             goal=1.0,
             baseline="a deadline",

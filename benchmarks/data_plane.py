@@ -24,12 +24,22 @@ def milliseconds(fn: Callable[[], object]) -> float:
 
 
 def median_ms(
-    name: str, fn: Callable[[], object], *, repeat: int, goal: float | None, baseline: str, per: int = 1
+    name: str,
+    fn: Callable[[], object],
+    *,
+    repeat: int,
+    goal: float | None,
+    baseline: str,
+    per: int = 1,
+    is_right: Callable[[], bool] = lambda: True,
 ) -> Figure:
-    """The time of one call, in ms (or in µs for each of `per` items)."""
+    """The time of one call, in ms (or in µs for each of `per` items); `is_right` is asked after each."""
     fn()
     scale, unit = (1.0, "ms") if per == 1 else (1e3 / per, "µs")
-    samples = [scale * milliseconds(fn) for _ in range(repeat)]
+    samples = []
+    for _ in range(repeat):
+        samples.append(scale * milliseconds(fn))
+        check(is_right(), name)
     return figure(name, samples, unit=unit, baseline=baseline, goal=goal)
 
 

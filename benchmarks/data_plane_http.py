@@ -53,11 +53,16 @@ def over_http(quick: bool) -> list[Figure]:
         registry = ShardRegistry(backend)
         handle = registry.put([tensor])[0]
 
+        def checked(taken: float) -> float:
+            check(torch.equal(target, tensor), "what arrived over HTTP, a socket or as JSON")
+            target.zero_()
+            return taken
+
         def ours() -> float:
-            return seconds(lambda: registry.fetch([handle], into=[target]))
+            return checked(seconds(lambda: registry.fetch([handle], into=[target])))
 
         def plain() -> float:
-            return seconds(lambda: receive(target.numpy()))
+            return checked(seconds(lambda: receive(target.numpy())))
 
         def as_json() -> float:
             start = time.perf_counter()
@@ -67,7 +72,7 @@ def over_http(quick: bool) -> list[Figure]:
                 fetch(received)
             raw = base64.b64decode(json.loads(received.tobytes())["data"])
             target.numpy()[:] = np.frombuffer(raw, np.uint8)
-            return time.perf_counter() - start
+            return checked(time.perf_counter() - start)
 
         figures = []
         for name, other, goal, baseline in (
@@ -86,6 +91,5 @@ def over_http(quick: bool) -> list[Figure]:
                     invert=True,
                 )
             )
-            check(torch.equal(target, tensor), f"HTTP or {name}")
         backend.close()
     return figures

@@ -6,7 +6,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from batches import assert_same
 
-from raycrew.tensor_transport import BatchedDataDict, RaggedTensor
+from raycrew.tensor_transport import BatchedDataDict, PackedTensor, RaggedTensor
 
 WORLD = 3
 
@@ -20,6 +20,8 @@ def batch_of(rank):
             "text": [f"{rank}.{i}" for i in range(rows)],
             "reward": np.full(rows, rank, dtype=np.float32),
             "ragged": RaggedTensor(torch.full((rows * 3,), rank), [3] * rows),
+            "packed": PackedTensor([None if i else torch.full((1, rank), rank) for i in range(rows)], 1),
+            "objects": np.array([*({"of": rank} for _ in range(rows)), None], dtype=object)[:-1],
         },
         metadata={"from": rank},
     )

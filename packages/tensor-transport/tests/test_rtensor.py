@@ -71,12 +71,14 @@ def operations(draw):
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.lists(operations(), max_size=5))
 def test_a_handle_does_what_its_tensor_would(sizes, chain):
-    registry = ShardRegistry(InProcessBackend())
+    backend = InProcessBackend()
+    registry = ShardRegistry(backend)
     parts = [torch.randn(size, 5, 2) for size in sizes]
     handle, tensor = RTensor.concat(registry.put(parts)), torch.cat(parts)
     for operation in chain:
         handle, tensor = operation(handle), operation(tensor)
         assert handle.shape == tensor.shape and handle.data.shape == tensor.shape
+    assert backend.fetches == 0, "an operation on handles reads nothing"
     (fetched,) = registry.fetch([pickle.loads(pickle.dumps(handle))])
     assert torch.equal(fetched, tensor)
     fetched.fill_(7)

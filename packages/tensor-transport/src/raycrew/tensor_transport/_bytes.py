@@ -204,7 +204,7 @@ class _Writable:
         self.__array_interface__ = interface
 
 
-def _why_unsupported(tensor: torch.Tensor) -> str | None:
+def _why_unsupported(tensor: Any) -> str | None:
     if not isinstance(tensor, torch.Tensor):
         return f"a {type(tensor).__name__} is no torch.Tensor"
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
