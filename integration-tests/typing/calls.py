@@ -1,0 +1,39 @@
+"""What a type checker makes of calls on a group: read by the type checker, never run."""
+
+from collections.abc import Iterator
+from typing import Any, assert_type
+
+from raycrew.worker_groups import MultiWorkerFuture, RayWorkerGroup
+
+
+class Policy:
+    """A worker."""
+
+    def step(self, batch: list[int], *, scale: float = 1.0) -> dict[str, float]:
+        return {"loss": scale * sum(batch)}
+
+    def tokens(self, prompt: str) -> Iterator[int]:
+        yield from map(ord, prompt)
+
+
+def results_have_the_methods_type(group: RayWorkerGroup) -> None:
+    assert_type(group.call(Policy.step, [1], scale=2.0), MultiWorkerFuture[dict[str, float]])
+    assert_type(group.call(Policy.step, [1]).get_results(), list[dict[str, float]])
+    assert_type(group.on(ranks=[0], timeout=60).call(Policy.step, [1]).get_results(), list[dict[str, float]])
+    assert_type(group.on(leaders=True).call(Policy.step, [1]), MultiWorkerFuture[dict[str, float]])
+    sharded = group.call_sharded(Policy.step, [[1], [2]], in_sharded_axes=["dp"])
+    assert_type(sharded, MultiWorkerFuture[dict[str, float]])
+    assert_type(group.stream(Policy.tokens, "abc"), Iterator[tuple[int, int]])
+    assert_type(group.call("step", 1, timeout=5), MultiWorkerFuture[Any])
+
+
+async def awaited_too(group: RayWorkerGroup) -> None:
+    assert_type(await group.call(Policy.step, [1]), list[dict[str, float]])
+
+
+def wrong_arguments_are_found(group: RayWorkerGroup) -> None:
+    group.call(Policy.step)  # type: ignore[call-overload]
+    group.call(Policy.step, "text")  # type: ignore[call-overload]
+    group.call(Policy.step, [1], sclae=2.0)  # type: ignore[call-arg]
+    group.on(ranks=[0]).call(Policy.step, [1], scale="x")  # type: ignore[arg-type]
+    group.stream(Policy.tokens, 3)  # type: ignore[call-overload]
