@@ -35,8 +35,9 @@ def EmptyLuggage():
 
 def test_ensure_list_verify_gc(command, tmp_path):
     project = write_project(tmp_path / "project", dependencies=["fake"])
-    code, out, _ = command("ensure", project, "--name", "worker")
+    code, out, err = command("ensure", project, "--name", "worker")
     assert code == 0
+    assert "fake uv pip install" in err  # progress, in lines where there is no terminal
     python = out.strip()
     code, out, _ = command("ensure", project, "--json")
     (row,) = json.loads(out)
@@ -62,6 +63,12 @@ def test_explain(command, tmp_path):
     code, out, _ = command("explain", one, other)
     assert (code, "files.project" in out) == (1, True)
     assert command("explain", one, one) == (0, "the same environment\n", "")
+    keys = [json.loads(command("ensure", p, "--json")[1])[0]["key"] for p in (one, other)]
+    code, out, _ = command("explain", *keys, "--json")
+    assert (code, [line.split(":")[0] for line in json.loads(out)]) == (1, ["files.project"])
+    one.rename(tmp_path / "moved")
+    notes = [row["note"] for row in json.loads(command("list", "--json")[1])]
+    assert sum(f"no longer at {one}" in str(note) for note in notes) == 1
 
 
 def test_prefetch_imports_what_registers(command, tmp_path, monkeypatch):
@@ -99,8 +106,11 @@ def test_doctor_with_and_without_uv(tmp_path, environ):
         )  # fmt: skip
         return done.returncode, {row["what"]: row for row in json.loads(done.stdout)}
 
-    code, rows = doctor(UV_INDEX="https://me:secret@host/simple")
+    code, rows = doctor(UV_INDEX="https://me:secret@host/simple", UV_LINK_MODE="copy")
     assert code == 0
+    assert "full size" in rows["link mode"]["found"]
+    assert "faster builds" in rows["bytecode"]["found"]
+    assert "files are linked" in rows["uv's cache"]["found"]
     assert rows["uv"]["ok"]
     assert rows["UV_INDEX"]["found"] == "https://host/simple"
     old = tmp_path / "uv"

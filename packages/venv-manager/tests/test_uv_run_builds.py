@@ -9,6 +9,7 @@ from raycrew.venv_manager import (
     ConflictingExtrasError,
     EnvironmentSpec,
     LockOutdatedError,
+    NetworkError,
     ResolutionError,
     SpecError,
     Store,
@@ -128,6 +129,8 @@ def test_extras_that_a_locked_project_declares_as_conflicting(store, project, en
         project, extras={"old": ["demo<2"], "new": ["demo>=2"]},
         more='[tool.uv]\nconflicts = [[{ extra = "old" }, { extra = "new" }]]\n',
     )  # fmt: skip
+    with pytest.raises(ConflictingExtrasError, match=r"declares extra old and extra new as conflicting"):
+        build(store, f"uv run --all-extras --directory {project}")
     lock(project, environ)
     assert packages(build(store, f"uv run --locked --extra old --directory {project}")) == {"demo": "1.0"}
     assert packages(build(store, f"uv run --locked --extra new --directory {project}")) == {"demo": "2.0"}
@@ -252,6 +255,16 @@ def test_find_links_and_pip_settings_reach_uv(store, tmp_path, environ):
     assert packages(ensure(spec, store=piped)) == {"demo": "2.0", "piped": "1.0"}
     recipe = piped.recipe(ensure(spec, store=piped).key)
     assert recipe.variables["UV_FIND_LINKS"] == str(house)
+
+
+def test_an_index_that_cannot_be_reached(store, environ):
+    nowhere = {**environ, "UV_DEFAULT_INDEX": "http://127.0.0.1:9/simple", "UV_HTTP_RETRIES": "0"}
+    spec = EnvironmentSpec.requirements(["demo"], carry=False)
+    for refused in (spec, spec.replace(offline=True)):
+        with pytest.raises(NetworkError, match="could not be reached") as caught:
+            ensure(refused, store=Store(store.root, environ=nowhere))
+        assert "demo" in caught.value.tail
+    assert store.environments() == []
 
 
 def test_variables_for_the_build_and_an_offline_store(store, tmp_path):

@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -71,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         store = Store(args.store)
         if store.root.exists() and not store.root.is_dir() and args.command != "doctor":
             raise SpecError(f"the store {store.root} is no folder")
-        outcome = _run(args, store)
+        with _progress_in_lines():
+            outcome = _run(args, store)
     except KeyboardInterrupt:
         end_all()
         _complain("interrupted: what was being built is gone, nothing half-built is left")
@@ -84,6 +87,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         _commands.show(outcome, Console(width=None if sys.stdout.isatty() else WIDE))
     return outcome.code
+
+
+@contextmanager
+def _progress_in_lines() -> Iterator[None]:
+    """Where the standard error is no terminal, write there what is logged of a build's progress."""
+    if sys.stderr.isatty():
+        yield
+        return
+    logger, handler = logging.getLogger("raycrew.venv_manager"), logging.StreamHandler(sys.stderr)
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 def _complain(text: str) -> None:

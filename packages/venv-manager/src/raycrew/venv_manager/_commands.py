@@ -26,6 +26,16 @@ from raycrew.venv_manager.errors import SpecError, VenvError
 from raycrew.venv_manager.provision import ensure, identify
 
 OK, PROBLEM, USAGE, INTERRUPTED = 0, 1, 2, 130
+_BYTECODE = {
+    True: "compiled at build: slower builds, faster first imports (UV_COMPILE_BYTECODE=0: the other way)",
+    False: "not compiled: faster builds, and each process compiles what it is the first to import",
+}
+_LINKS = {
+    "clone": "environments share the cache's space, until a file is changed",
+    "copy": "each environment takes its full size, and longer to build",
+    "hardlink": "environments share the cache's space",
+    "symlink": "environments share the cache's space, and break when it is cleaned",
+}
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -66,8 +76,9 @@ def run_list(store: Store) -> Outcome:
     for column in ("key", "made from", "python", "size", "own (links)", "built in", "created"):
         table.add_column(column, overflow="fold", no_wrap=column != "made from")
     for row in rows:
+        made_from = escape("\n".join(filter(None, (row["label"], row["note"]))))
         table.add_row(
-            row["key"][:8], escape(row["label"]), row["version"], _megabytes(row["size_bytes"]),
+            row["key"][:8], made_from, row["version"], _megabytes(row["size_bytes"]),
             f"{_megabytes(row['own_bytes'])} ({row['link_mode']})", f"{sum(row['seconds'].values()):.1f} s",
             row["created"][:10],
         )  # fmt: skip
@@ -187,9 +198,9 @@ def run_doctor(store: Store) -> Outcome:
     for name, value in index_variables(EnvironmentSpec.requirements(["any"]), store.environ).items():
         rows.append((name, without_password(value), True))
     compiled = store.environ.get("UV_COMPILE_BYTECODE", "1") not in ("0", "false")
-    rows.append(
-        ("bytecode", "compiled at build: slower builds, faster first imports" if compiled else "off", True)
-    )
+    rows.append(("bytecode", _BYTECODE[compiled], True))
+    if mode := store.environ.get("UV_LINK_MODE"):
+        rows.append(("link mode", f"{mode}: {_LINKS.get(mode, 'which uv does not know')}", mode in _LINKS))
     table = Table(show_header=False)
     for label, value, good in rows:
         table.add_row(label, escape(value), "" if good else "[bold red]problem[/]")

@@ -254,15 +254,32 @@ def _try(descriptor: int, operation: int) -> bool:
 
 @contextlib.contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
-    """A temporary folder; those of the same prefix that killed processes left go away, too."""
-    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        _clear_if_left(left)
-    folder, descriptor = _locked_folder(prefix)
+    """A temporary folder; those of the same prefix that killed processes left go away, too.
+
+    Raises:
+        DiskFullError: No space is left for what is written there.
+        StoreError: There is no such folder, or it cannot be written to.
+    """
     try:
+        top = Path(tempfile.gettempdir())
+    except OSError as error:
+        raise StoreError(
+            f"there is no folder for temporary files: {error}; is the disk full? TMPDIR names another folder"
+        ) from error
+    for left in top.glob(f"{prefix}*"):
+        _clear_if_left(left)
+    folder, descriptor = None, None
+    try:
+        folder, descriptor = _locked_folder(prefix)
         yield folder
+    except VenvError:  # some of them are timeouts, and so OSErrors
+        raise
+    except OSError as error:
+        raise of_store(error, folder or top) from error
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
+        if folder is not None and descriptor is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
 
 
 def _locked_folder(prefix: str) -> tuple[Path, int]:

@@ -28,7 +28,7 @@ from raycrew.venv_manager._sources import (
 )
 from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager._uv import run_uv
-from raycrew.venv_manager.errors import ResolutionError
+from raycrew.venv_manager.errors import ConflictingExtrasError, ResolutionError
 
 
 def resolve(
@@ -221,7 +221,8 @@ class _Job:
         data = read_toml(file)
         flags: list[str | Path] = [] if spec.only_groups else [file]
         extras = data.get("project", {}).get("optional-dependencies", {})
-        for name in _chosen("extra", spec.extras, spec.no_extras, extras, (), file):
+        chosen_extras = _chosen("extra", spec.extras, spec.no_extras, extras, (), file)
+        for name in chosen_extras:
             flags += ["--extra", name]
         groups = data.get("dependency-groups", {})
         by_default = (
@@ -229,10 +230,13 @@ class _Job:
         )
         by_default = list(groups) if by_default == "all" else by_default
         use_default = spec.default_groups and not spec.only_groups
-        for name in _chosen(
+        chosen_groups = _chosen(
             "group", spec.groups, spec.no_groups, groups, by_default if use_default else (), file
-        ):
+        )
+        for name in chosen_groups:
             flags += ["--group", f"{file}:{name}"]
+        declared = _tool_uv(spec).get("conflicts", [])
+        _refuse_conflicts(declared, {"extra": chosen_extras, "group": chosen_groups}, file)
         return flags
 
     def _requirements(self, onto: list[_lock.Package] | None) -> Iterator[str]:
@@ -356,6 +360,23 @@ def _chosen(
     names += [canonicalize_name(name) for name in default]
     left_out = {canonicalize_name(name) for name in refused}
     return [by_name[name] for name in dict.fromkeys(names) if name not in left_out]
+
+
+def _refuse_conflicts(
+    declared: list[list[dict[str, str]]], chosen: Mapping[str, list[str]], file: Path
+) -> None:
+    """What uv itself does where it has a lock file."""
+    name = canonicalize_name(read_toml(file).get("project", {}).get("name", ""))
+    there = {(kind, canonicalize_name(n)) for kind, names in chosen.items() for n in names}
+    for items in declared:
+        mine = [i for i in items if canonicalize_name(i.get("package", name)) == name]
+        asked = [
+            f"{k} {i[k]}" for i in mine for k in chosen if k in i and (k, canonicalize_name(i[k])) in there
+        ]
+        if len(asked) > 1:
+            raise ConflictingExtrasError(
+                f"{file} declares {' and '.join(asked)} as conflicting; make them two environments"
+            )
 
 
 def _name_of(text: str) -> str | None:
