@@ -21,6 +21,9 @@ def check_targets(handles: Sequence[RTensor], targets: Sequence[torch.Tensor | N
             raise ValueError(f"`into` is {_kind(target)}, the handle {_kind(handle)}")
 
 
+_EVERY_ROW = ShardRows(0, slice(None), slice(None))
+
+
 def _kind(tensor: torch.Tensor | RTensor) -> str:
     return f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
 
@@ -36,6 +39,8 @@ class Plan:
 
 def plan_reads(handle: RTensor, target: torch.Tensor | None, direct: bool) -> Plan:
     """What to read for a handle; `direct` lets backends write into the result."""
+    if target is None and handle.is_whole:
+        return Plan(handle, None, [(_EVERY_ROW, ShardRead(handle.shards[0]))])
     needed = handle.view.by_shard()
     out = target
     if out is None and len(needed) != 1:
@@ -85,7 +90,7 @@ def assemble(
     if out is None:
         rows, _, tensor, own = parts[0]
         straight = rows.repeats is None and isinstance(rows.positions, slice)
-        if (own or borrow) and straight and tensor.shape == handle.shape:
+        if (own or borrow) and straight and (rows is _EVERY_ROW or tensor.shape == handle.shape):
             return tensor
         out = fresh_tensor(handle.shape, handle.dtype)
     for rows, read, tensor, _ in parts:

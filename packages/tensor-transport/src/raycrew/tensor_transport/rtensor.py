@@ -116,11 +116,11 @@ class RTensor:
     @property
     def is_whole(self) -> bool:
         """Whether this is one whole shard, as stored."""
-        only = self._shards[0]
+        only, runs = self._shards[0], self._view.runs
         return (
             len(self._shards) == 1
-            and self._view.runs.tolist() in ([[0, 0, only.rows]], [])
             and len(self._view) == only.rows
+            and (not only.rows or (len(runs) == 1 and runs[0, 1] == 0))
             and self._columns == only.columns
         )
 

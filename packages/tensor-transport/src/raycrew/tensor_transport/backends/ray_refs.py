@@ -9,7 +9,7 @@ import torch
 
 from raycrew.tensor_transport import _ray_compat
 from raycrew.tensor_transport._arenas import arrange
-from raycrew.tensor_transport._bytes import tensor_bytes, tensor_over
+from raycrew.tensor_transport._bytes import tensor_bytes, tensor_over, unlocked
 from raycrew.tensor_transport._shards import (
     ShardRead,
     StoreStats,
@@ -88,12 +88,13 @@ def read_objects(
     """
     refs = list(dict.fromkeys(ref for ref, _ in places))
     try:
-        found = dict(zip(refs, _ray_compat.get(refs, timeout_s), strict=True))
+        objects = _ray_compat.get(refs, timeout_s)
     except ShardLostError as error:
         gone = set(_lost_among(refs))
         raise lost(
             [r for r, (ref, _) in zip(reads, places, strict=True) if ref in gone or not gone], error
         ) from error
+    found = {ref: unlocked(data) for ref, data in zip(refs, objects, strict=True)}
     return [_view_of(found[ref], offset, read) for read, (ref, offset) in zip(reads, places, strict=True)]
 
 
