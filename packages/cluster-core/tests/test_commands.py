@@ -97,7 +97,7 @@ def test_counts_that_mean_nothing(wrong, capsys):
 
 
 def test_status_grid_and_plan_of_a_running_cluster(ray_nodes, capsys):
-    group = ray.util.placement_group([{"GPU": 1}] * 3, strategy="STRICT_PACK", name="held")
+    group = ray.util.placement_group([{"GPU": 1}] * 3, strategy="STRICT_PACK", name="held[b]")
     assert group.wait(60)
     deadline = time.monotonic() + 60
     while True:  # Nodes report what they gave away a moment later.
@@ -107,16 +107,16 @@ def test_status_grid_and_plan_of_a_running_cluster(ray_nodes, capsys):
         if free == [1, 4, 4] or time.monotonic() > deadline:
             break
     assert status == 0 and free == [1, 4, 4]
-    assert ["held" in "".join(node["holders"]) for node in nodes].count(True) == 1
+    assert ["held[b]" in "".join(node["holders"]) for node in nodes].count(True) == 1
     assert set(nodes[0]["total"]) == {"CPU", "GPU"}
     status, out = said(capsys, "status")
-    assert status == 0 and "1/4 GPU" in out and "held" in out
+    assert status == 0 and "1/4 GPU" in out and "held[b]" in out
 
     status, out = said(capsys, "grid", "--json")
     [node] = json.loads(out)
-    assert [bundle["held_by"] for bundle in node["bundles"]] == [["held"]] * 3
+    assert [bundle["held_by"] for bundle in node["bundles"]] == [["held[b]"]] * 3
     status, out = said(capsys, "grid")
-    assert "held 2" in out and "2 of 3 nodes hold no placement group" in out
+    assert "held[b] 2" in out and "2 of 3 nodes hold no placement group" in out
 
     status, out = said(capsys, "plan", "--address", ray_nodes, "--request", "3x4", "--json")
     assert status == 1 and "held" in "".join(json.loads(out)["reasons"])

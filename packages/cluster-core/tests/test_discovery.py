@@ -89,6 +89,14 @@ def test_a_node_process():
     assert parse_node_command(["raylet", "--gcs-address=a:1", "--labels={"]).labels == {}
 
 
+def test_several_nodes_of_a_cluster_on_one_machine_show_together_what_it_is():
+    plain = RunningCluster("d:1", {"zone": "a"}, frozenset({"CPU"}), "/tmp/s")
+    tagged = RunningCluster("d:1", {SLURM_LABEL: "42"}, frozenset(), "/tmp/s")
+    for one, other in ((plain, SLURM), (SLURM, plain), (plain, tagged), (tagged, plain)):
+        both = one.joined_with(other)
+        assert both.is_slurm_managed and both.labels["zone"] == "a" and both.session_dir == "/tmp/s"
+
+
 def test_the_record_of_ray_start(tmp_path):
     assert recorded_address({"RAY_TMPDIR": str(tmp_path)}) is None
     (tmp_path / "ray").mkdir()

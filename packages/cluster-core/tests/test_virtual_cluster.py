@@ -7,6 +7,7 @@ from array import array
 
 import pytest
 import ray
+from ray.util.placement_group import placement_group_table
 
 from raycrew.cluster_core import (
     AllocationTimeoutError,
@@ -14,6 +15,7 @@ from raycrew.cluster_core import (
     ClusterClosedError,
     InfeasibleRequestError,
     NodeCallError,
+    NodeCallTimeoutError,
     RayVirtualCluster,
     ResourceInsufficientError,
 )
@@ -117,8 +119,13 @@ def hold(gate):
     ray.get(gate.enter.remote())
 
 
+def live_groups():
+    return [group["name"] for group in placement_group_table().values() if group["state"] != "REMOVED"]
+
+
 def test_a_full_cluster_names_who_holds_it(ray_nodes):
-    with RayVirtualCluster([4, 4, 4], name="policy"):
+    with RayVirtualCluster([4, 4], name="policy"), RayVirtualCluster([4], name="policy"):
+        assert len(set(live_groups())) == 3 and all(name.startswith("policy-") for name in live_groups())
         with pytest.raises(AllocationTimeoutError, match=r"held by placement group 'policy-.*4 GPU") as error:
             RayVirtualCluster([1], name="reward", timeout_s=0.5)
         assert sum("held by" in line for line in error.value.reasons) == 3
@@ -156,6 +163,17 @@ def test_a_function_runs_on_each_node_and_failures_are_attributed(ray_nodes):
         assert error.value.node_id == nodes[0]
         assert isinstance(error.value.__cause__, ArithmeticError)
         assert sorted(seen) == sorted(nodes[1:])
+
+
+def test_nodes_that_are_late_are_each_named(ray_nodes):
+    gate = Gate.options(num_cpus=0).remote()
+    with RayVirtualCluster([4, 4, 4]) as cluster:
+        nodes = {bundle.node_id for bundle in cluster.bundles}
+        with pytest.raises(ExceptionGroup, match="failed on 3 nodes") as error:
+            list(cluster.run_on_each_node(lambda: ray.get(gate.enter.remote()), timeout_s=0.5))
+        assert all(isinstance(one, NodeCallTimeoutError) for one in error.value.exceptions)
+        assert {one.node_id for one in error.value.exceptions} == nodes
+        assert "within 0.5 s" in str(error.value.exceptions[0])
 
 
 def test_ports_are_leased_on_the_bundles_node(ray_nodes):
@@ -207,6 +225,7 @@ def test_a_device_of_somebody_else_is_never_used(ray_nodes):
             ResourceInsufficientError, match=r"devices \[2\] of node \w+ are not free, \[0, 1, 3\] are"
         ):
             RayVirtualCluster([1], gpu_ids=[2], label_selector=there, max_retries=0, timeout_s=60)
+        assert len(live_groups()) == 2, "something is still held"
 
 
 def test_auto_learns_what_was_granted(ray_nodes, devices_of):

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from raycrew.cluster_core._plan import STRATEGIES, PlacementPlan, PlacementRequest, plan_cluster
 from raycrew.cluster_core._topology import BOOKKEEPING, Bundle, NodeState, Placement
@@ -210,13 +211,16 @@ def _shown(amounts: Mapping[str, float]) -> dict[str, float]:
 def _draw_status(
     console: Console, address: str, nodes: Sequence[NodeState], holders: dict[str, list[str]]
 ) -> None:
-    table = Table("node", "address", "free of total", "held by", title=f"cluster at {address}")
+    table = Table("node", "address", "free of total", "held by", title=Text(f"cluster at {address}"))
     for node in nodes:
         amounts = [
             f"{node.free.get(name, 0):g}/{total:g} {name}" for name, total in _shown(node.total).items()
         ]
         table.add_row(
-            node.node_id[:8], node.address, "\n".join(amounts), "\n".join(holders.get(node.node_id, []))
+            node.node_id[:8],
+            node.address,
+            Text("\n".join(amounts)),
+            Text("\n".join(holders.get(node.node_id, []))),  # Brackets in names are no markup.
         )
     console.print(table)
 

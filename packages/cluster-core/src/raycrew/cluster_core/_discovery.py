@@ -22,12 +22,12 @@ _DEVICE_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/davinci[0-9]*", "/dev/ac
 
 @dataclass(frozen=True, slots=True)
 class RunningCluster:
-    """A cluster that a node process on this machine belongs to.
+    """A cluster that node processes on this machine belong to.
 
     Attributes:
         address: `host:port` of its GCS.
-        labels: Labels of the node.
-        resources: Names of the node's resources.
+        labels: Labels of these nodes.
+        resources: Names of their resources.
         session_dir: Folder of its session.
     """
 
@@ -40,6 +40,11 @@ class RunningCluster:
     def is_slurm_managed(self) -> bool:
         """Whether a Slurm job script started it."""
         return SLURM_LABEL in self.labels or not self.resources.isdisjoint(SLURM_RESOURCES)
+
+    def joined_with(self, other: "RunningCluster") -> "RunningCluster":
+        """The same cluster as another of its nodes shows it; only one of them may carry a tag."""
+        labels, resources = {**other.labels, **self.labels}, self.resources | other.resources
+        return RunningCluster(self.address, labels, resources, self.session_dir or other.session_dir)
 
 
 def devices_tag(environ: Mapping[str, str], device_files: Sequence[str] = _DEVICE_FILES) -> str | None:
@@ -104,7 +109,8 @@ def running_clusters() -> list[RunningCluster]:
         if process.info["name"] == "raylet" and uids and uids.real == os.getuid() and command:
             cluster = parse_node_command(command)
             if cluster is not None:
-                found[cluster.address] = cluster
+                known = found.get(cluster.address)
+                found[cluster.address] = known.joined_with(cluster) if known else cluster
     return list(found.values())
 
 

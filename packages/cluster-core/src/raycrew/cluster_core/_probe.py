@@ -13,7 +13,9 @@ from raycrew.cluster_core._devices import bind_device
 from raycrew.cluster_core.errors import ClusterError
 
 # Of these Ray knows which device it gives to whom; any other resource is only a number.
-RESOURCES_WITH_DEVICES = frozenset({"GPU", "NPU", "TPU", "HPU", "neuron_cores"})
+RESOURCES_WITH_DEVICES = frozenset(
+    {"GPU", "NPU", "TPU", "HPU", "neuron_cores", "RBLN", "FURIOSA", "TTNPU", "MBLT"}
+)
 
 
 def probe_devices(

@@ -13,7 +13,7 @@ from rich.text import Text
 from raycrew.cluster_core._topology import Bundle, Placement
 from raycrew.cluster_core.protocols import Occupant
 
-_ACCELERATORS = ("GPU", "NPU", "TPU", "HPU", "neuron_cores", "RBLN")
+_ACCELERATORS = ("GPU", "NPU", "TPU", "HPU", "neuron_cores", "RBLN", "FURIOSA", "TTNPU", "MBLT")
 _STYLES = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 _FILLS = ("#4e79a7", "#b07aa1", "#59a14f", "#d9a441", "#2f8f8b", "#e15759", "#8c6d4f", "#6a6fb5")
 _LONGEST_LABEL = 24
