@@ -56,6 +56,7 @@ class Build:
         tell: Told what is going on.
         timeout_s: Deadline of each run of uv.
         recipe: What it was made from, once that is known.
+        expected: The packages of its lock that are installed here, with their versions.
         seconds: What each step took.
     """
 
@@ -67,6 +68,7 @@ class Build:
     tell: Report
     timeout_s: float
     recipe: Recipe | None = None
+    expected: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def run(self, make: Callable[[], Recipe]) -> dict[str, Any]:
@@ -83,7 +85,7 @@ class Build:
             self.recipe = recipe
             probing = beside.submit(self._probe, recipe)
             with self._timed("inventory_s"):
-                inventory = self._take_inventory(recipe)
+                inventory = self._take_inventory()
             probed = result_of(probing)
         return {
             "key": recipe.key,
@@ -111,13 +113,15 @@ class Build:
                 f"the versions of {recipe.key} were chosen for {recipe.platform}, this is {this_platform()}: "
                 "nodes of another kind need environments of their own"
             )
+        expecting = beside.submit(self._expect, recipe)
         with self._timed("install_s"):
             self._keep(recipe)
             self._install(recipe)
+            result_of(expecting)
         return recipe
 
     def _synced(self, sync: Sync, make: Callable[[], Recipe], beside: Executor) -> Recipe:
-        made = beside.submit(make)
+        made = beside.submit(lambda: self._expect(make()))
         with self._timed("install_s"):
             (self.entry / "uv.toml").write_text(sync.settings, encoding="utf-8")
             where = {
@@ -129,6 +133,12 @@ class Build:
         with self._timed("resolve_s"):
             recipe = result_of(made)
             self._keep(recipe)
+        return recipe
+
+    def _expect(self, recipe: Recipe) -> Recipe:
+        target = _lock.target(recipe.python)
+        pinned = (p for p in _lock.read(recipe.lock) if p.pin and p.applies(target))
+        self.expected = {p.name: str(p.data["version"]) for p in pinned}
         return recipe
 
     @contextmanager
@@ -177,13 +187,9 @@ class Build:
             "-r", self.entry / "pylock.toml",
         )  # fmt: skip
 
-    def _take_inventory(self, recipe: Recipe) -> _inventory.Inventory:
-        target = _lock.target(recipe.python)
-        expected = {
-            p.name: str(p.data["version"]) for p in _lock.read(recipe.lock) if p.pin and p.applies(target)
-        }
+    def _take_inventory(self) -> _inventory.Inventory:
         found = _inventory.take(self.entry / VENV)
-        if missing := _inventory.absent(found.packages, expected):
+        if missing := _inventory.absent(found.packages, self.expected):
             raise StoreError(f"{self.entry} came out incomplete: " + "; ".join(missing[:10]))
         write_whole(self.entry / "inventory.json", json.dumps(found.files).encode())
         return found

@@ -5,8 +5,7 @@ import csv
 import hashlib
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,38 +33,41 @@ class Inventory:
 
 
 def take(root: Path) -> Inventory:
-    """Walk an environment."""
+    """Walk an environment. Each build waits for it, so that it is one loop with little in it."""
     files: dict[str, tuple[int, int]] = {}
-    size = own = 0
-    modes: Counter[str] = Counter()
-    for path, stat, is_link in _walk(str(root)):
-        name = path[len(str(root)) + 1 :]
-        size += stat.st_size
-        own += stat.st_size if stat.st_nlink == 1 else 0
-        if "__pycache__" in name:
-            continue
-        files[name] = (stat.st_size, stat.st_mtime_ns)
-        if "site-packages" in name and ".dist-info" not in name:
-            modes["symlink" if is_link else "hardlink" if stat.st_nlink > 1 else "copy"] += 1
-    mode = modes.most_common(1)[0][0] if modes else "copy"
-    return Inventory(files, _packages(files), size, own, mode)
-
-
-def _walk(folder: str) -> Iterator[tuple[str, os.stat_result, bool]]:
-    waiting = [folder]
+    size = own = symlinks = hardlinks = copies = 0
+    base, waiting = f"{root}{os.sep}", [""]
     while waiting:
-        with os.scandir(waiting.pop()) as entries:
+        folder = waiting.pop()
+        is_bytecode = "__pycache__" in folder
+        is_package = "site-packages" in folder and ".dist-info" not in folder
+        with os.scandir(base + folder) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
-                else:
-                    yield entry.path, entry.stat(follow_symlinks=False), entry.is_symlink()
+                    waiting.append(f"{folder}{entry.name}{os.sep}")
+                    continue
+                stat = entry.stat(follow_symlinks=False)
+                size += stat.st_size
+                if stat.st_nlink == 1:
+                    own += stat.st_size
+                if is_bytecode:
+                    continue
+                files[folder + entry.name] = (stat.st_size, stat.st_mtime_ns)
+                if is_package:
+                    if entry.is_symlink():
+                        symlinks += 1
+                    elif stat.st_nlink > 1:
+                        hardlinks += 1
+                    else:
+                        copies += 1
+    _, mode = max((copies, "copy"), (hardlinks, "hardlink"), (symlinks, "symlink"), key=lambda pair: pair[0])
+    return Inventory(files, _packages(files), size, own, mode)
 
 
 def _packages(files: Iterable[str]) -> dict[str, str]:
     found = {}
     for name in files:
-        if (match := _OWN.fullmatch(name)) and match["file"] == "METADATA":
+        if name.endswith(".dist-info/METADATA") and (match := _OWN.fullmatch(name)):
             label = match["label"]
             package, _, version = label.partition("-")
             found[package.lower().replace("_", "-")] = version
@@ -108,8 +110,3 @@ def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").digest()
     return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-
-
-def size_of(folder: Path) -> int:
-    """Bytes of a folder's files that no other folder shares through hard links."""
-    return sum(stat.st_size for _, stat, _ in _walk(str(folder)) if stat.st_nlink == 1)

@@ -189,7 +189,7 @@ def _left_overs(store: Store, dry_run: bool) -> list[Removal]:
     for folder in sorted(store.root.glob("trash/*")):
         if not _TRASH.fullmatch(folder.name):
             continue
-        size = _inventory.size_of(folder)
+        size = _inventory.take(folder).own_bytes
         if not dry_run:
             shutil.rmtree(folder, ignore_errors=True)
         found.append(Removal(folder.name, "left by an interrupted removal", size, not dry_run))
@@ -200,7 +200,7 @@ def _left_overs(store: Store, dry_run: bool) -> list[Removal]:
             with store.locks(folder.name).building(0.0):
                 if store.look(folder.name):
                     continue
-                size = _inventory.size_of(folder)
+                size = _inventory.take(folder).own_bytes
                 if not dry_run:
                     store.remove_folder(folder)
                 found.append(Removal(folder.name, "left by an interrupted build", size, not dry_run))
