@@ -1,7 +1,9 @@
 """Real uv, offline, from the small index: what each kind of spec installs."""
 
 import json
+import platform
 import subprocess
+import sys
 
 import pytest
 
@@ -13,6 +15,7 @@ from raycrew.venv_manager import (
     ResolutionError,
     SpecError,
     Store,
+    UvError,
     ensure,
     parse,
 )
@@ -73,6 +76,24 @@ def test_options_of_the_build_and_of_the_choice_of_versions(store, project):
     compiled = build(store, f"uv run --directory {project} --compile-bytecode --resolution lowest")
     assert list(compiled.path.glob("venv/lib/*/site-packages/base/__pycache__/*.pyc"))
     assert packages(compiled) == {"base": "1.0", "leaf": "1.0"}
+
+
+def test_an_interpreter_by_path_and_one_that_is_not_there(store, project):
+    built = build(store, f"uv run --directory {project} -p {sys.executable}")
+    assert built.stamp["python"] == platform.python_version()
+    with pytest.raises(ResolutionError, match=r"3\.99"):
+        build(store, f"uv run --directory {project} --python 3.99")
+
+
+def test_an_interpreter_of_another_version(store, project):
+    other = next(v for v in ("3.12", "3.13", "3.11") if not platform.python_version().startswith(v))
+    try:
+        run_uv(["python", "find", "--no-project", other], environ=store.environ)
+    except UvError as error:
+        pytest.skip(f"there is no other Python here: {error}")
+    built = build(store, f"uv run --directory {project} --python {other}")
+    assert built.stamp["python"].startswith(other)
+    assert run(built, "import base, sys; print(*sys.version_info[:2], sep='.')") == other
 
 
 def test_an_unknown_extra_says_which_there_are(store, project):

@@ -150,7 +150,7 @@ class Build:
     def _uv(self, environ: Mapping[str, str], *arguments: str | Path) -> None:
         def follow(line: str) -> None:
             if not line.startswith((" + ", "Using Python")):
-                self.tell(line)
+                self.tell(line.strip())
 
         run_uv(
             arguments, environ=environ, cwd=self.entry, on_line=follow, timeout_s=self.timeout_s,

@@ -74,7 +74,7 @@ def run_list(store: Store) -> Outcome:
     rows = [_row(e) for e in store.environments()]
     table = Table(title=escape(str(store.root)))
     for column in ("key", "made from", "python", "size", "own (links)", "built in", "created"):
-        table.add_column(column, overflow="fold", no_wrap=column != "made from")
+        table.add_column(column, overflow="fold", min_width=20 if column == "made from" else None)
     for row in rows:
         made_from = escape("\n".join(filter(None, (row["label"], row["note"]))))
         table.add_row(
