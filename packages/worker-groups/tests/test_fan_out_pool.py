@@ -294,10 +294,10 @@ def wait_for_all_hosts():
 def test_items_of_a_lost_node_run_on_the_others():
     with simulated_nodes([{"num_cpus": 1}, {"num_cpus": 1}]) as cluster, connected(cluster.address):
         wait_for_all_hosts()
-        outcomes = fan_out_as_completed(lambda i: (time.sleep(0.05), i)[1], range(60), batch_size=2)
+        outcomes = fan_out_as_completed(lambda i: (time.sleep(0.05), i)[1], range(30), batch_size=2)
         values = [next(outcomes).result()]
         (worker,) = cluster.worker_nodes
         cluster.remove_node(worker, allow_graceful=False)
         values += [outcome.result() for outcome in outcomes]
-        assert sorted(values) == list(range(60))
+        assert sorted(values) == list(range(30))
         close_fan_out()

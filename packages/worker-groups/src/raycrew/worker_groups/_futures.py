@@ -158,18 +158,18 @@ class MultiWorkerFuture(list[Any], Generic[R]):
     # For balancers.
 
     @property
-    def ends(self) -> list[Any]:
+    def _ends(self) -> list[Any]:
         """What is ready when a call has ended: its result, or the end of its stream."""
         return [call.completed() for call in self] if self.is_stream else list(self)
 
     @staticmethod
-    def wait_for(ends: Sequence[Any], count: int, timeout: float | None) -> Collection[Any]:
-        """Wait for as many of some `ends` and no longer than `timeout`; gives those that are ready."""
+    def _wait_for(ends: Sequence[Any], count: int, timeout: float | None) -> Collection[Any]:
+        """Wait for as many of some `_ends` and no longer than `timeout`; gives those that are ready."""
         return ray.wait(list(ends), num_returns=count, timeout=timeout)[0]
 
     @staticmethod
-    def died(end: Any) -> bool:
-        """Whether the worker of one of `ends` that is ready was lost with the call."""
+    def _died(end: Any) -> bool:
+        """Whether the worker of one of `_ends` that is ready was lost with the call."""
         try:
             ray.get(end)
         except Exception as error:  # noqa: BLE001 - what the method raised is for whoever takes the result

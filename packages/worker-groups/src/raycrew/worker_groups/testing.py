@@ -65,18 +65,16 @@ class InProcessFuture(MultiWorkerFuture[Any]):
             call.cancel()
 
     @property
-    def ends(self) -> list[Any]:
-        """See `MultiWorkerFuture.ends`."""
+    def _ends(self) -> list[Any]:
         return list(self)
 
     @staticmethod
-    def wait_for(ends: Sequence[Any], count: int, timeout: float | None) -> Collection[Any]:
-        """See `MultiWorkerFuture.wait_for`; `count` is one or all of them."""
+    def _wait_for(ends: Sequence[Any], count: int, timeout: float | None) -> Collection[Any]:
+        # Balancers ask for one or for all.
         return wait(ends, timeout, FIRST_COMPLETED if count == 1 else ALL_COMPLETED).done
 
     @staticmethod
-    def died(end: Any) -> bool:  # noqa: ARG004
-        """No worker is ever lost here."""
+    def _died(end: Any) -> bool:  # noqa: ARG004
         return False
 
     async def _results_async(self) -> list[Any]:

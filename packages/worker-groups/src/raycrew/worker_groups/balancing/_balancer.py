@@ -54,7 +54,7 @@ class Sent:
     @property
     def end(self) -> Any:
         """What is ready when the call has ended."""
-        return self.future.ends[0]
+        return self.future._ends[0]  # noqa: SLF001 - made for this
 
 
 class LoadBalancer:
@@ -256,7 +256,7 @@ class LoadBalancer:
         for sent in _done(self._singles, len(self._singles), timeout_s=0):
             self._singles.remove(sent)
             self.returned(sent)
-            if sent.future.died(sent.end):
+            if sent.future._died(sent.end):  # noqa: SLF001
                 self.lose(sent)
 
     def _refresh_usage(self) -> None:
@@ -319,7 +319,8 @@ def _in_order(stream: Stream[Sent]) -> Iterator[Any]:
 def _done(sent: Sequence[Sent], count: int, timeout_s: float | None) -> list[Sent]:
     """Those of some calls that have ended, once as many have or the time is over."""
     by_end = {one.end: one for one in sent}
-    return [by_end[end] for end in sent[0].future.wait_for(list(by_end), count, timeout_s)]
+    done = sent[0].future._wait_for(list(by_end), count, timeout_s)  # noqa: SLF001
+    return [by_end[end] for end in done]
 
 
 def _itself(item: Any) -> Any:
