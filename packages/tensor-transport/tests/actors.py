@@ -8,6 +8,8 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
+_DEADLINE_S = 240.0  # On a machine that is busy otherwise a process takes two minutes to start.
+
 
 class Process:
     """A worker with a backend."""
@@ -28,25 +30,25 @@ class ActorPeer:
     def __init__(self, backend, node="node1"):
         options = {"num_cpus": 0, "resources": {node: 1}}
         self.actor = ray.remote(Process).options(**options).remote(backend)
-        self.process = os.pidfd_open(ray.get(self.actor.pid.remote(), timeout=120))
+        self.process = os.pidfd_open(ray.get(self.actor.pid.remote(), timeout=_DEADLINE_S))
 
     def call(self, fn, *args):
         try:
-            return ray.get(self.actor.run.remote(fn, *args), timeout=120)
+            return ray.get(self.actor.run.remote(fn, *args), timeout=_DEADLINE_S)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error
 
     def kill(self):
         ray.kill(self.actor)
         wait_for_end(lambda: self.actor.run.remote(repr))
-        gone, _, _ = select.select([self.process], [], [], 120)
+        gone, _, _ = select.select([self.process], [], [], _DEADLINE_S)
         os.close(self.process)
         assert gone, "the process of a killed actor is still there"
 
 
 def wait_for_end(call):
     """Until an actor that was killed answers no more: `ray.kill` returns before that."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + _DEADLINE_S
     with pytest.raises(ray.exceptions.ActorDiedError):
         while time.monotonic() < deadline:
-            ray.get(call(), timeout=60)
+            ray.get(call(), timeout=_DEADLINE_S)

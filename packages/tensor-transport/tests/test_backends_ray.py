@@ -40,7 +40,7 @@ def pid_of(_actor):
 @contextlib.contextmanager
 def stopped(actor):
     """An actor that does not answer, for a while."""
-    pid = ray.get(actor.__ray_call__.remote(pid_of), timeout=120)
+    pid = ray.get(actor.__ray_call__.remote(pid_of), timeout=240)
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -55,8 +55,8 @@ def test_store_actors_conform(stores, node):
         store = stores._stores[ray.get_runtime_context().get_node_id()]
         before = ray.get(store.resolve.remote("", []))
         ray.kill(store, no_restart=False)
-        deadline = time.monotonic() + 120
-        while ray.get(store.resolve.remote("", []), timeout=120) == before:
+        deadline = time.monotonic() + 240
+        while ray.get(store.resolve.remote("", []), timeout=240) == before:
             assert time.monotonic() < deadline, "the store was not restarted"
 
     @contextlib.contextmanager
@@ -127,7 +127,7 @@ def test_the_lost_shard_of_several_is_named(ray_cluster, monkeypatch):
 
     monkeypatch.setattr(_ray_compat, "get", get_unless_lost)
     with pytest.raises(ShardLostError, match=f"shard {shards[1].shard_id} of .* an object is lost") as caught:
-        backend.fetch([ShardRead(shard) for shard in shards], timeout_s=120)
+        backend.fetch([ShardRead(shard) for shard in shards], timeout_s=240)
     assert (caught.value.owner, caught.value.node_id) == (shards[1].owner, shards[1].node_id)
 
 
@@ -149,7 +149,7 @@ def test_more_than_the_object_store_holds_is_spilled_and_read_back(stores):
     shards = [stores.put([torch.full((rows,), i)])[0] for i in range(count)]
     assert stores.stats().held_bytes == count * rows * 8 > 2 * 150 * 2**20
     for i, shard in enumerate(shards):
-        (tensor,) = stores.fetch([ShardRead(shard)], timeout_s=120)
+        (tensor,) = stores.fetch([ShardRead(shard)], timeout_s=240)
         assert tensor[0] == tensor[-1] == i and int(tensor.sum()) == i * rows
         del tensor
     stores.release(shards)
@@ -174,7 +174,7 @@ def test_a_dead_consumer_keeps_nothing(stores):
     consumer, tensors = ActorPeer(None), [torch.ones(1 << 20), torch.ones(2 << 20)]
 
     def held_by_store():
-        return ray.get(store.__ray_call__.remote(held), timeout=120)
+        return ray.get(store.__ray_call__.remote(held), timeout=240)
 
     before = held_by_store()
     owned, ours = stores.put(tensors), references.put(tensors)
@@ -186,7 +186,7 @@ def test_a_dead_consumer_keeps_nothing(stores):
     gc.collect()
     assert of_driver <= held(None), "a consumer lost what it holds"
     consumer.kill()
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while of_driver & held(None) or of_store & held_by_store():
         assert time.monotonic() < deadline, "a dead consumer's references are counted for ever"
         time.sleep(0.02)
@@ -210,7 +210,7 @@ def lender():
 
 def read_later(_, backend, handles, gate):
     """Wait for a file to appear, read, write to what was read."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not gate.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     (rows,) = ShardRegistry(backend).fetch(handles)
@@ -220,7 +220,7 @@ def read_later(_, backend, handles, gate):
 
 
 def until_empty(backend):
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while (stats := backend.stats()).shards:
         assert time.monotonic() < deadline, stats
         time.sleep(0.01)
@@ -234,7 +234,7 @@ def test_memory_is_lent_until_the_last_handle_goes_and_used_again(lender, peers,
     del handles
     assert lender.stats().shards == 1, "a call under way refers to it"
     gate.touch()
-    assert ray.get(answers, timeout=120) == [(total, total + (1 << 20))] * 2
+    assert ray.get(answers, timeout=240) == [(total, total + (1 << 20))] * 2
     until_empty(lender)
     for number in range(5):
         handles = ShardRegistry(lender).put([source + number])
@@ -257,11 +257,11 @@ def test_lent_memory_is_read_from_other_machines(lender, ray_cluster, monkeypatc
     source = torch.arange(1 << 18, dtype=torch.bfloat16).reshape(512, -1)
     (handle,) = ShardRegistry(lender).put([source])
     monkeypatch.setattr(node_memory, "_machine", lambda: "another one")
-    whole, rows = ShardRegistry(lender).fetch([handle, handle[5:7]], timeout_s=120)
+    whole, rows = ShardRegistry(lender).fetch([handle, handle[5:7]], timeout_s=240)
     assert torch.equal(whole, source) and torch.equal(rows, source[5:7])
     lender.close()
     with pytest.raises(ShardLostError, match=handle.shard.shard_id):
-        ShardRegistry(lender).fetch([handle], timeout_s=120)
+        ShardRegistry(lender).fetch([handle], timeout_s=240)
 
 
 def test_tensors_go_to_the_object_store_where_memory_is_not_lent(lender, ray_cluster, monkeypatch):
@@ -301,7 +301,7 @@ def test_an_argument_is_each_workers_own(peers):
     encoded = transport.encode({"ids": source})
     source.zero_()
     answers = [peer.actor.run.remote(total_of, encoded) for peer in (*peers, peers[1])]
-    assert ray.get(answers, timeout=120) == [2 * 1000 * 1024] * 3, "a write shows elsewhere"
+    assert ray.get(answers, timeout=240) == [2 * 1000 * 1024] * 3, "a write shows elsewhere"
     first, second = (transport.decode(encoded)["ids"] for _ in range(2))
     first += 5
     assert torch.equal(second, torch.ones(1000, 1024)), "a write shows in another reader"

@@ -46,7 +46,7 @@ def test_there_and_back(worker, width):
     batch = batch_of(4, width)
     before = batch.select_indices(range(4)).writable()
     before["x"] = before["x"].clone()
-    result = ray.get(worker.remote(double, batch), timeout=120)
+    result = ray.get(worker.remote(double, batch), timeout=240)
     assert same(batch["x"], before["x"])
     assert same(result["x"], before["x"] * 2)
     assert same(result["log"][1], batch["log"][1])
@@ -56,7 +56,7 @@ def test_there_and_back(worker, width):
 
 def test_readers_share_one_copy_until_they_look(worker):
     reference = ray.put(batch_of(4, 200_000))
-    first, second = ray.get(worker.remote(address, [reference]), timeout=120)
+    first, second = ray.get(worker.remote(address, [reference]), timeout=240)
     assert first == second
     mine, other = ray.get(reference), ray.get(reference)
     assert mine.borrow("x").data_ptr() == other.borrow("x").data_ptr()
@@ -79,4 +79,4 @@ def test_references_inside_a_column_stay_alive(worker):
     batch = BatchedDataDict(log=[{"ref": ray.put(torch.ones(3).numpy())}])
     future = worker.remote(message, batch)
     del batch
-    assert ray.get(future, timeout=120).tolist() == [1, 1, 1]
+    assert ray.get(future, timeout=240).tolist() == [1, 1, 1]

@@ -56,13 +56,13 @@ def test_memory_of_every_process_is_flat_over_two_hundred_steps(stores):
 
     def memory():
         readings = [actor.__ray_call__.remote(own_memory) for actor in actors]
-        return [own_memory(), *ray.get(readings, timeout=120)]
+        return [own_memory(), *ray.get(readings, timeout=240)]
 
     looks = []
     for number in range(WARM_UP + STEPS):
         handles = remotize(batch, registry, step=number)
         parts = zip(workers, handles.shard(2), strict=True)
-        done = ray.get([worker.step.remote(part, number) for worker, part in parts], timeout=120)
+        done = ray.get([worker.step.remote(part, number) for worker, part in parts], timeout=240)
         rewards = torch.cat(localize([part["reward"] for part in done], registry))
         assert torch.equal(rewards, batch["ids"].sum(dim=1))
         release([handles, done], registry)

@@ -77,7 +77,7 @@ def crew(ray_cluster):
 def test_weights_reach_generators_on_both_nodes(crew):
     trainer, generators = crew
     for version in (1, 2, 3):
-        report = sync_weights(trainer, generators, timeout_s=120)
+        report = sync_weights(trainer, generators, timeout_s=240)
         assert report.version == version
         assert report.size_bytes > 12 * 256 * 1024 * 2
         assert generators.call("holds", version).get_results() == [(version, True)] * 2
@@ -85,13 +85,13 @@ def test_weights_reach_generators_on_both_nodes(crew):
 
 def test_a_dead_trainer_is_named_and_the_previous_version_stays(crew):
     trainer, generators = crew
-    before = sync_weights(trainer, generators, timeout_s=120).version
+    before = sync_weights(trainer, generators, timeout_s=240).version
     update = ray.get(trainer.actors[0].publish_weights.remote())
     ray.kill(trainer.actors[0])
     wait_for_end(trainer.actors[0].latest.remote)
     remote = Peers(generators.actors[1:])
     with pytest.raises(BucketFetchError, match="cannot be had"):
-        remote.call("apply_weights", update).get_results(timeout=120)
+        remote.call("apply_weights", update).get_results(timeout=240)
     assert remote.call("holds", before).get_results() == [(before, True)]
 
 

@@ -285,7 +285,7 @@ def _check_killed_producer(case: BackendCase, peer: Peer) -> None:
         _expect(torch.equal(_read(case, shards[0])[0], _content(51)), "a shard died with its producer")
     else:
         try:
-            got = _read(case, shards[0])[0]
+            _, got = _read(case, mine[1], shards[0])
         except ShardLostError as error:
             _expect(shards[0].shard_id in str(error), f"the error does not name the shard: {error}")
             _expect(shards[0].owner in (error.owner, ""), f"the error does not name the owner: {error}")

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -98,15 +98,20 @@ def read_objects(
     return [_view_of(found[ref], offset, read) for read, (ref, offset) in zip(reads, places, strict=True)]
 
 
-def _lost_among(refs: Sequence[Any], within_s: float = 2.0) -> Iterator[Any]:
+def _lost_among(refs: Sequence[Any], within_s: float = 10.0) -> list[Any]:
+    """Which of several objects are lost, as far as that is known in time: some are."""
     deadline = time.monotonic() + within_s
-    for ref in refs:
-        try:
-            _ray_compat.get(ref, timeout_s=max(0.0, deadline - time.monotonic()))
-        except ShardLostError:
-            yield ref
-        except TransportTimeoutError:
-            continue
+    found: list[Any] = []
+    while not found and (left := deadline - time.monotonic()) > 0:
+        for ref in refs:
+            try:
+                _ray_compat.get(ref, timeout_s=min(1.0, left))
+            except ShardLostError:
+                found.append(ref)
+            except TransportTimeoutError:
+                if time.monotonic() > deadline:
+                    break
+    return found
 
 
 def _view_of(data: Any, offset: int, read: ShardRead) -> torch.Tensor:
