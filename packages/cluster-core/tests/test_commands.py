@@ -1,6 +1,7 @@
 """The command line, as a person or a script uses it."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -96,8 +97,11 @@ def test_counts_that_mean_nothing(wrong, capsys):
     assert "argument --nodes" in capsys.readouterr().err
 
 
-def test_status_grid_and_plan_of_a_running_cluster(ray_nodes, capsys):
-    group = ray.util.placement_group([{"GPU": 1}] * 3, strategy="STRICT_PACK", name="held[b]")
+HELD = "held[b]-by-a-training-run"  # Brackets are no markup, and the name is long for a column.
+
+
+def test_status_grid_and_plan_of_a_running_cluster(ray_nodes, capsys, monkeypatch):
+    group = ray.util.placement_group([{"GPU": 1}] * 3, strategy="STRICT_PACK", name=HELD)
     assert group.wait(60)
     deadline = time.monotonic() + 60
     while True:  # Nodes report what they gave away a moment later.
@@ -107,18 +111,24 @@ def test_status_grid_and_plan_of_a_running_cluster(ray_nodes, capsys):
         if free == [1, 4, 4] or time.monotonic() > deadline:
             break
     assert status == 0 and free == [1, 4, 4]
-    assert ["held[b]" in "".join(node["holders"]) for node in nodes].count(True) == 1
+    assert [HELD in "".join(node["holders"]) for node in nodes].count(True) == 1
     assert set(nodes[0]["total"]) == {"CPU", "GPU"}
     status, out = said(capsys, "status")
-    assert status == 0 and "1/4 GPU" in out and "held[b]" in out
+    assert status == 0 and "1/4 GPU" in out and HELD in out
+    monkeypatch.setenv("COLUMNS", "60")
+    status, out = said(capsys, "status")
+    assert f"'{HELD}'(3GPU)" in re.sub(r"[│\s]", "", out), "a name is cut off"
 
     status, out = said(capsys, "grid", "--json")
     [node] = json.loads(out)
-    assert [bundle["held_by"] for bundle in node["bundles"]] == [["held[b]"]] * 3
+    assert [bundle["held_by"] for bundle in node["bundles"]] == [[HELD]] * 3
     status, out = said(capsys, "grid")
-    assert "held[b] 2" in out and "2 of 3 nodes hold no placement group" in out
+    assert re.search(r"held\[b\]\S* 2 ", out) and "2 of 3 nodes hold no placement group" in out
 
     status, out = said(capsys, "plan", "--address", ray_nodes, "--request", "3x4", "--json")
     assert status == 1 and "held" in "".join(json.loads(out)["reasons"])
     status, out = said(capsys, "plan", "--address", ray_nodes, "--request", "2x4,1", "--json")
     assert status == 0
+    [one] = json.loads(out)["nodes"][2]
+    status, out = said(capsys, "plan", "--address", ray_nodes, "--request", "2x4,1")
+    assert f"({one['node'][:8]})" in out and "fits: 9 bundles" in out

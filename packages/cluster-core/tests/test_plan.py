@@ -92,7 +92,7 @@ def test_reasons_say_per_node_what_is_needed_free_and_held():
     assert not plan.impossible
     assert plan.reasons == (
         "needed: 1 x 8 bundles of 1 GPU, STRICT_PACK per node; "
-        "there is room for 3 bundles, on empty nodes for 16",
+        "there is room for 3 of them, on empty nodes for 16",
         "node 10.0.0.0 (n0): room for 2 of 8: 2 of 8 GPU free; held by placement group 'policy' (6 GPU)",
         "node 10.0.0.1 (n1): room for 1 of 8: 1 of 8 GPU free; holder unknown",
     )

@@ -158,7 +158,7 @@ def test_nodes_that_an_autoscaler_launches_are_waited_for(head, apart):
         assert sum(node["Alive"] for node in ray.nodes()) == 2
         with pytest.raises(AllocationTimeoutError, match="within 2 s") as error:
             RayVirtualCluster([3], timeout_s=2, name="too-large")
-        assert "room for 0 bundles, on empty nodes for 2" in str(error.value)
+        assert "room for 0 of them, on empty nodes for 2" in str(error.value)
         assert "held by placement group 'cluster-" in str(error.value)
         cluster.shutdown()
         groups = placement_group_table().values()

@@ -4,11 +4,13 @@ import argparse
 import json
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -137,7 +139,13 @@ def _plan(options: argparse.Namespace) -> _Answer:
         "reasons": list(plan.reasons),
         "nodes": [[{"node": node, "bundles": n} for node, n in _runs(ids)] for ids in plan.node_ids],
     }
-    return answer, lambda console: _draw_plan(console, plan), 0 if plan.feasible else 1
+    names = {node.node_id: _name(node) for node in nodes}
+    return answer, lambda console: _draw_plan(console, plan, names), 0 if plan.feasible else 1
+
+
+def _name(node: NodeState) -> str:
+    """A node as people know it; made-up ones have no other address than their id."""
+    return node.node_id if node.address == node.node_id else f"{node.address} ({node.node_id[:8]})"
 
 
 def _made_up(
@@ -156,16 +164,17 @@ def _runs(ids: Sequence[str]) -> list[tuple[str, int]]:
     return [(node, len(list(members))) for node, members in groupby(ids)]
 
 
-def _draw_plan(console: Console, plan: PlacementPlan) -> None:
+def _draw_plan(console: Console, plan: PlacementPlan, names: Mapping[str, str]) -> None:
     if not plan.feasible:
         console.print("It never fits:" if plan.impossible else "It does not fit now:", style="bold red")
         for reason in plan.reasons:
-            console.print(f"  {reason}", markup=False, highlight=False)
+            console.print(Padding(Text(reason), (0, 0, 0, 2)))
         return
-    table = Table("logical node", "bundles on nodes", title=f"fits: {sum(map(len, plan.node_ids))} bundles")
+    count = sum(map(len, plan.node_ids))
+    table = Table("logical node", "bundles on nodes", title=f"fits: {count} bundle{'s' * (count != 1)}")
     shown = list(enumerate(plan.node_ids))
     for index, ids in shown[:40]:
-        table.add_row(str(index), ", ".join(f"{n} on {node}" for node, n in _runs(ids)) or "-")
+        table.add_row(str(index), Text(", ".join(f"{n} on {names[node]}" for node, n in _runs(ids)) or "-"))
     console.print(table)
     if len(shown) > 40:
         console.print(f"… and {len(shown) - 40} more; --json shows all")
@@ -211,7 +220,8 @@ def _shown(amounts: Mapping[str, float]) -> dict[str, float]:
 def _draw_status(
     console: Console, address: str, nodes: Sequence[NodeState], holders: dict[str, list[str]]
 ) -> None:
-    table = Table("node", "address", "free of total", "held by", title=Text(f"cluster at {address}"))
+    table = Table("node", "address", "free of total", title=Text(f"cluster at {address}"))
+    table.add_column("held by", overflow="fold")  # Long names differ in their ends.
     for node in nodes:
         amounts = [
             f"{node.free.get(name, 0):g}/{total:g} {name}" for name, total in _shown(node.total).items()
@@ -242,17 +252,19 @@ def _grid(options: argparse.Namespace) -> _Answer:
     with init_ray(options.address):
         nodes, states = take_census(), group_states()
     position = {node.node_id: index for index, node in enumerate(nodes)}
+    places = sorted(
+        (position[node_id], number, part)
+        for number, state in enumerate(states)
+        for part, node_id in enumerate(state.node_ids)
+        if state.state != "REMOVED" and node_id in position
+    )
     bundles: list[Bundle] = []
-    groups: list[_Group] = []
-    for state in states:
-        placed = [pair for pair in zip(state.node_ids, state.bundles, strict=False) if pair[0] in position]
-        if state.state == "REMOVED" or not placed:
-            continue
-        first = len(bundles)
-        for node_id, resources in placed:
-            index = position[node_id]
-            bundles.append(Bundle(len(bundles), index, node_id, nodes[index].address, resources))
-        groups.append(_Group(state.name or "(no name)", range(first, len(bundles))))
+    held: dict[int, list[int]] = defaultdict(list)
+    for index, (where, number, part) in enumerate(places):
+        node, resources = nodes[where], states[number].bundles[part]
+        bundles.append(Bundle(index, where, node.node_id, node.address, resources))
+        held[number].append(index)
+    groups = [_Group(states[number].name or "(no name)", indices) for number, indices in held.items()]
     answer = [
         {
             "node": row.title,

@@ -230,7 +230,7 @@ def explain_request(
     shape = " + ".join(f"{number} x {count}" for count, number in sorted(wanted.items(), reverse=True))
     lines = [
         f"needed: {shape} bundles of {bundle}, {request.strategy} per node; "
-        f"there is room for {sum(rooms)} bundles, on empty nodes for {sum(empty_rooms)}"
+        f"there is room for {sum(rooms)} of them, on empty nodes for {sum(empty_rooms)}"
     ]
     if request.segment_size is not None:
         with_label = {

@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Literal
 
 import psutil
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from raycrew.cluster_core import _census, _ray_compat, _ray_status
@@ -102,27 +103,26 @@ def examine(address: str | None = "auto", port_range: tuple[int, int] | None = N
         address: Where the cluster is; None checks this machine alone.
         port_range: Ports that are going to be leased; by default the default range.
     """
-    here = read_node_facts()
-    findings = [
-        check_shared_memory({"this machine": here}),
-        check_open_files({"this machine": here}),
-        check_ports({"this machine": here}, port_range),
-        check_token_file(os.environ),
-        check_uv_run(os.environ, _ancestors()),
-    ]
+    here = {"this machine": read_node_facts()}
+    own = [check_token_file(os.environ), check_uv_run(os.environ, _ancestors())]
     if address is None:
-        return findings
+        return [*_examine_nodes(here, port_range), *own]
     try:
         connection = init_ray(address)
     except ClusterError as error:
         advice = "Start one with `ray start --head`, or pass --address; --local checks this machine alone."
-        return [*findings, Finding("connection", "bad", f"{type(error).__name__}: {error}", advice)]
+        finding = Finding("connection", "bad", f"{type(error).__name__}: {error}", advice)
+        return [*_examine_nodes(here, port_range), *own, finding]
     with connection:
-        return [*findings, *_examine_cluster(connection, here, port_range)]
+        return [*own, *_examine_cluster(connection, here, port_range)]
+
+
+def _examine_nodes(facts: Mapping[str, NodeFacts], port_range: tuple[int, int] | None) -> list[Finding]:
+    return [check_shared_memory(facts), check_open_files(facts), check_ports(facts, port_range)]
 
 
 def _examine_cluster(
-    connection: RayConnection, here: NodeFacts, port_range: tuple[int, int] | None
+    connection: RayConnection, here: Mapping[str, NodeFacts], port_range: tuple[int, int] | None
 ) -> list[Finding]:
     started = time.monotonic()
     nodes = _census.take_census()
@@ -131,14 +131,12 @@ def _examine_cluster(
     facts = {node_id[:8]: found for node_id, found in connection.run_on_each_node(read_node_facts, 60.0)}
     silent = [node.node_id[:8] for node in nodes if node.node_id[:8] not in facts]
     return [
-        Finding("connection", "good", f"{connection.address}, {len(nodes)} nodes"),
+        Finding("connection", "good", f"{connection.address}, {len(nodes)} node{'s' * (len(nodes) != 1)}"),
         check_gcs(answer_s),
         check_silent_nodes(silent),
-        check_versions({"this machine": here, **facts}),
+        check_versions({**here, **facts}),
         check_clocks(facts, asked, time.time()),
-        check_shared_memory(facts),
-        check_open_files(facts),
-        check_ports(facts, port_range),
+        *_examine_nodes({**here, **facts}, port_range),
         check_groups(_ray_compat.group_states(), _ray_status.leftover_groups()),
         check_dashboard(connection.dashboard_url),
     ]
@@ -252,7 +250,7 @@ def check_groups(groups: Iterable[_ray_compat.GroupState], leftover: Sequence[st
     found, advice = [], []
     if stuck:
         found.append(f"not placed: {', '.join(stuck)}")
-        advice.append("A driver waits for those that are not placed.")
+        advice.append("A driver waits for those that are not placed; `status` says who holds what.")
     if leftover:
         found.append(f"left over by drivers that ended: {', '.join(leftover)}")
         advice.append(
@@ -319,9 +317,13 @@ def _grouped(values: Mapping[str, str]) -> str:
 
 def print_findings(findings: Iterable[Finding], console: Console | None = None) -> None:
     """Print findings, and advice below those that need it."""
-    write: Callable[..., None] = (console or Console()).print
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", width=8)
+    table.add_column(overflow="fold")
     for finding in findings:
         style = _STYLES[finding.state]
-        write(Text.assemble((f"{finding.state:>8}  ", style), (finding.check, "bold"), f": {finding.detail}"))
+        said = Text.assemble((finding.check, "bold"), f": {finding.detail}")
+        table.add_row(Text(finding.state, style=style), said)
         if finding.advice:
-            write(Text(f"          {finding.advice}", style=style))
+            table.add_row("", Text(finding.advice, style=style))
+    (console or Console()).print(table)
