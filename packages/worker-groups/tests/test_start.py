@@ -1,5 +1,6 @@
 """Failures during start-up: told in time with all attributes, and nothing is left, by Ray's own account."""
 
+import importlib
 import logging
 import os
 import sys
@@ -175,9 +176,13 @@ def test_a_class_that_only_its_environment_has_is_described_there(cluster, tmp_p
     assert provider.asked == [("faraway.Far", [ray.get_runtime_context().get_node_id()])]
 
 
-def test_a_class_that_nobody_has_is_reported(cluster):
+def test_a_class_that_nobody_or_only_the_driver_has_is_reported(cluster, tmp_path, monkeypatch):
     with pytest.raises(WorkerFailureError, match=r"no module for 'no_such_module\.Far'"):
         RayWorkerGroup(cluster, "no_such_module.Far")
+    (tmp_path / "only_here.py").write_text("class Near: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(WorkerFailureError, match=r"No module named 'only_here'.*on PYTHONPATH there"):
+        RayWorkerGroup(cluster, importlib.import_module("only_here").Near, 1)
     assert_nothing_is_left(cluster)
 
 
