@@ -108,6 +108,8 @@ def _place(
         out.copy_(tensor)
         return
     where = rows.positions if isinstance(rows.positions, slice) else torch.from_numpy(rows.positions)
+    if not isinstance(where, slice):
+        tensor = tensor.to(out.device)  # Slices are copied from device to device, numbered rows are not.
     if handle.ndim == 1 or tensor.shape[1] == out.shape[1]:
         _write(out, where, tensor)
         return

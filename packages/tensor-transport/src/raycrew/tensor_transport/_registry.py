@@ -120,7 +120,8 @@ class ShardRegistry:
 
         Args:
             handles: What to fetch.
-            into: A CPU tensor for each handle, or None, to be filled; warm memory is many times as fast.
+            into: A tensor for each handle, or None, to be filled, on any device; warm memory is many times as
+                fast as fresh one.
             timeout_s: Deadline of each backend's requests.
             borrow: Give unbroken parts of one shard in place where the backend can, for reading only: a write
                 may show in other readers, or end the process.
