@@ -217,7 +217,6 @@ with scratch("raycrew-venv-test-") as folder:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.filterwarnings("ignore:flock not supported")
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
 def test_a_file_system_without_locks_serves_what_it_has(fake_store, monkeypatch, number):
     """As NFS answers where its lock service does not run."""

@@ -1,7 +1,6 @@
 """Who builds, who uses, whose scratch is whose: locks that the kernel gives back when their holder dies."""
 
 import contextlib
-import errno
 import fcntl
 import logging
 import os
@@ -60,6 +59,7 @@ class KeyLocks:
             StoreError: The store's files cannot be locked.
         """
         deadline = time.monotonic() + timeout_s
+        _need_locks(self._lock.with_name("tried"))  # of its own: nobody else waits for that one
         lock = filelock.FileLock(self._lock)
         while not _acquired(lock):
             if published():
@@ -188,15 +188,20 @@ def slot(folder: Path, count: int, timeout_s: float, report: Report = silent) ->
 def _acquired(lock: filelock.BaseFileLock) -> bool:
     try:
         lock.acquire(timeout=0)
-        acquired = True
     except filelock.Timeout:
-        acquired = False
-    except (OSError, NotImplementedError) as error:
+        return False
+    except OSError as error:
         raise _unlockable(Path(lock.lock_file), error) from error
-    if isinstance(lock, filelock.SoftFileLock):  # which it has become, without a lock that a kill gives back
-        lock.release()
-        raise _unlockable(Path(lock.lock_file), OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)))
-    return acquired
+    return True
+
+
+def _need_locks(path: Path) -> None:
+    """Refuse a file system without locks: filelock would wait for ever, or use locks that a kill leaves."""
+    with _opened(path) as file:
+        try:
+            _try(file.fileno(), fcntl.LOCK_SH)
+        except OSError as error:
+            raise _unlockable(path, error) from error
 
 
 def _opened(path: Path) -> IO[str]:
@@ -213,8 +218,8 @@ def _locked(path: Path, descriptor: int) -> bool:
         raise _unlockable(path, error) from error
 
 
-def _unlockable(path: Path, error: Exception) -> VenvError:
-    if isinstance(error, OSError) and isinstance(full := of_store(error, path), DiskFullError):
+def _unlockable(path: Path, error: OSError) -> VenvError:
+    if isinstance(full := of_store(error, path), DiskFullError):
         return full
     return StoreError(
         f"{path} cannot be locked: {error}; a store needs a file system with file locks (NFS: mounted with "
