@@ -1,10 +1,17 @@
-"""Tests that need a GPU are deselected where there is none; REQUIRE_GPU=1 lets them run and fail."""
+"""Tests that need a GPU are deselected where there is none; REQUIRE_GPU=1 lets them run and fail.
+
+An example of a property test may take long: a busy machine is no fault.
+"""
 
 import os
 import shutil
 import subprocess
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 
 def has_gpu() -> bool:

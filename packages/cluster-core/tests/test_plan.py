@@ -143,7 +143,7 @@ def test_requests_that_mean_nothing_are_refused(fields):
     counts=st.lists(st.integers(1, 6), min_size=1, max_size=5),
     strategy=st.sampled_from(["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_plan_exists_exactly_when_one_can(rooms, counts, strategy):
     nodes = [node(i, room) for i, room in enumerate(rooms)]
     plan = plan_cluster(nodes, PlacementRequest(tuple(counts), GPU, strategy))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from raycrew.tensor_transport.weights._manifest import checksum
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 200_000), st.data())
 def test_checksum_sees_a_changed_bit_and_a_swap(size, data):
     raw = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)

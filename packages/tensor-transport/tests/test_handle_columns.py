@@ -96,7 +96,7 @@ def handles_of(batch):
 
 
 @pytest.mark.smoke
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(batches(), st.lists(operations(), max_size=4))
 def test_handles_do_what_their_tensors_would(batch, chain):
     backend = InProcessBackend()

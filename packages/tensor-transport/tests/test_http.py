@@ -245,7 +245,7 @@ def test_a_stale_handle_says_why(server, backend):
         ShardRegistry(backend).fetch([RTensor(shard)])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_damaged_headers_are_refused_or_harmless(data):
     start, _ = frame({"a": torch.ones(3, 2), "b": torch.zeros(5, dtype=torch.bool)})

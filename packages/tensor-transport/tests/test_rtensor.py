@@ -68,7 +68,7 @@ def operations(draw):
 
 
 @pytest.mark.smoke
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.lists(operations(), max_size=5))
 def test_a_handle_does_what_its_tensor_would(sizes, chain):
     backend = InProcessBackend()

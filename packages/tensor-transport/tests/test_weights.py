@@ -64,7 +64,7 @@ def test_kept_tensors_keep_their_values(store):
     assert_same(kept, weights(1))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(
