@@ -9,11 +9,25 @@ from raycrew.cluster_core import RayVirtualCluster
 from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
 
 
+class Environments:
+    """A provider that counts how often the nodes are asked to have a class's environment."""
+
+    def __init__(self):
+        self.asked = []
+
+    def python_for(self, fqn, runner):
+        self.asked.append((fqn, runner))
+
+
 def test_a_dead_worker_is_told_and_replaced(local_ray, tmp_path):
+    environments = Environments()
     with (
         RayVirtualCluster([3], use_gpus=False) as cluster,
-        RayWorkerGroup(cluster, Worker, base=10, env_vars={"COLOUR": "red"}) as group,
+        RayWorkerGroup(
+            cluster, Worker, base=10, env_vars={"COLOUR": "red"}, environments=environments
+        ) as group,
     ):
+        assert environments.asked == [("workers.Worker", cluster)]
         group.call("keep", "mine").get_results()
         before, ports = group.call("pid").get_results(), group.master_port
         gate = tmp_path / "gate"
@@ -25,6 +39,7 @@ def test_a_dead_worker_is_told_and_replaced(local_ray, tmp_path):
         )
         assert group.restart_failed_workers() == [0]
         assert group.restart_failed_workers() == []
+        assert environments.asked == [("workers.Worker", cluster)] * 2
         gate.touch()
         busy.get_results()
         assert set(group.get_worker_status(timeout=60).values()) == {"ready"}

@@ -124,6 +124,8 @@ class _Launch:
         return Started(handles, ranks, [facts[p] for p in order], order, info, options, self.report)
 
     def run_again(self, started: Started) -> Started:
+        # A node that joined since the start may not have the environment yet.
+        interpreter_for(self.spec.environments, self.spec.builder.fqn, self.spec.cluster)
         order, options = started.order, started.options
         before = dict(zip(order, started.facts, strict=True))
         try:
