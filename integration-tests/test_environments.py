@@ -4,6 +4,7 @@ import pytest
 
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.venv_manager import (
+    ACTOR_ENVIRONMENT_REGISTRY,
     ActorEnvironmentRegistry,
     EnvironmentSpec,
     RegistryEnvironmentProvider,
@@ -22,22 +23,28 @@ def index(tmp_path, monkeypatch):
     return local
 
 
-def provider(index, **environments):
+def with_torch(index, requirement):
+    return EnvironmentSpec.requirements([requirement, "torch"], indexes=(index.url,))
+
+
+def painters_provider(index, requirement):
     registry = ActorEnvironmentRegistry()
-    for name, requirements in environments.items():
-        spec = EnvironmentSpec.requirements([*requirements, "torch"], indexes=(index.url,))
-        registry.register(f"palette_workers.{name}", spec)
+    registry.register("palette_workers.Painter", with_torch(index, requirement))
     return RegistryEnvironmentProvider(registry)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_groups_run_two_versions_of_a_package_and_exchange_a_batch(local_ray, index):
-    environments = provider(index, Painter=["palette==1.0"], Restorer=["palette==2.0"])
+def test_two_groups_run_two_versions_of_a_package_and_exchange_a_batch(local_ray, index, monkeypatch):
+    """One of them by a provider that it is given, the other by what is registered and installed."""
+    environments = painters_provider(index, "palette==1.0")
+    monkeypatch.setitem(
+        ACTOR_ENVIRONMENT_REGISTRY, "palette_workers.Restorer", with_torch(index, "palette==2.0")
+    )
     with (
         RayVirtualCluster([2], use_gpus=False, max_colocated_worker_groups=2) as cluster,
         RayWorkerGroup(cluster, "palette_workers.Painter", environments=environments) as painters,
-        RayWorkerGroup(cluster, "palette_workers.Restorer", environments=environments) as restorers,
+        RayWorkerGroup(cluster, "palette_workers.Restorer", environments="auto") as restorers,
     ):
         assert painters.call("version").get_results(timeout=60) == ["1.0", "1.0"]
         assert restorers.call("version").get_results(timeout=60) == ["2.0", "2.0"]
@@ -47,7 +54,7 @@ def test_two_groups_run_two_versions_of_a_package_and_exchange_a_batch(local_ray
 
 
 def test_an_environment_that_cannot_be_built_fails_before_any_actor_and_frees_the_bundles(local_ray, index):
-    environments = provider(index, Painter=["palette==3.0"])
+    environments = painters_provider(index, "palette==3.0")
     with RayVirtualCluster([1], use_gpus=False) as cluster:
         with pytest.raises(EnvironmentProviderError, match=r"palette==3\.0") as raised:
             RayWorkerGroup(cluster, "palette_workers.Painter", environments=environments)
