@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import re
 import subprocess
 import sys
@@ -56,6 +57,13 @@ def test_each_logical_node_lies_on_one_node_and_the_plan_is_the_truth(ray_nodes,
         devices = [int(one[0]) for one in ray.get([a.devices.remote() for a in actors])]
         claim.learn(dict(enumerate(devices)))
         assert [b.device_index for b in cluster.bundles][:4] == [0, 1, 2, 3]
+
+
+def test_what_one_cluster_took_is_known_to_the_next_at_once(ray_nodes, caplog):
+    with contextlib.ExitStack() as stack:
+        clusters = [stack.enter_context(RayVirtualCluster([4])) for _ in range(3)]
+        assert len({cluster.bundles[0].node_id for cluster in clusters}) == 3
+    assert "attempt" not in caplog.text
 
 
 def test_the_order_is_the_same_after_a_restart(ray_nodes):

@@ -59,10 +59,22 @@ def is_client() -> bool:
     return bool(client.is_connected())
 
 
+def live_nodes() -> list[Mapping[str, Any]]:
+    """The entries of `ray.nodes()` for the nodes that Ray holds for alive."""
+    nodes: Any = ray.nodes  # Without annotations in Ray.
+    return [node for node in nodes() if node["Alive"]]
+
+
 def live_node_ids() -> set[str]:
     """Ray ids of the nodes that Ray holds for alive."""
-    nodes: Any = ray.nodes  # Without annotations in Ray.
-    return {node["NodeID"] for node in nodes() if node["Alive"]}
+    return {node["NodeID"] for node in live_nodes()}
+
+
+def free_resources() -> dict[str, dict[str, float]]:
+    """What is free on each node, by Ray id, as Ray's scheduler of placement groups sees it at this moment."""
+    state: Any = importlib.import_module("ray._private.state")
+    free: dict[str, dict[str, float]] = state.available_resources_per_node()
+    return free
 
 
 def node_address() -> str:

@@ -5,16 +5,13 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import ray
 from ray.autoscaler.v2 import sdk
-from ray.autoscaler.v2.schema import ClusterStatus, NodeInfo, Stats
-from ray.autoscaler.v2.sdk import get_cluster_status
-from ray.autoscaler.v2.utils import ClusterStatusParser
 from ray.core.generated import autoscaler_pb2, gcs_pb2
 from ray.exceptions import RayError
 
@@ -28,6 +25,8 @@ T = TypeVar("T")
 _ANSWER_S = 10
 _FIRST_REPORT_S = 60.0  # Younger clusters may have an autoscaler that has not reported yet.
 _AUTOSCALER_REPORT = b"__autoscaling_status"
+
+_known_nodes: dict[str, Mapping[str, Any]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +54,17 @@ def _in_cluster(fn: Callable[[], T]) -> T:
     return result
 
 
-def _status() -> ClusterStatus:
-    # The state API needs the dashboard, and `ray.nodes()` does not tell what is free.
+def _status() -> Any:
+    """Nodes and autoscalers as Ray's autoscalers see them: a `GetClusterStatusReply`."""
     address = _ray_compat.cluster_address()
     try:
-        # As `get_cluster_status` does it, which spends most of its time on a new connection each time.
-        messages: Any = autoscaler_pb2  # Generated code, without annotations.
-        reply = messages.GetClusterStatusReply()
-        reply.ParseFromString(_gcs_client(address).get_cluster_status(timeout_s=_ANSWER_S))
-        return ClusterStatusParser.from_get_cluster_status_reply(
-            reply, stats=Stats(gcs_request_time_s=0.0, request_ts_s=int(time.time()))
-        )
-    except (AttributeError, TypeError, RayError) as error:
+        data = _gcs_client(address).get_cluster_status(timeout_s=_ANSWER_S)
+    except RayError as error:
         logger.debug("the cluster's status is asked for over a new connection: %s", error)
         _gcs_client.cache_clear()
-        return get_cluster_status(address)
+        data = _gcs_client(address).get_cluster_status(timeout_s=_ANSWER_S)
+    messages: Any = autoscaler_pb2  # Generated code, without annotations.
+    return messages.GetClusterStatusReply.FromString(data)
 
 
 @functools.lru_cache(maxsize=1)
@@ -79,25 +74,40 @@ def _gcs_client(address: str) -> Any:
 
 
 def _node_states() -> list[NodeState]:
-    status = _status()
-    nodes = []
-    for info in _nodes(status):
-        usage = info.resource_usage.usage if info.resource_usage else []
-        total = {one.resource_name: one.total for one in usage}
-        free = {one.resource_name: one.total - one.used for one in usage}
-        labels = dict(getattr(info, "labels", None) or {})
-        nodes.append(NodeState(info.node_id or "", info.ip_address, total, free, labels))
-    return nodes
+    # Not from the cluster's status, which is true only up to a second after a change.
+    free = _ray_compat.free_resources()
+    return [
+        NodeState(
+            node_id,
+            node["NodeManagerAddress"],
+            dict(node["Resources"]),
+            {name: free[node_id].get(name, 0.0) for name in node["Resources"]},
+            dict(node["Labels"]),
+        )
+        for node_id, node in _lasting_facts(free.keys()).items()
+    ]
+
+
+def _lasting_facts(node_ids: Set[str]) -> dict[str, Mapping[str, Any]]:
+    """What never changes while a node lives; Ray is asked only when a node is not known yet."""
+    global _known_nodes
+    if not node_ids <= _known_nodes.keys():
+        _known_nodes = {node["NodeID"]: node for node in _ray_compat.live_nodes()}
+    known = _known_nodes
+    return {node_id: known[node_id] for node_id in node_ids if node_id in known}
 
 
 def _autoscaler_is_running() -> bool | None:
     status = _status()
-    if status.pending_launches or status.pending_nodes:
+    state = status.autoscaling_state
+    if state.pending_instance_requests or state.pending_instances:
         return True
-    if status.stats.autoscaler_version not in (None, "", "0"):
+    if state.autoscaler_state_version:
         # The second version runs in every cluster where it is switched on, and launches nothing where nodes
         # have no instance behind them.
-        return any(node.instance_id for node in _nodes(status))
+        dead = autoscaler_pb2.NodeStatus.DEAD  # type: ignore[attr-defined]  # Generated code.
+        nodes = status.cluster_resource_state.node_states
+        return any(node.instance_id for node in nodes if node.status != dead)
     report = _gcs_client(_ray_compat.cluster_address()).internal_kv_get(
         _AUTOSCALER_REPORT, None, timeout=_ANSWER_S
     )
@@ -127,10 +137,6 @@ def _has_just_started() -> bool:
         logger.debug("Ray does not tell how old the head node is: %s", error)
         return False
     return any(abs(time.time() - born_s) < _FIRST_REPORT_S for born_s in born)
-
-
-def _nodes(status: ClusterStatus) -> list[NodeInfo]:
-    return [*status.active_nodes, *status.idle_nodes]
 
 
 def node_states() -> list[NodeState]:
