@@ -1,11 +1,13 @@
 """What the figures about moving data share: content, checks, and copies as a yardstick."""
 
+import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 
-from harness import Figure, figure, seconds
+from harness import Figure, figure
 
 MIB = 1 << 20
 
@@ -19,27 +21,33 @@ def content(size_bytes: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(0).integers(0, 256, size_bytes, dtype=np.uint8))
 
 
-def milliseconds(fn: Callable[[], object]) -> float:
-    return 1e3 * seconds(fn)
-
-
 def median_ms(
     name: str,
-    fn: Callable[[], object],
+    fn: Callable[[], Any],
     *,
     repeat: int,
     goal: float | None,
     baseline: str,
     per: int = 1,
-    is_right: Callable[[], bool] = lambda: True,
+    is_right: Callable[[Any], bool] | None = None,
+    cold: bool = False,
 ) -> Figure:
-    """The time of one call, in ms (or in µs for each of `per` items); `is_right` is asked after each."""
+    """The time of one call, in ms (or in µs for each of `per` items); `is_right` is asked of each result.
+
+    A check reads all of a result, and so drives the code itself out of the processor's caches. A call that is
+    not timed brings it back first, unless `cold`.
+    """
     fn()
-    scale, unit = (1.0, "ms") if per == 1 else (1e3 / per, "µs")
+    scale, unit = (1e3, "ms") if per == 1 else (1e6 / per, "µs")
     samples = []
     for _ in range(repeat):
-        samples.append(scale * milliseconds(fn))
-        check(is_right(), name)
+        if not cold:
+            fn()
+        start = time.perf_counter()
+        result = fn()
+        samples.append(scale * (time.perf_counter() - start))
+        check(is_right is None or is_right(result), name)
+        del result
     return figure(name, samples, unit=unit, baseline=baseline, goal=goal)
 
 

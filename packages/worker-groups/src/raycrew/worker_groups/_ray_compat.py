@@ -1,5 +1,6 @@
 """Unusual or version-dependent Ray calls, one function each."""
 
+import importlib
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -188,16 +189,19 @@ def is_granted(group: PlacementGroup) -> bool | None:
 
 
 def node_cpus() -> dict[str, tuple[float, float]]:
-    """Free and total CPUs of every living node, by node id."""
-    from ray.autoscaler.v2.sdk import get_cluster_status
+    """Free and total CPUs of every living node, by node id, as Ray knows them at this moment."""
+    client: Any = ray.util.client.ray
+    if client.is_connected():
+        free = ray.get(ray.remote(num_cpus=0)(_free_resources).remote(), timeout=60)
+    else:
+        free = _free_resources()
+    totals = {n["NodeID"]: n["Resources"].get("CPU", 0.0) for n in ray.nodes() if n["Alive"]}  # type: ignore[no-untyped-call]
+    # Where Ray says nothing of a node, it has only just started.
+    return {node: (free.get(node, {"CPU": total}).get("CPU", 0.0), total) for node, total in totals.items()}
 
-    # What is free altogether is known at once, where it is free up to a second later.
-    free_now = ray.available_resources()  # type: ignore[no-untyped-call]
-    none_free = bool(free_now) and free_now.get("CPU", 0.0) < 1  # empty: Ray has only just started
-    status = get_cluster_status(ray.get_runtime_context().gcs_address)
-    found = {}
-    for node in [*status.active_nodes, *status.idle_nodes]:
-        if node.node_id is not None:
-            free, total = node.available_resources().get("CPU", 0.0), node.total_resources().get("CPU", 0.0)
-            found[node.node_id] = (0.0 if none_free else free, total)
-    return found
+
+def _free_resources() -> dict[str, dict[str, float]]:
+    # Not from `ray.autoscaler`, whose status is true only up to a second after a change.
+    state: Any = importlib.import_module("ray._private.state")
+    free: dict[str, dict[str, float]] = state.available_resources_per_node()
+    return free

@@ -6,10 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-TARGET_S = 0.08
-"""How long a batch should run: long against the cost of sending one, short against a step."""
-LEAST_S = 0.002
-"""What a batch should not be shorter than: sending one costs about half of this."""
+TARGET_S = 0.25
+"""How long a batch should run: long against the cost of sending one, short against a step.
+
+Sending one costs driver and host a millisecond of CPU time together, and up to twenty where busy items have
+taken the processor's caches from them.
+"""
+LEAST_S = 0.01
+"""What a batch should not be shorter than; so much earlier than the others may a process end at most."""
 MAX_BATCH_ITEMS = 4096
 MAX_BATCH_BYTES = 4 << 20
 GROWTH = 4

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 180.0
 MAX_LOSSES = 3
 MAX_FAILED_STARTS = 3
-LONG_BATCH_S = 0.2
+LONG_BATCH_S = 0.5
 """From this length on, sending the next batch only when one has ended costs nothing worth mentioning."""
 LARGE_BYTES = 100_000
 
