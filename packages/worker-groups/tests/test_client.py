@@ -1,11 +1,13 @@
 """Through a `ray://` proxy: groups and `fan_out` work as they do without."""
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
 
 import pytest
+from patience import eventually
 
 from raycrew.cluster_core import lease_ports
 from raycrew.cluster_core.testing import simulated_nodes
@@ -38,11 +40,17 @@ DRIVER = """
 """
 
 
+def listens(port):
+    with socket.socket() as caller:
+        return caller.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.mark.slow
 def test_groups_and_fan_out_work_behind_a_proxy():
     with lease_ports(port_range=(24000, 24999)) as lease:
         port = lease.port
     with simulated_nodes([{"num_cpus": 4, "ray_client_server_port": port}]):
+        eventually(lambda: listens(port), "the proxy listens")
         driver = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(DRIVER)],
             env={**os.environ, "RAY_ADDRESS": f"ray://127.0.0.1:{port}"},
