@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from raycrew.tensor_transport import (
+    RTensor,
     ShardLostError,
     ShardRegistry,
     StaleHandleError,
+    TensorShardInfo,
+    TransportError,
     TransportTimeoutError,
 )
 from raycrew.tensor_transport.testing import InProcessBackend
@@ -68,6 +71,15 @@ def test_threads_that_want_one_shard_fetch_it_once():
     assert backend.counts == {handle.shard.shard_id: 1}
     assert registry.cache_stats.hits == THREADS - 1 and registry.cache_stats.misses == 1
     assert torch.equal(registry.fetch([handle])[0], content(0)), "a write shows in the cache"
+
+
+def test_nobody_waits_for_a_fetch_that_never_began():
+    backend, registry, (handle, *_) = registry_of(1 << 20)
+    backend.gate.set()
+    elsewhere = RTensor(TensorShardInfo("unknown", "x", "owner", "", "float32", (1,)))
+    with pytest.raises(TransportError, match="unknown"):
+        registry.fetch([handle, elsewhere])
+    assert torch.equal(registry.fetch([handle], timeout_s=0.1)[0], content(0))
 
 
 def test_many_threads_and_shards_with_evictions():

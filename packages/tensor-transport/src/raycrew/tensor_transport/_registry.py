@@ -182,17 +182,17 @@ class ShardRegistry:
         asked: list[int] = []
         begun: dict[int, Flight] = {}
         awaited: dict[int, Flight] = {}
-        for i, read in enumerate(reads):
-            look = self._look(read)
-            if look.tensor is not None:
-                found[i] = (read.of(look.tensor), False)
-            elif look.awaited is not None:
-                awaited[i] = look.awaited
-            else:
-                asked.append(i)
-                if look.begun is not None:
-                    begun[i] = look.begun
         try:
+            for i, read in enumerate(reads):
+                look = self._look(read)
+                if look.tensor is not None:
+                    found[i] = (read.of(look.tensor), False)
+                elif look.awaited is not None:
+                    awaited[i] = look.awaited
+                else:
+                    asked.append(i)
+                    if look.begun is not None:
+                        begun[i] = look.begun
             found.update(self._ask_all(asked, begun, reads, timeout_s))
         finally:
             for flight in begun.values():
