@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _FIRST_WINDOW_S = 3.0  # Freed resources take Ray up to a second to grant again.
 _POLL_S = 0.25
 _SLOWEST_POLL_S = 2.0
-_SETTLED_S = 2.0  # So long after a change a census is true.
+_SETTLED_S = 2.0  # By then a device is counted as free whose holder was killed.
 _LOOK_S = 0.05
 _DEMAND_S = 30.0  # So long an autoscaler sees what is missing before the cluster is looked at again.
 

@@ -18,7 +18,7 @@ from raycrew.worker_groups.fan_out._host import CONTROL, FanOutHost
 
 logger = logging.getLogger(__name__)
 
-# Ray counts resources as free again up to a second after a placement group is removed.
+# Ray counts resources as free again a little after a placement group is removed.
 SETTLE_S = 3.0
 GRANT_S = 5.0
 # It keeps the CPUs of finished tasks for about a second, for more of the same kind.
