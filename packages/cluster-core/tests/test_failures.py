@@ -10,8 +10,11 @@ from dataclasses import replace
 
 import pytest
 import ray
+from ray._raylet import GcsClient
+from ray.core.generated import autoscaler_pb2
 from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import placement_group_table
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import (
     AllocationTimeoutError,
@@ -213,6 +216,37 @@ def test_a_killed_driver_leaves_nothing(ray_nodes):
     assert len(left) == 1 and left[0].startswith("detached (namespace ")
     with RayVirtualCluster([1], port_range=(26000, 26069)) as other:
         assert len(other.rendezvous(n_ports=64).ports) == 64
+
+
+@ray.remote
+class Holder:
+    def ping(self):
+        return None
+
+
+def drain(node_id):
+    """As a cloud does some minutes before it takes a machine back."""
+    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    deadline_ms = int((time.time() + 600) * 1000)
+    client = GcsClient(ray.get_runtime_context().gcs_address)
+    assert client.drain_node(node_id, reason, "spot", deadline_ms)[0]
+
+
+@pytest.mark.slow
+def test_nothing_is_placed_on_a_node_that_is_being_drained():
+    ray.shutdown()
+    with simulated_nodes([{"num_cpus": 8}, {"num_cpus": 4}]) as nodes, connected(nodes.address):
+        large, small = (node["NodeID"] for node in sorted(ray.nodes(), key=lambda n: -n["Resources"]["CPU"]))
+        on_it = NodeAffinitySchedulingStrategy(small, soft=False)
+        busy = Holder.options(num_cpus=1, scheduling_strategy=on_it).remote()  # An idle one leaves at once.
+        ray.get(busy.ping.remote(), timeout=60)
+        assert RayVirtualCluster.plan([3], use_gpus=False).node_ids == ((small,) * 3,)
+        drain(small)
+        wait_until(lambda: RayVirtualCluster.plan([3], use_gpus=False).node_ids == ((large,) * 3,))
+        with RayVirtualCluster([3], use_gpus=False, timeout_s=60) as cluster:
+            assert {bundle.node_id for bundle in cluster.bundles} == {large}
+            with pytest.raises(InfeasibleRequestError, match="takes nothing new, as it is being drained"):
+                RayVirtualCluster([8, 3], use_gpus=False, timeout_s=60)
 
 
 @pytest.mark.slow

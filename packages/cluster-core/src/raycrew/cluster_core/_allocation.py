@@ -75,6 +75,10 @@ class _Wanted:
     node_ids: tuple[str, ...]
 
 
+def _quick_census(domain_label: str) -> list[NodeState]:
+    return take_census(domain_label, draining=False)
+
+
 class Allocator:
     """Gets the placement groups of one request, within one deadline.
 
@@ -99,7 +103,7 @@ class Allocator:
         gpu_ids: Literal["auto"] | tuple[tuple[int, ...], ...] | None = None,
         timeout_s: float = 180.0,
         max_retries: int = 6,
-        census: Callable[[str], list[NodeState]] = take_census,
+        census: Callable[[str], list[NodeState]] = _quick_census,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -109,6 +113,7 @@ class Allocator:
         self._gpu_ids = gpu_ids
         self._passed_over: set[str] = set()  # Nodes where a wanted device was not free a moment ago.
         self._tried: set[str] = set()  # Nodes where it ever was not.
+        self._draining: set[str] = set()  # Asked for only once something has not fit or not been granted.
         self._timeout_s = timeout_s
         self._max_retries = max_retries
         self._census = census
@@ -129,6 +134,8 @@ class Allocator:
         while True:
             number += 1
             try:
+                if failed:
+                    self._draining = _ray_status.draining_nodes()
                 nodes, plan = self._await_plan()
                 return self._grant(nodes, plan, number)
             except DevicesTakenError as error:
@@ -159,13 +166,14 @@ class Allocator:
         """Wait until the request fits into what is free."""
         pause, said, start = _POLL_S, False, self._clock()
         while True:
-            nodes = self._census(self._request.domain_label)
+            nodes = self._look()
             if not _returning.settled(nodes) and self._left() > 0:
                 self._sleep(_LOOK_S)
                 continue
             plan = plan_cluster(self._not_passed_over(nodes), self._request)
             if plan.feasible:
                 return nodes, plan
+            self._draining = _ray_status.draining_nodes()
             if self._clock() - start > _SETTLED_S:
                 self._passed_over.clear()
             more_may_come = _ray_status.autoscaler_is_running()
@@ -185,6 +193,10 @@ class Allocator:
             self._sleep(min(pause, max(self._left(), 0.0)))
             pause = min(pause * 1.5, _SLOWEST_POLL_S)
 
+    def _look(self) -> list[NodeState]:
+        nodes = self._census(self._request.domain_label)
+        return [replace(node, draining=True) if node.node_id in self._draining else node for node in nodes]
+
     def _not_passed_over(self, nodes: list[NodeState]) -> list[NodeState]:
         """The nodes, with no room on those that are passed over."""
         return [replace(node, free={}) if node.node_id in self._passed_over else node for node in nodes]
@@ -194,7 +206,7 @@ class Allocator:
 
     def _reasons_now(self) -> tuple[str, ...]:
         try:
-            return self._reasons(self._census(self._request.domain_label))
+            return self._reasons(self._look())
         except RayError as error:
             return (f"Ray does not tell what is free: {type(error).__name__}: {error}",)
 
@@ -297,7 +309,7 @@ class Allocator:
             if state.state in ("REMOVED", "UNKNOWN"):
                 raise _NotGrantedError(f"placement group {state.name} was removed while it was waited for")
             if state.scheduling_state == "INFEASIBLE":
-                raise _NotGrantedError(f"a node that {state.name} was planned on is gone")
+                raise _NotGrantedError(f"a node that {state.name} was planned on is gone, or leaves")
             if self._clock() >= window:
                 why = state.scheduling_state.lower() or state.state.lower()
                 raise _NotGrantedError(f"placement group {state.name} is not granted yet ({why})")

@@ -8,14 +8,18 @@ from raycrew.cluster_core._topology import BOOKKEEPING, DOMAIN_LABEL, RESOURCE_S
 from raycrew.cluster_core.errors import ClusterError
 
 
-def take_census(domain_label: str = DOMAIN_LABEL) -> list[NodeState]:
-    """All nodes that take work, ordered by (domain, address, node id), the same each time.
+def take_census(domain_label: str = DOMAIN_LABEL, *, draining: bool = True) -> list[NodeState]:
+    """All living nodes, ordered by (domain, address, node id), the same each time.
+
+    Args:
+        domain_label: Which label of a node names its domain.
+        draining: Ask which are being drained, too, which takes as long again.
 
     Raises:
         ClusterError: This process is not connected to Ray.
     """
     check_connected()
-    nodes = _ray_status.node_states()
+    nodes = _ray_status.node_states(draining=draining)
     return sorted(nodes, key=lambda n: (n.labels.get(domain_label, ""), _address_key(n.address), n.node_id))
 
 

@@ -205,6 +205,7 @@ def _status(options: argparse.Namespace) -> _Answer:
                 "total": _shown(node.total),
                 "free": _shown(node.free),
                 "labels": dict(node.labels),
+                "draining": node.draining,
                 "holders": holders.get(node.node_id, []),
             }
             for node in nodes
@@ -228,7 +229,7 @@ def _draw_status(
         ]
         table.add_row(
             node.node_id[:8],
-            node.address,
+            f"{node.address}\ndraining" if node.draining else node.address,
             Text("\n".join(amounts)),
             Text("\n".join(holders.get(node.node_id, []))),  # Brackets in names are no markup.
         )

@@ -138,8 +138,7 @@ def plan_cluster(
     placed = _place(nodes, rooms, request)
     if placed is not None:
         return PlacementPlan(tuple(tuple(nodes[i].node_id for i in one) for one in placed))
-    empty = [NodeState(n.node_id, n.address, n.total, n.total, n.labels) for n in nodes]
-    impossible = _place(empty, [_room(node, node.total, request) for node in empty], request) is None
+    impossible = _place(nodes, [_room(node, node.total, request) for node in nodes], request) is None
     return PlacementPlan(reasons=explain_request(nodes, request, holders or {}), impossible=impossible)
 
 
@@ -159,7 +158,7 @@ def _matches(value: str | None, wanted: str) -> bool:
 
 def _room(node: NodeState, resources: Mapping[str, float], request: PlacementRequest) -> int:
     """How many bundles a node has room for."""
-    if request.label_selector and not matches(node.labels, request.label_selector):
+    if node.draining or (request.label_selector and not matches(node.labels, request.label_selector)):
         return 0
     # Ray counts in ten-thousandths; half a step covers what binary fractions lose.
     return min(
@@ -255,6 +254,8 @@ def _explain_node(
     node: NodeState, room: int, empty_room: int, request: PlacementRequest, holders: Sequence[str]
 ) -> str:
     where = f"node {node.address} ({node.node_id[:8]})"
+    if node.draining:
+        return f"{where}: takes nothing new, as it is being drained"
     if request.label_selector and not matches(node.labels, request.label_selector):
         return f"{where}: its labels don't fit {dict(request.label_selector)}"
     amounts = ", ".join(

@@ -72,9 +72,17 @@ def live_node_ids() -> set[str]:
 
 def free_resources() -> dict[str, dict[str, float]]:
     """What is free on each node, by Ray id, as Ray's scheduler of placement groups sees it at this moment."""
-    state: Any = importlib.import_module("ray._private.state")
-    free: dict[str, dict[str, float]] = state.available_resources_per_node()
+    free: dict[str, dict[str, float]] = _state().available_resources_per_node()
     return free
+
+
+def draining_node_ids() -> set[str]:
+    """Ray ids of the nodes that are going to leave, where Ray places nothing new."""
+    return set(_state().get_draining_nodes())
+
+
+def _state() -> Any:
+    return importlib.import_module("ray._private.state").state
 
 
 def node_address() -> str:

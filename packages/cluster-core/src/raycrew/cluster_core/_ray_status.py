@@ -46,11 +46,11 @@ class ActorState:
     resources: Mapping[str, float]
 
 
-def _in_cluster(fn: Callable[[], T]) -> T:
+def _in_cluster(fn: Callable[..., T], *args: Any) -> T:
     """Call a function where the GCS can be reached: here, or in a task behind a `ray://` proxy."""
     if not _ray_compat.is_client():
-        return fn()
-    result: T = ray.get(ray.remote(num_cpus=0)(fn).remote(), timeout=60)
+        return fn(*args)
+    result: T = ray.get(ray.remote(num_cpus=0)(fn).remote(*args), timeout=60)
     return result
 
 
@@ -73,9 +73,10 @@ def _gcs_client(address: str) -> Any:
     return connect(address)
 
 
-def _node_states() -> list[NodeState]:
+def _node_states(draining: bool) -> list[NodeState]:
     # Not from the cluster's status, which is true only up to a second after a change.
     free = _ray_compat.free_resources()
+    leaving = _ray_compat.draining_node_ids() if draining else set()
     return [
         NodeState(
             node_id,
@@ -83,6 +84,7 @@ def _node_states() -> list[NodeState]:
             dict(node["Resources"]),
             {name: free[node_id].get(name, 0.0) for name in node["Resources"]},
             dict(node["Labels"]),
+            node_id in leaving,
         )
         for node_id, node in _lasting_facts(free.keys()).items()
     ]
@@ -139,9 +141,18 @@ def _has_just_started() -> bool:
     return any(abs(time.time() - born_s) < _FIRST_REPORT_S for born_s in born)
 
 
-def node_states() -> list[NodeState]:
-    """All nodes that take work now; works without the dashboard."""
-    return _in_cluster(_node_states)
+def node_states(*, draining: bool = True) -> list[NodeState]:
+    """All living nodes; works without the dashboard.
+
+    Args:
+        draining: Ask which are being drained, too.
+    """
+    return _in_cluster(_node_states, draining)
+
+
+def draining_nodes() -> set[str]:
+    """Ids of the nodes that are being drained."""
+    return _in_cluster(_ray_compat.draining_node_ids)
 
 
 def autoscaler_is_running() -> bool | None:

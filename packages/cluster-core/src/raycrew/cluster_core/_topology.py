@@ -40,6 +40,7 @@ class NodeState:
         total: Resources of the empty node, in Ray's names and units.
         free: The part that nobody has reserved.
         labels: Ray's labels of the node.
+        draining: Whether it is going to leave the cluster, so that nothing new is placed on it.
     """
 
     node_id: str
@@ -47,6 +48,7 @@ class NodeState:
     total: Mapping[str, float]
     free: Mapping[str, float]
     labels: Mapping[str, str] = field(default_factory=dict)
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
