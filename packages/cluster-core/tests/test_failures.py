@@ -28,6 +28,7 @@ from raycrew.cluster_core import (
     _ray_status,
 )
 from raycrew.cluster_core._census import take_census
+from raycrew.cluster_core._commands import main
 from raycrew.cluster_core.memory import MemoryMonitor
 from raycrew.cluster_core.testing import connected, simulated_nodes
 
@@ -233,7 +234,7 @@ def drain(node_id):
 
 
 @pytest.mark.slow
-def test_nothing_is_placed_on_a_node_that_is_being_drained():
+def test_nothing_is_placed_on_a_node_that_is_being_drained(capsys):
     ray.shutdown()
     with simulated_nodes([{"num_cpus": 8}, {"num_cpus": 4}]) as nodes, connected(nodes.address):
         large, small = (node["NodeID"] for node in sorted(ray.nodes(), key=lambda n: -n["Resources"]["CPU"]))
@@ -243,6 +244,8 @@ def test_nothing_is_placed_on_a_node_that_is_being_drained():
         assert RayVirtualCluster.plan([3], use_gpus=False).node_ids == ((small,) * 3,)
         drain(small)
         wait_until(lambda: RayVirtualCluster.plan([3], use_gpus=False).node_ids == ((large,) * 3,))
+        assert main(["status", "--address", nodes.address]) == 0
+        assert capsys.readouterr().out.count("draining") == 1
         with RayVirtualCluster([3], use_gpus=False, timeout_s=60) as cluster:
             assert {bundle.node_id for bundle in cluster.bundles} == {large}
             with pytest.raises(InfeasibleRequestError, match="takes nothing new, as it is being drained"):

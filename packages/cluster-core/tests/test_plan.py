@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +27,13 @@ def test_logical_nodes_of_one_size_lie_in_the_order_of_the_nodes_and_holes_stay(
     nodes = [node(i, 8) for i in range(4)]
     plan = plan_cluster(nodes, PlacementRequest((8, 0, 8, 8), GPU))
     assert plan.node_ids == (("n0",) * 8, (), ("n1",) * 8, ("n2",) * 8)
+
+
+def test_a_node_that_is_being_drained_takes_nothing():
+    nodes = [replace(node(0, 8), draining=True), node(1, 8)]
+    assert plan_cluster(nodes, PlacementRequest((4,), GPU)).node_ids == (("n1",) * 4,)
+    plan = plan_cluster(nodes, PlacementRequest((8, 1), GPU))
+    assert plan.impossible and "takes nothing new, as it is being drained" in plan.reasons[1]
 
 
 def test_a_search_finds_what_greed_misses():

@@ -13,7 +13,7 @@ Sending one costs driver and host a millisecond of CPU time together, and up to 
 taken the processor's caches from them.
 """
 LEAST_S = 0.01
-"""What a batch should not be shorter than; so much earlier than the others may a process end at most."""
+"""What a batch should not be shorter than. At the end, processes may be this far apart."""
 MAX_BATCH_ITEMS = 4096
 MAX_BATCH_BYTES = 4 << 20
 GROWTH = 4
