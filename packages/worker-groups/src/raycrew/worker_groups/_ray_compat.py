@@ -3,6 +3,7 @@
 import importlib
 import re
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -39,14 +40,11 @@ def connection() -> str | None:
     if not ray.is_initialized():
         return None
     context = ray.get_runtime_context()
-    client = getattr(context.worker, "worker", None)  # of ray://, where each id costs a round trip
-    if client is not None and client in _client_connections:
-        return _client_connections[client]
-    # The worker differs between connections to one cluster, the node between clusters.
-    found = f"{context.get_worker_id()}@{context.get_node_id()}"
+    client = getattr(context.worker, "worker", None)  # of ray://, which does not tell more in every Ray
     if client is not None:
-        _client_connections[client] = found
-    return found
+        return _client_connections.setdefault(client, uuid.uuid4().hex)
+    # The worker differs between connections to one cluster, the node between clusters.
+    return f"{context.get_worker_id()}@{context.get_node_id()}"
 
 
 def assigned_accelerators() -> dict[str, list[str]]:
