@@ -1,6 +1,7 @@
 """The command line, as a person or a script uses it."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -38,6 +39,23 @@ def test_the_module_runs():
     command = [sys.executable, "-m", "raycrew.cluster_core", "plan", "--nodes", "2x8", "--request", "2x8"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "fits: 16 bundles" in done.stdout
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("form", [["--json"], []])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_enough_sees_no_error(form, unbuffered):
+    large = ["--nodes", "10000x8", "--request", "4096x8", *form]  # As JSON, more than a pipe holds.
+    with subprocess.Popen(
+        [sys.executable, "-m", "raycrew.cluster_core", "plan", *large],
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as plan:  # fmt: skip
+        if form:
+            assert plan.stdout.read(10) == '{"feasible'
+        plan.stdout.close()
+        assert plan.stderr.read() == ""
+    assert plan.returncode == 1
 
 
 @pytest.mark.smoke

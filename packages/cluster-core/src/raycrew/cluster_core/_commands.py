@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections import defaultdict
@@ -33,11 +34,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Console(stderr=True).print(f"{type(error).__name__}: {error}", style="red", markup=False)
         return 2
     if options.json:
-        json.dump(answer, sys.stdout)
-        sys.stdout.write("\n")
+        _write(json.dumps(answer))
     else:
         draw(Console())
     return int(status)
+
+
+def _write(line: str) -> None:
+    try:
+        sys.stdout.writelines([line, "\n"])  # In two: an unbuffered stream does not tell of the first alone.
+        sys.stdout.flush()
+    except BrokenPipeError:  # As `head` does when it has enough; rich ends in the same way.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 _Answer = tuple[Any, Callable[[Console], None], int]
