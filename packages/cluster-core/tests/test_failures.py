@@ -219,6 +219,25 @@ def test_a_killed_driver_leaves_nothing(ray_nodes):
         assert len(other.rendezvous(n_ports=64).ports) == 64
 
 
+@pytest.mark.slow
+def test_a_control_service_that_hangs_does_not_hang_an_allocation(monkeypatch):
+    ray.shutdown()
+    with simulated_nodes([{"num_cpus": 2}]) as nodes, connected(nodes.address):
+        (head,) = nodes.head_node.all_processes["gcs_server"]
+        with RayVirtualCluster([1], use_gpus=False) as cluster:
+            monkeypatch.setattr(_ray_compat, "_ANSWER_S", 0.5)
+            head.process.send_signal(signal.SIGSTOP)
+            try:
+                with pytest.raises(AllocationTimeoutError, match="control service did not answer"):
+                    RayVirtualCluster([1], use_gpus=False, timeout_s=1)
+                with pytest.raises(GetTimeoutError):
+                    cluster.check_nodes()
+            finally:
+                head.process.send_signal(signal.SIGCONT)
+            monkeypatch.undo()
+            cluster.check_nodes()
+
+
 @ray.remote
 class Holder:
     def ping(self):

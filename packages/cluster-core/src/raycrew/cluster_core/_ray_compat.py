@@ -6,13 +6,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.autoscaler.v2.sdk import get_cluster_status
-from ray.exceptions import AuthenticationError, RayError
+from ray.exceptions import AuthenticationError, GetTimeoutError, RayError
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -24,7 +25,10 @@ from raycrew.cluster_core.errors import ClusterAuthenticationError, ClusterUnrea
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 NODE_ID_LABEL = "ray.io/node-id"
+_ANSWER_S = 10.0
 _PLACING_S = 2.0
 _NOT_PLACED = ("NO_RESOURCES", "INFEASIBLE", "REMOVED")
 
@@ -60,9 +64,13 @@ def is_client() -> bool:
 
 
 def live_nodes() -> list[Mapping[str, Any]]:
-    """The entries of `ray.nodes()` for the nodes that Ray holds for alive."""
+    """The entries of `ray.nodes()` for the nodes that Ray holds for alive.
+
+    Raises:
+        GetTimeoutError: Ray's control service does not answer.
+    """
     nodes: Any = ray.nodes  # Without annotations in Ray.
-    return [node for node in nodes() if node["Alive"]]
+    return [node for node in _answer(nodes) if node["Alive"]]
 
 
 def live_node_ids() -> set[str]:
@@ -71,18 +79,46 @@ def live_node_ids() -> set[str]:
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """What is free on each node, by Ray id, as Ray's scheduler of placement groups sees it at this moment."""
-    free: dict[str, dict[str, float]] = _state().available_resources_per_node()
+    """What is free on each node, by Ray id, as Ray's scheduler of placement groups sees it at this moment.
+
+    Raises:
+        GetTimeoutError: Ray's control service does not answer.
+    """
+    free: dict[str, dict[str, float]] = _answer(_state().available_resources_per_node)
     return free
 
 
 def draining_node_ids() -> set[str]:
-    """Ray ids of the nodes that are going to leave, where Ray places nothing new."""
-    return set(_state().get_draining_nodes())
+    """Ray ids of the nodes that are going to leave, where Ray places nothing new.
+
+    Raises:
+        GetTimeoutError: Ray's control service does not answer.
+    """
+    return set(_answer(_state().get_draining_nodes))
 
 
 def _state() -> Any:
+    """What `ray.nodes()` asks; Ray has no public call that tells what is free node by node."""
     return importlib.import_module("ray._private.state").state
+
+
+def _answer(ask: Callable[[], T]) -> T:
+    """What the control service answers; Ray itself would wait for that for ever."""
+    answer: Future[T] = Future()
+
+    def wait() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
+            answer.set_exception(error)
+
+    threading.Thread(target=wait, name="raycrew-answer", daemon=True).start()
+    try:
+        return answer.result(_ANSWER_S)
+    except TimeoutError:
+        if answer.done():
+            raise
+        raise GetTimeoutError(f"Ray's control service did not answer within {_ANSWER_S:g} s") from None
 
 
 def node_address() -> str:
