@@ -98,6 +98,7 @@ def all_wheels() -> list[str]:
 def pytest_alone(session: nox.Session, package: str, *arguments: str) -> None:
     """Run a package's tests from an empty folder; Ray's workers find the test modules by PYTHONPATH."""
     tests = ROOT / "packages" / package / "tests"
+    modules = os.pathsep.join(map(str, [tests, *sorted(p for p in tests.iterdir() if p.is_dir())]))
     with tempfile.TemporaryDirectory() as empty:
         session.chdir(empty)
         session.run(
@@ -109,7 +110,7 @@ def pytest_alone(session: nox.Session, package: str, *arguments: str) -> None:
             "no:cacheprovider",
             *arguments,
             *session.posargs,
-            env=RAY_ENVIRONMENT | {"PYTHONPATH": str(tests)},
+            env=RAY_ENVIRONMENT | {"PYTHONPATH": modules},
         )
         session.chdir(ROOT)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from harness import Figure, figure, ratio, seconds
 from raycrew.venv_manager import EnvironmentSpec, Store, ensure
-from raycrew.venv_manager._uv import find_uv
+from raycrew.venv_manager._uv.process import find_uv
 from raycrew.venv_manager.testing import FakeUv, LocalIndex, write_project
 
 PACKAGES, MODULES, DATA_BYTES = 40, 60, 4_000_000

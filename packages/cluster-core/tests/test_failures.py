@@ -23,12 +23,12 @@ from raycrew.cluster_core import (
     NodeLostError,
     RayVirtualCluster,
     ResourceInsufficientError,
-    _allocation,
-    _ray_compat,
-    _ray_status,
 )
-from raycrew.cluster_core._census import take_census
 from raycrew.cluster_core._commands import main
+from raycrew.cluster_core._placement import allocation as _allocation
+from raycrew.cluster_core._ray import compat as _ray_compat
+from raycrew.cluster_core._ray import status as _ray_status
+from raycrew.cluster_core._ray.census import take_census
 from raycrew.cluster_core.memory import MemoryMonitor
 from raycrew.cluster_core.testing import connected, simulated_nodes
 

@@ -20,7 +20,7 @@ from raycrew.cluster_core import (
     RayVirtualCluster,
     ResourceInsufficientError,
 )
-from raycrew.cluster_core._census import take_census
+from raycrew.cluster_core._ray.census import take_census
 from raycrew.cluster_core.testing import check_cluster
 
 

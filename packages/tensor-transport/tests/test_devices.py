@@ -24,7 +24,7 @@ from raycrew.tensor_transport import (
     localize,
     remotize,
 )
-from raycrew.tensor_transport._codec import decode, encode
+from raycrew.tensor_transport._bytes.codec import decode, encode
 from raycrew.tensor_transport.testing import InProcessByteStore, read_sum
 
 

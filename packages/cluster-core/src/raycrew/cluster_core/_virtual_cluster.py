@@ -7,15 +7,16 @@ from typing import Any, Self, TypeVar
 
 from ray.util.placement_group import PlacementGroup
 
-from raycrew.cluster_core import _ray_compat, layout
-from raycrew.cluster_core._allocation import Allocation, Allocator
-from raycrew.cluster_core._census import check_connected, take_census
-from raycrew.cluster_core._claims import Claims
-from raycrew.cluster_core._ledger import LedgerClaim
-from raycrew.cluster_core._node_calls import run_on_nodes
-from raycrew.cluster_core._options import ClusterOptions, GpuIds, check_options
-from raycrew.cluster_core._plan import PlacementPlan, plan_cluster
-from raycrew.cluster_core._rendezvous import PortKeepers
+from raycrew.cluster_core import layout
+from raycrew.cluster_core._placement.allocation import Allocation, Allocator
+from raycrew.cluster_core._placement.claims import Claims
+from raycrew.cluster_core._placement.ledger import LedgerClaim
+from raycrew.cluster_core._placement.options import ClusterOptions, GpuIds, check_options
+from raycrew.cluster_core._placement.plan import PlacementPlan, plan_cluster
+from raycrew.cluster_core._ports.rendezvous import PortKeepers
+from raycrew.cluster_core._ray import compat as _ray_compat
+from raycrew.cluster_core._ray.census import check_connected, take_census
+from raycrew.cluster_core._ray.node_calls import run_on_nodes
 from raycrew.cluster_core._topology import Bundle, Rendezvous
 from raycrew.cluster_core.errors import ClusterClosedError, NodeLostError
 from raycrew.cluster_core.memory import BundleMemory, MemoryMonitor, memory_usage

@@ -18,12 +18,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from raycrew.cluster_core import _census, _ray_compat, _ray_status
-from raycrew.cluster_core._addresses import check_reachable
-from raycrew.cluster_core._connection import RayConnection
-from raycrew.cluster_core._init import init_ray
-from raycrew.cluster_core._ports import default_port_range, ephemeral_range
-from raycrew.cluster_core._token import default_token_file
+from raycrew.cluster_core._connection.addresses import check_reachable
+from raycrew.cluster_core._connection.connection import RayConnection
+from raycrew.cluster_core._connection.init import init_ray
+from raycrew.cluster_core._connection.token import default_token_file
+from raycrew.cluster_core._ports.leases import default_port_range, ephemeral_range
+from raycrew.cluster_core._ray import census as _census
+from raycrew.cluster_core._ray import compat as _ray_compat
+from raycrew.cluster_core._ray import status as _ray_status
 from raycrew.cluster_core.errors import ClusterError, PortsExhaustedError
 
 State = Literal["good", "doubtful", "bad", "skipped"]

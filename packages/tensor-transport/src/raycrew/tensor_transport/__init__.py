@@ -1,13 +1,11 @@
 """Batches, tensor handles and weight updates."""
 
-from raycrew.tensor_transport._arguments import TensorArguments
-from raycrew.tensor_transport._cache import CacheStats
-from raycrew.tensor_transport._packed import PackedTensor
-from raycrew.tensor_transport._plan import DynamicBatchingArgs, SequencePackingArgs
-from raycrew.tensor_transport._ragged import RaggedTensor
-from raycrew.tensor_transport._registry import ShardRegistry
-from raycrew.tensor_transport._shards import ShardRead, StoreStats, TensorShardInfo
-from raycrew.tensor_transport._walk import (
+from raycrew.tensor_transport._columns.packed import PackedTensor
+from raycrew.tensor_transport._columns.ragged import RaggedTensor
+from raycrew.tensor_transport._handles.arguments import TensorArguments
+from raycrew.tensor_transport._handles.cache import CacheStats
+from raycrew.tensor_transport._handles.registry import ShardRegistry
+from raycrew.tensor_transport._handles.walk import (
     clear_node,
     collect_shards,
     flatten_shard_ids,
@@ -15,6 +13,7 @@ from raycrew.tensor_transport._walk import (
     release,
     remotize,
 )
+from raycrew.tensor_transport._shards import ShardRead, StoreStats, TensorShardInfo
 from raycrew.tensor_transport.backends.inline import InlineBackend
 from raycrew.tensor_transport.backends.node_memory import NodeMemoryBackend
 from raycrew.tensor_transport.backends.object_store import ObjectStoreBackend
@@ -39,6 +38,7 @@ from raycrew.tensor_transport.errors import (
     WeightUpdateError,
 )
 from raycrew.tensor_transport.packing import Packing, balance, pack
+from raycrew.tensor_transport.packing._plan import DynamicBatchingArgs, SequencePackingArgs
 from raycrew.tensor_transport.protocols import ByteStore, PeerGroup, PeerResults, ShardBackend
 from raycrew.tensor_transport.rtensor import RTensor
 from raycrew.tensor_transport.weights import (

@@ -7,16 +7,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raycrew.tensor_transport._codec import Encoded
-from raycrew.tensor_transport._columns import bare
-from raycrew.tensor_transport._gather import gather_encoded
-from raycrew.tensor_transport._indexing import (
+from raycrew.tensor_transport._bytes.codec import Encoded
+from raycrew.tensor_transport._columns.columns import bare
+from raycrew.tensor_transport._columns.gather import gather_encoded
+from raycrew.tensor_transport._columns.kinds import Padding
+from raycrew.tensor_transport._columns.padding import Number, PadSide, check_pad_side
+from raycrew.tensor_transport._columns.table import ColumnTable
+from raycrew.tensor_transport._rows.indexing import (
     even_bounds,
     row_numbers,
 )
-from raycrew.tensor_transport._kinds import Padding
-from raycrew.tensor_transport._padding import Number, PadSide, check_pad_side
-from raycrew.tensor_transport._plan import (
+from raycrew.tensor_transport.errors import BatchSchemaError
+from raycrew.tensor_transport.packing._plan import (
     DynamicBatchingArgs,
     SequencePackingArgs,
     Share,
@@ -25,8 +27,6 @@ from raycrew.tensor_transport._plan import (
     even_rows,
     packed_shares,
 )
-from raycrew.tensor_transport._table import ColumnTable
-from raycrew.tensor_transport.errors import BatchSchemaError
 from raycrew.tensor_transport.protocols import RowHandle
 
 DictT = TypeVar("DictT", bound=Mapping[str, Any])

@@ -8,16 +8,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raycrew.tensor_transport._bytes import parse_torch_dtype
-from raycrew.tensor_transport._indexing import (
+from raycrew.tensor_transport._bytes.memory import parse_torch_dtype
+from raycrew.tensor_transport._rows.indexing import (
     RowIndex,
     Rows,
     check_permutation,
     even_bounds,
     normalize_rows,
 )
+from raycrew.tensor_transport._rows.views import RowView
 from raycrew.tensor_transport._shards import TensorShardInfo, dtype_name
-from raycrew.tensor_transport._views import RowView
 
 
 class RTensor:

@@ -13,15 +13,15 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from raycrew.venv_manager import _digest
-from raycrew.venv_manager._carry import luggage
-from raycrew.venv_manager._indexes import index_variables, without_password
-from raycrew.venv_manager._prefetch import prefetch
-from raycrew.venv_manager._spec import EnvironmentSpec
-from raycrew.venv_manager._store import Environment, Store, check_name
-from raycrew.venv_manager._upkeep import Removal, collect, relocated, verify
-from raycrew.venv_manager._uv import find_uv, run_uv, uv_version
-from raycrew.venv_manager._uv_run import parse
+from raycrew.venv_manager._build.carry import luggage
+from raycrew.venv_manager._nodes.prefetch import prefetch
+from raycrew.venv_manager._spec import digest as _digest
+from raycrew.venv_manager._spec.spec import EnvironmentSpec
+from raycrew.venv_manager._store.store import Environment, Store, check_name
+from raycrew.venv_manager._store.upkeep import Removal, collect, relocated, verify
+from raycrew.venv_manager._uv.indexes import index_variables, without_password
+from raycrew.venv_manager._uv.process import find_uv, run_uv, uv_version
+from raycrew.venv_manager._uv.uv_run import parse
 from raycrew.venv_manager.errors import SpecError, VenvError
 from raycrew.venv_manager.provision import ensure, identify
 

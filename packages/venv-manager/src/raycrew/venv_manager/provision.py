@@ -9,17 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from raycrew.venv_manager import _digest
-from raycrew.venv_manager._carry import Luggage, luggage
-from raycrew.venv_manager._indexes import index_variables, without_password
-from raycrew.venv_manager._probe import check, probe
-from raycrew.venv_manager._progress import Report, reporting
-from raycrew.venv_manager._recipe import Recipe
-from raycrew.venv_manager._resolve import expectation, resolve, sync_of
-from raycrew.venv_manager._spec import EnvironmentSpec
-from raycrew.venv_manager._store import Environment, Store, check_name
-from raycrew.venv_manager._uv import uv_version
-from raycrew.venv_manager._uv_run import parse
+from raycrew.venv_manager._build.carry import Luggage, luggage
+from raycrew.venv_manager._build.probe import check, probe
+from raycrew.venv_manager._build.recipe import Recipe
+from raycrew.venv_manager._spec import digest as _digest
+from raycrew.venv_manager._spec.spec import EnvironmentSpec
+from raycrew.venv_manager._store.resolve import expectation, resolve, sync_of
+from raycrew.venv_manager._store.store import Environment, Store, check_name
+from raycrew.venv_manager._uv.indexes import index_variables, without_password
+from raycrew.venv_manager._uv.process import uv_version
+from raycrew.venv_manager._uv.uv_run import parse
+from raycrew.venv_manager._waiting.progress import Report, reporting
 from raycrew.venv_manager.errors import UvNotFoundError
 
 logger = logging.getLogger(__name__)

@@ -22,17 +22,17 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from raycrew.worker_groups._base import WorkerGroup
-from raycrew.worker_groups._dispatch import Dispatch
-from raycrew.worker_groups._failures import Whereabouts, failure, start_timeout
-from raycrew.worker_groups._futures import MultiWorkerFuture, refuse_stream
+from raycrew.worker_groups._calls.dispatch import Dispatch
+from raycrew.worker_groups._calls.failures import Whereabouts, failure, start_timeout
+from raycrew.worker_groups._calls.futures import MultiWorkerFuture, refuse_stream
+from raycrew.worker_groups._calls.waiting import left
 from raycrew.worker_groups._ranks import WorkerFacts, assign_ranks, rank_order
 from raycrew.worker_groups._ray_compat import WorkerStatus, unwrap_actor_class
-from raycrew.worker_groups._report import StartupReport, Stopwatch
-from raycrew.worker_groups._shell import CurrentWorker, as_current, be_current
-from raycrew.worker_groups._spec import check_init
-from raycrew.worker_groups._start import Handle, Started
-from raycrew.worker_groups._waiting import left
-from raycrew.worker_groups._worker_class import describe_class, load_class
+from raycrew.worker_groups._start.report import StartupReport, Stopwatch
+from raycrew.worker_groups._start.spec import check_init
+from raycrew.worker_groups._start.startup import Handle, Started
+from raycrew.worker_groups._worker.shell import CurrentWorker, as_current, be_current
+from raycrew.worker_groups._worker.worker_class import describe_class, load_class
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError, combine
 from raycrew.worker_groups.protocols import ArgumentTransport
 

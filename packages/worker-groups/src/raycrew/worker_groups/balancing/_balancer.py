@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from raycrew.worker_groups._futures import MultiWorkerFuture
+from raycrew.worker_groups._calls.futures import MultiWorkerFuture
+from raycrew.worker_groups._calls.waiting import deadline_after, left
 from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups._ray_compat import is_death
-from raycrew.worker_groups._waiting import deadline_after, left
 from raycrew.worker_groups.balancing._strategies import WorkerLoad, key_bytes, strategy_of
 from raycrew.worker_groups.balancing._stream import Item, LostWorkerError, Stream
 from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupError

@@ -1,0 +1,122 @@
+"""This process's membership of a Ray cluster."""
+
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Self, TypeVar
+
+import ray
+
+from raycrew.cluster_core._connection.environment import EnvironmentPolicy, Secrets
+from raycrew.cluster_core._ray import compat as _ray_compat
+from raycrew.cluster_core._ray.node_calls import run_on_nodes
+from raycrew.cluster_core.errors import ClusterClosedError
+
+T = TypeVar("T")
+
+
+class RayConnection:
+    """This process's membership of a Ray cluster.
+
+    A context manager: the block of the call that made the connection closes it, those of later calls don't.
+
+    Attributes:
+        address: `host:port` of the cluster, or the `ray://` address that was given.
+        started_here: Whether this process started the cluster, which then ends with the connection.
+        dashboard_url: Where the dashboard is, or None.
+        namespace: Namespace of named actors.
+        policy: What of the environment is forwarded to workers.
+        secrets: What `init_ray(secrets=…)` collected; worker groups deliver it, nothing else shows it.
+        session_dir: Folder of the cluster's session on this machine, or None.
+    """
+
+    def __init__(
+        self,
+        *,
+        address: str,
+        started_here: bool,
+        owns_driver: bool,
+        dashboard_url: str | None,
+        policy: EnvironmentPolicy,
+        secrets: Secrets,
+        session_dir: str | None = None,
+        authentication: Mapping[str, str] | None = None,
+    ) -> None:
+        self.address = address
+        self.started_here = started_here
+        self.dashboard_url = dashboard_url
+        self.policy = policy
+        self.secrets = secrets
+        self.session_dir = session_dir
+        self.namespace: str = ray.get_runtime_context().namespace
+        self._owns_driver = owns_driver
+        self._authentication = dict(authentication or {})
+        self._calls, self._depth, self._ends_with_block = 1, 0, False
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is closed, by `close()` or by a shutdown of Ray."""
+        return self._closed or not ray.is_initialized()
+
+    def child_env(self) -> dict[str, str]:
+        """Variables that let a child process join this cluster by `init_ray()` or `ray.init()`.
+
+        A token is named by its file, never by its value, unless the value is all that this process has.
+
+        Raises:
+            ClusterClosedError: The connection is closed.
+        """
+        self._check_open()
+        return {"RAY_ADDRESS": self.address, **self._authentication}
+
+    def run_on_each_node(
+        self, fn: Callable[[], T], timeout_s: float | None = 120.0
+    ) -> Iterator[tuple[str, T]]:
+        """Run `fn` once on each live node of the cluster; yield (node id, result) as nodes finish.
+
+        Nodes that can't take the call are left out with a warning.
+
+        Raises:
+            ClusterClosedError: The connection is closed.
+            NodeCallError: `fn` raised on a node.
+            NodeCallTimeoutError: A node did not finish within `timeout_s`.
+        """
+        self._check_open()
+        return run_on_nodes(sorted(_ray_compat.live_node_ids()), fn, timeout_s)
+
+    def use_again(self, secrets: Secrets) -> None:
+        """Note one call of `init_ray` more, whose `with` block does not end the connection of the first."""
+        self._calls += 1
+        self.secrets = Secrets({**self.secrets, **secrets})
+
+    def close(self) -> None:
+        """Leave the cluster, and end it if this process started it; idempotent.
+
+        A runtime that was up before `init_ray` was called is left alone.
+        """
+        if not self._closed:
+            self._closed = True
+            if self._owns_driver and ray.is_initialized():
+                ray.shutdown()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        if self._calls == 1:
+            self._ends_with_block = True
+        self._depth += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self._ends_with_block:
+            self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "started here" if self.started_here else "joined"
+        return f"RayConnection({self.address}, {state})"
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClusterClosedError(f"the connection to {self.address} is closed")

@@ -1,0 +1,128 @@
+"""Which Ray clusters run on this machine, and which of them a driver without an address joins."""
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from raycrew.cluster_core._devices.binding import VISIBILITY_VARIABLES
+
+DEVICES_LABEL = "raycrew.devices"
+SLURM_RESOURCES = ("slurm_managed_ray_cluster",)
+SLURM_LABEL = "raycrew.slurm-job"
+_NO_DEVICE = {"-1", "none", "void", "nodevfiles"}  # What people and launchers write for "no device".
+_DEVICE_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/davinci[0-9]*", "/dev/accel[0-9]*")
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCluster:
+    """A cluster that node processes on this machine belong to.
+
+    Attributes:
+        address: `host:port` of its GCS.
+        labels: Labels of these nodes.
+        resources: Names of their resources.
+        session_dir: Folder of its session.
+    """
+
+    address: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    resources: frozenset[str] = frozenset()
+    session_dir: str = ""
+
+    @property
+    def is_slurm_managed(self) -> bool:
+        """Whether a Slurm job script started it."""
+        return SLURM_LABEL in self.labels or not self.resources.isdisjoint(SLURM_RESOURCES)
+
+    def joined_with(self, other: "RunningCluster") -> "RunningCluster":
+        """The same cluster as another of its nodes shows it; only one of them may carry a tag."""
+        labels, resources = {**other.labels, **self.labels}, self.resources | other.resources
+        return RunningCluster(self.address, labels, resources, self.session_dir or other.session_dir)
+
+
+def devices_tag(environ: Mapping[str, str], device_files: Sequence[str] = _DEVICE_FILES) -> str | None:
+    """Name the set of devices that this process sees, whatever their order; None where it sees none.
+
+    A driver joins a cluster that another raycrew driver started only if both see the same devices. Without
+    any, nothing says that they belong together, and each driver gets a cluster of its own.
+    """
+    for name in sorted(VISIBILITY_VARIABLES & set(environ)):
+        ids = sorted({part.strip() for part in environ[name].split(",") if part.strip()})
+        if {one.lower() for one in ids} <= _NO_DEVICE:
+            return None
+        text = "_".join(ids)
+        return text if re.fullmatch(r"[a-zA-Z0-9]([\w.-]{0,61}[a-zA-Z0-9])?", text) else _digest(text)
+    root = Path("/")
+    present = any(any(root.glob(pattern.lstrip("/"))) for pattern in device_files)
+    return "all" if present else None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def choose(
+    running: Iterable[RunningCluster], tag: str | None, recorded: str | None, slurm_job: str | None
+) -> RunningCluster | None:
+    """Pick the cluster that a driver without an address joins, or None where it starts its own.
+
+    In this order: one that this Slurm job started, or that carries a Slurm tag; the one that `ray start`
+    recorded as current; one that raycrew started for the same devices.
+
+    Args:
+        running: Clusters with a node on this machine.
+        tag: What `devices_tag` says of this process.
+        recorded: Address that `ray start` wrote down, if any.
+        slurm_job: This process's Slurm job, if any.
+    """
+    clusters = list(running)
+    tests: tuple[Callable[[RunningCluster], bool], ...] = (
+        lambda one: slurm_job is not None and one.labels.get(SLURM_LABEL) == slurm_job,
+        lambda one: one.is_slurm_managed and one.labels.get(SLURM_LABEL, slurm_job) == slurm_job,
+        lambda one: one.address == recorded and DEVICES_LABEL not in one.labels,
+        lambda one: tag is not None and one.labels.get(DEVICES_LABEL) == tag,
+    )
+    return next((one for test in tests for one in clusters if test(one)), None)
+
+
+def recorded_address(environ: Mapping[str, str], temp_dir: str | None = None) -> str | None:
+    """The address that the last `ray start` on this machine wrote down."""
+    folder = Path(temp_dir or Path(environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray")
+    try:
+        return (folder / "ray_current_cluster").read_text().strip() or None
+    except OSError:
+        return None
+
+
+def running_clusters() -> list[RunningCluster]:
+    """Clusters of this user with a node process on this machine, the newest last."""
+    found: dict[str, RunningCluster] = {}
+    for process in psutil.process_iter(["name", "uids", "cmdline"]):
+        uids, command = process.info["uids"], process.info["cmdline"]
+        if process.info["name"] == "raylet" and uids and uids.real == os.getuid() and command:
+            cluster = parse_node_command(command)
+            if cluster is not None:
+                known = found.get(cluster.address)
+                found[cluster.address] = known.joined_with(cluster) if known else cluster
+    return list(found.values())
+
+
+def parse_node_command(command: Sequence[str]) -> RunningCluster | None:
+    """Read a node process's command line."""
+    options = dict(part[2:].split("=", 1) for part in command if part.startswith("--") and "=" in part)
+    address = options.get("gcs-address")
+    if not address:
+        return None
+    try:
+        labels = json.loads(options.get("labels") or "{}")
+    except ValueError:
+        labels = {}
+    names = options.get("static_resource_list", "").split(",")[::2]
+    return RunningCluster(address, labels, frozenset(names), options.get("session_dir", ""))

@@ -1,0 +1,323 @@
+"""`init_ray`: joining a Ray cluster or starting one, and leaving things as they were."""
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from raycrew.cluster_core._connection import discovery as _discovery
+from raycrew.cluster_core._connection.addresses import check_address, check_reachable
+from raycrew.cluster_core._connection.config import ClusterConfig
+from raycrew.cluster_core._connection.connection import RayConnection
+from raycrew.cluster_core._connection.environment import (
+    DEFAULT_POLICY,
+    EnvironmentPolicy,
+    Secrets,
+    collect_secrets,
+)
+from raycrew.cluster_core._connection.proxy import LIMITS, check_proxy_answers
+from raycrew.cluster_core._connection.token import child_authentication, protect_token
+from raycrew.cluster_core._ray import compat as _ray_compat
+from raycrew.cluster_core.errors import ClusterError, ClusterUnreachableError, NoClusterError
+
+logger = logging.getLogger(__name__)
+
+_SOCKET_SUFFIX = "/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
+_SOCKET_PATH_LIMIT = 107
+
+
+@dataclass(frozen=True, slots=True)
+class _StartOptions:
+    """What only a cluster that is started here can be given."""
+
+    num_cpus: int | None = None
+    num_gpus: int | None = None
+    resources: Mapping[str, float] | None = None
+    object_store_memory: int | None = None
+    temp_dir: str | None = None
+    dashboard: bool | str | None = None
+
+    def given(self) -> list[str]:
+        return [name for name in self.__slots__ if getattr(self, name) is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Membership:
+    """What this process brings along, whatever it joins."""
+
+    namespace: str | None
+    policy: EnvironmentPolicy
+    secrets: Secrets
+
+
+_current: RayConnection | None = None
+
+
+def init_ray(
+    address: str | None = None,
+    *,
+    config: ClusterConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    log_dir: str | os.PathLike[str] | None = None,
+    namespace: str | None = None,
+    num_cpus: int | None = None,
+    num_gpus: int | None = None,
+    resources: Mapping[str, float] | None = None,
+    object_store_memory: int | None = None,
+    temp_dir: str | os.PathLike[str] | None = None,
+    forward_env: EnvironmentPolicy | Iterable[str] | None = DEFAULT_POLICY,
+    secrets: Iterable[str] | Mapping[str, str] = (),
+    dashboard: bool | str | None = None,
+    timeout_s: float = 10.0,
+) -> RayConnection:
+    """Join a Ray cluster, or start one on this machine where there is none to join.
+
+    The address is the argument, else the configuration's, else `RAY_ADDRESS`. Without one a cluster on this
+    machine is joined if a Slurm job or `ray start` made it, or if raycrew started it for the same visible
+    devices. Only if there is none is a fresh one started. "auto" is the same without the last step; "local"
+    is the last step alone.
+
+    Calling it again gives the same connection. `os.environ`, the loggers and signal handlers of this process
+    stay as they are.
+
+    Args:
+        address: `host:port`, `ray://host:port`, "auto" or "local". Through a `ray://` proxy streaming
+            generators don't work, calls are about three times as slow, and large puts are slower still.
+        config: A `ClusterConfig`, a mapping of its values, or a YAML file of them; arguments win over it.
+        log_dir: Folder in which a link named `ray` to the logs of a cluster started here is put.
+        namespace: Namespace of named actors; Ray makes one up by default.
+        num_cpus: CPUs of a cluster started here, with the next four. All five are refused with an explicit
+            address.
+        num_gpus: Its GPUs.
+        resources: Its other resources.
+        object_store_memory: Size of its object store, in bytes.
+        temp_dir: Its folder for sessions, of at most 43 characters.
+        forward_env: A policy, or names and patterns to forward besides the default policy's; None is nothing.
+            Workers of a cluster started here inherit this process's environment in any case.
+        secrets: Names of variables (or a mapping) that worker groups hand to workers apart from the
+            runtime environment, which anybody can read.
+        dashboard: Whether a cluster started here gets a dashboard, on the loopback interface; a string is
+            the interface to bind. Off by default.
+        timeout_s: Seconds until an address that does not answer is given up.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: The address is malformed or a path, or options and address contradict one another.
+        NoClusterError: "auto" found no cluster.
+        ClusterUnreachableError: Nothing at the address answers.
+        ClusterAuthenticationError: The cluster refuses this process's token.
+    """
+    global _current
+    given = {
+        "address": address,
+        "log_dir": log_dir,
+        "namespace": namespace,
+        "num_cpus": num_cpus,
+        "num_gpus": num_gpus,
+        "resources": resources,
+        "object_store_memory": object_store_memory,
+        "temp_dir": temp_dir,
+        "forward_env": None if forward_env is DEFAULT_POLICY else _policy(forward_env),
+        "secrets": secrets or None,
+        "dashboard": dashboard,
+    }
+    settings = {**_configured(config), **{name: value for name, value in given.items() if value is not None}}
+    wanted = settings.pop("address", None)
+    check_address(wanted)
+    membership = _Membership(
+        settings.pop("namespace", None),
+        _policy(settings.pop("forward_env", DEFAULT_POLICY)),
+        collect_secrets(settings.pop("secrets", ())),
+    )
+    log_folder = settings.pop("log_dir", None)
+    start = _StartOptions(**{**settings, "temp_dir": _checked_temp_dir(settings.get("temp_dir"))})
+    if ray.is_initialized():
+        _current = _reuse(_current, wanted, membership)
+        return _current
+    target = _target(wanted, start)
+    if target is not None:
+        _current = _join(target, membership, timeout_s)
+    else:
+        _current = _start(start, membership)
+        _link_logs(log_folder, _current.session_dir)
+    return _current
+
+
+def _configured(config: ClusterConfig | Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, Any]:
+    if config is None:
+        return {}
+    if isinstance(config, Mapping):
+        config = ClusterConfig.from_mapping(config)
+    elif not isinstance(config, ClusterConfig):
+        config = ClusterConfig.from_file(config)
+    return config.connection_options()
+
+
+def _target(wanted: str | None, start: _StartOptions) -> str | None:
+    """The address to join, or None for a fresh cluster."""
+    named = os.environ.get("RAY_ADDRESS") if wanted in (None, "auto") else None
+    target = named or wanted
+    check_address(target)
+    if target == "local":
+        return None
+    if target in (None, "auto"):
+        found = _discovered(start)
+        if found is None and target == "auto":
+            raise NoClusterError(
+                "no running Ray cluster was found on this machine; pass its address, or 'local'"
+            )
+        return found
+    if start.given():
+        raise ValueError(f"{start.given()} can't be given for a running cluster; {target} is one")
+    return target
+
+
+def _policy(forward_env: EnvironmentPolicy | Iterable[str] | None) -> EnvironmentPolicy:
+    if isinstance(forward_env, EnvironmentPolicy):
+        return forward_env
+    if forward_env is None:
+        return EnvironmentPolicy(allow=(), keep_device_flags=False)
+    if isinstance(forward_env, str):
+        raise TypeError(f"forward_env is a sequence of names and patterns, as in ({forward_env!r},)")
+    return DEFAULT_POLICY.allowing(*forward_env)
+
+
+def _checked_temp_dir(temp_dir: str | os.PathLike[str] | None) -> str | None:
+    if temp_dir is None:
+        return None
+    path = str(Path(temp_dir).absolute())
+    _check_session_folder(path, "temp_dir", os.environ)
+    return path
+
+
+def _check_session_folder(path: str, source: str, environ: Mapping[str, str]) -> None:
+    """Refuse folders for sessions with which Ray would hang instead of failing: its workers die at once."""
+    longest = _SOCKET_PATH_LIMIT - len(_SOCKET_SUFFIX)
+    if len(os.fsencode(path)) > longest:
+        raise ValueError(
+            f"{source} {path!r} has {len(os.fsencode(path))} bytes; sockets below it allow {longest} at most"
+        )
+    if not Path(path).is_absolute():
+        raise ValueError(f"{source} {path!r} is not absolute, and Ray's processes run in other folders")
+    active = environ.get("VIRTUAL_ENV")
+    if active and Path(path).resolve().is_relative_to(Path(active).resolve()):
+        raise ValueError(
+            f"{source} {path!r} lies inside the active virtual environment {active}, where Ray refuses to "
+            "keep a session; pass another temp_dir"
+        )
+
+
+def _reuse(current: RayConnection | None, address: str | None, membership: _Membership) -> RayConnection:
+    known = current if current is not None and not current.closed else None
+    connection = known or RayConnection(
+        address=_ray_compat.cluster_address(),
+        started_here=False,
+        owns_driver=False,
+        dashboard_url=None,
+        policy=membership.policy,
+        secrets=membership.secrets,
+        authentication=child_authentication(os.environ),
+    )
+    if address not in (None, "auto", "local", connection.address):
+        raise ValueError(
+            f"this process is connected to {connection.address}; close that before joining {address}"
+        )
+    if known is not None:
+        known.use_again(membership.secrets)
+    else:
+        logger.info("Ray was connected to %s before; it is left running at the end", connection.address)
+    return connection
+
+
+def _discovered(options: _StartOptions) -> str | None:
+    found = _discovery.choose(
+        _discovery.running_clusters(),
+        _discovery.devices_tag(os.environ),
+        _discovery.recorded_address(os.environ, options.temp_dir),
+        os.environ.get("SLURM_JOB_ID"),
+    )
+    if found is None:
+        return None
+    logger.info("joining the cluster at %s that runs on this machine", found.address)
+    if options.given():
+        logger.warning("%s say nothing to the running cluster at %s", options.given(), found.address)
+    return found.address
+
+
+def _start(options: _StartOptions, membership: _Membership) -> RayConnection:
+    if options.temp_dir is None:
+        for name in ("RAY_TMPDIR", "TMPDIR"):
+            if folder := os.environ.get(name):
+                _check_session_folder(str(Path(folder, "ray")), name, os.environ)
+                break
+    protect_token(os.environ)
+    tag = _discovery.devices_tag(os.environ)
+    host = options.dashboard if isinstance(options.dashboard, str) else "127.0.0.1"
+    context, changed = _ray_compat.init(
+        address="local",
+        namespace=membership.namespace,
+        num_cpus=options.num_cpus,
+        num_gpus=options.num_gpus,
+        resources=dict(options.resources) if options.resources else None,
+        object_store_memory=options.object_store_memory,
+        include_dashboard=bool(options.dashboard),
+        dashboard_host=host,
+        labels={_discovery.DEVICES_LABEL: tag or "none"},
+        **({"_temp_dir": options.temp_dir} if options.temp_dir else {}),
+    )
+    return RayConnection(
+        address=_ray_compat.cluster_address(),
+        started_here=True,
+        owns_driver=True,
+        dashboard_url=_url(context.dashboard_url),
+        policy=membership.policy,
+        secrets=membership.secrets,
+        session_dir=context.address_info.get("session_dir"),
+        authentication=child_authentication({**os.environ, **changed}),
+    )
+
+
+def _join(address: str, membership: _Membership, timeout_s: float) -> RayConnection:
+    check_reachable(address, timeout_s)
+    if "://" in address:
+        check_proxy_answers(address, timeout_s, os.environ)
+        logger.info("%s is a proxy: %s", address, LIMITS)
+    else:
+        _ray_compat.check_cluster_answers(address, timeout_s)
+    forwarded = membership.policy.forwarded(os.environ)
+    environment: dict[str, Any] = {"runtime_env": {"env_vars": forwarded}} if forwarded else {}
+    try:
+        context, changed = _ray_compat.init(address=address, namespace=membership.namespace, **environment)
+    except ConnectionError as error:
+        raise ClusterUnreachableError(f"joining {address} failed: {error}", address) from error
+    return RayConnection(
+        address=address,
+        started_here=False,
+        owns_driver=True,
+        dashboard_url=_url(context.dashboard_url),
+        policy=membership.policy,
+        secrets=membership.secrets,
+        authentication=child_authentication({**os.environ, **changed}),
+    )
+
+
+def _url(dashboard: str | None) -> str | None:
+    if not dashboard:
+        return None
+    return dashboard if "://" in dashboard else f"http://{dashboard}"
+
+
+def _link_logs(log_dir: str | os.PathLike[str] | None, session_dir: str | None) -> None:
+    if log_dir is None or session_dir is None:
+        return
+    folder = Path(log_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / "ray"
+    if link.is_symlink():
+        link.unlink()
+    if link.exists():
+        raise ClusterError(f"{link} is in the way of the link to Ray's logs in {session_dir}/logs")
+    link.symlink_to(Path(session_dir) / "logs", target_is_directory=True)

@@ -1,0 +1,46 @@
+"""Whether a `ray://` proxy answers: Ray's client itself tries for half a minute and says only "timeout"."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from raycrew.cluster_core._connection.addresses import split_address
+from raycrew.cluster_core._connection.token import read_token
+from raycrew.cluster_core.errors import ClusterAuthenticationError, ClusterUnreachableError
+
+_METHOD = "/ray.rpc.RayletDriver/ClusterInfo"
+LIMITS = "no streaming generators, about a third of the call rate, slow puts of large objects"
+
+
+def check_proxy_answers(address: str, timeout_s: float, environ: Mapping[str, str]) -> None:
+    """Ask a proxy anything; whatever it answers, except a refusal of the token, will do.
+
+    Raises:
+        ValueError: Ray's client is not installed.
+        ClusterUnreachableError: What listens there is no proxy.
+        ClusterAuthenticationError: The proxy refuses the token.
+    """
+    try:
+        grpc: Any = importlib.import_module("grpc")
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{address} needs Ray's client: install 'raycrew-cluster-core[client]'") from error
+    if environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return  # The certificates are Ray's to find.
+    host, port = split_address(address)
+    token = read_token(environ)
+    metadata = [("authorization", f"Bearer {token}")] if token else []
+    with grpc.insecure_channel(f"[{host}]:{port}" if ":" in host else f"{host}:{port}") as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout_s)
+            channel.unary_unary(_METHOD)(b"", timeout=timeout_s, metadata=metadata)
+        except grpc.FutureTimeoutError as error:
+            raise ClusterUnreachableError(
+                f"what listens at {address} does not answer as a ray:// proxy does", address
+            ) from error
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise ClusterAuthenticationError(
+                    f"the proxy at {address} refuses this process's token. Before Python starts, "
+                    "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN to its own",
+                    address,
+                ) from error

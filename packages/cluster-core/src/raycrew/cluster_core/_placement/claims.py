@@ -1,0 +1,108 @@
+"""The claims on a cluster's bundles, and the devices that are learnt on the way."""
+
+from collections.abc import Sequence
+from threading import Lock
+
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from raycrew.cluster_core._devices.probe import probe_devices
+from raycrew.cluster_core._placement.allocation import Allocation
+from raycrew.cluster_core._placement.ledger import LedgerClaim, SlotLedger, share_of
+from raycrew.cluster_core._placement.shared_ledger import SharedLedger
+from raycrew.cluster_core._topology import Bundle
+
+_PROBE_S = 120.0
+
+
+class Claims:
+    """Who holds slots on the bundles of an allocation; copies in other processes share them.
+
+    Args:
+        allocation: The bundles.
+        slots: Slots of each bundle.
+        accelerator: Resource name of the accelerator in each bundle, if there is one.
+        ledger: Where the slots are written down; a new one by default.
+    """
+
+    def __init__(
+        self,
+        allocation: Allocation,
+        slots: int,
+        accelerator: str | None,
+        ledger: SharedLedger | None = None,
+    ) -> None:
+        self._allocation, self._slots, self._accelerator = allocation, slots, accelerator
+        self._ledger: SlotLedger | SharedLedger = ledger or SlotLedger(allocation.seats, slots)
+        self._probed: set[int] = set()
+        self._sharing = Lock()
+
+    @property
+    def bundles(self) -> tuple[Bundle, ...]:
+        """All bundles, ordered by (node, device index)."""
+        return self._ledger.bundles
+
+    def bundle_at(self, group: int, bundle: int) -> Bundle:
+        """The bundle at an index within a placement group.
+
+        Raises:
+            ValueError: There is none.
+        """
+        try:
+            seat = self._allocation.places.index((group, bundle))
+        except ValueError:
+            raise ValueError(f"there is no bundle {bundle} in placement group {group}") from None
+        return self._ledger.seated([seat])[0]
+
+    def claim(self, indices: Sequence[int] | None, holder: str) -> LedgerClaim:
+        """Take one slot on each named bundle (all of them for None) for `holder`.
+
+        Raises:
+            ValueError: An index is out of range or repeated.
+            BundlesOccupiedError: A bundle has no free slot; says who holds them.
+            ClusterError: Some bundles of a node were named, and its bundles did not tell their devices.
+        """
+        if indices is not None:
+            self._settle(indices)
+        with self._sharing:
+            slot = self._ledger.take(indices, holder)
+        return LedgerClaim(lambda: self._ledger, slot, self._strategy_of)
+
+    def _settle(self, indices: Sequence[int]) -> None:
+        """Learn the devices of nodes of which only some bundles are named: their order decides which."""
+        named = set(self._ledger.seats(indices))
+        seats = self._ledger.unknown_seats(partly=named) - self._probed
+        if self._accelerator is None or not seats:
+            return
+        self._probed |= seats
+        order = sorted(seats)
+        places = [(self._allocation.groups[g], b) for g, b in (self._allocation.places[s] for s in order)]
+        devices = probe_devices(places, self._accelerator, share_of(1.0, self._slots), _PROBE_S)
+        self._ledger.learn({seat: d for seat, d in zip(order, devices, strict=True) if d is not None})
+
+    def _strategy_of(self, seat: int) -> PlacementGroupSchedulingStrategy:
+        group, bundle = self._allocation.places[seat]
+        return PlacementGroupSchedulingStrategy(
+            self._allocation.groups[group],
+            placement_group_bundle_index=bundle,
+            placement_group_capture_child_tasks=False,
+        )
+
+    def release_holder(self, holder: str) -> int:
+        """Give back all slots of a holder; return how many claims that were."""
+        return self._ledger.release_holder(holder)
+
+    def holders(self) -> dict[int, tuple[str, ...]]:
+        """Who holds slots, by bundle index; bundles that nobody holds are left out."""
+        return self._ledger.holders()
+
+    def close(self) -> None:
+        """End what other processes share; for the owner."""
+        if isinstance(self._ledger, SharedLedger):
+            self._ledger.close()
+
+    def __reduce__(self) -> tuple[type, tuple[Allocation, int, str | None, SharedLedger]]:
+        """Travel to another process of the same Ray cluster, which then shares the slots with this one."""
+        with self._sharing:
+            if isinstance(self._ledger, SlotLedger):
+                self._ledger = SharedLedger.share(self._ledger)
+        return type(self), (self._allocation, self._slots, self._accelerator, self._ledger)

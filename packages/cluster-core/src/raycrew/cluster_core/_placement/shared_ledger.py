@@ -1,0 +1,119 @@
+"""One ledger for all processes that hold a copy of a virtual cluster."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from raycrew.cluster_core._placement.ledger import Slot, SlotLedger
+from raycrew.cluster_core._ray import status as _ray_status
+from raycrew.cluster_core._topology import Bundle
+from raycrew.cluster_core.errors import BundlesOccupiedError, ClusterClosedError, ClusterError
+
+_ANSWER_S = 60.0
+
+
+class LedgerKeeper:
+    """Keeps the ledger in an actor that the owner of the virtual cluster started."""
+
+    def __init__(self, ledger: SlotLedger) -> None:
+        self._ledger = ledger
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a method of the ledger, or read a property of it.
+
+        Processes that are gone hold nothing; whether they are is asked only where it makes a difference.
+        """
+        if name == "holders":
+            self._forget_gone()
+        try:
+            return self._call(name, *arguments)
+        except BundlesOccupiedError:
+            if not self._forget_gone():
+                raise
+            return self._call(name, *arguments)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        found = getattr(self._ledger, name)
+        return found(*arguments) if callable(found) else found
+
+    def _forget_gone(self) -> int:
+        processes = self._ledger.processes()
+        return self._ledger.forget(_ray_status.gone(processes)) if processes else 0
+
+
+class SharedLedger:
+    """The same as a `SlotLedger`, kept by an actor."""
+
+    def __init__(self, keeper: Any, slots: int) -> None:
+        self.slots = slots
+        self._keeper = keeper
+
+    @classmethod
+    def share(cls, ledger: SlotLedger) -> "SharedLedger":
+        """Move a ledger into an actor that ends with this process."""
+        keeper = ray.remote(LedgerKeeper).options(num_cpus=0)
+        return cls(keeper.remote(ledger), ledger.slots)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        try:
+            return ray.get(self._keeper.call.remote(name, *arguments), timeout=_ANSWER_S)
+        except RayTaskError as error:
+            if isinstance(error.cause, (ClusterError, ValueError, TypeError)):
+                raise error.cause from None
+            raise
+        except RayActorError as error:
+            raise ClusterClosedError("the owner of this virtual cluster shut it down, or is gone") from error
+        except GetTimeoutError as error:
+            raise ClusterError(
+                f"the ledger of the virtual cluster gave no answer in {_ANSWER_S:g} s"
+            ) from error
+
+    @property
+    def bundles(self) -> tuple[Bundle, ...]:
+        """All bundles, ordered by (node, device index)."""
+        return tuple(self._call("bundles"))
+
+    def seated(self, seats: Sequence[int]) -> tuple[Bundle, ...]:
+        """The bundles on some seats."""
+        return tuple(self._call("seated", tuple(seats)))
+
+    def seats(self, indices: Sequence[int] | None = None) -> tuple[int, ...]:
+        """The seats of some bundle indices, or of all bundles in their order."""
+        return tuple(self._call("seats", indices))
+
+    def unknown_seats(self, partly: set[int]) -> set[int]:
+        """Seats whose device a claim on some bundles has to learn first."""
+        return set(self._call("unknown_seats", partly))
+
+    def take(self, indices: Sequence[int] | None, holder: str) -> Slot:
+        """Take one slot on each named bundle (all of them for None), or on none of them.
+
+        The claim ends with this process: an actor's with the actor, any other one's with its job or node.
+        """
+        slot: Slot = self._call("take", indices, holder, _ray_status.this_process())
+        return slot
+
+    def release(self, token: int) -> None:
+        """Give slots back; idempotent."""
+        self._call("release", token)
+
+    def release_holder(self, holder: str) -> int:
+        """Give back all slots of a holder; return how many claims that were."""
+        return int(self._call("release_holder", holder))
+
+    def learn(self, devices: Mapping[int, int]) -> None:
+        """Note which physical device each seat holds."""
+        self._call("learn", dict(devices))
+
+    def holders(self) -> dict[int, tuple[str, ...]]:
+        """Who holds slots, by bundle index."""
+        return dict(self._call("holders"))
+
+    def close(self) -> None:
+        """End the actor; for the owner."""
+        ray.kill(self._keeper)
+
+    def __reduce__(self) -> tuple[type, tuple[Any, int]]:
+        return type(self), (self._keeper, self.slots)

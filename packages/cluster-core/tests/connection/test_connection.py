@@ -1,0 +1,318 @@
+"""Joining and starting Ray: every branch against real Ray processes, and nothing left changed."""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+
+import pytest
+import ray
+
+from raycrew.cluster_core import (
+    ClusterAuthenticationError,
+    ClusterClosedError,
+    ClusterUnreachableError,
+    NoClusterError,
+    RayConnection,
+    init_ray,
+)
+from raycrew.cluster_core._connection.discovery import running_clusters
+
+STORE = 80 << 20
+
+
+@pytest.fixture
+def apart(monkeypatch):
+    """This process without a connection, and with nothing in its environment that names a cluster."""
+    ray.shutdown()
+    for name in ("RAY_ADDRESS", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    yield monkeypatch
+    ray.shutdown()
+
+
+def run_driver(code, env, *arguments):
+    """Run a driver in a process of its own; its last line of output."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        env={**os.environ, **env}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip().splitlines()[-1]
+
+
+@contextlib.contextmanager
+def driver(code, env):
+    """A driver that runs until the block ends; yields the first line that it prints after its set-up."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code) + "\nimport sys; sys.stdin.readline()"],
+        env={**os.environ, **env}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        for line in child.stdout:
+            if line.startswith("ready "):
+                break
+        else:
+            pytest.fail("the driver ended early")
+        yield line.split()[1]
+    finally:
+        child.communicate("\n", timeout=240)
+
+
+@ray.remote(num_cpus=0)
+def environment_of_a_task():
+    return dict(os.environ)
+
+
+def traces():
+    """What a library must leave alone in its caller's process."""
+    logger = logging.getLogger("ray")
+    state = (list(logger.handlers), logger.level, logger.propagate)
+    return dict(os.environ), state, list(logging.getLogger().handlers), signal.getsignal(signal.SIGTERM)
+
+
+def test_join_by_address_changes_nothing_here_and_forwards_by_policy(local_ray_session, apart):
+    apart.setenv("NCCL_DEBUG", "WARN")
+    apart.setenv("MY_SETTING", "7")
+    apart.setenv("VLLM_API_KEY", "hush")
+    apart.setenv("MY_SECRET", "hush-hush")
+    ray_logger, handler = logging.getLogger("ray"), signal.getsignal(signal.SIGTERM)
+    own = logging.NullHandler()
+    ray_logger.addHandler(own)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    before = traces()
+    try:
+        with init_ray(
+            local_ray_session, namespace="mine", forward_env=["MY_SETTING"], secrets=["MY_SECRET"]
+        ) as connection:
+            assert traces() == before
+            assert (connection.address, connection.started_here) == (local_ray_session, False)
+            assert connection.namespace == "mine" == ray.get_runtime_context().namespace
+            assert dict(connection.secrets) == {"MY_SECRET": "hush-hush"}
+            forwarded = ray.get_runtime_context().runtime_env["env_vars"]
+            assert {"NCCL_DEBUG": "WARN", "MY_SETTING": "7"}.items() <= forwarded.items()
+            assert not {"VLLM_API_KEY", "MY_SECRET", "CUDA_VISIBLE_DEVICES", "RAY_TMPDIR"} & set(forwarded)
+            seen = ray.get(environment_of_a_task.remote())
+            assert seen["MY_SETTING"] == "7" and "VLLM_API_KEY" not in seen and "MY_SECRET" not in seen
+    finally:
+        ray_logger.removeHandler(own)
+        signal.signal(signal.SIGTERM, handler)
+    assert connection.closed and not ray.is_initialized()
+    with init_ray(local_ray_session, forward_env=None) as again:  # The cluster itself is still there.
+        assert "env_vars" not in ray.get_runtime_context().runtime_env
+        assert again is not connection
+
+
+def test_join_by_environment_variable(local_ray_session, apart):
+    apart.setenv("RAY_ADDRESS", local_ray_session)
+    with init_ray() as connection:
+        assert connection.address == local_ray_session
+    with pytest.raises(ValueError, match=r"\['num_cpus', 'dashboard'\] can't be given for a running cluster"):
+        init_ray(num_cpus=1, dashboard=False)
+
+
+def test_one_connection_per_process(local_ray_session, apart):
+    apart.setenv("MY_SECRET", "hush")
+    first = init_ray(local_ray_session)
+    with init_ray() as second, init_ray(local_ray_session, secrets=["MY_SECRET"]) as third:
+        assert first is second is third
+        assert dict(first.secrets) == {"MY_SECRET": "hush"}
+    assert not first.closed, "the block of a later call ended the connection"
+    with pytest.raises(ValueError, match=f"connected to {local_ray_session}; close that"):
+        init_ray("127.0.0.1:1")
+    assert "hush" not in repr(first.secrets)
+    first.close()
+    first.close()
+    for use in (first.child_env, first.__enter__, lambda: first.run_on_each_node(os.getpid)):
+        with pytest.raises(ClusterClosedError):
+            use()
+
+
+def test_the_block_of_the_first_call_ends_the_connection(local_ray_session, apart):
+    with init_ray(local_ray_session) as connection:
+        assert init_ray() is connection
+        with connection, init_ray():
+            pass
+        assert not connection.closed
+    assert connection.closed
+
+
+def test_a_runtime_that_was_up_before_is_left_up(local_ray_session, apart):
+    ray.init(address=local_ray_session, log_to_driver=False, logging_level="WARNING")
+    with init_ray() as connection:
+        assert isinstance(connection, RayConnection) and not connection.started_here
+        assert connection.address == local_ray_session
+    assert ray.is_initialized()
+
+
+def test_run_on_each_node(ray_nodes):
+    with init_ray() as connection:
+        found = dict(connection.run_on_each_node(lambda: ray.get_runtime_context().get_node_id()))
+    assert len(found) == 3 and all(node_id == result for node_id, result in found.items())
+
+
+@pytest.fixture
+def nothing_recorded(apart):
+    """A folder for sessions, short as Ray wants it, in which no `ray start` wrote anything down."""
+    with tempfile.TemporaryDirectory(prefix="rc", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        apart.setenv("RAY_TMPDIR", folder)
+        yield
+        ray.shutdown()
+
+
+def test_a_fresh_cluster_ends_with_its_connection_and_children_can_join_it(
+    local_ray_session, nothing_recorded, tmp_path
+):
+    """Somebody's own cluster that runs on this machine is none to join."""
+    assert local_ray_session in [one.address for one in running_clusters()]
+    before = traces()
+    with init_ray(
+        num_cpus=3, resources={"thing": 2}, object_store_memory=STORE, log_dir=tmp_path / "logs"
+    ) as connection:
+        assert traces() == before
+        assert connection.started_here and connection.dashboard_url is None
+        total = ray.cluster_resources()
+        assert (total["CPU"], total["thing"], total["object_store_memory"]) == (3, 2, STORE)
+        assert (tmp_path / "logs" / "ray" / "gcs_server.out").exists()
+        environ = connection.child_env()
+        assert environ["RAY_ADDRESS"] == connection.address
+        child = """
+            from raycrew.cluster_core import init_ray
+            with init_ray() as connection:
+                nodes = [node_id for node_id, _ in connection.run_on_each_node(lambda: 1)]
+                print(connection.address, connection.started_here, *nodes)
+        """
+        node_id = ray.get_runtime_context().get_node_id()
+        assert run_driver(child, environ).split() == [connection.address, "False", node_id]
+    assert traces() == before
+    with pytest.raises(ClusterUnreachableError):
+        init_ray(connection.address)
+
+
+def test_no_cluster(apart, tmp_path):
+    apart.setenv("RAY_TMPDIR", str(tmp_path))
+    with pytest.raises(NoClusterError, match="no running Ray cluster was found"):
+        init_ray("auto")
+    assert not ray.is_initialized()
+
+
+def test_an_address_where_nobody_listens(apart):
+    with pytest.raises(ClusterUnreachableError, match="refused") as caught:
+        init_ray("127.0.0.1:1")
+    assert caught.value.address == "127.0.0.1:1"
+
+
+def test_an_address_where_something_else_listens(apart):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ClusterUnreachableError, match="does not answer as Ray does"):
+            init_ray(address, timeout_s=2)
+    assert not ray.is_initialized()
+
+
+def test_only_where_no_cluster_is_found_may_one_be_started(local_ray_session, tmp_path):
+    """Neither a wrong token for a named cluster, nor for a found one, is a reason for one of one's own."""
+    code = """
+        import os, pathlib, ray
+        from raycrew.cluster_core import ClusterConnectionError, init_ray
+
+        def attempt(*address):
+            try:
+                init_ray(*address)
+            except ClusterConnectionError as error:
+                said.extend([type(error).__name__, str(error.address), str(ray.is_initialized())])
+
+        said = []
+        attempt()
+        address = os.environ.pop("RAY_ADDRESS")
+        record = pathlib.Path(os.environ["RAY_TMPDIR"], "ray", "ray_current_cluster")
+        record.parent.mkdir()
+        record.write_text(address)
+        attempt()
+        record.write_text("192.0.2.1:6379")  # Left behind by a cluster that is no more.
+        attempt("auto")
+        print(*said)
+    """
+    wrong = {"RAY_ADDRESS": local_ray_session, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32}
+    apart = {"RAY_TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": "", "SLURM_JOB_ID": ""}
+    refused = ["ClusterAuthenticationError", local_ray_session, "False"]
+    assert run_driver(code, wrong | apart).split() == [*refused, *refused, "NoClusterError", "None", "False"]
+
+
+JOIN = """
+    import os, sys
+    from raycrew.cluster_core import NoClusterError, init_ray
+    found = []
+    for devices in sys.argv[1:]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices
+        try:
+            with init_ray("auto") as connection:
+                found.append(connection.address)
+        except NoClusterError:
+            found.append("none")
+    print(*found)
+"""
+
+
+@pytest.mark.slow
+def test_reuse_by_visible_devices(tmp_path):
+    start = f"""
+        from raycrew.cluster_core import init_ray
+        connection = init_ray("local", num_cpus=1, num_gpus=2, object_store_memory={STORE})
+        print("ready", connection.address)
+    """
+    elsewhere = {"RAY_TMPDIR": str(tmp_path), "SLURM_JOB_ID": ""}  # Nothing is recorded there.
+    with driver(start, {"CUDA_VISIBLE_DEVICES": "101,102"}) as address:
+        joined = run_driver(JOIN, elsewhere, "101", "", "102,101", "102").split()
+        assert joined == ["none", "none", address, "none"]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"address": "/tmp/logs"}, ValueError, "is a path.*log_dir='/tmp/logs'"),
+        ({"address": "./logs"}, ValueError, "is a path"),
+        ({"address": "host"}, ValueError, "not host:port"),
+        ({"address": "host:99999"}, ValueError, "not host:port"),
+        ({"address": "http://host:1"}, ValueError, "not host:port"),
+        ({"address": 6379}, TypeError, "int"),
+        ({"forward_env": "NCCL_DEBUG"}, TypeError, "sequence of names"),
+        ({"forward_env": ["HF_TOKEN"]}, ValueError, "looks like a secret"),
+        ({"secrets": ["SURELY_NOT_SET"]}, ValueError, "not set"),
+        ({"temp_dir": "/tmp/" + "x" * 60}, ValueError, "65 bytes; sockets below it allow 4"),
+    ],
+)
+def test_bad_input(arguments, error, message):
+    with pytest.raises(error, match=message):
+        init_ray(**arguments)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", ["RAY_TMPDIR", "TMPDIR"])
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("/env/tmp", "inside the active virtual environment /env"),
+        ("some/folder", "not absolute"),
+        ("/tmp/" + "x" * 60, "69 bytes; sockets below it allow"),
+    ],
+)
+def test_a_session_folder_with_which_ray_would_hang_is_refused(monkeypatch, name, folder, message):
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("VIRTUAL_ENV", "/env")
+    monkeypatch.setenv(name, folder)
+    with pytest.raises(ValueError, match=message):
+        init_ray("local")
+    assert not ray.is_initialized()
+
+
+def test_errors_are_connection_errors():
+    for error in (NoClusterError, ClusterUnreachableError, ClusterAuthenticationError):
+        assert issubclass(error, ConnectionError)

@@ -1,0 +1,159 @@
+"""Which running cluster a driver without an address joins, and how the token is handled: no Ray needed."""
+
+import stat
+
+import pytest
+
+from raycrew.cluster_core._connection.addresses import split_address
+from raycrew.cluster_core._connection.discovery import (
+    DEVICES_LABEL,
+    SLURM_LABEL,
+    RunningCluster,
+    choose,
+    devices_tag,
+    parse_node_command,
+    recorded_address,
+)
+from raycrew.cluster_core._connection.token import child_authentication, protect_token, read_token
+
+pytestmark = pytest.mark.smoke
+
+STARTED = RunningCluster("a:1", {DEVICES_LABEL: "0_1"})
+ALL = RunningCluster("b:1", {DEVICES_LABEL: "all"})
+HAND = RunningCluster("c:1")
+SLURM = RunningCluster("d:1", {}, frozenset({"CPU", "slurm_managed_ray_cluster"}))
+JOB = RunningCluster("e:1", {SLURM_LABEL: "42"})
+
+# running, tag, recorded, slurm job -> chosen
+TABLE = {
+    "none": ((), "all", "c:1", "42", None),
+    "somebody's own": ((HAND,), "all", None, None, None),
+    "what ray start recorded": ((STARTED, HAND), "0_1", "c:1", None, HAND),
+    "a record of the past": ((STARTED,), None, "c:1", None, None),
+    "a record of raycrew's own cluster is no ray start": ((STARTED,), "2", "a:1", None, None),
+    "the same devices": ((ALL, STARTED), "0_1", None, None, STARTED),
+    "other devices": ((ALL, STARTED), "2", None, None, None),
+    "no devices": ((ALL, STARTED), None, None, None, None),
+    "slurm tag": ((HAND, SLURM), None, "c:1", "42", SLURM),
+    "slurm tag from outside of the job": ((SLURM,), None, None, None, SLURM),
+    "this job before any tag": ((SLURM, JOB), None, None, "42", JOB),
+    "another job": ((JOB,), None, None, "43", None),
+}
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_choice(case):
+    running, tag, recorded, job, expected = TABLE[case]
+    assert choose(running, tag, recorded, job) is expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "files", "tag"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "1,0"}, True, "0_1"),
+        ({"CUDA_VISIBLE_DEVICES": "0, 1"}, False, "0_1"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, True, None),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, True, None),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, True, None),
+        ({"HIP_VISIBLE_DEVICES": "3"}, True, "3"),
+        ({}, True, "all"),
+        ({}, False, None),
+    ],
+)
+def test_devices_tag(environ, files, tag, tmp_path):
+    (tmp_path / "nvidia0").touch()
+    pattern = str(tmp_path / ("nvidia[0-9]*" if files else "davinci*"))
+    assert devices_tag(environ, [pattern]) == tag
+
+
+def test_many_uuids_make_a_tag_that_fits_into_a_label():
+    uuids = [f"GPU-{i:08x}-0000-0000-0000-000000000000" for i in range(8)]
+    tag = devices_tag({"CUDA_VISIBLE_DEVICES": ",".join(uuids)}, [])
+    assert tag == devices_tag({"CUDA_VISIBLE_DEVICES": ",".join(reversed(uuids))}, [])
+    assert len(tag) <= 63 and tag.isalnum()
+
+
+def test_a_node_process():
+    command = [
+        "/x/raylet", "--head", "--gcs-address=10.0.0.1:6379", "--labels={\"raycrew.devices\": \"all\"}",
+        "--static_resource_list=node:10.0.0.1,1.0,CPU,8,slurm_managed_ray_cluster,1", "--session_dir=/tmp/s",
+    ]  # fmt: skip
+    found = parse_node_command(command)
+    assert (found.address, found.labels, found.session_dir) == (
+        "10.0.0.1:6379",
+        {DEVICES_LABEL: "all"},
+        "/tmp/s",
+    )
+    assert found.resources == {"node:10.0.0.1", "CPU", "slurm_managed_ray_cluster"} and found.is_slurm_managed
+    assert parse_node_command(["raylet"]) is None
+    assert parse_node_command(["raylet", "--gcs-address=a:1", "--labels={"]).labels == {}
+
+
+def test_several_nodes_of_a_cluster_on_one_machine_show_together_what_it_is():
+    plain = RunningCluster("d:1", {"zone": "a"}, frozenset({"CPU"}), "/tmp/s")
+    tagged = RunningCluster("d:1", {SLURM_LABEL: "42"}, frozenset(), "/tmp/s")
+    for one, other in ((plain, SLURM), (SLURM, plain), (plain, tagged), (tagged, plain)):
+        both = one.joined_with(other)
+        assert both.is_slurm_managed and both.labels["zone"] == "a" and both.session_dir == "/tmp/s"
+
+
+def test_the_record_of_ray_start(tmp_path):
+    assert recorded_address({"RAY_TMPDIR": str(tmp_path)}) is None
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379\n")
+    assert recorded_address({"RAY_TMPDIR": str(tmp_path)}) == "10.0.0.1:6379"
+    assert recorded_address({}, str(tmp_path / "ray")) == "10.0.0.1:6379"
+
+
+def test_a_new_token_is_for_this_user_alone(tmp_path):
+    file = tmp_path / "ray" / "token"
+    protect_token({}, file)
+    token = file.read_text()
+    assert len(token) == 64 and stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    file.chmod(0o644)
+    protect_token({}, file)
+    assert file.read_text() == token and stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    "environ", [{"RAY_AUTH_TOKEN": "x"}, {"RAY_AUTH_TOKEN_PATH": "/x"}, {"RAY_AUTH_MODE": "disabled"}]
+)
+def test_no_token_is_made_where_none_is_needed(environ, tmp_path):
+    protect_token(environ, tmp_path / "token")
+    assert not (tmp_path / "token").exists()
+
+
+def test_a_child_gets_the_name_of_the_tokens_file(tmp_path):
+    file = tmp_path / "token"
+    assert child_authentication({"RAY_AUTH_MODE": "token"}, file) == {"RAY_AUTH_MODE": "token"}
+    file.write_text("hush")
+    assert child_authentication({}, file) == {}
+    assert child_authentication({"RAY_AUTH_MODE": "disabled"}, file) == {"RAY_AUTH_MODE": "disabled"}
+    named = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
+    assert child_authentication({"RAY_AUTH_MODE": "token"}, file) == named
+    assert child_authentication(named, tmp_path / "other") == named
+    by_value = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "v"}
+    assert child_authentication(by_value, file) == by_value
+
+
+def test_the_token_that_is_presented(tmp_path):
+    file = tmp_path / "token"
+    file.write_text("hush\n")
+    assert read_token({}, file) is None
+    assert read_token({"RAY_AUTH_MODE": "token"}, file) == "hush"
+    assert read_token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "v"}, file) == "v"
+    assert read_token({"RAY_AUTH_MODE": "token"}, tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("h:1", ("h", 1)),
+        ("ray://h:10001", ("h", 10001)),
+        ("[::1]:6379", ("::1", 6379)),
+        ("10.0.0.1:80", ("10.0.0.1", 80)),
+    ],
+)
+def test_addresses(address, expected):
+    assert split_address(address) == expected

@@ -1,0 +1,105 @@
+"""What is forwarded to workers, and what never is."""
+
+import pickle
+
+import pytest
+
+from raycrew.cluster_core import DEFAULT_POLICY, EnvironmentPolicy
+from raycrew.cluster_core._connection.environment import collect_secrets
+
+pytestmark = pytest.mark.smoke
+
+FORWARDED = [
+    "NCCL_DEBUG", "HF_HOME", "VLLM_USE_V1", "TOKENIZERS_PARALLELISM", "VLLM_MAX_NUM_BATCHED_TOKENS",
+    "OMP_NUM_THREADS",    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS",
+    "HF_HUB_DISABLE_IMPLICIT_TOKEN", "http_proxy", "RAYCREW_VENV_DIR",
+]  # fmt: skip
+KEPT_BACK = [
+    "HF_TOKEN", "WANDB_API_KEY", "VLLM_API_KEY", "MLFLOW_TRACKING_PASSWORD", "HF_SECRET_THING", "NRL_PAT",
+    "SLURM_JOB_ID", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID",
+    "RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_JOB_CONFIG_JSON_ENV_VAR",
+    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES",
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "PATH", "HOME", "MY_SETTING",
+]  # fmt: skip
+
+
+def test_only_allowed_names_are_forwarded():
+    environ = dict.fromkeys(FORWARDED + KEPT_BACK, "1")
+    assert sorted(DEFAULT_POLICY.forwarded(environ)) == sorted(FORWARDED)
+
+
+def test_the_rest_stays_even_when_everything_is_allowed():
+    environ = dict.fromkeys(KEPT_BACK, "1")
+    everything = EnvironmentPolicy(allow=("*",))
+    plain = ["HOME", "LOCAL_RANK", "MY_SETTING", "PATH", "RANK", "WORLD_SIZE"]
+    assert sorted(everything.forwarded(environ)) == plain
+
+
+def test_a_url_with_a_password_stays():
+    environ = {"https_proxy": "http://me:hush@proxy:8080", "http_proxy": "http://proxy:8080/a:b@c"}
+    assert DEFAULT_POLICY.forwarded(environ) == {"http_proxy": "http://proxy:8080/a:b@c"}
+
+
+def test_device_flags_are_a_matter_of_policy():
+    flag = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+    assert DEFAULT_POLICY.forwarded(flag) == flag
+    assert EnvironmentPolicy(keep_device_flags=False).forwarded(flag) == {}
+
+
+def test_launcher_variables_are_scrubbed_and_others_are_not():
+    environ = dict.fromkeys(
+        ["SLURM_PROCID", "PMI_RANK", "OMPI_X", "TORCHELASTIC_RUN_ID", "RANK", "PATH"], "1"
+    )
+    assert DEFAULT_POLICY.scrubbed(environ) == ["OMPI_X", "PMI_RANK", "SLURM_PROCID", "TORCHELASTIC_RUN_ID"]
+
+
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "aws_secret_access_key", "MY-API-KEY", "DB_PASSWORD", "SSH_AUTH_SOCK"]
+)
+def test_secret_names(name):
+    assert DEFAULT_POLICY.is_secret(name)
+
+
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "KEYBOARD", "MONKEY_PATCH", "PWD"])
+def test_names_that_only_resemble_secrets(name):
+    assert not DEFAULT_POLICY.is_secret(name)
+
+
+def test_allowing_more():
+    policy = DEFAULT_POLICY.allowing("MY_*", "DEBUG")
+    assert policy.forwarded({"MY_SETTING": "1", "MY_TOKEN": "2", "DEBUG": "3"}) == {
+        "MY_SETTING": "1",
+        "DEBUG": "3",
+    }
+    assert DEFAULT_POLICY.forwarded({"MY_SETTING": "1"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("HF_TOKEN", "looks like a secret.*secrets="),
+        ("SLURM_JOB_ID", "launcher"),
+        ("CUDA_VISIBLE_DEVICES", "masks devices"),
+        ("RAY_ADDRESS", "Ray's own"),
+    ],
+)
+def test_allowing_what_never_travels_is_refused(name, reason):
+    with pytest.raises(ValueError, match=f"{name} can't be forwarded: .*{reason}"):
+        DEFAULT_POLICY.allowing(name)
+
+
+def test_secrets_are_looked_up_and_not_shown():
+    secrets = collect_secrets(["HF_TOKEN"], {"HF_TOKEN": "hush", "OTHER": "x"})
+    assert dict(secrets) == {"HF_TOKEN": "hush"}
+    assert "hush" not in f"{secrets} {secrets!r}" and "HF_TOKEN" in repr(secrets)
+    assert dict(pickle.loads(pickle.dumps(secrets))) == {"HF_TOKEN": "hush"}
+    assert dict(collect_secrets({"A": "1"}, {})) == {"A": "1"}
+
+
+def test_bad_secrets():
+    with pytest.raises(ValueError, match=r"\['HF_TOKEN'\] are not set"):
+        collect_secrets(["HF_TOKEN"], {})
+    with pytest.raises(TypeError, match="sequence of names"):
+        collect_secrets("HF_TOKEN", {})
+    with pytest.raises(TypeError, match="strings"):
+        collect_secrets({"A": 1}, {})

@@ -1,0 +1,1 @@
+"""Columns of batches: their kinds, the checked table, joining, padding and frames."""

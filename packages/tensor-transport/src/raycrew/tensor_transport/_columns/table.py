@@ -1,0 +1,316 @@
+"""A mapping of checked columns: lookups, copies, memory and pickling."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Self, TypeVar
+
+import torch
+
+from raycrew.tensor_transport._bytes.codec import Encoded, finish
+from raycrew.tensor_transport._columns.columns import Received, bare, is_column, kind_of, row_count, transform
+from raycrew.tensor_transport._columns.frame import decode_columns, encode_columns
+from raycrew.tensor_transport._columns.joining import join_columns, name_columns
+from raycrew.tensor_transport._columns.kinds import Padding
+from raycrew.tensor_transport._rows.indexing import (
+    RowIndex,
+    Rows,
+    check_permutation,
+    inverse_permutation,
+    normalize_rows,
+)
+from raycrew.tensor_transport.errors import BatchSchemaError
+from raycrew.tensor_transport.protocols import Bytes
+
+
+class ColumnTable(MutableMapping[str, Any]):
+    """Columns with one entry per row, and metadata; what `BatchedDataDict` is built on."""
+
+    def __init__(
+        self,
+        data: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
+        /,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        **columns: Any,
+    ) -> None:
+        self._columns: dict[str, Any] = {}
+        self.metadata: dict[str, Any] = dict(metadata or {})
+        if isinstance(data, ColumnTable):
+            self.metadata = {**data.metadata, **self.metadata}
+        self.update(data, **columns)
+
+    def __getitem__(self, key: str) -> Any:
+        column = self._columns[key]
+        if isinstance(column, Received):
+            column = self._columns[key] = kind_of(column).own(column.value)
+        return column
+
+    def __setitem__(self, key: str, column: Any) -> None:
+        column = _checked(key, column)
+        rows = row_count(column)
+        others = self._columns.keys() - {key}
+        if others and rows != self.size:
+            known = name_columns(others)
+            raise BatchSchemaError(
+                f"column {key!r} has {rows} rows, the batch has {self.size} (columns {known}); "
+                "what is not one entry per row belongs into .metadata",
+                key=key,
+                expected=self.size,
+                actual=rows,
+            )
+        self._columns[key] = column
+
+    def __delitem__(self, key: str) -> None:
+        del self._columns[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        """Number of columns, as of any mapping; `size` is the number of rows."""
+        return len(self._columns)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._columns
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{key}: {_summary(column)}" for key, column in self._columns.items())
+        return f"{type(self).__name__}(size={self.size}, {{{columns}}})"
+
+    def __copy__(self) -> Self:
+        twin = self._like(type(self), self._columns)
+        vars(twin).update({k: v for k, v in vars(self).items() if k not in ("_columns", "metadata")})
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        vars(twin).update({k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k != "_columns"})
+        vars(twin)["_columns"] = {k: copy.deepcopy(self[k], memo) for k in self}
+        return twin
+
+    def copy(self) -> Self:
+        """A batch of the same columns, not copied; adding a column to one does not add it to the other."""
+        return copy.copy(self)
+
+    def get_dict(self) -> dict[str, Any]:
+        """The columns as a plain dict."""
+        return {key: self[key] for key in self}
+
+    @property
+    def size(self) -> int:
+        """Number of rows; 0 without columns."""
+        for column in self._columns.values():
+            return row_count(column)
+        return 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of tensors and arrays; lists of objects count nothing."""
+        return sum(_size_bytes(column) for column in self._columns.values())
+
+    def select_indices(self, indices: RowIndex) -> Self:
+        """The rows that `indices` names, in that order.
+
+        Args:
+            indices: Integers (negative ones count from the end) or one boolean per row, as a list, tuple,
+                tensor or array: copies. A slice or range: views.
+
+        Raises:
+            IndexError: A row does not exist, or a mask has another length than the batch.
+        """
+        return self._take(type(self), normalize_rows(indices, self.size))
+
+    def reorder_data(self, reordered_indices: RowIndex) -> Self:
+        """Move row `i` to position `reordered_indices[i]`, in place.
+
+        It puts rows back in order that were taken by `select_indices(reordered_indices)`, or sharded by
+        `shard_by_batch_size`, which returns these indices. So it undoes a permutation, where
+        `RTensor.reorder` applies one.
+
+        Raises:
+            ValueError: The indices are no permutation of the rows.
+            IndexError: A row does not exist.
+        """
+        rows = inverse_permutation(check_permutation(reordered_indices, self.size))
+        self._columns = {key: take_rows(column, rows) for key, column in self._columns.items()}
+        return self
+
+    def repeat_interleave(self, num_repeats: int) -> Self:
+        """Each row `num_repeats` times in a row; objects in lists are deep copies.
+
+        Raises:
+            ValueError: `num_repeats` is negative.
+        """
+        if num_repeats < 0:
+            raise ValueError(f"rows can't be repeated {num_repeats} times")
+        return self._map(lambda column: transform(column, lambda k, c: k.repeat(c, num_repeats), copies=True))
+
+    def to(self, device: str | torch.device, *, non_blocking: bool = False) -> Self:
+        """Move tensors to a device, in place; lists and numpy arrays stay."""
+        target = torch.device(device)
+        on_cpu = target.type == "cpu"
+        self._columns = {
+            key: transform(column, lambda k, c: k.to(c, target, non_blocking=non_blocking))
+            if on_cpu or not isinstance(column, Received)
+            else kind_of(column).to(column.value, target, non_blocking=non_blocking)
+            for key, column in self._columns.items()
+        }
+        return self
+
+    to_device = to
+
+    def truncate_tensors(self, dim: int, truncated_len: int, keys: Iterable[str] | None = None) -> Self:
+        """Keep the first `truncated_len` elements along `dim` of every tensor that has it, in place.
+
+        Args:
+            dim: A dimension after the first.
+            truncated_len: How many to keep; shorter tensors stay as they are.
+            keys: Only these columns.
+
+        Raises:
+            ValueError: `dim` is the batch dimension, or the length is negative.
+            KeyError: A column of `keys` is not there.
+        """
+        if dim < 1 or truncated_len < 0:
+            raise ValueError(
+                f"can't truncate dimension {dim} to {truncated_len}: rows are dimension 0; use slice()"
+            )
+        chosen = set(self) if keys is None else set(keys)
+        if unknown := chosen - set(self):
+            raise KeyError(f"there are no columns {name_columns(unknown)}; there are {name_columns(self)}")
+        self._columns = {
+            key: transform(column, lambda k, c: k.truncate(c, dim, truncated_len))
+            if key in chosen
+            else column
+            for key, column in self._columns.items()
+        }
+        return self
+
+    def writable(self) -> Self:
+        """The batch with every column in memory of its own that may be written to; what already is, stays."""
+        return self._map(
+            lambda column: (
+                kind_of(column).own(column.value)
+                if isinstance(column, Received)
+                else kind_of(column).writable(column)
+            )
+        )
+
+    def borrow(self, key: str) -> Any:
+        """A column where it lies, never copied: for reading only.
+
+        After a `ray.get` that is memory which other processes read as well, and writing through the tensor
+        would change what they see. Look the column up (`batch[key]`) for one that may be written to.
+        """
+        column = self._columns[key]
+        return bare(column)
+
+    def encode(self, *, borrow: bool = False) -> Encoded:
+        """The batch as a header and few buffers.
+
+        Args:
+            borrow: Leave large tensors in the memory they have: taking the buffers, or
+                `Encoded.check_unchanged`, raises if somebody wrote to them since. By default every byte is
+                copied: a snapshot.
+
+        Raises:
+            UnsupportedTensorError: A tensor has no plain bytes, or can't be watched for writes (`borrow`).
+        """
+        return finish(self._lay_out, borrow=borrow)
+
+    @classmethod
+    def decode(cls, header: bytes, buffers: Sequence[Bytes], *, allow_pickle: bool = False) -> Self:
+        """The counterpart of `encode`, in place.
+
+        Args:
+            header: The header.
+            buffers: The buffers.
+            allow_pickle: Whether lists, objects and metadata may be unpickled: only for trusted bytes.
+
+        Raises:
+            DecodeError: The header or the buffers are damaged, or hold pickled content that is not allowed.
+        """
+        columns, attributes = decode_columns(header, buffers, allow_pickle=allow_pickle)
+        batch = cls()
+        batch._columns = columns
+        vars(batch).update(attributes)
+        return batch
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        header, buffers = self._lay_out()
+        return _decode, (type(self), header, *buffers)
+
+    def _lay_out(self) -> tuple[bytes, list[Bytes]]:
+        attributes = {k: v for k, v in vars(self).items() if k != "_columns" and v is not None}
+        if not self.metadata:
+            del attributes["metadata"]
+        return encode_columns(self._columns, self.size, attributes)
+
+    @classmethod
+    def _join(cls, parts: Sequence[Mapping[str, Any]], padding: Callable[[str], Padding]) -> Self:
+        tables = [part if isinstance(part, ColumnTable) else ColumnTable(part) for part in parts]
+        metadata = {key: value for table in reversed(tables) for key, value in table.metadata.items()}
+        joined = cls(metadata=metadata)
+        columns = [table._columns for table in tables]  # noqa: SLF001 - what was received need not be copied
+        joined._columns = join_columns(columns, padding)
+        return joined
+
+    def _take(self, cls: "type[TableT]", rows: Rows) -> "TableT":
+        return self._like(cls, {key: take_rows(column, rows) for key, column in self._columns.items()})
+
+    def _map(self, change: Callable[[Any], Any]) -> Self:
+        return self._like(type(self), {key: change(column) for key, column in self._columns.items()})
+
+    def _like(self, cls: "type[TableT]", columns: Mapping[str, Any]) -> "TableT":
+        """A batch of other columns with the same metadata."""
+        batch = cls(metadata=self.metadata)
+        batch._columns = dict(columns)
+        return batch
+
+
+TableT = TypeVar("TableT", bound=ColumnTable)
+
+
+def take_rows(column: Any, rows: Rows) -> Any:
+    """Some rows of any column: views for a slice, else copies."""
+    return transform(column, lambda kind, value: kind.take(value, rows), copies=not isinstance(rows, slice))
+
+
+def _decode(cls: type[ColumnTable], header: bytes, *buffers: Bytes) -> ColumnTable:
+    return cls.decode(header, buffers, allow_pickle=True)
+
+
+def _checked(key: str, column: Any) -> Any:
+    """The column as it is kept, or an error that says why it is none."""
+    if not isinstance(key, str):
+        raise TypeError(f"columns are named by strings, not by {key!r}")
+    if isinstance(column, tuple):
+        column = list(column)
+    if isinstance(column, torch.Tensor) and (column.is_nested or column.layout != torch.strided):
+        raise BatchSchemaError(
+            f"column {key!r} is a nested or sparse tensor; "
+            "use RaggedTensor.from_rows(tensor.unbind()) or to_dense()",
+            key=key,
+            actual=column.layout,
+        )
+    if not is_column(column):
+        raise BatchSchemaError(
+            f"column {key!r} is a {type(column).__name__} without a batch dimension; a column is a tensor, "
+            "array or list with one entry per row, anything else belongs into .metadata",
+            key=key,
+            actual=type(column).__name__,
+        )
+    return column
+
+
+def _size_bytes(column: Any) -> int:
+    value = bare(column)
+    return int(getattr(value, "nbytes", 0))
+
+
+def _summary(column: Any) -> str:
+    value = bare(column)
+    if hasattr(value, "shape"):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return type(value).__name__

@@ -1,0 +1,149 @@
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from batches import read_only_copy, same
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raycrew.tensor_transport import BatchedDataDict, BatchSchemaError, PackedTensor, RaggedTensor
+from raycrew.tensor_transport._rows.indexing import normalize_rows
+
+row_lengths = st.lists(st.integers(0, 5), min_size=1, max_size=6)
+
+
+def ragged_of(lengths, dtype=torch.bfloat16):
+    return RaggedTensor.from_rows([torch.full((n, 2), i, dtype=dtype) for i, n in enumerate(lengths)])
+
+
+def rows_of(ragged):
+    return [row.tolist() for row in ragged]
+
+
+class TestRagged:
+    @given(row_lengths, st.sampled_from(["left", "right"]))
+    def test_padding_and_back(self, lengths, side):
+        ragged = ragged_of(lengths)
+        padded = ragged.to_padded(9, pad_side=side, length=6)
+        assert padded.shape == (len(lengths), 6, 2)
+        assert padded.dtype == torch.bfloat16
+        assert int((padded == 9).sum()) == 2 * (6 * len(lengths) - sum(lengths))
+        back = RaggedTensor.from_padded(padded, lengths, pad_side=side)
+        assert rows_of(back) == rows_of(ragged)
+        assert ragged.to_padded().shape[1] == max(lengths)
+
+    def test_sides(self):
+        ragged = RaggedTensor.from_rows([torch.tensor([1]), torch.tensor([2, 3])])
+        assert ragged.to_padded().tolist() == [[1, 0], [2, 3]]
+        assert ragged.to_padded(pad_side="left").tolist() == [[0, 1], [2, 3]]
+
+    @given(row_lengths, st.data())
+    def test_rows_are_those_of_a_list(self, lengths, data):
+        ragged = ragged_of(lengths)
+        index = data.draw(
+            st.lists(st.integers(-len(lengths), len(lengths) - 1), max_size=8) | st.slices(len(lengths))
+        )
+        listed = rows_of(ragged)
+        expected = listed[index] if isinstance(index, slice) else [listed[i] for i in index]
+        assert rows_of(ragged.take(normalize_rows(index, len(lengths)))) == expected
+
+    @given(row_lengths, st.integers(0, 6))
+    def test_truncate(self, lengths, longest):
+        assert rows_of(ragged_of(lengths).truncate(longest)) == [
+            row[:longest] for row in rows_of(ragged_of(lengths))
+        ]
+
+    def test_runs_are_views(self):
+        ragged = ragged_of([1, 2, 3])
+        assert ragged.take(slice(1, 3, 1)).values.data_ptr() == ragged.values[1:].data_ptr()
+        assert ragged[-1].data_ptr() == ragged.values[3:].data_ptr()
+
+    def test_pickled_by_itself(self):
+        ragged = ragged_of([1, 0, 3])
+        buffers = []
+        payload = pickle.dumps(ragged, protocol=5, buffer_callback=buffers.append)
+        shared = [read_only_copy(buffer) for buffer in buffers]
+        first, second = (pickle.loads(payload, buffers=shared) for _ in range(2))
+        first.values.zero_()
+        assert same(second, ragged)
+
+    def test_what_does_not_fit(self):
+        with pytest.raises(ValueError, match="3 elements in all do not fit values of shape"):
+            RaggedTensor(torch.ones(4), [1, 2])
+        with pytest.raises(ValueError, match="non-negative"):
+            RaggedTensor(torch.ones(1), [2, -1])
+        with pytest.raises(ValueError, match="no rows"):
+            RaggedTensor.from_rows([])
+        with pytest.raises(BatchSchemaError, match="does not join"):
+            RaggedTensor.from_rows([torch.ones(1), torch.ones(1, dtype=torch.int64)])
+        with pytest.raises(ValueError, match="a row of 3 does not fit a padded length of 2"):
+            ragged_of([3]).to_padded(length=2)
+        with pytest.raises(ValueError, match="do not fit a padded shape"):
+            RaggedTensor.from_padded(torch.ones(2, 3), [4, 1])
+
+    def test_as_a_column(self):
+        batch = BatchedDataDict(x=ragged_of([3, 1, 2]), y=[0, 1, 2])
+        assert rows_of(batch.select_indices([2, 0])["x"]) == [rows_of(batch["x"])[2], rows_of(batch["x"])[0]]
+        assert batch.repeat_interleave(2)["x"].lengths.tolist() == [3, 3, 1, 1, 2, 2]
+        assert batch.truncate_tensors(1, 2)["x"].lengths.tolist() == [2, 1, 2]
+        assert batch.truncate_tensors(2, 1)["x"].values.shape == (5, 1)
+        joined = BatchedDataDict.from_batches([batch, batch])
+        assert joined["x"].lengths.tolist() == [2, 1, 2, 2, 1, 2]
+        assert joined.to("meta")["x"].device.type == "meta"
+        assert "RaggedTensor" in repr(joined)
+
+
+class TestPacked:
+    def images(self):
+        return PackedTensor([torch.ones(2, 3), None, torch.full((1, 3), 5.0)], dim_to_pack=0)
+
+    def test_joined_when_wanted(self):
+        assert self.images().as_tensor().tolist() == [[1] * 3, [1] * 3, [5] * 3]
+        assert PackedTensor.empty_like(self.images()).as_tensor() is None
+        assert self.images().as_tensor(device="meta").shape == (3, 3)
+        assert len(PackedTensor(torch.ones(4, 4), 0)) == 1
+
+    def test_rows(self):
+        images = self.images()
+        assert [None if t is None else len(t) for t in images.slice([2, -2, 2])] == [1, None, 1]
+        assert images.slice(torch.tensor([True, False, False]))[0] is images[0]
+        with pytest.raises(IndexError):
+            images.slice([3])
+
+    def test_joining(self):
+        both = PackedTensor.concat([self.images(), self.images()])
+        assert len(both) == 6
+        flat = PackedTensor.flattened_concat([self.images(), self.images()])
+        assert [t.shape for t in flat] == [(3, 3), (3, 3)]
+        with pytest.raises(ValueError, match=r"different dimensions \[0, 1\]"):
+            PackedTensor.concat([self.images(), PackedTensor([torch.ones(2, 3)], 1)])
+
+    @pytest.mark.parametrize(
+        ("tensors", "message"),
+        [
+            ([torch.ones(1, 3), torch.ones(1, 4)], "row 1 of .* does not join"),
+            ([torch.ones(1), torch.ones(1, dtype=torch.bfloat16)], "bfloat16"),
+            ([torch.tensor(1.0)], "no dimension 0 to pack"),
+            ([1], "row 0 holds a int"),
+        ],
+    )
+    def test_what_does_not_fit(self, tensors, message):
+        with pytest.raises(ValueError, match=message):
+            PackedTensor(tensors)
+
+    def test_as_a_column(self):
+        batch = BatchedDataDict(images=self.images(), n=np.arange(3))
+        assert len(batch.repeat_interleave(2)["images"]) == 6
+        assert batch.slice(1, 3)["images"][0] is None
+        buffers = []
+        payload = pickle.dumps(batch, protocol=5, buffer_callback=buffers.append)
+        shared = [read_only_copy(buffer) for buffer in buffers]
+        first, second = (pickle.loads(payload, buffers=shared) for _ in range(2))
+        first["images"][0].zero_()
+        BatchedDataDict.concat([second.slice(0, 1), second.slice(1, 3)])["images"][0].zero_()
+        assert same(second["images"], batch["images"])
+        with pytest.raises(BatchSchemaError, match="column 'images': tensors packed along different"):
+            BatchedDataDict.concat(
+                [batch, BatchedDataDict(images=PackedTensor([torch.ones(1, 3)], 1), n=np.arange(1))]
+            )

@@ -1,0 +1,104 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raycrew.tensor_transport import RTensor, TensorShardInfo
+from raycrew.tensor_transport._rows.indexing import (
+    check_permutation,
+    count_rows,
+    even_bounds,
+    inverse_permutation,
+    normalize_rows,
+    row_numbers,
+)
+
+
+def chosen(index, size):
+    return row_numbers(normalize_rows(index, size), size).tolist()
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        [1, -1, 1],
+        (1, 4, 1),
+        np.array([1, 4, 1]),
+        np.array([1, -1, 1], dtype=np.int8),
+        torch.tensor([1, 4, 1]),
+        torch.tensor([1, -1, 1], dtype=torch.int32),
+    ],
+)
+def test_integers_of_any_kind(index):
+    assert chosen(index, 5) == [1, 4, 1]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+def test_masks_of_any_kind(kind):
+    assert chosen(kind([True, False, True]), 3) == [0, 2]
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_no_rows_at_all(kind):
+    assert chosen(kind([]), 3) == []
+
+
+@given(st.slices(7))
+def test_slices_are_those_of_a_list(index):
+    assert chosen(index, 7) == list(range(7))[index]
+
+
+@given(st.integers(-7, 6), st.integers(-7, 6), st.sampled_from([-2, -1, 1, 2]))
+def test_ranges_mean_their_members(start, stop, step):
+    assert chosen(range(start, stop, step), 7) == [i % 7 for i in range(start, stop, step)]
+
+
+def test_forward_runs_stay_slices():
+    assert normalize_rows(slice(None, -1), 5) == slice(0, 4, 1)
+    assert normalize_rows(range(1, 5, 2), 5) == slice(1, 5, 2)
+    assert count_rows(normalize_rows(range(1, 5, 2), 5), 5) == 2
+
+
+@pytest.mark.parametrize("index", [[3], [-4], range(2, 5), range(-4, 0), torch.tensor([0, 3])])
+def test_a_row_that_does_not_exist(index):
+    with pytest.raises(IndexError, match=r"row -?\d is out of range for 3 rows"):
+        normalize_rows(index, 3)
+
+
+def test_a_mask_of_another_length():
+    with pytest.raises(IndexError, match="a mask of 2 booleans does not fit 3 rows"):
+        normalize_rows([True, False], 3)
+
+
+@pytest.mark.parametrize("index", [1, 1.5, "abc", None, [[0]], [0.5], torch.tensor(1), {0: 1}])
+def test_what_is_no_index(index):
+    with pytest.raises(TypeError, match="rows are named by"):
+        normalize_rows(index, 3)
+
+
+def test_a_handle_is_no_index():
+    mask = RTensor(TensorShardInfo("inline", "m", "", "", "bool", (3,)))
+    with pytest.raises(TypeError, match=r"not by RTensor; localize\(\) it first"):
+        normalize_rows(mask, 3)
+
+
+@given(st.permutations(range(9)))
+def test_inverse(order):
+    rows = check_permutation(order, 9)
+    assert rows[inverse_permutation(rows)].tolist() == list(range(9))
+
+
+@pytest.mark.parametrize("index", [[0, 0, 1], [0, 1], [0, 1, 2, 0], [True, False, True]])
+def test_what_is_no_permutation(index):
+    with pytest.raises(ValueError, match="not a permutation of 3 rows"):
+        check_permutation(index, 3)
+
+
+@given(st.integers(0, 50), st.integers(1, 20))
+def test_even_bounds(size, parts):
+    bounds = even_bounds(size, parts)
+    lengths = [end - start for start, end in bounds]
+    assert [row for start, end in bounds for row in range(start, end)] == list(range(size))
+    assert len(bounds) == parts
+    assert max(lengths) - min(lengths) <= 1

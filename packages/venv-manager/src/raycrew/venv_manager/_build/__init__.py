@@ -1,0 +1,1 @@
+"""Building one environment: its recipe, the packages that it carries along, probing and inventory."""

@@ -1,0 +1,1 @@
+"""The same environments on every node of a cluster."""

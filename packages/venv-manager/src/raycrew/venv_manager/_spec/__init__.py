@@ -1,0 +1,1 @@
+"""What an environment is, and the digest of everything that decides its content."""

@@ -1,0 +1,232 @@
+"""The key of an environment: a digest of everything that decides what is in it, and what tells two apart."""
+
+import hashlib
+import json
+import platform
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from raycrew.venv_manager._spec import lock_file as _lock
+from raycrew.venv_manager._spec.settings import inline_metadata
+from raycrew.venv_manager._spec.sources import (
+    archive_hash,
+    file_hash,
+    folder_fingerprint,
+    local_sources,
+    member,
+    read_toml,
+    requirement_files,
+    requirement_lines,
+    workspace_root,
+)
+from raycrew.venv_manager._spec.spec import EnvironmentSpec
+from raycrew.venv_manager.errors import SpecError
+
+FORMAT = 1  # of the layout of an environment in the store: a change makes every key new
+KEY_LENGTH = 24
+# Variables for a build that say how files come to their places, not which.
+_HOW = frozenset({"UV_CACHE_DIR", "UV_LINK_MODE", "UV_NO_CACHE", "UV_OFFLINE", "UV_HTTP_TIMEOUT"})
+_ARCHIVES = (".whl", ".zip", ".gz", ".tgz", ".bz2", ".xz", ".zst")  # that uv finds packages in
+
+
+def identity(
+    spec: EnvironmentSpec,
+    indexes: Mapping[str, str],
+    carried: Mapping[str, Any],
+    uv_version: Callable[[], str | None] = lambda: None,
+) -> dict[str, Any]:
+    """Everything that decides the content of an environment, as plain values.
+
+    Args:
+        spec: What it is made from. Paths do not count, what lies there does.
+        indexes: The variables that tell uv where packages come from.
+        carried: What the driver's environment gives along.
+        uv_version: Asked where uv itself chooses the versions, because no lock does.
+
+    Raises:
+        SpecError: A file or folder is missing, or a lock is asked for and there is none.
+    """
+    options = {
+        k: v for k, v in spec.to_dict().items() if k not in ("path", "requirement_files", "wheelhouse")
+    }
+    options["environment"] = {k: v for k, v in spec.environment if k not in _HOW}
+    version = None if lock_file(spec) else uv_version()
+    return {
+        "format": FORMAT,
+        "spec": options,
+        "files": {name: file_hash(path) for name, path in sorted(_files(spec).items())},
+        "sources": _fingerprints(spec),
+        "indexes": dict(indexes),
+        "interpreter": _interpreter(spec),
+        "platform": _platform(),
+        "carried": dict(carried) if spec.carry else {},
+        "uv": ".".join(version.split(".")[:2]) if version else None,
+    }
+
+
+def key_of(found: Mapping[str, Any]) -> str:
+    """The digest of an identity, short enough for a path."""
+    text = json.dumps(found, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]
+
+
+def explain(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """What tells two identities apart, one line for each difference; empty when their keys are the same."""
+    a, b = _flat(one), _flat(other)
+    lines = []
+    for name in sorted({*a, *b}):
+        left, right = a.get(name, "absent"), b.get(name, "absent")
+        if left != right:
+            lines.append(f"{name}: {left} -> {right}")
+    return lines
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        label = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{label}.")
+        else:
+            found[label] = value if isinstance(value, str) else json.dumps(value)
+    return found
+
+
+def project_folder(spec: EnvironmentSpec) -> Path:
+    """Folder of the project or of the workspace member that a spec means."""
+    folder = Path(spec.path)
+    return member(workspace_root(folder), spec.package) if spec.package else folder
+
+
+def lock_file(spec: EnvironmentSpec) -> Path | None:
+    """The lock file that decides the versions, or None where they are chosen at build time.
+
+    Raises:
+        SpecError: The spec says that it is locked, and there is no lock file.
+    """
+    if spec.kind == "pylock":
+        return Path(spec.path)
+    if spec.kind == "script":
+        path = Path(f"{spec.path}.lock")
+    elif spec.kind == "project":
+        path = workspace_root(Path(spec.path)) / "uv.lock"
+    else:
+        return None
+    if path.is_file():
+        return path
+    if spec.locked or spec.frozen:
+        flag = "--locked" if spec.locked else "--frozen"
+        raise SpecError(
+            f"{flag} is asked for, but there is no {path}; run `uv lock` and commit the file, or leave "
+            f"{flag} out: the versions are then locked once, when the environment is built"
+        )
+    return None
+
+
+def _files(spec: EnvironmentSpec) -> dict[str, str]:
+    found = {
+        f"requirements.{i}" + (f".{j}" if j else ""): str(path)
+        for i, name in enumerate(spec.requirement_files)
+        for j, path in enumerate(requirement_files(Path(name)))
+    }
+    if spec.kind in ("script", "pylock"):
+        found[spec.kind] = spec.path
+    if spec.kind == "project":
+        folder = project_folder(spec)
+        root = workspace_root(folder)
+        found["project"] = str(folder / "pyproject.toml")
+        if root != folder:
+            found["workspace"] = str(root / "pyproject.toml")
+    if (lock := lock_file(spec)) is not None:
+        found["lock"] = str(lock)
+    return found
+
+
+def _fingerprints(spec: EnvironmentSpec) -> dict[str, str]:
+    found = {}
+    for path in _local(spec):
+        found[_label(path)] = folder_fingerprint(path) if path.is_dir() else file_hash(path)
+    if spec.wheelhouse:
+        if not Path(spec.wheelhouse).is_dir():
+            raise SpecError(f"there is no wheelhouse {spec.wheelhouse}")
+        for path in sorted(Path(spec.wheelhouse).iterdir()):
+            if path.suffix in _ARCHIVES and path.is_file():
+                found[f"wheelhouse.{path.name}"] = archive_hash(path)
+    return found
+
+
+def _local(spec: EnvironmentSpec) -> Iterator[Path]:
+    """The folders and files of this machine that packages are built from."""
+    if spec.kind == "project":
+        yield from local_sources(project_folder(spec))
+    if spec.kind == "script":
+        yield from script_sources(Path(spec.path)).values()
+    if spec.kind == "pylock":
+        yield from _locked_paths(Path(spec.path), file_hash(spec.path))
+    named = [local_requirement(text) for text in spec.packages]
+    for name in spec.requirement_files:
+        for file in requirement_files(Path(name), constraints=False):
+            named += [local_requirement(text, base_of(spec)) for text in requirement_lines(file)]
+    yield from (path for path in named if path is not None)
+
+
+@lru_cache(maxsize=16)
+def _locked_paths(file: Path, _hash: str) -> tuple[Path, ...]:
+    named = [package.local_path for package in _lock.read_file(file)]
+    return tuple((file.parent / path).resolve() for path in named if path)
+
+
+def base_of(spec: EnvironmentSpec) -> Path:
+    """Where relative paths in requirements files start: the folder of the first of them."""
+    return Path(spec.requirement_files[0]).parent if spec.requirement_files else Path.cwd()
+
+
+def script_sources(script: Path) -> dict[str, Path]:
+    """The local sources that a script names for its dependencies."""
+    sources = inline_metadata(script).get("tool", {}).get("uv", {}).get("sources", {})
+    return {
+        name: (script.parent / source["path"]).resolve()
+        for name, source in sources.items()
+        if isinstance(source, dict) and "path" in source
+    }
+
+
+def local_requirement(text: str, base: Path | None = None) -> Path | None:
+    """The folder or file that a requirement names, or None for one from an index."""
+    text = re.sub(r"^(-e|--editable)[\s=]+", "", text)
+    _, at, url = text.partition("@")
+    target = url.strip() if at else text.strip()
+    target = target.split(";")[0].split(" --")[0].strip()
+    if target.startswith("file://"):
+        return Path(unquote(target.removeprefix("file://").partition("#")[0]))
+    return ((base or Path.cwd()) / target).resolve() if target.startswith((".", "/")) else None
+
+
+def _label(path: Path) -> str:
+    """A name that stays when a checkout moves."""
+    file = path / "pyproject.toml"
+    name = read_toml(file).get("project", {}).get("name") if file.is_file() else None
+    return str(name or path.name)
+
+
+def _interpreter(spec: EnvironmentSpec) -> str:
+    if spec.kind == "interpreter":
+        return spec.path
+    if spec.python is None:
+        return f"{sys.implementation.name}-{platform.python_version()}"
+    path = Path(spec.python)
+    if path.is_absolute() and path.exists():
+        real = path.resolve()
+        return f"{real} {real.stat().st_mtime_ns}"
+    return spec.python
+
+
+@lru_cache(maxsize=1)
+def _platform() -> str:
+    return f"{sysconfig.get_platform()}-{'-'.join(platform.libc_ver())}"

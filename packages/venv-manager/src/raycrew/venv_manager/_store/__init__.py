@@ -1,0 +1,1 @@
+"""The store: one folder per key, published by a stamp; resolving, upkeep."""

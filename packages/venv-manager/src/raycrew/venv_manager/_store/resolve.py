@@ -1,0 +1,392 @@
+"""From a spec to a recipe: uv chooses the versions, and local sources become wheels."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from raycrew.venv_manager._build.build import Sync
+from raycrew.venv_manager._build.carry import Luggage, build_wheel, wheel_of
+from raycrew.venv_manager._build.probe import Expectation
+from raycrew.venv_manager._build.recipe import Recipe, this_platform
+from raycrew.venv_manager._spec import lock_file as _lock
+from raycrew.venv_manager._spec.digest import (
+    base_of,
+    local_requirement,
+    lock_file,
+    project_folder,
+    script_sources,
+)
+from raycrew.venv_manager._spec.settings import inline_metadata, settings
+from raycrew.venv_manager._spec.sources import (
+    is_package,
+    local_sources,
+    read_toml,
+    requirement_files,
+    requirement_lines,
+    workspace_root,
+)
+from raycrew.venv_manager._spec.spec import EnvironmentSpec
+from raycrew.venv_manager._uv.indexes import build_environment
+from raycrew.venv_manager._uv.process import run_uv
+from raycrew.venv_manager._waiting.interrupt import result_of, workers
+from raycrew.venv_manager._waiting.locks import scratch
+from raycrew.venv_manager.errors import ConflictingExtrasError, ResolutionError
+
+
+def resolve(
+    spec: EnvironmentSpec,
+    key: str,
+    identity: Mapping[str, Any],
+    carried: Luggage,
+    *,
+    environ: Mapping[str, str],
+    variables: Mapping[str, str],
+    on_line: Callable[[str], None] | None = None,
+    timeout_s: float = 3600.0,
+    checked: bool = False,
+) -> Recipe:
+    """Choose exact versions and build all local wheels.
+
+    Args:
+        spec: What to build.
+        key: Its digest.
+        identity: What the digest was taken of.
+        carried: What the driver's environment gives along.
+        environ: Environment of the calling process.
+        variables: What tells uv where packages come from.
+        on_line: Called with each line that uv writes.
+        timeout_s: Deadline of each run of uv.
+        checked: Another run of uv sees to it that the lock file fits the project, so this one need not.
+
+    Raises:
+        UvError: uv failed.
+        SpecError: The spec does not fit what lies on the disk.
+    """
+    with scratch("raycrew-venv-resolve-") as folder:
+        job = _Job(spec, folder, carried, build_environment(spec, environ), on_line, timeout_s, checked)
+        packages = job.packages()
+        wheels = dict(job.local_wheels)
+    return Recipe(
+        key=key,
+        spec=spec.to_dict(),
+        identity=identity,
+        python=spec.python,
+        lock=_lock.write(packages),
+        wheels=wheels,
+        settings=job.settings,
+        variables={**variables, **dict(spec.environment)},
+        platform=this_platform(),
+        expectation=expectation(spec, carried),
+    )
+
+
+def sync_of(spec: EnvironmentSpec, carried: Luggage, environ: Mapping[str, str]) -> Sync | None:
+    """How uv installs a spec by itself: a locked project with no local sources, and nothing beside it."""
+    carries = carried.ray or carried.distributions
+    if spec.kind != "project" or carries or spec.packages or spec.requirement_files:
+        return None
+    if lock_file(spec) is None or local_sources(project_folder(spec)):
+        return None
+    words = ("sync", _lock_flag(spec), *_python(spec), *_export_flags(spec), "--project")
+    return Sync(
+        (*words, str(project_folder(spec))),
+        settings(_tool_uv(spec), _base(spec), spec),
+        build_environment(spec, environ),
+    )
+
+
+def expectation(spec: EnvironmentSpec, carried: Luggage) -> Expectation:
+    """What the interpreter of an environment must be like."""
+    if not spec.carry:
+        return Expectation()
+    names = [c.name for c in carried.distributions]
+    return Expectation(
+        python=(sys.version_info[0], sys.version_info[1]) if carried.ray else None,
+        ray=carried.ray,
+        versions={c.name: c.version for c in carried.distributions},
+        imports=(
+            *(("ray",) if carried.ray else ()),
+            *(n.replace("-", ".", 1).replace("-", "_") for n in names),
+        ),
+    )
+
+
+class _Job:
+    """One resolution, in a temporary folder of its own."""
+
+    def __init__(
+        self,
+        spec: EnvironmentSpec,
+        folder: Path,
+        carried: Luggage,
+        environ: Mapping[str, str],
+        on_line: Callable[[str], None] | None,
+        timeout_s: float,
+        checked: bool,
+    ) -> None:
+        self.lock_flag = "--frozen" if checked else _lock_flag(spec)
+        self.spec, self.folder, self.carried = spec, folder, carried
+        self.on_line, self.timeout_s = on_line, timeout_s
+        self.project = project_folder(spec) if spec.kind == "project" else None
+        self.settings = settings(_tool_uv(spec), _base(spec), spec)
+        (folder / "uv.toml").write_text(self.settings, encoding="utf-8")
+        self.environ = {**environ, "UV_CONFIG_FILE": str(folder / "uv.toml"), "UV_NO_CONFIG": "1"}
+        self.local_wheels: dict[str, bytes] = {}
+
+    def packages(self) -> list[_lock.Package]:
+        """All packages of the environment, each from an index, a URL or a wheel of ours."""
+        self._gather_carried()
+        if lock_file(self.spec) is None:
+            return self._compile()
+        locked = self._locked()
+        return [*locked, *self._compile(onto=locked)]
+
+    def _uv(self, *arguments: str | Path, cwd: Path | None = None) -> str:
+        return run_uv(
+            arguments,
+            environ=self.environ,
+            cwd=cwd or self.folder,
+            on_line=self.on_line,
+            timeout_s=self.timeout_s,
+        )
+
+    def _gather_carried(self) -> None:
+        with workers(4) as pool:
+            build = {k: v for k, v in self.environ.items() if k not in ("UV_CONFIG_FILE",)}
+            made = [pool.submit(wheel_of, carried, build) for carried in self.carried.distributions]
+            self.carried_wheels = dict(map(result_of, made))
+
+    def _locked(self) -> list[_lock.Package]:
+        """What the spec's own lock file says."""
+        path = self.folder / "locked" / "pylock.toml"
+        path.parent.mkdir()
+        if self.spec.kind == "pylock":
+            file = Path(self.spec.path)
+            return self._settled(_lock.read_file(file), file.parent)
+        flags: list[str | Path] = [self.lock_flag, *_export_flags(self.spec)]
+        if self.project:
+            flags += ["--project", self.project]
+        else:
+            flags += ["--script", self.spec.path]
+        self._uv(
+            "export", "-q", "--no-header", "--format", "pylock.toml", "-o", path, *_python(self.spec), *flags
+        )
+        return self._settled(_lock.read(path.read_text("utf-8")), path.parent)
+
+    def _compile(self, onto: list[_lock.Package] | None = None) -> list[_lock.Package]:
+        """What uv chooses for everything that no lock file decides; with `onto`, only what that lacks."""
+        listed = list(self._requirements(onto))
+        inputs: list[str | Path] = list(self.spec.requirement_files)
+        if onto is None:
+            inputs += self._inputs()
+        if listed:
+            path = self.folder / "requirements.in"
+            path.write_text("\n".join(listed) + "\n", encoding="utf-8")
+            inputs.append(path)
+        if not inputs:
+            return []
+        output = self.folder / "compiled" / "pylock.toml"
+        output.parent.mkdir()
+        if self.carried.versions:
+            output.write_text(_lock.preferences(self.carried.versions), encoding="utf-8")
+        if onto is not None:
+            pins = self.folder / "pins.txt"
+            pins.write_text("\n".join(p.pin for p in onto if p.pin) + "\n", encoding="utf-8")
+            inputs += ["--constraints", pins]
+        self._uv(
+            "pip",
+            "compile",
+            "-q",
+            "--no-header",
+            "--format",
+            "pylock.toml",
+            "-o",
+            output,
+            *_python(self.spec),
+            *inputs,
+            cwd=base_of(self.spec) if self.spec.requirement_files else self.folder,
+        )
+        chosen = _lock.read(output.read_text("utf-8"))
+        if onto is not None:
+            target = _lock.target(self.spec.python)
+            there = {p.name for p in onto if p.applies(target)}
+            chosen = [p for p in chosen if p.name not in there]
+        return self._settled(chosen, output.parent)
+
+    def _inputs(self) -> list[str | Path]:
+        spec = self.spec
+        if spec.kind == "script":
+            return [Path(spec.path)]
+        if not self.project:
+            return []
+        file = self.project / "pyproject.toml"
+        data = read_toml(file)
+        flags: list[str | Path] = [] if spec.only_groups else [file]
+        extras = data.get("project", {}).get("optional-dependencies", {})
+        chosen_extras = _chosen("extra", spec.extras, spec.no_extras, extras, (), file)
+        for name in chosen_extras:
+            flags += ["--extra", name]
+        groups = data.get("dependency-groups", {})
+        by_default = (
+            data.get("tool", {}).get("uv", {}).get("default-groups", ["dev"] if "dev" in groups else [])
+        )
+        by_default = list(groups) if by_default == "all" else by_default
+        use_default = spec.default_groups and not spec.only_groups
+        chosen_groups = _chosen(
+            "group", spec.groups, spec.no_groups, groups, by_default if use_default else (), file
+        )
+        for name in chosen_groups:
+            flags += ["--group", f"{file}:{name}"]
+        declared = _tool_uv(spec).get("conflicts", [])
+        _refuse_conflicts(declared, {"extra": chosen_extras, "group": chosen_groups}, file)
+        return flags
+
+    def _requirements(self, onto: list[_lock.Package] | None) -> Iterator[str]:
+        for text in self.spec.packages:
+            path = local_requirement(text)
+            yield text if path is None or "@" in text else str(path)
+        if onto is None and self.spec.kind == "script":
+            for name, path in script_sources(Path(self.spec.path)).items():
+                yield f"{name} @ {path.as_uri()}"
+        if onto is None and self.project and not self.spec.only_groups:
+            data = read_toml(self.project / "pyproject.toml")
+            if is_package(data):
+                yield f"{data['project']['name']} @ {self.project.as_uri()}"
+        named = {p.name for p in onto} if onto is not None else self._named()
+        for name, content in self.carried_wheels.items():
+            path = self.folder / "carried" / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)
+            yield f"{canonicalize_name(name.split('-')[0])} @ {path.as_uri()}"
+        if self.carried.ray and "ray" not in named:
+            yield f"ray=={self.carried.ray}"
+
+    def _named(self) -> set[str]:
+        """The packages that the spec itself asks for."""
+        texts = list(self.spec.packages)
+        for listed in self.spec.requirement_files:
+            for file in requirement_files(Path(listed), constraints=False):
+                texts += requirement_lines(file)
+        if self.spec.kind == "script":
+            texts += inline_metadata(Path(self.spec.path)).get("dependencies", [])
+        if self.project:
+            data = read_toml(self.project / "pyproject.toml")
+            project = data.get("project", {})
+            texts += project.get("dependencies", [])
+            for listed in (
+                *project.get("optional-dependencies", {}).values(),
+                *data.get("dependency-groups", {}).values(),
+            ):
+                texts += [text for text in listed if isinstance(text, str)]
+        return {name for text in texts if (name := _name_of(text))}
+
+    def _settled(self, packages: list[_lock.Package], base: Path) -> list[_lock.Package]:
+        """The same packages, with local folders and files as wheels of ours."""
+        return [self._settle(p, base) for p in packages]
+
+    def _settle(self, package: _lock.Package, base: Path) -> _lock.Package:
+        data = package.data
+        if "directory" in data:
+            folder = base / data["directory"]["path"] / data["directory"].get("subdirectory", "")
+            build = {k: v for k, v in self.environ.items() if k != "UV_NO_CONFIG"}
+            name, content = build_wheel(folder.resolve(), build, self.spec.python, timeout_s=self.timeout_s)
+        elif "path" in data.get("archive", {}):
+            path = (base / data["archive"]["path"]).resolve()
+            if path.suffix != ".whl":
+                return package
+            name, content = path.name, path.read_bytes()
+        else:
+            return package
+        self.local_wheels[name] = content
+        return _lock.of_wheel(name, content)
+
+
+def _tool_uv(spec: EnvironmentSpec) -> dict[str, Any]:
+    """What a project or a script says to uv."""
+    if spec.kind == "project":
+        file = workspace_root(project_folder(spec)) / "pyproject.toml"
+        return dict(read_toml(file).get("tool", {}).get("uv", {}))
+    if spec.kind == "script":
+        return dict(inline_metadata(Path(spec.path)).get("tool", {}).get("uv", {}))
+    return {}
+
+
+def _base(spec: EnvironmentSpec) -> Path:
+    """Where relative paths of those settings start."""
+    return workspace_root(project_folder(spec)) if spec.kind == "project" else Path.cwd()
+
+
+def _python(spec: EnvironmentSpec) -> tuple[str, str]:
+    return "--python", spec.python or sys.executable
+
+
+def _lock_flag(spec: EnvironmentSpec) -> str:
+    return "--frozen" if spec.frozen else "--locked"
+
+
+def _export_flags(spec: EnvironmentSpec) -> Iterator[str]:
+    if spec.extras == ("*",):
+        yield "--all-extras"
+    else:
+        for name in spec.extras:
+            yield from ("--extra", name)
+    for name in spec.no_extras:
+        yield from ("--no-extra", name)
+    if spec.groups == ("*",):
+        yield "--all-groups"
+    else:
+        for name in spec.groups:
+            yield from ("--only-group" if spec.only_groups else "--group", name)
+    for name in spec.no_groups:
+        yield from ("--no-group", name)
+    if not spec.default_groups:
+        yield "--no-default-groups"
+    if spec.package:
+        yield from ("--package", spec.package)
+
+
+def _chosen(
+    what: str,
+    asked: tuple[str, ...],
+    refused: tuple[str, ...],
+    defined: Mapping[str, Any],
+    default: tuple[str, ...] | list[str],
+    file: Path,
+) -> list[str]:
+    by_name = {canonicalize_name(name): name for name in defined}
+    names = list(by_name) if asked == ("*",) else [canonicalize_name(name) for name in asked]
+    if unknown := [name for name in names if name not in by_name]:
+        raise ResolutionError(
+            f"{file} defines no {what} {', '.join(unknown)}; it defines {', '.join(by_name) or 'none'}"
+        )
+    names += [canonicalize_name(name) for name in default]
+    left_out = {canonicalize_name(name) for name in refused}
+    return [by_name[name] for name in dict.fromkeys(names) if name not in left_out]
+
+
+def _refuse_conflicts(
+    declared: list[list[dict[str, str]]], chosen: Mapping[str, list[str]], file: Path
+) -> None:
+    """What uv itself does where it has a lock file."""
+    name = canonicalize_name(read_toml(file).get("project", {}).get("name", ""))
+    there = {(kind, canonicalize_name(n)) for kind, names in chosen.items() for n in names}
+    for items in declared:
+        mine = [i for i in items if canonicalize_name(i.get("package", name)) == name]
+        asked = [
+            f"{k} {i[k]}" for i in mine for k in chosen if k in i and (k, canonicalize_name(i[k])) in there
+        ]
+        if len(asked) > 1:
+            raise ConflictingExtrasError(
+                f"{file} declares {' and '.join(asked)} as conflicting; make them two environments"
+            )
+
+
+def _name_of(text: str) -> str | None:
+    try:
+        return str(canonicalize_name(Requirement(text.split(" #")[0].strip()).name))
+    except InvalidRequirement:
+        return None

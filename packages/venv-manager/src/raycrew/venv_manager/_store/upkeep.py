@@ -1,0 +1,215 @@
+"""What drifted in an environment, and which environments nobody needs any more."""
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from raycrew.venv_manager._build import inventory as _inventory
+from raycrew.venv_manager._build.probe import Expectation, check, probe
+from raycrew.venv_manager._spec.digest import KEY_LENGTH
+from raycrew.venv_manager._store.store import Environment, Store
+from raycrew.venv_manager._waiting.locks import processes_using
+from raycrew.venv_manager.errors import ProbeError, StoreTimeoutError
+
+_DAY_S = 86400.0
+_ENTRY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")  # nothing else of a folder is ours, whatever it is
+_TRASH = re.compile(rf"{_ENTRY.pattern}-[0-9a-f]{{8}}")
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How an environment differs from what was published.
+
+    Attributes:
+        key: The environment.
+        added: Files that came later.
+        removed: Files that are gone.
+        changed: Files of another size, time or (when asked for) content.
+        packages: Distribution to "old -> new".
+        notes: What else is wrong: the interpreter fails, Ray does not fit, the project is no longer there.
+        broken: Whether one of the notes says that the environment does not work.
+    """
+
+    key: str
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    packages: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    broken: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether the environment is what was published, and works."""
+        return not (self.added or self.removed or self.changed or self.packages or self.broken)
+
+
+def verify(store: Store, environment: Environment, *, contents: bool = False, imports: bool = True) -> Drift:
+    """Compare an environment with its inventory, and probe its interpreter.
+
+    Args:
+        store: The store that it lies in.
+        environment: Which one.
+        contents: Read every file and compare with the packages' own checksums, too.
+        imports: Start the interpreter and import what was imported when it was published.
+    """
+    root = environment.path / "venv"
+    try:
+        before = json.loads((environment.path / "inventory.json").read_text(encoding="utf-8"))
+        now = _inventory.take(root)
+    except (OSError, ValueError) as error:
+        return Drift(environment.key, notes=(f"it cannot be compared: {error}",), broken=True)
+    changed = {name for name, facts in now.files.items() if name in before and before[name] != list(facts)}
+    if contents:
+        changed |= set(_inventory.altered(root, now))
+    notes, broken = _notes(store, environment, imports)
+    old = dict(environment.stamp["packages"])
+    return Drift(
+        environment.key,
+        added=tuple(sorted(now.files.keys() - before.keys())),
+        removed=tuple(sorted(before.keys() - now.files.keys())),
+        changed=tuple(sorted(changed)),
+        packages={
+            name: f"{old.get(name, 'absent')} -> {now.packages.get(name, 'absent')}"
+            for name in sorted({*old, *now.packages})
+            if old.get(name) != now.packages.get(name)
+        },
+        notes=tuple(notes),
+        broken=broken,
+    )
+
+
+def _notes(store: Store, environment: Environment, imports: bool) -> tuple[list[str], bool]:
+    notes, broken = [], False
+    if (moved := relocated(environment)) is not None:
+        notes.append(moved)
+    if imports:
+        expected = Expectation.from_list(environment.stamp.get("expectation", (None, None, {}, ())))
+        try:
+            check(probe(environment.python, expected.imports, environ=store.environ), expected)
+        except ProbeError as error:
+            notes.append(str(error))
+            broken = True
+    return notes, broken
+
+
+def relocated(environment: Environment) -> str | None:
+    """A note where the checkout that an environment was made from is no longer there; it still works."""
+    path = environment.stamp["spec"].get("path")
+    if not path or Path(path).exists():
+        return None
+    return f"its {environment.stamp['spec']['kind']} is no longer at {path}; a copy finds it by content"
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """One thing that was, or would be, taken out of a store.
+
+    Attributes:
+        name: Key of the environment, or name of a left-over folder.
+        reason: Why it goes, or why it stays.
+        freed_bytes: What its removal gives back; files that are shared with others do not count.
+        removed: Whether it is gone.
+    """
+
+    name: str
+    reason: str
+    freed_bytes: int
+    removed: bool
+
+
+def collect(
+    store: Store,
+    *,
+    older_than_days: float | None = None,
+    max_bytes: int | None = None,
+    keep: Collection[str] = (),
+    dry_run: bool = False,
+) -> list[Removal]:
+    """Remove what crashed builds left, then environments by age, then by size, the longest unused first.
+
+    What a process uses is never removed: one that asked for it and still lives (on any machine that shares
+    the store's locks), or one of this machine that runs from it.
+
+    Args:
+        store: The store.
+        older_than_days: Environments that nobody asked for in so many days go.
+        max_bytes: Environments go until the rest own no more than this.
+        keep: Keys or names that stay.
+        dry_run: Only say what would go.
+    """
+    removed = _left_overs(store, dry_run)
+    named = {link.name: link.resolve().parent.name for link in store.root.glob("by-name/*")}
+    kept = {named.get(name, name) for name in keep}
+    rows = sorted(store.environments(), key=lambda e: store.locks(e.key).last_used())
+    total = sum(int(e.stamp["own_bytes"]) for e in rows)
+    for environment in rows:
+        days = (time.time() - store.locks(environment.key).last_used()) / _DAY_S
+        if older_than_days is not None and days >= older_than_days:
+            reason = f"unused for {days:.0f} days"
+        elif max_bytes is not None and total > max_bytes:
+            reason = f"{total / 1e6:.0f} MB are more than {max_bytes / 1e6:.0f} MB"
+        else:
+            continue
+        done = (
+            Removal(environment.key, "kept by name", 0, False)
+            if environment.key in kept
+            else _remove(store, environment, reason, dry_run)
+        )
+        total -= done.freed_bytes
+        removed.append(done)
+    if not dry_run:
+        _unlink_names(store)
+    return removed
+
+
+def _remove(store: Store, environment: Environment, reason: str, dry_run: bool) -> Removal:
+    key, size = environment.key, int(environment.stamp["own_bytes"])
+    locks = store.locks(key)
+    try:
+        with locks.building(0.0), locks.unused() as free:
+            if not free:
+                return Removal(key, "in use by a process that asked for it", 0, False)
+            if users := processes_using(environment.path):
+                return Removal(key, f"in use by process {', '.join(map(str, users))}", 0, False)
+            if not dry_run:
+                store.remove_folder(environment.path)
+                store.forget(key)
+            return Removal(key, reason, size, not dry_run)
+    except StoreTimeoutError:
+        return Removal(key, "being built", 0, False)
+
+
+def _left_overs(store: Store, dry_run: bool) -> list[Removal]:
+    found = []
+    for folder in sorted(store.root.glob("trash/*")):
+        if not _TRASH.fullmatch(folder.name):
+            continue
+        size = _inventory.take(folder).own_bytes
+        if not dry_run:
+            shutil.rmtree(folder, ignore_errors=True)
+        found.append(Removal(folder.name, "left by an interrupted removal", size, not dry_run))
+    for folder in sorted(store.root.iterdir() if store.root.is_dir() else ()):
+        if not _ENTRY.fullmatch(folder.name) or not folder.is_dir() or store.look(folder.name):
+            continue
+        try:
+            with store.locks(folder.name).building(0.0):
+                if store.look(folder.name):
+                    continue
+                size = _inventory.take(folder).own_bytes
+                if not dry_run:
+                    store.remove_folder(folder)
+                found.append(Removal(folder.name, "left by an interrupted build", size, not dry_run))
+        except StoreTimeoutError:
+            continue
+    return found
+
+
+def _unlink_names(store: Store) -> None:
+    for link in store.root.glob("by-name/*"):
+        if not link.exists():
+            link.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Waiting for each other: file locks, progress, and Ctrl-C."""

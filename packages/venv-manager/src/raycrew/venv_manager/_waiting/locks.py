@@ -1,0 +1,326 @@
+"""Who builds, who uses, whose scratch is whose: locks that the kernel gives back when their holder dies."""
+
+import contextlib
+import fcntl
+import logging
+import os
+import platform
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import filelock
+
+from raycrew.venv_manager._waiting.interrupt import stop_if_interrupted
+from raycrew.venv_manager._waiting.progress import Report, silent
+from raycrew.venv_manager.errors import DiskFullError, StoreError, StoreTimeoutError, VenvError, of_store
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.05
+HEAR_S = 0.2  # between two looks at what the builder says
+LOOK_S = 1.0  # between two looks at its lock; its release is heard at once, but on some file systems late
+_held: dict[str, int] = {}
+_sleepers: dict[str, threading.Event] = {}
+_guard = threading.Lock()
+
+
+class KeyLocks:
+    """The locks of one environment.
+
+    Args:
+        folder: Where lock files lie.
+        key: The environment's digest.
+    """
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self.folder = folder
+        self._lock = folder / f"{key}.lock"
+        self._busy = folder / f"{key}.busy"
+        self._used = folder / f"{key}.used"
+        self._progress = folder / f"{key}.progress"
+
+    @contextlib.contextmanager
+    def building(
+        self, timeout_s: float, report: Report = silent, published: Callable[[], bool] = lambda: False
+    ) -> Iterator[int | None]:
+        """Be the one that builds or removes, unless another one is done first.
+
+        The yielded descriptor is locked, too, and meant to be handed to uv: while a uv that outlived its
+        killed parent still writes, it stays locked. It is None once `published` says that there is nothing
+        left to do.
+
+        Raises:
+            StoreTimeoutError: Another process was not done in time; at once with a deadline of 0.
+            StoreError: The store's files cannot be locked.
+        """
+        deadline = time.monotonic() + timeout_s
+        _need_locks(self._lock.with_name("tried"))  # of its own: nobody else waits for that one
+        lock = filelock.FileLock(self._lock)
+        while not _acquired(lock):
+            if published():
+                yield None
+                return
+            self._await_release(deadline, report)
+        try:
+            with _opened(self._busy) as busy:
+                while not _locked(self._busy, busy.fileno()):
+                    self._say(deadline, report, "the uv of a killed build is still running")
+                    time.sleep(POLL_S)
+                yield busy.fileno()
+        finally:
+            lock.release()
+
+    def _await_release(self, deadline: float, report: Report) -> None:
+        """Return when the lock is released, or when it is time to look at it again in any case."""
+        look = time.monotonic() + LOOK_S
+        while time.monotonic() < look:
+            self._say(deadline, report, self.progress() or "another process builds it")
+            if _release_of(str(self._lock)).wait(min(HEAR_S, max(0.0, deadline - time.monotonic()))):
+                return
+
+    def _say(self, deadline: float, report: Report, why: str) -> None:
+        stop_if_interrupted()
+        if time.monotonic() >= deadline:
+            raise StoreTimeoutError(f"{self._lock} is held: {why}")
+        report(f"waiting: {why}")
+
+    def tell(self, text: str | None) -> None:
+        """Say what the build is doing, to those who wait; None when it is over."""
+        with contextlib.suppress(OSError):
+            if text is None:
+                self._progress.unlink(missing_ok=True)
+            else:
+                self._progress.write_text(text, encoding="utf-8")
+
+    def progress(self) -> str:
+        """What the build said last."""
+        try:
+            return self._progress.read_text(encoding="utf-8").strip()
+        except OSError:
+            return ""
+
+    def use(self) -> bool:
+        """Say that this process uses the environment while it lives; False while that is being replaced.
+
+        In a store that cannot be written to, or whose file system has no locks, there is nothing to say it
+        with; nothing is built or removed there either.
+        """
+        name = str(self._used)
+        if name in _held:
+            return True
+        with _guard:
+            if name in _held:
+                return True
+            try:
+                descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except OSError:
+                return True
+            try:
+                mine = _try(descriptor, fcntl.LOCK_SH)
+            except OSError as error:
+                logger.debug("%s cannot be locked: %s", name, error)
+                os.close(descriptor)
+                return True
+            if not mine:
+                os.close(descriptor)
+                return False
+            with contextlib.suppress(OSError):
+                os.utime(descriptor)
+            _held[name] = descriptor
+            return True
+
+    def release(self) -> None:
+        """This process uses the environment no longer."""
+        with _guard:
+            descriptor = _held.pop(str(self._used), None)
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def last_used(self) -> float:
+        """When a process last began to use it, in seconds since the epoch; 0 if that is not known."""
+        try:
+            return self._used.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    @contextlib.contextmanager
+    def unused(self) -> Iterator[bool]:
+        """Whether no process uses it; while it is so, none can begin to.
+
+        Raises:
+            StoreError: The store's files cannot be locked.
+        """
+        with _opened(self._used) as file:
+            yield _locked(self._used, file.fileno())
+
+
+@contextlib.contextmanager
+def slot(folder: Path, count: int, timeout_s: float, report: Report = silent) -> Iterator[None]:
+    """One of the places for builds that this machine has.
+
+    Raises:
+        StoreTimeoutError: None became free in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    locks = [filelock.FileLock(folder / f"slot-{platform.node()}-{n}.lock") for n in range(count)]
+    while True:
+        for lock in locks:
+            if _acquired(lock):
+                try:
+                    yield
+                finally:
+                    lock.release()
+                return
+        if time.monotonic() >= deadline:
+            raise StoreTimeoutError(
+                f"{count} other environments are being built on this machine, none is done yet"
+            )
+        stop_if_interrupted()
+        report("waiting: other environments are being built on this machine")
+        time.sleep(POLL_S)
+
+
+def _acquired(lock: filelock.BaseFileLock) -> bool:
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        return False
+    except OSError as error:
+        raise _unlockable(Path(lock.lock_file), error) from error
+    return True
+
+
+def _need_locks(path: Path) -> None:
+    """Refuse a file system without locks: filelock would wait for ever, or use locks that a kill leaves."""
+    with _opened(path) as file:
+        try:
+            _try(file.fileno(), fcntl.LOCK_SH)
+        except OSError as error:
+            raise _unlockable(path, error) from error
+
+
+def _opened(path: Path) -> IO[str]:
+    try:
+        return path.open("a")
+    except OSError as error:
+        raise _unlockable(path, error) from error
+
+
+def _locked(path: Path, descriptor: int) -> bool:
+    try:
+        return _try(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        raise _unlockable(path, error) from error
+
+
+def _unlockable(path: Path, error: OSError) -> VenvError:
+    if isinstance(full := of_store(error, path), DiskFullError):
+        return full
+    return StoreError(
+        f"{path} cannot be locked: {error}; a store needs a file system with file locks (NFS: mounted with "
+        "them), and lock files that all who build in it may write; RAYCREW_VENV_DIR names another folder"
+    )
+
+
+def _release_of(name: str) -> threading.Event:
+    """Set as soon as a lock is released: a thread sleeps in the kernel, one for all who wait or gave up."""
+    with _guard:
+        released = _sleepers.get(name)
+        if released is None:
+            released = _sleepers[name] = threading.Event()
+            threading.Thread(target=_sleep_until_released, args=(name, released), daemon=True).start()
+        return released
+
+
+def _sleep_until_released(name: str, released: threading.Event) -> None:
+    try:
+        with open(name, "a+") as file:  # noqa: PTH123 - NFS wants to read what is locked together
+            fcntl.flock(file, fcntl.LOCK_SH)
+            fcntl.flock(file, fcntl.LOCK_UN)  # said, as a forked child may share the descriptor
+    except OSError:
+        time.sleep(POLL_S)
+    with _guard:
+        _sleepers.pop(name, None)
+    released.set()
+
+
+def _try(descriptor: int, operation: int) -> bool:
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def scratch(prefix: str) -> Iterator[Path]:
+    """A temporary folder; those of the same prefix that killed processes left go away, too.
+
+    Raises:
+        DiskFullError: No space is left for what is written there.
+        StoreError: There is no such folder, or it cannot be written to.
+    """
+    try:
+        top = Path(tempfile.gettempdir())
+    except OSError as error:
+        raise StoreError(
+            f"there is no folder for temporary files: {error}; is the disk full? TMPDIR names another folder"
+        ) from error
+    for left in top.glob(f"{prefix}*"):
+        _clear_if_left(left)
+    folder, descriptor = None, None
+    try:
+        folder, descriptor = _locked_folder(prefix)
+        yield folder
+    except VenvError:  # some of them are timeouts, and so OSErrors
+        raise
+    except OSError as error:
+        raise of_store(error, folder or top) from error
+    finally:
+        if folder is not None and descriptor is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
+
+
+def _locked_folder(prefix: str) -> tuple[Path, int]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix))
+        with contextlib.suppress(FileNotFoundError):  # cleared by another one before it was locked
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                mine = _try(descriptor, fcntl.LOCK_EX) and folder.exists()
+            except OSError:  # such a folder cannot be locked here, nor cleared by anybody
+                mine = True
+            if mine:
+                return folder, descriptor
+            os.close(descriptor)
+
+
+def _clear_if_left(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if os.fstat(descriptor).st_uid == os.geteuid() and _try(descriptor, fcntl.LOCK_EX):
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
+def processes_using(folder: Path) -> list[int]:
+    """Processes of this machine that run from a folder: started there, or with a library of it loaded."""
+    mark = f"{folder}{os.sep}".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        for name in ("cmdline", "maps"):
+            try:
+                if mark in (process / name).read_bytes():
+                    found.append(int(process.name))
+                    break
+            except OSError:
+                break
+    return sorted(found)

@@ -1,0 +1,78 @@
+import pytest
+
+from raycrew.venv_manager import EnvironmentSpec
+from raycrew.venv_manager._uv.indexes import build_environment, index_variables, pip_settings
+
+pytestmark = pytest.mark.smoke
+SPEC = EnvironmentSpec.requirements(["demo"])
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A home folder whose pip knows find-links and two more indexes."""
+    folder = tmp_path / ".config" / "pip"
+    folder.mkdir(parents=True)
+    (folder / "pip.conf").write_text(
+        "[global]\nfind-links = /a\n  /b\nindex_url = https://main/simple\n"
+        "[install]\nextra-index-url = https://x https://y\n"
+    )
+    return {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path / "none")}
+
+
+def test_pip_files_and_variables_are_read_as_pip_reads_them(home, tmp_path):
+    found = pip_settings(home, str(tmp_path))
+    assert found["index-url"] == "https://main/simple"
+    assert (
+        pip_settings(home | {"PIP_INDEX_URL": "https://other"}, str(tmp_path))["index-url"] == "https://other"
+    )
+    assert pip_settings({"PIP_CONFIG_FILE": "/dev/null", **home}, str(tmp_path)) == {
+        "config-file": "/dev/null"
+    }
+
+
+def test_what_pip_knows_is_handed_on_to_uv(home):
+    assert index_variables(SPEC, home) == {
+        "UV_DEFAULT_INDEX": "https://main/simple",
+        "UV_INDEX": "https://x https://y",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_FIND_LINKS": "/a,/b",
+    }
+
+
+def test_what_uv_or_the_spec_says_counts_more(home):
+    found = index_variables(SPEC, home | {"UV_DEFAULT_INDEX": "https://uv", "UV_FIND_LINKS": "/c"})
+    assert found["UV_DEFAULT_INDEX"] == "https://uv"
+    assert found["UV_FIND_LINKS"] == "/c"
+    spec = SPEC.replace(default_index="https://spec", indexes=("https://more",), find_links=("/d",))
+    found = index_variables(spec, home)
+    assert found == {
+        "UV_DEFAULT_INDEX": "https://spec",
+        "UV_INDEX": "https://more",
+        "UV_FIND_LINKS": "/d,/a,/b",
+    }
+
+
+def test_a_wheelhouse_is_all_there_is(home):
+    assert index_variables(SPEC.replace(wheelhouse="/wheels"), home) == {"UV_FIND_LINKS": "/wheels"}
+
+
+def test_the_environment_of_uv_keeps_what_helps_and_drops_what_leads_astray(home):
+    given = home | {
+        "PATH": "/bin", "HTTPS_PROXY": "http://p", "UV_CACHE_DIR": "/cache", "UV_INDEX_MINE_PASSWORD": "s",
+        "VIRTUAL_ENV": "/v", "PYTHONPATH": "/p", "PYTHONDONTWRITEBYTECODE": "1",
+        "UV_PROJECT_ENVIRONMENT": "/e", "UV_LOCKED": "1", "UV_CONFIG_FILE": "/c",
+    }  # fmt: skip
+    found = build_environment(SPEC.replace(environment={"CFLAGS": "-O1"}, offline=True), given)
+    for name in ("PATH", "HTTPS_PROXY", "UV_CACHE_DIR", "UV_INDEX_MINE_PASSWORD"):
+        assert found[name] == given[name]
+    for name in (
+        "VIRTUAL_ENV",
+        "PYTHONPATH",
+        "PYTHONDONTWRITEBYTECODE",
+        "UV_PROJECT_ENVIRONMENT",
+        "UV_LOCKED",
+    ):
+        assert name not in found
+    assert (found["CFLAGS"], found["UV_OFFLINE"], found["UV_COMPILE_BYTECODE"]) == ("-O1", "1", "1")
+    assert build_environment(SPEC, home | {"RAYCREW_VENV_OFFLINE": "1"})["UV_OFFLINE"] == "1"
+    assert build_environment(SPEC, home | {"UV_COMPILE_BYTECODE": "0"})["UV_COMPILE_BYTECODE"] == "0"

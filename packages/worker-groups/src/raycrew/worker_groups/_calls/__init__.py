@@ -1,0 +1,1 @@
+"""Calls of a group: who gets what, sent and awaited, and failures that say where."""

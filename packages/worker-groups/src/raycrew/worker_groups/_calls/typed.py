@@ -1,0 +1,198 @@
+"""Calls that type checkers understand: `group.call(Worker.step, batch)`, `group.on(ranks=[0]).call(…)`."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+
+from raycrew.worker_groups._calls.dispatch import (
+    Dispatch,
+    GroupShape,
+    OnlyOn,
+    dispatch_sharded,
+    dispatch_single,
+)
+from raycrew.worker_groups._calls.futures import MultiWorkerFuture
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TypedCalls(ABC):
+    """Calls on a group, or on some of its ranks (see `Callee`)."""
+
+    _ranks: Sequence[int] | None = None
+    _only_on: OnlyOn = "all"
+    _timeout: float | None = None
+
+    @abstractmethod
+    def _open(self) -> GroupShape:
+        """The group's shape; raises if the group was shut down."""
+
+    @abstractmethod
+    def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
+        """Send each call of a dispatch."""
+
+    @overload
+    def call(
+        self, method: Callable[Concatenate[Any, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> MultiWorkerFuture[R]: ...
+
+    @overload
+    def call(
+        self, method: str, /, *args: Any, timeout: float | None = ..., **kwargs: Any
+    ) -> MultiWorkerFuture[Any]: ...
+
+    def call(self, method: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> MultiWorkerFuture[Any]:
+        """Call a method, given as the worker class's own function or by name, with the same arguments.
+
+        `timeout=` is the call's deadline in seconds, unless the method has a parameter of that name; then the
+        method gets it, and the deadline is set with `on(timeout=…)`.
+
+        Raises:
+            UnknownMethodError: The class has no such method.
+            TypeError: The arguments don't fit its signature.
+        """
+        shape = self._open()
+        name = method_name(method)
+        timeout, kwargs = _deadline_of(shape, name, kwargs, self._timeout)
+        return self._send(
+            dispatch_single(shape, name, args, kwargs, ranks=self._ranks, only_on=self._only_on), timeout
+        )
+
+    @overload
+    def call_sharded(
+        self,
+        method: Callable[Concatenate[Any, ...], R],
+        /,
+        *args: Any,
+        in_sharded_axes: Sequence[str],
+        replicate_on_axes: Sequence[str] = ...,
+        output_is_replicated: Sequence[str] = ...,
+        **kwargs: Any,
+    ) -> MultiWorkerFuture[R]: ...
+
+    @overload
+    def call_sharded(
+        self,
+        method: str,
+        /,
+        *args: Any,
+        in_sharded_axes: Sequence[str],
+        replicate_on_axes: Sequence[str] = ...,
+        output_is_replicated: Sequence[str] = ...,
+        **kwargs: Any,
+    ) -> MultiWorkerFuture[Any]: ...
+
+    def call_sharded(
+        self,
+        method: Callable[..., Any] | str,
+        /,
+        *args: Any,
+        in_sharded_axes: Sequence[str],
+        replicate_on_axes: Sequence[str] = (),
+        output_is_replicated: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> MultiWorkerFuture[Any]:
+        """As `run_all_workers_sharded_data`, for a method that may be given as itself.
+
+        Result types are checked statically; arguments, which hold items of what the method takes, are not.
+
+        Raises:
+            UnknownMethodError: The class has no such method.
+            TypeError: An argument can't be split, or the items don't fit the signature.
+            ValueError: Axes or numbers of items are wrong, or these are not all ranks; nothing has been sent.
+        """
+        if self._ranks is not None or self._only_on != "all":
+            raise ValueError(
+                "sharded calls go by the axes of the whole group: use on() without ranks or leaders"
+            )
+        dispatch = dispatch_sharded(
+            self._open(),
+            method_name(method),
+            args,
+            kwargs,
+            in_sharded_axes=in_sharded_axes,
+            replicate_on_axes=replicate_on_axes,
+            output_is_replicated=output_is_replicated,
+        )
+        return self._send(dispatch, self._timeout)
+
+    @overload
+    def stream(
+        self, method: Callable[Concatenate[Any, P], Iterable[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Iterator[tuple[int, R]]: ...
+
+    @overload
+    def stream(
+        self, method: str, /, *args: Any, timeout: float | None = ..., **kwargs: Any
+    ) -> Iterator[tuple[int, Any]]: ...
+
+    def stream(
+        self, method: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
+    ) -> Iterator[tuple[int, Any]]:
+        """Call a generator method; gives pairs of rank and item as any rank yields one.
+
+        Raises:
+            TypeError: It is no generator method, or the arguments don't fit its signature.
+            UnknownMethodError: The class has no such method.
+            WorkerFailureError: While iterating: a rank failed.
+        """
+        name = method_name(method)
+        if "generator" not in (kind := self._open().method(name).kind):
+            raise TypeError(f"{name} is {kind}, not a generator method")
+        return self.call(name, *args, **kwargs).as_completed()
+
+
+class Callee(TypedCalls):
+    """Some ranks of a group, to be called with the same arguments.
+
+    Args:
+        group: The group.
+        ranks: Ranks to call, or None for all.
+        timeout: Deadline of each call in seconds, or None.
+        leaders: Whether only the leader of each tied group is called.
+
+    Raises:
+        ValueError: Both ranks and leaders are asked for, or a rank is not the group's.
+    """
+
+    def __init__(
+        self,
+        group: TypedCalls,
+        ranks: Sequence[int] | None = None,
+        timeout: float | None = None,
+        leaders: bool = False,
+    ) -> None:
+        if leaders and ranks is not None:
+            raise ValueError("give ranks or leaders=True, not both")
+        self._group = group
+        self._only_on = "tied_leader" if leaders else "all"
+        self._ranks = None if ranks is None else self._open().check_ranks(ranks)
+        self._timeout = timeout
+
+    def _open(self) -> GroupShape:
+        return self._group._open()  # noqa: SLF001 - a part of it
+
+    def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
+        return self._group._send(dispatch, timeout)  # noqa: SLF001
+
+
+def method_name(method: Callable[..., Any] | str) -> str:
+    """The name of a method that is given as itself or by name.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    name = method if isinstance(method, str) else getattr(method, "__name__", None)
+    if not isinstance(name, str):
+        raise TypeError(f"a method is given as a function of its class or by name, not {method!r}")
+    return name
+
+
+def _deadline_of(
+    shape: GroupShape, name: str, kwargs: Mapping[str, Any], timeout: float | None
+) -> tuple[float | None, dict[str, Any]]:
+    if "timeout" not in kwargs or "timeout" in shape.method(name).signature.parameters:
+        return timeout, dict(kwargs)
+    rest = dict(kwargs)
+    return rest.pop("timeout"), rest

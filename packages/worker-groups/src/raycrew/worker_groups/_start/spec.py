@@ -1,0 +1,90 @@
+"""What a group is to be: its worker with arguments and options, its layout, its wishes."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from raycrew.cluster_core import Cluster
+from raycrew.worker_groups._ranks import SeatPlan
+from raycrew.worker_groups._worker.shell import CommunicationOptions
+from raycrew.worker_groups._worker.worker_class import ClassInfo, fqn_of
+from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
+
+
+class RayWorkerBuilder:
+    """A worker class with the arguments of its `__init__`.
+
+    Args:
+        worker: A class, a `@ray.remote` class, or a fully qualified name such as "package.module.Class". A
+            name is imported in the worker's environment only, never here.
+        *args: Positional arguments of `__init__`. As in a call, an ObjectRef or the future of another group's
+            call goes from worker to worker: `__init__` gets the value, or the list of them.
+        **kwargs: Keyword arguments of `__init__`.
+
+    Raises:
+        TypeError: `worker` is none of these.
+    """
+
+    def __init__(self, worker: Any, *args: Any, **kwargs: Any) -> None:
+        self.fqn = fqn_of(worker)
+        self.worker = worker
+        self.args = args
+        self.kwargs = kwargs
+        self.ray_options: Mapping[str, Any] = {}
+
+    def options(self, **ray_options: Any) -> Self:
+        """This builder with Ray actor options; they override the class's own, not `configure_worker`'s."""
+        other = type(self)(self.worker, *self.args, **self.kwargs)
+        other.ray_options = {**self.ray_options, **ray_options}
+        return other
+
+    def __repr__(self) -> str:
+        return f"RayWorkerBuilder({self.fqn})"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """All that a start-up needs to know; see `RayWorkerGroup` for the meaning of each."""
+
+    name: str
+    builder: RayWorkerBuilder
+    cluster: Cluster
+    plan: SeatPlan
+    init_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    env_vars: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    environments: EnvironmentProvider | Literal["auto"] | None = None
+    transport: ArgumentTransport | None = None
+    communication: CommunicationOptions = field(default_factory=CommunicationOptions)
+    ports_per_worker: int = 2
+    port_range: tuple[int, int] | None = None
+    init_timeout_s: float = 1200.0
+    progress: bool | None = None
+
+
+def check_init(info: ClassInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Check arguments against a worker class's `__init__`.
+
+    Raises:
+        TypeError: They don't fit.
+    """
+    try:
+        info.init.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{info.name}.__init__{info.init}: {error}") from None
+
+
+def worker_aliases(group_name: str, plan: SeatPlan) -> list[str]:
+    """The readable name of each position: `prefix-grpG-R` in a tied group, else `prefix-NODE-BUNDLE`."""
+    sizes = Counter(seat.tied_group for seat in plan.seats)
+    seen: Counter[int] = Counter()
+    aliases = []
+    for seat in plan.seats:
+        node = seat.bundle.node_index
+        if sizes[seat.tied_group] > 1:
+            aliases.append(f"{group_name}-grp{seat.tied_group}-{seat.place_in_group}")
+        else:
+            aliases.append(f"{group_name}-{node}-{seen[node]}")
+        seen[node] += 1
+    return aliases

@@ -1,0 +1,338 @@
+"""Starting the workers of a group: all at once, one deadline, and nothing left behind on a failure."""
+
+import logging
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError
+
+from raycrew.cluster_core import Claim
+from raycrew.worker_groups._calls.encoding import Packer
+from raycrew.worker_groups._calls.failures import Whereabouts, failure, log_tail, start_timeout
+from raycrew.worker_groups._calls.futures import refuse_stream
+from raycrew.worker_groups._calls.sizes import SharedStore
+from raycrew.worker_groups._calls.waiting import Settled, deadline_after, left, settle
+from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, rank_order
+from raycrew.worker_groups._ray_compat import (
+    await_end,
+    cause_of,
+    end_actors,
+    is_alive_node,
+    run_on_node,
+    unwrap_actor_class,
+)
+from raycrew.worker_groups._start.plugins import interpreter_for
+from raycrew.worker_groups._start.report import StartupProgress, StartupReport, Stopwatch, startup_progress
+from raycrew.worker_groups._start.spec import GroupSpec, check_init, worker_aliases
+from raycrew.worker_groups._worker.options import Configured, WorkerOptions, merge_options
+from raycrew.worker_groups._worker.shell import Orders, as_current, shell_class
+from raycrew.worker_groups._worker.worker_class import (
+    ClassInfo,
+    ClassSource,
+    describe,
+    describe_class,
+    held_class,
+    source_of,
+)
+from raycrew.worker_groups.errors import WorkerFailureError, WorkerStartTimeoutError, combine
+
+logger = logging.getLogger(__name__)
+
+Handle = ActorHandle[Any]
+
+_END_TIMEOUT_S = 10.0
+
+
+@dataclass(slots=True)
+class Started:
+    """A started group; sequences are in rank order."""
+
+    handles: list[Handle]
+    ranks: list[RankInfo]
+    facts: list[WorkerFacts]
+    order: list[int]
+    info: ClassInfo
+    options: list[WorkerOptions]
+    report: StartupReport
+
+
+def start_group(spec: GroupSpec, claim: Claim) -> Started:
+    """Start all workers at once and wait until `__init__` has returned on every rank.
+
+    Raises:
+        WorkerFailureError: A worker failed or was late; all have been ended.
+        ValueError: An option can't be satisfied, or the arguments don't fit `__init__`.
+        EnvironmentProviderError: There is no interpreter for the workers.
+    """
+    with startup_progress(spec.name, len(spec.plan.seats), spec.progress) as progress:
+        return _Launch(spec, claim, progress, range(len(spec.plan.seats))).run()
+
+
+def restart_workers(spec: GroupSpec, claim: Claim, started: Started, ranks: Sequence[int]) -> Started:
+    """Replace the workers of some ranks: same rank and bundle, and a new generation for the whole group.
+
+    The others are told at their next turn, after what they are doing.
+
+    Raises:
+        WorkerFailureError: A new worker failed or was late; the new ones have been ended.
+    """
+    with startup_progress(spec.name, len(ranks), spec.progress) as progress:
+        return _Launch(spec, claim, progress, [started.order[rank] for rank in ranks]).run_again(started)
+
+
+class _Launch:
+    """One start-up of the workers at some positions, step by step."""
+
+    def __init__(
+        self, spec: GroupSpec, claim: Claim, progress: StartupProgress, positions: Sequence[int]
+    ) -> None:
+        self.positions = list(positions)
+        self.spec = spec
+        self.claim = claim
+        self.progress = progress
+        self.watch = Stopwatch()
+        self.deadline = deadline_after(spec.init_timeout_s)
+        self.report = StartupReport(spec.name)
+        self.source: ClassSource = source_of(spec.builder.worker)
+        self.aliases = worker_aliases(spec.name, spec.plan)
+        self.handles: dict[int, Handle] = {}
+
+    def run(self) -> Started:
+        self.progress.step("environment")
+        python = interpreter_for(self.spec.environments, self.spec.builder.fqn, self.spec.cluster)
+        info = self._describe(python)
+        options = [self._options(info, position, python) for position in range(len(self.spec.plan.seats))]
+        self._check_init(info, options)
+        self.report.environment_s = self.watch.lap()
+        try:
+            self._create(info, options)
+            located = self._locate()
+            facts = [located[position] for position in self.positions]
+            order = rank_order(self.spec.plan, facts)
+            ranks = self._rank(order, facts)
+            timings = self._begin(order, ranks, facts, options)
+        except BaseException:
+            self._end()
+            raise
+        self._note_phases(order, facts, timings)
+        handles = [self.handles[position] for position in order]
+        return Started(handles, ranks, [facts[p] for p in order], order, info, options, self.report)
+
+    def run_again(self, started: Started) -> Started:
+        # A node that joined since the start may not have the environment yet.
+        interpreter_for(self.spec.environments, self.spec.builder.fqn, self.spec.cluster)
+        order, options = started.order, started.options
+        before = dict(zip(order, started.facts, strict=True))
+        try:
+            self._create(started.info, options)
+            found = {**before, **self._locate()}
+            facts = [found[position] for position in range(len(order))]
+            ranks = self._rank(order, facts, generation=started.ranks[0].generation + 1)
+            timings = self._begin(order, ranks, facts, options)
+        except BaseException:
+            self._end()
+            raise
+        self._note_phases(order, facts, timings)
+        handles = [self.handles.get(p, handle) for p, handle in zip(order, started.handles, strict=True)]
+        for rank, position in enumerate(order):
+            if position not in self.handles:
+                self._prepare(handles[rank], ranks[rank], facts[position], options[position])
+        return Started(handles, ranks, [facts[p] for p in order], order, started.info, options, self.report)
+
+    def _describe(self, python: str | None) -> ClassInfo:
+        requests = [self._request(position) for position in range(len(self.spec.plan.seats))]
+        held = held_class(self.spec.builder.worker)
+        if held is not None:
+            return describe_class(*unwrap_actor_class(held), requests)
+        common = merge_options(
+            {},
+            self.spec.builder.ray_options,
+            Configured(),
+            {},
+            env_vars=self.spec.env_vars,
+            py_executable=python,
+        )
+        node_id = self.claim.bundles[0].node_id
+        ref = run_on_node(
+            describe_in_environment,
+            [self.source, requests, common.env_vars],
+            node_id=node_id if is_alive_node(node_id) else None,
+            runtime_env=common.actor.get("runtime_env"),
+        )
+        try:
+            return ray.get(ref, timeout=left(self.deadline))  # type: ignore[no-any-return]
+        except GetTimeoutError as error:
+            raise WorkerStartTimeoutError(
+                f"{self.spec.builder.fqn} could not be described in its environment "
+                f"({python or 'the default one'}) within {self.spec.init_timeout_s:g} s",
+                group_name=self.spec.name,
+            ) from error
+        except Exception as error:
+            cause, traceback, pid = cause_of(error)
+            raise WorkerFailureError(
+                f"{self.spec.builder.fqn} can't be used as a worker in its environment "
+                f"({python or 'the default one'}): {type(cause).__name__}: {cause}",
+                group_name=self.spec.name,
+                method="import",
+                cause=cause,
+                traceback=traceback,
+                pid=pid,
+            ) from error
+
+    def _request(self, position: int) -> dict[str, Any]:
+        seat, bundles = self.spec.plan.seats[position], self.claim.bundles
+        placement = self.claim.actor_options(position)
+        same_node = sum(b.node_index == bundles[position].node_index for b in bundles)
+        return {
+            "num_gpus": placement.get("num_gpus", 0),
+            "bundle_indices": seat.tied_bundles,
+            "num_gpus_per_node": same_node if placement.get("num_gpus") else 0,
+        }
+
+    def _options(self, info: ClassInfo, position: int, python: str | None) -> WorkerOptions:
+        options = merge_options(
+            info.options,
+            self.spec.builder.ray_options,
+            info.configured[position],
+            self.claim.actor_options(position),
+            env_vars=self.spec.env_vars,
+            init_kwargs={**self.spec.builder.kwargs, **self.spec.init_kwargs},
+            py_executable=python,
+        )
+        if options.overridden:
+            note = "worker %d of %s: %s.configure_worker overrides the caller's %s"
+            logger.info(note, position, self.spec.name, info.name, ", ".join(options.overridden))
+        return options
+
+    def _check_init(self, info: ClassInfo, options: Sequence[WorkerOptions]) -> None:
+        for worker in options:
+            check_init(info, self.spec.builder.args, worker.init_kwargs)
+            for value in (*self.spec.builder.args, *worker.init_kwargs.values()):
+                refuse_stream(value)
+
+    def _create(self, info: ClassInfo, options: Sequence[WorkerOptions]) -> None:
+        shell, remote_class = shell_class(info), cast("Any", ray.remote)
+        groups = options[0].actor.get("concurrency_groups")  # Ray takes these with the class only.
+        remote = remote_class(concurrency_groups=groups)(shell) if groups else remote_class(shell)
+        suffix = uuid.uuid4().hex[:8]
+        for position in self.positions:
+            worker = options[position]
+            name = f"{self.aliases[position]}-{suffix}"
+            actor = {k: v for k, v in worker.actor.items() if k != "concurrency_groups"}
+            # max_restarts=0: Ray would restart a worker with its old rank on another device.
+            self.handles[position] = remote.options(**actor, name=name, max_restarts=0).remote()
+
+    def _locate(self) -> dict[int, WorkerFacts]:
+        self.progress.step("processes")
+        ports = (self.spec.ports_per_worker, self.spec.port_range)
+        handles: list[Any] = [self.handles[position] for position in self.positions]
+        settled = self._settle([handle._raycrew_locate.remote(*ports) for handle in handles])  # noqa: SLF001
+        self._raise_failed(settled, [self._whereabouts(position) for position in self.positions])
+        self._located_s = {self.positions[i]: seconds for i, seconds in settled.elapsed_s.items()}
+        return {self.positions[i]: facts for i, facts in settled.values.items()}
+
+    def _rank(
+        self, order: Sequence[int], facts: Sequence[WorkerFacts], generation: int = 0
+    ) -> list[RankInfo]:
+        devices = {p: fact.device_index for p, fact in enumerate(facts) if fact.device_index is not None}
+        if devices:
+            self.claim.learn(devices)
+        bundle_indices = [bundle.index for bundle in self.claim.bundles]
+        return assign_ranks(order, facts, bundle_indices, self.spec.name, generation)
+
+    def _begin(
+        self,
+        order: Sequence[int],
+        ranks: Sequence[RankInfo],
+        facts: Sequence[WorkerFacts],
+        options: Sequence[WorkerOptions],
+    ) -> dict[int, tuple[float, float]]:
+        self.progress.step("import and __init__")
+        packer, source = Packer(self.spec.transport), SharedStore().share(self.source)
+        args = packer.pack(self.spec.builder.args)
+        info_of = dict(zip(order, ranks, strict=True))
+        refs = []
+        for position in self.positions:
+            handle: Any = self.handles[position]
+            worker = options[position]
+            prepared = self._prepare(handle, info_of[position], facts[position], worker)
+            kwargs = packer.pack_named(worker.init_kwargs)
+            # `prepared` as an argument keeps the rest from being unpickled before the environment is set.
+            own = (prepared, source, self.spec.transport)
+            refs.append(handle._raycrew_begin.remote(*own, *args, **kwargs))  # noqa: SLF001
+        settled = self._settle(refs)
+        places = [replace(self._whereabouts(p), info=info_of[p], facts=facts[p]) for p in self.positions]
+        self._raise_failed(settled, places)
+        return {self.positions[i]: seconds for i, seconds in settled.values.items()}
+
+    def _prepare(self, handle: Any, info: RankInfo, facts: WorkerFacts, worker: WorkerOptions) -> Any:
+        orders = Orders(
+            as_current(info, facts, self.spec.communication), {**worker.env_vars, **self.spec.secrets}
+        )
+        return handle._raycrew_prepare.remote(orders)  # noqa: SLF001
+
+    def _settle(self, refs: Sequence[Any]) -> Settled:
+        return settle(refs, self.deadline, on_done=self.progress.advance)
+
+    def _whereabouts(self, position: int) -> Whereabouts:
+        bundle = self.claim.bundles[position]
+        return Whereabouts(self.spec.name, bundle_index=bundle.index, seat=f"worker {self.aliases[position]}")
+
+    def _raise_failed(self, settled: Settled, places: Sequence[Whereabouts]) -> None:
+        if settled.errors:
+            failures: list[WorkerFailureError] = []
+            pending = [info.rank if (info := places[i].info) else self.positions[i] for i in settled.pending]
+            for position, error in sorted(settled.errors.items()):
+                tail = log_tail(places[position].facts) if len(failures) < 4 else ""
+                elapsed = settled.elapsed_s[position]
+                where = places[position]
+                failures.append(
+                    failure(where, error, "__init__", elapsed_s=elapsed, pending=pending, log_tail=tail)
+                )
+            failures.sort(key=lambda f: -1 if f.rank is None else f.rank)
+            raise combine(failures)
+        if settled.pending:
+            late = [places[position] for position in settled.pending]
+            stage = "its __init__ did not return"
+            if late[0].facts is None:
+                stage = "its process did not answer (it was not placed, or its interpreter does not start)"
+            others = [str(place) for place in late[1:]]
+            raise start_timeout(late[0], stage, others, self.spec.init_timeout_s, log_tail(late[0].facts))
+
+    def _end(self) -> None:
+        handles = list(self.handles.values())
+        end_actors(handles)
+        if late := await_end(handles, _END_TIMEOUT_S):
+            logger.warning("%s: %d killed workers are still there", self.spec.name, len(late))
+
+    def _note_phases(
+        self,
+        order: Sequence[int],
+        facts: Sequence[WorkerFacts],
+        timings: Mapping[int, tuple[float, float]],
+    ) -> None:
+        self.report.total_s = self.watch.total_s
+        for rank, position in enumerate(order):
+            if position not in timings:
+                continue
+            process_s = min(self._located_s[position], facts[position].process_age_s)
+            import_s, init_s = timings[position]
+            self.report.workers[rank] = {
+                "placement": self._located_s[position] - process_s,
+                "process": process_s,
+                "import": import_s,
+                "init": init_s,
+            }
+
+
+def describe_in_environment(
+    source: ClassSource, requests: Sequence[Mapping[str, Any]], env_vars: Mapping[str, str]
+) -> ClassInfo:
+    """`describe` as a task of its own, in a process that ends afterwards."""
+    os.environ.update(env_vars)
+    return describe(source, requests)

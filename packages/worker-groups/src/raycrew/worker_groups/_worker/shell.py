@@ -1,0 +1,302 @@
+"""The generic actor that becomes any worker.
+
+Its class is generated on the driver with the user's method names, so that a plain Ray handle has them, but it
+refers to no module of the user's. In the worker's process it says where it is, is told its rank, sets the
+environment, and only then imports the user's class.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+
+from raycrew.cluster_core import DEFAULT_POLICY, PortLease, bind_device, lease_ports
+from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, rank_environment
+from raycrew.worker_groups._ray_compat import assigned_accelerators, call_cancelled, own_call_id, own_node
+from raycrew.worker_groups._worker.recalls import Inbox
+from raycrew.worker_groups._worker.worker_class import ClassInfo, ClassSource, MethodInfo, load_class
+from raycrew.worker_groups.errors import WorkerGroupError
+from raycrew.worker_groups.protocols import ArgumentTransport
+
+#: Methods of the shell itself; a worker class can't have any of these names.
+RESERVED_PREFIX = "_raycrew_"
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicationOptions:
+    """What the group's caller wishes of collective communication; the worker applies it.
+
+    Attributes:
+        gradient_compression: Whether gradients may be compressed on the wire.
+        asynchronous: Whether collectives may run beside computation.
+    """
+
+    gradient_compression: bool = False
+    asynchronous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentWorker(RankInfo):
+    """`RankInfo` of the calling worker, and what else it may want to know.
+
+    Attributes:
+        device_kind: "cpu", "cuda", "rocm", "npu" or another accelerator's name.
+        local_device_index: What this process passes to `set_device`; None without a device.
+        communication: Wishes about collective communication.
+    """
+
+    device_kind: str = "cpu"
+    local_device_index: int | None = None
+    communication: CommunicationOptions = field(default_factory=CommunicationOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a worker is told before its class is imported.
+
+    Attributes:
+        worker: Its rank and options.
+        env_vars: Variables of the user's, secrets among them.
+    """
+
+    worker: CurrentWorker
+    env_vars: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Results of another group, passed on: the worker that gets this sees the list of values."""
+
+    refs: tuple[Any, ...]
+
+
+_process_worker: list[CurrentWorker] = []
+_context_worker: ContextVar[CurrentWorker | None] = ContextVar("raycrew_current_worker", default=None)
+
+
+def current_worker() -> CurrentWorker:
+    """The worker that the calling code runs in, in any of its threads.
+
+    Raises:
+        WorkerGroupError: This process is not a worker of a group.
+    """
+    here = _context_worker.get()
+    if here is not None:
+        return here
+    if not _process_worker:
+        raise WorkerGroupError("current_worker() is for code that runs inside a worker of a group")
+    return _process_worker[-1]
+
+
+def be_current(worker: CurrentWorker) -> None:
+    """Make `current_worker()` tell of `worker` in this thread or task."""
+    _context_worker.set(worker)
+
+
+def as_current(info: RankInfo, facts: WorkerFacts, communication: CommunicationOptions) -> CurrentWorker:
+    """A rank's information with what its process sees of it."""
+    shared = {f.name: getattr(info, f.name) for f in fields(RankInfo)}
+    return CurrentWorker(
+        **shared,
+        device_kind=facts.device_kind,
+        local_device_index=facts.local_device_index,
+        communication=communication,
+    )
+
+
+class Shell:
+    """Base of the generated actor classes; see the module's text."""
+
+    def __init__(self) -> None:
+        self._raycrew_instance: Any = None
+        self._raycrew_transport: ArgumentTransport | None = None
+        self._raycrew_leases: list[PortLease] = []
+        self._raycrew_device: Mapping[str, str] = {}
+        self._raycrew_inbox = Inbox()
+
+    def _raycrew_locate(self, n_ports: int, port_range: tuple[int, int] | None) -> WorkerFacts:
+        """Where this process is; leases a rendezvous port, in case it gets rank 0, and its own ports."""
+        node_id, address = own_node()
+        device = bind_device(assigned_accelerators(), os.environ)
+        self._raycrew_device = device.environment
+        leases = [lease_ports(n, port_range=port_range) for n in (1, n_ports) if n]
+        self._raycrew_leases = leases
+        return WorkerFacts(
+            node_id=node_id,
+            node_address=address,
+            pid=os.getpid(),
+            device_kind=device.kind,
+            device_index=device.device_index,
+            local_device_index=device.local_index,
+            master_port=leases[0].port,
+            ports=leases[1].ports if n_ports else (),
+            log_paths=_log_paths(),
+            process_age_s=time.time() - psutil.Process().create_time(),
+            inbox=self._raycrew_inbox.address,
+        )
+
+    def _raycrew_prepare(self, orders: Orders) -> None:
+        """Take the rank and its environment, before the user's code is imported; or a new generation's."""
+        if orders.worker.rank != 0:
+            self._raycrew_leases[0].release()
+        for name in DEFAULT_POLICY.scrubbed(os.environ):
+            del os.environ[name]
+        os.environ.update(self._raycrew_device)
+        os.environ.update(orders.env_vars)
+        os.environ.update(rank_environment(orders.worker))
+        _process_worker.append(orders.worker)
+
+    def _raycrew_begin(
+        self,
+        _prepared: None,
+        source: ClassSource,
+        transport: ArgumentTransport | None,
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[float, float]:
+        """Import the user's class and construct it; returns the seconds of both."""
+        self._raycrew_transport = transport
+        start = time.perf_counter()
+        try:
+            cls, _ = load_class(source)
+        except ImportError as error:
+            error.add_note(
+                "(while its class was imported in the worker: are its modules on PYTHONPATH there?)"
+            )
+            raise
+        imported = time.perf_counter()
+        args, kwargs = self._raycrew_received(args, kwargs)
+        self._raycrew_instance = cls(*args, **kwargs)
+        return imported - start, time.perf_counter() - imported
+
+    def _raycrew_bound(self, name: str) -> Callable[..., Any]:
+        if self._raycrew_instance is None:
+            raise WorkerGroupError("this worker's __init__ has not returned, so it can't be called yet")
+        if self._raycrew_inbox.has(own_call_id):
+            raise call_cancelled(name)
+        return getattr(self._raycrew_instance, name)  # type: ignore[no-any-return]
+
+    def _raycrew_received(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        transport = self._raycrew_transport
+        if transport is None and not any(type(v) is Gathered for v in (*args, *kwargs.values())):
+            return args, kwargs
+        return tuple(_receive(v, transport) for v in args), {
+            k: _receive(v, transport) for k, v in kwargs.items()
+        }
+
+    def _raycrew_sent(self, result: Any) -> Any:
+        """A result on its way out; what a transport makes of it stays a handle until someone localises it."""
+        return result if self._raycrew_transport is None else self._raycrew_transport.encode(result)
+
+
+def _receive(value: Any, transport: ArgumentTransport | None) -> Any:
+    if type(value) is Gathered:
+        return [_receive(v, transport) for v in ray.get(list(value.refs))]
+    return value if transport is None else transport.decode(value)
+
+
+async def _received_async(
+    shell: Shell, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    # A free function: one async method on `Shell` would turn every worker into an async actor.
+    transport = shell._raycrew_transport  # noqa: SLF001
+    if transport is None and not any(type(v) is Gathered for v in (*args, *kwargs.values())):
+        return args, kwargs
+    return await asyncio.to_thread(shell._raycrew_received, args, kwargs)  # noqa: SLF001
+
+
+def _log_paths() -> tuple[str, ...]:
+    """Files that this process's output goes to, which Ray made its standard output and error."""
+    paths = []
+    for descriptor in (1, 2):
+        try:
+            path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        except OSError:
+            continue
+        if path.endswith((".out", ".err", ".log")):
+            paths.append(path)
+    return tuple(paths)
+
+
+def shell_class(info: ClassInfo) -> type:
+    """A shell with the methods of a worker class.
+
+    Raises:
+        ValueError: The class has a method whose name belongs to the shell.
+    """
+    taken = [name for name in info.methods if name.startswith(RESERVED_PREFIX)]
+    if taken:
+        raise ValueError(
+            f"{info.fqn} has methods {taken}; names that start with {RESERVED_PREFIX!r} are reserved"
+        )
+    methods = {name: _forwarder(method) for name, method in info.methods.items()}
+    # Not this module's name: pickle must take the class by value, since no worker could import it.
+    return type(info.name, (Shell,), {**methods, "__module__": "raycrew_worker", "__doc__": info.fqn})
+
+
+def _forwarder(method: MethodInfo) -> Callable[..., Any]:
+    forward = _FORWARDERS[method.kind](method.name)
+    forward.__name__ = forward.__qualname__ = method.name
+    own = Parameter("self", Parameter.POSITIONAL_ONLY)
+    parameters = list(method.signature.parameters.values())
+    forward.__signature__ = Signature([own, *parameters])  # type: ignore[attr-defined]
+    for name, value in method.options.items():
+        setattr(forward, name, value)
+    return forward
+
+
+def _sync(name: str) -> Callable[..., Any]:
+    def forward(self: Shell, *args: Any, **kwargs: Any) -> Any:
+        bound = self._raycrew_bound(name)
+        args, kwargs = self._raycrew_received(args, kwargs)
+        return self._raycrew_sent(bound(*args, **kwargs))
+
+    return forward
+
+
+def _generator(name: str) -> Callable[..., Any]:
+    def forward(self: Shell, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        bound = self._raycrew_bound(name)
+        args, kwargs = self._raycrew_received(args, kwargs)
+        for item in bound(*args, **kwargs):  # Ray sends into a generator, which "yield from" would pass on.
+            yield self._raycrew_sent(item)
+
+    return forward
+
+
+def _async(name: str) -> Callable[..., Any]:
+    async def forward(self: Shell, *args: Any, **kwargs: Any) -> Any:
+        bound = self._raycrew_bound(name)
+        args, kwargs = await _received_async(self, args, kwargs)
+        return self._raycrew_sent(await bound(*args, **kwargs))
+
+    return forward
+
+
+def _async_generator(name: str) -> Callable[..., Any]:
+    async def forward(self: Shell, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        bound = self._raycrew_bound(name)
+        args, kwargs = await _received_async(self, args, kwargs)
+        async for item in bound(*args, **kwargs):
+            yield self._raycrew_sent(item)
+
+    return forward
+
+
+_FORWARDERS: Mapping[str, Callable[[str], Callable[..., Any]]] = {
+    "sync": _sync,
+    "async": _async,
+    "generator": _generator,
+    "async_generator": _async_generator,
+}

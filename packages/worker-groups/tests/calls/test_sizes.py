@@ -1,0 +1,51 @@
+import pytest
+import ray
+
+from raycrew.worker_groups._calls.sizes import STORE_FROM_BYTES, SharedStore, size_hint
+
+
+class Array:
+    nbytes = 1 << 20
+
+
+class Holder:
+    def __init__(self, value):
+        self.value = value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        bytes(200_000),
+        "x" * 200_000,
+        Array(),
+        [Array()],
+        {"a": (Array(),)},
+        Holder(Array()),
+        list(range(100_000)),
+    ],
+)
+def test_large_values_are_seen(value):
+    assert size_hint(value) >= STORE_FROM_BYTES
+
+
+@pytest.mark.parametrize(
+    "value", [None, 1, "x", [1, 2, 3], {"a": [1.0] * 100}, Holder(Holder(1)), range(10**9), Holder]
+)
+def test_small_values_stay_small(value):
+    assert size_hint(value) < STORE_FROM_BYTES
+
+
+def test_a_value_that_holds_itself_is_no_trap():
+    loop = []
+    loop.append(loop)
+    assert size_hint(loop) >= STORE_FROM_BYTES
+
+
+def test_a_shared_value_is_stored_once(local_ray):
+    store, blob = SharedStore(), bytes(200_000)
+    first = store.share(blob)
+    assert isinstance(first, ray.ObjectRef)
+    assert store.share(blob) is first
+    assert store.share(first) is first
+    assert store.share("small") == "small"

@@ -1,0 +1,83 @@
+import pytest
+
+from raycrew.worker_groups._worker.options import Configured, merge_options, pick_secrets, read_configured
+
+PLACED = {"num_cpus": 4.0, "num_gpus": 1.0, "resources": {}, "scheduling_strategy": "bundle"}
+
+
+def merged(own=None, caller=None, configured=None, **rest):
+    return merge_options(own or {}, caller or {}, configured or Configured(), PLACED, **rest)
+
+
+@pytest.mark.smoke
+def test_the_later_has_the_last_word():
+    own = {"max_concurrency": 1, "num_cpus": 99, "memory": 1, "scheduling_strategy": "SPREAD"}
+    options = merged(own, {"max_concurrency": 2, "num_cpus": 3}, Configured({"num_cpus": 2}))
+    assert options.actor == {**PLACED, "max_concurrency": 2, "memory": 1, "num_cpus": 2}
+    assert merged(own, {"max_concurrency": 2}).actor["num_cpus"] == 4.0
+    assert options.overridden == ("num_cpus",)
+
+
+def test_where_a_worker_is_belongs_to_its_group():
+    asked = {"scheduling_strategy": "SPREAD", "name": "x", "lifetime": "detached", "max_restarts": 3}
+    assert merged(caller=asked).actor == PLACED
+
+
+def test_a_worker_may_take_less_than_its_share_but_not_more():
+    assert merged(configured=Configured({"num_gpus": 0})).actor["num_gpus"] == 0
+    with pytest.raises(ValueError, match=r"num_gpus=2 is more than the worker's share of its bundle, 1\.0"):
+        merged(configured=Configured({"num_gpus": 2}))
+
+
+def test_variables_go_where_they_still_count():
+    env = {"COLOUR": "red", "OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": "/x"}
+    options = merged(
+        {"runtime_env": {"pip": []}},
+        configured=Configured({}, {"COLOUR": "blue"}, {}, {"env_vars": {"A": "b"}}),
+        env_vars=env,
+    )
+    assert options.env_vars == {"COLOUR": "blue"}
+    from_start = {"A": "b", "OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": "/x"}
+    assert options.actor["runtime_env"] == {"pip": [], "env_vars": from_start}
+    assert options.overridden == ("COLOUR",)
+
+
+def test_without_need_there_is_no_runtime_environment():
+    assert "runtime_env" not in merged(env_vars={"COLOUR": "red"}).actor
+    assert merged(py_executable="/env/bin/python").actor["runtime_env"] == {
+        "py_executable": "/env/bin/python"
+    }
+
+
+def test_keyword_arguments_of_init():
+    options = merged(configured=Configured(init_kwargs={"a": 1}), init_kwargs={"a": 0, "b": 2})
+    assert (options.init_kwargs, options.overridden) == ({"a": 1, "b": 2}, ("a",))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (({}, {}), "must return"),
+        ([{}, {}, {}], "must return"),
+        (({}, [], {}), "env_vars is a list, not a mapping"),
+    ],
+)
+def test_answers_of_configure_worker_are_checked(answer, message):
+    with pytest.raises(TypeError, match=message):
+        read_configured(answer, "Policy")
+
+
+def test_answers_of_configure_worker_may_have_gaps():
+    assert read_configured(None, "Policy") == Configured()
+    assert read_configured((None, {"A": 1}, None), "Policy") == Configured({}, {"A": "1"}, {})
+    assert read_configured(({}, {}, {}, {"pip": []}), "Policy").runtime_env == {"pip": []}
+
+
+def test_secrets_show_their_names_only():
+    found = pick_secrets(("TOKEN",), {"TOKEN": "hush"})
+    assert dict(found) == {"TOKEN": "hush"}
+    assert "hush" not in repr(found)
+    with pytest.raises(ValueError, match=r"\['OTHER'\] are not set"):
+        pick_secrets(("OTHER",), {"TOKEN": "hush"})
+    with pytest.raises(TypeError, match=r"as in \('TOKEN',\)"):
+        pick_secrets("TOKEN", {"TOKEN": "hush"})
