@@ -1,13 +1,12 @@
 """Virtual clusters on Ray."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from raycrew.cluster_core._connection.config import ClusterConfig
-from raycrew.cluster_core._connection.environment import DEFAULT_POLICY, EnvironmentPolicy, Secrets
-from raycrew.cluster_core._devices.binding import DeviceBinding, bind_device
-from raycrew.cluster_core._placement.plan import PlacementPlan, PlacementRequest, plan_cluster
-from raycrew.cluster_core._ports.leases import PortLease, lease_ports
+from raycrew.cluster_core._connection import DEFAULT_POLICY, ClusterConfig, EnvironmentPolicy, Secrets
+from raycrew.cluster_core._devices import DeviceBinding, bind_device
+from raycrew.cluster_core._lazy import lazy
+from raycrew.cluster_core._placement import PlacementPlan, PlacementRequest, plan_cluster
+from raycrew.cluster_core._ports import PortLease, lease_ports
 from raycrew.cluster_core._topology import Bundle, NodeState, Placement, Rendezvous
 from raycrew.cluster_core.errors import (
     AllocationTimeoutError,
@@ -28,8 +27,7 @@ from raycrew.cluster_core.errors import (
 from raycrew.cluster_core.protocols import Claim, Cluster, Occupant
 
 if TYPE_CHECKING:
-    from raycrew.cluster_core._connection.connection import RayConnection
-    from raycrew.cluster_core._connection.init import init_ray
+    from raycrew.cluster_core._connection import RayConnection, init_ray
     from raycrew.cluster_core._virtual_cluster import RayVirtualCluster
 
 __all__ = [
@@ -71,14 +69,7 @@ __all__ = [
 ]
 
 # What needs Ray is imported when it is first used: planning does without.
-_LAZY = {
-    "RayConnection": "_connection.connection",
-    "init_ray": "_connection.init",
-    "RayVirtualCluster": "_virtual_cluster",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+__getattr__ = lazy(
+    __name__,
+    {"_connection": ["RayConnection", "init_ray"], "_virtual_cluster": ["RayVirtualCluster"]},
+)

@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from raycrew.cluster_core._placement.plan import STRATEGIES, PlacementPlan, PlacementRequest, plan_cluster
+from raycrew.cluster_core._placement import STRATEGIES, PlacementPlan, PlacementRequest, plan_cluster
 from raycrew.cluster_core._topology import BOOKKEEPING, Bundle, NodeState, Placement
 from raycrew.cluster_core.errors import ClusterError
 
@@ -190,8 +190,8 @@ def _draw_plan(console: Console, plan: PlacementPlan, names: Mapping[str, str]) 
 
 
 def _census(address: str) -> tuple[list[NodeState], dict[str, list[str]]]:
-    from raycrew.cluster_core._connection.init import init_ray
-    from raycrew.cluster_core._ray.census import holders_by_node, take_census
+    from raycrew.cluster_core._connection import init_ray
+    from raycrew.cluster_core._ray import holders_by_node, take_census
 
     with init_ray(address):
         nodes = take_census()
@@ -199,8 +199,8 @@ def _census(address: str) -> tuple[list[NodeState], dict[str, list[str]]]:
 
 
 def _status(options: argparse.Namespace) -> _Answer:
-    from raycrew.cluster_core._connection.init import init_ray
-    from raycrew.cluster_core._ray.census import holders_by_node, take_census
+    from raycrew.cluster_core._connection import init_ray
+    from raycrew.cluster_core._ray import holders_by_node, take_census
 
     with init_ray(options.address) as connection:
         nodes, address = take_census(), connection.address
@@ -255,9 +255,8 @@ class _Group:
 
 def _grid(options: argparse.Namespace) -> _Answer:
     from raycrew.cluster_core import layout
-    from raycrew.cluster_core._connection.init import init_ray
-    from raycrew.cluster_core._ray.census import take_census
-    from raycrew.cluster_core._ray.compat import group_states
+    from raycrew.cluster_core._connection import init_ray
+    from raycrew.cluster_core._ray import group_states, take_census
 
     with init_ray(options.address):
         nodes, states = take_census(), group_states()

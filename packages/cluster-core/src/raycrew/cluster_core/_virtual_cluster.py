@@ -7,16 +7,20 @@ from typing import Any, Self, TypeVar
 
 from ray.util.placement_group import PlacementGroup
 
-from raycrew.cluster_core import layout
-from raycrew.cluster_core._placement.allocation import Allocation, Allocator
-from raycrew.cluster_core._placement.claims import Claims
-from raycrew.cluster_core._placement.ledger import LedgerClaim
-from raycrew.cluster_core._placement.options import ClusterOptions, GpuIds, check_options
-from raycrew.cluster_core._placement.plan import PlacementPlan, plan_cluster
-from raycrew.cluster_core._ports.rendezvous import PortKeepers
-from raycrew.cluster_core._ray import compat as _ray_compat
-from raycrew.cluster_core._ray.census import check_connected, take_census
-from raycrew.cluster_core._ray.node_calls import run_on_nodes
+from raycrew.cluster_core import _ray, layout
+from raycrew.cluster_core._placement import (
+    Allocation,
+    Allocator,
+    Claims,
+    ClusterOptions,
+    GpuIds,
+    LedgerClaim,
+    PlacementPlan,
+    check_options,
+    plan_cluster,
+)
+from raycrew.cluster_core._ports import PortKeepers
+from raycrew.cluster_core._ray import check_connected, run_on_nodes, take_census
 from raycrew.cluster_core._topology import Bundle, Rendezvous
 from raycrew.cluster_core.errors import ClusterClosedError, NodeLostError
 from raycrew.cluster_core.memory import BundleMemory, MemoryMonitor, memory_usage
@@ -221,7 +225,7 @@ class RayVirtualCluster:
             NodeLostError: A node is gone; says which, and which bundles were on it.
         """
         self._check_open()
-        live = _ray_compat.live_node_ids()
+        live = _ray.live_node_ids()
         lost = [bundle for bundle in self._claims.bundles if bundle.node_id not in live]
         if lost:
             nodes = {bundle.node_id: f"{bundle.node_address} ({bundle.node_id[:8]})" for bundle in lost}
@@ -314,7 +318,7 @@ class RayVirtualCluster:
         self._closed = True
         if self._monitor is not None:
             self._monitor.close(timeout_s=5.0)
-        if not _ray_compat.is_connected():
+        if not _ray.is_connected():
             return
         self._keepers.close()
         if self._owner:

@@ -18,14 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from raycrew.cluster_core._connection.addresses import check_reachable
-from raycrew.cluster_core._connection.connection import RayConnection
-from raycrew.cluster_core._connection.init import init_ray
-from raycrew.cluster_core._connection.token import default_token_file
-from raycrew.cluster_core._ports.leases import default_port_range, ephemeral_range
-from raycrew.cluster_core._ray import census as _census
-from raycrew.cluster_core._ray import compat as _ray_compat
-from raycrew.cluster_core._ray import status as _ray_status
+from raycrew.cluster_core import _ray
+from raycrew.cluster_core._connection import RayConnection, check_reachable, default_token_file, init_ray
+from raycrew.cluster_core._ports import default_port_range, ephemeral_range
 from raycrew.cluster_core.errors import ClusterError, PortsExhaustedError
 
 State = Literal["good", "doubtful", "bad", "skipped"]
@@ -127,7 +122,7 @@ def _examine_cluster(
     connection: RayConnection, here: Mapping[str, NodeFacts], port_range: tuple[int, int] | None
 ) -> list[Finding]:
     started = time.monotonic()
-    nodes = _census.take_census()
+    nodes = _ray.take_census()
     answer_s = time.monotonic() - started
     asked = time.time()
     facts = {node_id[:8]: found for node_id, found in connection.run_on_each_node(read_node_facts, 60.0)}
@@ -139,7 +134,7 @@ def _examine_cluster(
         check_versions({**here, **facts}),
         check_clocks(facts, asked, time.time()),
         *_examine_nodes({**here, **facts}, port_range),
-        check_groups(_ray_compat.group_states(), _ray_status.leftover_groups()),
+        check_groups(_ray.group_states(), _ray.leftover_groups()),
         check_dashboard(connection.dashboard_url),
     ]
 
@@ -241,7 +236,7 @@ def check_ports(facts: Mapping[str, NodeFacts], port_range: tuple[int, int] | No
     return Finding("ports", "bad", "; ".join(clashes), advice)
 
 
-def check_groups(groups: Iterable[_ray_compat.GroupState], leftover: Sequence[str] = ()) -> Finding:
+def check_groups(groups: Iterable[_ray.GroupState], leftover: Sequence[str] = ()) -> Finding:
     """Whether placement groups are stuck, or outlived whoever made them."""
     counts = Counter(group.state for group in groups if group.state != "REMOVED")
     stuck = [

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from raycrew.cluster_core._placement.ledger import LedgerClaim, SlotLedger
+from raycrew.cluster_core._placement import LedgerClaim, SlotLedger
 from raycrew.cluster_core._topology import Bundle, Rendezvous
 from raycrew.cluster_core.errors import BundlesOccupiedError, ClusterClosedError
 from raycrew.cluster_core.protocols import Cluster
@@ -217,7 +217,7 @@ def clean_up(timeout_s: float = 60.0) -> None:
     import ray
     from ray.util.placement_group import PlacementGroup, placement_group_table
 
-    from raycrew.cluster_core._ray.compat import withdraw_group
+    from raycrew.cluster_core._ray import withdraw_group
 
     for actor in ray.util.list_named_actors(all_namespaces=True):
         with contextlib.suppress(ValueError):
@@ -235,7 +235,7 @@ def clean_up(timeout_s: float = 60.0) -> None:
 
 
 def _in_use() -> dict[str, dict[str, float]]:
-    from raycrew.cluster_core._ray.status import node_states
+    from raycrew.cluster_core._ray import node_states
 
     used = {
         node.node_id: {

@@ -1,11 +1,10 @@
 """Batches, tensor handles and weight updates."""
 
-from raycrew.tensor_transport._columns.packed import PackedTensor
-from raycrew.tensor_transport._columns.ragged import RaggedTensor
-from raycrew.tensor_transport._handles.arguments import TensorArguments
-from raycrew.tensor_transport._handles.cache import CacheStats
-from raycrew.tensor_transport._handles.registry import ShardRegistry
-from raycrew.tensor_transport._handles.walk import (
+from raycrew.tensor_transport._columns import PackedTensor, RaggedTensor
+from raycrew.tensor_transport._handles import (
+    CacheStats,
+    ShardRegistry,
+    TensorArguments,
     clear_node,
     collect_shards,
     flatten_shard_ids,

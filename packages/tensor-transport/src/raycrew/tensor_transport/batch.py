@@ -7,13 +7,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raycrew.tensor_transport._bytes.codec import Encoded
-from raycrew.tensor_transport._columns.columns import bare
-from raycrew.tensor_transport._columns.gather import gather_encoded
-from raycrew.tensor_transport._columns.kinds import Padding
-from raycrew.tensor_transport._columns.padding import Number, PadSide, check_pad_side
-from raycrew.tensor_transport._columns.table import ColumnTable
-from raycrew.tensor_transport._rows.indexing import (
+from raycrew.tensor_transport._bytes import Encoded
+from raycrew.tensor_transport._columns import (
+    ColumnTable,
+    Number,
+    Padding,
+    PadSide,
+    bare,
+    check_pad_side,
+    gather_encoded,
+)
+from raycrew.tensor_transport._rows import (
     even_bounds,
     row_numbers,
 )

@@ -8,15 +8,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raycrew.tensor_transport._bytes.memory import parse_torch_dtype
-from raycrew.tensor_transport._rows.indexing import (
+from raycrew.tensor_transport._bytes import parse_torch_dtype
+from raycrew.tensor_transport._rows import (
     RowIndex,
     Rows,
+    RowView,
     check_permutation,
     even_bounds,
     normalize_rows,
 )
-from raycrew.tensor_transport._rows.views import RowView
 from raycrew.tensor_transport._shards import TensorShardInfo, dtype_name
 
 

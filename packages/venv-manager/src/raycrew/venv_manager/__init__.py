@@ -1,13 +1,9 @@
 """A virtual environment per kind of worker: a spec in, an interpreter path out, the same on every node."""
 
-from raycrew.venv_manager._nodes.on_nodes import create_local_venv_on_each_node
-from raycrew.venv_manager._nodes.prefetch import prefetch
-from raycrew.venv_manager._nodes.provider import RegistryEnvironmentProvider
-from raycrew.venv_manager._spec.digest import explain
-from raycrew.venv_manager._spec.spec import EnvironmentSpec
-from raycrew.venv_manager._store.store import Environment, Store
-from raycrew.venv_manager._store.upkeep import Drift, Removal, collect, verify
-from raycrew.venv_manager._uv.uv_run import parse
+from raycrew.venv_manager._nodes import RegistryEnvironmentProvider, create_local_venv_on_each_node, prefetch
+from raycrew.venv_manager._spec import EnvironmentSpec, explain
+from raycrew.venv_manager._store import Drift, Environment, Removal, Store, collect, verify
+from raycrew.venv_manager._uv import parse
 from raycrew.venv_manager.errors import (
     BuildFailedError,
     BuildTimeoutError,

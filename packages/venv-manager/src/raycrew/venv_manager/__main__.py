@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from raycrew.venv_manager import _commands
-from raycrew.venv_manager._store.store import Store
-from raycrew.venv_manager._waiting.interrupt import end_all
+from raycrew.venv_manager._store import Store
+from raycrew.venv_manager._waiting import end_all
 from raycrew.venv_manager.errors import SpecError, VenvError
 
 WIDE = 200  # of tables in files and pipes

@@ -13,15 +13,12 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from raycrew.venv_manager._build.carry import luggage
-from raycrew.venv_manager._nodes.prefetch import prefetch
-from raycrew.venv_manager._spec import digest as _digest
-from raycrew.venv_manager._spec.spec import EnvironmentSpec
-from raycrew.venv_manager._store.store import Environment, Store, check_name
-from raycrew.venv_manager._store.upkeep import Removal, collect, relocated, verify
-from raycrew.venv_manager._uv.indexes import index_variables, without_password
-from raycrew.venv_manager._uv.process import find_uv, run_uv, uv_version
-from raycrew.venv_manager._uv.uv_run import parse
+from raycrew.venv_manager import _spec
+from raycrew.venv_manager._build import luggage
+from raycrew.venv_manager._nodes import prefetch
+from raycrew.venv_manager._spec import EnvironmentSpec
+from raycrew.venv_manager._store import Environment, Removal, Store, check_name, collect, relocated, verify
+from raycrew.venv_manager._uv import find_uv, index_variables, parse, run_uv, uv_version, without_password
 from raycrew.venv_manager.errors import SpecError, VenvError
 from raycrew.venv_manager.provision import ensure, identify
 
@@ -174,7 +171,7 @@ def run_prefetch(store: Store, names: Sequence[str], modules: Sequence[str], max
 
 def run_explain(store: Store, one: str, other: str) -> Outcome:
     """What tells two specs, or two environments of the store, apart."""
-    lines = _digest.explain(_identity(store, one), _identity(store, other))
+    lines = _spec.explain(_identity(store, one), _identity(store, other))
     return Outcome(lines, escape("\n".join(lines) or "the same environment"), PROBLEM if lines else OK)
 
 

@@ -9,17 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from raycrew.venv_manager._build.carry import Luggage, luggage
-from raycrew.venv_manager._build.probe import check, probe
-from raycrew.venv_manager._build.recipe import Recipe
-from raycrew.venv_manager._spec import digest as _digest
-from raycrew.venv_manager._spec.spec import EnvironmentSpec
-from raycrew.venv_manager._store.resolve import expectation, resolve, sync_of
-from raycrew.venv_manager._store.store import Environment, Store, check_name
-from raycrew.venv_manager._uv.indexes import index_variables, without_password
-from raycrew.venv_manager._uv.process import uv_version
-from raycrew.venv_manager._uv.uv_run import parse
-from raycrew.venv_manager._waiting.progress import Report, reporting
+from raycrew.venv_manager import _spec
+from raycrew.venv_manager._build import Luggage, Recipe, check, luggage, probe
+from raycrew.venv_manager._spec import EnvironmentSpec
+from raycrew.venv_manager._store import Environment, Store, check_name, expectation, resolve, sync_of
+from raycrew.venv_manager._uv import index_variables, parse, uv_version, without_password
+from raycrew.venv_manager._waiting import Report, reporting
 from raycrew.venv_manager.errors import UvNotFoundError
 
 logger = logging.getLogger(__name__)
@@ -29,7 +24,7 @@ def identify(spec: EnvironmentSpec, environ: Mapping[str, str] = os.environ) -> 
     """Everything that decides what a spec's environment holds, on this machine and for this driver."""
     carried = _luggage(spec).identity() if spec.carry else {}
     indexes = {name: without_password(text) for name, text in index_variables(spec, environ).items()}
-    return _digest.identity(spec, indexes, carried, partial(_uv_version, environ))
+    return _spec.identity(spec, indexes, carried, partial(_uv_version, environ))
 
 
 def ensure(
@@ -49,7 +44,7 @@ def ensure(
     store = store or Store()
     spec = parse(spec)
     identity = identify(spec, store.environ)
-    key = _digest.key_of(identity)
+    key = _spec.key_of(identity)
     force = force_rebuild or forced(store.environ)
     if not force and (found := store.get(key)):
         return store.on_this_machine(found)
@@ -69,7 +64,7 @@ def prepare(spec: EnvironmentSpec | str | Path, store: Store, *, force: bool = F
     """
     spec = parse(spec)
     identity = identify(spec, store.environ)
-    key = _digest.key_of(identity)
+    key = _spec.key_of(identity)
     with reporting(_title(spec, key)) as report:
         return _recipe(spec, key, identity, store, force, report)
 

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from raycrew.venv_manager._spec.spec import EnvironmentSpec
-from raycrew.venv_manager._uv.uv_run import parse
+from raycrew.venv_manager._spec import EnvironmentSpec
+from raycrew.venv_manager._uv import parse
 from raycrew.venv_manager.errors import SpecError
 
 logger = logging.getLogger(__name__)

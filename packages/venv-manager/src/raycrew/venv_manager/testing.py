@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raycrew.venv_manager._build.carry import pack
-from raycrew.venv_manager._uv.process import OLDEST
+from raycrew.venv_manager._build import pack
+from raycrew.venv_manager._uv import OLDEST
 
 T = TypeVar("T")
 

@@ -1,11 +1,10 @@
 """Worker groups on Ray: one actor per rank, called as a unit."""
 
-from raycrew.worker_groups._calls.futures import MultiWorkerFuture
+from raycrew.worker_groups._calls import MultiWorkerFuture
 from raycrew.worker_groups._group import RayWorkerGroup
 from raycrew.worker_groups._ranks import RankInfo
-from raycrew.worker_groups._start.report import StartupReport
-from raycrew.worker_groups._start.spec import RayWorkerBuilder
-from raycrew.worker_groups._worker.shell import CommunicationOptions, CurrentWorker, current_worker
+from raycrew.worker_groups._start import RayWorkerBuilder, StartupReport
+from raycrew.worker_groups._worker import CommunicationOptions, CurrentWorker, current_worker
 from raycrew.worker_groups.balancing import LoadBalancer, WorkerLoad
 from raycrew.worker_groups.errors import (
     EnvironmentProviderError,

@@ -11,17 +11,18 @@ from rich.console import Console
 from rich.table import Table
 
 from raycrew.cluster_core import Bundle, Cluster, Placement
-from raycrew.worker_groups._calls.dispatch import GroupShape
-from raycrew.worker_groups._calls.failures import Whereabouts
-from raycrew.worker_groups._calls.group_calls import GroupCalls
-from raycrew.worker_groups._calls.waiting import deadline_after, left
+from raycrew.worker_groups._calls import GroupCalls, GroupShape, Whereabouts, deadline_after, left
 from raycrew.worker_groups._ranks import RankInfo, TiedBundles, plan_seats
-from raycrew.worker_groups._start.plugins import transport_of
-from raycrew.worker_groups._start.report import StartupReport
-from raycrew.worker_groups._start.spec import GroupSpec, RayWorkerBuilder, worker_aliases
-from raycrew.worker_groups._start.startup import Handle, Started
-from raycrew.worker_groups._worker.options import pick_secrets
-from raycrew.worker_groups._worker.shell import CommunicationOptions
+from raycrew.worker_groups._start import (
+    GroupSpec,
+    Handle,
+    RayWorkerBuilder,
+    Started,
+    StartupReport,
+    transport_of,
+    worker_aliases,
+)
+from raycrew.worker_groups._worker import CommunicationOptions, pick_secrets
 from raycrew.worker_groups.balancing import LoadBalancer, WorkerLoad
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
 from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider

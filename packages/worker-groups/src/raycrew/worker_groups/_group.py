@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raycrew.worker_groups._base import WorkerGroup
-from raycrew.worker_groups._calls.dispatch import Dispatch, GroupShape
-from raycrew.worker_groups._calls.futures import MultiWorkerFuture
-from raycrew.worker_groups._calls.sending import send_to_actors
+from raycrew.worker_groups._calls import Dispatch, GroupShape, MultiWorkerFuture, send_to_actors
 from raycrew.worker_groups._ray_compat import (
     WorkerStatus,
     await_end,
@@ -17,7 +15,7 @@ from raycrew.worker_groups._ray_compat import (
     runs_in_order,
     worker_status,
 )
-from raycrew.worker_groups._start.startup import Started, restart_workers, start_group
+from raycrew.worker_groups._start import Started, restart_workers, start_group
 from raycrew.worker_groups.balancing import ProcessUsage
 from raycrew.worker_groups.errors import WorkerGroupClosedError
 

@@ -22,17 +22,19 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from raycrew.worker_groups._base import WorkerGroup
-from raycrew.worker_groups._calls.dispatch import Dispatch
-from raycrew.worker_groups._calls.failures import Whereabouts, failure, start_timeout
-from raycrew.worker_groups._calls.futures import MultiWorkerFuture, refuse_stream
-from raycrew.worker_groups._calls.waiting import left
+from raycrew.worker_groups._calls import (
+    Dispatch,
+    MultiWorkerFuture,
+    Whereabouts,
+    failure,
+    left,
+    refuse_stream,
+    start_timeout,
+)
 from raycrew.worker_groups._ranks import WorkerFacts, assign_ranks, rank_order
 from raycrew.worker_groups._ray_compat import WorkerStatus, unwrap_actor_class
-from raycrew.worker_groups._start.report import StartupReport, Stopwatch
-from raycrew.worker_groups._start.spec import check_init
-from raycrew.worker_groups._start.startup import Handle, Started
-from raycrew.worker_groups._worker.shell import CurrentWorker, as_current, be_current
-from raycrew.worker_groups._worker.worker_class import describe_class, load_class
+from raycrew.worker_groups._start import Handle, Started, StartupReport, Stopwatch, check_init
+from raycrew.worker_groups._worker import CurrentWorker, as_current, be_current, describe_class, load_class
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError, combine
 from raycrew.worker_groups.protocols import ArgumentTransport
 

@@ -1,1 +1,34 @@
 """Membership of a cluster: found or started, configured, authenticated, and what travels to workers."""
+
+from typing import TYPE_CHECKING
+
+from raycrew.cluster_core._connection.config import ClusterConfig
+from raycrew.cluster_core._connection.environment import DEFAULT_POLICY, EnvironmentPolicy, Secrets
+from raycrew.cluster_core._lazy import lazy
+
+if TYPE_CHECKING:
+    from raycrew.cluster_core._connection.addresses import check_reachable
+    from raycrew.cluster_core._connection.connection import RayConnection
+    from raycrew.cluster_core._connection.init import init_ray
+    from raycrew.cluster_core._connection.token import default_token_file
+
+__all__ = [
+    "DEFAULT_POLICY",
+    "ClusterConfig",
+    "EnvironmentPolicy",
+    "RayConnection",
+    "Secrets",
+    "check_reachable",
+    "default_token_file",
+    "init_ray",
+]
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "addresses": ["check_reachable"],
+        "connection": ["RayConnection"],
+        "init": ["init_ray"],
+        "token": ["default_token_file"],
+    },
+)

@@ -6,9 +6,9 @@ from typing import Self, TypeVar
 
 import ray
 
+from raycrew.cluster_core import _ray
 from raycrew.cluster_core._connection.environment import EnvironmentPolicy, Secrets
-from raycrew.cluster_core._ray import compat as _ray_compat
-from raycrew.cluster_core._ray.node_calls import run_on_nodes
+from raycrew.cluster_core._ray import run_on_nodes
 from raycrew.cluster_core.errors import ClusterClosedError
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class RayConnection:
             NodeCallTimeoutError: A node did not finish within `timeout_s`.
         """
         self._check_open()
-        return run_on_nodes(sorted(_ray_compat.live_node_ids()), fn, timeout_s)
+        return run_on_nodes(sorted(_ray.live_node_ids()), fn, timeout_s)
 
     def use_again(self, secrets: Secrets) -> None:
         """Note one call of `init_ray` more, whose `with` block does not end the connection of the first."""

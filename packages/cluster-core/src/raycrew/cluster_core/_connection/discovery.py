@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from raycrew.cluster_core._devices.binding import VISIBILITY_VARIABLES
+from raycrew.cluster_core._devices import VISIBILITY_VARIABLES
 
 DEVICES_LABEL = "raycrew.devices"
 SLURM_RESOURCES = ("slurm_managed_ray_cluster",)

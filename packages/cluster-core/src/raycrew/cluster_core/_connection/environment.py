@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from raycrew.cluster_core._devices.binding import KEEP_FLAGS, VISIBILITY_VARIABLES
+from raycrew.cluster_core._devices import KEEP_FLAGS, VISIBILITY_VARIABLES
 
 _ALLOWED = (
     # Communication and devices.

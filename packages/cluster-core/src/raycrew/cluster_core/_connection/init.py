@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 
+from raycrew.cluster_core import _ray
 from raycrew.cluster_core._connection import discovery as _discovery
 from raycrew.cluster_core._connection.addresses import check_address, check_reachable
 from raycrew.cluster_core._connection.config import ClusterConfig
@@ -21,7 +22,6 @@ from raycrew.cluster_core._connection.environment import (
 )
 from raycrew.cluster_core._connection.proxy import LIMITS, check_proxy_answers
 from raycrew.cluster_core._connection.token import child_authentication, protect_token
-from raycrew.cluster_core._ray import compat as _ray_compat
 from raycrew.cluster_core.errors import ClusterError, ClusterUnreachableError, NoClusterError
 
 logger = logging.getLogger(__name__)
@@ -213,7 +213,7 @@ def _check_session_folder(path: str, source: str, environ: Mapping[str, str]) ->
 def _reuse(current: RayConnection | None, address: str | None, membership: _Membership) -> RayConnection:
     known = current if current is not None and not current.closed else None
     connection = known or RayConnection(
-        address=_ray_compat.cluster_address(),
+        address=_ray.cluster_address(),
         started_here=False,
         owns_driver=False,
         dashboard_url=None,
@@ -256,7 +256,7 @@ def _start(options: _StartOptions, membership: _Membership) -> RayConnection:
     protect_token(os.environ)
     tag = _discovery.devices_tag(os.environ)
     host = options.dashboard if isinstance(options.dashboard, str) else "127.0.0.1"
-    context, changed = _ray_compat.init(
+    context, changed = _ray.init(
         address="local",
         namespace=membership.namespace,
         num_cpus=options.num_cpus,
@@ -269,7 +269,7 @@ def _start(options: _StartOptions, membership: _Membership) -> RayConnection:
         **({"_temp_dir": options.temp_dir} if options.temp_dir else {}),
     )
     return RayConnection(
-        address=_ray_compat.cluster_address(),
+        address=_ray.cluster_address(),
         started_here=True,
         owns_driver=True,
         dashboard_url=_url(context.dashboard_url),
@@ -286,11 +286,11 @@ def _join(address: str, membership: _Membership, timeout_s: float) -> RayConnect
         check_proxy_answers(address, timeout_s, os.environ)
         logger.info("%s is a proxy: %s", address, LIMITS)
     else:
-        _ray_compat.check_cluster_answers(address, timeout_s)
+        _ray.check_cluster_answers(address, timeout_s)
     forwarded = membership.policy.forwarded(os.environ)
     environment: dict[str, Any] = {"runtime_env": {"env_vars": forwarded}} if forwarded else {}
     try:
-        context, changed = _ray_compat.init(address=address, namespace=membership.namespace, **environment)
+        context, changed = _ray.init(address=address, namespace=membership.namespace, **environment)
     except ConnectionError as error:
         raise ClusterUnreachableError(f"joining {address} failed: {error}", address) from error
     return RayConnection(

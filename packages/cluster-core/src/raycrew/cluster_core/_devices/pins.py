@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ray.util.placement_group import PlacementGroup
 
+from raycrew.cluster_core import _ray
 from raycrew.cluster_core._devices.probe import probe_devices
-from raycrew.cluster_core._ray import compat as _ray_compat
 
 _HOLD_S = 1.5  # Devices that were freed just before take Ray about a second to grant, more on a busy machine.
 _LONGEST_HOLD_S = 12.0
@@ -51,7 +51,7 @@ class HeldDevices:
                 )
         for node_id, devices in wanted.items():
             for device in devices:
-                _ray_compat.remove_group(self._held[node_id].pop(device))
+                _ray.remove_group(self._held[node_id].pop(device))
 
 
 @contextlib.contextmanager
@@ -71,14 +71,14 @@ def held_devices(
     nodes = [node_id for node_id, count in devices.items() for _ in range(count)]
     try:
         for i, node_id in enumerate(nodes):
-            pin = {_ray_compat.NODE_ID_LABEL: node_id}
-            groups.append(_ray_compat.create_group([{accelerator: 1.0}], "PACK", f"{name}-hold{i}", [pin]))
+            pin = {_ray.NODE_ID_LABEL: node_id}
+            groups.append(_ray.create_group([{accelerator: 1.0}], "PACK", f"{name}-hold{i}", [pin]))
         # What somebody else holds is never granted, and must not be once the wanted devices are let go.
         end = time.monotonic() + min(_HOLD_S * 2 ** (attempt // 3), _LONGEST_HOLD_S, left())
-        granted = [_ray_compat.await_group(group, max(end - time.monotonic(), 0.05)) for group in groups]
+        granted = [_ray.await_group(group, max(end - time.monotonic(), 0.05)) for group in groups]
         for group, got in zip(groups, granted, strict=True):
             if not got:
-                _ray_compat.withdraw_group(group)
+                _ray.withdraw_group(group)
         mine = [i for i, got in enumerate(granted) if got]
         found = probe_devices([(groups[i], 0) for i in mine], accelerator, 1.0, max(left(), 1.0))
         held: dict[str, dict[int, PlacementGroup]] = {node_id: {} for node_id in devices}
@@ -88,4 +88,4 @@ def held_devices(
         yield HeldDevices(held)
     finally:
         for group in groups:
-            _ray_compat.withdraw_group(group)
+            _ray.withdraw_group(group)

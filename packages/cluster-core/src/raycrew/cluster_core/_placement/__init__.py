@@ -1,1 +1,36 @@
 """Bundles: what is asked for, which node takes what, allocation, and who holds a slot on which bundle."""
+
+from typing import TYPE_CHECKING
+
+from raycrew.cluster_core._lazy import lazy
+from raycrew.cluster_core._placement.options import ClusterOptions, GpuIds, check_options
+from raycrew.cluster_core._placement.plan import STRATEGIES, PlacementPlan, PlacementRequest, plan_cluster
+
+if TYPE_CHECKING:
+    from raycrew.cluster_core._placement.allocation import Allocation, Allocator
+    from raycrew.cluster_core._placement.claims import Claims
+    from raycrew.cluster_core._placement.ledger import LedgerClaim, SlotLedger
+
+__all__ = [
+    "STRATEGIES",
+    "Allocation",
+    "Allocator",
+    "Claims",
+    "ClusterOptions",
+    "GpuIds",
+    "LedgerClaim",
+    "PlacementPlan",
+    "PlacementRequest",
+    "SlotLedger",
+    "check_options",
+    "plan_cluster",
+]
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "allocation": ["Allocation", "Allocator"],
+        "claims": ["Claims"],
+        "ledger": ["LedgerClaim", "SlotLedger"],
+    },
+)

@@ -11,8 +11,8 @@ from typing import Literal
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 
-from raycrew.cluster_core._devices.pins import DevicesTakenError, held_devices
-from raycrew.cluster_core._devices.probe import probe_devices
+from raycrew.cluster_core import _ray
+from raycrew.cluster_core._devices import DevicesTakenError, held_devices, probe_devices
 from raycrew.cluster_core._placement.plan import (
     PlacementPlan,
     PlacementRequest,
@@ -20,9 +20,7 @@ from raycrew.cluster_core._placement.plan import (
     plan_cluster,
 )
 from raycrew.cluster_core._placement.returning import Returning
-from raycrew.cluster_core._ray import compat as _ray_compat
-from raycrew.cluster_core._ray import status as _ray_status
-from raycrew.cluster_core._ray.census import holders_by_node, take_census
+from raycrew.cluster_core._ray import holders_by_node, take_census
 from raycrew.cluster_core._topology import Bundle, NodeState
 from raycrew.cluster_core.errors import (
     AllocationTimeoutError,
@@ -141,7 +139,7 @@ class Allocator:
             number += 1
             try:
                 if failed:
-                    self._draining = _ray_status.draining_nodes()
+                    self._draining = _ray.draining_nodes()
                 nodes, plan = self._await_plan()
                 return self._grant(nodes, plan, number)
             except DevicesTakenError as error:
@@ -179,10 +177,10 @@ class Allocator:
             plan = plan_cluster(self._not_passed_over(nodes), self._request)
             if plan.feasible:
                 return nodes, plan
-            self._draining = _ray_status.draining_nodes()
+            self._draining = _ray.draining_nodes()
             if self._clock() - start > _SETTLED_S:
                 self._passed_over.clear()
-            more_may_come = _ray_status.autoscaler_is_running()
+            more_may_come = _ray.autoscaler_is_running()
             if plan.impossible and (more_may_come is False or (more_may_come is None and self._left() <= 0)):
                 raise InfeasibleRequestError(
                     f"{self._name} can never fit into this cluster:", self._reasons(nodes)
@@ -228,7 +226,7 @@ class Allocator:
                     groups.append(self._create(wanted))
             end = self._clock() + min(_DEMAND_S, self._left())
             for group in groups:
-                _ray_compat.await_group(group, end - self._clock())
+                _ray.await_group(group, end - self._clock())
         finally:
             _remove(groups)
 
@@ -247,9 +245,9 @@ class Allocator:
         selector = dict(self._request.label_selector)
         pins: list[Mapping[str, str]] = [selector] * len(wanted.node_indices)
         if wanted.node_ids:  # The plan is the truth: each bundle is pinned to its node.
-            pins = [{**selector, _ray_compat.NODE_ID_LABEL: node_id} for node_id in wanted.node_ids]
+            pins = [{**selector, _ray.NODE_ID_LABEL: node_id} for node_id in wanted.node_ids]
         bundles = [self._request.bundle] * len(wanted.node_indices)
-        return _ray_compat.create_group(bundles, wanted.strategy, wanted.name, pins)
+        return _ray.create_group(bundles, wanted.strategy, wanted.name, pins)
 
     def _grant(self, nodes: list[NodeState], plan: PlacementPlan, number: int) -> Allocation:
         suffix = f"-try{number}" if number > 1 else ""
@@ -310,8 +308,8 @@ class Allocator:
         return replace(allocation, seats=seats)
 
     def _await(self, group: PlacementGroup, window: float) -> None:
-        while not _ray_compat.await_group(group, min(1.0, max(window - self._clock(), 0.05))):
-            state = _ray_compat.group_state(group)
+        while not _ray.await_group(group, min(1.0, max(window - self._clock(), 0.05))):
+            state = _ray.group_state(group)
             if state.state in ("REMOVED", "UNKNOWN"):
                 raise _NotGrantedError(f"placement group {state.name} was removed while it was waited for")
             if state.scheduling_state == "INFEASIBLE":
@@ -328,7 +326,7 @@ class _NotGrantedError(Exception):
 def _remove(groups: Iterable[PlacementGroup]) -> None:
     for group in groups:
         try:
-            _ray_compat.withdraw_group(group)
+            _ray.withdraw_group(group)
         except RayError as error:
             logger.warning("placement group %s could not be removed: %s", group.id.hex(), error)
 

@@ -5,7 +5,7 @@ from threading import Lock
 
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raycrew.cluster_core._devices.probe import probe_devices
+from raycrew.cluster_core._devices import probe_devices
 from raycrew.cluster_core._placement.allocation import Allocation
 from raycrew.cluster_core._placement.ledger import LedgerClaim, SlotLedger, share_of
 from raycrew.cluster_core._placement.shared_ledger import SharedLedger

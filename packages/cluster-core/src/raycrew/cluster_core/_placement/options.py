@@ -7,7 +7,7 @@ from numbers import Integral, Real
 from typing import Any, Literal
 
 from raycrew.cluster_core._placement.plan import PlacementRequest, check_counts, check_strategy
-from raycrew.cluster_core._ports.leases import check_port_range
+from raycrew.cluster_core._ports import check_port_range
 from raycrew.cluster_core._topology import DOMAIN_LABEL, RESOURCE_STEP
 
 GpuIds = Literal["auto"] | Sequence[int] | Sequence[Sequence[int]] | None

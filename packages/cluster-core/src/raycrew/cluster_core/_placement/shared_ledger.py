@@ -6,8 +6,8 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from raycrew.cluster_core import _ray
 from raycrew.cluster_core._placement.ledger import Slot, SlotLedger
-from raycrew.cluster_core._ray import status as _ray_status
 from raycrew.cluster_core._topology import Bundle
 from raycrew.cluster_core.errors import BundlesOccupiedError, ClusterClosedError, ClusterError
 
@@ -40,7 +40,7 @@ class LedgerKeeper:
 
     def _forget_gone(self) -> int:
         processes = self._ledger.processes()
-        return self._ledger.forget(_ray_status.gone(processes)) if processes else 0
+        return self._ledger.forget(_ray.gone(processes)) if processes else 0
 
 
 class SharedLedger:
@@ -92,7 +92,7 @@ class SharedLedger:
 
         The claim ends with this process: an actor's with the actor, any other one's with its job or node.
         """
-        slot: Slot = self._call("take", indices, holder, _ray_status.this_process())
+        slot: Slot = self._call("take", indices, holder, _ray.this_process())
         return slot
 
     def release(self, token: int) -> None:

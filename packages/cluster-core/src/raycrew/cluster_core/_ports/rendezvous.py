@@ -8,8 +8,8 @@ import ray
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raycrew.cluster_core import _ray
 from raycrew.cluster_core._ports.leases import PortLease, lease_ports
-from raycrew.cluster_core._ray import compat as _ray_compat
 from raycrew.cluster_core._topology import Rendezvous
 from raycrew.cluster_core.errors import ClusterError, NodeLostError
 
@@ -26,7 +26,7 @@ class PortKeeper:
         """Lease ports of this node; return its address and the ports."""
         lease = lease_ports(count, port_range=port_range, consecutive=consecutive)
         self._leases.append(lease)
-        return _ray_compat.node_address(), lease.ports
+        return _ray.node_address(), lease.ports
 
 
 class PortKeepers:

@@ -1,1 +1,46 @@
 """Tensors and objects as plain bytes in few buffers, and back, without needless copies."""
+
+from raycrew.tensor_transport._bytes.arenas import Slot, arrange, locate
+from raycrew.tensor_transport._bytes.codec import Encoded, check_size, dump, finish, load, reduce_through
+from raycrew.tensor_transport._bytes.memory import (
+    array_bytes,
+    array_over,
+    check_tensor,
+    copy_bytes,
+    fresh_tensor,
+    has_plain_bytes,
+    is_plain,
+    parse_numpy_dtype,
+    parse_torch_dtype,
+    private_copy,
+    tensor_bytes,
+    tensor_from,
+    tensor_over,
+    unlocked,
+)
+
+__all__ = [
+    "Encoded",
+    "Slot",
+    "arrange",
+    "array_bytes",
+    "array_over",
+    "check_size",
+    "check_tensor",
+    "copy_bytes",
+    "dump",
+    "finish",
+    "fresh_tensor",
+    "has_plain_bytes",
+    "is_plain",
+    "load",
+    "locate",
+    "parse_numpy_dtype",
+    "parse_torch_dtype",
+    "private_copy",
+    "reduce_through",
+    "tensor_bytes",
+    "tensor_from",
+    "tensor_over",
+    "unlocked",
+]

@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from raycrew.tensor_transport._bytes.arenas import Slot, arrange, locate
-from raycrew.tensor_transport._bytes.codec import dump, load
-from raycrew.tensor_transport._bytes.memory import unlocked
+from raycrew.tensor_transport._bytes import Slot, arrange, dump, load, locate, unlocked
 from raycrew.tensor_transport._columns.columns import KINDS, Received, bare, kind_of, row_count
 from raycrew.tensor_transport._columns.kinds import Kind
 from raycrew.tensor_transport.errors import DecodeError

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from raycrew.tensor_transport._bytes.codec import Encoded
+from raycrew.tensor_transport._bytes import Encoded
 from raycrew.tensor_transport.protocols import Bytes
 
 

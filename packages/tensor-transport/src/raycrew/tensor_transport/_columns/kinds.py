@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raycrew.tensor_transport._bytes.codec import check_size
-from raycrew.tensor_transport._bytes.memory import (
+from raycrew.tensor_transport._bytes import (
     array_bytes,
     array_over,
+    check_size,
     has_plain_bytes,
     parse_numpy_dtype,
     parse_torch_dtype,
@@ -23,7 +23,7 @@ from raycrew.tensor_transport._bytes.memory import (
     tensor_over,
 )
 from raycrew.tensor_transport._columns.padding import Number, PadSide, join
-from raycrew.tensor_transport._rows.indexing import Rows
+from raycrew.tensor_transport._rows import Rows
 from raycrew.tensor_transport.errors import BatchSchemaError, DecodeError
 from raycrew.tensor_transport.protocols import Bytes, RowHandle
 

@@ -5,8 +5,8 @@ from typing import Any, Self
 
 import torch
 
-from raycrew.tensor_transport._bytes.codec import reduce_through
-from raycrew.tensor_transport._rows.indexing import RowIndex, Rows, normalize_rows, row_numbers
+from raycrew.tensor_transport._bytes import reduce_through
+from raycrew.tensor_transport._rows import RowIndex, Rows, normalize_rows, row_numbers
 from raycrew.tensor_transport.protocols import RowHandle
 
 

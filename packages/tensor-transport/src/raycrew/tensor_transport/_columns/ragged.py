@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raycrew.tensor_transport._bytes.codec import reduce_through
+from raycrew.tensor_transport._bytes import reduce_through
 from raycrew.tensor_transport._columns.padding import Number, PadSide, check_pad_side, join
-from raycrew.tensor_transport._rows.indexing import Rows, is_contiguous, row_numbers
+from raycrew.tensor_transport._rows import Rows, is_contiguous, row_numbers
 from raycrew.tensor_transport.errors import BatchSchemaError
 from raycrew.tensor_transport.protocols import RowHandle
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from raycrew.tensor_transport._bytes.memory import private_copy, tensor_bytes
+from raycrew.tensor_transport._bytes import private_copy, tensor_bytes
 from raycrew.tensor_transport._columns.kinds import (
     HandleKind,
     Kind,
@@ -17,7 +17,7 @@ from raycrew.tensor_transport._columns.kinds import (
 )
 from raycrew.tensor_transport._columns.packed import PackedTensor
 from raycrew.tensor_transport._columns.ragged import RaggedTensor
-from raycrew.tensor_transport._rows.indexing import Rows
+from raycrew.tensor_transport._rows import Rows
 from raycrew.tensor_transport.errors import BatchSchemaError, DecodeError
 from raycrew.tensor_transport.protocols import Bytes
 

@@ -6,12 +6,12 @@ from typing import Any, Self, TypeVar
 
 import torch
 
-from raycrew.tensor_transport._bytes.codec import Encoded, finish
+from raycrew.tensor_transport._bytes import Encoded, finish
 from raycrew.tensor_transport._columns.columns import Received, bare, is_column, kind_of, row_count, transform
 from raycrew.tensor_transport._columns.frame import decode_columns, encode_columns
 from raycrew.tensor_transport._columns.joining import join_columns, name_columns
 from raycrew.tensor_transport._columns.kinds import Padding
-from raycrew.tensor_transport._rows.indexing import (
+from raycrew.tensor_transport._rows import (
     RowIndex,
     Rows,
     check_permutation,

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import Any
 
-from raycrew.tensor_transport._bytes.memory import is_plain
+from raycrew.tensor_transport._bytes import is_plain
 from raycrew.tensor_transport._handles.registry import ShardRegistry
 from raycrew.tensor_transport._handles.walk import ContainsItselfError, localize, remotize
 from raycrew.tensor_transport.backends.node_memory import NodeMemoryBackend

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from raycrew.tensor_transport._bytes.memory import copy_bytes, fresh_tensor
-from raycrew.tensor_transport._rows.views import ShardRows
+from raycrew.tensor_transport._bytes import copy_bytes, fresh_tensor
+from raycrew.tensor_transport._rows import ShardRows
 from raycrew.tensor_transport._shards import ShardRead, TensorShardInfo, dtype_name
 from raycrew.tensor_transport.rtensor import RTensor
 

@@ -1,1 +1,26 @@
 """Which rows: one normaliser for every way to name them, and views on runs of them."""
+
+from raycrew.tensor_transport._rows.indexing import (
+    RowIndex,
+    Rows,
+    check_permutation,
+    even_bounds,
+    inverse_permutation,
+    is_contiguous,
+    normalize_rows,
+    row_numbers,
+)
+from raycrew.tensor_transport._rows.views import RowView, ShardRows
+
+__all__ = [
+    "RowIndex",
+    "RowView",
+    "Rows",
+    "ShardRows",
+    "check_permutation",
+    "even_bounds",
+    "inverse_permutation",
+    "is_contiguous",
+    "normalize_rows",
+    "row_numbers",
+]

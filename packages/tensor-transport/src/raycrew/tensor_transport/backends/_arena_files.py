@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raycrew.tensor_transport._bytes.memory import copy_bytes
+from raycrew.tensor_transport._bytes import copy_bytes
 from raycrew.tensor_transport.errors import TransportError, TransportTimeoutError
 from raycrew.tensor_transport.protocols import Bytes
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from raycrew.tensor_transport._bytes.memory import tensor_bytes
+from raycrew.tensor_transport._bytes import tensor_bytes
 from raycrew.tensor_transport.errors import DecodeError, UnsupportedTensorError
 from raycrew.tensor_transport.protocols import Bytes
 

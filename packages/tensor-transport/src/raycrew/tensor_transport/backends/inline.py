@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from raycrew.tensor_transport._bytes.memory import tensor_bytes, tensor_over
+from raycrew.tensor_transport._bytes import tensor_bytes, tensor_over
 from raycrew.tensor_transport._shards import (
     ShardRead,
     StoreStats,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from raycrew.tensor_transport import _ray_compat
-from raycrew.tensor_transport._bytes.memory import tensor_bytes, tensor_from
+from raycrew.tensor_transport._bytes import tensor_bytes, tensor_from
 from raycrew.tensor_transport._shards import (
     ShardRead,
     StoreStats,

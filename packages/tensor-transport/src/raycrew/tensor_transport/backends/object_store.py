@@ -9,8 +9,7 @@ from typing import Any, Self
 import torch
 
 from raycrew.tensor_transport import _ray_compat
-from raycrew.tensor_transport._bytes.arenas import arrange
-from raycrew.tensor_transport._bytes.memory import tensor_bytes
+from raycrew.tensor_transport._bytes import arrange, tensor_bytes
 from raycrew.tensor_transport._shards import (
     ShardRead,
     StoreStats,

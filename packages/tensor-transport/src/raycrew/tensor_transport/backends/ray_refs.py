@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from raycrew.tensor_transport import _ray_compat
-from raycrew.tensor_transport._bytes.arenas import arrange
-from raycrew.tensor_transport._bytes.memory import tensor_bytes, tensor_over, unlocked
+from raycrew.tensor_transport._bytes import arrange, tensor_bytes, tensor_over, unlocked
 from raycrew.tensor_transport._shards import (
     ShardRead,
     StoreStats,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raycrew.tensor_transport._bytes.memory import tensor_bytes, tensor_over
+from raycrew.tensor_transport._bytes import tensor_bytes, tensor_over
 from raycrew.tensor_transport._shards import (
     ShardRead,
     StoreStats,

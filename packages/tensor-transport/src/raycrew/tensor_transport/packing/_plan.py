@@ -8,7 +8,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from raycrew.tensor_transport._rows.indexing import Rows, even_bounds
+from raycrew.tensor_transport._rows import Rows, even_bounds
 from raycrew.tensor_transport.packing import balance, pack
 
 Lengths = npt.NDArray[np.int64]

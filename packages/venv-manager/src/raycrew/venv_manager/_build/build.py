@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from raycrew.venv_manager._build import inventory as _inventory
-from raycrew.venv_manager._spec import lock_file as _lock
-from raycrew.venv_manager._build import probe as _probe
-from raycrew.venv_manager._uv.indexes import build_environment
-from raycrew.venv_manager._waiting.interrupt import result_of, workers
-from raycrew.venv_manager._waiting.progress import Report
+from raycrew.venv_manager import _spec
+from raycrew.venv_manager._build import probing as _probe
+from raycrew.venv_manager._uv import build_environment
+from raycrew.venv_manager._waiting import result_of, workers
+from raycrew.venv_manager._waiting import Report
 from raycrew.venv_manager._build.recipe import Recipe, this_platform
-from raycrew.venv_manager._spec.spec import EnvironmentSpec
-from raycrew.venv_manager._uv.process import find_uv, run_uv
+from raycrew.venv_manager._spec import EnvironmentSpec
+from raycrew.venv_manager._uv import find_uv, run_uv
 from raycrew.venv_manager.errors import StoreError
 
 VENV = "venv"
@@ -138,8 +138,8 @@ class Build:
         return recipe
 
     def _expect(self, recipe: Recipe) -> Recipe:
-        target = _lock.target(recipe.python)
-        pinned = (p for p in _lock.read(recipe.lock) if p.pin and p.applies(target))
+        target = _spec.target(recipe.python)
+        pinned = (p for p in _spec.read(recipe.lock) if p.pin and p.applies(target))
         self.expected = {p.name: str(p.data["version"]) for p in pinned}
         return recipe
 

@@ -18,9 +18,9 @@ from urllib.parse import unquote, urlparse
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from raycrew.venv_manager._waiting.locks import scratch
-from raycrew.venv_manager._spec.sources import file_hash, folder_fingerprint, read_toml
-from raycrew.venv_manager._uv.process import run_uv
+from raycrew.venv_manager._waiting import scratch
+from raycrew.venv_manager._spec import file_hash, folder_fingerprint, read_toml
+from raycrew.venv_manager._uv import run_uv
 from raycrew.venv_manager.errors import VenvError
 
 _PREFIX = "raycrew-"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from raycrew.venv_manager._build.probe import Expectation
+from raycrew.venv_manager._build.probing import Expectation
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raycrew.venv_manager._build.carry import luggage
-from raycrew.venv_manager._build.probe import Expectation, check, probe
-from raycrew.venv_manager._build.recipe import Recipe
-from raycrew.venv_manager._spec.digest import key_of
-from raycrew.venv_manager._spec.spec import EnvironmentSpec
-from raycrew.venv_manager._store.resolve import expectation
-from raycrew.venv_manager._store.store import Store, check_name
-from raycrew.venv_manager._uv.uv_run import parse
-from raycrew.venv_manager._waiting.progress import Report, reporting
+from raycrew.venv_manager._build import Expectation, Recipe, check, luggage, probe
+from raycrew.venv_manager._spec import EnvironmentSpec, key_of
+from raycrew.venv_manager._store import Store, check_name, expectation
+from raycrew.venv_manager._uv import parse
+from raycrew.venv_manager._waiting import Report, reporting
 from raycrew.venv_manager.errors import ProvisionError, ReadOnlyStoreError
 from raycrew.venv_manager.protocols import NodeRunner
 from raycrew.venv_manager.provision import forced, identify, prepare

@@ -5,8 +5,8 @@ import threading
 from pathlib import Path
 
 from raycrew.venv_manager._nodes.on_nodes import create_local_venv_on_each_node
-from raycrew.venv_manager._spec.spec import EnvironmentSpec
-from raycrew.venv_manager._uv.uv_run import parse
+from raycrew.venv_manager._spec import EnvironmentSpec
+from raycrew.venv_manager._uv import parse
 from raycrew.venv_manager.protocols import NodeRunner
 from raycrew.venv_manager.provision import create_local_venv
 from raycrew.venv_manager.registry import ACTOR_ENVIRONMENT_REGISTRY, ActorEnvironmentRegistry

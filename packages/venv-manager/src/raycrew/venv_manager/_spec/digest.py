@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from raycrew.venv_manager._spec import lock_file as _lock
-from raycrew.venv_manager._spec.settings import inline_metadata
+from raycrew.venv_manager._spec import locks as _lock
 from raycrew.venv_manager._spec.sources import (
     archive_hash,
     file_hash,
@@ -26,6 +25,7 @@ from raycrew.venv_manager._spec.sources import (
     workspace_root,
 )
 from raycrew.venv_manager._spec.spec import EnvironmentSpec
+from raycrew.venv_manager._spec.uv_settings import inline_metadata
 from raycrew.venv_manager.errors import SpecError
 
 FORMAT = 1  # of the layout of an environment in the store: a change makes every key new

@@ -1,1 +1,19 @@
 """The store: one folder per key, published by a stamp; resolving, upkeep."""
+
+from raycrew.venv_manager._store.resolution import expectation, resolve, sync_of
+from raycrew.venv_manager._store.store import Environment, Store, check_name
+from raycrew.venv_manager._store.upkeep import Drift, Removal, collect, relocated, verify
+
+__all__ = [
+    "Drift",
+    "Environment",
+    "Removal",
+    "Store",
+    "check_name",
+    "collect",
+    "expectation",
+    "relocated",
+    "resolve",
+    "sync_of",
+    "verify",
+]

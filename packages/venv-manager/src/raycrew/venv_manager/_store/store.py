@@ -15,11 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from raycrew.venv_manager import errors
-from raycrew.venv_manager._build.build import PYTHON, Build, Sync, write_whole
-from raycrew.venv_manager._build.probe import Expectation, check, probe
-from raycrew.venv_manager._build.recipe import Recipe
-from raycrew.venv_manager._waiting.locks import KeyLocks, processes_using, slot
-from raycrew.venv_manager._waiting.progress import Report, changes, silent
+from raycrew.venv_manager._build import PYTHON, Build, Expectation, Recipe, Sync, check, probe, write_whole
+from raycrew.venv_manager._waiting import KeyLocks, Report, changes, processes_using, silent, slot
 
 logger = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raycrew.venv_manager._build import inventory as _inventory
-from raycrew.venv_manager._build.probe import Expectation, check, probe
-from raycrew.venv_manager._spec.digest import KEY_LENGTH
+from raycrew.venv_manager import _build
+from raycrew.venv_manager._build import Expectation, check, probe
+from raycrew.venv_manager._spec import KEY_LENGTH
 from raycrew.venv_manager._store.store import Environment, Store
-from raycrew.venv_manager._waiting.locks import processes_using
+from raycrew.venv_manager._waiting import processes_using
 from raycrew.venv_manager.errors import ProbeError, StoreTimeoutError
 
 _DAY_S = 86400.0
@@ -60,12 +60,12 @@ def verify(store: Store, environment: Environment, *, contents: bool = False, im
     root = environment.path / "venv"
     try:
         before = json.loads((environment.path / "inventory.json").read_text(encoding="utf-8"))
-        now = _inventory.take(root)
+        now = _build.take(root)
     except (OSError, ValueError) as error:
         return Drift(environment.key, notes=(f"it cannot be compared: {error}",), broken=True)
     changed = {name for name, facts in now.files.items() if name in before and before[name] != list(facts)}
     if contents:
-        changed |= set(_inventory.altered(root, now))
+        changed |= set(_build.altered(root, now))
     notes, broken = _notes(store, environment, imports)
     old = dict(environment.stamp["packages"])
     return Drift(
@@ -189,7 +189,7 @@ def _left_overs(store: Store, dry_run: bool) -> list[Removal]:
     for folder in sorted(store.root.glob("trash/*")):
         if not _TRASH.fullmatch(folder.name):
             continue
-        size = _inventory.take(folder).own_bytes
+        size = _build.take(folder).own_bytes
         if not dry_run:
             shutil.rmtree(folder, ignore_errors=True)
         found.append(Removal(folder.name, "left by an interrupted removal", size, not dry_run))
@@ -200,7 +200,7 @@ def _left_overs(store: Store, dry_run: bool) -> list[Removal]:
             with store.locks(folder.name).building(0.0):
                 if store.look(folder.name):
                     continue
-                size = _inventory.take(folder).own_bytes
+                size = _build.take(folder).own_bytes
                 if not dry_run:
                     store.remove_folder(folder)
                 found.append(Removal(folder.name, "left by an interrupted build", size, not dry_run))

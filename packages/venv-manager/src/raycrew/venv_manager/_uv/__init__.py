@@ -1,1 +1,16 @@
 """The only place that runs uv, and what uv is told: indexes and command lines."""
+
+from raycrew.venv_manager._uv.indexes import build_environment, index_variables, without_password
+from raycrew.venv_manager._uv.process import OLDEST, find_uv, run_uv, uv_version
+from raycrew.venv_manager._uv.uv_run import parse
+
+__all__ = [
+    "OLDEST",
+    "build_environment",
+    "find_uv",
+    "index_variables",
+    "parse",
+    "run_uv",
+    "uv_version",
+    "without_password",
+]

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from raycrew.venv_manager._spec.spec import EnvironmentSpec
+from raycrew.venv_manager._spec import EnvironmentSpec
 
 # Variables of uv that a user may set and that are handed on. All others would change what is built unseen.
 _KEPT = (

@@ -1,1 +1,29 @@
 """Calls of a group: who gets what, sent and awaited, and failures that say where."""
+
+from raycrew.worker_groups._calls.dispatch import Dispatch, GroupShape
+from raycrew.worker_groups._calls.encoding import Packer
+from raycrew.worker_groups._calls.failures import Whereabouts, failure, log_tail, start_timeout
+from raycrew.worker_groups._calls.futures import MultiWorkerFuture, refuse_stream
+from raycrew.worker_groups._calls.group_calls import GroupCalls
+from raycrew.worker_groups._calls.sending import send_to_actors
+from raycrew.worker_groups._calls.sizes import SharedStore
+from raycrew.worker_groups._calls.waiting import Settled, deadline_after, left, settle
+
+__all__ = [
+    "Dispatch",
+    "GroupCalls",
+    "GroupShape",
+    "MultiWorkerFuture",
+    "Packer",
+    "Settled",
+    "SharedStore",
+    "Whereabouts",
+    "deadline_after",
+    "failure",
+    "left",
+    "log_tail",
+    "refuse_stream",
+    "send_to_actors",
+    "settle",
+    "start_timeout",
+]

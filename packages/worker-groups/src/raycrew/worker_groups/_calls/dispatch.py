@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from raycrew.worker_groups._worker.worker_class import ClassInfo, MethodInfo
+from raycrew.worker_groups._worker import ClassInfo, MethodInfo
 from raycrew.worker_groups.errors import UnknownMethodError
 from raycrew.worker_groups.protocols import Shardable
 from raycrew.worker_groups.sharding import NamedSharding

@@ -5,7 +5,7 @@ from typing import Any
 
 from raycrew.worker_groups._calls.futures import MultiWorkerFuture, refuse_stream
 from raycrew.worker_groups._calls.sizes import SharedStore
-from raycrew.worker_groups._worker.shell import Gathered
+from raycrew.worker_groups._worker import Gathered
 from raycrew.worker_groups.protocols import ArgumentTransport
 
 

@@ -10,7 +10,7 @@ import ray
 from raycrew.worker_groups._calls.failures import Whereabouts, failure, log_tail
 from raycrew.worker_groups._calls.waiting import Settled, deadline_after, left, settle
 from raycrew.worker_groups._ray_compat import call_id, is_death, run_on_node
-from raycrew.worker_groups._worker.recalls import recall, recall_all
+from raycrew.worker_groups._worker import recall, recall_all
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError, combine
 
 R = TypeVar("R")

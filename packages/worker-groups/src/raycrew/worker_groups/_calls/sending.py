@@ -9,7 +9,7 @@ from raycrew.worker_groups._calls.dispatch import Dispatch
 from raycrew.worker_groups._calls.encoding import Packer
 from raycrew.worker_groups._calls.failures import Whereabouts
 from raycrew.worker_groups._calls.futures import MultiWorkerFuture
-from raycrew.worker_groups._worker.shell import Gathered
+from raycrew.worker_groups._worker import Gathered
 from raycrew.worker_groups.protocols import ArgumentTransport
 
 

@@ -7,8 +7,7 @@ from typing import Any, Literal, Self
 
 from raycrew.cluster_core import Cluster
 from raycrew.worker_groups._ranks import SeatPlan
-from raycrew.worker_groups._worker.shell import CommunicationOptions
-from raycrew.worker_groups._worker.worker_class import ClassInfo, fqn_of
+from raycrew.worker_groups._worker import ClassInfo, CommunicationOptions, fqn_of
 from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
 
 

@@ -12,11 +12,19 @@ from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError
 
 from raycrew.cluster_core import Claim
-from raycrew.worker_groups._calls.encoding import Packer
-from raycrew.worker_groups._calls.failures import Whereabouts, failure, log_tail, start_timeout
-from raycrew.worker_groups._calls.futures import refuse_stream
-from raycrew.worker_groups._calls.sizes import SharedStore
-from raycrew.worker_groups._calls.waiting import Settled, deadline_after, left, settle
+from raycrew.worker_groups._calls import (
+    Packer,
+    Settled,
+    SharedStore,
+    Whereabouts,
+    deadline_after,
+    failure,
+    left,
+    log_tail,
+    refuse_stream,
+    settle,
+    start_timeout,
+)
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, rank_order
 from raycrew.worker_groups._ray_compat import (
     await_end,
@@ -29,14 +37,18 @@ from raycrew.worker_groups._ray_compat import (
 from raycrew.worker_groups._start.plugins import interpreter_for
 from raycrew.worker_groups._start.report import StartupProgress, StartupReport, Stopwatch, startup_progress
 from raycrew.worker_groups._start.spec import GroupSpec, check_init, worker_aliases
-from raycrew.worker_groups._worker.options import Configured, WorkerOptions, merge_options
-from raycrew.worker_groups._worker.shell import Orders, as_current, shell_class
-from raycrew.worker_groups._worker.worker_class import (
+from raycrew.worker_groups._worker import (
     ClassInfo,
     ClassSource,
+    Configured,
+    Orders,
+    WorkerOptions,
+    as_current,
     describe,
     describe_class,
     held_class,
+    merge_options,
+    shell_class,
     source_of,
 )
 from raycrew.worker_groups.errors import WorkerFailureError, WorkerStartTimeoutError, combine

@@ -1,1 +1,51 @@
 """What runs in a worker's process, and what is known of its class and options before it does."""
+
+from raycrew.worker_groups._worker.options import Configured, WorkerOptions, merge_options, pick_secrets
+from raycrew.worker_groups._worker.recalls import recall, recall_all
+from raycrew.worker_groups._worker.shell import (
+    CommunicationOptions,
+    CurrentWorker,
+    Gathered,
+    Orders,
+    as_current,
+    be_current,
+    current_worker,
+    shell_class,
+)
+from raycrew.worker_groups._worker.worker_class import (
+    ClassInfo,
+    ClassSource,
+    MethodInfo,
+    describe,
+    describe_class,
+    fqn_of,
+    held_class,
+    load_class,
+    source_of,
+)
+
+__all__ = [
+    "ClassInfo",
+    "ClassSource",
+    "CommunicationOptions",
+    "Configured",
+    "CurrentWorker",
+    "Gathered",
+    "MethodInfo",
+    "Orders",
+    "WorkerOptions",
+    "as_current",
+    "be_current",
+    "current_worker",
+    "describe",
+    "describe_class",
+    "fqn_of",
+    "held_class",
+    "load_class",
+    "merge_options",
+    "pick_secrets",
+    "recall",
+    "recall_all",
+    "shell_class",
+    "source_of",
+]

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from raycrew.worker_groups._calls.futures import MultiWorkerFuture
-from raycrew.worker_groups._calls.waiting import deadline_after, left
+from raycrew.worker_groups._calls import MultiWorkerFuture, deadline_after, left
 from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups._ray_compat import is_death
 from raycrew.worker_groups.balancing._strategies import WorkerLoad, key_bytes, strategy_of

@@ -8,32 +8,34 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from raycrew.venv_manager._build.build import Sync
-from raycrew.venv_manager._build.carry import Luggage, build_wheel, wheel_of
-from raycrew.venv_manager._build.probe import Expectation
-from raycrew.venv_manager._build.recipe import Recipe, this_platform
-from raycrew.venv_manager._spec import lock_file as _lock
-from raycrew.venv_manager._spec.digest import (
+from raycrew.venv_manager import _spec
+from raycrew.venv_manager._build import (
+    Expectation,
+    Luggage,
+    Recipe,
+    Sync,
+    build_wheel,
+    this_platform,
+    wheel_of,
+)
+from raycrew.venv_manager._spec import (
+    EnvironmentSpec,
     base_of,
+    inline_metadata,
+    is_package,
     local_requirement,
+    local_sources,
     lock_file,
     project_folder,
-    script_sources,
-)
-from raycrew.venv_manager._spec.settings import inline_metadata, settings
-from raycrew.venv_manager._spec.sources import (
-    is_package,
-    local_sources,
     read_toml,
     requirement_files,
     requirement_lines,
+    script_sources,
+    settings,
     workspace_root,
 )
-from raycrew.venv_manager._spec.spec import EnvironmentSpec
-from raycrew.venv_manager._uv.indexes import build_environment
-from raycrew.venv_manager._uv.process import run_uv
-from raycrew.venv_manager._waiting.interrupt import result_of, workers
-from raycrew.venv_manager._waiting.locks import scratch
+from raycrew.venv_manager._uv import build_environment, run_uv
+from raycrew.venv_manager._waiting import result_of, scratch, workers
 from raycrew.venv_manager.errors import ConflictingExtrasError, ResolutionError
 
 
@@ -75,7 +77,7 @@ def resolve(
         spec=spec.to_dict(),
         identity=identity,
         python=spec.python,
-        lock=_lock.write(packages),
+        lock=_spec.write(packages),
         wheels=wheels,
         settings=job.settings,
         variables={**variables, **dict(spec.environment)},
@@ -137,7 +139,7 @@ class _Job:
         self.environ = {**environ, "UV_CONFIG_FILE": str(folder / "uv.toml"), "UV_NO_CONFIG": "1"}
         self.local_wheels: dict[str, bytes] = {}
 
-    def packages(self) -> list[_lock.Package]:
+    def packages(self) -> list[_spec.Package]:
         """All packages of the environment, each from an index, a URL or a wheel of ours."""
         self._gather_carried()
         if lock_file(self.spec) is None:
@@ -160,13 +162,13 @@ class _Job:
             made = [pool.submit(wheel_of, carried, build) for carried in self.carried.distributions]
             self.carried_wheels = dict(map(result_of, made))
 
-    def _locked(self) -> list[_lock.Package]:
+    def _locked(self) -> list[_spec.Package]:
         """What the spec's own lock file says."""
         path = self.folder / "locked" / "pylock.toml"
         path.parent.mkdir()
         if self.spec.kind == "pylock":
             file = Path(self.spec.path)
-            return self._settled(_lock.read_file(file), file.parent)
+            return self._settled(_spec.read_file(file), file.parent)
         flags: list[str | Path] = [self.lock_flag, *_export_flags(self.spec)]
         if self.project:
             flags += ["--project", self.project]
@@ -175,9 +177,9 @@ class _Job:
         self._uv(
             "export", "-q", "--no-header", "--format", "pylock.toml", "-o", path, *_python(self.spec), *flags
         )
-        return self._settled(_lock.read(path.read_text("utf-8")), path.parent)
+        return self._settled(_spec.read(path.read_text("utf-8")), path.parent)
 
-    def _compile(self, onto: list[_lock.Package] | None = None) -> list[_lock.Package]:
+    def _compile(self, onto: list[_spec.Package] | None = None) -> list[_spec.Package]:
         """What uv chooses for everything that no lock file decides; with `onto`, only what that lacks."""
         listed = list(self._requirements(onto))
         inputs: list[str | Path] = list(self.spec.requirement_files)
@@ -192,7 +194,7 @@ class _Job:
         output = self.folder / "compiled" / "pylock.toml"
         output.parent.mkdir()
         if self.carried.versions:
-            output.write_text(_lock.preferences(self.carried.versions), encoding="utf-8")
+            output.write_text(_spec.preferences(self.carried.versions), encoding="utf-8")
         if onto is not None:
             pins = self.folder / "pins.txt"
             pins.write_text("\n".join(p.pin for p in onto if p.pin) + "\n", encoding="utf-8")
@@ -210,9 +212,9 @@ class _Job:
             *inputs,
             cwd=base_of(self.spec) if self.spec.requirement_files else self.folder,
         )
-        chosen = _lock.read(output.read_text("utf-8"))
+        chosen = _spec.read(output.read_text("utf-8"))
         if onto is not None:
-            target = _lock.target(self.spec.python)
+            target = _spec.target(self.spec.python)
             there = {p.name for p in onto if p.applies(target)}
             chosen = [p for p in chosen if p.name not in there]
         return self._settled(chosen, output.parent)
@@ -245,7 +247,7 @@ class _Job:
         _refuse_conflicts(declared, {"extra": chosen_extras, "group": chosen_groups}, file)
         return flags
 
-    def _requirements(self, onto: list[_lock.Package] | None) -> Iterator[str]:
+    def _requirements(self, onto: list[_spec.Package] | None) -> Iterator[str]:
         for text in self.spec.packages:
             path = local_requirement(text)
             yield text if path is None or "@" in text else str(path)
@@ -284,11 +286,11 @@ class _Job:
                 texts += [text for text in listed if isinstance(text, str)]
         return {name for text in texts if (name := _name_of(text))}
 
-    def _settled(self, packages: list[_lock.Package], base: Path) -> list[_lock.Package]:
+    def _settled(self, packages: list[_spec.Package], base: Path) -> list[_spec.Package]:
         """The same packages, with local folders and files as wheels of ours."""
         return [self._settle(p, base) for p in packages]
 
-    def _settle(self, package: _lock.Package, base: Path) -> _lock.Package:
+    def _settle(self, package: _spec.Package, base: Path) -> _spec.Package:
         data = package.data
         if "directory" in data:
             folder = base / data["directory"]["path"] / data["directory"].get("subdirectory", "")
@@ -302,7 +304,7 @@ class _Job:
         else:
             return package
         self.local_wheels[name] = content
-        return _lock.of_wheel(name, content)
+        return _spec.of_wheel(name, content)
 
 
 def _tool_uv(spec: EnvironmentSpec) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raycrew.venv_manager._waiting.interrupt import end, start
+from raycrew.venv_manager._waiting import end, start
 from raycrew.venv_manager.errors import IncompatibleEnvironmentError, ProbeError
 
 _SCRIPT = """

@@ -3,10 +3,10 @@
 from collections.abc import Collection
 
 from raycrew.venv_manager._nodes.on_nodes import create_local_venv_on_each_node
-from raycrew.venv_manager._spec.spec import EnvironmentSpec
-from raycrew.venv_manager._store.store import Store
-from raycrew.venv_manager._uv.uv_run import parse
-from raycrew.venv_manager._waiting.interrupt import await_all, workers
+from raycrew.venv_manager._spec import EnvironmentSpec
+from raycrew.venv_manager._store import Store
+from raycrew.venv_manager._uv import parse
+from raycrew.venv_manager._waiting import await_all, workers
 from raycrew.venv_manager.errors import ProvisionError, SpecError
 from raycrew.venv_manager.protocols import NodeRunner
 from raycrew.venv_manager.provision import checked_interpreter, ensure
