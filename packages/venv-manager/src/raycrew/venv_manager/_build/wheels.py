@@ -1,0 +1,150 @@
+"""Wheels: built from a source folder, or put together again from what an installation left of them."""
+
+import base64
+import csv
+import hashlib
+import importlib.metadata
+import io
+import sys
+import zipfile
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from raycrew.venv_manager._spec import file_hash, read_toml
+from raycrew.venv_manager._uv import run_uv
+from raycrew.venv_manager._waiting import scratch
+from raycrew.venv_manager.errors import SpecError, VenvError
+
+# What an installer adds: it says when, whence and by whom, which is nothing of the wheel's.
+_LEFT_OUT = frozenset(
+    {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"}
+)
+_COUNTED = ("Root-Is-Purelib:", "Tag:")  # of WHEEL; the rest names the tool that built it
+_ZIP_TIME = (1980, 1, 1, 0, 0, 0)
+
+
+def build_wheel(
+    source: Path, environ: Mapping[str, str], python: str | None = None, *, timeout_s: float = 3600.0
+) -> tuple[str, bytes]:
+    """Build a wheel of a source folder; with the driver's own build backend where that is installed.
+
+    Raises:
+        UvError: It does not build.
+    """
+    with scratch("raycrew-venv-wheel-") as folder:
+        isolation = ["--no-build-isolation"] if python is None and _backend_is_here(source) else []
+        command: list[str | Path] = [
+            "build",
+            "--wheel",
+            *isolation,
+            "--python",
+            python or sys.executable,
+            "--out-dir",
+            folder,
+            source,
+        ]
+        run_uv(command, environ=environ, timeout_s=timeout_s)
+        wheels = sorted(folder.glob("*.whl"))
+        if len(wheels) != 1:
+            raise VenvError(f"building {source} gave {len(wheels)} wheels instead of one")
+        return wheels[0].name, wheels[0].read_bytes()
+
+
+def _backend_is_here(source: Path) -> bool:
+    file = source / "pyproject.toml"
+    build_system = read_toml(file).get("build-system", {}) if file.is_file() else {}
+    try:
+        needed = [Requirement(text) for text in build_system["requires"]]
+        return all(r.specifier.contains(importlib.metadata.version(r.name), prereleases=True) for r in needed)
+    except (KeyError, importlib.metadata.PackageNotFoundError):
+        return False
+
+
+def repack(dist: importlib.metadata.Distribution) -> tuple[str, bytes]:
+    """The wheel that an installed distribution came from, put together again from its RECORD.
+
+    Raises:
+        VenvError: It was not installed from a wheel, or files of it are gone.
+    """
+    name = canonicalize_name(dist.metadata["Name"]).replace("-", "_")
+    said = (line.partition(":") for line in _said_of_wheel(dist))
+    tags = [value.strip() for label, _, value in said if label == "Tag"]
+    listed = _members(dist)
+    if not listed or not tags:
+        raise VenvError(f"{name} {dist.version} has no RECORD or WHEEL file: reinstall it from a wheel")
+    try:
+        rows = [(text, Path(str(dist.locate_file(text))).read_bytes()) for text in listed]
+    except OSError as error:
+        raise VenvError(f"{name} {dist.version} is damaged, reinstall it: {error}") from error
+    (info,) = {text.partition("/")[0] for text in listed if _is_info(PurePosixPath(text))}
+    return f"{name}-{dist.version}-{_joined(tags)}.whl", pack(rows, info)
+
+
+def content_fingerprint(dist: importlib.metadata.Distribution) -> str:
+    """What an installed distribution brings: the same of equal wheels, however and whenever installed.
+
+    A file that is gone counts as such; `repack` refuses it by name.
+    """
+    digest = hashlib.sha256("\n".join(_said_of_wheel(dist)).encode())
+    base = str(dist.locate_file(""))
+    for text in _members(dist):
+        if not text.endswith(".dist-info/WHEEL"):
+            digest.update(f"\n{text}\0{_hash_of(f'{base}/{text}')}".encode())
+    return digest.hexdigest()
+
+
+def _hash_of(path: str) -> str:
+    try:
+        return file_hash(path)
+    except SpecError:
+        return "gone"
+
+
+def _said_of_wheel(dist: importlib.metadata.Distribution) -> list[str]:
+    lines = (dist.read_text("WHEEL") or "").splitlines()
+    return sorted(line.strip() for line in lines if line.startswith(_COUNTED))
+
+
+def _members(dist: importlib.metadata.Distribution) -> tuple[str, ...]:
+    """Paths of what the wheel held, of all that is installed."""
+    return _listed(dist.read_text("RECORD") or "")
+
+
+@lru_cache(maxsize=16)
+def _listed(record: str) -> tuple[str, ...]:
+    """Parsed once: in the hot path of every `ensure`."""
+    rows = csv.reader(record.splitlines())
+    return tuple(sorted(row[0] for row in rows if row and _is_member(PurePosixPath(row[0]))))
+
+
+def _is_member(path: PurePosixPath) -> bool:
+    made_by_installer = path.suffix == ".pyc" or (_is_info(path) and path.name in _LEFT_OUT)
+    return not (made_by_installer or path.is_absolute() or ".." in path.parts)
+
+
+def _is_info(path: PurePosixPath) -> bool:
+    return len(path.parts) == 2 and path.parts[0].endswith(".dist-info")
+
+
+def _joined(tags: list[str]) -> str:
+    """Several tags of one wheel as its file name has them."""
+    parts = [tag.split("-") for tag in tags]
+    return "-".join(".".join(dict.fromkeys(p[i] for p in parts)) for i in range(3))
+
+
+def pack(rows: Iterable[tuple[str, bytes]], info: str) -> bytes:
+    """A wheel of (path, content) pairs, with its RECORD, the same bytes each time."""
+    buffer = io.BytesIO()
+    record = []
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, content in rows:
+            archive.writestr(zipfile.ZipInfo(path, _ZIP_TIME), content, zipfile.ZIP_DEFLATED)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+            record.append(f"{path},sha256={digest},{len(content)}\n")
+        record.append(f"{info}/RECORD,,\n")
+        archive.writestr(zipfile.ZipInfo(f"{info}/RECORD", _ZIP_TIME), "".join(record))
+    return buffer.getvalue()
