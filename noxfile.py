@@ -10,7 +10,10 @@ import tarfile
 import tempfile
 import tomllib
 import zipfile
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import nox
 
@@ -95,10 +98,14 @@ def all_wheels() -> list[str]:
     return [requirement(package, EXTRAS[package]) for package in PACKAGES]
 
 
+def modules_of(tests: Path) -> str:
+    """Where Ray's workers find the modules of a folder of tests, as `PYTHONPATH`."""
+    return os.pathsep.join(map(str, [tests, *sorted(path for path in tests.iterdir() if path.is_dir())]))
+
+
 def pytest_alone(session: nox.Session, package: str, *arguments: str) -> None:
     """Run a package's tests from an empty folder; Ray's workers find the test modules by PYTHONPATH."""
     tests = ROOT / "packages" / package / "tests"
-    modules = os.pathsep.join(map(str, [tests, *sorted(p for p in tests.iterdir() if p.is_dir())]))
     with tempfile.TemporaryDirectory() as empty:
         session.chdir(empty)
         session.run(
@@ -108,9 +115,10 @@ def pytest_alone(session: nox.Session, package: str, *arguments: str) -> None:
             str(tests),
             "-p",
             "no:cacheprovider",
+            "--durations=8",
             *arguments,
             *session.posargs,
-            env=RAY_ENVIRONMENT | {"PYTHONPATH": modules},
+            env=RAY_ENVIRONMENT | {"PYTHONPATH": modules_of(tests)},
         )
         session.chdir(ROOT)
 
@@ -131,10 +139,13 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def imports(session: nox.Session) -> None:
-    """The boundaries between and within the packages."""
-    session.install("import-linter>=2.3")
+    """The boundaries between and within the packages, and their drawings (`-- --draw` draws them anew)."""
+    session.install("import-linter>=2.6")
     sources = os.pathsep.join(str(ROOT / "packages" / package / "src") for package in PACKAGES)
-    session.run("lint-imports", env={"PYTHONPATH": sources})
+    # Its cache goes by time of change, and takes a module that was moved for one that still is.
+    session.run("lint-imports", "--no-cache", env={"PYTHONPATH": sources})
+    check = [] if "--draw" in session.posargs else ["--check"]
+    session.run("python", "docs/draw_wings.py", *check, env={"PYTHONPATH": sources})
 
 
 @nox.session(reuse_venv=True, requires=["build"])
@@ -281,6 +292,95 @@ def gpu(session: nox.Session) -> None:
         )
 
 
+FIRST_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@nox.session(python=PYTHONS[0], requires=["build"], default=False)
+def release(session: nox.Session) -> None:
+    """A release rehearsed: ranges, API, changelogs, and each package by name from an index of the wheels."""
+    session.install("griffe>=2", "packaging", "towncrier>=25", *TEST_TOOLS)
+    for check in ("siblings", "api"):
+        session.run("python", "release/checks.py", check)
+    session.run("python", "-m", "pytest", "release", "-p", "no:cacheprovider")
+    for package in PACKAGES:
+        draft_changelog(session, package)
+    index = make_index(DIST / "index")
+    for package in PACKAGES:
+        run_first_block(session, package, index)
+
+
+def draft_changelog(session: nox.Session, package: str) -> None:
+    """What the package's changelog would say, as `dist/changelog-<package>.md`."""
+    folder = ROOT / "packages" / package
+    version = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["version"]
+    with session.chdir(folder):
+        text = session.run("towncrier", "build", "--draft", "--version", version, silent=True)
+    (DIST / f"changelog-{package}.md").write_text(str(text))
+    session.log(f"dist/changelog-{package}.md has {len(str(text).splitlines())} lines")
+
+
+def make_index(folder: Path) -> Path:
+    """A package index, as folders of links, of the wheels that were built."""
+    for package in PACKAGES:
+        path = Path(wheel(package))
+        page = folder / f"raycrew-{package}" / "index.html"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(f'<!doctype html><a href="../../{path.name}">{path.name}</a>')
+    return folder
+
+
+def run_first_block(session: nox.Session, package: str, index: Path) -> None:
+    """Install a package by name into an empty environment, and run the first Python block of its README."""
+    readme = (ROOT / "packages" / package / "README.md").read_text()
+    extras = re.search(rf"pip install \"?raycrew-{package}(\[[\w,]+\])?", readme)
+    name = f"raycrew-{package}{(extras and extras.group(1)) or ''}"
+    block = FIRST_BLOCK.search(readme)
+    if block is None:
+        session.error(f"the README of {package} has no Python block")
+    with tempfile.TemporaryDirectory() as folder, session.chdir(folder):
+        Path("first.py").write_text(block.group(1))
+        session.run("uv", "venv", "--quiet", "--python", str(session.python), "env", external=True)
+        target = ("--python", "env/bin/python", "--index", index.as_uri())
+        session.run("uv", "pip", "install", "--quiet", *target, name, *CONSTRAINTS, external=True)
+        session.run("env/bin/python", "first.py", external=True, env=RAY_ENVIRONMENT)
+
+
+@nox.session(python=PYTHONS[0], requires=["build"], default=False)
+def hostile(session: nox.Session) -> None:
+    """All cases of hostile use as a suite of their own: tried and failed per area."""
+    session.install(*all_wheels(), *TEST_TOOLS, "matplotlib", *CONSTRAINTS)
+    areas = {package: ROOT / "packages" / package / "tests" for package in PACKAGES}
+    rows = []
+    for area, tests in (areas | {"together": ROOT / "integration-tests"}).items():
+        report = Path(session.create_tmp()) / f"{area}.xml"
+        report.unlink(missing_ok=True)
+        # 5: this area has no such test.
+        session.run(
+            *("python", "-m", "pytest", str(tests), "-m", "hostile", "-q", "-p", "no:cacheprovider"),
+            f"--junit-xml={report}",
+            *session.posargs,
+            env=RAY_ENVIRONMENT | {"PYTHONPATH": modules_of(tests)},
+            success_codes=[0, 1, 5],
+        )
+        rows += list(areas_of(report, area))
+    for row in rows:
+        print("{:<44} tried {:>4}   failed {:>3}".format(*row))
+    if not rows or any(failed for _, _, failed in rows):
+        session.error("some cases failed, or none was tried")
+
+
+def areas_of(report: Path, package: str) -> Iterator[tuple[str, int, int]]:
+    """Per test module of a JUnit report: its area, how many cases were tried, how many failed."""
+    tried: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    for case in ElementTree.parse(report).iter("testcase"):
+        if case.find("skipped") is None:
+            area = f"{package}: {case.get('classname', '').rpartition('.')[2].removeprefix('test_')}"
+            tried[area] += 1
+            failed[area] += case.find("failure") is not None or case.find("error") is not None
+    return ((area, tried[area], failed[area]) for area in tried)
+
+
 @nox.session(python=PYTHONS[0], reuse_venv=True, requires=["build"])
 def docs(session: nox.Session) -> None:
     """The site, strictly, and every Python block of the READMEs and pages, run."""
@@ -323,3 +423,16 @@ def quickstart_short(session: nox.Session) -> None:
     """A few steps of the main job with the transformers generator."""
     with tempfile.TemporaryDirectory() as output:
         run_example(session, "--quick", "--generator", "transformers", "--output", output)
+
+
+@nox.session(
+    venv_backend="none",
+    default=False,
+    requires=[
+        *("lint", "imports", "typecheck", "build", "tests", "lowest", "tests_together", "hostile"),
+        *("docs", "release", "quickstart_short"),
+    ],
+)
+def full(session: nox.Session) -> None:
+    """Everything but benchmarks and mutants, on every Python that is installed."""
+    session.log("each session stands above")
