@@ -32,16 +32,22 @@ class Generator:
     def __init__(self, store):
         self.model, self.events = Model(), []
         self.receiver = WeightReceiver(self.model.load, store=store)
+        self.broken = set()
 
     def apply_weights(self, update):
         self.events.append("apply")
         return self.receiver.apply(update)
 
     def stop(self):
-        self.events.append("stop")
+        self.act("stop")
 
     def go(self):
-        self.events.append("go")
+        self.act("go")
+
+    def act(self, name):
+        if name in self.broken:
+            raise RuntimeError(f"{name} failed")
+        self.events.append(name)
 
 
 @pytest.fixture
@@ -91,3 +97,84 @@ def test_sync_refuses_generators_that_report_another_version(crew):
     generators[0].apply_weights = lambda update: receipt
     with pytest.raises(WeightUpdateError, match=r"other versions than 2: \{0: 1\}"):
         sync_weights(LocalPeers(trainers), LocalPeers(generators))
+
+
+def breaks_while_loading(tensors):
+    next(iter(tensors))
+    raise RuntimeError("no room")
+
+
+@pytest.mark.hostile
+def test_ranks_that_were_paused_go_on_when_the_pause_of_another_failed(crew):
+    trainers, generators = crew
+    generators[1].broken.add("stop")
+    with pytest.raises(RuntimeError, match="stop failed") as caught:
+        sync_weights(LocalPeers(trainers), LocalPeers(generators), pause="stop", resume="go")
+    assert [g.events for g in generators] == [["stop", "go"], ["go"]]
+    assert caught.value.__notes__ == [
+        "rank 1 failed: weight update 1 did not reach every generator; it can be applied again"
+    ]
+
+
+@pytest.mark.hostile
+def test_a_rank_with_a_mixture_stays_paused_until_an_update_reaches_it(crew):
+    trainers, generators = crew
+    sync_weights(LocalPeers(trainers), LocalPeers(generators), pause="stop", resume="go")
+    broken = generators[1].receiver
+    load, broken._load = broken._load, breaks_while_loading
+    with pytest.raises(WeightUpdateError, match="no room") as caught:
+        sync_weights(LocalPeers(trainers), LocalPeers(generators), pause="stop", resume="go")
+    assert not broken.intact
+    assert generators[0].events[-3:] == ["stop", "apply", "go"]
+    assert generators[1].events[-2:] == ["stop", "apply"]
+    assert any(
+        "rank 1 is not resumed: its weights are, or may be, a mixture" in n for n in caught.value.__notes__
+    )
+    broken._load = load
+    sync_weights(LocalPeers(trainers), LocalPeers(generators), publish="latest", pause="stop", resume="go")
+    assert [g.events[-1] for g in generators] == ["go", "go"]
+
+
+@pytest.mark.hostile
+def test_a_rank_that_does_not_say_whether_it_is_intact_is_not_resumed(crew):
+    trainers, generators = crew
+
+    def dies(update):
+        raise TimeoutError("no answer")
+
+    def wrapped(update):
+        raise RuntimeError("the engine says") from WeightUpdateError("damaged", intact=False)
+
+    def before_it_began(update):
+        raise RuntimeError("the engine says") from WeightUpdateError("damaged", intact=True)
+
+    for apply, resumed in ((dies, False), (wrapped, False), (before_it_began, True)):
+        generators[0].apply_weights, generators[0].events = apply, []
+        with pytest.raises((TimeoutError, RuntimeError)):
+            sync_weights(LocalPeers(trainers), LocalPeers(generators), resume="go")
+        assert generators[0].events == ["go"] * resumed
+        assert generators[1].events[-1] == "go"
+
+
+@pytest.mark.hostile
+def test_every_failure_is_told_and_the_first_is_raised(crew):
+    trainers, generators = crew
+    for generator in generators:
+        generator.receiver._load = lambda tensors: 1 / 0
+    generators[1].broken.add("go")
+    with pytest.raises(WeightUpdateError) as caught:
+        sync_weights(LocalPeers(trainers), LocalPeers(generators), resume="go")
+    notes = "\n".join(caught.value.__notes__)
+    assert "go() failed on rank 1: RuntimeError('go failed')" in notes
+    assert "rank 1 failed, too: WeightUpdateError" in notes
+    assert generators[0].events[-1] == "go"
+
+
+@pytest.mark.hostile
+def test_a_resumption_that_fails_is_raised_without_blaming_the_update(crew):
+    trainers, generators = crew
+    generators[1].broken.add("go")
+    with pytest.raises(RuntimeError, match="go failed") as caught:
+        sync_weights(LocalPeers(trainers), LocalPeers(generators), resume="go")
+    assert not any("did not reach" in note for note in caught.value.__notes__)
+    assert [g.receiver.version for g in generators] == [1, 1]

@@ -345,7 +345,9 @@ def test_a_restarted_trainer_may_go_back_but_its_predecessor_may_not(store, mode
     after = WeightPublisher(store)
     receiver.apply(after.publish(weights(1), version=40))
     assert receiver.version == 40
-    with pytest.raises(StaleVersionError):
+    with pytest.raises(
+        StaleVersionError, match=r"update 51 is stale: its publisher \w{8} was replaced by \w{8}"
+    ):
         receiver.apply(before.publish(weights(2), version=51))
 
 

@@ -60,6 +60,9 @@ class Peers:
     def call(self, method, *args, **kwargs):
         return Results([getattr(actor, method).remote(*args, **kwargs) for actor in self.actors])
 
+    def on(self, *, ranks):
+        return Peers([self.actors[rank] for rank in ranks])
+
 
 def start(cls, node, *args):
     return ray.remote(cls).options(num_cpus=0, resources={node: 1}).remote(*args)

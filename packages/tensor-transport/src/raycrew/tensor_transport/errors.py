@@ -134,4 +134,10 @@ class DecodeError(TransportError, ValueError):
 
 
 class SourceChangedError(TransportError):
-    """A tensor that was lent (`borrow=True`) was written to before its bytes were taken."""
+    """Tensors were written to while their bytes were being taken: lent (`borrow=True`), or published.
+
+    Attributes:
+        names: Those that were published.
+    """
+
+    names: Sequence[str] = ()

@@ -1,21 +1,29 @@
 """The trainer's side: pack tensors into buckets, and publish them as one version."""
 
 import dataclasses
+import os
+import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
 
 from raycrew.tensor_transport._ray_compat import RayByteStore
-from raycrew.tensor_transport.errors import TransportClosedError, UnsupportedTensorError
+from raycrew.tensor_transport.errors import TransportClosedError, TransportError
 from raycrew.tensor_transport.protocols import Bytes, ByteStore
 from raycrew.tensor_transport.weights._manifest import Bucket, TensorEntry, WeightUpdate, checksum, dtype_name
-
-Weights = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
+from raycrew.tensor_transport.weights._source import (
+    SourceWatch,
+    Weights,
+    find_ties,
+    listed,
+    refuse_without_bytes,
+)
 
 _ALIGNMENT = 64
 
@@ -26,6 +34,8 @@ class WeightPublisher:
     The bytes go bucket by bucket through one reused arena into a store, so that publishing needs one
     bucket of memory beside the store's. The latest complete version stays available for retries and
     late joiners; the one before it is released when a new one is complete.
+
+    Threads take turns: a version is complete before the next one begins.
 
     Args:
         store: Where the buckets go: Ray's object store unless given.
@@ -42,6 +52,9 @@ class WeightPublisher:
         self._latest: WeightUpdate | None = None
         self._last_version = 0
         self._closed = False
+        self._lock = threading.RLock()
+        self._publishing = False
+        self._pid = os.getpid()
 
     @property
     def latest(self) -> WeightUpdate | None:
@@ -54,35 +67,52 @@ class WeightPublisher:
         Tied tensors of a state dict (same memory, dtype, shape and strides) are sent once. A `DTensor` is
         gathered by its `full_tensor()`, a collective: the other ranks drain `gather_weights` meanwhile.
 
+        Nobody may write to the tensors meanwhile, as a training step in another thread would: a version that
+        mixes several states of the model is refused. (What cannot be seen is a writer that stands still, half
+        done, during all of it.)
+
         Args:
-            weights: The tensors; an iterator may make each one as it is asked for it.
+            weights: The tensors; an iterator may make each one as it is asked for it, where all tensors of a
+                mapping or list are held until the end.
             version: One more than the last version unless given.
 
         Raises:
             ValueError: `version` does not rise, a name comes twice, or there is no tensor.
             UnsupportedTensorError: A tensor has no plain bytes (quantised, sparse, meta).
+            SourceChangedError: Tensors were written to meanwhile; the latest version stays what it was.
             TransportClosedError: The publisher is closed.
+            TransportError: The publisher is another process's, or is publishing in this thread already.
         """
-        if self._closed:
-            raise TransportClosedError("this WeightPublisher is closed")
-        if version is None:
-            version = self._last_version + 1
-        elif version <= self._last_version:
-            raise ValueError(f"version must be above the last one, {self._last_version}, got {version}")
+        with self._turn():
+            if version is None:
+                version = self._last_version + 1
+            elif version <= self._last_version:
+                raise ValueError(f"version must be above the last one, {self._last_version}, got {version}")
+            update = self._pack(weights, version)
+            self.release()
+            self._latest, self._last_version = update, version
+            return update
+
+    def _pack(self, weights: Weights, version: int) -> WeightUpdate:
         packer = _Packer(self._store, self._bucket_bytes, self._arena)
         start = time.perf_counter()
+        pairs, held = listed(weights)
+        watch = SourceWatch(held=held)
+        ties = find_ties(pairs) if held else {}
         try:
-            ties = find_ties(weights) if isinstance(weights, Mapping) else {}
-            for name, tensor in gather_weights(weights):
-                packer.add(name, tensor, twin=ties.get(name))
+            for name, tensor in pairs:
+                full = watch.gather(name, tensor)
+                if (copy := packer.add(name, full, twin=ties.get(name))) is not None:
+                    watch.copied(name, tensor, copy)
             packer.flush()
+            if not packer.entries:
+                raise ValueError("there is no tensor to publish")
+            watch.check()
         except BaseException:
             self._release(packer.buckets)
             raise
-        if not packer.entries:
-            raise ValueError("there is no tensor to publish")
         self._arena = packer.arena
-        update = WeightUpdate(
+        return WeightUpdate(
             publisher=self._name,
             version=version,
             tensors=tuple(packer.entries.values()),
@@ -90,21 +120,20 @@ class WeightPublisher:
             gather_s=time.perf_counter() - start - packer.put_s,
             put_s=packer.put_s,
         )
-        self.release()
-        self._latest, self._last_version = update, version
-        return update
 
     def release(self) -> None:
         """Give up the latest version; receivers that already fetch from Ray's store can finish."""
-        if self._latest is not None:
-            self._release(self._latest.buckets)
-            self._latest = None
+        with self._lock:
+            latest, self._latest = self._latest, None
+            if latest is not None:
+                self._release(latest.buckets)
 
     def close(self) -> None:
-        """Release everything; idempotent."""
-        self.release()
-        self._arena = np.empty(0, dtype=np.uint8)
-        self._closed = True
+        """Release everything, after a publication that is going on; idempotent."""
+        with self._lock:
+            self.release()
+            self._arena = np.empty(0, dtype=np.uint8)
+            self._closed = True
 
     def __enter__(self) -> Self:
         return self
@@ -114,41 +143,27 @@ class WeightPublisher:
     ) -> None:
         self.close()
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait until nobody else publishes: there is one arena, and one next version."""
+        if os.getpid() != self._pid:
+            raise TransportError(
+                f"this WeightPublisher is that of process {self._pid}; after a fork, make another one"
+            )
+        with self._lock:
+            if self._closed:
+                raise TransportClosedError("this WeightPublisher is closed")
+            if self._publishing:
+                raise TransportError("publish() was called by the iterator that it takes its weights from")
+            self._publishing = True
+            try:
+                yield
+            finally:
+                self._publishing = False
+
     def _release(self, buckets: Iterable[Bucket]) -> None:
         for bucket in buckets:
             self._store.release(bucket.ticket)
-
-
-def gather_weights(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, whole tensor) of each weight; ranks that do not publish drain it to take part in gathering."""
-    items = weights.items() if isinstance(weights, Mapping) else weights
-    for name, tensor in items:
-        if not isinstance(tensor, torch.Tensor):
-            raise UnsupportedTensorError(f"{name!r} is a {type(tensor).__name__}, not a tensor", name=name)
-        full = getattr(tensor, "full_tensor", None)
-        yield name, full() if callable(full) else tensor.detach()
-
-
-def find_ties(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Name -> the earlier name of the same memory (equal address, dtype, shape and strides)."""
-    first: dict[tuple[Any, ...], str] = {}
-    ties = {}
-    for name, tensor in weights.items():
-        if (
-            not isinstance(tensor, torch.Tensor)
-            or tensor.layout != torch.strided
-            or tensor.device.type == "meta"
-        ):
-            continue
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        if not local.numel():
-            continue
-        place = (local.device, local.data_ptr(), local.dtype, tuple(tensor.shape), local.stride())
-        if place in first:
-            ties[name] = first[place]
-        else:
-            first[place] = name
-    return ties
 
 
 class _Packer:
@@ -164,14 +179,14 @@ class _Packer:
         self._used = 0
         self._pending = 0
 
-    def add(self, name: str, tensor: torch.Tensor, *, twin: str | None = None) -> None:
-        """Give `tensor` a place, that of the tensor named `twin` where there is one."""
+    def add(self, name: str, tensor: torch.Tensor, *, twin: str | None = None) -> torch.Tensor | None:
+        """Give `tensor` a place, that of the tensor named `twin` if there is one; returns a copy made."""
         if name in self.entries:
             raise ValueError(f"the name {name!r} comes twice")
-        _refuse_without_bytes(name, tensor)
+        refuse_without_bytes(name, tensor)
         if twin is not None:
             self.entries[name] = dataclasses.replace(self.entries[twin], name=name)
-            return
+            return None
         size = tensor.numel() * tensor.element_size()
         if self._used and self._used + size > self._bucket_bytes:
             self.flush()
@@ -179,11 +194,13 @@ class _Packer:
             self.arena = np.empty(size, dtype=np.uint8)
         place = (len(self.buckets), self._used, size)
         entry = TensorEntry(name, dtype_name(tensor.dtype), tuple(tensor.shape), *place)
+        copy = entry.view(torch.from_numpy(self.arena))
         if size:
-            entry.view(torch.from_numpy(self.arena)).copy_(tensor)
+            copy.copy_(tensor)
         self.entries[name] = entry
         self._pending += 1
         self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return copy if size else None
 
     def flush(self) -> None:
         """Put what the arena holds into the store."""
@@ -194,15 +211,3 @@ class _Packer:
         self.buckets.append(Bucket(self._store.put(data), data.size, checksum(data)))
         self._used = self._pending = 0
         self.put_s += time.perf_counter() - start
-
-
-def _refuse_without_bytes(name: str, tensor: torch.Tensor) -> None:
-    if tensor.layout != torch.strided:
-        kind = str(tensor.layout).removeprefix("torch.")
-    elif tensor.is_quantized:
-        kind = "quantised"
-    elif tensor.device.type == "meta":
-        kind = "meta"
-    else:
-        return
-    raise UnsupportedTensorError(f"{name!r} is a {kind} tensor: it has no plain bytes to send", name=name)

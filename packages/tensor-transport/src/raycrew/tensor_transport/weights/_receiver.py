@@ -127,10 +127,14 @@ class WeightReceiver:
         same = update.publisher == self._publisher
         if same and update.version == previous and self._intact:
             return WeightReceipt(update.version, 0, 0.0, 0.0, previous)
-        if (
-            same and previous is not None and update.version < previous
-        ) or update.publisher in self._superseded:
+        if same and previous is not None and update.version < previous:
             raise StaleVersionError(f"update {update.version} is stale: version {previous} is held already")
+        if update.publisher in self._superseded:
+            raise StaleVersionError(
+                f"update {update.version} is stale: its publisher {update.publisher:.8} was replaced by "
+                f"{self._publisher:.8}, whose version {previous} was applied; only a publisher that is not "
+                "replaced may go on"
+            )
         if self._expected is not None:
             compare_schemas(self._expected, update)
         wire_s, load_s = self._load_all(update, timeout_s)

@@ -1,10 +1,11 @@
 """The driver's side: publish in the trainer, apply in the generators, check that all hold one version."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raycrew.tensor_transport.errors import WeightUpdateError
-from raycrew.tensor_transport.protocols import PeerGroup
+from raycrew.tensor_transport.protocols import PeerGroup, PeerResults
 from raycrew.tensor_transport.weights._manifest import WeightUpdate
 from raycrew.tensor_transport.weights._receiver import WeightReceipt
 
@@ -52,29 +53,27 @@ def sync_weights(
         publish: Name of the trainer's method.
         apply: Name of the generators' method.
         pause: Method called on the generators before the update is applied.
-        resume: Method called on the generators afterwards, also when the update failed.
+        resume: Method called on the generators afterwards, also when a pause or the update failed: on each
+            rank but those whose weights are, or may be, a mixture. These stay paused until an update reaches
+            them. It has to bear being called on a rank whose pause failed.
         timeout_s: Deadline of each of the steps.
 
     Raises:
         WeightUpdateError: No rank or several ranks published, or the generators report different versions.
-        Exception: What the groups raise for a failed rank. Generators that failed still report their previous
-            version; the update stays published, and calling this again brings all of them to one version.
+        Exception: What the group raises for the first rank that failed; its notes name the other ranks, and
+            those that were not resumed. Generators that failed still report their previous version; the
+            update stays published, and calling this again brings all of them to one version.
     """
     start = time.perf_counter()
     update = _the_update(trainer.call(publish).get_results(timeout=timeout_s), publish)
     paused_at = time.perf_counter()
+    session = _Session(generators, timeout_s)
     if pause is not None:
-        generators.call(pause).get_results(timeout=timeout_s)
-    try:
-        results = generators.call(apply, update).get_results(timeout=timeout_s)
-    except Exception as error:
-        error.add_note(
-            f"weight update {update.version} did not reach every generator; it can be applied again"
-        )
-        raise
-    finally:
-        if resume is not None:
-            generators.call(resume).get_results(timeout=timeout_s)
+        session.call(pause)
+    results = [] if session.failures else session.call(apply, update, changes_weights=True)
+    if resume is not None:
+        session.resume(resume)
+    session.raise_first(update)
     end = time.perf_counter()
     receipts = _checked_receipts(results, update, apply)
     return WeightSyncReport(
@@ -87,6 +86,83 @@ def sync_weights(
         total_s=end - start,
         receipts=receipts,
     )
+
+
+class _Session:
+    """Calls on every generator, rank by rank, and what is known of each rank afterwards."""
+
+    def __init__(self, generators: PeerGroup, timeout_s: float | None) -> None:
+        self.failures: dict[int, Exception] = {}
+        self._notes: list[str] = []
+        self._timeout_s = timeout_s
+        self._ranks = [int(getattr(entry, "rank", entry)) for entry in generators.ranks]
+        self._peers = {rank: generators.on(ranks=[rank]) for rank in self._ranks}
+        self._mixed: set[int] = set()
+        self._reached_all = False
+
+    def call(self, method: str, *args: object, changes_weights: bool = False) -> list[object]:
+        """Call a method on all ranks; failures are kept."""
+        results, failures = self._call(self._ranks, method, *args)
+        self.failures |= failures
+        if changes_weights:
+            self._mixed = {rank for rank, error in failures.items() if not _is_intact(error)}
+        return results
+
+    def resume(self, method: str) -> None:
+        """Call a method on the ranks whose weights are those of one version."""
+        _, failures = self._call([rank for rank in self._ranks if rank not in self._mixed], method)
+        self._notes += [f"{method}() failed on rank {rank}: {error!r}" for rank, error in failures.items()]
+        self._notes += [
+            f"rank {rank} is not resumed: its weights are, or may be, a mixture of two versions"
+            for rank in sorted(self._mixed)
+        ]
+        if not self.failures:
+            self.failures, self._reached_all = failures, True
+
+    def raise_first(self, update: WeightUpdate) -> None:
+        """Raise the first failure, if there was one."""
+        if not self.failures:
+            return
+        (rank, error), *others = sorted(self.failures.items())
+        self._notes += [f"rank {other} failed, too: {failure!r}" for other, failure in others]
+        if not self._reached_all:
+            self._notes.append(
+                f"rank {rank} failed: weight update {update.version} did not reach every generator; "
+                "it can be applied again"
+            )
+        for note in self._notes:
+            error.add_note(note)
+        raise error
+
+    def _call(
+        self, ranks: Sequence[int], method: str, *args: object
+    ) -> tuple[list[object], dict[int, Exception]]:
+        deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        failures: dict[int, Exception] = {}
+        pending: dict[int, PeerResults] = {}
+        for rank in ranks:
+            try:
+                pending[rank] = self._peers[rank].call(method, *args)
+            except Exception as error:  # noqa: BLE001 - raised once all ranks are where they have to be
+                failures[rank] = error
+        results: list[object] = []
+        for rank, answer in pending.items():
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                results += answer.get_results(timeout=left)
+            except Exception as error:  # noqa: BLE001 - as above
+                failures[rank] = error
+        return results, failures
+
+
+def _is_intact(error: BaseException) -> bool:
+    """Whether a failed rank said that its weights are those of one version; a silent one did not."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, WeightUpdateError):
+            return found.intact
+        found = found.__cause__ or found.__context__
+    return False
 
 
 def _the_update(results: list[object], method: str) -> WeightUpdate:
