@@ -1,5 +1,6 @@
 import json
 import os
+import subprocess
 
 import pytest
 
@@ -79,10 +80,10 @@ def test_explain_names_each_difference(project):
     _, other = keyed(spec.replace(python="3.13", extras=("a",)), UV_INDEX="https://i/simple")
     lines = explain(one, other)
     assert [line.split(":")[0] for line in lines] == [
-        "files.project", "indexes.UV_INDEX", "interpreter", "spec.extras", "spec.python",
+        "files.project", "interpreter", "spec.extras", "spec.python", "variables.UV_INDEX",
     ]  # fmt: skip
     assert 'spec.extras: absent -> ["a"]' in lines
-    assert "-> https://i/simple" in lines[1]
+    assert "-> https://i/simple" in lines[-1]
     assert explain(one, one) == []
 
 
@@ -160,4 +161,157 @@ def test_a_password_is_neither_counted_nor_kept():
     one = keyed(spec, UV_INDEX="https://me:old@i/simple https://j/simple")
     other = keyed(spec, UV_INDEX="https://me:new@i/simple https://j/simple")
     assert one == other
-    assert one[1]["indexes"]["UV_INDEX"] == "https://i/simple https://j/simple"
+    assert one[1]["variables"]["UV_INDEX"] == "https://i/simple https://j/simple"
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("name", "one", "other"),
+    [
+        ("UV_EXCLUDE_NEWER", "2026-01-01", "2026-02-01"),
+        ("UV_TORCH_BACKEND", "cpu", "cu128"),
+        ("UV_INDEX_STRATEGY", "first-index", "unsafe-best-match"),
+        ("UV_PRERELEASE", "allow", "disallow"),
+        ("UV_NO_BINARY_PACKAGE", "demo", "leaf"),
+        ("UV_NO_SUCH_SETTING_YET", "1", "2"),
+    ],
+)
+def test_each_variable_that_reaches_uv_counts(name, one, other):
+    spec = EnvironmentSpec.requirements(["demo"])
+    assert len({keyed(spec)[0], keyed(spec, **{name: one})[0], keyed(spec, **{name: other})[0]}) == 3
+    assert keyed(spec.replace(environment={name: one}))[0] == keyed(spec, **{name: one})[0]
+
+
+def test_variables_that_say_how_do_not_count():
+    spec = EnvironmentSpec.requirements(["demo"])
+    how = {
+        "UV_HTTP_TIMEOUT": "9", "UV_CONCURRENT_BUILDS": "1", "UV_OFFLINE": "1", "UV_COMPILE_BYTECODE": "0",
+        "UV_INDEX_MINE_USERNAME": "me", "UV_INDEX_MINE_PASSWORD": "secret", "UV_PROJECT_ENVIRONMENT": "/e",
+    }  # fmt: skip
+    assert keyed(spec, **how) == keyed(spec)
+
+
+@pytest.mark.hostile
+def test_a_file_that_a_variable_names_counts_by_its_content(tmp_path):
+    pins = tmp_path / "pins.txt"
+    spec = EnvironmentSpec.requirements(["demo"])
+    keys = [keyed(spec)[0]]
+    for text in ("demo<2", "demo<3"):
+        pins.write_text(text)
+        keys.append(keyed(spec, UV_CONSTRAINT=str(pins))[0])
+    assert len(set(keys)) == 3
+    moved = pins.rename(tmp_path / "moved.txt")
+    assert keyed(spec, UV_CONSTRAINT=str(moved))[0] == keys[-1]
+
+
+@pytest.mark.hostile
+def test_two_local_sources_of_one_folder_name_both_count(tmp_path):
+    for side in ("a", "b"):
+        (tmp_path / side / "lib").mkdir(parents=True)
+        (tmp_path / side / "lib" / "setup.py").write_text(f"name = {side!r}\n")
+    named = [f"{side} @ {(tmp_path / side / 'lib').as_uri()}" for side in ("a", "b")]
+    spec = EnvironmentSpec.requirements(named)
+    keys = [keyed(spec)[0]]
+    for side in ("a", "b"):
+        (tmp_path / side / "lib" / "new.py").write_text("")
+        keys.append(keyed(spec)[0])
+    assert len(set(keys)) == 3
+
+
+@pytest.mark.hostile
+def test_hidden_data_of_a_package_counts(tmp_path):
+    lib = write_project(tmp_path / "lib", name="lib")
+    spec = EnvironmentSpec.requirements([f"lib @ {lib.as_uri()}"])
+    before = keyed(spec)[0]
+    (lib / ".templates").mkdir()
+    (lib / ".templates" / ".default").write_text("x")
+    assert keyed(spec)[0] != before
+
+
+@pytest.mark.hostile
+def test_an_edit_that_keeps_size_and_time_counts(tmp_path):
+    lib = write_project(tmp_path / "lib", name="lib")
+    (lib / "lib.py").write_text("x = 1\n")
+    spec = EnvironmentSpec.requirements([f"lib @ {lib.as_uri()}"])
+    before, facts = keyed(spec)[0], (lib / "lib.py").stat()
+    (lib / "lib.py").write_text("x = 2\n")
+    os.utime(lib / "lib.py", ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert keyed(spec)[0] != before
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A git checkout with a local source below its root, and what git ignores in it."""
+    root = tmp_path / "checkout"
+    lib = write_project(root / "libs" / "lib", name="lib")
+    (lib / "lib.py").write_text("x = 1\n")
+    (root / ".gitignore").write_text("logs/\n")
+    subprocess.run(["git", "init", "-q", root], check=True)
+    subprocess.run(["git", "-C", root, "add", "."], check=True)
+    return lib
+
+
+@pytest.mark.hostile
+def test_what_git_ignores_in_a_checkout_does_not_count(checkout):
+    spec = EnvironmentSpec.requirements([f"lib @ {checkout.as_uri()}"])
+    before = keyed(spec)[0]
+    (checkout / "logs").mkdir()
+    (checkout / "logs" / "run.txt").write_text("a line\n")
+    assert keyed(spec)[0] == before
+    (checkout / "new.py").write_text("not yet added\n")
+    added = keyed(spec)[0]
+    (checkout / "lib.py").unlink()
+    assert len({before, added, keyed(spec)[0]}) == 3
+
+
+def test_what_a_build_leaves_in_a_checkout_does_not_count_unless_it_is_committed(checkout):
+    spec = EnvironmentSpec.requirements([f"lib @ {checkout.as_uri()}"])
+    before = keyed(spec)[0]
+    for litter in ("build/lib/lib.py", "lib.egg-info/PKG-INFO", "__pycache__/lib.pyc"):
+        (checkout / litter).parent.mkdir(parents=True)
+        (checkout / litter).write_text("litter")
+    assert keyed(spec)[0] == before
+    subprocess.run(["git", "-C", checkout, "add", "build"], check=True)
+    assert keyed(spec)[0] != before
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    "line", ['-r "with space.txt"', "-r with space.txt", "-rwith\\ space.txt", "--requirement=${NAME}.txt"]
+)
+def test_an_included_file_counts_however_it_is_named(tmp_path, line):
+    (tmp_path / "all.txt").write_text(line + "  # more\n")
+    spec = EnvironmentSpec.requirements(tmp_path / "all.txt")
+    keys = []
+    for text in ("demo<2", "demo<3"):
+        (tmp_path / "with space.txt").write_text(text)
+        keys.append(keyed(spec, NAME="with space")[0])
+    assert len(set(keys)) == 2
+
+
+@pytest.mark.hostile
+def test_variables_in_requirements_count(tmp_path):
+    lib = write_project(tmp_path / "lib", name="lib")
+    (tmp_path / "all.txt").write_text("lib @ ${WHERE}\ndemo @ https://${TOKEN}@h/demo-${VERSION}.whl\n")
+    spec = EnvironmentSpec.requirements(tmp_path / "all.txt")
+
+    def key(token="t", version="1"):
+        return keyed(spec, WHERE=lib.as_uri(), TOKEN=token, VERSION=version)[0]
+
+    before = key()
+    assert key(token="rotated") == before != key(version="2")
+    (lib / "new.py").write_text("")
+    assert key() != before
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    "line", ["./lib[x]", "-e ./lib[x]", "lib[x] @ ./lib ; python_version > '3'", "-e ./lib"]
+)
+def test_local_folders_count_with_extras_and_markers(tmp_path, line):
+    lib = write_project(tmp_path / "lib", name="lib", extras={"x": []})
+    (tmp_path / "all.txt").write_text(line + "\n")
+    spec = EnvironmentSpec.requirements(tmp_path / "all.txt")
+    before = keyed(spec)[0]
+    (lib / "new.py").write_text("")
+    assert keyed(spec)[0] != before

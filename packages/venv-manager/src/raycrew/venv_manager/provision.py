@@ -13,7 +13,7 @@ from raycrew.venv_manager import _spec
 from raycrew.venv_manager._build import Luggage, Recipe, check, luggage, probe
 from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager._store import Environment, Store, check_name, expectation, resolve, sync_of
-from raycrew.venv_manager._uv import index_variables, parse, uv_version, without_password
+from raycrew.venv_manager._uv import build_environment, index_variables, parse, uv_version
 from raycrew.venv_manager._waiting import Report, reporting
 from raycrew.venv_manager.errors import UvNotFoundError
 
@@ -23,8 +23,7 @@ logger = logging.getLogger(__name__)
 def identify(spec: EnvironmentSpec, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Everything that decides what a spec's environment holds, on this machine and for this driver."""
     carried = _luggage(spec).identity() if spec.carry else {}
-    indexes = {name: without_password(text) for name, text in index_variables(spec, environ).items()}
-    return _spec.identity(spec, indexes, carried, partial(_uv_version, environ))
+    return _spec.identity(spec, build_environment(spec, environ), carried, partial(_uv_version, environ))
 
 
 def ensure(

@@ -138,8 +138,8 @@ class Build:
         return recipe
 
     def _expect(self, recipe: Recipe) -> Recipe:
-        target = _spec.target(recipe.python)
-        pinned = (p for p in _spec.read(recipe.lock) if p.pin and p.applies(target))
+        target = _spec.target_markers(recipe.python)
+        pinned = (p for p in _spec.read_lock(recipe.lock) if p.pin and p.applies(target))
         self.expected = {p.name: str(p.data["version"]) for p in pinned}
         return recipe
 

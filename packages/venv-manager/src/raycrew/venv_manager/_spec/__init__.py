@@ -1,39 +1,38 @@
 """What an environment is, and the digest of everything that decides its content."""
 
+from raycrew.venv_manager._spec.credentials import without_credentials
 from raycrew.venv_manager._spec.digest import (
     KEY_LENGTH,
     base_of,
     explain,
     identity,
     key_of,
-    local_requirement,
     lock_file,
     project_folder,
     script_sources,
 )
-from raycrew.venv_manager._spec.locks import (
-    Package,
-    of_wheel,
-    preferences,
-    read,
-    read_file,
-    target,
-    write,
-)
-from raycrew.venv_manager._spec.sources import (
-    file_hash,
-    folder_fingerprint,
-    is_package,
-    local_sources,
-    read_toml,
+from raycrew.venv_manager._spec.fingerprints import file_hash, folder_fingerprint
+from raycrew.venv_manager._spec.listed import (
+    local_requirement,
     requirement_files,
     requirement_lines,
-    workspace_root,
 )
+from raycrew.venv_manager._spec.locks import (
+    Package,
+    preferred_versions,
+    read_lock,
+    read_lock_file,
+    target_markers,
+    wheel_entry,
+    write_lock,
+)
+from raycrew.venv_manager._spec.sources import is_package, local_sources, read_toml, workspace_root
 from raycrew.venv_manager._spec.spec import EnvironmentSpec
 from raycrew.venv_manager._spec.uv_settings import inline_metadata, settings
+from raycrew.venv_manager._spec.variables import FILE_VARIABLES, is_credential
 
 __all__ = [
+    "FILE_VARIABLES",
     "KEY_LENGTH",
     "EnvironmentSpec",
     "Package",
@@ -43,22 +42,24 @@ __all__ = [
     "folder_fingerprint",
     "identity",
     "inline_metadata",
+    "is_credential",
     "is_package",
     "key_of",
     "local_requirement",
     "local_sources",
     "lock_file",
-    "of_wheel",
-    "preferences",
+    "preferred_versions",
     "project_folder",
-    "read",
-    "read_file",
+    "read_lock",
+    "read_lock_file",
     "read_toml",
     "requirement_files",
     "requirement_lines",
     "script_sources",
     "settings",
-    "target",
+    "target_markers",
+    "wheel_entry",
+    "without_credentials",
     "workspace_root",
-    "write",
+    "write_lock",
 ]

@@ -3,41 +3,41 @@
 import hashlib
 import json
 import platform
-import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from raycrew.venv_manager._spec import locks as _lock
-from raycrew.venv_manager._spec.sources import (
-    archive_hash,
-    file_hash,
-    folder_fingerprint,
-    local_sources,
-    member,
-    read_toml,
+from raycrew.venv_manager._spec.credentials import without_credentials
+from raycrew.venv_manager._spec.fingerprints import archive_hash, file_hash, source_fingerprint
+from raycrew.venv_manager._spec.listed import (
+    local_requirement,
     requirement_files,
     requirement_lines,
-    workspace_root,
+    statements_hash,
 )
+from raycrew.venv_manager._spec.sources import local_sources, member, read_toml, workspace_root
 from raycrew.venv_manager._spec.spec import EnvironmentSpec
 from raycrew.venv_manager._spec.uv_settings import inline_metadata
+from raycrew.venv_manager._spec.variables import counted_variables
 from raycrew.venv_manager.errors import SpecError
 
 FORMAT = 1  # of the layout of an environment in the store: a change makes every key new
 KEY_LENGTH = 24
-# Variables for a build that say how files come to their places, not which.
-_HOW = frozenset({"UV_CACHE_DIR", "UV_LINK_MODE", "UV_NO_CACHE", "UV_OFFLINE", "UV_HTTP_TIMEOUT"})
+# Fields of a spec that count by what lies there, or by the variables that uv is given.
+_NOT_AS_WRITTEN = frozenset({
+    "path", "requirement_files", "wheelhouse", "environment", "default_index", "indexes", "find_links",
+    "offline",
+})  # fmt: skip
 _ARCHIVES = (".whl", ".zip", ".gz", ".tgz", ".bz2", ".xz", ".zst")  # that uv finds packages in
 
 
 def identity(
     spec: EnvironmentSpec,
-    indexes: Mapping[str, str],
+    environ: Mapping[str, str],
     carried: Mapping[str, Any],
     uv_version: Callable[[], str | None] = lambda: None,
 ) -> dict[str, Any]:
@@ -45,24 +45,22 @@ def identity(
 
     Args:
         spec: What it is made from. Paths do not count, what lies there does.
-        indexes: The variables that tell uv where packages come from.
+        environ: The whole environment that uv runs in.
         carried: What the driver's environment gives along.
         uv_version: Asked where uv itself chooses the versions, because no lock does.
 
     Raises:
         SpecError: A file or folder is missing, or a lock is asked for and there is none.
     """
-    options = {
-        k: v for k, v in spec.to_dict().items() if k not in ("path", "requirement_files", "wheelhouse")
-    }
-    options["environment"] = {k: v for k, v in spec.environment if k not in _HOW}
+    options = {k: v for k, v in spec.to_dict().items() if k not in _NOT_AS_WRITTEN}
+    options["packages"] = [without_credentials(text) for text in spec.packages]
     version = None if lock_file(spec) else uv_version()
     return {
         "format": FORMAT,
         "spec": options,
-        "files": {name: file_hash(path) for name, path in sorted(_files(spec).items())},
-        "sources": _fingerprints(spec),
-        "indexes": dict(indexes),
+        "files": _files(spec, environ),
+        "sources": _fingerprints(spec, environ),
+        "variables": counted_variables(environ, dict(spec.environment)),
         "interpreter": _interpreter(spec),
         "platform": _platform(),
         "carried": dict(carried) if spec.carry else {},
@@ -129,29 +127,32 @@ def lock_file(spec: EnvironmentSpec) -> Path | None:
     return None
 
 
-def _files(spec: EnvironmentSpec) -> dict[str, str]:
+def _files(spec: EnvironmentSpec, environ: Mapping[str, str]) -> dict[str, str]:
     found = {
-        f"requirements.{i}" + (f".{j}" if j else ""): str(path)
+        f"requirements.{i}" + (f".{j}" if j else ""): statements_hash(path, environ)
         for i, name in enumerate(spec.requirement_files)
-        for j, path in enumerate(requirement_files(Path(name)))
+        for j, path in enumerate(requirement_files(Path(name), environ))
     }
     if spec.kind in ("script", "pylock"):
-        found[spec.kind] = spec.path
+        found[spec.kind] = file_hash(spec.path)
     if spec.kind == "project":
         folder = project_folder(spec)
         root = workspace_root(folder)
-        found["project"] = str(folder / "pyproject.toml")
+        found["project"] = file_hash(folder / "pyproject.toml")
         if root != folder:
-            found["workspace"] = str(root / "pyproject.toml")
+            found["workspace"] = file_hash(root / "pyproject.toml")
     if (lock := lock_file(spec)) is not None:
-        found["lock"] = str(lock)
+        found["lock"] = file_hash(lock)
     return found
 
 
-def _fingerprints(spec: EnvironmentSpec) -> dict[str, str]:
-    found = {}
-    for path in _local(spec):
-        found[_label(path)] = folder_fingerprint(path) if path.is_dir() else file_hash(path)
+def _fingerprints(spec: EnvironmentSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for path in dict.fromkeys(_local(spec, environ)):
+        label = _label(path)
+        again = sum(name == label or name.startswith(f"{label} (") for name in found)
+        content = source_fingerprint(path) if path.is_dir() else file_hash(path)
+        found[f"{label} ({again + 1})" if again else label] = content
     if spec.wheelhouse:
         if not Path(spec.wheelhouse).is_dir():
             raise SpecError(f"there is no wheelhouse {spec.wheelhouse}")
@@ -161,7 +162,7 @@ def _fingerprints(spec: EnvironmentSpec) -> dict[str, str]:
     return found
 
 
-def _local(spec: EnvironmentSpec) -> Iterator[Path]:
+def _local(spec: EnvironmentSpec, environ: Mapping[str, str]) -> Iterator[Path]:
     """The folders and files of this machine that packages are built from."""
     if spec.kind == "project":
         yield from local_sources(project_folder(spec))
@@ -171,14 +172,14 @@ def _local(spec: EnvironmentSpec) -> Iterator[Path]:
         yield from _locked_paths(Path(spec.path), file_hash(spec.path))
     named = [local_requirement(text) for text in spec.packages]
     for name in spec.requirement_files:
-        for file in requirement_files(Path(name), constraints=False):
-            named += [local_requirement(text, base_of(spec)) for text in requirement_lines(file)]
+        for file in requirement_files(Path(name), environ, constraints=False):
+            named += [local_requirement(text, base_of(spec)) for text in requirement_lines(file, environ)]
     yield from (path for path in named if path is not None)
 
 
 @lru_cache(maxsize=16)
 def _locked_paths(file: Path, _hash: str) -> tuple[Path, ...]:
-    named = [package.local_path for package in _lock.read_file(file)]
+    named = [package.local_path for package in _lock.read_lock_file(file)]
     return tuple((file.parent / path).resolve() for path in named if path)
 
 
@@ -195,17 +196,6 @@ def script_sources(script: Path) -> dict[str, Path]:
         for name, source in sources.items()
         if isinstance(source, dict) and "path" in source
     }
-
-
-def local_requirement(text: str, base: Path | None = None) -> Path | None:
-    """The folder or file that a requirement names, or None for one from an index."""
-    text = re.sub(r"^(-e|--editable)[\s=]+", "", text)
-    _, at, url = text.partition("@")
-    target = url.strip() if at else text.strip()
-    target = target.split(";")[0].split(" --")[0].strip()
-    if target.startswith("file://"):
-        return Path(unquote(target.removeprefix("file://").partition("#")[0]))
-    return ((base or Path.cwd()) / target).resolve() if target.startswith((".", "/")) else None
 
 
 def _label(path: Path) -> str:

@@ -50,7 +50,7 @@ class Package:
         return marker is None or Marker(marker).evaluate(dict(target), context="lock_file")
 
 
-def read(text: str) -> list[Package]:
+def read_lock(text: str) -> list[Package]:
     """The entries of a lock file.
 
     Raises:
@@ -65,24 +65,24 @@ def read(text: str) -> list[Package]:
     ]
 
 
-def read_file(path: Path) -> list[Package]:
+def read_lock_file(path: Path) -> list[Package]:
     """The entries of a lock file on the disk.
 
     Raises:
         SpecError: It cannot be read.
     """
     try:
-        return read(path.read_text("utf-8"))
+        return read_lock(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise SpecError(f"{path} is no lock file that can be read: {error}") from error
 
 
-def write(packages: Iterable[Package]) -> str:
+def write_lock(packages: Iterable[Package]) -> str:
     """A lock file of these entries."""
     return "\n".join([HEADER, *(p.text for p in sorted(packages, key=lambda p: p.name))])
 
 
-def of_wheel(file_name: str, content: bytes) -> Package:
+def wheel_entry(file_name: str, content: bytes) -> Package:
     """The entry of a wheel that lies in the folder `wheels` beside the lock."""
     name, version = file_name.split("-")[:2]
     digest = hashlib.sha256(content).hexdigest()
@@ -93,13 +93,13 @@ def of_wheel(file_name: str, content: bytes) -> Package:
     return Package(tomllib.loads(text)["packages"][0], text)
 
 
-def preferences(versions: Mapping[str, str]) -> str:
+def preferred_versions(versions: Mapping[str, str]) -> str:
     """A lock that only says which versions to prefer."""
     blocks = (f'[[packages]]\nname = "{name}"\nversion = "{version}"\n' for name, version in versions.items())
     return "\n".join([HEADER, *blocks])
 
 
-def target(python: str | None) -> dict[str, str]:
+def target_markers(python: str | None) -> dict[str, str]:
     """Marker values of an interpreter that differ from this process's."""
     match = re.fullmatch(r"(?:cpython-?)?(\d+\.\d+)(\.\d+)?", python or "")
     if match is None:

@@ -77,7 +77,7 @@ def resolve(
         spec=spec.to_dict(),
         identity=identity,
         python=spec.python,
-        lock=_spec.write(packages),
+        lock=_spec.write_lock(packages),
         wheels=wheels,
         settings=job.settings,
         variables={**variables, **dict(spec.environment)},
@@ -168,7 +168,7 @@ class _Job:
         path.parent.mkdir()
         if self.spec.kind == "pylock":
             file = Path(self.spec.path)
-            return self._settled(_spec.read_file(file), file.parent)
+            return self._settled(_spec.read_lock_file(file), file.parent)
         flags: list[str | Path] = [self.lock_flag, *_export_flags(self.spec)]
         if self.project:
             flags += ["--project", self.project]
@@ -177,7 +177,7 @@ class _Job:
         self._uv(
             "export", "-q", "--no-header", "--format", "pylock.toml", "-o", path, *_python(self.spec), *flags
         )
-        return self._settled(_spec.read(path.read_text("utf-8")), path.parent)
+        return self._settled(_spec.read_lock(path.read_text("utf-8")), path.parent)
 
     def _compile(self, onto: list[_spec.Package] | None = None) -> list[_spec.Package]:
         """What uv chooses for everything that no lock file decides; with `onto`, only what that lacks."""
@@ -194,7 +194,7 @@ class _Job:
         output = self.folder / "compiled" / "pylock.toml"
         output.parent.mkdir()
         if self.carried.versions:
-            output.write_text(_spec.preferences(self.carried.versions), encoding="utf-8")
+            output.write_text(_spec.preferred_versions(self.carried.versions), encoding="utf-8")
         if onto is not None:
             pins = self.folder / "pins.txt"
             pins.write_text("\n".join(p.pin for p in onto if p.pin) + "\n", encoding="utf-8")
@@ -212,9 +212,9 @@ class _Job:
             *inputs,
             cwd=base_of(self.spec) if self.spec.requirement_files else self.folder,
         )
-        chosen = _spec.read(output.read_text("utf-8"))
+        chosen = _spec.read_lock(output.read_text("utf-8"))
         if onto is not None:
-            target = _spec.target(self.spec.python)
+            target = _spec.target_markers(self.spec.python)
             there = {p.name for p in onto if p.applies(target)}
             chosen = [p for p in chosen if p.name not in there]
         return self._settled(chosen, output.parent)
@@ -271,8 +271,8 @@ class _Job:
         """The packages that the spec itself asks for."""
         texts = list(self.spec.packages)
         for listed in self.spec.requirement_files:
-            for file in requirement_files(Path(listed), constraints=False):
-                texts += requirement_lines(file)
+            for file in requirement_files(Path(listed), self.environ, constraints=False):
+                texts += requirement_lines(file, self.environ)
         if self.spec.kind == "script":
             texts += inline_metadata(Path(self.spec.path)).get("dependencies", [])
         if self.project:
@@ -304,7 +304,7 @@ class _Job:
         else:
             return package
         self.local_wheels[name] = content
-        return _spec.of_wheel(name, content)
+        return _spec.wheel_entry(name, content)
 
 
 def _tool_uv(spec: EnvironmentSpec) -> dict[str, Any]:

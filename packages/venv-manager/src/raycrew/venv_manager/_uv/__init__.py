@@ -1,6 +1,6 @@
 """The only place that runs uv, and what uv is told: indexes and command lines."""
 
-from raycrew.venv_manager._uv.indexes import build_environment, index_variables, without_password
+from raycrew.venv_manager._uv.indexes import build_environment, index_variables
 from raycrew.venv_manager._uv.process import OLDEST, find_uv, run_uv, uv_version
 from raycrew.venv_manager._uv.uv_run import parse
 
@@ -12,5 +12,4 @@ __all__ = [
     "parse",
     "run_uv",
     "uv_version",
-    "without_password",
 ]

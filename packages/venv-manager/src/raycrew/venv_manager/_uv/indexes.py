@@ -2,21 +2,27 @@
 
 import configparser
 import os
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from raycrew.venv_manager._spec import EnvironmentSpec
+from raycrew.venv_manager._spec import FILE_VARIABLES, EnvironmentSpec
 
-# Variables of uv that a user may set and that are handed on. All others would change what is built unseen.
-_KEPT = (
-    "UV_CACHE_DIR", "UV_CONCURRENT_BUILDS", "UV_CONCURRENT_DOWNLOADS", "UV_CONCURRENT_INSTALLS",
-    "UV_EXCLUDE_NEWER", "UV_HTTP_TIMEOUT", "UV_HTTP_RETRIES", "UV_INSECURE_HOST", "UV_KEYRING_PROVIDER",
-    "UV_LINK_MODE", "UV_COMPILE_BYTECODE", "UV_OFFLINE", "UV_PYTHON_DOWNLOADS", "UV_PYTHON_INSTALL_DIR",
-    "UV_PYTHON_INSTALL_MIRROR", "UV_SYSTEM_CERTS", "UV_NATIVE_TLS", "UV_TORCH_BACKEND", "UV_INDEX_STRATEGY",
+# Variables of uv that mean another project, another interpreter or another command. All others reach it.
+_MISLEADING = frozenset({
+    "UV_BREAK_SYSTEM_PACKAGES", "UV_CONFIG_FILE", "UV_CUSTOM_COMPILE_COMMAND", "UV_DEV", "UV_ENV_FILE",
+    "UV_FROZEN", "UV_ISOLATED", "UV_LOCKED", "UV_NO_CONFIG", "UV_NO_DEFAULT_GROUPS", "UV_NO_DEV",
+    "UV_NO_EDITABLE",
+    "UV_NO_ENV_FILE", "UV_NO_GROUP", "UV_NO_PROJECT", "UV_NO_SYNC", "UV_NO_SYSTEM_CONFIG", "UV_PROJECT",
+    "UV_PROJECT_ENVIRONMENT", "UV_PYTHON", "UV_SHOW_RESOLUTION", "UV_SYSTEM_PYTHON", "UV_WORKING_DIR",
+    "UV_WORKING_DIRECTORY",
+})  # fmt: skip
+_MISLEADING_FAMILIES = (
+    "UV_INIT_", "UV_INTERNAL_", "UV_NO_INSTALL_", "UV_ONLY_INSTALL_", "UV_PUBLISH_", "UV_RUN_", "UV_TOOL_",
+    "UV_VENV_",
 )  # fmt: skip
-_CREDENTIALS = ("UV_INDEX_",)  # UV_INDEX_<NAME>_USERNAME and _PASSWORD
+# Which the variables of `index_variables` replace.
+_REPLACED = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
 # Variables of the calling process that lead a build astray.
 _DROPPED = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "RUST_LOG")
 
@@ -86,16 +92,10 @@ def index_variables(
 
 def build_environment(spec: EnvironmentSpec, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of a uv process: the caller's, without what leads astray, with what the spec says."""
-    kept = {
-        name: value
-        for name, value in environ.items()
-        if name not in _DROPPED
-        and (
-            not name.startswith("UV_")
-            or name in _KEPT
-            or (name.startswith(_CREDENTIALS) and name != "UV_INDEX_URL")
-        )
-    }
+    dropped = _MISLEADING.union(_DROPPED, _REPLACED)
+    kept = {k: v for k, v in environ.items() if k not in dropped and not k.startswith(_MISLEADING_FAMILIES)}
+    for name in FILE_VARIABLES & kept.keys():  # uv runs in folders of ours
+        kept[name] = " ".join(str(Path(path).absolute()) for path in kept[name].split())
     kept.pop("UV_INDEX_STRATEGY", None) if spec.wheelhouse else None
     pip = pip_settings(environ)
     if (cert := pip.get("cert")) and "SSL_CERT_FILE" not in kept and Path(cert).is_file():
@@ -104,11 +104,6 @@ def build_environment(spec: EnvironmentSpec, environ: Mapping[str, str]) -> dict
     if spec.offline or environ.get("RAYCREW_VENV_OFFLINE", "").lower() in ("1", "true", "yes"):
         kept["UV_OFFLINE"] = "1"
     return kept | index_variables(spec, environ, pip) | dict(spec.environment)
-
-
-def without_password(url: str) -> str:
-    """URLs in a text without user names and passwords: those are not shown, kept or counted."""
-    return re.sub(r"(?<=://)[^/@\s]+@", "", url)
 
 
 def _words(text: str) -> list[str]:

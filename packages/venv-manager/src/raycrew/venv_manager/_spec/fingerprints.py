@@ -1,0 +1,124 @@
+"""Fingerprints of files and folders that decide what is in an environment."""
+
+import hashlib
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+
+from raycrew.venv_manager._spec.checkout import counted_by_git
+from raycrew.venv_manager.errors import SpecError
+
+_LITTER = frozenset({
+    "__pycache__", "node_modules", ".git", ".hg", ".svn", ".tox", ".nox", ".eggs", ".idea", ".vscode",
+    ".DS_Store", ".coverage", ".hypothesis", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache",
+    ".ruff_cache",
+})  # fmt: skip
+_OUTPUT = frozenset({"build", "dist", "site"})  # only beside the project file: below, packages are named so
+_hashes: dict[tuple[Callable[[str], str], str], tuple[tuple[int, ...], str]] = {}
+
+
+def file_hash(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file; read again only after its size, a time or its inode changed."""
+    return _hashed(str(path), _of_bytes)
+
+
+def archive_hash(path: str | os.PathLike[str]) -> str:
+    """SHA-256 over the names, sizes and CRC-32 sums of what a wheel holds; of any other file, over its bytes.
+
+    A wheel lists those at its end, so that a wheelhouse of many gigabytes need not be read through.
+    """
+    return _hashed(str(path), _of_members)
+
+
+def _hashed(name: str, read: Callable[[str], str]) -> str:
+    try:
+        stat = os.stat(name)  # noqa: PTH116 - in the hot path of every `ensure`
+        # The time of the last change of the inode is the one that no program sets back.
+        mark = (stat.st_ctime_ns, stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        known = _hashes.get((read, name))
+        if known is None or known[0] != mark:
+            known = _hashes[read, name] = (mark, read(name))
+    except OSError as error:
+        raise SpecError(f"{name} cannot be read: {error}") from error
+    return known[1]
+
+
+def _of_bytes(name: str) -> str:
+    with open(name, "rb") as file:  # noqa: PTH123
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _of_members(name: str) -> str:
+    try:
+        with zipfile.ZipFile(name) as archive:
+            members = sorted((m.filename, m.file_size, m.CRC) for m in archive.infolist())
+    except zipfile.BadZipFile:
+        return _of_bytes(name)
+    return hashlib.sha256(repr(members).encode()).hexdigest()
+
+
+def folder_fingerprint(folder: str | os.PathLike[str]) -> str:
+    """SHA-256 over names and contents of a source folder, without caches and build output."""
+    return _of_files(str(folder), _walk(str(folder)))
+
+
+def source_fingerprint(folder: str | os.PathLike[str]) -> str:
+    """SHA-256 over names and contents of what git counts of a folder; where it counts none, of all."""
+    listed = counted_by_git(str(folder))
+    return (
+        folder_fingerprint(folder) if listed is None else _of_files(str(folder), _given(str(folder), listed))
+    )
+
+
+def _of_files(root: str, paths: Iterator[str]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(f"{path[len(root) :]}\0{file_hash(path)}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _given(root: str, listed: list[tuple[str, bool]]) -> Iterator[str]:
+    """The files among what git lists: links and submodules are walked, what a build left untracked is not."""
+    for name, tracked in listed:
+        path = f"{root}/{name}"
+        if not tracked and _is_litter(root, name.split("/")):
+            continue
+        if os.path.isdir(path):  # noqa: PTH112 - a link, a submodule
+            yield from _walk(path, {os.path.realpath(root)})
+        elif os.path.isfile(path):  # noqa: PTH113 - one that was deleted is listed until that is committed
+            yield path
+
+
+def _is_litter(root: str, parts: list[str]) -> bool:
+    if any(part in _LITTER or part.endswith((".egg-info", ".pyc")) for part in parts):
+        return True
+    return parts[0] in _OUTPUT and not os.path.exists(f"{root}/{parts[0]}/__init__.py")  # noqa: PTH110
+
+
+def _walk(folder: str, seen: set[str] | None = None) -> Iterator[str]:
+    """All files below, through links to folders, too; each target of such links once."""
+    skipped = _OUTPUT if seen is None else frozenset()
+    seen = {os.path.realpath(folder)} if seen is None else seen
+    try:
+        entries = sorted(os.scandir(folder), key=lambda e: e.name)
+    except OSError as error:
+        raise SpecError(f"{folder} cannot be read: {error}") from error
+    for entry in entries:
+        if entry.name in _LITTER or entry.name.endswith((".egg-info", ".pyc")):
+            continue
+        if entry.is_dir():
+            if entry.name in skipped and not _holds(entry, "__init__.py"):
+                continue
+            if entry.is_symlink():
+                target = os.path.realpath(entry.path)
+                if target in seen:
+                    continue
+                seen.add(target)
+            if not _holds(entry, "pyvenv.cfg"):
+                yield from _walk(entry.path, seen)
+        elif entry.is_file():
+            yield entry.path
+
+
+def _holds(entry: os.DirEntry[str], name: str) -> bool:
+    return os.path.exists(os.path.join(entry.path, name))  # noqa: PTH110, PTH118

@@ -1,0 +1,80 @@
+"""Requirements files, read as uv reads them: statements, the files that they include, local sources."""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import unquote
+
+from raycrew.venv_manager._spec.credentials import without_credentials
+from raycrew.venv_manager.errors import SpecError
+
+_INCLUDE = re.compile(r"(?P<flag>-r|--requirements?|-c|--constraints?)(?:\s*=\s*|\s*)(?P<path>\S.*)")
+_EDITABLE = re.compile(r"(?:-e|--editable)(?:\s*=\s*|\s+)")
+_VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
+_EXTRAS = re.compile(r"\[[\w\s.,-]*\]\s*$")
+
+
+def requirement_lines(file: Path, environ: Mapping[str, str]) -> list[str]:
+    """The statements of a requirements file: no comments, `${NAME}` replaced by variables that are set.
+
+    Raises:
+        SpecError: It cannot be read.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{file} cannot be read: {error}") from error
+    joined = re.sub(r"\\\r?\n", " ", text)
+    lines = (re.sub(r"(^|\s+)#.*", "", line).strip() for line in joined.splitlines())
+    return [_VARIABLE.sub(lambda m: environ.get(m[1], m[0]), line) for line in lines if line]
+
+
+def requirement_files(file: Path, environ: Mapping[str, str], *, constraints: bool = True) -> list[Path]:
+    """A requirements file, and those that it includes, theirs in turn.
+
+    Raises:
+        SpecError: One cannot be read.
+    """
+    found: dict[Path, None] = {}
+    waiting = [file]
+    while waiting:
+        path = waiting.pop(0)
+        if path not in found:
+            found[path] = None
+            waiting += _included(path, environ, constraints)
+    return list(found)
+
+
+def _included(file: Path, environ: Mapping[str, str], constraints: bool) -> Iterator[Path]:
+    for line in requirement_lines(file, environ):
+        match = _INCLUDE.fullmatch(line)
+        if match is None or not (constraints or match["flag"].lstrip("-")[0] == "r"):
+            continue
+        path = re.sub(r"\\(.)", r"\1", _unquoted(match["path"]))
+        if path.startswith("file://"):
+            yield Path(unquote(path.removeprefix("file://")))
+        elif "://" not in path:
+            yield (file.parent / path).resolve()
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+
+
+def statements_hash(file: Path, environ: Mapping[str, str]) -> str:
+    """SHA-256 over what a requirements file says; not over comments, user names and passwords."""
+    lines = map(without_credentials, requirement_lines(file, environ))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def local_requirement(text: str, base: Path | None = None) -> Path | None:
+    """The folder or file that a requirement names, or None for one from an index."""
+    text = _EDITABLE.sub("", text, count=1)
+    name, at, url = text.partition("@")
+    named = at and re.fullmatch(r"\s*[A-Za-z0-9][\w.-]*\s*(\[[^\]]*\])?\s*", name)
+    target = re.split(r"\s;|\s--|;\s", url if named else text)[0].strip()
+    target = _EXTRAS.sub("", target).strip()
+    if target.startswith("file://"):
+        return Path(unquote(target.removeprefix("file://").partition("#")[0]))
+    return ((base or Path.cwd()) / target).resolve() if target.startswith((".", "/")) else None
