@@ -54,6 +54,8 @@ def parser() -> argparse.ArgumentParser:
     )
     gc.add_argument("--keep", action="append", default=[], metavar="NAME", help="a key or name that stays")
     gc.add_argument("--dry-run", action="store_true", help="only say what would go")
+    gc.add_argument("--ignore-hidden", action="store_true", help="processes that you may not look into count "
+                    "as not using an environment, instead of using it")  # fmt: skip
     prefetch = command("prefetch", "Build all registered environments ahead.")
     prefetch.add_argument("name", nargs="*", help="only these classes")
     prefetch.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE",
@@ -119,7 +121,10 @@ def _run(args: argparse.Namespace, store: Store) -> _commands.Outcome:
         case "verify":
             return _commands.run_verify(store, args.name, contents=args.contents, imports=not args.no_imports)
         case "gc":
-            return _commands.run_gc(store, args.older_than, args.max_size, args.keep, dry_run=args.dry_run)
+            return _commands.run_gc(
+                store, args.older_than, args.max_size, args.keep,
+                dry_run=args.dry_run, ignore_hidden=args.ignore_hidden,
+            )  # fmt: skip
         case "prefetch":
             return _commands.run_prefetch(store, args.name, args.modules, args.max_builds)
         case "explain":

@@ -117,14 +117,22 @@ def _find(store: Store, name: str) -> Environment:
 
 
 def run_gc(
-    store: Store, days: float | None, max_size: str | None, keep: Sequence[str], *, dry_run: bool
+    store: Store,
+    days: float | None,
+    max_size: str | None,
+    keep: Sequence[str],
+    *,
+    dry_run: bool,
+    ignore_hidden: bool,
 ) -> Outcome:
     """Remove what nobody needs."""
     limit = size_in_bytes(max_size) if max_size is not None else None
     if days is not None and not days >= 0:
         raise SpecError(f"{days:g} is no number of days")
     kept = [_find(store, name).key for name in keep]
-    rows = collect(store, older_than_days=days, max_bytes=limit, keep=kept, dry_run=dry_run)
+    rows = collect(
+        store, older_than_days=days, max_bytes=limit, keep=kept, dry_run=dry_run, ignore_hidden=ignore_hidden
+    )
     freed = sum(r.freed_bytes for r in rows)
     lines = [f"{_verdict(r, dry_run)} {escape(r.name)} ({escape(r.reason)})" for r in rows]
     total = f"{_megabytes(freed)} {'would be' if dry_run else 'are'} free"

@@ -16,11 +16,12 @@ from typing import Any
 
 from raycrew.venv_manager import errors
 from raycrew.venv_manager._build import PYTHON, Build, Expectation, Recipe, Sync, check, probe, write_whole
-from raycrew.venv_manager._waiting import KeyLocks, Report, changes, processes_using, silent, slot
+from raycrew.venv_manager._waiting import KeyLocks, Report, Users, changes, processes_using, silent, slot
 
 logger = logging.getLogger(__name__)
 
 STAMP = "stamp.json"
+NAMES = "by-name"
 
 
 def default_root(environ: Mapping[str, str] = os.environ) -> Path:
@@ -212,13 +213,13 @@ class Store:
                 return found
             if held is None:  # published a moment ago, and removed since
                 return self._install(key, make, python, sync, force, report)
-            users = processes_using(self.root / key) if found else []
+            users = self.users(self.root / key) if found else Users()
             locks.release()
             tell = _teller(locks, report)
             try:
                 with locks.unused() as free, slot(locks.folder, self.max_builds, self.build_timeout_s, tell):
                     if users or not free:
-                        who = f" by process {', '.join(map(str, users))}" if users else ""
+                        who = f" by {users}" if users else ""
                         raise errors.EnvironmentInUseError(
                             f"{self.root / key} is in use{who}: it cannot be replaced"
                         )
@@ -251,7 +252,7 @@ class Store:
             SpecError: The name is not a plain file name.
         """
         check_name(alias)
-        link = self.root / "by-name" / alias
+        link = self.root / NAMES / alias
         target = Path("..", key, "venv")
         with contextlib.suppress(OSError):
             if link.readlink() == target:
@@ -293,6 +294,10 @@ class Store:
                 "with an account that may (`python -m raycrew.venv_manager prefetch`), or name "
                 "another folder in RAYCREW_VENV_DIR"
             )
+
+    def users(self, entry: Path) -> Users:
+        """The processes of this machine that run from an environment, by whatever name."""
+        return processes_using(entry, self.root / NAMES)
 
     def locks(self, key: str) -> KeyLocks:
         """The locks of one environment."""

@@ -11,8 +11,7 @@ from pathlib import Path
 from raycrew.venv_manager import _build
 from raycrew.venv_manager._build import Expectation, check, probe
 from raycrew.venv_manager._spec import KEY_LENGTH
-from raycrew.venv_manager._store.store import Environment, Store
-from raycrew.venv_manager._waiting import processes_using
+from raycrew.venv_manager._store.store import NAMES, Environment, Store
 from raycrew.venv_manager.errors import ProbeError, StoreTimeoutError
 
 _DAY_S = 86400.0
@@ -129,11 +128,13 @@ def collect(
     max_bytes: int | None = None,
     keep: Collection[str] = (),
     dry_run: bool = False,
+    ignore_hidden: bool = False,
 ) -> list[Removal]:
     """Remove what crashed builds left, then environments by age, then by size, the longest unused first.
 
     What a process uses is never removed: one that asked for it and still lives (on any machine that shares
-    the store's locks), or one of this machine that runs from it.
+    the store's locks), or one of this machine that runs from it, by whatever name it was started. A process
+    that this user may not look into, and of which nothing else tells that it does not, counts as one.
 
     Args:
         store: The store.
@@ -141,9 +142,10 @@ def collect(
         max_bytes: Environments go until the rest own no more than this.
         keep: Keys or names that stay.
         dry_run: Only say what would go.
+        ignore_hidden: Processes that this user may not look into do not count.
     """
     removed = _left_overs(store, dry_run)
-    named = {link.name: link.resolve().parent.name for link in store.root.glob("by-name/*")}
+    named = {link.name: link.resolve().parent.name for link in store.root.glob(f"{NAMES}/*")}
     kept = {named.get(name, name) for name in keep}
     rows = sorted(store.environments(), key=lambda e: store.locks(e.key).last_used())
     total = sum(int(e.stamp["own_bytes"]) for e in rows)
@@ -158,7 +160,7 @@ def collect(
         done = (
             Removal(environment.key, "kept by name", 0, False)
             if environment.key in kept
-            else _remove(store, environment, reason, dry_run)
+            else _remove(store, environment, reason, dry_run, ignore_hidden)
         )
         total -= done.freed_bytes
         removed.append(done)
@@ -167,15 +169,18 @@ def collect(
     return removed
 
 
-def _remove(store: Store, environment: Environment, reason: str, dry_run: bool) -> Removal:
+def _remove(
+    store: Store, environment: Environment, reason: str, dry_run: bool, ignore_hidden: bool
+) -> Removal:
     key, size = environment.key, int(environment.stamp["own_bytes"])
     locks = store.locks(key)
     try:
         with locks.building(0.0), locks.unused() as free:
             if not free:
                 return Removal(key, "in use by a process that asked for it", 0, False)
-            if users := processes_using(environment.path):
-                return Removal(key, f"in use by process {', '.join(map(str, users))}", 0, False)
+            users = store.users(environment.path)
+            if users.seen or (users.hidden and not ignore_hidden):
+                return Removal(key, f"in use by {users}", 0, False)
             if not dry_run:
                 store.remove_folder(environment.path)
                 store.forget(key)
@@ -210,6 +215,6 @@ def _left_overs(store: Store, dry_run: bool) -> list[Removal]:
 
 
 def _unlink_names(store: Store) -> None:
-    for link in store.root.glob("by-name/*"):
+    for link in store.root.glob(f"{NAMES}/*"):
         if not link.exists():
             link.unlink(missing_ok=True)

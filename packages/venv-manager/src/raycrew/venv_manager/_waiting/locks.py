@@ -309,18 +309,3 @@ def _clear_if_left(folder: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(descriptor)
-
-
-def processes_using(folder: Path) -> list[int]:
-    """Processes of this machine that run from a folder: started there, or with a library of it loaded."""
-    mark = f"{folder}{os.sep}".encode()
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        for name in ("cmdline", "maps"):
-            try:
-                if mark in (process / name).read_bytes():
-                    found.append(int(process.name))
-                    break
-            except OSError:
-                break
-    return sorted(found)
