@@ -381,6 +381,13 @@ def areas_of(report: Path, package: str) -> Iterator[tuple[str, int, int]]:
     return ((area, tried[area], failed[area]) for area in tried)
 
 
+@nox.session(python=PYTHONS[0], reuse_venv=True, requires=["build"], default=False)
+def mutants(session: nox.Session) -> None:
+    """Small mutations of the pure modules, run against their tests: `-- [--count N] [MODULE …]`."""
+    session.install(*all_wheels(), *REINSTALL, *TEST_TOOLS, "cosmic-ray>=8.4", *CONSTRAINTS)
+    session.run("python", "mutants/run.py", *session.posargs, env=RAY_ENVIRONMENT)
+
+
 @nox.session(python=PYTHONS[0], reuse_venv=True, requires=["build"])
 def docs(session: nox.Session) -> None:
     """The site, strictly, and every Python block of the READMEs and pages, run."""
