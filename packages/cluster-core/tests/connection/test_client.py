@@ -25,7 +25,7 @@ HEAD = """
 DRIVER = """
     import os
     import ray
-    from raycrew.cluster_core import ClusterUnreachableError, RayVirtualCluster, init_ray
+    from raycrew.cluster_core import ClusterUnreachableError, RayVirtualCluster, Session, init_ray
     from raycrew.cluster_core.memory import memory_usage
 
     for _ in range(3):  # The proxy gives its own server 30 s to start, too little on a busy machine.
@@ -35,15 +35,21 @@ DRIVER = """
             continue
         break
     before = dict(os.environ)
+    assert Session.current() is None
     with init_ray(namespace="far") as connection, RayVirtualCluster([2]) as cluster:
         assert init_ray() is connection and connection.namespace == "far" and not connection.started_here
         assert dict(os.environ) == before
+        session = Session.current()
+        session.check()
         node_id = cluster.bundles[0].node_id
         assert list(connection.run_on_each_node(lambda: os.environ.get("NCCL_DEBUG"))) == [(node_id, "WARN")]
         assert cluster.get_master_address_and_port() != cluster.get_master_address_and_port()
         assert [one.bundle_index for one in memory_usage(cluster)] == [0, 1]
         options = cluster.claim(None, "me").actor_options(1)
         assert ray.get(ray.remote(lambda: 7).options(**options).remote()) == 7
+    assert Session.current() is None
+    with init_ray():
+        assert Session.current() not in (None, session)
     print("done", connection.closed)
 """
 WRONG = """

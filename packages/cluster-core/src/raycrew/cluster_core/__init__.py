@@ -28,6 +28,7 @@ from raycrew.cluster_core.protocols import Claim, Cluster, Occupant
 
 if TYPE_CHECKING:
     from raycrew.cluster_core._connection import RayConnection, init_ray
+    from raycrew.cluster_core._ray import Session
     from raycrew.cluster_core._virtual_cluster import RayVirtualCluster
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "Rendezvous",
     "ResourceInsufficientError",
     "Secrets",
+    "Session",
     "bind_device",
     "init_ray",
     "lease_ports",
@@ -71,5 +73,9 @@ __all__ = [
 # What needs Ray is imported when it is first used: planning does without.
 __getattr__ = lazy(
     __name__,
-    {"_connection": ["RayConnection", "init_ray"], "_virtual_cluster": ["RayVirtualCluster"]},
+    {
+        "_connection": ["RayConnection", "init_ray"],
+        "_ray": ["Session"],
+        "_virtual_cluster": ["RayVirtualCluster"],
+    },
 )

@@ -8,7 +8,7 @@ class ClusterError(Exception):
 
 
 class ClusterClosedError(ClusterError):
-    """A cluster was used after its shutdown."""
+    """A cluster, or what belongs to it, was used after its shutdown or after the connection to Ray ended."""
 
 
 class ResourceInsufficientError(ClusterError):

@@ -18,6 +18,7 @@ from raycrew.cluster_core._ray.compat import (
     withdraw_group,
 )
 from raycrew.cluster_core._ray.node_calls import run_on_nodes
+from raycrew.cluster_core._ray.session import Session
 from raycrew.cluster_core._ray.status import (
     autoscaler_is_running,
     draining_nodes,
@@ -30,6 +31,7 @@ from raycrew.cluster_core._ray.status import (
 __all__ = [
     "NODE_ID_LABEL",
     "GroupState",
+    "Session",
     "autoscaler_is_running",
     "await_group",
     "check_cluster_answers",
