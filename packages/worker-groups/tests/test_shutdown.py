@@ -40,10 +40,15 @@ def test_a_failing_clean_up_is_told_and_workers_end(group, caplog):
     assert_ended(pids)
 
 
-def test_a_clean_up_that_does_not_exist_is_refused_first(group):
-    with pytest.raises(UnknownMethodError):
-        group.shutdown("clean_upp")
-    assert len(group.call("pid").get_results()) == 2
+@pytest.mark.hostile
+@pytest.mark.parametrize(("method", "error"), [("clean_upp", UnknownMethodError), ("keep", TypeError)])
+def test_a_clean_up_that_can_not_be_called_is_told_once_the_workers_have_ended(group, method, error):
+    pids = group.call("pid").get_results()
+    with pytest.raises(error):
+        group.shutdown(method)
+    assert_ended(pids)
+    with pytest.raises(WorkerGroupClosedError):
+        group.call("pid")
 
 
 def test_a_busy_worker_is_killed_when_its_time_is_over(group):

@@ -236,3 +236,51 @@ class Configured:
 
     def answer(self):
         return self.told, self.other, os.environ.get("COLOUR"), os.environ.get("LEADER")
+
+
+class KeywordOnlyError(Exception):
+    def __init__(self, *, code):
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+class RenamedError(OSError):
+    def __init__(self, path, reason):
+        super().__init__(5, f"{reason} at {path}")
+        self.path = path
+
+
+class LockedError(Exception):
+    def __init__(self, message):
+        super().__init__(message)
+        self.lock = threading.Lock()
+
+
+class SpeechlessError(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+class Thrower:
+    """Raises what is hard to send, or to tell."""
+
+    def __init__(self, at_once=False):
+        if at_once:
+            raise KeywordOnlyError(code=1)
+
+    def throw(self, kind):
+        errors = {
+            "keyword": lambda: KeywordOnlyError(code=3),
+            "renamed": lambda: RenamedError("/there", "broken"),
+            "locked": lambda: LockedError("held"),
+            "speechless": SpeechlessError,
+            "noted": lambda: ValueError("odd notes"),
+        }
+        error = errors[kind]()
+        if kind == "noted":
+            error.__notes__ = 5
+        raise error
+
+    def stream(self, kind):
+        yield 1
+        self.throw(kind)

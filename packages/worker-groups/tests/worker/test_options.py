@@ -1,6 +1,12 @@
 import pytest
 
-from raycrew.worker_groups._worker.options import Configured, merge_options, pick_secrets, read_configured
+from raycrew.worker_groups._worker.options import (
+    Configured,
+    check_env_vars,
+    merge_options,
+    pick_secrets,
+    read_configured,
+)
 
 PLACED = {"num_cpus": 4.0, "num_gpus": 1.0, "resources": {}, "scheduling_strategy": "bundle"}
 
@@ -81,3 +87,27 @@ def test_secrets_show_their_names_only():
         pick_secrets(("OTHER",), {"TOKEN": "hush"})
     with pytest.raises(TypeError, match=r"as in \('TOKEN',\)"):
         pick_secrets("TOKEN", {"TOKEN": "hush"})
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("variables", "error", "said"),
+    [
+        ({"A=B": "1"}, ValueError, "A=B"),
+        ({"": "1"}, ValueError, "''"),
+        ({"A\0": "1"}, ValueError, "null"),
+        ({"A": "1\0"}, ValueError, "null"),
+        ({"A": "\ud800"}, ValueError, "'A'"),
+        ({"A": 1}, TypeError, "strings"),
+        ({1: "A"}, TypeError, "strings"),
+        ([("A", "1")], TypeError, "mapping"),
+    ],
+)
+def test_variables_that_no_process_can_have_are_refused(variables, error, said):
+    with pytest.raises(error, match=said):
+        check_env_vars(variables, "env_vars")
+    if isinstance(variables, dict) and error is ValueError:
+        with pytest.raises(error, match=said):
+            merge_options({}, {}, Configured(env_vars=variables), {})
+        with pytest.raises(error, match=said):
+            merge_options({}, {"runtime_env": {"env_vars": variables}}, Configured(), {})

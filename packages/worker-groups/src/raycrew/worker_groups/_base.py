@@ -1,17 +1,31 @@
 """What groups on Ray and in one process have in common: how they are made, what they tell, how they end."""
 
+import gc
 import logging
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, Protocol
 
 from ray.exceptions import RayError
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from raycrew.cluster_core import Bundle, Cluster, Placement
-from raycrew.worker_groups._calls import GroupCalls, GroupShape, Whereabouts, deadline_after, left
+from raycrew.cluster_core import Bundle, BundlesOccupiedError, Claim, Cluster, Placement
+from raycrew.worker_groups._abandoned import Keeper, catch_up, watch_over
+from raycrew.worker_groups._calls import (
+    Dispatch,
+    GroupCalls,
+    GroupShape,
+    MultiWorkerFuture,
+    Whereabouts,
+    deadline_after,
+    dispatch_single,
+    left,
+)
+from raycrew.worker_groups._lifecycle import Lifecycle
 from raycrew.worker_groups._ranks import RankInfo, TiedBundles, plan_seats
 from raycrew.worker_groups._start import (
     GroupSpec,
@@ -22,13 +36,36 @@ from raycrew.worker_groups._start import (
     transport_of,
     worker_aliases,
 )
-from raycrew.worker_groups._worker import CommunicationOptions, pick_secrets
+from raycrew.worker_groups._worker import CommunicationOptions, check_env_vars, pick_secrets
 from raycrew.worker_groups.balancing import LoadBalancer, WorkerLoad
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
 from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
 from raycrew.worker_groups.sharding import NamedSharding
 
+_ABANDONED_S = 30.0
+
 logger = logging.getLogger(__name__)
+
+
+class Crew(Protocol):
+    """The workers of a group without the group, so that they can be ended when it is gone."""
+
+    def is_reachable(self) -> bool:
+        """Whether this process is still connected to them."""
+        ...
+
+    def end(self, timeout_s: float, force: bool) -> bool:
+        """End them; whether each ended by itself, or was to be killed."""
+        ...
+
+
+def end_and_release(crew: Crew, claim: Claim, timeout_s: float, force: bool) -> bool:
+    """End workers and give their bundles back; whether each ended by itself, or was to be killed."""
+    try:
+        return crew.end(timeout_s, force)
+    finally:
+        if crew.is_reachable():  # else the cluster is gone, and asking it would join another
+            claim.release()
 
 
 class WorkerGroup(GroupCalls):
@@ -74,7 +111,7 @@ class WorkerGroup(GroupCalls):
             cluster=cluster,
             plan=plan,
             init_kwargs=init_kwargs,
-            env_vars=_checked_env_vars(env_vars),
+            env_vars=check_env_vars({} if env_vars is None else env_vars, "env_vars"),
             secrets=pick_secrets(secrets, os.environ),
             environments=environments,
             transport=transport_of(transport),
@@ -86,27 +123,33 @@ class WorkerGroup(GroupCalls):
         )
         self.cluster = cluster
         self.sharding_annotations = sharding_annotations
-        self._closed = False
-        self._claim = cluster.claim(plan.indices, self._spec.name)
+        self._life = Lifecycle(self._spec.name)
+        self._claim = _claim(cluster, plan.indices, self._spec.name)
         try:
             self._started: Started = self._start()
         except BaseException:
             self._claim.release()
             raise
+        self._keeper = Keeper()
+        give_back = partial(end_and_release, self._crew, self._claim, _ABANDONED_S, force=False)
+        self._unwatch = watch_over(self._keeper, f"worker group {self.name!r}", give_back)
         rank_of = {position: rank for rank, position in enumerate(self._started.order)}
         self._tied_groups = [[rank_of[p] for p in group] for group in plan.tied_groups]
         if not plan.ordered:
             self._tied_groups.sort()
         self._shape = GroupShape(self._started.info, len(plan.seats), self._tied_groups, sharding_annotations)
         self._note_places()
+        self._life.opened()
+
+    _crew: Crew
 
     @abstractmethod
     def _start(self) -> Started:
-        """Start the workers; leaves none behind when it raises."""
+        """Start the workers, which are the `_crew` from then on; leaves none behind when it raises."""
 
     @abstractmethod
-    def _end(self, timeout_s: float, force: bool) -> bool:
-        """End the workers; whether each ended by itself, or was to be killed."""
+    def _deliver(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
+        """Send each call of a dispatch to workers that can take it."""
 
     @abstractmethod
     def _resource_use(self) -> Mapping[int, float]:
@@ -211,7 +254,7 @@ class WorkerGroup(GroupCalls):
         return self.world_size
 
     def __repr__(self) -> str:
-        state = "shut down" if self._closed else f"{self.world_size} workers"
+        state = f"{self.world_size} workers" if self._life.state in ("open", "restarting") else "shut down"
         return f"{type(self).__name__}({self.name!r}, {self._started.info.name}, {state})"
 
     @property
@@ -223,14 +266,14 @@ class WorkerGroup(GroupCalls):
 
     def print_worker_layout(self, console: Console | None = None) -> None:
         """Print where each rank is."""
-        table = Table(title=repr(self))
+        table = Table(title=Text(repr(self), style="table.title"))
         for column in ("rank", "tied group", "node", "address", "local rank", "bundle", "device", "pid"):
             table.add_column(column, justify="right")
         tied = self.worker_to_tied_group_index
         for info, facts in zip(self._started.ranks, self._started.facts, strict=True):
             device = "" if info.device_index is None else f"{facts.device_kind}:{info.device_index}"
             row = (info.rank, tied[info.rank], info.node_rank, info.node_address, info.local_rank)
-            table.add_row(*map(str, (*row, info.bundle_index, device, facts.pid)))
+            table.add_row(*(Text(str(cell)) for cell in (*row, info.bundle_index, device, facts.pid)))
         (console or Console()).print(table)
 
     def print_startup(self, console: Console | None = None) -> None:
@@ -242,6 +285,8 @@ class WorkerGroup(GroupCalls):
     def shutdown(self, cleanup_method: str | None = None, timeout: float = 30.0, force: bool = False) -> bool:
         """End all workers and give their bundles back; idempotent.
 
+        A restart in another thread is given up. Of several threads one does it, and the others wait for that.
+
         Args:
             cleanup_method: Method to call on each worker first.
             timeout: Seconds for it, and for the workers to end by themselves; then they are killed.
@@ -249,32 +294,58 @@ class WorkerGroup(GroupCalls):
 
         Returns:
             Whether clean-up succeeded and every worker ended by itself (or was to be killed, with `force`).
+
+        Raises:
+            UnknownMethodError: The class has no such clean-up method; the workers have ended all the same.
+            TypeError: It needs arguments; the workers have ended all the same.
         """
-        if self._closed:
-            return True
         deadline = deadline_after(timeout)
-        clean = True
-        if cleanup_method is not None:
-            self._shape.method(cleanup_method)
-            clean = force or self._clean_up(cleanup_method, left(deadline))
-        self._closed = True
+        return self._life.close(lambda: self._shut_down(cleanup_method, deadline, force))
+
+    def _shut_down(self, cleanup_method: str | None, deadline: float | None, force: bool) -> bool:
+        self._unwatch()
         try:
-            return self._end(left(deadline) or 0.0, force) and clean
+            clean = cleanup_method is None or force or self._clean_up(cleanup_method, left(deadline))
         finally:
-            self._claim.release()
+            ended = end_and_release(self._crew, self._claim, left(deadline) or 0.0, force)
+        return ended and clean
 
     def _clean_up(self, method: str, timeout: float | None) -> bool:
+        dispatch = dispatch_single(self._shape, method, (), {})
         try:
-            self.on(timeout=timeout).call(method).get_results()
+            self._check_connection()
+            self._deliver(dispatch, timeout).get_results()
         except (WorkerGroupError, RayError) as error:
             logger.warning("%s: %s before the shutdown: %s", self.name, method, error)
             return False
         return True
 
+    # Calls.
+
     def _open(self) -> GroupShape:
-        if self._closed:
-            raise WorkerGroupClosedError(f"worker group {self.name!r} was shut down")
+        self._life.check()
+        self._check_connection()
         return self._shape
+
+    def _check_connection(self) -> None:
+        if not self._crew.is_reachable():  # a call would join whatever Ray it finds
+            raise WorkerGroupClosedError(
+                f"the connection to Ray that worker group {self.name!r} was made with is closed"
+            )
+
+    def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
+        if self._life.state == "restarting":
+            self._life.await_replaced([send.rank for send in dispatch.sends], timeout)
+        return self._deliver(dispatch, timeout)
+
+
+def _claim(cluster: Cluster, indices: Sequence[int] | None, name: str) -> Claim:
+    try:
+        return cluster.claim(indices, name)
+    except BundlesOccupiedError:
+        gc.collect()  # perhaps by groups that nobody can use any more
+        catch_up(_ABANDONED_S)
+        return cluster.claim(indices, name)
 
 
 def _check_sharding(sharding: NamedSharding | None, n_workers: int) -> None:
@@ -282,13 +353,6 @@ def _check_sharding(sharding: NamedSharding | None, n_workers: int) -> None:
         raise ValueError(
             f"sharding_annotations has {sharding.size} ranks, the group {n_workers}: 0 to {n_workers - 1}"
         )
-
-
-def _checked_env_vars(env_vars: Mapping[str, str] | None) -> dict[str, str]:
-    for name, value in (env_vars or {}).items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError(f"env_vars are strings, not {name!r}: {value!r}")
-    return dict(env_vars or {})
 
 
 def _share(bundle: Bundle, options: Mapping[str, Any]) -> float:

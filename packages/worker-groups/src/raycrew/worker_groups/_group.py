@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from raycrew.worker_groups._base import WorkerGroup
-from raycrew.worker_groups._calls import Dispatch, GroupShape, MultiWorkerFuture, send_to_actors
+from raycrew.worker_groups._calls import Dispatch, MultiWorkerFuture, send_to_actors
 from raycrew.worker_groups._ray_compat import (
     WorkerStatus,
     await_end,
@@ -15,13 +16,42 @@ from raycrew.worker_groups._ray_compat import (
     runs_in_order,
     worker_status,
 )
-from raycrew.worker_groups._start import Started, restart_workers, start_group
+from raycrew.worker_groups._start import Handle, Started, restart_workers, start_group
 from raycrew.worker_groups.balancing import ProcessUsage
-from raycrew.worker_groups.errors import WorkerGroupClosedError
 
 _KILL_TIMEOUT_S = 10.0
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Actors:
+    """The workers of a group on Ray, without the group."""
+
+    name: str
+    made_over: str | None
+    handles: list[Handle]
+
+    def is_reachable(self) -> bool:
+        """Whether this process has the connection to Ray that they were made over."""
+        return connection() == self.made_over
+
+    def end(self, timeout_s: float, force: bool) -> bool:
+        """End them; whether each ended by itself, or was to be killed."""
+        if not self.is_reachable():
+            logger.warning("%s: Ray is down already, so its workers are gone", self.name)
+            return False
+        living = list(range(len(self.handles)))
+        try:
+            if not force:
+                request_exit(self.handles)
+                living = await_end(self.handles, timeout_s)
+        finally:
+            end_actors([self.handles[i] for i in living])
+        stubborn = await_end([self.handles[i] for i in living], _KILL_TIMEOUT_S)
+        if stubborn:
+            logger.warning("%s: %d killed workers are still there", self.name, len(stubborn))
+        return force or not living
 
 
 class RayWorkerGroup(WorkerGroup):
@@ -61,8 +91,9 @@ class RayWorkerGroup(WorkerGroup):
     """
 
     def _start(self) -> Started:
-        self._connection = connection()
+        made_over = connection()
         started = start_group(self._spec, self._claim)
+        self._crew: Actors = Actors(self.name, made_over, started.handles)
         self._in_order = runs_in_order(started.info.is_async, started.options[0].actor)
         return started
 
@@ -86,44 +117,28 @@ class RayWorkerGroup(WorkerGroup):
         """Replace dead workers: same rank, bundle and arguments, new process; returns their ranks.
 
         The group gets a new generation, and a new master port if rank 0 was replaced. Workers that live keep
-        their state; they see the new generation in `current_worker()` once their running call is over.
+        their state; they see the new generation in `current_worker()` once their running call is over. While
+        another thread restarts the group, this waits for it and has the same outcome; calls on the ranks that
+        are replaced wait too, those on others go on.
 
         Raises:
             WorkerFailureError: A new worker failed or was late; this can be tried again.
+            WorkerGroupClosedError: The group was shut down, perhaps meanwhile; no new worker is left.
         """
+        return self._life.restart(self._replace_dead)
+
+    def _replace_dead(self) -> list[int]:
         dead = [rank for rank, status in self.get_worker_status().items() if status == "dead"]
         if dead:
             logger.warning("%s: restarting ranks %s", self.name, dead)
-            self._started = restart_workers(self._spec, self._claim, self._started, dead)
+            self._life.replacing(dead)
+            go_on = self._life.check
+            self._started = restart_workers(self._spec, self._claim, self._started, dead, go_on)
+            self._crew.handles = self._started.handles
             self._note_places()
         return dead
 
-    def _end(self, timeout_s: float, force: bool) -> bool:
-        handles = self._started.handles
-        if connection() != self._connection:
-            logger.warning("%s: Ray is down already, so its workers are gone", self.name)
-            return False
-        living = list(range(len(handles)))
-        try:
-            if not force:
-                request_exit(handles)
-                living = await_end(handles, timeout_s)
-        finally:
-            end_actors([handles[i] for i in living])
-        stubborn = await_end([handles[i] for i in living], _KILL_TIMEOUT_S)
-        if stubborn:
-            logger.warning("%s: %d killed workers are still there", self.name, len(stubborn))
-        return force or not living
-
-    def _open(self) -> GroupShape:
-        shape = super()._open()
-        if connection() != self._connection:  # a call would join whatever Ray it finds
-            raise WorkerGroupClosedError(
-                f"the connection to Ray that worker group {self.name!r} was made with is closed"
-            )
-        return shape
-
-    def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
+    def _deliver(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
         return send_to_actors(
             dispatch,
             self._started.handles,
@@ -132,4 +147,5 @@ class RayWorkerGroup(WorkerGroup):
             transport=self._spec.transport,
             timeout=timeout,
             in_order=self._in_order,
+            keeper=self._keeper,
         )

@@ -18,7 +18,7 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     wait,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from raycrew.worker_groups._base import WorkerGroup
@@ -142,13 +142,14 @@ class InProcessGroup(WorkerGroup):
         order = rank_order(spec.plan, facts)
         ranks = assign_ranks(order, facts, [bundle.index for bundle in bundles], spec.name)
         here = [facts[position] for position in order]
-        self._workers = [
+        self._crew: _Threads = _Threads(spec.name)
+        self._crew.workers = [
             _Worker(as_current(rank, fact, spec.communication), spec.transport)
             for rank, fact in zip(ranks, here, strict=True)
         ]
         calls = [
             worker.start(cls, spec.builder.args, kwargs[position])
-            for worker, position in zip(self._workers, order, strict=True)
+            for worker, position in zip(self._crew.workers, order, strict=True)
         ]
         places = {
             info.rank: Whereabouts(spec.name, info, fact) for info, fact in zip(ranks, here, strict=True)
@@ -157,17 +158,17 @@ class InProcessGroup(WorkerGroup):
         try:
             init_s = starting.get_results(timeout=spec.init_timeout_s)
         except ResultTimeoutError as late:
-            self._end(0.0, force=True)
+            self._crew.end(0.0, force=True)
             others = [str(places[rank]) for rank in late.pending[1:]]
             stage = "its __init__ did not return"
             raise start_timeout(places[late.pending[0]], stage, others, spec.init_timeout_s) from None
         except BaseException:
-            self._end(0.0, force=True)
+            self._crew.end(0.0, force=True)
             raise
         for rank, seconds in enumerate(init_s):
             report.workers[rank] = {"placement": 0.0, "process": 0.0, "import": 0.0, "init": seconds}
         report.total_s = watch.total_s
-        handles = [cast("Handle", _Handle(worker)) for worker in self._workers]
+        handles = [cast("Handle", _Handle(worker)) for worker in self._crew.workers]
         return Started(handles, ranks, here, order, info, [], report)
 
     def _facts(self, bundle_index: int) -> WorkerFacts:
@@ -183,43 +184,29 @@ class InProcessGroup(WorkerGroup):
     @property
     def instances(self) -> list[Any]:
         """The workers themselves, in rank order, to look into."""
-        return [worker.instance for worker in self._workers]
+        return [worker.instance for worker in self._crew.workers]
 
     def get_worker_status(self, timeout: float = 1.0) -> dict[int, WorkerStatus]:
         """What each rank is up to: "ready", or "busy" (it did not answer within `timeout` seconds)."""
         self._open()
-        asked = [worker.thread.submit(_nothing) for worker in self._workers]
+        asked = [worker.thread.submit(_nothing) for worker in self._crew.workers]
         done = wait(asked, timeout).done
         return {rank: "ready" if call in done else "busy" for rank, call in enumerate(asked)}
 
     def restart_failed_workers(self) -> list[int]:
         """Nothing, as none is ever lost."""
         self._open()
-        return []
+        return self._life.restart(list)
 
     def _resource_use(self) -> Mapping[int, float]:
         return {}
 
-    def _end(self, timeout_s: float, force: bool) -> bool:
-        """A thread can't be killed: what still runs after its time goes on, and is not waited for."""
-        for worker in self._workers if force else ():
-            worker.thread.shutdown(wait=False, cancel_futures=True)
-        if force:
-            return True
-        last = [worker.thread.submit(_nothing) for worker in self._workers]
-        running = wait(last, timeout_s).not_done
-        for worker in self._workers:
-            worker.thread.shutdown(wait=False, cancel_futures=True)
-        if running:
-            logger.warning("%s: %d workers still run a call", self.name, len(running))
-        return not running
-
-    def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
+    def _deliver(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
         for send in dispatch.sends:
             for value in (*send.args, *send.kwargs.values()):
                 refuse_stream(value)
         return InProcessFuture(
-            [self._workers[s.rank].send(dispatch.method.name, s.args, s.kwargs) for s in dispatch.sends],
+            [self._crew.workers[s.rank].send(dispatch.method.name, s.args, s.kwargs) for s in dispatch.sends],
             [send.rank for send in dispatch.sends],
             dispatch.return_from,
             dispatch.respect_tied_workers,
@@ -228,6 +215,7 @@ class InProcessGroup(WorkerGroup):
             places=self._places,
             timeout=timeout,
             is_stream="generator" in dispatch.method.kind,
+            keeper=self._keeper,
         )
 
 
@@ -288,6 +276,31 @@ class _Worker:
         if isinstance(value, Future):
             value = value.result()
         return value if self._transport is None else self._transport.decode(value)
+
+
+@dataclass
+class _Threads:
+    """The workers of a group in this process, without the group."""
+
+    name: str
+    workers: list[_Worker] = field(default_factory=list)
+
+    def is_reachable(self) -> bool:
+        return True
+
+    def end(self, timeout_s: float, force: bool) -> bool:
+        """A thread can't be killed: what still runs after its time goes on, and is not waited for."""
+        for worker in self.workers if force else ():
+            worker.thread.shutdown(wait=False, cancel_futures=True)
+        if force:
+            return True
+        last = [worker.thread.submit(_nothing) for worker in self.workers]
+        running = wait(last, timeout_s).not_done
+        for worker in self.workers:
+            worker.thread.shutdown(wait=False, cancel_futures=True)
+        if running:
+            logger.warning("%s: %d workers still run a call", self.name, len(running))
+        return not running
 
 
 @dataclass(frozen=True)

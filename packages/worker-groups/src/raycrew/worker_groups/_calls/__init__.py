@@ -1,8 +1,8 @@
 """Calls of a group: who gets what, sent and awaited, and failures that say where."""
 
-from raycrew.worker_groups._calls.dispatch import Dispatch, GroupShape
+from raycrew.worker_groups._calls.dispatch import Dispatch, GroupShape, dispatch_single
 from raycrew.worker_groups._calls.encoding import Packer
-from raycrew.worker_groups._calls.failures import Whereabouts, failure, log_tail, start_timeout
+from raycrew.worker_groups._calls.failures import Whereabouts, failure, log_tail, start_timeout, words
 from raycrew.worker_groups._calls.futures import MultiWorkerFuture, refuse_stream
 from raycrew.worker_groups._calls.group_calls import GroupCalls
 from raycrew.worker_groups._calls.sending import send_to_actors
@@ -19,6 +19,7 @@ __all__ = [
     "SharedStore",
     "Whereabouts",
     "deadline_after",
+    "dispatch_single",
     "failure",
     "left",
     "log_tail",
@@ -26,4 +27,5 @@ __all__ = [
     "send_to_actors",
     "settle",
     "start_timeout",
+    "words",
 ]

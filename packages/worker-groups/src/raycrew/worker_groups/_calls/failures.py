@@ -74,16 +74,11 @@ def failure(
     """The error of one worker whose call failed."""
     cause, traceback, pid = cause_of(error)
     died = is_death(error)
-    notes = " ".join(map(str, getattr(cause, "__notes__", ())))
-    what = (
-        f"died during {method}"
-        if died
-        else f"{method} raised {type(cause).__name__}: {cause} {notes}".rstrip()
-    )
+    what = f"died during {method}" if died else f"{method} raised {type(cause).__name__}: {words(cause)}"
     after = "" if elapsed_s is None else f" after {elapsed_s:.1f} s"
     text = f"{where}: {what}{after}"
     if died:
-        text += f"\n{str(cause).strip()}"
+        text += f"\n{words(cause)}"
         text += "" if method == "__init__" else "\nrestart_failed_workers() of its group replaces it"
     if pending:
         text += f"\nnot done yet when this was raised: ranks {list(pending)}"
@@ -101,6 +96,20 @@ def failure(
             "pending": pending,
         },
     )
+
+
+def words(error: BaseException) -> str:
+    """What an error says, with its notes; neither need be what Python expects."""
+    notes = getattr(error, "__notes__", ())
+    parts = [error, *(notes if isinstance(notes, list | tuple) else [notes])]
+    return " ".join(map(_text, parts)).strip()
+
+
+def _text(part: object) -> str:
+    try:
+        return str(part)
+    except Exception as error:  # noqa: BLE001 - whatever the user's own code raises
+        return f"<a {type(part).__name__} whose text raised {type(error).__name__}>"
 
 
 def start_timeout(

@@ -48,6 +48,7 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         timeout: float | None = None,
         is_stream: bool = False,
         in_order: bool = False,
+        keeper: object = None,
     ) -> None:
         super().__init__(futures)
         self.called_workers = list(range(len(futures)) if called_workers is None else called_workers)
@@ -60,6 +61,7 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         self.group_name = group_name
         self.is_stream = is_stream
         self.in_order = in_order
+        self._keeper = keeper  # else the workers would end with their group while this is awaited
         self._places = dict(places or {})
         self._sent_at = time.monotonic()
         self._deadline = deadline_after(timeout)

@@ -22,6 +22,7 @@ def send_to_actors(
     transport: ArgumentTransport | None,
     timeout: float | None,
     in_order: bool,
+    keeper: object,
 ) -> MultiWorkerFuture[Any]:
     """Send each call straight to its rank's actor, once all arguments of all ranks are ready.
 
@@ -33,6 +34,7 @@ def send_to_actors(
         transport: Encodes arguments.
         timeout: Deadline of the call in seconds.
         in_order: Whether the workers run their calls one after the other.
+        keeper: What keeps the workers, held by the future.
 
     Raises:
         TypeError: An argument can't be pickled, or is a stream; nothing has been sent.
@@ -53,6 +55,7 @@ def send_to_actors(
         timeout=timeout,
         is_stream="generator" in dispatch.method.kind,
         in_order=in_order,
+        keeper=keeper,
     )
 
 

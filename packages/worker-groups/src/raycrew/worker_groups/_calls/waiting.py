@@ -49,12 +49,23 @@ def settle(
     *,
     grace_s: float = GRACE_S,
     on_done: Callable[[int], None] | None = None,
+    go_on: Callable[[], None] | None = None,
 ) -> Settled:
-    """Wait until all calls are done, the deadline is over, or a first one failed and the grace is over."""
+    """Wait until all calls are done, the deadline is over, or a first one failed and the grace is over.
+
+    Args:
+        refs: The calls.
+        deadline: Of the monotonic clock, or None.
+        grace_s: What others get after the first failure.
+        on_done: Called with the position of each call that is done.
+        go_on: Called now and then; waiting ends with what it raises.
+    """
     settled = Settled()
     position_of = {ref: position for position, ref in enumerate(refs)}
     start, waiting, failing = time.monotonic(), list(refs), False
     while waiting:
+        if go_on:
+            go_on()
         ready, waiting = ray.wait(waiting, num_returns=1, timeout=left(deadline, _POLL_S))
         if waiting and ready:
             more, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 #: Phases in the order that a worker goes through them.
 PHASES = ("environment", "placement", "process", "import", "init")
@@ -39,9 +40,8 @@ class StartupReport:
 
     def table(self) -> Table:
         """Median and slowest rank of each phase, for people."""
-        table = Table(
-            title=f"start of {self.group_name}: {len(self.workers)} workers in {self.total_s:.2f} s"
-        )
+        title = f"start of {self.group_name}: {len(self.workers)} workers in {self.total_s:.2f} s"
+        table = Table(title=Text(title, style="table.title"))  # A group's name is no markup.
         for column in ("phase", "median s", "slowest s", "slowest rank"):
             table.add_column(column, justify="left" if column == "phase" else "right")
         for phase, (longest, rank) in self.slowest().items():
@@ -83,7 +83,8 @@ def startup_progress(group_name: str, n_workers: int, shown: bool | None) -> Ite
     if not (console.is_terminal if shown is None else shown):
         yield StartupProgress(group_name, n_workers, None)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    name = TextColumn("{task.description}", markup=False)
+    columns = (name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         yield StartupProgress(group_name, n_workers, progress)
 

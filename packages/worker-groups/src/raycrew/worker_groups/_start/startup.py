@@ -3,7 +3,7 @@
 import logging
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -24,6 +24,7 @@ from raycrew.worker_groups._calls import (
     refuse_stream,
     settle,
     start_timeout,
+    words,
 )
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, rank_order
 from raycrew.worker_groups._ray_compat import (
@@ -85,24 +86,35 @@ def start_group(spec: GroupSpec, claim: Claim) -> Started:
         return _Launch(spec, claim, progress, range(len(spec.plan.seats))).run()
 
 
-def restart_workers(spec: GroupSpec, claim: Claim, started: Started, ranks: Sequence[int]) -> Started:
+def restart_workers(
+    spec: GroupSpec, claim: Claim, started: Started, ranks: Sequence[int], go_on: Callable[[], None]
+) -> Started:
     """Replace the workers of some ranks: same rank and bundle, and a new generation for the whole group.
 
-    The others are told at their next turn, after what they are doing.
+    The others are told at their next turn, after what they are doing. `go_on` is called now and then; what it
+    raises ends the new workers.
 
     Raises:
         WorkerFailureError: A new worker failed or was late; the new ones have been ended.
     """
     with startup_progress(spec.name, len(ranks), spec.progress) as progress:
-        return _Launch(spec, claim, progress, [started.order[rank] for rank in ranks]).run_again(started)
+        return _Launch(spec, claim, progress, [started.order[rank] for rank in ranks], go_on).run_again(
+            started
+        )
 
 
 class _Launch:
     """One start-up of the workers at some positions, step by step."""
 
     def __init__(
-        self, spec: GroupSpec, claim: Claim, progress: StartupProgress, positions: Sequence[int]
+        self,
+        spec: GroupSpec,
+        claim: Claim,
+        progress: StartupProgress,
+        positions: Sequence[int],
+        go_on: Callable[[], None] | None = None,
     ) -> None:
+        self.go_on = go_on
         self.positions = list(positions)
         self.spec = spec
         self.claim = claim
@@ -188,7 +200,7 @@ class _Launch:
             cause, traceback, pid = cause_of(error)
             raise WorkerFailureError(
                 f"{self.spec.builder.fqn} can't be used as a worker in its environment "
-                f"({python or 'the default one'}): {type(cause).__name__}: {cause}",
+                f"({python or 'the default one'}): {type(cause).__name__}: {words(cause)}",
                 group_name=self.spec.name,
                 method="import",
                 cause=cause,
@@ -289,7 +301,7 @@ class _Launch:
         return handle._raycrew_prepare.remote(orders)  # noqa: SLF001
 
     def _settle(self, refs: Sequence[Any]) -> Settled:
-        return settle(refs, self.deadline, on_done=self.progress.advance)
+        return settle(refs, self.deadline, on_done=self.progress.advance, go_on=self.go_on)
 
     def _whereabouts(self, position: int) -> Whereabouts:
         bundle = self.claim.bundles[position]

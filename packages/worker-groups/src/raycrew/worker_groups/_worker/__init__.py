@@ -1,6 +1,13 @@
 """What runs in a worker's process, and what is known of its class and options before it does."""
 
-from raycrew.worker_groups._worker.options import Configured, WorkerOptions, merge_options, pick_secrets
+from raycrew.worker_groups._worker.options import (
+    Configured,
+    WorkerOptions,
+    check_env_vars,
+    merge_options,
+    pick_secrets,
+)
+from raycrew.worker_groups._worker.raised import as_portable
 from raycrew.worker_groups._worker.recalls import recall, recall_all
 from raycrew.worker_groups._worker.shell import (
     CommunicationOptions,
@@ -35,7 +42,9 @@ __all__ = [
     "Orders",
     "WorkerOptions",
     "as_current",
+    "as_portable",
     "be_current",
+    "check_env_vars",
     "current_worker",
     "describe",
     "describe_class",

@@ -1,6 +1,7 @@
 """Which Ray options and which environment each worker gets, and who has the last word; pure."""
 
 import fnmatch
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,6 +67,29 @@ def read_configured(answer: Any, who: str) -> Configured:
     return Configured(*parts)
 
 
+def check_env_vars(variables: Mapping[str, str], who: str) -> dict[str, str]:
+    """A copy of variables that any process can have.
+
+    Raises:
+        TypeError: It is no mapping of strings to strings.
+        ValueError: A name is empty or has a "=", or a name or value has what no environment can hold.
+    """
+    if not isinstance(variables, Mapping):
+        raise TypeError(f"{who} is a mapping of names to values, not a {type(variables).__name__}")
+    for name, value in variables.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"{who} are strings, not {name!r}: a {type(value).__name__}")
+        if not name or "=" in name:
+            raise ValueError(f"{who}: {name!r} can't be the name of a variable")
+        if "\0" in name + value:
+            raise ValueError(f"{who}: {name!r} or its value has a null character")
+        try:
+            os.fsencode(name + value)
+        except UnicodeEncodeError:
+            raise ValueError(f"{who}: {name!r} or its value can't be encoded for an environment") from None
+    return dict(variables)
+
+
 def pick_secrets(names: Sequence[str], environ: Mapping[str, str]) -> Secrets:
     """The values of secrets, by name, from the driver's environment.
 
@@ -115,7 +139,7 @@ def merge_options(
     actor = {**own, **placement, **asked}
     if "resources" in asked:
         actor["resources"] = {**placement.get("resources", {}), **asked["resources"]}
-    variables = {**(env_vars or {}), **configured.env_vars}
+    variables = {**(env_vars or {}), **check_env_vars(configured.env_vars, "configure_worker's env_vars")}
     actor["runtime_env"] = _runtime_env(runtime_envs, variables, py_executable)
     overridden = _overridden(caller_options, env_vars or {}, init_kwargs or {}, configured)
     return WorkerOptions(
@@ -149,7 +173,7 @@ def _runtime_env(
     merged: dict[str, Any] = {}
     from_start: dict[str, str] = {}
     for runtime_env in given:
-        from_start |= runtime_env.get("env_vars", {})
+        from_start |= check_env_vars(runtime_env.get("env_vars") or {}, "env_vars of a runtime_env")
         merged |= {k: v for k, v in runtime_env.items() if k != "env_vars"}
     from_start |= {k: v for k, v in variables.items() if is_process_variable(k)}
     if py_executable is not None:

@@ -9,6 +9,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from inspect import Parameter, Signature
@@ -21,6 +22,7 @@ import ray
 from raycrew.cluster_core import DEFAULT_POLICY, PortLease, bind_device, lease_ports
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, rank_environment
 from raycrew.worker_groups._ray_compat import assigned_accelerators, call_cancelled, own_call_id, own_node
+from raycrew.worker_groups._worker.raised import as_portable
 from raycrew.worker_groups._worker.recalls import Inbox
 from raycrew.worker_groups._worker.worker_class import ClassInfo, ClassSource, MethodInfo, load_class
 from raycrew.worker_groups.errors import WorkerGroupError
@@ -166,16 +168,11 @@ class Shell:
         """Import the user's class and construct it; returns the seconds of both."""
         self._raycrew_transport = transport
         start = time.perf_counter()
-        try:
-            cls, _ = load_class(source)
-        except ImportError as error:
-            error.add_note(
-                "(while its class was imported in the worker: are its modules on PYTHONPATH there?)"
-            )
-            raise
-        imported = time.perf_counter()
-        args, kwargs = self._raycrew_received(args, kwargs)
-        self._raycrew_instance = cls(*args, **kwargs)
+        with _told_to_the_caller():
+            cls = _imported(source)
+            imported = time.perf_counter()
+            args, kwargs = self._raycrew_received(args, kwargs)
+            self._raycrew_instance = cls(*args, **kwargs)
         return imported - start, time.perf_counter() - imported
 
     def _raycrew_bound(self, name: str) -> Callable[..., Any]:
@@ -198,6 +195,23 @@ class Shell:
     def _raycrew_sent(self, result: Any) -> Any:
         """A result on its way out; what a transport makes of it stays a handle until someone localises it."""
         return result if self._raycrew_transport is None else self._raycrew_transport.encode(result)
+
+
+@contextmanager
+def _told_to_the_caller() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        as_portable(error)
+        raise
+
+
+def _imported(source: ClassSource) -> type:
+    try:
+        return load_class(source)[0]
+    except ImportError as error:
+        error.add_note("(while its class was imported in the worker: are its modules on PYTHONPATH there?)")
+        raise
 
 
 def _receive(value: Any, transport: ArgumentTransport | None) -> Any:
@@ -260,7 +274,8 @@ def _sync(name: str) -> Callable[..., Any]:
     def forward(self: Shell, *args: Any, **kwargs: Any) -> Any:
         bound = self._raycrew_bound(name)
         args, kwargs = self._raycrew_received(args, kwargs)
-        return self._raycrew_sent(bound(*args, **kwargs))
+        with _told_to_the_caller():
+            return self._raycrew_sent(bound(*args, **kwargs))
 
     return forward
 
@@ -269,8 +284,9 @@ def _generator(name: str) -> Callable[..., Any]:
     def forward(self: Shell, *args: Any, **kwargs: Any) -> Iterator[Any]:
         bound = self._raycrew_bound(name)
         args, kwargs = self._raycrew_received(args, kwargs)
-        for item in bound(*args, **kwargs):  # Ray sends into a generator, which "yield from" would pass on.
-            yield self._raycrew_sent(item)
+        with _told_to_the_caller():
+            for item in bound(*args, **kwargs):  # Ray sends into a generator; "yield from" would pass it on.
+                yield self._raycrew_sent(item)
 
     return forward
 
@@ -279,7 +295,8 @@ def _async(name: str) -> Callable[..., Any]:
     async def forward(self: Shell, *args: Any, **kwargs: Any) -> Any:
         bound = self._raycrew_bound(name)
         args, kwargs = await _received_async(self, args, kwargs)
-        return self._raycrew_sent(await bound(*args, **kwargs))
+        with _told_to_the_caller():
+            return self._raycrew_sent(await bound(*args, **kwargs))
 
     return forward
 
@@ -288,8 +305,9 @@ def _async_generator(name: str) -> Callable[..., Any]:
     async def forward(self: Shell, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         bound = self._raycrew_bound(name)
         args, kwargs = await _received_async(self, args, kwargs)
-        async for item in bound(*args, **kwargs):
-            yield self._raycrew_sent(item)
+        with _told_to_the_caller():
+            async for item in bound(*args, **kwargs):
+                yield self._raycrew_sent(item)
 
     return forward
 

@@ -1,0 +1,81 @@
+"""Groups that nobody ended: what they hold is given back by a thread of its own.
+
+The garbage collector runs in any thread, between any two steps of it and under any lock. So all that it does
+is to put a note into a queue that allows this; the thread that reads it was started with the first group.
+"""
+
+import logging
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from queue import SimpleQueue
+
+logger = logging.getLogger(__name__)
+
+_notes: SimpleQueue[Callable[[], None]] = SimpleQueue()
+_lock = threading.Lock()
+_threads: list[threading.Thread] = []
+
+
+class Keeper:
+    """Stands for the use of something: held by all objects through which it can be used."""
+
+    __slots__ = ("__weakref__",)
+
+
+def watch_over(keeper: Keeper, what: str, give_back: Callable[[], object]) -> Callable[[], object]:
+    """Have something given back once nobody holds its keeper any more.
+
+    At the end of the interpreter nothing is given back: Ray ends what its driver leaves.
+
+    Args:
+        keeper: The keeper.
+        what: What is given back, for the `ResourceWarning`.
+        give_back: Gives it back, within bounded time; must not hold the keeper.
+
+    Returns:
+        Ends the watch.
+    """
+    with _lock:
+        if not any(thread.is_alive() for thread in _threads):  # a forked process has none
+            _threads[:] = [threading.Thread(target=_read_notes, name="raycrew-abandoned", daemon=True)]
+            _threads[0].start()
+    watch = weakref.finalize(keeper, _notes.put, _Abandoned(what, give_back))
+    watch.atexit = False
+    return watch.detach
+
+
+def catch_up(timeout_s: float) -> bool:
+    """Wait until all that is abandoned by now was given back; says whether it was in time."""
+    if not _threads:
+        return True
+    caught_up = threading.Event()
+    _notes.put(caught_up.set)
+    return caught_up.wait(timeout_s)
+
+
+class _Abandoned:
+    def __init__(self, what: str, give_back: Callable[[], object]) -> None:
+        self._what, self._give_back, self._pid = what, give_back, os.getpid()
+
+    def __call__(self) -> None:
+        if os.getpid() != self._pid:  # a forked process leaves alone what is its parent's
+            return
+        text = f"{self._what} went out of scope and was not shut down; it is now"
+        try:
+            warnings.warn(text, ResourceWarning, stacklevel=2)
+        except ResourceWarning:  # where warnings are errors, this one has nobody to go to
+            logger.warning("%s", text)
+        self._give_back()
+
+
+def _read_notes() -> None:
+    while True:
+        note = _notes.get()
+        try:
+            note()
+        except Exception:
+            logger.exception("what nobody shut down could not be given back")
+        del note

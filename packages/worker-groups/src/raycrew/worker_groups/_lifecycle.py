@@ -1,0 +1,135 @@
+"""The states of a group behind one lock: who may call, restart and end it, and who waits for whom.
+
+A group is starting until its constructor returns, then open; restarting and open again; closing, closed.
+"""
+
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, wait
+from typing import Literal
+
+from raycrew.worker_groups.errors import ResultTimeoutError, WorkerGroupClosedError, WorkerGroupError
+
+State = Literal["starting", "open", "restarting", "closing", "closed"]
+
+#: A restart that is told to give up ends the workers that it made; so long is waited for that.
+UNWIND_S = 30.0
+
+
+class Lifecycle:
+    """The state of one group.
+
+    Args:
+        name: The group's name, for errors.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.RLock()
+        self._state: State = "starting"
+        self._restart: Future[list[int]] | None = None
+        self._restarter = 0
+        self._replaced: frozenset[int] = frozenset()
+        self._ending: Future[bool] | None = None
+
+    @property
+    def state(self) -> State:
+        """What the group is doing."""
+        return self._state
+
+    def opened(self) -> None:
+        """The start-up has succeeded."""
+        self._state = "open"
+
+    def check(self) -> None:
+        """Make sure that the group is not shut down.
+
+        Raises:
+            WorkerGroupClosedError: It is, or is being.
+        """
+        if self._state in ("closing", "closed"):
+            raise WorkerGroupClosedError(f"worker group {self._name!r} was shut down")
+
+    def restart(self, work: Callable[[], list[int]]) -> list[int]:
+        """Do a restart; where another thread does one, wait for it and give its outcome.
+
+        Raises:
+            WorkerGroupClosedError: The group is shut down.
+            WorkerGroupError: The other thread was interrupted, or the restart itself asks.
+        """
+        with self._lock:
+            self.check()
+            running = self._restart
+            if running is None:
+                outcome = self._restart = Future()
+                self._restarter, self._state = threading.get_ident(), "restarting"
+        if running is not None:
+            self._refuse_own("restarted")
+            return list(running.result())
+        try:
+            outcome.set_result(work())
+        except Exception as error:  # noqa: BLE001 - raised below, and to all who wait
+            outcome.set_exception(error)
+        except BaseException:
+            outcome.set_exception(WorkerGroupError(f"the restart of {self._name!r} was interrupted"))
+            raise
+        finally:
+            self._restarted()
+        return outcome.result()
+
+    def _restarted(self) -> None:
+        with self._lock:
+            self._restart, self._replaced = None, frozenset()
+            if self._state == "restarting":
+                self._state = "open"
+
+    def replacing(self, ranks: Collection[int]) -> None:
+        """From now on calls on these ranks wait until the restart is over."""
+        self._replaced = frozenset(ranks)
+
+    def await_replaced(self, ranks: Collection[int], timeout_s: float | None) -> None:
+        """Wait until none of some ranks is being replaced.
+
+        Raises:
+            ResultTimeoutError: One still is after `timeout_s`.
+            WorkerGroupClosedError: The group was shut down meanwhile.
+            WorkerGroupError: The restart itself asks.
+        """
+        running = self._restart
+        if running is None or self._replaced.isdisjoint(ranks):
+            return
+        self._refuse_own("called")
+        replaced = sorted(self._replaced.intersection(ranks))
+        if wait([running], timeout_s).not_done:
+            said = f"{self._name}: ranks {replaced} are still being restarted after {timeout_s:g} s"
+            raise ResultTimeoutError(f"{said}; nothing was sent", replaced)
+        self.check()
+
+    def close(self, work: Callable[[], bool]) -> bool:
+        """End the group once; a restart gives up first, and who comes later waits and gets the same outcome.
+
+        Returns:
+            What `work` returned; True when the group had been closed before.
+        """
+        with self._lock:
+            if self._state == "closed":
+                return True
+            ending, restart = self._ending, self._restart
+            if ending is None:
+                outcome = self._ending = Future()
+                self._state = "closing"
+        if ending is not None:
+            return ending.result()
+        if restart is not None and self._restarter != threading.get_ident():
+            wait([restart], UNWIND_S)
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised below, and to all who wait
+            outcome.set_exception(error)
+        finally:
+            self._state = "closed"
+        return outcome.result()
+
+    def _refuse_own(self, what: str) -> None:
+        if self._restarter == threading.get_ident():
+            raise WorkerGroupError(f"{self._name!r} can't be {what} by what its own restart calls")

@@ -1,0 +1,151 @@
+"""Groups that nobody shut down."""
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+
+import psutil
+import pytest
+import ray
+from patience import eventually, is_running
+from workers import Worker
+
+from raycrew.cluster_core import RayVirtualCluster
+from raycrew.cluster_core.testing import FakeCluster
+from raycrew.worker_groups import RayWorkerGroup
+from raycrew.worker_groups import _abandoned as abandoned
+from raycrew.worker_groups._abandoned import Keeper, catch_up, watch_over
+from raycrew.worker_groups.testing import InProcessGroup
+
+pytestmark = pytest.mark.hostile
+
+
+def test_a_group_out_of_scope_gives_back_its_workers_and_slots(local_ray, recwarn):
+    with RayVirtualCluster([2], use_gpus=False) as cluster:
+        group = RayWorkerGroup(cluster, Worker, enable_load_balancing=True)
+        pids = group.call("pid").get_results()
+        del group
+        with RayWorkerGroup(cluster, Worker) as again:  # waits for the slots
+            assert not any(map(is_running, pids))
+            assert len(again.call("pid").get_results()) == 2
+    assert [
+        w for w in recwarn if w.category is ResourceWarning and "'Worker' went out of scope" in str(w.message)
+    ]
+
+
+def test_a_pending_call_keeps_its_workers(local_ray, tmp_path):
+    with RayVirtualCluster([1], use_gpus=False) as cluster:
+        pids = []
+        future = _called(cluster, tmp_path / "gate", pids)
+        gc.collect()
+        assert catch_up(60)
+        assert is_running(pids[0])
+        (tmp_path / "gate").touch()
+        assert future.get_results(timeout=60) == [0]
+        del future
+        gc.collect()
+        assert catch_up(60)
+        eventually(lambda: not is_running(pids[0]), "the worker has ended")
+        assert cluster.claim(None, "next").bundles
+
+
+def _called(cluster, gate, pids):
+    group = RayWorkerGroup(cluster, Worker)
+    pids += group.call("pid").get_results()
+    return group.call("wait_for", str(gate))
+
+
+def test_after_the_users_own_shutdown_nothing_is_asked_of_another_ray(local_ray, caplog):
+    group = RayWorkerGroup(RayVirtualCluster([1], use_gpus=False), Worker)
+    ray.shutdown()
+    try:
+        del group
+        gc.collect()
+        assert catch_up(60)
+        assert not ray.is_initialized()
+        assert "Ray is down already" in caplog.text
+    finally:
+        ray.init(address=local_ray, log_to_driver=False)
+
+
+def test_a_group_in_process_gives_back_its_slots():
+    cluster = FakeCluster([2])
+    with pytest.warns(ResourceWarning, match="'policy' went out of scope"):
+        InProcessGroup(cluster, Worker, name_prefix="policy")
+        gc.collect()
+        assert catch_up(60)
+    assert cluster.holders() == {}
+    with InProcessGroup(cluster, Worker) as group, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        group.shutdown()
+        gc.collect()
+        assert catch_up(60)
+
+
+def test_the_collector_may_run_under_any_lock(monkeypatch):
+    """Even one that the work needs: the collector's thread only leaves a note."""
+    lock, given_back = threading.Lock(), threading.Event()
+
+    def give_back():
+        with lock:
+            given_back.set()
+
+    keeper = Keeper()
+    watch_over(keeper, "a thing", give_back)
+    with lock, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del keeper
+        assert not given_back.is_set()
+    assert given_back.wait(60)
+
+
+def test_a_failure_does_not_end_the_thread(caplog):
+    keeper = Keeper()
+    with pytest.warns(ResourceWarning):
+        watch_over(keeper, "a thing", lambda: 1 / 0)
+        del keeper
+        assert catch_up(60)
+    assert "could not be given back" in caplog.text
+    assert catch_up(60)
+
+
+def test_a_forked_process_leaves_alone_what_is_its_parents():
+    keeper, given_back = Keeper(), []
+    end_watch = watch_over(keeper, "a thing", lambda: given_back.append(os.getpid()))
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            own = Keeper()
+            watch_over(own, "own", lambda: given_back.append("own"))
+            del keeper, own
+            warnings.simplefilter("ignore")
+            code = 0 if catch_up(30) and given_back == ["own"] else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert given_back == []
+    end_watch()
+
+
+def test_nothing_is_done_at_the_end_of_the_interpreter():
+    program = """
+        from raycrew.cluster_core.testing import FakeCluster
+        from raycrew.worker_groups.testing import InProcessGroup
+
+        class Worker:
+            pass
+
+        group = InProcessGroup(FakeCluster([1]), Worker)
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", textwrap.dedent(program)],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert psutil.Process().is_running()
+    assert abandoned.catch_up(60)

@@ -1,0 +1,168 @@
+import threading
+
+import pytest
+
+from raycrew.worker_groups import ResultTimeoutError, WorkerGroupClosedError, WorkerGroupError
+from raycrew.worker_groups._lifecycle import Lifecycle
+
+pytestmark = pytest.mark.hostile
+
+
+class Told:
+    """Something that goes on in a thread until it is told to end."""
+
+    def __init__(self, run, outcome):
+        self._began, self._may_end, self._outcome = threading.Event(), threading.Event(), outcome
+        self.results = []
+        self._thread = threading.Thread(target=self._run, args=(run,), daemon=True)
+        self._thread.start()
+        assert self._began.wait(60)
+
+    def _run(self, run):
+        try:
+            self.results.append(run(self._work))
+        except Exception as error:  # noqa: BLE001
+            self.results.append(error)
+
+    def _work(self):
+        self._began.set()
+        assert self._may_end.wait(60)
+        return self._outcome()
+
+    def end(self):
+        self._may_end.set()
+        self._thread.join(60)
+        return self.results[0]
+
+
+@pytest.fixture
+def life():
+    made = Lifecycle("policy")
+    made.opened()
+    return made
+
+
+def in_thread(call):
+    results = []
+
+    def run():
+        try:
+            results.append(call())
+        except Exception as error:  # noqa: BLE001
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def end():
+        thread.join(60)
+        return results[0]
+
+    return thread, end
+
+
+def never():
+    raise AssertionError("this must not be done")
+
+
+def fail():
+    raise ValueError("no luck")
+
+
+@pytest.fixture
+def joined(life, monkeypatch):
+    """Set once a second thread has found the restart of another."""
+    found, refuse_own = threading.Event(), life._refuse_own
+    monkeypatch.setattr(life, "_refuse_own", lambda what: (refuse_own(what), found.set()))
+    return found
+
+
+def test_a_second_restart_has_the_outcome_of_the_first(life, joined):
+    first = Told(life.restart, lambda: [2, 3])
+    assert life.state == "restarting"
+    _, second = in_thread(lambda: life.restart(never))
+    assert joined.wait(60)
+    assert first.end() == second() == [2, 3]
+    assert life.state == "open"
+
+
+def test_so_it_has_its_failure(life, joined):
+    first = Told(life.restart, fail)
+    _, second = in_thread(lambda: life.restart(never))
+    assert joined.wait(60)
+    assert isinstance(first.end(), ValueError)
+    assert second() is first.end()
+    assert life.state == "open"
+    assert life.restart(lambda: [1]) == [1]
+
+
+def test_calls_on_ranks_that_are_replaced_wait_and_others_go_on(life):
+    restart = Told(life.restart, lambda: [1])
+    life.replacing([1])
+    life.await_replaced([0, 2], None)
+    with pytest.raises(ResultTimeoutError, match=r"ranks \[1\] are still being restarted") as late:
+        life.await_replaced([0, 1], 0.01)
+    assert late.value.pending == (1,)
+    _, waited = in_thread(lambda: life.await_replaced([1], 60))
+    restart.end()
+    assert waited() is None
+    life.await_replaced([1], None)
+
+
+def test_a_restart_that_calls_its_own_group_is_no_deadlock(life):
+    def work():
+        life.replacing([0])
+        with pytest.raises(WorkerGroupError, match="can't be called"):
+            life.await_replaced([0], None)
+        with pytest.raises(WorkerGroupError, match="can't be restarted"):
+            life.restart(never)
+        return [0]
+
+    assert life.restart(work) == [0]
+
+
+def test_closing_ends_a_restart_first_and_then_all_are_refused(life):
+    done = []
+
+    def given_up():
+        life.check()
+
+    restart = Told(life.restart, given_up)
+    thread, closed = in_thread(lambda: life.close(lambda: done.append(life.state) or True))
+    while life.state != "closing":
+        thread.join(0.001)
+    assert not done
+    assert isinstance(restart.end(), WorkerGroupClosedError)
+    assert (closed(), done, life.state) == (True, ["closing"], "closed")
+    for refused in (life.check, lambda: life.restart(never)):
+        with pytest.raises(WorkerGroupClosedError, match="'policy' was shut down"):
+            refused()
+
+
+def test_several_that_close_wait_for_the_one_that_does(life):
+    first = Told(life.close, lambda: False)
+    with pytest.raises(WorkerGroupClosedError):
+        life.check()
+    others = [in_thread(lambda: life.close(never)) for _ in range(3)]
+    assert all(thread.is_alive() for thread, _ in others)
+    assert first.end() is False
+    assert all(end() in (False, True) for _, end in others)  # True for whoever came after the end
+    assert life.close(never) is True
+
+
+def test_a_failing_end_is_told_to_all_and_closes(life):
+    first = Told(life.close, fail)
+    _, second = in_thread(lambda: life.close(never))
+    error = first.end()
+    assert isinstance(error, ValueError)
+    assert second() in (error, True)
+    assert life.state == "closed"
+
+
+def test_an_interrupted_restart_leaves_nobody_waiting(life):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        life.restart(interrupted)
+    assert life.state == "open"
