@@ -1,7 +1,8 @@
 import pytest
 
 from raycrew.venv_manager import EnvironmentSpec
-from raycrew.venv_manager._uv.indexes import build_environment, index_variables, pip_settings
+from raycrew.venv_manager._uv.indexes import build_environment, index_variables
+from raycrew.venv_manager._uv.pip_settings import pip_settings
 
 pytestmark = pytest.mark.smoke
 SPEC = EnvironmentSpec.requirements(["demo"])

@@ -55,6 +55,18 @@ class NetworkError(UvError):
     """An index or a download could not be reached."""
 
 
+class CredentialsError(VenvError):
+    """An index asks for credentials that this machine does not have.
+
+    Attributes:
+        index: Name of the index.
+    """
+
+    def __init__(self, message: str, *, index: str = "") -> None:
+        super().__init__(message)
+        self.index = index
+
+
 class DiskFullError(UvError):
     """No space is left where the environment or uv's cache lies."""
 

@@ -12,8 +12,17 @@ from typing import Any
 from raycrew.venv_manager import _spec
 from raycrew.venv_manager._build import Luggage, Recipe, check, luggage, probe
 from raycrew.venv_manager._spec import EnvironmentSpec
-from raycrew.venv_manager._store import Environment, Store, check_name, expectation, resolve, sync_of
-from raycrew.venv_manager._uv import build_environment, index_variables, parse, uv_version
+from raycrew.venv_manager._store import (
+    Environment,
+    Store,
+    check_name,
+    expectation,
+    recipe_variables,
+    resolve,
+    secrets_of,
+    sync_of,
+)
+from raycrew.venv_manager._uv import build_environment, parse, uv_version
 from raycrew.venv_manager._waiting import Report, reporting
 from raycrew.venv_manager.errors import UvNotFoundError
 
@@ -77,12 +86,15 @@ def _recipe(
     Beside a sync, the new one is not kept yet: that run of uv has still to find the lock to fit.
     """
     if not force and (kept := store.recipe(key)) is not None:  # how files come there may differ, not which
-        return dataclasses.replace(kept, variables={**kept.variables, **dict(spec.environment)})
+        return dataclasses.replace(
+            kept,
+            variables=recipe_variables(spec, store.environ),
+            secrets=secrets_of(spec, store.environ),
+        )
     store.need_writable(key)
     made = resolve(
         spec, key, identity, _luggage(spec), environ=store.environ,
-        variables=index_variables(spec, store.environ), on_line=report, timeout_s=store.build_timeout_s,
-        checked=synced,
+        on_line=report, timeout_s=store.build_timeout_s, checked=synced,
     )  # fmt: skip
     if not synced:
         store.keep_recipe(made)

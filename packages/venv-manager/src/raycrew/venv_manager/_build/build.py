@@ -17,17 +17,15 @@ from typing import Any
 from raycrew.venv_manager._build import inventory as _inventory
 from raycrew.venv_manager import _spec
 from raycrew.venv_manager._build import probing as _probe
-from raycrew.venv_manager._uv import build_environment
 from raycrew.venv_manager._waiting import result_of, workers
 from raycrew.venv_manager._waiting import Report
 from raycrew.venv_manager._build.recipe import Recipe, this_platform
 from raycrew.venv_manager._spec import EnvironmentSpec
-from raycrew.venv_manager._uv import find_uv, run_uv
+from raycrew.venv_manager._uv import access_here, build_environment, find_uv, need_credentials, run_uv
 from raycrew.venv_manager.errors import StoreError
 
 VENV = "venv"
 PYTHON = Path(VENV, "bin", "python")
-_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_STRATEGY", "UV_FIND_LINKS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +179,10 @@ class Build:
 
     def _install(self, recipe: Recipe) -> None:
         spec = EnvironmentSpec.from_dict(recipe.spec)
-        own = build_environment(spec, self.environ)
-        environ = {k: v for k, v in own.items() if k not in _INDEX_VARIABLES} | dict(recipe.variables)
+        own = build_environment(spec, self.environ) | access_here(self.environ)
+        need_credentials(recipe.credentials, own | dict(recipe.secrets))
+        kept = {k: v for k, v in own.items() if not (k.startswith("UV_") and _spec.counts(k))}
+        environ = kept | dict(recipe.variables) | dict(recipe.secrets)
         environ |= {"UV_CONFIG_FILE": str(self.entry / "uv.toml"), "UV_NO_CONFIG": "1"}
         self._uv(
             environ, "pip", "install", "--preview-features", "pylock", "--python", self.entry / PYTHON,

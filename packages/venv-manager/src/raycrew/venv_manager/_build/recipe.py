@@ -27,6 +27,8 @@ class Recipe:
         variables: The variables that tell uv where packages come from, and the spec's own.
         platform: System and machine that the versions were chosen for.
         expectation: What the interpreter must be like in the end.
+        credentials: Name to URL of the indexes that ask for credentials: which a node must have of its own.
+        secrets: The variables with those of this process; they are neither kept nor sent.
     """
 
     key: str
@@ -39,6 +41,8 @@ class Recipe:
     variables: Mapping[str, str]
     platform: str
     expectation: Expectation = field(default_factory=Expectation)
+    credentials: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def to_bytes(self) -> bytes:
         """A zip file: it is written and sent as one piece."""
@@ -56,6 +60,7 @@ class Recipe:
                 "variables": dict(self.variables),
                 "platform": self.platform,
                 "expectation": self.expectation.to_list(),
+                "credentials": dict(self.credentials),
             }
             archive.writestr("recipe.json", json.dumps(rest, indent=1))
         return buffer.getvalue()

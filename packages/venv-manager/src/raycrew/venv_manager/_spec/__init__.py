@@ -1,6 +1,6 @@
 """What an environment is, and the digest of everything that decides its content."""
 
-from raycrew.venv_manager._spec.credentials import without_credentials
+from raycrew.venv_manager._spec.credentials import Credential, credentials_in, without_credentials
 from raycrew.venv_manager._spec.digest import (
     KEY_LENGTH,
     base_of,
@@ -29,14 +29,17 @@ from raycrew.venv_manager._spec.locks import (
 from raycrew.venv_manager._spec.sources import is_package, local_sources, read_toml, workspace_root
 from raycrew.venv_manager._spec.spec import EnvironmentSpec
 from raycrew.venv_manager._spec.uv_settings import inline_metadata, settings
-from raycrew.venv_manager._spec.variables import FILE_VARIABLES, is_credential
+from raycrew.venv_manager._spec.variables import FILE_VARIABLES, counts, is_credential
 
 __all__ = [
     "FILE_VARIABLES",
     "KEY_LENGTH",
+    "Credential",
     "EnvironmentSpec",
     "Package",
     "base_of",
+    "counts",
+    "credentials_in",
     "explain",
     "file_hash",
     "folder_fingerprint",

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raycrew.venv_manager._spec import locks as _lock
-from raycrew.venv_manager._spec.credentials import without_credentials
-from raycrew.venv_manager._spec.fingerprints import archive_hash, file_hash, source_fingerprint
+from raycrew.venv_manager._spec.fingerprints import archive_hash, file_hash, source_fingerprint, text_hash
 from raycrew.venv_manager._spec.listed import (
     local_requirement,
     requirement_files,
@@ -53,7 +52,6 @@ def identity(
         SpecError: A file or folder is missing, or a lock is asked for and there is none.
     """
     options = {k: v for k, v in spec.to_dict().items() if k not in _NOT_AS_WRITTEN}
-    options["packages"] = [without_credentials(text) for text in spec.packages]
     version = None if lock_file(spec) else uv_version()
     return {
         "format": FORMAT,
@@ -134,15 +132,15 @@ def _files(spec: EnvironmentSpec, environ: Mapping[str, str]) -> dict[str, str]:
         for j, path in enumerate(requirement_files(Path(name), environ))
     }
     if spec.kind in ("script", "pylock"):
-        found[spec.kind] = file_hash(spec.path)
+        found[spec.kind] = text_hash(spec.path)
     if spec.kind == "project":
         folder = project_folder(spec)
         root = workspace_root(folder)
-        found["project"] = file_hash(folder / "pyproject.toml")
+        found["project"] = text_hash(folder / "pyproject.toml")
         if root != folder:
-            found["workspace"] = file_hash(root / "pyproject.toml")
+            found["workspace"] = text_hash(root / "pyproject.toml")
     if (lock := lock_file(spec)) is not None:
-        found["lock"] = file_hash(lock)
+        found["lock"] = text_hash(lock)
     return found
 
 

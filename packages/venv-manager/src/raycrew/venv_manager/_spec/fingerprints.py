@@ -6,6 +6,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 
 from raycrew.venv_manager._spec.checkout import counted_by_git
+from raycrew.venv_manager._spec.credentials import without_credentials
 from raycrew.venv_manager.errors import SpecError
 
 _LITTER = frozenset({
@@ -20,6 +21,11 @@ _hashes: dict[tuple[Callable[[str], str], str], tuple[tuple[int, ...], str]] = {
 def file_hash(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file; read again only after its size, a time or its inode changed."""
     return _hashed(str(path), _of_bytes)
+
+
+def text_hash(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a text file without the user names and passwords of its URLs."""
+    return _hashed(str(path), _of_text)
 
 
 def archive_hash(path: str | os.PathLike[str]) -> str:
@@ -46,6 +52,12 @@ def _hashed(name: str, read: Callable[[str], str]) -> str:
 def _of_bytes(name: str) -> str:
     with open(name, "rb") as file:  # noqa: PTH123
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _of_text(name: str) -> str:
+    with open(name, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
+        text = without_credentials(file.read())
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
 def _of_members(name: str) -> str:

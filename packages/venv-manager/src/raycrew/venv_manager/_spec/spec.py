@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from raycrew.venv_manager._spec.credentials import without_credentials
+from raycrew.venv_manager._spec.variables import is_credential
 from raycrew.venv_manager.errors import SpecError
 
 Kind = Literal["project", "requirements", "script", "pylock", "interpreter"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class EnvironmentSpec:
     """What one environment holds, whatever form it was given in.
 
@@ -138,16 +140,15 @@ class EnvironmentSpec:
         return dataclasses.replace(self, **_tuples(changes))
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields that differ from their defaults, ready for JSON."""
+        """All fields that differ from their defaults, ready for JSON; without user names and passwords."""
         found: dict[str, Any] = {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if f.name == "kind" or value != f.default:
-                found[f.name] = (
-                    [list(v) if isinstance(v, tuple) else v for v in value]
-                    if isinstance(value, tuple)
-                    else value
-                )
+                found[f.name] = _plain(value)
+        if self.environment:
+            kept = ((k, v) for k, v in self.environment if not is_credential(k))
+            found["environment"] = [[k, without_credentials(v)] for k, v in kept]
         return found
 
     @classmethod
@@ -159,14 +160,26 @@ class EnvironmentSpec:
         }
         return cls(**values)
 
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in self.to_dict().items())
+        return f"EnvironmentSpec({fields})"
+
     def __str__(self) -> str:
-        words = [self.kind, self.path or " ".join(self.packages + self.requirement_files)]
+        listed = without_credentials(" ".join(self.packages + self.requirement_files))
+        words = [self.kind, self.path or listed]
         for name, value in self.to_dict().items():
             if name in ("kind", "path") or (name in ("packages", "requirement_files") and not self.path):
                 continue
             shown = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             words.append(f"{name}={shlex.quote(shown)}")
         return " ".join(words)
+
+
+def _plain(value: Any) -> Any:
+    """A field as JSON has it."""
+    if isinstance(value, tuple):
+        return [list(v) if isinstance(v, tuple) else _plain(v) for v in value]
+    return without_credentials(value) if isinstance(value, str) else value
 
 
 def _file(path: str | Path) -> str:

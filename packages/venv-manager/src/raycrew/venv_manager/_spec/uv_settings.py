@@ -8,6 +8,7 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
+from raycrew.venv_manager._spec.credentials import without_credentials
 from raycrew.venv_manager._spec.spec import EnvironmentSpec
 from raycrew.venv_manager.errors import SpecError
 
@@ -24,18 +25,32 @@ _SETTINGS = frozenset({
 _INLINE = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 
 
-def settings(tool_uv: Mapping[str, Any], base: Path, spec: EnvironmentSpec) -> str:
-    """A `uv.toml` with what a project's `[tool.uv]` says about versions and builds."""
+def settings(
+    tool_uv: Mapping[str, Any], base: Path, spec: EnvironmentSpec, places: Mapping[str, str] | None = None
+) -> str:
+    """A `uv.toml` with what a project's `[tool.uv]` says about versions and builds, without credentials.
+
+    Args:
+        tool_uv: The project's or the script's settings.
+        base: Where relative paths in them start.
+        spec: What to build.
+        places: Name to URL of what asks for credentials and is not named there: explicit indexes, which serve
+            nothing by themselves, tell uv by which name it is given a user and a password.
+    """
     chosen = {k: v for k, v in tool_uv.items() if k in _SETTINGS}
     if "find-links" in chosen:
         chosen["find-links"] = [_absolute(text, base) for text in chosen["find-links"]]
     if "index" in chosen:
         chosen["index"] = [{**index, "url": _absolute(index["url"], base)} for index in chosen["index"]]
+    if places:
+        named = [{"name": name, "url": url, "explicit": True} for name, url in sorted(places.items())]
+        chosen["index"] = [*chosen.get("index", ()), *named]
     if spec.wheelhouse:
         for name in ("index", "index-url", "extra-index-url", "find-links"):
             chosen.pop(name, None)
         chosen["no-index"] = True
-    return "".join(f"{name} = {_toml(value)}\n" for name, value in sorted(chosen.items()))
+    lines = (f"{name} = {_toml(value)}\n" for name, value in sorted(chosen.items()))
+    return without_credentials("".join(lines))
 
 
 def _absolute(text: str, base: Path) -> str:

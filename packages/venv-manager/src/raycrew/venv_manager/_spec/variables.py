@@ -33,10 +33,11 @@ def counted_variables(environ: Mapping[str, str], declared: Mapping[str, str]) -
         SpecError: A file that a variable names cannot be read.
     """
     names = (name for name in environ if name.startswith("UV_") or name in declared)
-    return {name: _value(name, environ[name]) for name in sorted(names) if _counts(name)}
+    return {name: _value(name, environ[name]) for name in sorted(names) if counts(name)}
 
 
-def _counts(name: str) -> bool:
+def counts(name: str) -> bool:
+    """Whether a variable of the environment of uv decides what comes out."""
     harmless = name in _HARMLESS or name.startswith(_HARMLESS_FAMILIES)
     return not (harmless or is_credential(name))
 

@@ -1,6 +1,6 @@
 """The store: one folder per key, published by a stamp; resolving, upkeep."""
 
-from raycrew.venv_manager._store.resolution import expectation, resolve, sync_of
+from raycrew.venv_manager._store.resolution import expectation, recipe_variables, resolve, secrets_of, sync_of
 from raycrew.venv_manager._store.store import Environment, Store, check_name
 from raycrew.venv_manager._store.upkeep import Drift, Removal, collect, relocated, verify
 
@@ -12,8 +12,10 @@ __all__ = [
     "check_name",
     "collect",
     "expectation",
+    "recipe_variables",
     "relocated",
     "resolve",
+    "secrets_of",
     "sync_of",
     "verify",
 ]

@@ -19,8 +19,10 @@ from raycrew.venv_manager._build import (
     wheel_of,
 )
 from raycrew.venv_manager._spec import (
+    FILE_VARIABLES,
     EnvironmentSpec,
     base_of,
+    counts,
     inline_metadata,
     is_package,
     local_requirement,
@@ -32,9 +34,10 @@ from raycrew.venv_manager._spec import (
     requirement_lines,
     script_sources,
     settings,
+    without_credentials,
     workspace_root,
 )
-from raycrew.venv_manager._uv import build_environment, run_uv
+from raycrew.venv_manager._uv import access_of, build_environment, run_uv
 from raycrew.venv_manager._waiting import result_of, scratch, workers
 from raycrew.venv_manager.errors import ConflictingExtrasError, ResolutionError
 
@@ -46,7 +49,6 @@ def resolve(
     carried: Luggage,
     *,
     environ: Mapping[str, str],
-    variables: Mapping[str, str],
     on_line: Callable[[str], None] | None = None,
     timeout_s: float = 3600.0,
     checked: bool = False,
@@ -59,7 +61,6 @@ def resolve(
         identity: What the digest was taken of.
         carried: What the driver's environment gives along.
         environ: Environment of the calling process.
-        variables: What tells uv where packages come from.
         on_line: Called with each line that uv writes.
         timeout_s: Deadline of each run of uv.
         checked: Another run of uv sees to it that the lock file fits the project, so this one need not.
@@ -69,7 +70,7 @@ def resolve(
         SpecError: The spec does not fit what lies on the disk.
     """
     with scratch("raycrew-venv-resolve-") as folder:
-        job = _Job(spec, folder, carried, build_environment(spec, environ), on_line, timeout_s, checked)
+        job = _Job(spec, folder, carried, environ, on_line, timeout_s, checked)
         packages = job.packages()
         wheels = dict(job.local_wheels)
     return Recipe(
@@ -77,13 +78,31 @@ def resolve(
         spec=spec.to_dict(),
         identity=identity,
         python=spec.python,
-        lock=_spec.write_lock(packages),
+        lock=without_credentials(_spec.write_lock(packages)),
         wheels=wheels,
         settings=job.settings,
-        variables={**variables, **dict(spec.environment)},
+        variables=recipe_variables(spec, environ),
         platform=this_platform(),
         expectation=expectation(spec, carried),
+        credentials=job.access.names,
+        secrets=job.access.secrets,
     )
+
+
+def recipe_variables(spec: EnvironmentSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of uv that count, the same on all nodes, and the spec's own; no credentials."""
+    given = build_environment(spec, environ)
+    declared = {name for name, _ in spec.environment}
+    return {
+        k: v
+        for k, v in given.items()
+        if k not in FILE_VARIABLES and (k in declared or (k.startswith("UV_") and counts(k)))
+    }
+
+
+def secrets_of(spec: EnvironmentSpec, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The variables that give uv this process's credentials for a spec."""
+    return access_of(spec, environ, _tool_uv(spec)).secrets
 
 
 def sync_of(spec: EnvironmentSpec, carried: Luggage, environ: Mapping[str, str]) -> Sync | None:
@@ -94,10 +113,11 @@ def sync_of(spec: EnvironmentSpec, carried: Luggage, environ: Mapping[str, str])
     if lock_file(spec) is None or local_sources(project_folder(spec)):
         return None
     words = ("sync", _lock_flag(spec), *_python(spec), *_export_flags(spec), "--project")
+    found = access_of(spec, environ, _tool_uv(spec))
     return Sync(
         (*words, str(project_folder(spec))),
-        settings(_tool_uv(spec), _base(spec), spec),
-        build_environment(spec, environ),
+        settings(_tool_uv(spec), _base(spec), spec, found.urls),
+        build_environment(spec, environ) | dict(found.secrets),
     )
 
 
@@ -134,9 +154,11 @@ class _Job:
         self.spec, self.folder, self.carried = spec, folder, carried
         self.on_line, self.timeout_s = on_line, timeout_s
         self.project = project_folder(spec) if spec.kind == "project" else None
-        self.settings = settings(_tool_uv(spec), _base(spec), spec)
+        self.access = access_of(spec, environ, _tool_uv(spec))
+        self.settings = settings(_tool_uv(spec), _base(spec), spec, self.access.urls)
         (folder / "uv.toml").write_text(self.settings, encoding="utf-8")
-        self.environ = {**environ, "UV_CONFIG_FILE": str(folder / "uv.toml"), "UV_NO_CONFIG": "1"}
+        own = {"UV_CONFIG_FILE": str(folder / "uv.toml"), "UV_NO_CONFIG": "1"}
+        self.environ = {**build_environment(spec, environ), **self.access.secrets, **own}
         self.local_wheels: dict[str, bytes] = {}
 
     def packages(self) -> list[_spec.Package]:

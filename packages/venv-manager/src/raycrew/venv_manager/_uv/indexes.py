@@ -1,12 +1,10 @@
 """Where packages come from: what the spec says, else what uv, else what pip is configured with."""
 
-import configparser
-import os
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from raycrew.venv_manager._spec import FILE_VARIABLES, EnvironmentSpec
+from raycrew.venv_manager._spec import FILE_VARIABLES, EnvironmentSpec, is_credential, without_credentials
+from raycrew.venv_manager._uv.pip_settings import pip_settings
 
 # Variables of uv that mean another project, another interpreter or another command. All others reach it.
 _MISLEADING = frozenset({
@@ -27,46 +25,10 @@ _REPLACED = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL
 _DROPPED = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "RUST_LOG")
 
 
-def pip_settings(environ: Mapping[str, str], prefix: str = sys.prefix) -> dict[str, str]:
-    """What pip is configured with: its files from the widest to the narrowest, then its variables.
-
-    uv does not read these. Only the sections `global` and `install` count, as for `pip install`.
-    """
-    found: dict[str, str] = {}
-    for path in _pip_files(environ, prefix):
-        parser = configparser.RawConfigParser()
-        try:
-            parser.read(path, encoding="utf-8")
-        except (configparser.Error, UnicodeDecodeError, OSError):
-            continue  # pip itself will say what is wrong with its file
-        for section in ("global", "install"):
-            if parser.has_section(section):
-                found |= {key.replace("_", "-"): value for key, value in parser.items(section)}
-    for name, value in environ.items():
-        if name.startswith("PIP_") and value:
-            found[name.removeprefix("PIP_").lower().replace("_", "-")] = value
-    return found
-
-
-def _pip_files(environ: Mapping[str, str], prefix: str) -> Iterable[Path]:
-    named = environ.get("PIP_CONFIG_FILE")
-    if named == os.devnull:
-        return
-    for folder in reversed((environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep)):
-        yield Path(folder, "pip", "pip.conf")
-    yield Path("/etc/pip.conf")
-    if home := environ.get("HOME"):
-        yield Path(home, ".pip", "pip.conf")
-        yield Path(environ.get("XDG_CONFIG_HOME") or Path(home, ".config"), "pip", "pip.conf")
-    yield Path(prefix, "pip.conf")
-    if named:
-        yield Path(named)
-
-
 def index_variables(
     spec: EnvironmentSpec, environ: Mapping[str, str], pip: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The variables that tell uv where packages come from, in canonical form: they count in the digest."""
+    """The variables that tell uv where packages come from, without user names and passwords."""
     if spec.wheelhouse:
         return {"UV_FIND_LINKS": spec.wheelhouse}
     pip = pip_settings(environ) if pip is None else pip
@@ -87,7 +49,7 @@ def index_variables(
         found["UV_INDEX_STRATEGY"] = "unsafe-best-match"  # what pip does with several indexes
     if find_links:
         found["UV_FIND_LINKS"] = ",".join(dict.fromkeys(find_links))
-    return found
+    return {name: without_credentials(value) for name, value in found.items()}
 
 
 def build_environment(spec: EnvironmentSpec, environ: Mapping[str, str]) -> dict[str, str]:
@@ -103,7 +65,8 @@ def build_environment(spec: EnvironmentSpec, environ: Mapping[str, str]) -> dict
     kept.setdefault("UV_COMPILE_BYTECODE", "1")
     if spec.offline or environ.get("RAYCREW_VENV_OFFLINE", "").lower() in ("1", "true", "yes"):
         kept["UV_OFFLINE"] = "1"
-    return kept | index_variables(spec, environ, pip) | dict(spec.environment)
+    declared = {k: without_credentials(v) for k, v in spec.environment if not is_credential(k)}
+    return kept | index_variables(spec, environ, pip) | declared
 
 
 def _words(text: str) -> list[str]:

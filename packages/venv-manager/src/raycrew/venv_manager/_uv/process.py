@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from raycrew.venv_manager import errors
+from raycrew.venv_manager._spec import without_credentials
 from raycrew.venv_manager._waiting import LOOK_S, end, start
 
 logger = logging.getLogger(__name__)
@@ -205,7 +206,8 @@ def _finish(
         for reader in readers:
             reader.join(timeout=10)
     if process.returncode:
-        raise translated(command, process.returncode, "\n".join(tail) or "".join(output)[-4000:])
+        text = "\n".join(tail) or "".join(output)[-4000:]
+        raise translated(command, process.returncode, without_credentials(text))
     return "".join(output)
 
 

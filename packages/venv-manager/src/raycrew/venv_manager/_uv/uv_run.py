@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raycrew.venv_manager._spec import EnvironmentSpec
+from raycrew.venv_manager._spec import EnvironmentSpec, without_credentials
 from raycrew.venv_manager.errors import SpecError
 
 # Flag to the field of the spec that it adds to.
@@ -118,7 +118,8 @@ def parse(given: "str | Path | EnvironmentSpec", cwd: Path | None = None) -> Env
     if isinstance(given, str):
         words = shlex.split(given)
         if Path(words[0]).name == "uv" and len(words) > 1:
-            return _from_flags(_read(words[1:], given), base, given)
+            shown = without_credentials(given)  # in errors
+            return _from_flags(_read(words[1:], shown), base, shown)
     return _from_path(base / Path(given).expanduser())
 
 

@@ -1,0 +1,43 @@
+"""What pip is configured with, which uv does not read."""
+
+import configparser
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+
+def pip_settings(environ: Mapping[str, str], prefix: str = sys.prefix) -> dict[str, str]:
+    """What pip is configured with: its files from the widest to the narrowest, then its variables.
+
+    uv does not read these. Only the sections `global` and `install` count, as for `pip install`.
+    """
+    found: dict[str, str] = {}
+    for path in _pip_files(environ, prefix):
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read(path, encoding="utf-8")
+        except (configparser.Error, UnicodeDecodeError, OSError):
+            continue  # pip itself will say what is wrong with its file
+        for section in ("global", "install"):
+            if parser.has_section(section):
+                found |= {key.replace("_", "-"): value for key, value in parser.items(section)}
+    for name, value in environ.items():
+        if name.startswith("PIP_") and value:
+            found[name.removeprefix("PIP_").lower().replace("_", "-")] = value
+    return found
+
+
+def _pip_files(environ: Mapping[str, str], prefix: str) -> Iterable[Path]:
+    named = environ.get("PIP_CONFIG_FILE")
+    if named == os.devnull:
+        return
+    for folder in reversed((environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep)):
+        yield Path(folder, "pip", "pip.conf")
+    yield Path("/etc/pip.conf")
+    if home := environ.get("HOME"):
+        yield Path(home, ".pip", "pip.conf")
+        yield Path(environ.get("XDG_CONFIG_HOME") or Path(home, ".config"), "pip", "pip.conf")
+    yield Path(prefix, "pip.conf")
+    if named:
+        yield Path(named)
