@@ -1,18 +1,19 @@
-import os
 import pickle
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raycrew.worker_groups.fan_out._batches import (
+    GROWTH,
     LEAST_S,
     MAX_BATCH_BYTES,
+    MAX_BATCH_ITEMS,
     TARGET_S,
     Backlog,
     BatchSizer,
     Entry,
 )
-from raycrew.worker_groups.fan_out._journal import LOADING, Journal, finished
 
 
 def test_a_batch_takes_about_the_target_time_and_the_last_ones_are_smaller():
@@ -110,33 +111,82 @@ def test_every_item_is_taken_once(sizes, length):
     assert taken == list(range(length))
 
 
-def test_a_journal_cut_short_keeps_every_complete_item():
-    journal = Journal(os.memfd_create("test"))
-    journal.reset()
-    assert journal.current()[0] == LOADING
-    for position in range(3):
-        journal.start(position)
-        journal.finish(position != 1, position / 2, b"x" * position)
-    data = journal.read()
-    assert list(finished(data)) == [(True, 0.0, b""), (False, 0.5, b"x"), (True, 1.0, b"xx")]
-    assert len(list(finished(data[:-1]))) == 2
-    journal.reset()
-    assert journal.read() == b""
-    os.close(journal.fd)
+def test_estimates_follow_what_is_measured_and_an_empty_batch_teaches_nothing():
+    sizer = BatchSizer()
+    sizer.observe(0, 9.0)
+    assert sizer.estimate_s is None
+    sizer.observe(1, 1.0)
+    assert sizer.estimate_s == 1.0
+    sizer.observe(4, 8.0)
+    assert sizer.estimate_s == pytest.approx(0.7 * 1.0 + 0.3 * 2.0)
 
 
-def test_the_head_can_be_read_while_a_batch_begins(monkeypatch):
-    journal = Journal(os.memfd_create("test"))
-    journal.reset()
-    journal.start(3)
-    truncate, seen = os.ftruncate, []
+def test_a_batch_is_at_most_four_times_the_largest_measured_one():
+    sizer = BatchSizer()
+    sizer.observe(3, 3e-9)
+    sizer.observe(2, 2e-9)
+    assert sizer.size(1, None) == 3 * GROWTH
 
-    def truncate_and_look(fd, size):
-        truncate(fd, size)
-        seen.append(journal.current()[0])
 
-    monkeypatch.setattr(os, "ftruncate", truncate_and_look)
-    journal.reset()
-    assert seen == [3]
-    assert journal.current()[0] == LOADING
-    os.close(journal.fd)
+def test_a_known_function_gets_batches_of_the_full_size_at_once_but_no_larger_than_the_limit():
+    assert BatchSizer(estimate_s=TARGET_S / 100).size(1, None) == 100
+    assert BatchSizer(estimate_s=0.0).size(1, None) == MAX_BATCH_ITEMS
+
+
+def test_batches_shrink_as_the_items_run_out():
+    sizer = BatchSizer(estimate_s=TARGET_S / 100)
+    assert [sizer.size(2, n) for n in (401, 400, 399, 397, 396, 9)] == [100, 100, 100, 100, 99, 4]
+
+
+def test_nothing_remains_of_a_source_without_a_length_once_it_has_ended():
+    backlog, _ = backlog_of(iter(range(2)))
+    assert backlog.remaining is None
+    assert [entry.index for entry in backlog.take(3)] == [0, 1]
+    assert backlog.remaining == 0
+    assert backlog.take(1) == []
+
+
+def test_a_source_that_gives_more_than_its_length_is_read_to_its_end():
+    backlog, _ = backlog_of(range(3), length=1)
+    backlog.take(2)
+    assert backlog.remaining == 0
+    assert [entry.index for entry in backlog.take(5)] == [2]
+
+
+def test_what_is_sent_again_counts_and_comes_first_in_its_order():
+    backlog, _ = backlog_of(range(5), length=5)
+    first = backlog.take(3)
+    backlog.send_again(first[1:])
+    assert backlog.remaining == 4
+    backlog.send_again(first[:1])
+    assert backlog.remaining == 5
+    assert [entry.index for entry in backlog.take(4)] == [0, 1, 2, 3]
+    assert backlog.remaining == 1
+
+
+def test_a_batch_may_be_exactly_as_large_as_the_limit():
+    half = Entry(0, b"x" * (MAX_BATCH_BYTES // 2))
+    backlog, _ = backlog_of([])
+    backlog.send_again([half, half, Entry(1, b"x")])
+    assert [len(backlog.take(10)) for _ in range(2)] == [2, 1]
+
+
+def test_one_item_larger_than_the_limit_goes_alone():
+    backlog, _ = backlog_of([])
+    backlog.send_again([Entry(0, b"x"), Entry(1, b"x" * (MAX_BATCH_BYTES + 1)), Entry(2, b"x")])
+    assert [[e.index for e in backlog.take(10)] for _ in range(3)] == [[0], [1], [2]]
+
+
+def test_an_item_that_was_lost_waits_for_a_batch_of_its_own():
+    backlog, _ = backlog_of([])
+    backlog.send_again([Entry(0, b""), Entry(1, b"", losses=1), Entry(2, b""), Entry(3, b"")])
+    assert [[e.index for e in backlog.take(10)] for _ in range(3)] == [[0], [1], [2, 3]]
+
+
+@pytest.mark.parametrize(("losses", "suspect"), [(0, False), (1, False), (2, True), (3, True)])
+def test_two_losses_make_a_suspect(losses, suspect):
+    assert Entry(0, b"", losses=losses).suspect is suspect
+    backlog, _ = backlog_of([])
+    assert backlog.next_is_suspect is False
+    backlog.send_again([Entry(0, b"", losses=losses)])
+    assert backlog.next_is_suspect is suspect

@@ -1,8 +1,8 @@
 """Stateless work spread over the cluster: verification, scoring, code execution.
 
 Items run in processes of a warm pool that is shared by all callers of a driver: one host per node, one
-process per free CPU. A process is killed, with everything it started, when an item runs past its time;
-whatever else was in its batch is sent again.
+process per free CPU. What an item started ends with it, in whatever session it is. A process is killed when
+an item runs past its time; whatever else was in its batch is sent again.
 """
 
 import inspect
@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 from rich.progress import Progress
 
 from raycrew.worker_groups.fan_out._batches import BatchSizer
+from raycrew.worker_groups.fan_out._code import Function
 from raycrew.worker_groups.fan_out._outcomes import (
     FanOutError,
     FunctionLoadError,
@@ -23,7 +24,7 @@ from raycrew.worker_groups.fan_out._outcomes import (
 )
 from raycrew.worker_groups.fan_out._pool import close_shared_pool, shared_pool
 from raycrew.worker_groups.fan_out._progress import advancing
-from raycrew.worker_groups.fan_out._run import Function, Limits, Run
+from raycrew.worker_groups.fan_out._run import Limits, Run
 
 __all__ = [
     "FanOutError",
@@ -50,6 +51,7 @@ def fan_out(
     max_workers: int | None = None,
     timeout_s: float | None = None,
     retries: int = 0,
+    initializer: Callable[[], object] | None = None,
     on_error: Literal["raise", "return"] = "raise",
     progress: bool | Progress = True,
 ) -> list[R]:
@@ -59,6 +61,9 @@ def fan_out(
     driver. The function may be a lambda or a closure; it runs in a process that is not a Ray worker, so it
     can't call Ray.
 
+    An item begins where the one before it began: its working directory is put back, and every process that it
+    started is ended, daemons too. What is to last for many items belongs into `initializer`.
+
     Args:
         fn: Called with one item. It may run again for an item whose node was lost.
         items: Read as late as possible.
@@ -67,7 +72,13 @@ def fan_out(
         max_workers: Most processes; None for one per free CPU. Calls that run at the same time share the
             processes of the first.
         timeout_s: Time that one item may take. Past it, its process and all that it started are killed.
+            Loading the function and running the initializer are not charged to it.
         retries: How often an item is tried again after it raised, ran past its time or ended its process.
+        initializer: Called without arguments in each process, before the first item and not again in later
+            calls that name it, whatever their function (a process remembers the last eight). What it sets as
+            globals of its module, or in variables that it shares with `fn`, `fn` finds: a model is loaded
+            once, rather than sent in a closure. Processes that it starts live on. With `timeout_s` it may
+            take half an hour, or `timeout_s` if that is more.
         on_error: `raise` a `FanOutError` after all items have run, or `return` an `ItemError` in each failed
             item's place.
         progress: A bar on the terminal for calls longer than a second; or a rich display to add one to.
@@ -77,8 +88,9 @@ def fan_out(
 
     Raises:
         FanOutError: Some items failed. It is an ExceptionGroup of `ItemError`, and holds the other results.
-        FunctionLoadError: A process could not load the function, for instance because an import fails there.
-        TypeError: `fn` can't be pickled, or an argument is of the wrong type.
+        FunctionLoadError: A process could not load the function, for instance because an import fails there,
+            or its initializer failed. No further item runs.
+        TypeError: `fn` or `initializer` can't be pickled, or an argument is of the wrong type.
         ValueError: An argument is out of its range.
     """
     if on_error not in ("raise", "return"):
@@ -91,6 +103,7 @@ def fan_out(
         max_workers=max_workers,
         timeout_s=timeout_s,
         retries=retries,
+        initializer=initializer,
         progress=progress,
     )
     ended = sorted(outcomes, key=lambda outcome: outcome.index)
@@ -110,6 +123,7 @@ def fan_out_as_completed(
     max_workers: int | None = None,
     timeout_s: float | None = None,
     retries: int = 0,
+    initializer: Callable[[], object] | None = None,
     progress: bool | Progress = True,
 ) -> Iterator[ItemOutcome[R]]:
     """As `fan_out`, but gives each item's outcome as it comes, failed ones too.
@@ -125,6 +139,7 @@ def fan_out_as_completed(
         max_workers: See `fan_out`.
         timeout_s: See `fan_out`.
         retries: See `fan_out`.
+        initializer: See `fan_out`.
         progress: See `fan_out`.
 
     Returns:
@@ -135,7 +150,9 @@ def fan_out_as_completed(
         TypeError: See `fan_out`; raised at once.
         ValueError: See `fan_out`; raised at once.
     """
-    _check_function(fn)
+    _check_function("fn", fn)
+    if initializer is not None:
+        _check_function("initializer", initializer)
     _check_items(items)
     if batch_size != "auto":
         _check_count("batch_size", batch_size, least=1)
@@ -144,13 +161,12 @@ def fan_out_as_completed(
     _check_count("retries", retries, least=0)
     _check_timeout(timeout_s)
     fixed = None if batch_size == "auto" else int(batch_size)
-    return _outcomes(
-        _pickled(fn), items, fixed, max_workers, Limits(max_in_flight, timeout_s, retries), progress
-    )
+    function, limits = _pickled(fn, initializer), Limits(max_in_flight, timeout_s, retries)
+    return _outcomes(function, items, fixed, max_workers, limits, progress)
 
 
 def close_fan_out() -> None:
-    """End the pool and all its processes now; the next call of `fan_out` starts another."""
+    """End the pool, all its processes and what they started; the next call of `fan_out` starts another."""
     close_shared_pool()
 
 
@@ -179,20 +195,21 @@ def _outcomes(
             pool.item_seconds[function.name] = sizer.estimate_s
 
 
-def _pickled(fn: Callable[[Any], Any]) -> Function:
+def _pickled(fn: Callable[[Any], Any], initializer: Callable[[], object] | None) -> Function:
     try:
-        return Function(fn)
+        return Function(fn, initializer)
     except Exception as error:
+        what = f"{fn!r}" if initializer is None else f"{fn!r} or {initializer!r}"
         raise TypeError(
-            f"{fn!r} can't be sent to other processes, because it can't be pickled: {error}"
+            f"{what} can't be sent to other processes, because it can't be pickled: {error}"
         ) from error
 
 
-def _check_function(fn: object) -> None:
+def _check_function(name: str, fn: object) -> None:
     if not callable(fn):
-        raise TypeError(f"fn must be callable, not {type(fn).__name__}")
+        raise TypeError(f"{name} must be callable, not {type(fn).__name__}")
     if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
-        raise TypeError("fn must be a plain function that returns its result: neither async nor a generator")
+        raise TypeError(f"{name} must be a plain function that returns: neither async nor a generator")
 
 
 def _check_items(items: object) -> None:

@@ -1,6 +1,7 @@
 """The warm pool: one host per node, shared by all callers; CPUs are claimed only while it works."""
 
 import contextlib
+import itertools
 import logging
 import threading
 import time
@@ -14,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.worker_groups import _ray_compat
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
+from raycrew.worker_groups.fan_out._code import Code, Kept
 from raycrew.worker_groups.fan_out._host import CONTROL, FanOutHost
 
 logger = logging.getLogger(__name__)
@@ -24,6 +26,9 @@ GRANT_S = 5.0
 # It keeps the CPUs of finished tasks for about a second, for more of the same kind.
 LEASE_S = 2.0
 MAX_HOST_THREADS = 1024
+LARGE_BYTES = 100_000
+"""From this size on, code is put into the object store once, rather than sent with every batch."""
+CLOSE_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,8 @@ class Pool:
     _look_again_at: float | None = None
     _noted: bool = False
     _closed: bool = False
+    _batches: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _stored: "Kept[ray.ObjectRef[bytes]]" = field(default_factory=Kept)
 
     @contextlib.contextmanager
     def session(self, limit: int | None) -> Iterator[Mapping[str, int]]:
@@ -128,8 +135,7 @@ class Pool:
             WorkerGroupClosedError: The pool was closed meanwhile.
         """
         with self._lock:
-            if self._closed:
-                raise WorkerGroupClosedError("the fan-out pool was closed while items were still running")
+            self.check_open()
             if node_id not in self._members:
                 options: dict[str, Any] = {
                     "num_cpus": 0,
@@ -150,19 +156,45 @@ class Pool:
                 del self._members[member.node_id]
         ray.kill(member.handle)
 
+    def check_open(self) -> None:
+        """Raise if the pool was closed.
+
+        Raises:
+            WorkerGroupClosedError: It was.
+        """
+        if self._closed:
+            raise WorkerGroupClosedError("the fan-out pool was closed while items were still running")
+
+    def next_batch(self) -> int:
+        """A number for a batch, which none of this pool's had before."""
+        return next(self._batches)
+
+    def argument(self, code: Code) -> Any:
+        """The bytes of some code, or a reference to them if they are many; kept for the next calls."""
+        if code.data is None or len(code.data) <= LARGE_BYTES:
+            return code.data
+        with self._lock:
+            ref = self._stored.get(code.key) or ray.put(code.data)
+            self._stored.use(code.key, ref)
+            return ref
+
     def living_nodes(self) -> set[str]:
         """Nodes that may hold a host now."""
         return set(_ray_compat.node_cpus())
 
     def close(self) -> None:
-        """End all hosts and their processes."""
+        """End all hosts and their processes, and wait until what items have started is gone too."""
         with self._lock:
             self._closed = True
             members, self._members = list(self._members.values()), {}
-            if self.owner == _ray_compat.connection():
-                self._release()
-                for member in members:
-                    ray.kill(member.handle)
+            if self.owner != _ray_compat.connection():
+                return
+            self._release()
+        closing = [member.handle.close.remote() for member in members]
+        if closing:
+            ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT_S)
+        for member in members:
+            ray.kill(member.handle)
 
     def _total_slots(self, node_id: str) -> int:
         free_and_total = _ray_compat.node_cpus().get(node_id, (0.0, 1.0))

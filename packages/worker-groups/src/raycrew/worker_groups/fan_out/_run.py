@@ -1,11 +1,10 @@
 """One call of `fan_out` from its first batch to its last."""
 
-import hashlib
 import logging
 import pickle
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +12,9 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from raycrew.worker_groups.errors import WorkerGroupError
-from raycrew.worker_groups.fan_out import _process
 from raycrew.worker_groups.fan_out._batches import Backlog, BatchSizer, Entry
-from raycrew.worker_groups.fan_out._host import BatchReport
-from raycrew.worker_groups.fan_out._journal import Finished, finished
+from raycrew.worker_groups.fan_out._code import Function, dumps
+from raycrew.worker_groups.fan_out._journal import Finished, StrayMessageError, finished
 from raycrew.worker_groups.fan_out._outcomes import (
     FunctionLoadError,
     ItemCrashedError,
@@ -25,6 +23,7 @@ from raycrew.worker_groups.fan_out._outcomes import (
     ItemTimeoutError,
 )
 from raycrew.worker_groups.fan_out._pool import Member, Pool
+from raycrew.worker_groups.fan_out._supervision import BatchReport
 
 logger = logging.getLogger(__name__)
 
@@ -33,22 +32,6 @@ MAX_LOSSES = 3
 MAX_FAILED_STARTS = 3
 LONG_BATCH_S = 0.5
 """From this length on, sending the next batch only when one has ended costs nothing worth mentioning."""
-LARGE_BYTES = 100_000
-
-
-class Function:
-    """What runs on every item, as bytes."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.name = (
-            f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(function))}"
-        )
-        self.data = _process.dumps(function)
-        self.key = hashlib.sha256(self.data).hexdigest()
-
-    def argument(self) -> Any:
-        """The bytes, or a reference to them if they are many."""
-        return ray.put(self.data) if len(self.data) > LARGE_BYTES else self.data
 
 
 @dataclass(frozen=True)
@@ -62,6 +45,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class _Batch:
+    number: int
     member: Member
     entries: list[Entry]
 
@@ -92,12 +76,14 @@ class Run:
         self._pool = pool
         self._slots = dict(slots)
         self._function = function
-        self._argument = function.argument()
+        self._keys = (function.code.key, function.initializer and function.initializer.key)
+        self._code = pool.argument(function.code)
+        self._initializer = function.initializer and pool.argument(function.initializer)
         self._sizer = sizer
         self._limits = limits
         self._call_id = uuid.uuid4().hex
         self._outcomes: deque[ItemOutcome[Any]] = deque()
-        self._backlog = Backlog(items, _process.dumps, self._refuse, length)
+        self._backlog = Backlog(items, dumps, self._refuse, length)
         self._ready: dict[str, Member] = {}
         self._starting: dict[ray.ObjectRef[str], Member] = {}
         self._in_flight: dict[ray.ObjectRef[BatchReport], _Batch] = {}
@@ -178,15 +164,18 @@ class Run:
         return 2 if batch_s is not None and batch_s < LONG_BATCH_S else 1
 
     def _send(self, member: Member, entries: list[Entry]) -> None:
+        number = self._pool.next_batch()
         ref = member.handle.run.remote(
             self._call_id,
             self._slots[member.node_id],
-            self._function.key,
-            self._argument,
+            number,
+            self._keys,
+            self._code,
+            self._initializer,
             [entry.payload for entry in entries],
             self._limits.timeout_s,
         )
-        self._in_flight[ref] = _Batch(member, entries)
+        self._in_flight[ref] = _Batch(number, member, entries)
         self._sent[member] += 1
         if entries[0].suspect:
             self._isolated.add(member)
@@ -238,10 +227,10 @@ class Run:
         self._take_in(report, batch)
 
     def _take_in(self, report: BatchReport, batch: _Batch) -> None:
-        if report.stop == "unloadable":
-            where = f"node {batch.member.node_id}"
-            raise FunctionLoadError(f"{self._function.name} can't be loaded on {where}:\n{report.detail}")
-        ended = list(finished(report.journal))
+        self._refuse_unloadable(report, batch.member.node_id)
+        if report.stop == "lost":
+            self._pool.check_open()
+        ended = self._ended_items(report, batch)
         for entry, end in zip(batch.entries, ended, strict=False):
             self._settle(entry, end)
         self._sizer.observe(len(ended), sum(end.seconds for end in ended))
@@ -256,6 +245,27 @@ class Run:
         else:
             rest = [entry for entry in rest if self._forgive_loss(entry, report.detail)]
         self._backlog.send_again(rest)
+
+    def _refuse_unloadable(self, report: BatchReport, node_id: str) -> None:
+        if report.stop == "unloadable":
+            reason = f"{self._function.name} can't be loaded on node {node_id}"
+            raise FunctionLoadError(f"{reason}:\n{report.detail}")
+        if report.stop == "uninitialized":
+            reason = f"the initializer {self._function.initializer_name} failed on node {node_id}"
+            raise FunctionLoadError(f"{reason}:\n{report.detail}")
+
+    @staticmethod
+    def _ended_items(report: BatchReport, batch: _Batch) -> list[Finished]:
+        """The items that have ended; none where the report is not about this batch."""
+        if report.stamp is None:
+            return []
+        try:
+            if report.stamp.batch != batch.number:
+                raise StrayMessageError(f"a report on batch {report.stamp.batch} for batch {batch.number}")
+            return list(finished(report.journal, report.stamp))
+        except StrayMessageError as error:
+            logger.warning("a batch on node %s is sent again: %s", batch.member.node_id, error)
+            return []
 
     def _settle(self, entry: Entry, end: Finished) -> None:
         if not end.ok:
