@@ -146,8 +146,14 @@ def test_several_that_close_wait_for_the_one_that_does(life):
     others = [in_thread(lambda: life.close(never)) for _ in range(3)]
     assert all(thread.is_alive() for thread, _ in others)
     assert first.end() is False
-    assert all(end() in (False, True) for _, end in others)  # True for whoever came after the end
-    assert life.close(never) is True
+    assert all(end() is False for _, end in others)
+    assert life.close(never) is False
+
+
+def test_what_was_left_is_ended_by_whoever_comes_later(life):
+    assert life.close(lambda: False, lambda: True) is False
+    assert life.close(lambda: True, lambda: True) is True
+    assert life.close(never, lambda: False) is True
 
 
 def test_a_failing_end_is_told_to_all_and_closes(life):
@@ -155,7 +161,7 @@ def test_a_failing_end_is_told_to_all_and_closes(life):
     _, second = in_thread(lambda: life.close(never))
     error = first.end()
     assert isinstance(error, ValueError)
-    assert second() in (error, True)
+    assert second() in (error, False)
     assert life.state == "closed"
 
 

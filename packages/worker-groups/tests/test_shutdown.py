@@ -1,7 +1,7 @@
 import psutil
 import pytest
 import ray
-from patience import eventually, is_running
+from patience import is_running
 from workers import Worker
 
 from raycrew.cluster_core import RayVirtualCluster
@@ -24,7 +24,7 @@ def group(cluster):
 
 
 def assert_ended(pids):
-    eventually(lambda: not any(map(is_running, pids)), "the workers' processes are gone")
+    assert not any(map(is_running, pids))
 
 
 def test_cleaned_up_and_ended(group, tmp_path):
@@ -90,7 +90,8 @@ def test_ray_may_be_down_already(local_ray, group, caplog):
         assert not ray.is_initialized()
         assert not group.shutdown("nothing")
         assert "Ray is down already" in caplog.text
-        assert group.shutdown()
+        assert not group.shutdown()
+        assert list(group.unended) == [0, 1]
     finally:
         ray.init(address=local_ray, log_to_driver=False)
 

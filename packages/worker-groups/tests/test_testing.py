@@ -226,13 +226,14 @@ def test_its_end(cluster, tmp_path):
     group = InProcessGroup(cluster, Worker)
     assert [type(worker) for worker in group.instances] == [Worker] * 4
     assert not group.shutdown("fail_to_clean")
-    assert group.shutdown()
+    assert not group.shutdown()
     with pytest.raises(WorkerGroupClosedError):
         group.call("pid")
     assert cluster.holders() == {}
     late = InProcessGroup(cluster, Worker)
     late.on(ranks=[3]).call("wait_for", str(tmp_path / "gate"))
     assert not late.shutdown(timeout=0.1)
+    assert list(late.unended) == [3]
     (tmp_path / "gate").touch()
     assert cluster.holders() == {}
 

@@ -42,12 +42,16 @@ def cluster(address):
 
 
 def living_actors():
-    """By Ray's own account: each worker has a name, and the state API (with a dashboard) knows all."""
+    """By Ray's own account: each worker has a name, and the state API (with a dashboard) knows all.
+
+    The watches of nodes stay for the next group.
+    """
     named = {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
     if not HAS_DASHBOARD:
         return named
     listed = list_actors(limit=1000, raise_on_missing_output=False)
-    return named | {actor.name or actor.actor_id for actor in listed if actor.state != "DEAD"}
+    workers = [actor for actor in listed if actor.state != "DEAD" and actor.class_name != "Watch"]
+    return named | {actor.name or actor.actor_id for actor in workers}
 
 
 def assert_nothing_is_left(cluster):

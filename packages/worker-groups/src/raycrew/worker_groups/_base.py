@@ -25,6 +25,7 @@ from raycrew.worker_groups._calls import (
     dispatch_single,
     left,
 )
+from raycrew.worker_groups._health import Ended
 from raycrew.worker_groups._lifecycle import Lifecycle
 from raycrew.worker_groups._ranks import RankInfo, TiedBundles, plan_seats
 from raycrew.worker_groups._start import (
@@ -50,22 +51,32 @@ logger = logging.getLogger(__name__)
 class Crew(Protocol):
     """The workers of a group without the group, so that they can be ended when it is gone."""
 
+    name: str
+
     def is_reachable(self) -> bool:
         """Whether this process is still connected to them."""
         ...
 
-    def end(self, timeout_s: float, force: bool) -> bool:
-        """End them; whether each ended by itself, or was to be killed."""
+    def end(self, timeout_s: float, force: bool) -> Ended:
+        """End them, by rank; they may have ended before."""
         ...
 
 
-def end_and_release(crew: Crew, claim: Claim, timeout_s: float, force: bool) -> bool:
-    """End workers and give their bundles back; whether each ended by itself, or was to be killed."""
-    try:
-        return crew.end(timeout_s, force)
-    finally:
-        if crew.is_reachable():  # else the cluster is gone, and asking it would join another
-            claim.release()
+def end_and_release(crew: Crew, claim: Claim, timeout_s: float, force: bool) -> Ended:
+    """End workers, and give their bundles back unless something may still use them."""
+    ended = crew.end(timeout_s, force)
+    log_left(crew.name, ended)
+    if (
+        not ended.occupied and crew.is_reachable()
+    ):  # else the cluster is gone, and asking it would join another
+        claim.release()
+    return ended
+
+
+def log_left(name: str, ended: Ended) -> None:
+    """Warn of workers that are not known to have ended."""
+    for rank, why in ended.left.items():
+        logger.warning("%s: rank %d is not known to have ended: %s", name, rank, why)
 
 
 class WorkerGroup(GroupCalls):
@@ -124,11 +135,13 @@ class WorkerGroup(GroupCalls):
         self.cluster = cluster
         self.sharding_annotations = sharding_annotations
         self._life = Lifecycle(self._spec.name)
+        self._ended: Ended | None = None
+        self._orderly = False
         self._claim = _claim(cluster, plan.indices, self._spec.name)
         try:
             self._started: Started = self._start()
         except BaseException:
-            self._claim.release()
+            self._release_if_free()
             raise
         self._keeper = Keeper()
         give_back = partial(end_and_release, self._crew, self._claim, _ABANDONED_S, force=False)
@@ -145,7 +158,7 @@ class WorkerGroup(GroupCalls):
 
     @abstractmethod
     def _start(self) -> Started:
-        """Start the workers, which are the `_crew` from then on; leaves none behind when it raises."""
+        """Start the workers, the `_crew` from then on; when it raises, `_note_end` was told of them."""
 
     @abstractmethod
     def _deliver(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
@@ -282,33 +295,57 @@ class WorkerGroup(GroupCalls):
 
     # The end.
 
-    def shutdown(self, cleanup_method: str | None = None, timeout: float = 30.0, force: bool = False) -> bool:
-        """End all workers and give their bundles back; idempotent.
+    @property
+    def unended(self) -> dict[int, str]:
+        """Ranks that the shutdown could not see end, and why; empty before it, and if all is well."""
+        return {} if self._ended is None else dict(self._ended.left)
 
-        A restart in another thread is given up. Of several threads one does it, and the others wait for that.
+    def shutdown(self, cleanup_method: str | None = None, timeout: float = 30.0, force: bool = False) -> bool:
+        """End all workers with all that they have started, and give their bundles back.
+
+        A worker has ended when its process and those that it has started are gone from its node; a bundle is
+        given back only then, or when its node is gone. A restart in another thread is given up. Of several
+        threads one does it, and the others wait for that. Once it is over, this gives the same answer again;
+        where something was left, it tries once more.
 
         Args:
-            cleanup_method: Method to call on each worker first.
+            cleanup_method: Method to call on each worker first, without arguments.
             timeout: Seconds for it, and for the workers to end by themselves; then they are killed.
-            force: Kill them at once.
+            force: Kill them at once, without the clean-up.
 
         Returns:
-            Whether clean-up succeeded and every worker ended by itself (or was to be killed, with `force`).
+            Whether clean-up succeeded, every worker ended by itself (or was to be killed, with `force`), and
+            nothing is left; `unended` names the ranks of which that isn't known.
 
         Raises:
             UnknownMethodError: The class has no such clean-up method; the workers have ended all the same.
             TypeError: It needs arguments; the workers have ended all the same.
         """
         deadline = deadline_after(timeout)
-        return self._life.close(lambda: self._shut_down(cleanup_method, deadline, force))
+        return self._life.close(
+            lambda: self._shut_down(cleanup_method, deadline, force), lambda: bool(self.unended)
+        )
 
     def _shut_down(self, cleanup_method: str | None, deadline: float | None, force: bool) -> bool:
         self._unwatch()
+        again, clean = self._ended is not None, False
         try:
-            clean = cleanup_method is None or force or self._clean_up(cleanup_method, left(deadline))
+            if not again:
+                clean = cleanup_method is None or force or self._clean_up(cleanup_method, left(deadline))
         finally:
-            ended = end_and_release(self._crew, self._claim, left(deadline) or 0.0, force)
-        return ended and clean
+            self._ended = end_and_release(self._crew, self._claim, left(deadline) or 0.0, force)
+            if not again:
+                self._orderly = clean and (force or not self._ended.late)
+        return self._orderly and not self._ended.left
+
+    def _release_if_free(self) -> None:
+        if self._ended is None or not self._ended.occupied:
+            self._claim.release()
+
+    def _note_end(self, ended: Ended) -> None:
+        """Take in what became of workers whose start failed."""
+        self._ended = ended
+        log_left(self._spec.name, ended)
 
     def _clean_up(self, method: str, timeout: float | None) -> bool:
         dispatch = dispatch_single(self._shape, method, (), {})

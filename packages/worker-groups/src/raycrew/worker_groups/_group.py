@@ -3,23 +3,21 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from raycrew.worker_groups._base import WorkerGroup
+from raycrew.worker_groups._base import WorkerGroup, log_left
 from raycrew.worker_groups._calls import Dispatch, MultiWorkerFuture, send_to_actors
+from raycrew.worker_groups._health import Ended, end_workers
+from raycrew.worker_groups._ranks import WorkerFacts
 from raycrew.worker_groups._ray_compat import (
     WorkerStatus,
-    await_end,
     connection,
-    end_actors,
-    request_exit,
     runs_in_order,
     worker_status,
 )
 from raycrew.worker_groups._start import Handle, Started, restart_workers, start_group
 from raycrew.worker_groups.balancing import ProcessUsage
-
-_KILL_TIMEOUT_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -31,27 +29,19 @@ class Actors:
     name: str
     made_over: str | None
     handles: list[Handle]
+    facts: list[WorkerFacts]
 
     def is_reachable(self) -> bool:
         """Whether this process has the connection to Ray that they were made over."""
         return connection() == self.made_over
 
-    def end(self, timeout_s: float, force: bool) -> bool:
-        """End them; whether each ended by itself, or was to be killed."""
+    def end(self, timeout_s: float, force: bool) -> Ended:
+        """End them, by rank; they may have ended before."""
+        handles = dict(enumerate(self.handles))
         if not self.is_reachable():
-            logger.warning("%s: Ray is down already, so its workers are gone", self.name)
-            return False
-        living = list(range(len(self.handles)))
-        try:
-            if not force:
-                request_exit(self.handles)
-                living = await_end(self.handles, timeout_s)
-        finally:
-            end_actors([self.handles[i] for i in living])
-        stubborn = await_end([self.handles[i] for i in living], _KILL_TIMEOUT_S)
-        if stubborn:
-            logger.warning("%s: %d killed workers are still there", self.name, len(stubborn))
-        return force or not living
+            why = "Ray is down already; it ends what it has started, but can't be asked"
+            return Ended(left=dict.fromkeys(handles, why))
+        return end_workers(handles, dict(enumerate(self.facts)), 0.0 if force else timeout_s)
 
 
 class RayWorkerGroup(WorkerGroup):
@@ -92,8 +82,8 @@ class RayWorkerGroup(WorkerGroup):
 
     def _start(self) -> Started:
         made_over = connection()
-        started = start_group(self._spec, self._claim)
-        self._crew: Actors = Actors(self.name, made_over, started.handles)
+        started = start_group(self._spec, self._claim, self._note_end)
+        self._crew: Actors = Actors(self.name, made_over, started.handles, started.facts)
         self._in_order = runs_in_order(started.info.is_async, started.options[0].actor)
         return started
 
@@ -132,9 +122,11 @@ class RayWorkerGroup(WorkerGroup):
         if dead:
             logger.warning("%s: restarting ranks %s", self.name, dead)
             self._life.replacing(dead)
-            go_on = self._life.check
-            self._started = restart_workers(self._spec, self._claim, self._started, dead, go_on)
-            self._crew.handles = self._started.handles
+            on_end = partial(log_left, self.name)
+            self._started = restart_workers(
+                self._spec, self._claim, self._started, dead, on_end, self._life.check
+            )
+            self._crew.handles, self._crew.facts = self._started.handles, self._started.facts
             self._note_places()
         return dead
 

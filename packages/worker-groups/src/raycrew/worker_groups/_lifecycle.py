@@ -105,21 +105,24 @@ class Lifecycle:
             raise ResultTimeoutError(f"{said}; nothing was sent", replaced)
         self.check()
 
-    def close(self, work: Callable[[], bool]) -> bool:
+    def close(self, work: Callable[[], bool], left: Callable[[], bool] | None = None) -> bool:
         """End the group once; a restart gives up first, and who comes later waits and gets the same outcome.
 
+        Args:
+            work: Ends it.
+            left: Whether it did not end all, so that it is done again for who comes later.
+
         Returns:
-            What `work` returned; True when the group had been closed before.
+            What `work` returned; False when it has raised before.
         """
         with self._lock:
-            if self._state == "closed":
-                return True
             ending, restart = self._ending, self._restart
-            if ending is None:
-                outcome = self._ending = Future()
-                self._state = "closing"
+            closed = self._state == "closed"
+            if ending is None or (closed and left is not None and left()):
+                ending, outcome = None, Future[bool]()
+                self._ending, self._state = outcome, "closing"
         if ending is not None:
-            return ending.result()
+            return ending.result() if not closed or ending.exception() is None else False
         if restart is not None and self._restarter != threading.get_ident():
             wait([restart], UNWIND_S)
         try:

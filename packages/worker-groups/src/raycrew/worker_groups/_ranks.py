@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from raycrew.cluster_core import Bundle
@@ -92,7 +92,11 @@ class SeatPlan:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What a worker's process says about itself before it gets a rank."""
+    """What a worker's process says about itself before it gets a rank.
+
+    `pid` in `pid_namespace` with its start (`started`, in clock ticks since the node's boot) is this process
+    and no later one; `mark` is carried by all that it starts.
+    """
 
     node_id: str
     node_address: str
@@ -105,6 +109,9 @@ class WorkerFacts:
     log_paths: tuple[str, ...] = ()
     process_age_s: float = 0.0
     inbox: str = ""
+    started: int = 0
+    pid_namespace: str = ""
+    mark: str = field(default="", repr=False)
 
 
 def plan_seats(

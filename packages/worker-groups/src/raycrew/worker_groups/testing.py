@@ -6,7 +6,6 @@ with InProcessGroup(FakeCluster([2]), Policy, scale=10) as group:
 
 import asyncio
 import inspect
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from concurrent.futures import (
     wait,
 )
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from raycrew.worker_groups._base import WorkerGroup
 from raycrew.worker_groups._calls import (
@@ -31,6 +30,7 @@ from raycrew.worker_groups._calls import (
     refuse_stream,
     start_timeout,
 )
+from raycrew.worker_groups._health import Ended
 from raycrew.worker_groups._ranks import WorkerFacts, assign_ranks, rank_order
 from raycrew.worker_groups._ray_compat import WorkerStatus, unwrap_actor_class
 from raycrew.worker_groups._start import Handle, Started, StartupReport, Stopwatch, check_init
@@ -40,7 +40,7 @@ from raycrew.worker_groups.protocols import ArgumentTransport
 
 __all__ = ["InProcessFuture", "InProcessGroup"]
 
-logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class InProcessFuture(MultiWorkerFuture[Any]):
@@ -232,6 +232,7 @@ class _Worker:
 
     def __init__(self, current: CurrentWorker, transport: ArgumentTransport | None) -> None:
         self.instance: Any = None
+        self.busy = False
         self._transport = transport
         self.thread = ThreadPoolExecutor(1, f"{current.group_name}-{current.rank}", be_current, (current,))
 
@@ -244,11 +245,21 @@ class _Worker:
             self.instance = self._call(cls, *sent)
             return time.perf_counter() - begin
 
-        return self.thread.submit(construct)
+        return self._submit(construct)
 
     def send(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
         """Call a method when it is its turn."""
-        return self.thread.submit(self._run, getattr(self.instance, name), *self._sent(args, kwargs))
+        return self._submit(self._run, getattr(self.instance, name), *self._sent(args, kwargs))
+
+    def _submit(self, fn: Callable[..., T], *args: Any) -> Future[T]:
+        return self.thread.submit(self._noted, fn, *args)
+
+    def _noted(self, fn: Callable[..., T], *args: Any) -> T:
+        self.busy = True
+        try:
+            return fn(*args)
+        finally:
+            self.busy = False
 
     def _run(self, method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         result = self._call(method, args, kwargs)
@@ -284,23 +295,20 @@ class _Threads:
 
     name: str
     workers: list[_Worker] = field(default_factory=list)
+    ended: bool = False
 
     def is_reachable(self) -> bool:
         return True
 
-    def end(self, timeout_s: float, force: bool) -> bool:
+    def end(self, timeout_s: float, force: bool) -> Ended:
         """A thread can't be killed: what still runs after its time goes on, and is not waited for."""
-        for worker in self.workers if force else ():
-            worker.thread.shutdown(wait=False, cancel_futures=True)
-        if force:
-            return True
-        last = [worker.thread.submit(_nothing) for worker in self.workers]
-        running = wait(last, timeout_s).not_done
+        if not force and not self.ended:
+            wait([worker.thread.submit(_nothing) for worker in self.workers], timeout_s)
+        self.ended = True
         for worker in self.workers:
             worker.thread.shutdown(wait=False, cancel_futures=True)
-        if running:
-            logger.warning("%s: %d workers still run a call", self.name, len(running))
-        return not running
+        busy = [rank for rank, worker in enumerate(self.workers) if worker.busy]
+        return Ended(tuple(busy), dict.fromkeys(busy, "a thread can't be killed, and it still runs a call"))
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,10 @@ from raycrew.worker_groups._calls import (
     start_timeout,
     words,
 )
+from raycrew.worker_groups._health import Ended, end_workers, follow, stand_by
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, rank_order
 from raycrew.worker_groups._ray_compat import (
-    await_end,
     cause_of,
-    end_actors,
     is_alive_node,
     run_on_node,
     unwrap_actor_class,
@@ -52,13 +51,16 @@ from raycrew.worker_groups._worker import (
     shell_class,
     source_of,
 )
-from raycrew.worker_groups.errors import WorkerFailureError, WorkerStartTimeoutError, combine
+from raycrew.worker_groups.errors import (
+    WorkerFailureError,
+    WorkerGroupError,
+    WorkerStartTimeoutError,
+    combine,
+)
 
 logger = logging.getLogger(__name__)
 
 Handle = ActorHandle[Any]
-
-_END_TIMEOUT_S = 10.0
 
 
 @dataclass(slots=True)
@@ -74,8 +76,13 @@ class Started:
     report: StartupReport
 
 
-def start_group(spec: GroupSpec, claim: Claim) -> Started:
+def start_group(spec: GroupSpec, claim: Claim, on_end: Callable[[Ended], None]) -> Started:
     """Start all workers at once and wait until `__init__` has returned on every rank.
+
+    Args:
+        spec: What the group is to be.
+        claim: Where.
+        on_end: Told what became of the workers, when the start fails.
 
     Raises:
         WorkerFailureError: A worker failed or was late; all have been ended.
@@ -83,24 +90,37 @@ def start_group(spec: GroupSpec, claim: Claim) -> Started:
         EnvironmentProviderError: There is no interpreter for the workers.
     """
     with startup_progress(spec.name, len(spec.plan.seats), spec.progress) as progress:
-        return _Launch(spec, claim, progress, range(len(spec.plan.seats))).run()
+        return _Launch(spec, claim, progress, range(len(spec.plan.seats)), on_end).run()
 
 
 def restart_workers(
-    spec: GroupSpec, claim: Claim, started: Started, ranks: Sequence[int], go_on: Callable[[], None]
+    spec: GroupSpec,
+    claim: Claim,
+    started: Started,
+    ranks: Sequence[int],
+    on_end: Callable[[Ended], None],
+    go_on: Callable[[], None],
 ) -> Started:
     """Replace the workers of some ranks: same rank and bundle, and a new generation for the whole group.
 
-    The others are told at their next turn, after what they are doing. `go_on` is called now and then; what it
-    raises ends the new workers.
+    What is left of the old ones is ended first. The others are told at their next turn, after what they are
+    doing. `go_on` is called now and then; what it raises ends the new workers.
 
     Raises:
         WorkerFailureError: A new worker failed or was late; the new ones have been ended.
+        WorkerGroupError: An old one could not be ended.
     """
+    _end_old(spec.name, started, ranks)
+    positions = [started.order[rank] for rank in ranks]
     with startup_progress(spec.name, len(ranks), spec.progress) as progress:
-        return _Launch(spec, claim, progress, [started.order[rank] for rank in ranks], go_on).run_again(
-            started
-        )
+        return _Launch(spec, claim, progress, positions, on_end, go_on).run_again(started)
+
+
+def _end_old(group_name: str, started: Started, ranks: Sequence[int]) -> None:
+    ended = end_workers({r: started.handles[r] for r in ranks}, {r: started.facts[r] for r in ranks})
+    if ended.occupied:
+        who = "; ".join(f"rank {rank}: {why}" for rank, why in ended.left.items())
+        raise WorkerGroupError(f"{group_name}: a worker can't be replaced before it has ended ({who})")
 
 
 class _Launch:
@@ -112,6 +132,7 @@ class _Launch:
         claim: Claim,
         progress: StartupProgress,
         positions: Sequence[int],
+        on_end: Callable[[Ended], None],
         go_on: Callable[[], None] | None = None,
     ) -> None:
         self.go_on = go_on
@@ -124,7 +145,9 @@ class _Launch:
         self.report = StartupReport(spec.name)
         self.source: ClassSource = source_of(spec.builder.worker)
         self.aliases = worker_aliases(spec.name, spec.plan)
+        self.on_end = on_end
         self.handles: dict[int, Handle] = {}
+        self.located: dict[int, WorkerFacts] = {}
 
     def run(self) -> Started:
         self.progress.step("environment")
@@ -250,15 +273,18 @@ class _Launch:
             actor = {k: v for k, v in worker.actor.items() if k != "concurrency_groups"}
             # max_restarts=0: Ray would restart a worker with its old rank on another device.
             self.handles[position] = remote.options(**actor, name=name, max_restarts=0).remote()
+        stand_by([bundle.node_id for bundle in self.claim.bundles])
 
     def _locate(self) -> dict[int, WorkerFacts]:
         self.progress.step("processes")
         ports = (self.spec.ports_per_worker, self.spec.port_range)
         handles: list[Any] = [self.handles[position] for position in self.positions]
         settled = self._settle([handle._raycrew_locate.remote(*ports) for handle in handles])  # noqa: SLF001
+        self.located = {self.positions[i]: facts for i, facts in settled.values.items()}
         self._raise_failed(settled, [self._whereabouts(position) for position in self.positions])
+        follow(list(self.located.values()))
         self._located_s = {self.positions[i]: seconds for i, seconds in settled.elapsed_s.items()}
-        return {self.positions[i]: facts for i, facts in settled.values.items()}
+        return self.located
 
     def _rank(
         self, order: Sequence[int], facts: Sequence[WorkerFacts], generation: int = 0
@@ -329,10 +355,7 @@ class _Launch:
             raise start_timeout(late[0], stage, others, self.spec.init_timeout_s, log_tail(late[0].facts))
 
     def _end(self) -> None:
-        handles = list(self.handles.values())
-        end_actors(handles)
-        if late := await_end(handles, _END_TIMEOUT_S):
-            logger.warning("%s: %d killed workers are still there", self.spec.name, len(late))
+        self.on_end(end_workers(self.handles, self.located))
 
     def _note_phases(
         self,

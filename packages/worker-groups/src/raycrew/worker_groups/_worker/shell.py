@@ -20,6 +20,7 @@ import psutil
 import ray
 
 from raycrew.cluster_core import DEFAULT_POLICY, PortLease, bind_device, lease_ports
+from raycrew.worker_groups._health import mark_own_process, own_process, pid_namespace
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, rank_environment
 from raycrew.worker_groups._ray_compat import assigned_accelerators, call_cancelled, own_call_id, own_node
 from raycrew.worker_groups._worker.raised import as_portable
@@ -129,12 +130,13 @@ class Shell:
         node_id, address = own_node()
         device = bind_device(assigned_accelerators(), os.environ)
         self._raycrew_device = device.environment
+        process, mark = own_process(), mark_own_process()
         leases = [lease_ports(n, port_range=port_range) for n in (1, n_ports) if n]
         self._raycrew_leases = leases
         return WorkerFacts(
             node_id=node_id,
             node_address=address,
-            pid=os.getpid(),
+            pid=process.pid,
             device_kind=device.kind,
             device_index=device.device_index,
             local_device_index=device.local_index,
@@ -143,6 +145,9 @@ class Shell:
             log_paths=_log_paths(),
             process_age_s=time.time() - psutil.Process().create_time(),
             inbox=self._raycrew_inbox.address,
+            started=process.started,
+            pid_namespace=pid_namespace(),
+            mark=mark,
         )
 
     def _raycrew_prepare(self, orders: Orders) -> None:

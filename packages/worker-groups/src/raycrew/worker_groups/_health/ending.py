@@ -1,0 +1,84 @@
+"""The end of workers: asked first, killed at the deadline, and over when the process table says so."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray.actor import ActorHandle
+
+from raycrew.worker_groups._health.watches import UnansweredError, ask, by_node
+from raycrew.worker_groups._ranks import WorkerFacts
+from raycrew.worker_groups._ray_compat import await_end, end_actors, request_exit
+
+logger = logging.getLogger(__name__)
+
+KILL_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What became of workers that were to end; workers have the keys that the caller gave them.
+
+    Attributes:
+        late: Those that did not end by themselves.
+        left: Those that are not known to be gone, and why.
+        occupied: Whether something may still use their bundles.
+    """
+
+    late: tuple[int, ...] = ()
+    left: Mapping[int, str] = field(default_factory=dict)
+    occupied: bool = False
+
+
+def end_workers(
+    handles: Mapping[int, ActorHandle[Any]], facts: Mapping[int, WorkerFacts], grace_s: float = 0.0
+) -> Ended:
+    """End workers with all that they have started.
+
+    Args:
+        handles: The workers.
+        facts: What is known of their processes; Ray's word is taken for a worker that is missing here.
+        grace_s: How long they may take to end by themselves.
+    """
+    late = list(handles)
+    try:
+        if grace_s > 0:
+            request_exit(list(handles.values()))
+            late = _await_exit(handles, facts, grace_s)
+    finally:
+        end_actors([handles[key] for key in late])
+    left, occupied = _kill({key: facts[key] for key in handles if key in facts})
+    unknown = [key for key in handles if key not in facts]
+    stubborn = await_end([handles[key] for key in unknown], KILL_TIMEOUT_S)
+    left |= {unknown[i]: "Ray has not ended it" for i in stubborn}
+    return Ended(tuple(late), left, occupied or bool(stubborn))
+
+
+def _await_exit(
+    handles: Mapping[int, ActorHandle[Any]], facts: Mapping[int, WorkerFacts], grace_s: float
+) -> list[int]:
+    known = {key: facts[key] for key in handles if key in facts}
+    nodes, late = by_node(known), [key for key in handles if key not in facts]
+    for node_id, answer in ask("await_exit", known, grace_s).items():
+        positions = range(len(nodes[node_id])) if isinstance(answer, UnansweredError) else answer
+        late += [nodes[node_id][position] for position in positions]
+    return sorted(late)
+
+
+def _kill(facts: Mapping[int, WorkerFacts]) -> tuple[dict[int, str], bool]:
+    """Why workers are not known to be gone, and whether that keeps their bundles from being free."""
+    left: dict[int, str] = {}
+    occupied, nodes = False, by_node(facts)
+    for node_id, answer in ask("end", facts, KILL_TIMEOUT_S).items():
+        if isinstance(answer, UnansweredError):
+            left |= dict.fromkeys(nodes[node_id], str(answer))
+            occupied |= not answer.node_is_gone
+            continue
+        for key, pids in zip(nodes[node_id], answer, strict=True):
+            if pids is None:
+                left[key] = "its process ids are of another namespace than its node's"
+            elif pids:
+                left[key] = f"processes {pids} on its node {node_id} can't be killed"
+        occupied |= any(pids is None or pids for pids in answer)
+    return left, occupied

@@ -1,0 +1,103 @@
+"""The process table of this node: who runs, who started whom, and the end of exactly one process.
+
+Standard library only: a node's watch is sent this module by value, whatever its environment has.
+"""
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Process(NamedTuple):
+    """One process and no later one of the same number.
+
+    Attributes:
+        pid: Its number.
+        started: When it was started, in clock ticks since the node's boot.
+    """
+
+    pid: int
+    started: int
+
+
+class Entry(NamedTuple):
+    """A running process, as the table shows it; `group` and `session` are numbers of their leaders."""
+
+    process: Process
+    parent: int
+    group: int
+    session: int
+
+
+Table = Mapping[int, Entry]
+
+
+def read_entry(pid: int | str) -> Entry | None:
+    """The process of a number, or None: a zombie holds nothing any more and counts as gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    state, parent, group, session, *rest = stat.rpartition(b")")[2].split()
+    threads, started = int(rest[13]), int(rest[15])
+    if state in b"ZX" and threads <= 1:  # A zombie with more threads is a process whose first one has ended.
+        return None
+    return Entry(Process(int(stat.partition(b" ")[0]), started), int(parent), int(group), int(session))
+
+
+def read_table() -> dict[int, Entry]:
+    """All running processes, by number."""
+    entries = (read_entry(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208 - the faster one
+    return {entry.process.pid: entry for entry in entries if entry is not None}
+
+
+def own_process() -> Process:
+    """This process, as others on the node know it."""
+    return Process(os.getpid(), int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19]))
+
+
+def runs(process: Process) -> bool:
+    """Whether a process is there, and not merely a later one of its number."""
+    entry = read_entry(process.pid)
+    return entry is not None and entry.process == process
+
+
+def ancestors(pid: int, table: Table) -> frozenset[int]:
+    """Numbers of a process's parents, up to the first of all."""
+    found: set[int] = set()
+    while (entry := table.get(pid)) is not None and entry.parent not in found:
+        pid = entry.parent
+        found.add(pid)
+    return frozenset(found)
+
+
+def kill(process: Process) -> None:
+    """Kill a process, and never a later one of its number; what may not be killed is left."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):  # Not in this Python, or kept from it by a sandbox.
+        descriptor = -1
+    try:
+        if runs(process):  # From here on the descriptor holds it, and nobody else's number.
+            _send_kill(process.pid, descriptor)
+    except (ProcessLookupError, PermissionError):
+        return
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _send_kill(pid: int, descriptor: int) -> None:
+    if descriptor >= 0:
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    else:
+        os.kill(pid, signal.SIGKILL)
+
+
+def pid_namespace() -> str:
+    """What the numbers of this process's table are valid in."""
+    return str(Path("/proc/self/ns/pid").readlink())

@@ -1,0 +1,196 @@
+"""Workers that don't end by themselves: ended means gone from the process table, with all they started."""
+
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+import ray
+from patience import eventually, is_running
+from unwilling import LeavesAndRaises, Unwilling
+
+from raycrew.cluster_core import BundlesOccupiedError, RayVirtualCluster
+from raycrew.cluster_core.testing import connected, simulated_nodes
+from raycrew.worker_groups import RayWorkerGroup, UnknownMethodError, WorkerFailureError
+from raycrew.worker_groups._health import watches
+
+pytestmark = pytest.mark.hostile
+
+
+@pytest.fixture
+def cluster(local_ray):
+    with RayVirtualCluster([2], use_gpus=False) as made:
+        yield made
+
+
+@pytest.fixture
+def group(cluster):
+    made = RayWorkerGroup(cluster, Unwilling)
+    yield made
+    made.shutdown(force=True)
+
+
+def running(pids):
+    return [pid for pid in pids if is_running(pid)]
+
+
+def free(cluster):
+    cluster.claim(None, "the next").release()
+    return True
+
+
+@pytest.mark.parametrize("way", ["hang_at_exit", "hang_in_del", "hang_in_thread", "stop"])
+def test_who_does_not_end_is_killed_at_the_deadline(group, cluster, way):
+    pids = group.call("pid").get_results()
+    group.call(way)
+    if way != "stop":
+        group.call("pid").get_results()
+    else:
+        eventually(lambda: all(psutil.Process(p).status() == "stopped" for p in pids), "both are stopped")
+    assert not group.shutdown(timeout=2)
+    assert running(pids) == []
+    assert group.unended == {}
+    assert free(cluster)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_workers_started_ends_with_them(group, tmp_path, force):
+    pids = group.call("pid").get_results()
+    for started in (
+        group.call("start_child"),
+        group.call("start_session"),
+        group.call("start_daemon", str(tmp_path), execute=True),
+        group.call("start_daemon", str(tmp_path), execute=False),
+    ):
+        pids += started.get_results()
+    assert running(pids) == pids
+    assert group.shutdown(force=force)
+    assert running(pids) == []
+
+
+def test_what_carries_no_mark_is_remembered(group):
+    pids = group.call("pid").get_results()
+    group.call("forget_mark").get_results()
+    orphans = group.call("start_session").get_results()
+    os.kill(orphans[0], signal.SIGSTOP)
+    facts = dict(enumerate(group._started.facts))
+    watches.follow(list(facts.values()))  # looks at the table at once
+    assert watches.ask("await_exit", facts, 0.0)
+    for pid in pids:
+        psutil.Process(pid).kill()
+    eventually(lambda: not running(pids), "the workers are dead")
+    assert group.shutdown()
+    assert running(orphans) == []
+
+
+def test_a_killed_rank_is_replaced_when_all_it_started_has_ended(group, tmp_path):
+    pids = group.call("pid").get_results()
+    daemons = group.call("start_daemon", str(tmp_path), execute=False).get_results()
+    sessions = group.call("start_session").get_results()
+    psutil.Process(pids[0]).kill()
+    eventually(lambda: group.get_worker_status()[0] == "dead", "the dead worker is told")
+    assert group.restart_failed_workers() == [0]
+    assert running([daemons[0], sessions[0]]) == []
+    assert running([daemons[1], sessions[1]]) == [daemons[1], sessions[1]]
+    assert group.shutdown()
+    assert running([daemons[1], sessions[1]]) == []
+
+
+def test_a_failed_start_leaves_nothing(cluster, tmp_path):
+    with pytest.raises(WorkerFailureError, match="not today"):
+        RayWorkerGroup(cluster, LeavesAndRaises, folder=str(tmp_path))
+    left = [int(path.name.split("-")[1]) for path in tmp_path.iterdir() if path.name[0] in "dw"]
+    assert len(left) >= 2
+    assert running(left) == []
+    assert free(cluster)
+
+
+def test_a_killed_watch_is_made_anew(group, tmp_path):
+    pids = group.call("pid").get_results()
+    pids += group.call("start_daemon", str(tmp_path), execute=True).get_results()
+    ray.kill(watches._watch(group.ranks[0].node_id))
+    assert group.shutdown()
+    assert running(pids) == []
+
+
+def test_a_watch_killed_at_its_work_is_made_anew(group, tmp_path):
+    pids = group.call("pid").get_results()
+    group.call("hang_at_exit").get_results()
+    node_id = group.ranks[0].node_id
+    before = watches._watch(node_id)
+    with ThreadPoolExecutor() as pool:
+        ending = pool.submit(group.shutdown, timeout=10)
+        eventually(lambda: group._life.state == "closing", "the shutdown has begun")
+        ray.kill(before)
+        assert not ending.result()
+    assert watches._watch(node_id) is not before
+    assert running(pids) == []
+
+
+def test_four_shutdowns_at_once_return_after_the_end(group):
+    pids = group.call("pid").get_results()
+    group.call("hang_at_exit").get_results()
+    gate = threading.Barrier(4)
+
+    def end():
+        gate.wait()
+        return group.shutdown(timeout=2), running(pids)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert [call.result() for call in [pool.submit(end) for _ in range(4)]] == [(False, [])] * 4
+
+
+@pytest.mark.parametrize(
+    ("method", "error"), [("clean_upp", UnknownMethodError), ("start_daemon", TypeError)]
+)
+def test_workers_end_when_the_clean_up_can_not_be_called(group, cluster, method, error):
+    pids = group.call("pid").get_results()
+    with pytest.raises(error):
+        group.shutdown(method)
+    assert running(pids) == []
+    assert free(cluster)
+
+
+def test_nodes_that_share_a_machine_and_one_that_dies(caplog, tmp_path):
+    with (
+        simulated_nodes([{"num_cpus": 2}] * 2) as nodes,
+        connected(nodes.address),
+        RayVirtualCluster([1, 1], use_gpus=False, placement_group_strategy="SPREAD") as cluster,
+    ):
+        group = RayWorkerGroup(cluster, Unwilling)
+        pids = group.call("pid").get_results()
+        pids += group.call("start_daemon", str(tmp_path), execute=True).get_results()
+        assert group.shutdown()
+        assert running(pids) == []
+        lost = RayWorkerGroup(cluster, Unwilling)
+        pids = lost.call("pid").get_results()
+        head = ray.get_runtime_context().get_node_id()
+        [rank] = [info.rank for info in lost.ranks if info.node_id != head]
+        [node] = [n for n in nodes.list_all_nodes() if n.node_id != head]
+        nodes.remove_node(node, allow_graceful=False)
+        assert not lost.shutdown(timeout=60)
+        assert list(lost.unended) == [rank]
+        assert f"rank {rank} is not known to have ended" in caplog.text
+        assert not is_running(pids[1 - rank])
+        eventually(lambda: not running(pids), "Ray's workers follow their node")
+
+
+def test_what_can_not_be_ended_keeps_its_bundle(group, cluster, monkeypatch, caplog):
+    answers = [{group.ranks[0].node_id: [[1234], []]}]
+
+    def first_some_are_left(method, workers, timeout_s):
+        found = ask(method, workers, timeout_s)
+        return answers.pop() if method == "end" and answers else found
+
+    ask = watches.ask
+    monkeypatch.setattr("raycrew.worker_groups._health.ending.ask", first_some_are_left)
+    assert not group.shutdown()
+    assert list(group.unended) == [0]
+    assert "processes [1234]" in caplog.text
+    with pytest.raises(BundlesOccupiedError):
+        cluster.claim(None, "the next")
+    assert group.shutdown()
+    assert group.unended == {}
+    assert free(cluster)
