@@ -306,7 +306,7 @@ def sharding(quick: bool) -> list[Figure]:
     before = process.memory_info().rss
 
     def shard() -> list[Any]:
-        return batch.select_indices(order).shard_by_batch_size(64, allow_uneven_shards=True)
+        return batch.select_indices(order).shard_by_batch_size(64, allow_uneven_shards=True).shards
 
     found = median_ms(
         f"shard {size / 1e9:.0f} GB of handles over 64 ranks, reordered and uneven",

@@ -196,16 +196,17 @@ class TestJoining:
         assert joined["a"].dtype == torch.bfloat16
         assert joined["m"].tolist() == [[True, False, False], [True] * 3]
 
-    def test_the_first_metadata_wins(self):
+    def test_the_first_metadata_wins_where_it_is_asked_for(self):
         joined = BatchedDataDict.from_batches(
-            [BatchedDataDict(a=[1], metadata={"x": 1}), BatchedDataDict(a=[2], metadata={"x": 2, "y": 3})]
+            [BatchedDataDict(a=[1], metadata={"x": 1}), BatchedDataDict(a=[2], metadata={"x": 2, "y": 3})],
+            metadata="first",
         )
         assert joined.metadata == {"x": 1, "y": 3}
 
     @pytest.mark.parametrize(
         ("other", "message"),
         [
-            ({"b": torch.ones(1, 2)}, "batch 1 has columns b, the first one a"),
+            ({"b": torch.ones(1, 2)}, "batch 1 has columns b, the first one with rows a"),
             (
                 {"a": torch.ones(1, 2, dtype=torch.bfloat16)},
                 "column 'a': torch.bfloat16 of 2 dimensions does not join",

@@ -77,7 +77,7 @@ def operations(draw):
                 start, end = sorted(random.integers(0, rows + 1, 2).tolist())
                 return batch.slice(start, end)
             case "shard":
-                parts = batch.shard_by_batch_size(3, allow_uneven_shards=True)
+                parts = batch.shard_by_batch_size(3, allow_uneven_shards=True).shards
                 return BatchedDataDict.concat(parts[::-1])
             case "reorder":
                 return batch.copy().reorder_data(random.permutation(rows))
@@ -216,7 +216,7 @@ def test_sharding_ten_gigabytes_of_handles_takes_no_memory_and_no_read():
     order = torch.randperm(batch.size)[:-7]
     tracemalloc.start()
     try:
-        shards = batch.select_indices(order).shard_by_batch_size(64, allow_uneven_shards=True)
+        shards = batch.select_indices(order).shard_by_batch_size(64, allow_uneven_shards=True).shards
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

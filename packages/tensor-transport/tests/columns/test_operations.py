@@ -117,8 +117,8 @@ SAME = {
     "encode": lambda b: type(b).decode(b.encode().header, b.encode().buffers, allow_pickle=True),
     "shard": lambda b: joined(b.shard(4)),
     "chunk": lambda b: joined(b.chunk(i, 3) for i in range(3)),
-    "even": lambda b: joined(b.shard_by_batch_size(3)),
-    "uneven": lambda b: joined(b.shard_by_batch_size(4, allow_uneven_shards=True)),
+    "even": lambda b: joined(b.shard_by_batch_size(3).shards),
+    "uneven": lambda b: joined(b.shard_by_batch_size(4, allow_uneven_shards=True).shards),
     "dynamic": lambda b: planned(b, dynamic_batching_args={"max_tokens_per_microbatch": 9}),
     "packing": lambda b: planned(b, sequence_packing_args={"max_tokens_per_microbatch": 5}),
     "microbatches": lambda b: joined(b.make_microbatch_iterator(2)),
@@ -144,7 +144,10 @@ OTHERS = {
     "reorder": (lambda b: b.copy().reorder_data([1, 2, 3, 4, 5, 0]), [5, 0, 1, 2, 3, 4]),
     "repeat": (lambda b: b.repeat_interleave(2), [i for i in EVERY for _ in range(2)]),
     "get_batch": (lambda b: b.get_batch(1, 3), [3, 4, 5]),
-    "global batches": (lambda b: joined(b.shard_by_batch_size(2, batch_size=2)), [0, 2, 4, 1, 3, 5]),
+    "global batches": (
+        lambda b: BatchedDataDict.concat(b.shard_by_batch_size(2, batch_size=2)),
+        [0, 2, 4, 1, 3, 5],
+    ),
     "from_batches": (lambda b: BatchedDataDict.from_batches([b, b.slice(4, 6)]), [*EVERY, 4, 5]),
 }
 OPERATIONS = {name: (operation, EVERY) for name, operation in SAME.items()} | OTHERS

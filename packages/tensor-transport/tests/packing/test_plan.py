@@ -45,8 +45,8 @@ def packed(budget, algorithm="modified_first_fit_decreasing", multiple=1):
 class TestEven:
     def test_global_batches_are_split_one_by_one(self):
         batch = BatchedDataDict(problem=[0, 0, 1, 1, 2, 2, 3, 3], metadata={"step": 1})
-        assert [s["problem"] for s in batch.shard_by_batch_size(2)] == [[0, 0, 1, 1], [2, 2, 3, 3]]
-        shards = batch.shard_by_batch_size(2, batch_size=4)
+        assert [s["problem"] for s in batch.shard_by_batch_size(2).shards] == [[0, 0, 1, 1], [2, 2, 3, 3]]
+        shards = batch.shard_by_batch_size(2, batch_size=4).shards
         assert [s["problem"] for s in shards] == [[0, 0, 2, 2], [1, 1, 3, 3]]
         assert [type(s) for s in shards] == [SlicedDataDict] * 2
         assert shards[1].metadata == {"step": 1}
@@ -54,13 +54,13 @@ class TestEven:
 
     def test_whole_runs_are_views(self):
         batch = batch_of([3] * 6)
-        second = batch.shard_by_batch_size(3)[1]
+        second = batch.shard_by_batch_size(3).shards[1]
         assert second["ids"].data_ptr() == batch["ids"][2:].data_ptr()
 
     @given(st.integers(0, 40), st.integers(1, 12))
     def test_uneven_shards_differ_by_at_most_one_row(self, size, shards):
         batch = BatchedDataDict(x=list(range(size)))
-        parts = batch.shard_by_batch_size(shards, allow_uneven_shards=True)
+        parts = batch.shard_by_batch_size(shards, allow_uneven_shards=True).shards
         sizes = [part.size for part in parts]
         assert len(parts) == shards
         assert max(sizes) - min(sizes) <= 1

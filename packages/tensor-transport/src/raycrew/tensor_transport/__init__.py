@@ -38,6 +38,7 @@ from raycrew.tensor_transport.errors import (
 )
 from raycrew.tensor_transport.packing import Packing, balance, pack
 from raycrew.tensor_transport.packing._plan import DynamicBatchingArgs, SequencePackingArgs
+from raycrew.tensor_transport.packing._sharded import ShardedBatch
 from raycrew.tensor_transport.protocols import ByteStore, PeerGroup, PeerResults, ShardBackend
 from raycrew.tensor_transport.rtensor import RTensor
 from raycrew.tensor_transport.weights import (
@@ -76,6 +77,7 @@ __all__ = [
     "ShardLostError",
     "ShardRead",
     "ShardRegistry",
+    "ShardedBatch",
     "SharedMemoryBackend",
     "SlicedDataDict",
     "SourceChangedError",

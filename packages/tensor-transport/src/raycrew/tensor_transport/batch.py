@@ -1,39 +1,40 @@
 """`BatchedDataDict`: columns with one batch dimension, moved without needless copies."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Generic, Self, TypeAlias, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from raycrew.tensor_transport._bytes import Encoded
 from raycrew.tensor_transport._columns import (
     ColumnTable,
+    MetadataRules,
     Number,
     Padding,
     PadSide,
-    bare,
     check_pad_side,
     gather_encoded,
+    named_column,
+    padded_width,
+    refuse_unknown,
+    row_lengths,
 )
-from raycrew.tensor_transport._rows import (
-    even_bounds,
-    row_numbers,
-)
-from raycrew.tensor_transport.errors import BatchSchemaError
+from raycrew.tensor_transport._rows import Rows, even_bounds, row_numbers
 from raycrew.tensor_transport.packing._plan import (
     DynamicBatchingArgs,
     SequencePackingArgs,
     Share,
+    all_keys,
     check_batch_size,
     dynamic_shares,
     even_rows,
     packed_shares,
 )
-from raycrew.tensor_transport.protocols import RowHandle
+from raycrew.tensor_transport.packing._sharded import ShardedBatch
 
 DictT = TypeVar("DictT", bound=Mapping[str, Any])
+Batches: TypeAlias = "Sequence[Mapping[str, Any]] | ShardedBatch[Any]"
 
 
 class BatchedDataDict(ColumnTable, Generic[DictT]):
@@ -59,22 +60,18 @@ class BatchedDataDict(ColumnTable, Generic[DictT]):
         micro_batch_lengths: The sequence length (tokens, for packing) of each of those microbatches.
         elem_counts_per_gb: Rows in each global batch; set for sequence packing, where they differ.
 
+    A subclass stays what it is: its parts, selections and joins are of its class, made without its
+    `__init__`, and have its attributes as they have the metadata. (Parts of a `BatchedDataDict` are
+    `SlicedDataDict`s.)
+
     Raises:
         BatchSchemaError: A column has another number of rows than the batch.
     """
 
-    def __init__(
-        self,
-        data: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
-        /,
-        *,
-        metadata: Mapping[str, Any] | None = None,
-        **columns: Any,
-    ) -> None:
-        super().__init__(data, metadata=metadata, **columns)
-        self.micro_batch_indices: list[list[list[int]]] | None = None
-        self.micro_batch_lengths: list[list[int]] | None = None
-        self.elem_counts_per_gb: list[int] | None = None
+    _of_these_rows = ("micro_batch_indices", "micro_batch_lengths", "elem_counts_per_gb")
+    micro_batch_indices: list[list[list[int]]] | None = None
+    micro_batch_lengths: list[list[int]] | None = None
+    elem_counts_per_gb: list[int] | None = None
 
     # Rows
 
@@ -86,7 +83,7 @@ class BatchedDataDict(ColumnTable, Generic[DictT]):
         """
         if not 0 <= start <= end <= self.size:
             raise IndexError(f"rows {start}..{end} are not within the {self.size} rows of the batch")
-        return self._take(SlicedDataDict, slice(start, end))
+        return self._part(slice(start, end))
 
     def chunk(self, rank: int, chunks: int) -> "SlicedDataDict[DictT]":
         """The `rank`-th of `chunks` equal runs of rows, as views.
@@ -121,6 +118,7 @@ class BatchedDataDict(ColumnTable, Generic[DictT]):
         """
         if self.elem_counts_per_gb is not None:
             ends = np.cumsum([0, *self.elem_counts_per_gb]).tolist()
+            self._check_fits(ends[-1])
             if not 0 <= batch_idx < len(self.elem_counts_per_gb):
                 raise IndexError(f"there is no global batch {batch_idx} of {len(self.elem_counts_per_gb)}")
             start, end = ends[batch_idx], ends[batch_idx + 1]
@@ -136,31 +134,6 @@ class BatchedDataDict(ColumnTable, Generic[DictT]):
             batch.elem_counts_per_gb = [end - start]
         return batch
 
-    @overload
-    def shard_by_batch_size(
-        self, shards: int, batch_size: int | None = None, allow_uneven_shards: bool = False
-    ) -> "list[SlicedDataDict[DictT]]": ...
-
-    @overload
-    def shard_by_batch_size(
-        self,
-        shards: int,
-        batch_size: int | None = None,
-        allow_uneven_shards: bool = False,
-        *,
-        dynamic_batching_args: DynamicBatchingArgs,
-    ) -> "tuple[list[SlicedDataDict[DictT]], list[int]]": ...
-
-    @overload
-    def shard_by_batch_size(
-        self,
-        shards: int,
-        batch_size: int | None = None,
-        allow_uneven_shards: bool = False,
-        *,
-        sequence_packing_args: SequencePackingArgs,
-    ) -> "tuple[list[SlicedDataDict[DictT]], list[int]]": ...
-
     def shard_by_batch_size(
         self,
         shards: int,
@@ -168,7 +141,7 @@ class BatchedDataDict(ColumnTable, Generic[DictT]):
         allow_uneven_shards: bool = False,
         dynamic_batching_args: DynamicBatchingArgs | None = None,
         sequence_packing_args: SequencePackingArgs | None = None,
-    ) -> "list[SlicedDataDict[DictT]] | tuple[list[SlicedDataDict[DictT]], list[int]]":
+    ) -> "ShardedBatch[SlicedDataDict[DictT]]":
         """Cut global batches of `batch_size` rows, split each into `shards`, and join what goes to one shard.
 
         Args:
@@ -182,11 +155,13 @@ class BatchedDataDict(ColumnTable, Generic[DictT]):
                 equally many tokens; see `make_microbatch_iterator_for_packable_sequences`.
 
         Returns:
-            The shards: views where each is one run of rows, else copies. With dynamic batching or packing
-            also the rows' numbers in the order in which `concat(shards)` has them: `reorder_data` takes them.
+            The shards, views where each is one run of rows, else copies; and the rows' numbers in the order
+            in which `concat(shards)` has them, as `reorder_data` takes them: `shards, order = ...`, or
+            `.shards` and `.order`. A group of workers that splits it over its ranks gives each its shard.
 
         Raises:
-            ValueError: Sizes do not divide, a row is over the token budget, or arguments exclude each other.
+            ValueError: Sizes do not divide, a row is over the token budget, an argument is unknown, or
+                arguments exclude each other.
         """
         if dynamic_batching_args is not None and sequence_packing_args is not None:
             raise ValueError("dynamic_batching_args and sequence_packing_args exclude each other")
@@ -195,61 +170,43 @@ class BatchedDataDict(ColumnTable, Generic[DictT]):
         divide = sequence_packing_args is None and not (allow_uneven_shards and dynamic_batching_args is None)
         per_batch = check_batch_size(self.size, shards, batch_size, divide=divide)
         if dynamic_batching_args is not None:
-            lengths = self._lengths(self._named(dynamic_batching_args, "input_lengths_key"))
-            width = self._width(self._named(dynamic_batching_args, "input_key"))
-            return self._deal(dynamic_shares(lengths, shards, per_batch, dynamic_batching_args, width))
+            return self._deal_dynamically(shards, per_batch, dynamic_batching_args)
         if sequence_packing_args is not None:
-            lengths = self._lengths(self._named(sequence_packing_args, "input_lengths_key"))
+            refuse_unknown(sequence_packing_args, all_keys(SequencePackingArgs), "sequence_packing_args")
+            key = named_column(self._columns, sequence_packing_args, "input_lengths_key")
+            lengths = row_lengths(self._columns[key], key)
             return self._deal(packed_shares(lengths, shards, per_batch, sequence_packing_args))
-        return [self._take(SlicedDataDict, rows) for rows in even_rows(self.size, shards, per_batch)]
+        rows = even_rows(self.size, shards, per_batch)
+        return ShardedBatch([self._part(r) for r in rows], self._numbers(rows))
 
-    def _named(self, arguments: Mapping[str, Any], name: str) -> str:
-        """The column that an argument names."""
-        key = arguments.get(name)
-        if key not in self._columns:
-            known = ", ".join(self._columns)
-            raise ValueError(f"{name} names a column, not {key!r}; there are {known}")
-        return str(key)
+    def _deal_dynamically(
+        self, shards: int, batch_size: int, args: DynamicBatchingArgs
+    ) -> "ShardedBatch[SlicedDataDict[DictT]]":
+        refuse_unknown(args, all_keys(DynamicBatchingArgs), "dynamic_batching_args")
+        lengths_key = named_column(self._columns, args, "input_lengths_key")
+        lengths = row_lengths(self._columns[lengths_key], lengths_key)
+        key = named_column(self._columns, args, "input_key")
+        width = padded_width(self._columns[key], key)
+        return self._deal(dynamic_shares(lengths, shards, batch_size, args, width))
 
-    def _width(self, key: str) -> int | None:
-        """Padded length of a column of tokens; None where its rows have lengths of their own."""
-        shape = getattr(bare(self._columns[key]), "shape", None)
-        if shape is not None and len(shape) < 2:
-            raise BatchSchemaError(
-                f"column {key!r} of shape {list(shape)} does not hold tokens of shape (rows, length)",
-                key=key,
-                expected="(rows, length)",
-                actual=tuple(shape),
-            )
-        return None if shape is None else int(shape[1])
-
-    def _lengths(self, key: str) -> npt.NDArray[np.int64]:
-        """A column of lengths, as an array."""
-        column = bare(self._columns[key])
-        if isinstance(column, RowHandle):
-            raise BatchSchemaError(
-                f"column {key!r} is a handle, and its values are needed here: localize() it, "
-                "or keep it out of remotize()",
-                key=key,
-            )
-        array = column.cpu().numpy() if isinstance(column, torch.Tensor) else np.asarray(column)
-        if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
-            raise BatchSchemaError(
-                f"column {key!r} does not hold one length per row: {array.dtype} of shape {array.shape}",
-                key=key,
-                expected="integers",
-                actual=array.dtype,
-            )
-        return array.astype(np.int64)
-
-    def _deal(self, shares: Sequence[Share]) -> "tuple[list[SlicedDataDict[DictT]], list[int]]":
+    def _deal(self, shares: Sequence[Share]) -> "ShardedBatch[SlicedDataDict[DictT]]":
         shards: list[SlicedDataDict[DictT]] = []
         for share in shares:
-            shard: SlicedDataDict[DictT] = self._take(SlicedDataDict, share.rows)
+            shard = self._part(share.rows)
             shard.micro_batch_indices, shard.micro_batch_lengths = share.bounds, share.lengths
             shard.elem_counts_per_gb = share.counts
             shards.append(shard)
-        return shards, [int(row) for share in shares for row in row_numbers(share.rows, self.size)]
+        return ShardedBatch(shards, self._numbers([share.rows for share in shares]))
+
+    def _numbers(self, parts: Sequence[Rows]) -> Sequence[int]:
+        if isinstance(parts[0], slice):
+            return range(self.size)
+        return [row for rows in parts for row in row_numbers(rows, self.size).tolist()]
+
+    def _part(self, rows: Rows) -> "SlicedDataDict[DictT]":
+        """Some rows, as a `SlicedDataDict`; those of a subclass as that subclass."""
+        plain = type(self) is BatchedDataDict
+        return self._take(SlicedDataDict if plain else cast("type[SlicedDataDict[DictT]]", type(self)), rows)
 
     # Microbatches
 
@@ -308,53 +265,70 @@ class BatchedDataDict(ColumnTable, Generic[DictT]):
         plans = zip(self.micro_batch_indices or [], self.micro_batch_lengths or [], strict=True)
         match list(plans):
             case [(bounds, lengths)]:
+                self._check_fits(bounds[-1][1] if bounds else 0)
                 return bounds, lengths
             case []:
                 raise ValueError(
-                    "no microbatches are planned: shard with dynamic batching or sequence packing"
+                    "no microbatches are planned: shard with dynamic batching or sequence packing; "
+                    "a plan does not outlast a selection or reordering of its rows"
                 )
             case several:
                 raise ValueError(
                     f"microbatches are planned for {len(several)} global batches: get_batch() takes one"
                 )
 
+    def _check_fits(self, rows: int) -> None:
+        if rows != self.size:
+            raise ValueError(f"microbatches are planned for {rows} rows, and the batch has {self.size}")
+
     # Several batches
 
     @classmethod
     def from_batches(
         cls,
-        batches: Sequence[Mapping[str, Any]],
+        batches: Batches,
         pad_value_dict: Mapping[str, Number] | None = None,
         *,
         pad_side: PadSide | Mapping[str, PadSide] = "right",
+        metadata: MetadataRules = "same",
     ) -> Self:
         """Join batches, one after another; rows of different lengths are padded to the longest.
 
         Args:
-            batches: At least one, all with the same columns.
-            pad_value_dict: What to pad a column with, where it is not 0.
+            batches: At least one, all with the same columns; one without rows may lack columns.
+            pad_value_dict: What to pad a column with, where it is not 0: numbers that its dtype holds.
             pad_side: Where to pad, for all columns or per column (the others on the right).
-
-        Returns:
-            The batch, with the metadata of all; where two disagree, the first one's.
+            metadata: What becomes of metadata that several batches have: `same`: they have to agree; `first`:
+                the first one's; a function of the list of their values; or one of these for each key (the
+                others have to agree). What only some batches have is kept.
 
         Raises:
-            BatchSchemaError: Columns are missing, or dtypes differ.
+            ValueError: A rule, a side, or a column that is named here is unknown.
+            BatchSchemaError: Columns are missing, dtypes or metadata differ, or a dtype does not hold the
+                padding.
         """
+        parts = _listed(batches)
         values, sides = pad_value_dict or {}, pad_side if isinstance(pad_side, Mapping) else {}
         default: PadSide = "right" if isinstance(pad_side, Mapping) else pad_side
         for side in (default, *sides.values()):
             check_pad_side(side)
-        return cls._join(batches, lambda key: Padding(values.get(key, 0), sides.get(key, default)))
+        if columns := {key: None for part in parts for key in part}:
+            refuse_unknown(values, columns, "pad_value_dict")
+            refuse_unknown(sides, columns, "pad_side")
+        return cls._join(parts, lambda key: Padding(values.get(key, 0), sides.get(key, default)), metadata)
 
     @classmethod
-    def concat(cls, parts: Sequence[Mapping[str, Any]]) -> Self:
+    def concat(cls, parts: Batches, *, metadata: MetadataRules = "same") -> Self:
         """Join batches whose rows have equal shapes: what `shard` took apart. Nothing is padded.
 
+        Args:
+            parts: At least one; one without rows may lack columns.
+            metadata: As for `from_batches`.
+
         Raises:
-            BatchSchemaError: Columns are missing, or dtypes or row shapes differ.
+            BatchSchemaError: Columns are missing, or dtypes, row shapes or metadata differ.
         """
-        return cls._join(parts, lambda _: Padding(None))
+        return cls._join(_listed(parts), lambda _: Padding(None), metadata)
 
     def all_gather(
         self,
@@ -362,19 +336,28 @@ class BatchedDataDict(ColumnTable, Generic[DictT]):
         pad_value_dict: Mapping[str, Number] | None = None,
         *,
         pad_side: PadSide | Mapping[str, PadSide] = "right",
+        metadata: MetadataRules = "same",
     ) -> Self:
         """The batches of all ranks of a process group, joined in rank order as `from_batches` does.
 
         Batches may differ in size, and rows in length; columns come on the CPU. Every rank has to call it.
 
         Raises:
-            BatchSchemaError: Columns or dtypes differ between ranks.
+            BatchSchemaError: Columns, dtypes or metadata differ between ranks, or another rank's batch can't
+                be sent: every rank raises.
+            UnsupportedTensorError: This rank's can't be sent.
         """
-        header, buffers = self._lay_out()
-        gathered = gather_encoded(Encoded(header, buffers), group)
+        gathered = gather_encoded(lambda: Encoded(*self._lay_out()), group)
         batches = [type(self).decode(*parts, allow_pickle=True) for parts in gathered]
-        return type(self).from_batches(batches, pad_value_dict, pad_side=pad_side)
+        return type(self).from_batches(batches, pad_value_dict, pad_side=pad_side, metadata=metadata)
 
 
 class SlicedDataDict(BatchedDataDict[DictT]):
     """A part of a larger batch: one rank's share, or a run of rows."""
+
+
+def _listed(batches: Batches) -> Sequence[Mapping[str, Any]]:
+    """The batches; what `shard_by_batch_size` gave counts as its shards."""
+    if isinstance(batches, Mapping):
+        raise TypeError("batches are joined: pass a list of them, not one batch")
+    return batches.shards if isinstance(batches, ShardedBatch) else list(batches)

@@ -1,15 +1,16 @@
 """The columns of several batches joined, one by one."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from raycrew.tensor_transport._columns.columns import Received, bare, kind_of
+from raycrew.tensor_transport._columns.columns import Received, bare, kind_of, row_count
 from raycrew.tensor_transport._columns.kinds import Padding
+from raycrew.tensor_transport._columns.naming import name_columns
 from raycrew.tensor_transport.errors import BatchSchemaError
 
 
 def join_columns(batches: Sequence[Mapping[str, Any]], padding: Callable[[str], Padding]) -> dict[str, Any]:
-    """The rows of several batches, one after another.
+    """The rows of several batches, one after another; a batch without rows may lack columns.
 
     Raises:
         ValueError: There is nothing to join.
@@ -17,22 +18,22 @@ def join_columns(batches: Sequence[Mapping[str, Any]], padding: Callable[[str], 
     """
     if not batches:
         raise ValueError("nothing to join: at least one batch is needed")
-    keys = batches[0].keys()
+    keys = next((batch.keys() for batch in batches if _rows(batch)), max(batches, key=len).keys())
     for i, batch in enumerate(batches):
-        if differ := keys ^ batch.keys():
+        differ = keys ^ batch.keys() if _rows(batch) else batch.keys() - keys
+        if differ:
             raise BatchSchemaError(
-                f"batch {i} has columns {name_columns(batch)}, the first one {name_columns(keys)}",
+                f"batch {i} has columns {name_columns(batch)}, the first one with rows {name_columns(keys)}",
                 key=min(differ),
                 expected=sorted(keys),
                 actual=sorted(batch),
             )
-    return {key: _join([batch[key] for batch in batches], key, padding(key)) for key in keys}
+    return {key: _join([batch[key] for batch in batches if key in batch], key, padding(key)) for key in keys}
 
 
-def name_columns(keys: Iterable[str]) -> str:
-    """Some columns' names, for an error."""
-    names = sorted(keys)
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+def _rows(batch: Mapping[str, Any]) -> int:
+    """Number of rows; 0 without columns."""
+    return max(map(row_count, batch.values()), default=0)
 
 
 def _join(columns: Sequence[Any], key: str, padding: Padding) -> Any:

@@ -57,8 +57,8 @@ class Kind(ABC):
     def concat(self, columns: Sequence[Any], key: str, padding: Padding) -> Any:
         """The rows of several columns, one after another."""
 
-    def repeat(self, column: Any, times: int) -> Any:
-        """Each row `times` times in a row."""
+    def repeat(self, column: Any, times: int, *, share: bool) -> Any:
+        """Each row `times` times in a row; rows that are objects of their own may share them."""
         return self.take(column, np.repeat(np.arange(self.size(column)), times))
 
     def to(self, column: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
@@ -146,11 +146,12 @@ class ArrayKind(Kind):
                     expected=(first.dtype, first.shape[1:]),
                     actual=(other.dtype, other.shape[1:]),
                 )
-        return np.concatenate(list(columns))
+        # numpy would turn foreign byte orders into the native one; texts take the widest.
+        return np.concatenate(list(columns), dtype=None if first.dtype.kind in "US" else first.dtype)
 
-    def repeat(self, column: Array, times: int) -> Array:
+    def repeat(self, column: Array, times: int, *, share: bool) -> Array:
         repeated = np.repeat(column, times, axis=0)
-        if column.dtype.hasobject:
+        if column.dtype.hasobject and not share:
             flat = repeated.reshape(-1)
             for i in range(len(flat)):
                 flat[i] = copy.deepcopy(flat[i])
@@ -188,9 +189,9 @@ class ListKind(Kind):
     def concat(self, columns: Sequence[list[Any]], key: str, padding: Padding) -> list[Any]:
         return [item for column in columns for item in column]
 
-    def repeat(self, column: list[Any], times: int) -> list[Any]:
+    def repeat(self, column: list[Any], times: int, *, share: bool) -> list[Any]:
         # Copies: a rollout appends to each sample's messages, and samples of one prompt must not share them.
-        return [copy.deepcopy(item) for item in column for _ in range(times)]
+        return [item if share else copy.deepcopy(item) for item in column for _ in range(times)]
 
 
 class HandleKind(Kind):

@@ -1,5 +1,6 @@
 """Joining tensors whose trailing dimensions differ: padded on the left or the right."""
 
+import math
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
@@ -17,6 +18,46 @@ def check_pad_side(side: str) -> None:
         raise ValueError(f"pad_side is 'left' or 'right', not {side!r}")
 
 
+def check_pad_value(value: object, dtype: torch.dtype, key: str) -> None:
+    """Refuse a padding that would be stored as another value.
+
+    Integers and truth values are held exactly. Fractions are rounded, as all elements of a floating-point
+    dtype are, but a finite one does not become infinite, nor anything else a zero.
+
+    Raises:
+        BatchSchemaError: The dtype does not hold it.
+    """
+    if not isinstance(value, int | float):
+        raise BatchSchemaError(
+            f"column {key!r} is padded with a number, not {value!r}", key=key, actual=value
+        )
+    if not _holds(dtype, value):
+        raise BatchSchemaError(
+            f"column {key!r} of {dtype} does not hold the padding {value!r}; name one in pad_value_dict "
+            "that it holds, or convert the column",
+            key=key,
+            expected=dtype,
+            actual=value,
+        )
+
+
+def _holds(dtype: torch.dtype, value: float) -> bool:
+    if dtype == torch.bool:
+        return value in (0, 1)
+    if not dtype.is_floating_point and not dtype.is_complex:
+        limits = torch.iinfo(dtype)
+        return (isinstance(value, int) or value.is_integer()) and limits.min <= value <= limits.max
+    if torch.finfo(dtype).max < abs(value) != math.inf:
+        return False
+    held = torch.tensor(float(value), dtype=torch.float64).to(dtype)
+    back = held.to(torch.complex128).real.item() if dtype.is_complex else held.to(torch.float64).item()
+    if isinstance(value, int):
+        return back == value
+    if math.isnan(value):
+        return math.isnan(back)
+    return math.isinf(back) == math.isinf(value) and (back > 0, back < 0) == (value > 0, value < 0)
+
+
 def join(
     tensors: Sequence[torch.Tensor], key: str, pad_value: Number | None = 0, pad_side: PadSide = "right"
 ) -> torch.Tensor:
@@ -29,7 +70,8 @@ def join(
         pad_side: Where the filling goes.
 
     Raises:
-        BatchSchemaError: dtypes or numbers of dimensions differ, or shapes do and padding is forbidden.
+        BatchSchemaError: dtypes or numbers of dimensions differ, or shapes do and padding is forbidden, or
+            the dtype does not hold the padding.
     """
     first = tensors[0]
     for other in tensors[1:]:
@@ -41,6 +83,8 @@ def join(
                 expected=(first.dtype, first.ndim),
                 actual=(other.dtype, other.ndim),
             )
+    if pad_value:
+        check_pad_value(pad_value, first.dtype, key)
     inner = tuple(max(lengths) for lengths in zip(*(t.shape[1:] for t in tensors), strict=True))
     if all(t.shape[1:] == inner for t in tensors):
         return torch.cat(list(tensors))
@@ -51,6 +95,7 @@ def join(
             key=key,
             expected=shapes[0],
         )
+    check_pad_value(pad_value, first.dtype, key)
     return _padded(tensors, inner, pad_value, pad_side)
 
 

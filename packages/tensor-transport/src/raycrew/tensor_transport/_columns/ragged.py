@@ -8,8 +8,8 @@ import numpy.typing as npt
 import torch
 
 from raycrew.tensor_transport._bytes import reduce_through
-from raycrew.tensor_transport._columns.padding import Number, PadSide, check_pad_side, join
-from raycrew.tensor_transport._rows import Rows, is_contiguous, row_numbers
+from raycrew.tensor_transport._columns.padding import Number, PadSide, check_pad_side, check_pad_value, join
+from raycrew.tensor_transport._rows import Rows, is_contiguous, refuse_special_array, row_numbers
 from raycrew.tensor_transport.errors import BatchSchemaError
 from raycrew.tensor_transport.protocols import RowHandle
 
@@ -32,6 +32,7 @@ class RaggedTensor:
 
     def __init__(self, values: torch.Tensor | RowHandle, lengths: Sequence[int] | torch.Tensor) -> None:
         self.values = cast("Any", values)
+        refuse_special_array(lengths, "lengths")
         self.lengths = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
         if self.lengths.ndim != 1 or (self.lengths < 0).any():
             raise ValueError(
@@ -64,6 +65,7 @@ class RaggedTensor:
             ValueError: A length is larger than the padded rows.
         """
         check_pad_side(pad_side)
+        refuse_special_array(lengths, "lengths")
         counts = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
         if len(counts) != len(padded) or (counts > padded.shape[1]).any():
             raise ValueError(f"lengths {counts.tolist()} do not fit a padded shape of {tuple(padded.shape)}")
@@ -75,7 +77,7 @@ class RaggedTensor:
         """A tensor of shape (rows, length, *inner), by default as long as the longest row.
 
         Raises:
-            ValueError: A row is longer than `length`.
+            ValueError: A row is longer than `length`, or the dtype does not hold the padding.
             TypeError: The values are a handle.
         """
         check_pad_side(pad_side)
@@ -87,6 +89,7 @@ class RaggedTensor:
             raise ValueError(
                 f"a row of {longest} does not fit a padded length of {length}; truncate() it first"
             )
+        check_pad_value(pad_value, self.dtype, "values")
         padded = self.values.new_full((len(self), length, *self.values.shape[1:]), pad_value)
         padded[_mask(self.lengths, length, pad_side).to(padded.device)] = self.values
         return padded

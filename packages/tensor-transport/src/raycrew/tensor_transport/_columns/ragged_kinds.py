@@ -79,6 +79,10 @@ class PackedKind(Kind):
     def take(self, column: PackedTensor, rows: Rows) -> PackedTensor:
         return column.take(rows)
 
+    def repeat(self, column: PackedTensor, times: int, *, share: bool) -> PackedTensor:
+        rows = [row if share else _own(row) for row in column.tensors for _ in range(times)]
+        return PackedTensor(rows, column.dim_to_pack)
+
     def concat(self, columns: Sequence[PackedTensor], key: str, padding: Padding) -> PackedTensor:
         try:
             return PackedTensor.concat(columns)

@@ -2,15 +2,19 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 
 from raycrew.tensor_transport._bytes import Encoded, finish
-from raycrew.tensor_transport._columns.columns import Received, bare, is_column, kind_of, row_count, transform
+from raycrew.tensor_transport._columns.accepting import accept_column
+from raycrew.tensor_transport._columns.columns import Received, bare, kind_of, row_count, transform
+from raycrew.tensor_transport._columns.equality import equal
 from raycrew.tensor_transport._columns.frame import decode_columns, encode_columns
-from raycrew.tensor_transport._columns.joining import join_columns, name_columns
+from raycrew.tensor_transport._columns.joining import join_columns
 from raycrew.tensor_transport._columns.kinds import Padding
+from raycrew.tensor_transport._columns.metadata import MetadataRules, join_metadata
+from raycrew.tensor_transport._columns.naming import name_columns
 from raycrew.tensor_transport._rows import (
     RowIndex,
     Rows,
@@ -24,6 +28,9 @@ from raycrew.tensor_transport.protocols import Bytes
 
 class ColumnTable(MutableMapping[str, Any]):
     """Columns with one entry per row, and metadata; what `BatchedDataDict` is built on."""
+
+    _of_these_rows: ClassVar[tuple[str, ...]] = ()
+    """Attributes that say something of these very rows: other rows don't get them."""
 
     def __init__(
         self,
@@ -46,7 +53,7 @@ class ColumnTable(MutableMapping[str, Any]):
         return column
 
     def __setitem__(self, key: str, column: Any) -> None:
-        column = _checked(key, column)
+        column = accept_column(key, column)
         rows = row_count(column)
         others = self._columns.keys() - {key}
         if others and rows != self.size:
@@ -77,9 +84,20 @@ class ColumnTable(MutableMapping[str, Any]):
         columns = ", ".join(f"{key}: {_summary(column)}" for key, column in self._columns.items())
         return f"{type(self).__name__}(size={self.size}, {{{columns}}})"
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both have the same columns: kinds, dtypes, shapes and values. Metadata is not compared."""
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        theirs = other._columns if isinstance(other, ColumnTable) else other
+        return self._columns.keys() == theirs.keys() and all(
+            equal(bare(column), bare(theirs[key])) for key, column in self._columns.items()
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
     def __copy__(self) -> Self:
         twin = self._like(type(self), self._columns)
-        vars(twin).update({k: v for k, v in vars(self).items() if k not in ("_columns", "metadata")})
+        vars(twin).update({k: v for k, v in vars(self).items() if k in self._of_these_rows})
         return twin
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -128,23 +146,35 @@ class ColumnTable(MutableMapping[str, Any]):
         `shard_by_batch_size`, which returns these indices. So it undoes a permutation, where
         `RTensor.reorder` applies one.
 
+        A plan of microbatches is dropped: it was one for the rows in the order they had.
+
         Raises:
             ValueError: The indices are no permutation of the rows.
             IndexError: A row does not exist.
         """
         rows = inverse_permutation(check_permutation(reordered_indices, self.size))
         self._columns = {key: take_rows(column, rows) for key, column in self._columns.items()}
+        for name in self._of_these_rows:
+            vars(self).pop(name, None)
         return self
 
-    def repeat_interleave(self, num_repeats: int) -> Self:
-        """Each row `num_repeats` times in a row; objects in lists are deep copies.
+    def repeat_interleave(self, num_repeats: int, *, share: bool = False) -> Self:
+        """Each row `num_repeats` times in a row.
+
+        Args:
+            num_repeats: How often.
+            share: Let the repeats of a row share its objects in lists and arrays of objects, and its tensor
+                in a `PackedTensor`. By default rows share nothing, with each other nor with this batch: these
+                are deep copies. (Rows of tensors and of other arrays are copies in any case.)
 
         Raises:
             ValueError: `num_repeats` is negative.
         """
         if num_repeats < 0:
             raise ValueError(f"rows can't be repeated {num_repeats} times")
-        return self._map(lambda column: transform(column, lambda k, c: k.repeat(c, num_repeats), copies=True))
+        return self._map(
+            lambda column: transform(column, lambda k, c: k.repeat(c, num_repeats, share=share), copies=True)
+        )
 
     def to(self, device: str | torch.device, *, non_blocking: bool = False) -> Self:
         """Move tensors to a device, in place; lists and numpy arrays stay."""
@@ -189,13 +219,9 @@ class ColumnTable(MutableMapping[str, Any]):
 
     def writable(self) -> Self:
         """The batch with every column in memory of its own that may be written to; what already is, stays."""
-        return self._map(
-            lambda column: (
-                kind_of(column).own(column.value)
-                if isinstance(column, Received)
-                else kind_of(column).writable(column)
-            )
-        )
+        twin = copy.copy(self)
+        vars(twin)["_columns"] = {key: _writable(column) for key, column in self._columns.items()}
+        return twin
 
     def borrow(self, key: str) -> Any:
         """A column where it lies, never copied: for reading only.
@@ -232,9 +258,8 @@ class ColumnTable(MutableMapping[str, Any]):
             DecodeError: The header or the buffers are damaged, or hold pickled content that is not allowed.
         """
         columns, attributes = decode_columns(header, buffers, allow_pickle=allow_pickle)
-        batch = cls()
-        batch._columns = columns
-        vars(batch).update(attributes)
+        batch = cls.__new__(cls)
+        vars(batch).update({"metadata": {}} | attributes | {"_columns": columns})
         return batch
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
@@ -242,18 +267,32 @@ class ColumnTable(MutableMapping[str, Any]):
         return _decode, (type(self), header, *buffers)
 
     def _lay_out(self) -> tuple[bytes, list[Bytes]]:
-        attributes = {k: v for k, v in vars(self).items() if k != "_columns" and v is not None}
+        attributes = {k: v for k, v in vars(self).items() if k != "_columns"}
         if not self.metadata:
             del attributes["metadata"]
+        for name in self._of_these_rows:
+            if attributes.get(name, ...) is None:
+                del attributes[name]
         return encode_columns(self._columns, self.size, attributes)
 
     @classmethod
-    def _join(cls, parts: Sequence[Mapping[str, Any]], padding: Callable[[str], Padding]) -> Self:
+    def _join(
+        cls,
+        parts: Sequence[Mapping[str, Any]],
+        padding: Callable[[str], Padding],
+        metadata: MetadataRules = "same",
+    ) -> Self:
+        for i, part in enumerate(parts):
+            if not isinstance(part, Mapping):
+                raise TypeError(f"batches are joined, and part {i} is a {type(part).__name__}")
         tables = [part if isinstance(part, ColumnTable) else ColumnTable(part) for part in parts]
-        metadata = {key: value for table in reversed(tables) for key, value in table.metadata.items()}
-        joined = cls(metadata=metadata)
-        columns = [table._columns for table in tables]  # noqa: SLF001 - what was received need not be copied
-        joined._columns = join_columns(columns, padding)
+        joined = cls.__new__(cls)
+        own = [_own_attributes(table) for table in tables]
+        vars(joined).update(
+            join_metadata(own, metadata if isinstance(metadata, str) else "same"),
+            metadata=join_metadata([table.metadata for table in tables], metadata),
+            _columns=join_columns([vars(table)["_columns"] for table in tables], padding),
+        )
         return joined
 
     def _take(self, cls: "type[TableT]", rows: Rows) -> "TableT":
@@ -263,9 +302,9 @@ class ColumnTable(MutableMapping[str, Any]):
         return self._like(type(self), {key: change(column) for key, column in self._columns.items()})
 
     def _like(self, cls: "type[TableT]", columns: Mapping[str, Any]) -> "TableT":
-        """A batch of other columns with the same metadata."""
-        batch = cls(metadata=self.metadata)
-        batch._columns = dict(columns)
+        """A batch of other columns with the same metadata and attributes, made without its `__init__`."""
+        batch = cls.__new__(cls)
+        vars(batch).update(_own_attributes(self), metadata=dict(self.metadata), _columns=dict(columns))
         return batch
 
 
@@ -277,31 +316,19 @@ def take_rows(column: Any, rows: Rows) -> Any:
     return transform(column, lambda kind, value: kind.take(value, rows), copies=not isinstance(rows, slice))
 
 
+def _own_attributes(table: ColumnTable) -> dict[str, Any]:
+    """What a subclass or a user added: it belongs to the batch as metadata does."""
+    others = ("_columns", "metadata", *table._of_these_rows)  # noqa: SLF001 - a part of the class
+    return {name: value for name, value in vars(table).items() if name not in others}
+
+
+def _writable(column: Any) -> Any:
+    kind = kind_of(column)
+    return kind.own(column.value) if isinstance(column, Received) else kind.writable(column)
+
+
 def _decode(cls: type[ColumnTable], header: bytes, *buffers: Bytes) -> ColumnTable:
     return cls.decode(header, buffers, allow_pickle=True)
-
-
-def _checked(key: str, column: Any) -> Any:
-    """The column as it is kept, or an error that says why it is none."""
-    if not isinstance(key, str):
-        raise TypeError(f"columns are named by strings, not by {key!r}")
-    if isinstance(column, tuple):
-        column = list(column)
-    if isinstance(column, torch.Tensor) and (column.is_nested or column.layout != torch.strided):
-        raise BatchSchemaError(
-            f"column {key!r} is a nested or sparse tensor; "
-            "use RaggedTensor.from_rows(tensor.unbind()) or to_dense()",
-            key=key,
-            actual=column.layout,
-        )
-    if not is_column(column):
-        raise BatchSchemaError(
-            f"column {key!r} is a {type(column).__name__} without a batch dimension; a column is a tensor, "
-            "array or list with one entry per row, anything else belongs into .metadata",
-            key=key,
-            actual=type(column).__name__,
-        )
-    return column
 
 
 def _size_bytes(column: Any) -> int:

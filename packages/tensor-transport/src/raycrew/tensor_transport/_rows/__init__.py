@@ -1,5 +1,6 @@
 """Which rows: one normaliser for every way to name them, and views on runs of them."""
 
+from raycrew.tensor_transport._rows.arrays import refuse_special_array
 from raycrew.tensor_transport._rows.indexing import (
     RowIndex,
     Rows,
@@ -22,5 +23,6 @@ __all__ = [
     "inverse_permutation",
     "is_contiguous",
     "normalize_rows",
+    "refuse_special_array",
     "row_numbers",
 ]

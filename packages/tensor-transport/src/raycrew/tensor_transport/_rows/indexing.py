@@ -2,12 +2,13 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from raycrew.tensor_transport._rows.arrays import refuse_special_array
 from raycrew.tensor_transport.protocols import RowHandle
 
 RowIndex: TypeAlias = slice | range | Sequence[int] | Sequence[bool] | torch.Tensor | npt.NDArray[np.generic]
@@ -109,6 +110,7 @@ def _as_array(index: object) -> npt.NDArray[np.generic]:
         raise TypeError(
             f"rows are named by a slice, a range, integers or a mask, not by {type(index).__name__}{hint}"
         )
+    refuse_special_array(index, "the index of rows")
     array = np.asarray(index)
     if array.ndim != 1:
         raise TypeError(f"rows are named by one dimension of indices, not by shape {array.shape}")
@@ -122,12 +124,12 @@ def _from_array(array: npt.NDArray[np.generic], size: int) -> npt.NDArray[np.int
         return np.flatnonzero(array)
     if not np.issubdtype(array.dtype, np.integer):
         raise TypeError(f"rows are named by integers or booleans, not by {array.dtype}")
+    _check_bounds(array, size)
     rows = array.astype(np.int64)
-    _check_bounds(rows, size)
     return np.where(rows < 0, rows + size, rows)
 
 
-def _check_bounds(rows: npt.NDArray[np.int64], size: int) -> None:
+def _check_bounds(rows: npt.NDArray[Any], size: int) -> None:
     bad = rows[(rows < -size) | (rows >= size)]
     if len(bad):
         raise IndexError(f"row {bad[0]} is out of range for {size} rows")

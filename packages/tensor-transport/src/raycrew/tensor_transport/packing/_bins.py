@@ -13,9 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from raycrew.tensor_transport._rows import refuse_special_array
 from raycrew.tensor_transport.packing._fitting import ALGORITHMS, Bins, Sizes
 
 __all__ = ["ALGORITHMS", "Packing", "balance", "pack"]
+
+_MOST_TOKENS = 2**31 - 1
+"""Sums of as many sequences as fit into memory stay far below 2**63."""
 
 Lengths = Sequence[int] | npt.NDArray[np.integer] | torch.Tensor
 
@@ -189,16 +193,16 @@ def _split_up(bins: Bins, sizes: Sizes, count: int) -> Bins:
 
 
 def _checked(lengths: Lengths, capacity: int) -> Sizes:
+    refuse_special_array(lengths, "lengths")
     array = lengths.detach().cpu().numpy() if isinstance(lengths, torch.Tensor) else np.asarray(lengths)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
         raise ValueError(f"lengths are one dimension of integers, not {array.dtype} of shape {array.shape}")
-    sizes = array.astype(np.int64)
-    if capacity < 1:
-        raise ValueError(f"a bin's capacity is positive, not {capacity}")
-    bad = np.flatnonzero((sizes < 0) | (sizes > capacity))
+    if not 1 <= capacity <= _MOST_TOKENS:
+        raise ValueError(f"a bin's capacity is positive and at most 2**31 - 1, not {capacity}")
+    bad = np.flatnonzero((array < 0) | (array > capacity))
     if len(bad):
         raise ValueError(
-            f"sequence {bad[0]} of {sizes[bad[0]]} tokens does not fit a bin of {capacity} "
+            f"sequence {bad[0]} of {array[bad[0]]} tokens does not fit a bin of {capacity} "
             f"({len(bad)} such in all); truncate it or raise the budget"
         )
-    return sizes
+    return array.astype(np.int64)

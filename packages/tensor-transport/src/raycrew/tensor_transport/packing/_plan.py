@@ -48,6 +48,12 @@ class SequencePackingArgs(TypedDict):
     sequence_length_pad_multiple: NotRequired[int]
 
 
+def all_keys(arguments: Any) -> frozenset[str]:
+    """All keys of a `TypedDict`."""
+    keys: frozenset[str] = arguments.__required_keys__ | arguments.__optional_keys__
+    return keys
+
+
 @dataclass(frozen=True)
 class Share:
     """One shard: its rows, and for each global batch how they fall into microbatches.
@@ -189,6 +195,6 @@ def _round_up(lengths: Lengths, multiple: int) -> Lengths:
 
 def _positive(args: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = args.get(key, default)
-    if not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{key} is a positive integer, not {value!r}")
-    return value
+    return int(value)

@@ -1,0 +1,59 @@
+"""Whether two values are equal, at any depth: one bool, where tensors and arrays give one per element."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from raycrew.tensor_transport._columns.packed import PackedTensor
+from raycrew.tensor_transport._columns.ragged import RaggedTensor
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two values are of one type and equal; tensors and arrays in dtype and shape as well.
+
+    A NaN equals a NaN. Tensors on different devices are compared as well.
+    """
+    if a is b:
+        return True
+    match a, b:
+        case torch.Tensor(), torch.Tensor():
+            return _equal_tensors(a, b)
+        case np.ndarray(), np.ndarray():
+            return _equal_arrays(a, b)
+        case (RaggedTensor(), RaggedTensor()) | (PackedTensor(), PackedTensor()):
+            return equal(vars(a), vars(b))
+        case Mapping(), Mapping():
+            return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+        case (list() | tuple(), list() | tuple()):
+            return type(a) is type(b) and _equal_rows(a, b)
+        case float() | complex(), float() | complex():
+            return a == b or (a != a and b != b)
+    return type(a) is type(b) and bool(a == b)
+
+
+def _equal_rows(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return len(a) == len(b) and all(map(equal, a, b))
+
+
+def _equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape or a.is_meta != b.is_meta:
+        return False
+    if a.is_meta:
+        return True
+    here, there = a.detach(), b.detach().to(a.device)
+    if a.dtype.is_floating_point and a.dtype.itemsize == 1:  # float8 has no comparison of its own
+        here, there = here.float(), there.float()
+    same = here == there
+    if a.dtype.is_floating_point or a.dtype.is_complex:
+        same |= (here != here) & (there != there)
+    return bool(same.all())
+
+
+def _equal_arrays(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if a.dtype.hasobject:
+        return _equal_rows(a.tolist(), b.tolist())
+    return bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fcmM"))
