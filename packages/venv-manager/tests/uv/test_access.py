@@ -103,7 +103,17 @@ def of_find_links(tmp_path, url):
     }
 
 
+def of_user(tmp_path, url):
+    folder = tmp_path / "config" / "uv"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "uv.toml").write_text(f'[[index]]\nurl = "{url}"\ndefault = true\n')
+    return EnvironmentSpec.requirements(["secret"], carry=False), {
+        "XDG_CONFIG_HOME": str(tmp_path / "config")
+    }
+
+
 ORIGINS = [
+    of_user,
     of_spec, of_flag, of_variable, of_pip, of_direct_url, of_requirements_file, of_project, of_find_links,
 ]  # fmt: skip
 

@@ -61,7 +61,7 @@ def test_the_environment_of_uv_keeps_what_helps_and_drops_what_leads_astray(home
     given = home | {
         "PATH": "/bin", "HTTPS_PROXY": "http://p", "UV_CACHE_DIR": "/cache", "UV_INDEX_MINE_PASSWORD": "s",
         "VIRTUAL_ENV": "/v", "PYTHONPATH": "/p", "PYTHONDONTWRITEBYTECODE": "1",
-        "UV_PROJECT_ENVIRONMENT": "/e", "UV_LOCKED": "1", "UV_CONFIG_FILE": "/c",
+        "UV_PROJECT_ENVIRONMENT": "/e", "UV_LOCKED": "1", "UV_CONFIG_FILE": "/dev/null",
     }  # fmt: skip
     found = build_environment(SPEC.replace(environment={"CFLAGS": "-O1"}, offline=True), given)
     for name in ("PATH", "HTTPS_PROXY", "UV_CACHE_DIR", "UV_INDEX_MINE_PASSWORD"):
@@ -72,6 +72,7 @@ def test_the_environment_of_uv_keeps_what_helps_and_drops_what_leads_astray(home
         "PYTHONDONTWRITEBYTECODE",
         "UV_PROJECT_ENVIRONMENT",
         "UV_LOCKED",
+        "UV_CONFIG_FILE",
     ):
         assert name not in found
     assert (found["CFLAGS"], found["UV_OFFLINE"], found["UV_COMPILE_BYTECODE"]) == ("-O1", "1", "1")

@@ -18,7 +18,15 @@ from raycrew.venv_manager._build import luggage
 from raycrew.venv_manager._nodes import prefetch
 from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager._store import Environment, Removal, Store, check_name, collect, relocated, verify
-from raycrew.venv_manager._uv import find_uv, index_variables, parse, run_uv, uv_version
+from raycrew.venv_manager._uv import (
+    configuration_files,
+    configured,
+    find_uv,
+    index_variables,
+    parse,
+    run_uv,
+    uv_version,
+)
 from raycrew.venv_manager.errors import SpecError, VenvError
 from raycrew.venv_manager.provision import ensure, identify
 
@@ -202,6 +210,9 @@ def run_doctor(store: Store) -> Outcome:
     )
     for name, value in index_variables(EnvironmentSpec.requirements(["any"]), store.environ).items():
         rows.append((name, _spec.without_credentials(value), True))
+    rows += [("uv.toml", str(path), True) for path in configuration_files(store.environ)]
+    for name, value in _spec.counted_settings(configured(store.environ)).items():
+        rows.append((f"uv.toml: {name}", value, True))
     compiled = store.environ.get("UV_COMPILE_BYTECODE", "1") not in ("0", "false")
     rows.append(("bytecode", _BYTECODE[compiled], True))
     if mode := store.environ.get("UV_LINK_MODE"):

@@ -22,7 +22,7 @@ from raycrew.venv_manager._store import (
     secrets_of,
     sync_of,
 )
-from raycrew.venv_manager._uv import build_environment, parse, uv_version
+from raycrew.venv_manager._uv import build_environment, configured, parse, uv_version
 from raycrew.venv_manager._waiting import Report, reporting
 from raycrew.venv_manager.errors import UvNotFoundError
 
@@ -32,7 +32,9 @@ logger = logging.getLogger(__name__)
 def identify(spec: EnvironmentSpec, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Everything that decides what a spec's environment holds, on this machine and for this driver."""
     carried = _luggage(spec).identity() if spec.carry else {}
-    return _spec.identity(spec, build_environment(spec, environ), carried, partial(_uv_version, environ))
+    return _spec.identity(
+        spec, build_environment(spec, environ), carried, partial(_uv_version, environ), configured(environ)
+    )
 
 
 def ensure(

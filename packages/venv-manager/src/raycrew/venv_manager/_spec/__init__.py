@@ -28,7 +28,12 @@ from raycrew.venv_manager._spec.locks import (
 )
 from raycrew.venv_manager._spec.sources import is_package, local_sources, read_toml, workspace_root
 from raycrew.venv_manager._spec.spec import EnvironmentSpec
-from raycrew.venv_manager._spec.uv_settings import inline_metadata, settings
+from raycrew.venv_manager._spec.uv_settings import (
+    counted_settings,
+    inline_metadata,
+    settings,
+    with_absolute_paths,
+)
 from raycrew.venv_manager._spec.variables import FILE_VARIABLES, counts, is_credential
 
 __all__ = [
@@ -38,6 +43,7 @@ __all__ = [
     "EnvironmentSpec",
     "Package",
     "base_of",
+    "counted_settings",
     "counts",
     "credentials_in",
     "explain",
@@ -62,6 +68,7 @@ __all__ = [
     "settings",
     "target_markers",
     "wheel_entry",
+    "with_absolute_paths",
     "without_credentials",
     "workspace_root",
     "write_lock",

@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from raycrew.venv_manager._spec import locks as _lock
@@ -20,7 +21,7 @@ from raycrew.venv_manager._spec.listed import (
 )
 from raycrew.venv_manager._spec.sources import local_sources, member, read_toml, workspace_root
 from raycrew.venv_manager._spec.spec import EnvironmentSpec
-from raycrew.venv_manager._spec.uv_settings import inline_metadata
+from raycrew.venv_manager._spec.uv_settings import counted_settings, inline_metadata
 from raycrew.venv_manager._spec.variables import counted_variables
 from raycrew.venv_manager.errors import SpecError
 
@@ -39,6 +40,7 @@ def identity(
     environ: Mapping[str, str],
     carried: Mapping[str, Any],
     uv_version: Callable[[], str | None] = lambda: None,
+    configured: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Everything that decides the content of an environment, as plain values.
 
@@ -47,6 +49,7 @@ def identity(
         environ: The whole environment that uv runs in.
         carried: What the driver's environment gives along.
         uv_version: Asked where uv itself chooses the versions, because no lock does.
+        configured: What the user and the system tell uv.
 
     Raises:
         SpecError: A file or folder is missing, or a lock is asked for and there is none.
@@ -59,6 +62,7 @@ def identity(
         "files": _files(spec, environ),
         "sources": _fingerprints(spec, environ),
         "variables": counted_variables(environ, dict(spec.environment)),
+        "settings": {} if spec.wheelhouse else counted_settings(configured),
         "interpreter": _interpreter(spec),
         "platform": _platform(),
         "carried": dict(carried) if spec.carry else {},

@@ -12,45 +12,56 @@ from raycrew.venv_manager._spec.credentials import without_credentials
 from raycrew.venv_manager._spec.spec import EnvironmentSpec
 from raycrew.venv_manager.errors import SpecError
 
-# Settings of `[tool.uv]` that decide versions or builds. They go to uv in a file of their own, so that no
-# stray `uv.toml` of a folder above is picked up.
-_SETTINGS = frozenset({
-    "allow-insecure-host", "build-constraint-dependencies", "config-settings", "config-settings-package",
-    "constraint-dependencies", "dependency-metadata", "exclude-dependencies", "exclude-newer",
-    "exclude-newer-package", "extra-build-dependencies", "extra-build-variables", "extra-index-url",
-    "find-links", "fork-strategy", "index", "index-strategy", "index-url", "keyring-provider", "no-binary",
-    "no-binary-package", "no-build", "no-build-isolation", "no-build-isolation-package", "no-build-package",
-    "no-index", "no-sources", "override-dependencies", "prerelease", "prerelease-package", "resolution",
+# Fields of `[tool.uv]` that describe a project, which no `uv.toml` may have.
+_OF_PROJECTS = frozenset({
+    "build-backend", "cache-keys", "conflicts", "default-groups", "dependency-groups", "dev-dependencies",
+    "environments", "managed", "package", "required-environments", "required-version", "sources", "workspace",
 })  # fmt: skip
+# Those that change how files come to their places, not which.
+_HARMLESS = frozenset({
+    "allow-insecure-host", "cache-dir", "cache-keys", "compile-bytecode", "concurrent-builds",
+    "concurrent-downloads", "concurrent-installs", "keyring-provider", "link-mode", "native-tls", "no-cache",
+    "offline", "preview", "python-downloads", "python-install-mirror", "pypy-install-mirror", "system-certs",
+})  # fmt: skip
+_INDEXES = ("index", "index-url", "extra-index-url", "find-links", "pip")
 _INLINE = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 
 
-def settings(
-    tool_uv: Mapping[str, Any], base: Path, spec: EnvironmentSpec, places: Mapping[str, str] | None = None
-) -> str:
-    """A `uv.toml` with what a project's `[tool.uv]` says about versions and builds, without credentials.
+def settings(told: Mapping[str, Any], spec: EnvironmentSpec, places: Mapping[str, str] | None = None) -> str:
+    """A `uv.toml` with what uv is told about versions and builds, without credentials.
 
     Args:
-        tool_uv: The project's or the script's settings.
-        base: Where relative paths in them start.
+        told: The settings of the project or the script, the user and the system, with absolute paths.
         spec: What to build.
         places: Name to URL of what asks for credentials and is not named there: explicit indexes, which serve
             nothing by themselves, tell uv by which name it is given a user and a password.
     """
-    chosen = {k: v for k, v in tool_uv.items() if k in _SETTINGS}
-    if "find-links" in chosen:
-        chosen["find-links"] = [_absolute(text, base) for text in chosen["find-links"]]
-    if "index" in chosen:
-        chosen["index"] = [{**index, "url": _absolute(index["url"], base)} for index in chosen["index"]]
+    chosen = {k: v for k, v in told.items() if k not in _OF_PROJECTS}
     if places:
         named = [{"name": name, "url": url, "explicit": True} for name, url in sorted(places.items())]
         chosen["index"] = [*chosen.get("index", ()), *named]
     if spec.wheelhouse:
-        for name in ("index", "index-url", "extra-index-url", "find-links"):
+        for name in _INDEXES:
             chosen.pop(name, None)
         chosen["no-index"] = True
     lines = (f"{name} = {_toml(value)}\n" for name, value in sorted(chosen.items()))
     return without_credentials("".join(lines))
+
+
+def counted_settings(told: Mapping[str, Any]) -> dict[str, str]:
+    """What counts of the settings of the user and the system, as text, without credentials."""
+    counted = {k: v for k, v in told.items() if k not in _HARMLESS}
+    return {name: without_credentials(_toml(value)) for name, value in counted.items()}
+
+
+def with_absolute_paths(told: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """The same settings, with the folders that they name as indexes found from anywhere."""
+    found = dict(told)
+    if "find-links" in found:
+        found["find-links"] = [_absolute(text, base) for text in found["find-links"]]
+    if "index" in found:
+        found["index"] = [{**index, "url": _absolute(index["url"], base)} for index in found["index"]]
+    return found
 
 
 def _absolute(text: str, base: Path) -> str:

@@ -35,9 +35,8 @@ from raycrew.venv_manager._spec import (
     script_sources,
     settings,
     without_credentials,
-    workspace_root,
 )
-from raycrew.venv_manager._uv import access_of, build_environment, run_uv
+from raycrew.venv_manager._uv import access_of, build_environment, run_uv, told_to_uv
 from raycrew.venv_manager._waiting import result_of, scratch, workers
 from raycrew.venv_manager.errors import ConflictingExtrasError, ResolutionError
 
@@ -102,7 +101,7 @@ def recipe_variables(spec: EnvironmentSpec, environ: Mapping[str, str]) -> dict[
 
 def secrets_of(spec: EnvironmentSpec, environ: Mapping[str, str]) -> Mapping[str, str]:
     """The variables that give uv this process's credentials for a spec."""
-    return access_of(spec, environ, _tool_uv(spec)).secrets
+    return access_of(spec, environ, told_to_uv(spec, environ)).secrets
 
 
 def sync_of(spec: EnvironmentSpec, carried: Luggage, environ: Mapping[str, str]) -> Sync | None:
@@ -113,10 +112,11 @@ def sync_of(spec: EnvironmentSpec, carried: Luggage, environ: Mapping[str, str])
     if lock_file(spec) is None or local_sources(project_folder(spec)):
         return None
     words = ("sync", _lock_flag(spec), *_python(spec), *_export_flags(spec), "--project")
-    found = access_of(spec, environ, _tool_uv(spec))
+    told = told_to_uv(spec, environ)
+    found = access_of(spec, environ, told)
     return Sync(
         (*words, str(project_folder(spec))),
-        settings(_tool_uv(spec), _base(spec), spec, found.urls),
+        settings(told, spec, found.urls),
         build_environment(spec, environ) | dict(found.secrets),
     )
 
@@ -154,8 +154,9 @@ class _Job:
         self.spec, self.folder, self.carried = spec, folder, carried
         self.on_line, self.timeout_s = on_line, timeout_s
         self.project = project_folder(spec) if spec.kind == "project" else None
-        self.access = access_of(spec, environ, _tool_uv(spec))
-        self.settings = settings(_tool_uv(spec), _base(spec), spec, self.access.urls)
+        self.told = told_to_uv(spec, environ)
+        self.access = access_of(spec, environ, self.told)
+        self.settings = settings(self.told, spec, self.access.urls)
         (folder / "uv.toml").write_text(self.settings, encoding="utf-8")
         own = {"UV_CONFIG_FILE": str(folder / "uv.toml"), "UV_NO_CONFIG": "1"}
         self.environ = {**build_environment(spec, environ), **self.access.secrets, **own}
@@ -265,7 +266,7 @@ class _Job:
         )
         for name in chosen_groups:
             flags += ["--group", f"{file}:{name}"]
-        declared = _tool_uv(spec).get("conflicts", [])
+        declared = self.told.get("conflicts", [])
         _refuse_conflicts(declared, {"extra": chosen_extras, "group": chosen_groups}, file)
         return flags
 
@@ -327,21 +328,6 @@ class _Job:
             return package
         self.local_wheels[name] = content
         return _spec.wheel_entry(name, content)
-
-
-def _tool_uv(spec: EnvironmentSpec) -> dict[str, Any]:
-    """What a project or a script says to uv."""
-    if spec.kind == "project":
-        file = workspace_root(project_folder(spec)) / "pyproject.toml"
-        return dict(read_toml(file).get("tool", {}).get("uv", {}))
-    if spec.kind == "script":
-        return dict(inline_metadata(Path(spec.path)).get("tool", {}).get("uv", {}))
-    return {}
-
-
-def _base(spec: EnvironmentSpec) -> Path:
-    """Where relative paths of those settings start."""
-    return workspace_root(project_folder(spec)) if spec.kind == "project" else Path.cwd()
 
 
 def _python(spec: EnvironmentSpec) -> tuple[str, str]:

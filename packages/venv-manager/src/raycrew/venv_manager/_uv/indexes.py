@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from raycrew.venv_manager._spec import FILE_VARIABLES, EnvironmentSpec, is_credential, without_credentials
+from raycrew.venv_manager._uv.configuration import configured, names_indexes
 from raycrew.venv_manager._uv.pip_settings import pip_settings
 
 # Variables of uv that mean another project, another interpreter or another command. All others reach it.
@@ -32,6 +34,7 @@ def index_variables(
     if spec.wheelhouse:
         return {"UV_FIND_LINKS": spec.wheelhouse}
     pip = pip_settings(environ) if pip is None else pip
+    pip = {k: v for k, v in pip.items() if not _said_to_uv(k, configured(environ))}
     find_links = [*spec.find_links, *_words(environ.get("UV_FIND_LINKS") or pip.get("find-links", ""))]
     indexes = [
         *spec.indexes,
@@ -67,6 +70,13 @@ def build_environment(spec: EnvironmentSpec, environ: Mapping[str, str]) -> dict
         kept["UV_OFFLINE"] = "1"
     declared = {k: without_credentials(v) for k, v in spec.environment if not is_credential(k)}
     return kept | index_variables(spec, environ, pip) | declared
+
+
+def _said_to_uv(name: str, settings: Mapping[str, Any]) -> bool:
+    """Whether the user's or the system's `uv.toml` says what this setting of pip would say."""
+    if name == "find-links":
+        return "find-links" in settings
+    return name in ("index-url", "extra-index-url") and names_indexes(settings)
 
 
 def _words(text: str) -> list[str]:
