@@ -1,11 +1,13 @@
 import json
 import os
 import subprocess
+import sys
+import sysconfig
 
 import pytest
 
-from raycrew.venv_manager import EnvironmentSpec, explain, identify
-from raycrew.venv_manager._spec.digest import key_of
+from raycrew.venv_manager import EnvironmentSpec, SpecError, explain, identify
+from raycrew.venv_manager._spec.digest import base_of, key_of, lock_file, project_folder, script_sources
 from raycrew.venv_manager.testing import make_wheel, write_project
 
 pytestmark = pytest.mark.smoke
@@ -315,3 +317,93 @@ def test_local_folders_count_with_extras_and_markers(tmp_path, line):
     before = keyed(spec)[0]
     (lib / "new.py").write_text("")
     assert keyed(spec)[0] != before
+
+
+def test_the_interpreter_counts_by_name_version_and_file(tmp_path, monkeypatch):
+    spec = EnvironmentSpec.requirements(["demo"])
+    _, of_driver = keyed(spec)
+    assert of_driver["interpreter"] == f"{sys.implementation.name}-{'.'.join(map(str, sys.version_info[:3]))}"
+    assert keyed(spec.replace(python="3.12"))[1]["interpreter"] == "3.12"
+    python = tmp_path / "python"
+    keys = set()
+    for moment in (1, 2):
+        python.write_text("")
+        os.utime(python, (moment, moment))
+        keys.add(keyed(spec.replace(python=str(python)))[1]["interpreter"])
+    assert len(keys) == 2
+    assert all(text.startswith(f"{python} ") for text in keys)
+    assert keyed(EnvironmentSpec.interpreter(python))[1]["interpreter"] == str(python)
+
+
+def test_the_platform_names_system_machine_and_c_library():
+    platform = keyed(EnvironmentSpec.requirements(["demo"]))[1]["platform"]
+    assert platform.startswith(sysconfig.get_platform() + "-")
+    assert len(platform.split("-")) >= 4
+
+
+def test_relative_paths_of_requirements_files_start_at_the_first_ones_folder(tmp_path, monkeypatch):
+    for folder in ("here", "there"):
+        write_project(tmp_path / folder / "lib", name="lib")
+        (tmp_path / folder / "all.txt").write_text("./lib\n")
+    (tmp_path / "here" / "nested").mkdir()
+    (tmp_path / "here" / "all.txt").write_text("-r nested/more.txt\n")
+    (tmp_path / "here" / "nested" / "more.txt").write_text("./lib\n")
+    monkeypatch.chdir(tmp_path / "there")
+    spec = EnvironmentSpec.requirements(tmp_path / "here" / "all.txt")
+    assert base_of(spec) == tmp_path / "here"
+    assert base_of(EnvironmentSpec.requirements(["./lib"])) == tmp_path / "there"
+    before = keyed(spec)[0]
+    (tmp_path / "there" / "lib" / "new.py").write_text("")
+    assert keyed(spec)[0] == before
+    (tmp_path / "here" / "lib" / "new.py").write_text("")
+    assert keyed(spec)[0] != before
+
+
+def test_local_sources_of_scripts_and_locks_are_found_from_their_files(tmp_path):
+    lib = write_project(tmp_path / "lib", name="lib")
+    script = tmp_path / "job.py"
+    script.write_text(
+        '# /// script\n# dependencies = ["lib", "demo"]\n# [tool.uv.sources]\n# lib = { path = "lib" }\n'
+        '# demo = { index = "x" }\n# ///\n'
+    )
+    assert script_sources(script) == {"lib": lib}
+    lock = tmp_path / "pylock.toml"
+    lock.write_text(
+        'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "lib"\ndirectory = { path = "lib" }\n'
+    )
+    specs = [EnvironmentSpec.script(script), EnvironmentSpec.pylock(lock)]
+    before = [keyed(spec) for spec in specs]
+    assert all(list(identity["sources"]) == ["lib"] for _, identity in before)
+    (lib / "new.py").write_text("")
+    assert all(keyed(spec)[0] != key for spec, (key, _) in zip(specs, before, strict=True))
+
+
+def test_the_lock_that_decides_is_the_one_of_the_kind(tmp_path):
+    project = write_project(tmp_path / "p")
+    spec = EnvironmentSpec.project(project)
+    assert lock_file(spec) is None
+    (project / "uv.lock").write_text("version = 1\n")
+    assert lock_file(spec) == project / "uv.lock"
+    script = tmp_path / "job.py"
+    script.write_text("# /// script\n# ///\n")
+    assert lock_file(EnvironmentSpec.script(script)) is None
+    (tmp_path / "job.py.lock").write_text("version = 1\n")
+    assert lock_file(EnvironmentSpec.script(script)) == tmp_path / "job.py.lock"
+    assert lock_file(EnvironmentSpec.requirements(["demo"])) is None
+    assert lock_file(EnvironmentSpec.pylock(project / "uv.lock")) == project / "uv.lock"
+    (project / "uv.lock").unlink()
+    for flag in ("locked", "frozen"):
+        with pytest.raises(SpecError, match=rf"--{flag} is asked for, but there is no .*uv\.lock"):
+            lock_file(spec.replace(**{flag: True}))
+
+
+def test_a_member_of_a_workspace_counts_with_its_workspace(tmp_path):
+    root = write_project(tmp_path / "root", name="root", more='[tool.uv.workspace]\nmembers = ["m/*"]\n')
+    one = write_project(root / "m" / "one", name="one")
+    spec = EnvironmentSpec.project(root, package="one")
+    assert project_folder(spec) == one
+    keys = [keyed(spec)[0]]
+    for folder in (one, root):
+        (folder / "pyproject.toml").write_text((folder / "pyproject.toml").read_text() + "# more\n")
+        keys.append(keyed(spec)[0])
+    assert len(set(keys)) == 3

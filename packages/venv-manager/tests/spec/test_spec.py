@@ -47,6 +47,18 @@ def test_flags_before_run_short_ones_lists_and_paths(project, tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.hostile
+def test_paths_with_extras_and_the_path_of_an_interpreter_start_at_the_folder(project):
+    (project / "venv").mkdir()
+    words = "--with './ed[x,y]' --with-editable '-e ./more[z]' --with 'own @ ./own' -p venv/bin/python"
+    spec = parse(f"uv run --directory {project} {words}")
+    assert spec.python == str(project / "venv" / "bin" / "python")
+    assert set(spec.packages) == {
+        f"{project}/ed[x,y]", f"{project}/more[z]", f"own @ {(project / 'own').as_uri()}",
+    }  # fmt: skip
+    assert parse(f"uv run --directory {project} -p 3.12").python == "3.12"
+
+
 def test_each_flag_that_uv_has_is_understood_with_its_value_or_refused_by_name(project):
     environ = {**os.environ, "NO_COLOR": "1"}
     said = subprocess.check_output([find_uv(), "help", "run"], text=True, env=environ, stderr=subprocess.PIPE)

@@ -331,7 +331,7 @@ def rebuilt(store, spec, lib):
     return first.key != second.key and run(second, "import lib; print(lib.VALUE)") == "2"
 
 
-@pytest.mark.parametrize("line", ["./lib", "-e ./lib", "lib @ {uri}"])
+@pytest.mark.parametrize("line", ["./lib", "-e ./lib[more]", "lib @ {uri}"])
 def test_local_sources_in_a_requirements_file(store, tmp_path, lib, line):
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "nested.txt").write_text("demo  # any\n" + line.format(uri=lib.as_uri()) + "\n")
@@ -342,6 +342,12 @@ def test_local_sources_in_a_requirements_file(store, tmp_path, lib, line):
     assert rebuilt(store, tmp_path / "all.txt", lib)
     (tmp_path / "pins.txt").write_text("demo==2.0\n")
     assert packages(build(store, tmp_path / "all.txt"))["demo"] == "2.0"
+
+
+@pytest.mark.hostile
+def test_a_local_source_with_extras_in_a_flag(store, lib):
+    built = build(store, f"uv run --no-project --directory {lib.parent} --with './lib[more]'")
+    assert packages(built) == {"leaf": "1.1", "lib": "0"}
 
 
 def test_local_sources_of_a_script_and_of_a_standard_lock(store, tmp_path, lib):

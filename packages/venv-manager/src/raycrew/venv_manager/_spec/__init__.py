@@ -13,6 +13,7 @@ from raycrew.venv_manager._spec.digest import (
 )
 from raycrew.venv_manager._spec.fingerprints import file_hash, folder_fingerprint
 from raycrew.venv_manager._spec.listed import (
+    absolute_requirement,
     local_requirement,
     requirement_files,
     requirement_lines,
@@ -42,6 +43,7 @@ __all__ = [
     "Credential",
     "EnvironmentSpec",
     "Package",
+    "absolute_requirement",
     "base_of",
     "counted_settings",
     "counts",

@@ -12,6 +12,8 @@ from raycrew.venv_manager.errors import SpecError
 _INCLUDE = re.compile(r"(?P<flag>-r|--requirements?|-c|--constraints?)(?:\s*=\s*|\s*)(?P<path>\S.*)")
 _EDITABLE = re.compile(r"(?:-e|--editable)(?:\s*=\s*|\s+)")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
+_DIRECT = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*\s*(?:\[[^\]]*\])?)\s*@\s*")
+_REST = re.compile(r"\s;|\s--|;\s")
 _EXTRAS = re.compile(r"\[[\w\s.,-]*\]\s*$")
 
 
@@ -70,11 +72,30 @@ def statements_hash(file: Path, environ: Mapping[str, str]) -> str:
 
 def local_requirement(text: str, base: Path | None = None) -> Path | None:
     """The folder or file that a requirement names, or None for one from an index."""
-    text = _EDITABLE.sub("", text, count=1)
-    name, at, url = text.partition("@")
-    named = at and re.fullmatch(r"\s*[A-Za-z0-9][\w.-]*\s*(\[[^\]]*\])?\s*", name)
-    target = re.split(r"\s;|\s--|;\s", url if named else text)[0].strip()
-    target = _EXTRAS.sub("", target).strip()
+    return _split(text, base)[1]
+
+
+def absolute_requirement(text: str, base: Path) -> str:
+    """The same requirement, with the folder or file that it names found from anywhere."""
+    name, path, extras, rest = _split(text, base)
+    if path is None:
+        return text
+    return f"{name} @ {path.as_uri()}{rest}" if name else f"{path}{extras}{rest}"
+
+
+def _split(text: str, base: Path | None) -> tuple[str, Path | None, str, str]:
+    """Name with extras before an @, path, extras behind the path, and what follows: a marker, options."""
+    text = _EDITABLE.sub("", text.strip(), count=1)
+    match = _DIRECT.match(text)
+    name, target = (match["name"].strip(), text[match.end() :]) if match else ("", text)
+    end = _REST.search(target)
+    target, rest = (target[: end.start()], target[end.start() :]) if end else (target, "")
+    extras = _EXTRAS.search(target)
+    target, found = (target[: extras.start()], extras[0]) if extras else (target, "")
+    return name, _path(target.strip(), base or Path.cwd()), found, rest
+
+
+def _path(target: str, base: Path) -> Path | None:
     if target.startswith("file://"):
         return Path(unquote(target.removeprefix("file://").partition("#")[0]))
-    return ((base or Path.cwd()) / target).resolve() if target.startswith((".", "/")) else None
+    return (base / target).resolve() if target.startswith((".", "/")) else None

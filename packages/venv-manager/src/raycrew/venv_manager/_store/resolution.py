@@ -21,11 +21,11 @@ from raycrew.venv_manager._build import (
 from raycrew.venv_manager._spec import (
     FILE_VARIABLES,
     EnvironmentSpec,
+    absolute_requirement,
     base_of,
     counts,
     inline_metadata,
     is_package,
-    local_requirement,
     local_sources,
     lock_file,
     project_folder,
@@ -272,8 +272,7 @@ class _Job:
 
     def _requirements(self, onto: list[_spec.Package] | None) -> Iterator[str]:
         for text in self.spec.packages:
-            path = local_requirement(text)
-            yield text if path is None or "@" in text else str(path)
+            yield absolute_requirement(text, Path.cwd())
         if onto is None and self.spec.kind == "script":
             for name, path in script_sources(Path(self.spec.path)).items():
                 yield f"{name} @ {path.as_uri()}"

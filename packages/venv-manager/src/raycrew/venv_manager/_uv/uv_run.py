@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raycrew.venv_manager._spec import EnvironmentSpec, without_credentials
+from raycrew.venv_manager._spec import EnvironmentSpec, absolute_requirement, without_credentials
 from raycrew.venv_manager.errors import SpecError
 
 # Flag to the field of the spec that it adds to.
@@ -222,7 +222,9 @@ def _from_flags(flags: _Flags, base: Path, given: str) -> EnvironmentSpec:
     flags.lists["requirement_files"] = [
         str((here / f).resolve()) for f in flags.lists.get("requirement_files", [])
     ]
-    flags.lists["packages"] = [_absolute(text, here) for text in flags.lists.get("packages", [])]
+    flags.lists["packages"] = [absolute_requirement(text, here) for text in flags.lists.get("packages", [])]
+    if "/" in values.get("python", ""):
+        values["python"] = str((here / Path(values["python"]).expanduser()).absolute())
     if "UV_CACHE_DIR" in flags.variables:
         flags.variables["UV_CACHE_DIR"] = str((here / flags.variables["UV_CACHE_DIR"]).resolve())
     options: dict[str, Any] = {k: tuple(v) for k, v in flags.lists.items() if v} | values
@@ -237,10 +239,6 @@ def _from_flags(flags: _Flags, base: Path, given: str) -> EnvironmentSpec:
     if no_project:
         return EnvironmentSpec("requirements", **options)
     return EnvironmentSpec.project(_discover(here / project if project else here, given), **options)
-
-
-def _absolute(requirement: str, here: Path) -> str:
-    return str((here / requirement).resolve()) if requirement.startswith(".") else requirement
 
 
 def _discover(start: Path, given: str) -> Path:
