@@ -97,7 +97,6 @@ class SlotProcess:
             seconds = time.perf_counter() - started
             self._journal.end_strays()
             ok, data = False, _pack_failure(error)
-        self._journal.end_strays()
         _go_back(home)
         self._spare |= end_children(self._spare)
         self._journal.finish(position, ok, seconds, data)
@@ -121,9 +120,11 @@ def _receive(connection: socket.socket, size: int) -> bytes | None:
 
 def _go_back(home: str) -> None:
     """Put the working directory back, where an item has changed it."""
-    with contextlib.suppress(FileNotFoundError):  # the item has removed the one it went to
+    try:
         if os.getcwd() == home:  # noqa: PTH109 - for every item
             return
+    except FileNotFoundError:  # the item has removed the one it went to
+        pass
     os.chdir(home)
 
 
