@@ -117,7 +117,7 @@ def balance(loads: Sequence[int], ranks: int) -> list[list[int]]:
         for rank, b in zip(lightest_first, order[start : start + ranks], strict=True):
             dealt[rank].append(b)
             totals[rank] += loads[b]
-    for _ in range(8 * ranks):
+    for _ in range(8 * ranks if order else 0):
         if not _exchange(dealt, totals, loads):
             break
     return dealt

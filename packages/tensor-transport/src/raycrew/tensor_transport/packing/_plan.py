@@ -81,7 +81,7 @@ def check_batch_size(size: int, shards: int, batch_size: int | None, *, divide: 
         raise ValueError(f"a batch is sharded into at least one shard, not {shards}")
     if batch_size is None:
         batch_size = size
-    if batch_size < 0 or size % max(batch_size, 1):
+    if batch_size < min(size, 1) or size % max(batch_size, 1):
         raise ValueError(f"{size} rows are not a multiple of batch_size {batch_size}")
     if divide and batch_size % shards:
         raise ValueError(

@@ -1,0 +1,183 @@
+"""Small packings and plans worked out by hand: bounds, tie-breaks and the order of what is returned."""
+
+import numpy as np
+import pytest
+
+from raycrew.tensor_transport.packing import balance, pack
+from raycrew.tensor_transport.packing._fitting import _Shelf
+from raycrew.tensor_transport.packing._plan import (
+    check_batch_size,
+    dynamic_shares,
+    even_rows,
+    packed_shares,
+)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "lengths", "capacity", "bins"),
+    [
+        ("first_fit", [4, 3, 2, 1], 5, [[0, 3], [1, 2]]),
+        ("first_fit", [3, 3, 2], 5, [[0, 2], [1]]),
+        ("first_fit", [5, 5], 5, [[0], [1]]),
+        ("first_fit", [0, 5, 0], 5, [[0, 1, 2]]),
+        ("best_fit", [3, 2, 4, 1], 5, [[0, 1], [2, 3]]),
+        ("best_fit", [3, 4, 1], 5, [[0], [1, 2]]),
+        ("best_fit", [0, 0, 5], 5, [[0, 1, 2]]),
+        ("first_fit_decreasing", [1, 2, 3, 4], 5, [[0, 3], [1, 2]]),
+        ("best_fit_decreasing", [1, 2, 3, 4], 5, [[0, 3], [1, 2]]),
+        ("modified_first_fit_decreasing", [1, 2, 3, 4], 5, [[0, 3], [1, 2]]),
+        ("modified_first_fit_decreasing", [2, 2, 2], 6, [[0, 1, 2]]),
+        ("modified_first_fit_decreasing", [3, 3], 6, [[0, 1]]),
+        ("concatenative", [2, 3, 1, 5], 5, [[0, 1], [2], [3]]),
+        ("concatenative", [5, 5, 1], 5, [[0], [1], [2]]),
+        ("concatenative", [0, 0], 5, [[0, 1]]),
+    ],
+)
+def test_bins(algorithm, lengths, capacity, bins):
+    packing = pack(lengths, capacity, algorithm)
+    assert packing.bins == bins
+    assert packing.loads == [sum(lengths[i] for i in b) for b in bins]
+    assert packing.capacity == capacity
+
+
+def test_what_a_packing_says_of_itself():
+    packing = pack([4, 3, 2], 5, "first_fit")
+    assert (packing.bins, packing.loads) == ([[0], [1, 2]], [4, 5])
+    assert packing.efficiency == 0.9
+    assert packing.lower_bound == 2
+    assert pack([5, 5], 5).lower_bound == 2
+    assert pack([], 5).lower_bound == 0
+
+
+@pytest.mark.parametrize(
+    ("how", "loads"),
+    [
+        ({"min_bin_count": 1}, [4]),
+        ({"min_bin_count": 2}, [1, 3]),
+        ({"min_bin_count": 4}, [1, 1, 1, 1]),
+        ({"bin_count_multiple": 2}, [1, 3]),
+        ({"min_bin_count": 3, "bin_count_multiple": 2}, [1, 1, 1, 1]),
+    ],
+)
+def test_bins_that_are_asked_for(how, loads):
+    assert sorted(pack([1, 1, 1, 1], 8, **how).loads) == loads
+
+
+def test_capacities():
+    assert pack([2**31 - 1], 2**31 - 1).bins == [[0]]
+    for capacity in (0, -1, 2**31):
+        with pytest.raises(ValueError, match="positive and at most"):
+            pack([1], capacity)
+    with pytest.raises(ValueError, match="sequence 1 of 18446744073709551615 tokens does not fit"):
+        pack(np.array([1, 2**64 - 1], np.uint64), 8)
+
+
+@pytest.mark.parametrize(
+    ("loads", "ranks", "dealt"),
+    [
+        ([5, 1, 4, 2], 2, [[0, 1], [2, 3]]),
+        ([1, 1, 1, 1], 2, [[0, 2], [1, 3]]),
+        ([3, 3, 3], 1, [[0, 1, 2]]),
+        ([1, 2, 3], 3, [[2], [1], [0]]),
+        ([], 2, [[], []]),
+    ],
+)
+def test_balance(loads, ranks, dealt):
+    assert balance(loads, ranks) == dealt
+
+
+def test_an_exchange_brings_the_ranks_closer():
+    loads = [9, 7, 7, 6, 3, 2]  # Dealt in rounds: 9 + 6 + 3 or 2, and 7 + 7 + the other.
+    totals = sorted(sum(loads[b] for b in rank) for rank in balance(loads, 2))
+    assert totals == [17, 17]
+    assert all(
+        [loads[b] for b in rank] == sorted((loads[b] for b in rank), reverse=True)
+        for rank in balance(loads, 2)
+    )
+
+
+def test_a_shelf_finds_the_nearest_key():
+    shelf = _Shelf([(3, [30, 31]), (7, [70])])
+    assert shelf.pop_at_least(4) == (7, 70)
+    assert shelf.pop_at_least(4) is None
+    assert shelf.pop_at_most(2) is None
+    assert shelf.pop_at_least(3) == (3, 30)
+    assert shelf.pop_at_most(3) == (3, 31)
+    assert shelf.keys == []
+    shelf.push(5, 50)
+    shelf.push(5, 51)
+    assert list(shelf.runs()) == [(5, [51, 50])]
+    assert shelf.pop_smallest_if_two_fit(9) is None
+    assert shelf.pop_smallest_if_two_fit(10) == (5, 51)
+    assert shelf.pop_smallest_if_two_fit(10) is None
+    shelf.push(6, 60)
+    assert shelf.pop_smallest_if_two_fit(11) == (5, 50)
+
+
+def plan(lengths, shards, batch_size, longest=None, **args):
+    found = dynamic_shares(np.array(lengths, np.int64), shards, batch_size, args, longest)
+    return [(share.rows.tolist(), share.bounds, share.lengths, share.counts) for share in found]
+
+
+@pytest.mark.parametrize(
+    ("budget", "bounds", "padded"),
+    [
+        (8, [[0, 2], [2, 4]], [2, 4]),
+        (7, [[0, 2], [2, 3], [3, 4]], [2, 4, 4]),
+        (16, [[0, 4]], [4]),
+        (15, [[0, 3], [3, 4]], [4, 4]),
+    ],
+)
+def test_a_microbatch_is_full_at_its_budget(budget, bounds, padded):
+    (found,) = plan([2, 2, 4, 4], 1, 4, max_tokens_per_microbatch=budget)
+    assert found == ([0, 1, 2, 3], [bounds], [padded], [4])
+
+
+def test_rows_are_dealt_like_cards_and_ties_keep_their_order():
+    first, second = plan([3, 1, 3, 1], 2, 4, max_tokens_per_microbatch=3)
+    assert first == ([1, 0], [[[0, 1], [1, 2]]], [[1, 3]], [2])
+    assert second[0] == [3, 2]
+
+
+def test_global_batches_are_planned_one_by_one():
+    (found,) = plan([2, 1, 4, 3], 1, 2, max_tokens_per_microbatch=8)
+    assert found == ([1, 0, 3, 2], [[[0, 2]], [[0, 2]]], [[2], [4]], [2, 2])
+
+
+def test_padded_lengths_are_rounded_but_never_beyond_the_rows():
+    how = {"max_tokens_per_microbatch": 6, "sequence_length_round": 3}
+    assert plan([2, 4], 1, 2, **how)[0][2] == [[3, 6]]
+    assert plan([2, 4], 1, 2, longest=4, **how)[0][2] == [[3, 4]]
+    with pytest.raises(
+        ValueError, match="a row of 9 tokens, rounded up, is over max_tokens_per_microbatch=6"
+    ):
+        plan([7], 1, 1, **how)
+
+
+def test_packed_shares():
+    args = {"max_tokens_per_microbatch": 5, "input_lengths_key": "n"}
+    shares = packed_shares(np.array([5, 1, 4, 2, 3, 5], np.int64), 2, 6, args)
+    assert [share.counts for share in shares] == [[3], [3]]
+    assert [share.lengths for share in shares] == [[[5, 5]], [[5, 5]]]
+    assert sorted(row for share in shares for row in share.rows.tolist()) == [0, 1, 2, 3, 4, 5]
+    padded = packed_shares(np.array([1, 2], np.int64), 1, 2, args | {"sequence_length_pad_multiple": 2})
+    assert padded[0].lengths == [[4]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "divide", "expected"),
+    [((6, 2, None), True, 6), ((6, 2, 2), True, 2), ((6, 4, 3), False, 3), ((0, 3, None), True, 0)],
+)
+def test_batch_sizes(arguments, divide, expected):
+    assert check_batch_size(*arguments, divide=divide) == expected
+
+
+@pytest.mark.parametrize("batch_size", [-1, 0, 4, 7])
+def test_batch_sizes_that_cannot_be(batch_size):
+    with pytest.raises(ValueError, match=f"6 rows are not a multiple of batch_size {batch_size}"):
+        check_batch_size(6, 1, batch_size, divide=False)
+
+
+def test_even_rows():
+    assert even_rows(5, 2, 5) == [slice(0, 3, 1), slice(3, 5, 1)]
+    assert [rows.tolist() for rows in even_rows(6, 2, 3)] == [[0, 1, 3, 4], [2, 5]]
