@@ -37,6 +37,9 @@ def parser() -> argparse.ArgumentParser:
         "spec", nargs="+", help="'uv run …', a project's folder, a requirements file, a script, a lock"
     )
     ensure.add_argument("--name", help="a readable name for it")
+    ensure.add_argument(
+        "--upgrade", action="store_true", help="choose versions anew, build if others came out"
+    )
     ensure.add_argument("--force", action="store_true", help="choose versions and build anew")
     command("list", "Show all environments.")
     verify = command("verify", "Show what drifted since environments were built.")
@@ -115,7 +118,7 @@ def _complain(text: str) -> None:
 def _run(args: argparse.Namespace, store: Store) -> _commands.Outcome:
     match args.command:
         case "ensure":
-            return _commands.run_ensure(store, args.spec, args.name, force=args.force)
+            return _commands.run_ensure(store, args.spec, args.name, force=args.force, upgrade=args.upgrade)
         case "list":
             return _commands.run_list(store)
         case "verify":

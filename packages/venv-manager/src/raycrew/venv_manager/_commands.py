@@ -59,7 +59,9 @@ class Outcome:
     code: int = OK
 
 
-def run_ensure(store: Store, specs: Sequence[str], name: str | None, *, force: bool) -> Outcome:
+def run_ensure(
+    store: Store, specs: Sequence[str], name: str | None, *, force: bool, upgrade: bool = False
+) -> Outcome:
     """Build environments where they are not there."""
     if name:
         check_name(name)
@@ -67,7 +69,7 @@ def run_ensure(store: Store, specs: Sequence[str], name: str | None, *, force: b
             raise SpecError(f"{len(specs)} environments cannot all be named {name!r}")
     rows = []
     for text in specs:
-        environment = ensure(text, store=store, force_rebuild=force)
+        environment = ensure(text, store=store, force_rebuild=force, upgrade=upgrade)
         if name:
             store.name(name, environment.key)
         rows.append(_row(environment))

@@ -11,7 +11,7 @@ from typing import Any
 
 from raycrew.venv_manager import _spec
 from raycrew.venv_manager._build import Luggage, Recipe, check, luggage, probe
-from raycrew.venv_manager._spec import EnvironmentSpec
+from raycrew.venv_manager._spec import EnvironmentSpec, lock_file
 from raycrew.venv_manager._store import (
     Environment,
     Store,
@@ -38,14 +38,21 @@ def identify(spec: EnvironmentSpec, environ: Mapping[str, str] = os.environ) -> 
 
 
 def ensure(
-    spec: EnvironmentSpec | str | Path, *, store: Store | None = None, force_rebuild: bool = False
+    spec: EnvironmentSpec | str | Path,
+    *,
+    store: Store | None = None,
+    force_rebuild: bool = False,
+    upgrade: bool = False,
 ) -> Environment:
     """The environment of a spec on this machine, built if it is not there.
+
+    Versions that no lock file decides are chosen once; they stay until an upgrade is asked for.
 
     Args:
         spec: A spec, or what `parse` understands.
         store: Where environments lie; the default store if left out.
         force_rebuild: Choose versions and build anew even if it is there.
+        upgrade: Choose versions anew, and build anew if others came out.
 
     Raises:
         SpecError: The spec makes no sense; nothing was started.
@@ -56,11 +63,14 @@ def ensure(
     identity = identify(spec, store.environ)
     key = _spec.key_of(identity)
     force = force_rebuild or forced(store.environ)
+    choose = force
+    if upgrade and not force and lock_file(spec) is None:  # what is chosen here is kept, and installed below
+        force = not prepare(spec, store, force=True).made(store.root / key)
     if not force and (found := store.get(key)):
         return store.on_this_machine(found)
     with reporting(_title(spec, key)) as report:
         sync = sync_of(spec, _luggage(spec), store.environ)
-        make = partial(_recipe, spec, key, identity, store, force, report, synced=sync is not None)
+        make = partial(_recipe, spec, key, identity, store, choose, report, synced=sync is not None)
         return store.install(key, make, python=spec.python, sync=sync, force=force, report=report)
 
 

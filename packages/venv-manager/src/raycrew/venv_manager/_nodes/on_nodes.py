@@ -26,11 +26,14 @@ FOLLOW_S = 0.2  # between two looks at what a build says
 def install_recipe(content: bytes, root: str, force: bool = False) -> dict[str, Any]:
     """What each node does: build a recipe at its path, if it is not there.
 
+    What another driver's versions were installed from under the same key is replaced.
+
     Returns:
         The interpreter's path, the node's host name and the seconds of each step (none if it was there).
     """
     recipe = Recipe.from_bytes(content)
     store = Store(root)
+    force = force or (store.python(recipe.key) is not None and not recipe.made(store.root / recipe.key))
     there = not force and store.python(recipe.key) is not None
     with reporting(f"environment {recipe.key[:8]}") as report:
         environment = store.install(

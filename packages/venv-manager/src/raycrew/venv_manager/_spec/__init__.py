@@ -20,6 +20,7 @@ from raycrew.venv_manager._spec.listed import (
 )
 from raycrew.venv_manager._spec.locks import (
     Package,
+    locked_versions,
     preferred_versions,
     read_lock,
     read_lock_file,
@@ -59,6 +60,7 @@ __all__ = [
     "local_requirement",
     "local_sources",
     "lock_file",
+    "locked_versions",
     "preferred_versions",
     "project_folder",
     "read_lock",

@@ -3,7 +3,7 @@
 import hashlib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,26 @@ def read_lock_file(path: Path) -> list[Package]:
         return read_lock(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise SpecError(f"{path} is no lock file that can be read: {error}") from error
+
+
+def locked_versions(text: str) -> list[tuple[str, str | None, tuple[str, ...]]]:
+    """What a lock comes to, wherever its files lie: names, versions and hashes, sorted.
+
+    The hash of a wheel that was built here counts no moments: its content is told by what it was built from.
+
+    Raises:
+        ValueError: It is no lock that can be read.
+    """
+    return sorted((p.name, p.data.get("version"), tuple(sorted(_hashes(p.data)))) for p in read_lock(text))
+
+
+def _hashes(data: Mapping[str, Any]) -> Iterator[str]:
+    files = [*data.get("wheels", ()), data.get("sdist", {}), data.get("archive", {})]
+    for file in files:
+        if "path" not in file:
+            yield from file.get("hashes", {}).values()
+    if "vcs" in data:
+        yield str(data["vcs"].get("commit-id"))
 
 
 def write_lock(packages: Iterable[Package]) -> str:

@@ -78,7 +78,7 @@ _SHORT = {
 }  # fmt: skip
 _TAKE_VALUES = frozenset({*_LISTS, *_VALUES, *_VARIABLES, *_IGNORED_VALUES, "--only-group"})
 _TAKE_NONE = frozenset({*_SWITCHES, *_VARIABLE_SWITCHES, *_IGNORED})
-_NEVER_CHANGED = "an environment is never changed; building it anew by force chooses versions anew"
+_NEVER_CHANGED = "an environment keeps its versions until `ensure --upgrade` chooses them anew"
 _ONLY_PYTHON = "an environment is only asked for its Python"
 _REASONS = {
     **dict.fromkeys(("-U", "--upgrade", "-P", "--upgrade-package", "--upgrade-group"), _NEVER_CHANGED),

@@ -1,0 +1,85 @@
+"""Versions that no lock file decides are chosen once, and again when that is asked for."""
+
+import pytest
+
+from raycrew.venv_manager import EnvironmentSpec, Store, ensure
+from raycrew.venv_manager.__main__ import main
+from raycrew.venv_manager._nodes.on_nodes import install_recipe
+from raycrew.venv_manager._spec import locked_versions
+from raycrew.venv_manager.provision import prepare
+from raycrew.venv_manager.testing import LocalIndex
+
+SPEC = EnvironmentSpec.requirements(["moving"], carry=False)
+
+
+@pytest.fixture
+def moving(tmp_path, uv_cache):
+    """An index with `moving` 1.0, and a store that knows only that."""
+    index = LocalIndex(tmp_path / "moving")
+    index.add("moving", "1.0")
+    return index, Store(tmp_path / "store", environ=index.environ(tmp_path / "cache"))
+
+
+def test_versions_stay_until_an_upgrade_also_without_a_network(moving):
+    index, store = moving
+    first = ensure(SPEC, store=store)
+    index.add("moving", "2.0")
+    assert ensure(SPEC, store=store) == first
+    store.remove_folder(first.path)
+    away = Store(store.root, environ={**store.environ, "UV_OFFLINE": "1"})
+    assert ensure(SPEC, store=away).stamp["packages"] == {"moving": "1.0"}
+    assert ensure(SPEC, store=store, upgrade=True).stamp["packages"] == {"moving": "2.0"}
+    assert "2.0" in store.recipe(first.key).lock
+
+
+def test_an_upgrade_that_changes_nothing_builds_nothing(moving):
+    _, store = moving
+    first = ensure(SPEC, store=store)
+    assert ensure(SPEC, store=store, upgrade=True) == first
+
+
+@pytest.mark.hostile
+def test_a_node_whose_environment_has_another_drivers_versions_gets_this_ones(moving, tmp_path, monkeypatch):
+    index, store = moving
+    monkeypatch.setattr("os.environ", dict(store.environ))
+    node = str(tmp_path / "node")
+    install_recipe(prepare(SPEC, store).to_bytes(), node)
+    index.add("moving", "2.0")
+    other = prepare(SPEC, Store(tmp_path / "other", environ=store.environ))
+    answer = install_recipe(other.to_bytes(), node)
+    assert Store(node).look(other.key).stamp["packages"] == {"moving": "2.0"}
+    assert answer["seconds"]
+    assert install_recipe(other.to_bytes(), node)["seconds"] == {}
+
+
+def test_the_command_upgrades(moving, monkeypatch, capsys, tmp_path):
+    index, store = moving
+    monkeypatch.setattr("os.environ", dict(store.environ))
+    (tmp_path / "all.txt").write_text("moving\n")
+    words = ["ensure", str(tmp_path / "all.txt"), "--store", str(store.root)]
+    monkeypatch.setattr(
+        "raycrew.venv_manager._commands.ensure",
+        lambda text, **options: ensure(EnvironmentSpec.requirements(text, carry=False), **options),
+    )
+    assert main(words) == 0
+    index.add("moving", "2.0")
+    assert main([*words, "--upgrade"]) == 0
+    (found,) = store.environments()
+    assert found.stamp["packages"] == {"moving": "2.0"}
+
+
+@pytest.mark.smoke
+def test_a_lock_comes_to_names_versions_and_hashes_wherever_its_files_lie():
+    def lock(url, digest="a", version="1"):
+        return (
+            f'[[packages]]\nname = "Demo"\nversion = "{version}"\n'
+            f'wheels = [{{ url = "{url}", hashes = {{ sha256 = "{digest}" }} }}]\n'
+            '[[packages]]\nname = "own"\nversion = "0"\n'
+            'wheels = [{ path = "x", hashes = { sha256 = "o" } }]\n'
+        )
+
+    assert locked_versions(lock("https://h/x.whl")) == [("demo", "1", ("a",)), ("own", "0", ())]
+    assert locked_versions(lock("https://h/x.whl")) == locked_versions(lock("file:///m/x.whl"))
+    assert locked_versions(lock("u")) != locked_versions(lock("u", digest="b"))
+    assert locked_versions(lock("u")) != locked_versions(lock("u", version="2"))
+    assert locked_versions('[[packages]]\nname = "g"\nvcs = { commit-id = "c" }\n') == [("g", None, ("c",))]
