@@ -266,7 +266,7 @@ def test_lent_memory_is_read_from_other_machines(lender, ray_cluster, monkeypatc
 
 def test_tensors_go_to_the_object_store_where_memory_is_not_lent(lender, ray_cluster, monkeypatch):
     registry, source = ShardRegistry(lender, RayRefBackend()), torch.arange(1 << 18)
-    monkeypatch.setattr(node_memory, "_memory_left", lambda: 1 << 20)
+    monkeypatch.setattr(node_memory, "memory_left", lambda: 1 << 20)
     (short,) = registry.put([source])
     monkeypatch.undo()
     monkeypatch.setattr(node_memory._ray_compat, "machine_addresses", lambda: {"a", "b"})

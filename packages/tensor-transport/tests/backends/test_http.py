@@ -154,12 +154,14 @@ def test_a_dead_server_is_named(server, backend):
 def test_reads_from_several_servers_at_once(server, backend):
     with ShardServer(token=server.token) as other:
         elsewhere = HttpBackend(other.url, other.token)
+        backend = HttpBackend(server.url, server.token, servers=[other.url])
         handles = [RTensor(s) for s in backend.put([torch.ones(3, 2)]) + elsewhere.put([torch.zeros(2, 2)])]
         (got,) = ShardRegistry(backend).fetch([RTensor.concat(handles)])
         assert got.sum() == 6 and got.shape == (5, 2)
         ShardRegistry(backend).release([handle.shard for handle in handles])
         assert elsewhere.stats().shards == backend.stats().shards == 0
         elsewhere.close()
+        backend.close()
 
 
 def wait_for(condition):

@@ -146,7 +146,8 @@ def test_no_pickle_is_read_from_the_wire(monkeypatch):
 
 def test_one_request_for_each_server_and_all_at_once(monkeypatch):
     with ShardServer() as first, ShardServer(token=first.token) as second:
-        backends = [HttpBackend(server.url, first.token) for server in (first, second)]
+        urls = [first.url, second.url]
+        backends = [HttpBackend(url, first.token, servers=urls) for url in urls]
         handles = [
             RTensor(shard)
             for backend in backends

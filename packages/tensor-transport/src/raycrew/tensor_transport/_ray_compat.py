@@ -1,18 +1,37 @@
 """Every Ray call of this package, one function each; importing this module does not import Ray."""
 
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from raycrew.tensor_transport.errors import ShardLostError, TransportError, TransportTimeoutError
 from raycrew.tensor_transport.protocols import Bytes
 
+_forked_from: list[int] = []
+"""The process that used Ray and that this one was forked from, if there is one."""
+
+
+def _note_fork() -> None:
+    ray = sys.modules.get("ray")
+    if getattr(ray, "is_initialized", bool)():
+        _forked_from[:] = [os.getppid()]
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
 
 def ray_module() -> Any:
     """The `ray` module.
 
     Raises:
-        TransportError: Ray is not installed.
+        TransportError: Ray is not installed, or was in use when this process was forked.
     """
+    if _forked_from:
+        raise TransportError(
+            f"process {os.getpid()} was forked from {_forked_from[0]}, which uses Ray, and can't use it "
+            "itself: start it with the method spawn or forkserver, or let it put with a SharedMemoryBackend"
+        )
     try:
         import ray
     except ImportError as error:
@@ -71,16 +90,52 @@ def machine_addresses() -> set[str]:
     return {node["NodeManagerAddress"] for node in ray_module().nodes() if node["Alive"]}
 
 
+def node_address() -> str | None:
+    """The address of this node, as its cluster knows it; None without Ray, or a connection."""
+    ray = sys.modules.get("ray")
+    if _forked_from or ray is None or not ray.is_initialized():
+        return None
+    return str(ray.util.get_node_ip_address())
+
+
 def references_held() -> frozenset[str] | None:
-    """Ids of the objects of this process that anybody in the cluster refers to; None where nobody knows."""
+    """Ids of the objects of this process that anybody in the cluster refers to; None where nobody knows.
+
+    It takes microseconds for each object that this process ever referred to and still does.
+    """
     ray = ray_module()
     if not ray.is_initialized():
         return frozenset()
     try:
-        counts = ray.get_runtime_context().worker.core_worker.get_all_reference_counts()
+        counts = _core_worker().get_all_reference_counts()
     except AttributeError:
         return None
     return frozenset(i.decode() if isinstance(i, bytes) else i for i in counts)
+
+
+def counts_references() -> bool:
+    """Whether this Ray says which objects are referred to."""
+    return hasattr(_core_worker(), "get_all_reference_counts")
+
+
+def when_unreferenced(ref: Any, tell: Callable[[str], object]) -> bool:
+    """Have `tell` called with an object's id, in some thread, when nobody refers to it any more.
+
+    Returns:
+        Whether this Ray can; it is called once then, and else never.
+    """
+    add = getattr(_core_worker(), "add_object_out_of_scope_callback", None)
+    return add is not None and bool(add(ref, lambda gone: tell(gone.hex())))
+
+
+def connection_id() -> str:
+    """What tells this process's connection to a cluster from others; empty without one."""
+    ray = ray_module()
+    return str(ray.get_runtime_context().get_worker_id()) if ray.is_initialized() else ""
+
+
+def _core_worker() -> Any:
+    return ray_module().get_runtime_context().worker.core_worker
 
 
 def call_on_node(node_id: str, fn: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> Any:

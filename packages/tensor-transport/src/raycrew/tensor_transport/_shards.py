@@ -1,6 +1,7 @@
 """Values that stores and their readers exchange."""
 
 import dataclasses
+import math
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -117,6 +118,26 @@ class ShardRead:
     rows: Rows | None = None
     columns: tuple[int, int] | None = None
     into: torch.Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of what is wanted."""
+        if not self.shard.shape:
+            return ()
+        rows = self.shard.rows
+        if isinstance(self.rows, slice):
+            rows = len(range(*self.rows.indices(rows)))
+        elif self.rows is not None:
+            rows = len(self.rows)
+        rest = self.shard.shape[1:]
+        if self.columns is not None:
+            rest = (len(range(*slice(*self.columns).indices(rest[0]))), *rest[1:])
+        return rows, *rest
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of what is wanted."""
+        return math.prod(self.shape) * self.shard.torch_dtype.itemsize
 
     @property
     def is_whole(self) -> bool:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from raycrew.tensor_transport._forks import remake_in_child
+
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
@@ -63,6 +65,13 @@ class FetchCache:
         self.max_bytes = max_bytes
         self._held: OrderedDict[str, torch.Tensor] = OrderedDict()
         self._flights: dict[str, Flight] = {}
+        self._bytes = self._hits = self._misses = 0
+        self._lock = threading.Lock()
+        remake_in_child(self)
+
+    def after_fork(self) -> None:
+        """A child starts empty: the threads that fetch, or hold the lock, are not there."""
+        self._held, self._flights = OrderedDict(), {}
         self._bytes = self._hits = self._misses = 0
         self._lock = threading.Lock()
 

@@ -4,7 +4,7 @@ import hmac
 import json
 import threading
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from types import UnionType
@@ -17,9 +17,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from raycrew.tensor_transport._forks import remake_in_child
 from raycrew.tensor_transport._shards import Rows, ShardRead, StoreStats, TensorShardInfo, dtype_name
+from raycrew.tensor_transport.backends._http_body import Body, read_header, read_tensors
 from raycrew.tensor_transport.backends._ledger import Ledger
-from raycrew.tensor_transport.backends._safetensors import Entry, frame, header_length, parse_header
+from raycrew.tensor_transport.backends._safetensors import frame
 from raycrew.tensor_transport.errors import DecodeError, TransportError
 from raycrew.tensor_transport.protocols import Bytes
 
@@ -46,6 +48,13 @@ class ShardStore:
         self._tensors: dict[str, torch.Tensor] = {}
         self._ledger: Ledger[str] = Ledger()
         self._arriving = 0
+        self._lock = threading.Lock()
+        remake_in_child(self)
+
+    def after_fork(self) -> None:
+        """A child's store is another one, and empty: handles on its parent's are stale there."""
+        self.epoch = uuid.uuid4().hex
+        self._tensors, self._ledger, self._arriving = {}, Ledger(), 0
         self._lock = threading.Lock()
 
     @contextmanager
@@ -102,19 +111,24 @@ class ShardStore:
         return len(shard_ids)
 
 
-def shard_app(store: ShardStore, token: str) -> Starlette:
+def shard_app(store: ShardStore, token: str, *, idle_timeout_s: float = 60.0) -> Starlette:
     """An ASGI application, to be mounted or run, that serves a store to whoever knows the token.
 
     `POST /shards?step=` (safetensors; names are shard ids), `POST /fetch` (JSON; answers safetensors),
     `DELETE /shards` (JSON list of ids, null for all), `POST /expire` (JSON), `GET /stats`, and `GET /health`,
     the only one without a token.
 
+    Args:
+        store: What is served.
+        token: What clients have to know.
+        idle_timeout_s: A request's body may pause for so long; on average it comes at 64 KiB/s or faster.
+
     Raises:
         ValueError: The token is shorter than 16 characters.
     """
     if len(token) < 16:
         raise ValueError("the token needs at least 16 characters")
-    handlers = _Handlers(store)
+    handlers = _Handlers(store, idle_timeout_s)
 
     def guarded(handler: Handler) -> Handler:
         async def guard(request: Request) -> Response:
@@ -127,6 +141,8 @@ def shard_app(store: ShardStore, token: str) -> Starlette:
                 return _refuse(400, str(error))
             except NoRoomError as error:
                 return _refuse(507, str(error))
+            except TimeoutError:
+                return _refuse(408, f"the request paused for {idle_timeout_s} s, or trickles")
 
         return guard
 
@@ -145,8 +161,8 @@ def shard_app(store: ShardStore, token: str) -> Starlette:
 class _Handlers:
     """What each request does to the store."""
 
-    def __init__(self, store: ShardStore) -> None:
-        self._store = store
+    def __init__(self, store: ShardStore, idle_timeout_s: float) -> None:
+        self._store, self._idle_timeout_s = store, idle_timeout_s
 
     async def health(self, _: Request) -> Response:
         return JSONResponse({"epoch": self._store.epoch})
@@ -154,8 +170,8 @@ class _Handlers:
     async def put(self, request: Request) -> Response:
         text = request.query_params.get("step")
         step = None if text is None else _integer(text, "step")
-        body = _Body(request)
-        entries = await _read_header(body)
+        body = Body(request, self._idle_timeout_s)
+        entries = await read_header(body)
         size = sum(entry.size_bytes for entry in entries)
         length = request.headers.get("content-length")
         if length is not None and _integer(length, "content-length") != body.taken + size:
@@ -163,11 +179,11 @@ class _Handlers:
                 f"a body of {length} bytes is not the {body.taken + size} that its header describes"
             )
         with self._store.room_for(size):
-            self._store.keep(await _read_tensors(body, entries), step)
+            self._store.keep(await read_tensors(body, entries), step)
         return JSONResponse({"epoch": self._store.epoch}, status_code=201)
 
     async def fetch(self, request: Request) -> Response:
-        wanted = await _json(request)
+        wanted = await self._json(request)
         tensors: dict[str, torch.Tensor] = {}
         for i, (shard_id, rows, columns) in enumerate(_reads(wanted)):
             stored = self._store.get(shard_id) if wanted.get("epoch") == self._store.epoch else None
@@ -183,85 +199,29 @@ class _Handlers:
         )
 
     async def delete(self, request: Request) -> Response:
-        ids = await _json(request, list | None)
+        ids = await self._json(request, list | None)
         if ids is None:
             return JSONResponse({"released": self._store.clear()})
         return JSONResponse({"released": self._store.release([i for i in ids if isinstance(i, str)])})
 
     async def expire(self, request: Request) -> Response:
-        before = (await _json(request)).get("before_step")
-        if not isinstance(before, int):
+        before = (await self._json(request)).get("before_step")
+        if type(before) is not int:
             raise DecodeError("before_step is not an integer")
         return JSONResponse({"released": self._store.expire(before)})
 
     async def stats(self, _: Request) -> Response:
         return JSONResponse(asdict(self._store.stats()))
 
-
-class _Body:
-    """Reads a request's body into memory of the right size, piece by piece."""
-
-    def __init__(self, request: Request) -> None:
-        self._stream = request.stream()
-        self._rest = memoryview(b"")
-        self.taken = 0
-
-    async def read_into(self, target: memoryview) -> None:
-        filled = 0
-        while filled < len(target):
-            if not await self._has_more():
-                raise DecodeError("the body ends early")
-            piece = self._rest[: len(target) - filled]
-            target[filled : filled + len(piece)] = piece
-            filled += len(piece)
-            self._rest = self._rest[len(piece) :]
-        self.taken += filled
-
-    async def expect_end(self) -> None:
-        if await self._has_more():
-            raise DecodeError("more bytes than the safetensors header describes")
-
-    async def _has_more(self) -> bool:
-        while not self._rest:
-            piece = await anext(self._stream, None)
-            if piece is None:
-                return False
-            self._rest = memoryview(piece)
-        return True
-
-
-async def _read_header(body: _Body) -> list[Entry]:
-    start = bytearray(8)
-    await body.read_into(memoryview(start))
-    text = bytearray(header_length(bytes(start)))
-    await body.read_into(memoryview(text))
-    return parse_header(bytes(text))
-
-
-async def _read_tensors(body: _Body, entries: Sequence[Entry]) -> dict[str, torch.Tensor]:
-    tensors = {}
-    for entry in entries:
-        tensor = entry.empty()
-        if entry.size_bytes:
-            await body.read_into(tensor.view(-1).view(torch.uint8).numpy().data)
-        tensors[entry.name] = tensor
-    await body.expect_end()
-    return tensors
-
-
-async def _json(request: Request, kind: type | UnionType = dict) -> Any:
-    raw = bytearray()
-    async for chunk in request.stream():
-        raw += chunk
-        if len(raw) > _REQUEST_BYTES:
-            raise DecodeError(f"a request of more than {_REQUEST_BYTES} bytes")
-    try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise DecodeError(f"the request is no JSON: {error}") from error
-    if not isinstance(value, kind):
-        raise DecodeError(f"the request is no JSON {getattr(kind, '__name__', kind)}")
-    return value
+    async def _json(self, request: Request, kind: type | UnionType = dict) -> Any:
+        raw = await Body(request, self._idle_timeout_s).read_all(_REQUEST_BYTES)
+        try:
+            value = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise DecodeError(f"the request is no JSON: {error}") from error
+        if not isinstance(value, kind):
+            raise DecodeError(f"the request is no JSON {getattr(kind, '__name__', kind)}")
+        return value
 
 
 def _reads(wanted: dict[str, Any]) -> Iterable[tuple[str, Any, Any]]:
@@ -278,21 +238,37 @@ def _reads(wanted: dict[str, Any]) -> Iterable[tuple[str, Any, Any]]:
 
 def _part(stored: torch.Tensor, shard_id: str, rows: Any, columns: Any) -> torch.Tensor:
     """Rows as {"range": [a, b]} or a list of numbers, columns as [a, b], None for all."""
+    shard = TensorShardInfo("", shard_id, "", "", dtype_name(stored.dtype), tuple(stored.shape))
     try:
-        match rows:
-            case None:
-                chosen: Rows | None = None
-            case {"range": [int(start), int(stop)]}:
-                chosen = slice(start, stop)
-            case list():
-                chosen = np.array(rows, dtype=np.int64)
-            case _:
-                raise DecodeError(f"shard {shard_id}: rows are a range or a list")
-        shard = TensorShardInfo("", shard_id, "", "", dtype_name(stored.dtype), tuple(stored.shape))
-        part = ShardRead(shard, chosen, None if columns is None else (int(columns[0]), int(columns[1])))
-        return part.of(stored).contiguous()
+        window = None if columns is None else _window(columns, stored.shape[1])
+        return ShardRead(shard, _rows(rows, stored), window).of(stored).contiguous()
     except (IndexError, TypeError, ValueError, OverflowError) as error:
         raise DecodeError(f"shard {shard_id} of shape {list(stored.shape)}: {error}") from error
+
+
+def _rows(rows: Any, stored: torch.Tensor) -> Rows | None:
+    match rows:
+        case None:
+            return None
+        case {"range": window}:
+            return slice(*_window(window, stored.shape[0]))
+        case list():
+            numbers = np.array(rows) if rows else np.empty(0, np.int64)
+            if numbers.dtype.kind != "i" or numbers.ndim != 1:
+                raise TypeError("rows are whole numbers")
+            if len(numbers) and not (numbers.min() >= 0 and numbers.max() < stored.shape[0]):
+                raise IndexError(f"rows {numbers.min()}..{numbers.max()} do not exist")
+            return numbers
+        case _:
+            raise TypeError("rows are a range or a list")
+
+
+def _window(given: Any, length: int) -> tuple[int, int]:
+    match given:
+        case [int(start), int(stop)] if 0 <= start <= stop <= length:
+            return start, stop
+        case _:
+            raise IndexError(f"{given!r:.80} is not within 0..{length}")
 
 
 async def _chunks(start: bytes, runs: list[Bytes]) -> AsyncIterator[bytes | memoryview]:
@@ -311,7 +287,8 @@ def _integer(text: str | None, name: str) -> int:
 
 
 def _refuse(status: int, message: str) -> Response:
-    return JSONResponse({"error": message}, status_code=status)
+    # What is left of the request is not waited for.
+    return JSONResponse({"error": message}, status_code=status, headers={"connection": "close"})
 
 
 def check_answer(status: int, body: bytes, url: str) -> None:

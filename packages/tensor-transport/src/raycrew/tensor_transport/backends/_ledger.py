@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from raycrew.tensor_transport._forks import remake_in_child
 from raycrew.tensor_transport._shards import StoreStats
 
 K = TypeVar("K")
@@ -22,6 +23,11 @@ class Ledger(Generic[K]):
     def __init__(self) -> None:
         self._entries: dict[K, _Entry] = {}
         self._held = self._peak = self._put = self._released = 0
+        self._lock = threading.Lock()
+        remake_in_child(self)
+
+    def after_fork(self) -> None:
+        """A thread that held the lock is not there to let go of it."""
         self._lock = threading.Lock()
 
     def add(self, key: K, size_bytes: int, step: int | None) -> None:

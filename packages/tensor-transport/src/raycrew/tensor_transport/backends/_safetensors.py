@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from raycrew.tensor_transport._bytes import tensor_bytes
-from raycrew.tensor_transport.errors import DecodeError, UnsupportedTensorError
+from raycrew.tensor_transport.errors import DecodeError, TransportError, UnsupportedTensorError
 from raycrew.tensor_transport.protocols import Bytes
 
 MAX_HEADER_BYTES = 16 << 20
+_MAX_RANK = 64
+_MAX_EXTENT = 2**63 - 1
 _LENGTH = struct.Struct("<Q")
 _NAMES = {
     torch.bool: "BOOL",
@@ -44,8 +46,15 @@ class Entry:
     size_bytes: int
 
     def empty(self) -> torch.Tensor:
-        """Memory for it."""
-        return torch.empty(self.shape, dtype=self.dtype)
+        """Memory for it.
+
+        Raises:
+            TransportError: There is none.
+        """
+        try:
+            return torch.empty(self.shape, dtype=self.dtype)
+        except (RuntimeError, MemoryError) as error:
+            raise TransportError(f"no memory for the {self.size_bytes} bytes of a tensor: {error}") from error
 
 
 def frame(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, list[Bytes]]:
@@ -115,11 +124,13 @@ def _entry(name: str, value: object) -> tuple[int, int, Entry]:
             raise DecodeError(f"tensor {name!r} is not described by dtype, shape and data_offsets")
     if dtype not in _DTYPES:
         raise DecodeError(f"tensor {name!r} has the unknown dtype {dtype!r}")
-    size = _DTYPES[dtype].itemsize
+    size = extent = _DTYPES[dtype].itemsize
     for length in shape:
         if type(length) is not int or length < 0:
-            raise DecodeError(f"tensor {name!r} has the shape {shape!r}")
-        size *= length
-    if start < 0 or stop - start != size:
+            raise DecodeError(f"tensor {name!r} has the shape {shape!r:.100}")
+        size, extent = size * length, extent * max(1, length)
+    if len(shape) > _MAX_RANK or extent > _MAX_EXTENT:
+        raise DecodeError(f"tensor {name!r} has the shape {shape!r:.100}: no tensor can")
+    if type(start) is not int or type(stop) is not int or start < 0 or stop - start != size:
         raise DecodeError(f"tensor {name!r} of {dtype}{shape} needs {size} bytes, has {stop - start}")
     return start, stop, Entry(name, _DTYPES[dtype], tuple(shape), size)

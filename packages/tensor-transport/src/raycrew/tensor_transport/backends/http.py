@@ -2,20 +2,13 @@
 
 import http.client
 import json
-import secrets
-import socket
-import threading
-import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
-import uvicorn
 
 from raycrew.tensor_transport._shards import (
     ShardRead,
@@ -26,94 +19,59 @@ from raycrew.tensor_transport._shards import (
     new_shard_id,
     stale,
 )
-from raycrew.tensor_transport.backends._http_app import CHUNK_BYTES, ShardStore, check_answer, shard_app
+from raycrew.tensor_transport.backends._http_app import ShardStore, shard_app
+from raycrew.tensor_transport.backends._http_client import HttpClient, MakeContext, Origin
+from raycrew.tensor_transport.backends._http_server import ShardServer
 from raycrew.tensor_transport.backends._safetensors import frame, header_length, parse_header
-from raycrew.tensor_transport.errors import (
-    DecodeError,
-    ShardLostError,
-    StaleHandleError,
-    TransportClosedError,
-    TransportError,
-    TransportTimeoutError,
-)
-from raycrew.tensor_transport.protocols import Bytes
+from raycrew.tensor_transport.errors import DecodeError, ShardLostError, StaleHandleError, TransportError
 
-_PIECE_BYTES = 256 << 10
+_ANSWER_BYTES = 16 << 20
 
 __all__ = ["HttpBackend", "ShardServer", "ShardStore", "shard_app"]
 
 
-class ShardServer:
-    """Serves a store over HTTP from a thread of this process.
-
-    Args:
-        host: Address to bind to; loopback unless told otherwise.
-        port: Port, 0 for any free one.
-        token: What clients have to know; made up unless given.
-        max_bytes: Refuse to hold more.
-    """
-
-    def __init__(
-        self,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        *,
-        token: str | None = None,
-        max_bytes: int | None = None,
-    ) -> None:
-        self.token = token or secrets.token_urlsafe(32)
-        self.store = ShardStore(max_bytes=max_bytes)
-        app = shard_app(self.store, self.token)
-        self._socket = socket.create_server((host, port))
-        self.port: int = self._socket.getsockname()[1]
-        self.url = f"http://{host}:{self.port}"
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(
-            target=self._server.run, args=([self._socket],), name="shard-server", daemon=True
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop serving; idempotent."""
-        self._server.should_exit = True
-        self._server.force_exit = True
-        self._thread.join(30)
-        self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
 class HttpBackend:
-    """Stores on one server, and reads from any server that a handle names, if it has the same token.
+    """Stores on one server, and reads from it and from others that are named.
 
-    Tensors travel as safetensors; nothing that is read from the wire is ever unpickled.
+    Tensors travel as safetensors; nothing that is read from the wire is ever unpickled. An answer is compared
+    with what was asked before memory is taken for it. A request whose connection is reset before anything of
+    its answer was read is sent again, a few times.
 
     Args:
         url: The server that `put`, `expire` and `stats` go to, as "http://host:port", with a path where the
             application is mounted under one.
         token: Its token.
         timeout_s: Deadline of requests that have none of their own.
+        servers: URLs of other servers that handles may name, with the same token, or a token for each. A
+            token is sent to the host and port that it is for, and nowhere else.
+        ssl_context: Makes the context of https connections, in each process that the backend is sent to; a
+            function that can be pickled. The system's certificates are trusted unless given.
+
+    Raises:
+        ValueError: A URL is none.
     """
 
     scheme = "http"
     gives_own_memory = True
     reads_over_network = True
 
-    def __init__(self, url: str, token: str, *, timeout_s: float = 60.0) -> None:
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-            raise ValueError(f"url must be http://host:port or https://host:port, got {url!r}")
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        timeout_s: float = 60.0,
+        servers: Mapping[str, str] | Sequence[str] = (),
+        ssl_context: MakeContext | None = None,
+    ) -> None:
+        if isinstance(servers, str):
+            raise TypeError(f"servers must be several URLs, got {servers!r}")
+        Origin.of(url)
         self._url, self._token, self._timeout_s = url.rstrip("/"), token, timeout_s
+        self._servers = dict(servers) if isinstance(servers, Mapping) else dict.fromkeys(servers, token)
+        self._ssl_context = ssl_context
+        self._client = HttpClient({**self._servers, url: token}, ssl_context, timeout_s)
         self._node = urlsplit(url).netloc
-        self._idle: dict[str, list[http.client.HTTPConnection]] = defaultdict(list)
-        self._lock = threading.Lock()
-        self._closed = False
 
     def put(self, tensors: Sequence[torch.Tensor], *, step: int | None = None) -> list[TensorShardInfo]:
         """Send tensors to the server, in one request."""
@@ -122,8 +80,8 @@ class HttpBackend:
         ids = [new_shard_id() for _ in tensors]
         start, runs = frame(dict(zip(ids, tensors, strict=True)))
         path = "/shards" if step is None else f"/shards?step={step}"
-        with self._request(self._url, "POST", path, (start, *runs), None) as answer:
-            epoch = json.loads(answer.read())["epoch"]
+        with self._client.request(self._url, "POST", path, (start, *runs)) as answer:
+            epoch = _field(_parsed(answer, self._url), "epoch", str, self._url)
         return [
             TensorShardInfo(
                 self.scheme, shard_id, epoch, self._node, dtype_name(t.dtype), tuple(t.shape), self._url
@@ -162,7 +120,7 @@ class HttpBackend:
 
     def expire(self, before_step: int) -> int:
         """Release what was put on this backend's server with an earlier step."""
-        return int(self._json(self._url, "POST", "/expire", {"before_step": before_step})["released"])
+        return self._released("POST", "/expire", {"before_step": before_step})
 
     @property
     def node_ids(self) -> list[str]:
@@ -173,128 +131,64 @@ class HttpBackend:
         """Release everything on this backend's server; how many shards that were."""
         if node_id != self._node:
             raise TransportError(f"this backend stores on {self._node}, not on {node_id}")
-        return int(self._json(self._url, "DELETE", "/shards", None)["released"])
+        return self._released("DELETE", "/shards", None)
 
     def stats(self) -> StoreStats:
         """What this backend's server holds."""
-        return StoreStats(**self._json(self._url, "GET", "/stats"))
+        answer = self._json(self._url, "GET", "/stats")
+        try:
+            return StoreStats(**answer)
+        except TypeError as error:
+            raise DecodeError(f"{self._url} sent no figures of a store: {error}") from error
 
     def close(self) -> None:
         """Close idle connections; idempotent."""
-        with self._lock:
-            self._closed = True
-            for connections in self._idle.values():
-                for connection in connections:
-                    connection.close()
-            self._idle.clear()
+        self._client.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._url, self._token, self._timeout_s)
+        return _rebuild, (self._url, self._token, self._timeout_s, self._servers, self._ssl_context)
 
     def _fetch_from(self, reads: Sequence[ShardRead], timeout_s: float | None) -> list[torch.Tensor]:
         first = reads[0].shard
-        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         body = json.dumps({"epoch": first.owner, "reads": [_wanted(read) for read in reads]}).encode()
         try:
-            with self._request(first.locator, "POST", "/fetch", (body,), timeout_s) as answer:
+            with self._client.request(first.locator, "POST", "/fetch", (body,), timeout_s) as answer:
                 if answer.status == 410:
-                    raise _stale(json.loads(answer.read()), reads)
-                tensors = _read_tensors(answer, reads, deadline)
+                    raise _stale(_parsed(answer, first.locator), reads)
+                return _read_tensors(answer, reads, first.locator)
         except ShardLostError as error:
             raise lost(reads, error) from error
-        try:
-            return [tensors[str(i)] for i in range(len(reads))]
-        except KeyError as error:
-            raise DecodeError(f"{first.locator} did not send tensor {error}") from error
 
-    def _json(self, url: str, method: str, path: str, value: object = None) -> Any:
+    def _released(self, method: str, path: str, value: object) -> int:
+        return int(_field(self._json(self._url, method, path, value), "released", int, self._url))
+
+    def _json(self, url: str, method: str, path: str, value: object = None) -> dict[str, Any]:
         body = () if method == "GET" else (json.dumps(value).encode(),)
-        with self._request(url, method, path, body, None) as answer:
-            return json.loads(answer.read())
-
-    @contextmanager
-    def _request(
-        self, url: str, method: str, path: str, body: Sequence[bytes | Bytes], timeout_s: float | None
-    ) -> Iterator[http.client.HTTPResponse]:
-        """Send a request and give its answer; the connection is kept if the answer was read to its end."""
-        if self._closed:
-            raise TransportClosedError("this HttpBackend is closed")
-        timeout = self._timeout_s if timeout_s is None else timeout_s
-        start = time.monotonic()
-        try:
-            connection, answer = self._send(url, method, path, body, timeout)
-            try:
-                if answer.status not in (200, 201, 410):
-                    check_answer(answer.status, answer.read(), url)
-                yield answer
-            except BaseException:
-                connection.close()
-                raise
-            self._keep(url, connection, answer)
-        except TimeoutError as error:
-            waited = time.monotonic() - start
-            raise TransportTimeoutError(f"{method} {url}{path}: no answer in {waited:.3g} s") from error
-        except (OSError, http.client.HTTPException) as error:
-            raise ShardLostError(
-                f"{url} cannot be reached: {error!r}", node_id=urlsplit(url).netloc
-            ) from error
-
-    def _send(
-        self, url: str, method: str, path: str, body: Sequence[bytes | Bytes], timeout: float
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        headers = {
-            "Authorization": f"Bearer {self._token}",
-            "Content-Length": str(sum(_view(part).nbytes for part in body)),
-        }
-        while True:
-            connection, reused = self._connection(url, timeout)
-            try:
-                connection.request(method, urlsplit(url).path + path, body=_pieces(body), headers=headers)
-                return connection, connection.getresponse()
-            except (ConnectionError, http.client.BadStatusLine):
-                # The server closed an idle connection. Sending twice is harmless: puts name their shards.
-                connection.close()
-                if not reused:
-                    raise
-            except BaseException:
-                connection.close()
-                raise
-
-    def _connection(self, url: str, timeout: float) -> tuple[http.client.HTTPConnection, bool]:
-        with self._lock:
-            if self._idle[url]:
-                connection = self._idle[url].pop()
-                connection.timeout = timeout
-                if connection.sock is not None:
-                    connection.sock.settimeout(timeout)
-                return connection, True
-        parts = urlsplit(url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        return kind(parts.hostname or "", parts.port, timeout=timeout, blocksize=CHUNK_BYTES), False
-
-    def _keep(
-        self, url: str, connection: http.client.HTTPConnection, answer: http.client.HTTPResponse
-    ) -> None:
-        with self._lock:
-            if answer.isclosed() and connection.sock is not None and not self._closed:
-                self._idle[url].append(connection)
-            else:
-                connection.close()
+        with self._client.request(url, method, path, body) as answer:
+            return _parsed(answer, url)
 
 
-def _rebuild(url: str, token: str, timeout_s: float) -> HttpBackend:
-    return HttpBackend(url, token, timeout_s=timeout_s)
+def _rebuild(
+    url: str, token: str, timeout_s: float, servers: Mapping[str, str], ssl_context: MakeContext | None
+) -> HttpBackend:
+    return HttpBackend(url, token, timeout_s=timeout_s, servers=servers, ssl_context=ssl_context)
 
 
-def _view(part: bytes | Bytes) -> memoryview:
-    return memoryview(part) if isinstance(part, bytes) else part.data
+def _parsed(answer: http.client.HTTPResponse, url: str) -> dict[str, Any]:
+    text = answer.read(_ANSWER_BYTES)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"{url} answered something else than JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise DecodeError(f"{url} answered something else than a JSON object")
+    return value
 
 
-def _pieces(body: Sequence[bytes | Bytes]) -> Iterator[memoryview]:
-    for part in body:
-        view = _view(part)
-        for offset in range(0, len(view), CHUNK_BYTES):
-            yield view[offset : offset + CHUNK_BYTES]
+def _field(answer: dict[str, Any], name: str, kind: type, url: str) -> Any:
+    if type(answer.get(name)) is not kind:
+        raise DecodeError(f"{url} answered without {name!r}")
+    return answer[name]
 
 
 def _wanted(read: ShardRead) -> list[Any]:
@@ -307,35 +201,44 @@ def _wanted(read: ShardRead) -> list[Any]:
 
 
 def _read_tensors(
-    answer: http.client.HTTPResponse, reads: Sequence[ShardRead], deadline: float
-) -> dict[str, torch.Tensor]:
-    """Read an answer straight into the memory of its tensors."""
+    answer: http.client.HTTPResponse, reads: Sequence[ShardRead], url: str
+) -> list[torch.Tensor]:
+    """Read an answer straight into the memory of its tensors, if they are what was asked for."""
     entries = parse_header(answer.read(header_length(answer.read(8))))
-    targets = {str(i): read.into for i, read in enumerate(reads)}
+    asked = {str(i): read for i, read in enumerate(reads)}
+    for entry in entries:
+        read = asked.pop(entry.name, None)
+        if read is None:
+            raise DecodeError(f"{url} sent a tensor {entry.name!r} that was not asked for")
+        if (read.shard.torch_dtype, read.shape) != (entry.dtype, entry.shape):
+            want, got = (
+                f"{dtype_name(d)}{list(s)}"
+                for d, s in ((read.shard.torch_dtype, read.shape), (entry.dtype, entry.shape))
+            )
+            raise DecodeError(f"{read.shard.name}: asked for {want}, got {got} from {url}")
+    if asked:
+        raise DecodeError(f"{url} did not send {reads[int(next(iter(asked)))].shard.name}")
+    size = sum(entry.size_bytes for entry in entries)
+    if answer.length not in (None, size):
+        raise DecodeError(f"{url} sends {answer.length} bytes for tensors of {size} bytes")
     tensors = {}
     for entry in entries:
-        target = targets.get(entry.name)
-        if target is not None and (target.shape != entry.shape or target.dtype != entry.dtype):
-            raise DecodeError(f"asked for {target.dtype}{list(target.shape)}, got {entry}")
-        tensor = entry.empty() if target is None else target
+        into = reads[int(entry.name)].into
+        tensor = tensors[entry.name] = entry.empty() if into is None else into
         if entry.size_bytes:
-            _fill(tensor.view(-1).view(torch.uint8).numpy().data, answer, deadline)
-        tensors[entry.name] = tensor
+            _fill(tensor.view(-1).view(torch.uint8).numpy().data, answer)
     if answer.read(1):
         raise DecodeError("more bytes than the safetensors header describes")
-    return tensors
+    return [tensors[str(i)] for i in range(len(reads))]
 
 
-def _fill(target: memoryview, answer: http.client.HTTPResponse, deadline: float) -> None:
-    """Read in pieces: each is waited for, and an answer that trickles in ends as well."""
+def _fill(target: memoryview, answer: http.client.HTTPResponse) -> None:
     filled = 0
     while filled < len(target):
-        count = answer.readinto(target[filled : filled + _PIECE_BYTES])
+        count = answer.readinto(target[filled:])
         if not count:
             raise DecodeError(f"the answer ends after {filled} of {len(target)} bytes of a tensor")
         filled += count
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{filled} of {len(target)} bytes of a tensor arrived in time")
 
 
 def _stale(answer: dict[str, Any], reads: Sequence[ShardRead]) -> StaleHandleError:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from raycrew.tensor_transport._bytes import tensor_bytes, tensor_over
+from raycrew.tensor_transport._forks import remake_in_child
 from raycrew.tensor_transport._shards import (
     ShardRead,
     StoreStats,
@@ -23,6 +24,11 @@ class InlineBackend:
 
     def __init__(self) -> None:
         self._put_shards = 0
+        self._lock = threading.Lock()
+        remake_in_child(self)
+
+    def after_fork(self) -> None:
+        """A thread that held the lock is not there to let go of it."""
         self._lock = threading.Lock()
 
     def put(self, tensors: Sequence[torch.Tensor], *, step: int | None = None) -> list[TensorShardInfo]:  # noqa: ARG002

@@ -3,9 +3,10 @@
 import dataclasses
 import functools
 import os
+import re
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 from raycrew.tensor_transport import _ray_compat
 from raycrew.tensor_transport._bytes import tensor_bytes, tensor_from
+from raycrew.tensor_transport._forks import remake_in_child
 from raycrew.tensor_transport._shards import (
     ShardRead,
     StoreStats,
@@ -21,14 +23,20 @@ from raycrew.tensor_transport._shards import (
     dtype_name,
     lost,
     new_shard_id,
+    stale,
 )
-from raycrew.tensor_transport.backends._arena_files import RELEASED, SIZE, Arena, is_leased, machine_name
+from raycrew.tensor_transport.backends._arena_files import SIZE, Arena
+from raycrew.tensor_transport.backends._machine import memory_left
+from raycrew.tensor_transport.backends._mappings import Place, read_arena
+from raycrew.tensor_transport.backends._own_files import is_free, machine_name, named_errors
 from raycrew.tensor_transport.backends.ray_refs import RayRefBackend
-from raycrew.tensor_transport.backends.shared_memory import Place, read_arena
 from raycrew.tensor_transport.errors import ShardLostError, StaleHandleError, TransportError
 from raycrew.tensor_transport.protocols import Bytes
 
 _CLUSTER_S = 10.0
+_ASKING_SHARE = 20  # Where Ray has to be asked, that takes at most a twentieth of the time.
+_ARENA_PATH = re.compile(r"/proc/\d+/fd/\d+")
+_FILES = named_errors("memory of this node")
 
 
 class NodeMemoryBackend:
@@ -36,7 +44,11 @@ class NodeMemoryBackend:
 
     One copy is made when tensors are put, none when they are read, and a write stays with its reader. Bytes
     go when the last handle goes, as Ray counts it, or with the process that put them; a reader's mapping
-    stays. Memory that is free again is kept warm for the next tensors, for a minute.
+    stays. Memory that is free again is kept warm for the next tensors, for a minute. What is less than a
+    megabyte, or than an eighth of its arena, is copied when it is read, so that tensors that are kept hold on
+    to at most eight times their memory; so is what another result has in place already.
+
+    A forked child reads; to put is refused there, as Ray can't be used in it.
 
     Readers on other machines get copies by way of a process on the owner's node. Where that would be the rule
     (a cluster of several machines), and where memory is short, tensors go to Ray's object store instead; a
@@ -57,12 +69,26 @@ class NodeMemoryBackend:
         self._otherwise = RayRefBackend()
         self._arenas: list[Arena] = []
         self._used_at: dict[Path, float] = {}
-        self._lent: dict[str, list[tuple[Arena, int]]] = {}
+        self._lent: dict[str, list[tuple[Arena, Place]]] = {}
+        self._connection = ""
+        self._gone: deque[str] = deque()
+        self._asked_for: set[str] = set()
         self._several_machines = (False, float("-inf"))
-        self._collected_at = float("-inf")
+        self._collected_at = self._ask_at = float("-inf")
+        self._peak = self._put = self._released = 0
+        self._lock = threading.RLock()
+        remake_in_child(self)
+
+    def after_fork(self) -> None:
+        """A child has lent nothing, and lets go of what its parent has."""
+        inherited, self._arenas, self._used_at = self._arenas, [], {}
+        for arena in inherited:
+            arena.let_go()
+        self._lent, self._gone, self._asked_for = {}, deque(), set()
         self._peak = self._put = self._released = 0
         self._lock = threading.RLock()
 
+    @_FILES
     def put(self, tensors: Sequence[torch.Tensor], *, step: int | None = None) -> list[TensorShardInfo]:
         """Copy tensors into warm memory where possible."""
         raws = [tensor_bytes(tensor) for tensor in tensors]
@@ -72,7 +98,10 @@ class NodeMemoryBackend:
             if places is None:
                 return self._otherwise.put(tensors, step=step)
             token = _ray_compat.put(b"")
-            self._lent[token.hex()] = [(arena, place.slot) for arena, place in places]
+            self._lent[token.hex()] = places
+            self._connection = _ray_compat.connection_id()
+            if not _ray_compat.when_unreferenced(token, self._gone.append):
+                self._asked_for.add(token.hex())
             self._put += len(tensors)
             self._peak = max(self._peak, self._held_bytes())
         owner, node, machine = f"process {os.getpid()}", _ray_compat.current_node_id(), _machine()
@@ -89,6 +118,7 @@ class NodeMemoryBackend:
             for tensor, (arena, place) in zip(tensors, places, strict=True)
         ]
 
+    @_FILES
     def fetch(self, reads: Sequence[ShardRead], *, timeout_s: float | None = None) -> list[torch.Tensor]:
         """The wanted parts, to be written to at will: in place for a megabyte and more, else copies.
 
@@ -121,14 +151,10 @@ class NodeMemoryBackend:
             if not self._arenas or now - self._collected_at < every_s:
                 return
             self._collected_at = now
-            held = _ray_compat.references_held()
-            if held is None:
-                return
-            for token in [token for token in self._lent if token not in held]:
-                for arena, slot in self._lent.pop(token):
-                    arena.header.slots[slot, RELEASED] = 1
+            for token in self._unreferenced():
+                for arena, place in self._lent.pop(token, ()):
+                    self._released += arena.header.release(place.generation, [place.slot])
                     self._used_at[arena.path] = now
-                    self._released += 1
             for arena in [a for a in self._arenas if now - self._used_at[a.path] > self._idle_s]:
                 if not len(arena.header.live):
                     self._drop(arena)
@@ -140,6 +166,7 @@ class NodeMemoryBackend:
         """Nothing to do."""
         return 0
 
+    @_FILES
     def stats(self) -> StoreStats:
         """What this process holds."""
         with self._lock:
@@ -151,7 +178,7 @@ class NodeMemoryBackend:
                 reserved_bytes=sum(arena.capacity for arena in self._arenas),
                 put_shards=self._put,
                 released_shards=self._released,
-                leases=sum(is_leased(arena.path) for arena in self._arenas),
+                leases=sum(not is_free(arena.path) for arena in self._arenas),
             )
 
     def close(self) -> None:
@@ -164,6 +191,23 @@ class NodeMemoryBackend:
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._arena_bytes, self._idle_s)
 
+    def _unreferenced(self) -> list[str]:
+        """Tokens of what no handle refers to any more, as Ray told; asked only where it does not tell."""
+        connection = _ray_compat.connection_id()
+        if connection != self._connection:
+            self._connection, found = connection, list(self._lent)  # Nobody counts what an earlier one lent.
+            self._asked_for.clear()
+            return found
+        found = [self._gone.popleft() for _ in range(len(self._gone))]
+        started = time.monotonic()
+        if self._asked_for and started >= self._ask_at:
+            held = _ray_compat.references_held() or frozenset()
+            found += self._asked_for - held
+            self._asked_for &= held
+            ended = time.monotonic()
+            self._ask_at = ended + _ASKING_SHARE * (ended - started)
+        return found
+
     def _take(self, raws: Sequence[Bytes]) -> list[tuple[Arena, Place]] | None:
         """Copy runs of bytes into arenas, all or none; None where there is no memory for them."""
         taken: list[tuple[Arena, Place]] = []
@@ -175,7 +219,7 @@ class NodeMemoryBackend:
                 place = arena.append(raw, None) if arena is not None else None
             if arena is None or place is None:
                 for owner, where in taken:
-                    owner.header.slots[where.slot, RELEASED] = 1
+                    owner.header.release(where.generation, [where.slot])
                 return None
             offset, slot = place
             taken.append((arena, Place(arena.header.generation, offset, slot)))
@@ -188,7 +232,7 @@ class NodeMemoryBackend:
                 self._used_at[arena.path] = time.monotonic()
                 return arena
         capacity = _rounded(max(self._arena_bytes, size_bytes))
-        if capacity > _memory_left() // 2:
+        if capacity > memory_left() // 2:
             return None
         try:
             arena = Arena(None, capacity)
@@ -209,7 +253,7 @@ class NodeMemoryBackend:
         if time.monotonic() - asked_at > _CLUSTER_S:
             several = len(_ray_compat.machine_addresses()) > 1
             self._several_machines = (several, time.monotonic())
-        return not several and hasattr(os, "memfd_create") and _ray_compat.references_held() is not None
+        return not several and hasattr(os, "memfd_create") and _ray_compat.counts_references()
 
     def _held_bytes(self) -> int:
         return sum(int(arena.header.live[:, SIZE].sum()) for arena in self._arenas)
@@ -221,9 +265,11 @@ def _rebuild(arena_bytes: int, idle_s: float) -> NodeMemoryBackend:
 
 def _read(reads: Sequence[ShardRead], timeout_s: float | None = None) -> list[torch.Tensor]:
     """Parts of one arena of a process on this machine."""
-    path = Path(reads[0].shard.locator[2])
+    path = reads[0].shard.locator[2]
+    if not _ARENA_PATH.fullmatch(path):
+        raise stale(reads[0].shard, f"{path!r} is no memory of a process")
     try:
-        return read_arena(path, reads, [read.shard.locator[3] for read in reads], timeout_s)
+        return read_arena(Path(path), reads, [read.shard.locator[3] for read in reads], timeout_s)
     except StaleHandleError as error:
         raise lost(reads, "the process that put it is gone") from error
 
@@ -257,17 +303,3 @@ def _rounded(size_bytes: int) -> int:
     """A size that batches of about the same size share: up to an eighth more."""
     unit = max(1 << 20, 1 << max(0, size_bytes.bit_length() - 4))
     return -(-size_bytes // unit) * unit
-
-
-def _memory_left() -> int:
-    """Bytes that the machine, or this process's container, has left."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable"):
-            left = int(line.split()[1]) * 1024
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        used = int((group / "memory.current").read_text())
-    except OSError:
-        return left
-    return left if limit == "max" else min(left, int(limit) - used)

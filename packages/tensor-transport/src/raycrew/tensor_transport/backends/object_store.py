@@ -151,7 +151,7 @@ class ObjectStoreBackend:
         for shard in shards:
             by_node[shard.node_id].append(shard.shard_id)
         calls = [
-            (node, self._stores[node].release.remote(ids))
+            (node, self._store(node).release.remote(ids))
             for node, ids in by_node.items()
             if node in self._stores
         ]
@@ -159,7 +159,7 @@ class ObjectStoreBackend:
 
     def expire(self, before_step: int) -> int:
         """Forget, on all nodes, what was put with an earlier step."""
-        calls = [(node, store.expire.remote(before_step)) for node, store in self._stores.items()]
+        calls = [(node, self._store(node).expire.remote(before_step)) for node in self._stores]
         return sum(n or 0 for n in self._call(calls, self._timeout_s, dead_is_fine=True))
 
     def clear_node(self, node_id: str) -> int:
@@ -172,7 +172,7 @@ class ObjectStoreBackend:
 
     def stats_by_node(self) -> dict[str, StoreStats]:
         """What each node's store holds."""
-        calls = [(node, store.stats.remote()) for node, store in self._stores.items()]
+        calls = [(node, self._store(node).stats.remote()) for node in self._stores]
         return dict(zip(self._stores, self._call(calls, self._timeout_s), strict=True))
 
     def close(self) -> None:
@@ -186,6 +186,7 @@ class ObjectStoreBackend:
         return _rebuild, (self._stores, self._timeout_s)
 
     def _store(self, node_id: str) -> Any:
+        _ray_compat.ray_module()  # Says so where this process can't call actors.
         try:
             return self._stores[node_id]
         except KeyError:

@@ -9,6 +9,7 @@ import torch
 
 from raycrew.tensor_transport import _ray_compat
 from raycrew.tensor_transport._bytes import arrange, tensor_bytes, tensor_over, unlocked
+from raycrew.tensor_transport._forks import remake_in_child
 from raycrew.tensor_transport._shards import (
     ShardRead,
     StoreStats,
@@ -32,6 +33,11 @@ class RayRefBackend:
 
     def __init__(self) -> None:
         self._put_shards = 0
+        self._lock = threading.Lock()
+        remake_in_child(self)
+
+    def after_fork(self) -> None:
+        """A thread that held the lock is not there to let go of it."""
         self._lock = threading.Lock()
 
     def put(self, tensors: Sequence[torch.Tensor], *, step: int | None = None) -> list[TensorShardInfo]:  # noqa: ARG002

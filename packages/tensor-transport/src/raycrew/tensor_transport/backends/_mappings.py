@@ -1,0 +1,194 @@
+"""Arenas as their readers see them: mapped privately, once per process and generation."""
+
+import bisect
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from raycrew.tensor_transport._bytes import private_copy, tensor_over
+from raycrew.tensor_transport._forks import remake_in_child
+from raycrew.tensor_transport._shards import ShardRead, stale
+from raycrew.tensor_transport.backends._arena_files import HEADER_BYTES, Header
+from raycrew.tensor_transport.backends._own_files import try_lock
+from raycrew.tensor_transport.errors import TransportError, TransportTimeoutError
+
+MAP_BYTES = 1 << 20
+MAP_SHARE = 8
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+class Place(NamedTuple):
+    """Where a shard lies in an arena."""
+
+    generation: int
+    offset: int
+    slot: int
+
+
+class PrivateMap(mmap.mmap):
+    """An arena mapped privately, under a lease that lives as long as the mapping.
+
+    Writes to it stay in it, so each run of its bytes is given to one reader only.
+    """
+
+    _given: list[tuple[int, int]]
+
+    @property
+    def header(self) -> Header:
+        """The arena's header, as its owner has it now."""
+        return Header(np.frombuffer(self, np.int64, HEADER_BYTES // 8))
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of the arena."""
+        return len(self) - HEADER_BYTES
+
+    def give(self, start: int, stop: int) -> bool:
+        """Whether these bytes were given to nobody yet; they are now."""
+        given = self.__dict__.setdefault("_given", [])
+        i = bisect.bisect_left(given, (start, stop))
+        if (i and given[i - 1][1] > start) or (i < len(given) and given[i][0] < stop):
+            return False
+        given.insert(i, (start, stop))
+        return True
+
+
+class SharedMaps:
+    """The mapping of each arena and generation that results in this process lie in; it goes with the last."""
+
+    def __init__(self) -> None:
+        self._maps: weakref.WeakValueDictionary[tuple[str, int], PrivateMap] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+        remake_in_child(self)
+
+    def after_fork(self) -> None:
+        """The child's copies of the mappings are its own; the lock is not."""
+        self._lock = threading.Lock()
+
+    def find(self, path: Path, generation: int) -> PrivateMap | None:
+        """The mapping of an arena that is still there."""
+        found = self._maps.get((str(path), generation))
+        return found if found is not None and path.exists() else None
+
+    def share(self, path: Path, mapped: PrivateMap) -> PrivateMap:
+        """Have later reads use a mapping; the one to use, as another thread may have been faster."""
+        with self._lock:
+            return self._maps.setdefault((str(path), mapped.header.generation), mapped)
+
+    def give(self, mapped: PrivateMap, start: int, stop: int) -> bool:
+        """`PrivateMap.give`, by one thread at a time."""
+        with self._lock:
+            return mapped.give(start, stop)
+
+
+_MAPS = SharedMaps()
+
+
+def read_arena(
+    path: Path, reads: Sequence[ShardRead], places: Sequence[Place], timeout_s: float | None = None
+) -> list[torch.Tensor]:
+    """Parts of one arena, each its reader's own.
+
+    They lie in place where they are, together, a megabyte and an eighth of the arena or more: what is kept
+    never holds on to much more memory than itself. Else they are copies, and so are bytes that another
+    result has already.
+
+    Raises:
+        StaleHandleError: A shard was released, or the arena is gone.
+        TransportTimeoutError: Its owner held it for longer than `timeout_s`.
+        TransportError: There are no descriptors, or no address space, for a mapping.
+    """
+    wanted = sum(read.size_bytes for read in reads if not isinstance(read.rows, np.ndarray))
+    shared = _MAPS.find(path, places[0].generation) if wanted >= MAP_BYTES else None
+    fresh = None if shared is not None else map_for_reading(path, timeout_s)
+    if fresh is not None and wanted >= max(MAP_BYTES, fresh.capacity // MAP_SHARE):
+        shared, fresh = _MAPS.share(path, fresh), None
+    parts = []
+    for read, place in zip(reads, places, strict=True):
+        part = None if shared is None else _in_place(shared, read, place)
+        if part is None:
+            fresh = fresh or map_for_reading(path, timeout_s)
+            part = private_copy(_part(fresh, read, place))
+        parts.append(part)
+    return parts
+
+
+def map_for_reading(path: Path, timeout_s: float | None = None) -> PrivateMap | None:
+    """Map an arena under a lease; None where the file is gone.
+
+    The mapping's own descriptor keeps the shared lock.
+
+    Raises:
+        TransportTimeoutError: An owner that is just about to use the arena anew did not let go of it.
+        TransportError: There are no descriptors, or no address space, left.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise TransportError(f"{path} can't be read: {error}") from error
+        return None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_size <= HEADER_BYTES:
+            return None
+        if not _share_in_time(fd, timeout_s):
+            raise TransportTimeoutError(f"{path} was not let go of within {timeout_s} s")
+        return PrivateMap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    except (OSError, ValueError) as error:
+        if isinstance(error, TransportError):
+            raise
+        raise TransportError(f"{path} can't be mapped: {error}") from error
+    finally:
+        os.close(fd)
+
+
+def _in_place(mapped: PrivateMap, read: ShardRead, place: Place) -> torch.Tensor | None:
+    """The wanted part where it lies, unless somebody has it already."""
+    if isinstance(read.rows, np.ndarray):
+        return None
+    part = _part(mapped, read, place)
+    start, size = place.offset, read.shard.size_bytes
+    if part.is_contiguous():
+        first = np.frombuffer(mapped, np.uint8, 1, HEADER_BYTES).__array_interface__["data"][0]
+        start, size = part.data_ptr() - first, part.nbytes
+    return part if not part.numel() or _MAPS.give(mapped, start, start + size) else None
+
+
+def _part(mapped: PrivateMap | None, read: ShardRead, place: Place) -> torch.Tensor:
+    """The wanted part of a mapped arena, if the handle's bytes are still in it."""
+    shard = read.shard
+    if mapped is None:
+        raise stale(shard, "its memory was given back")
+    header = mapped.header
+    if header.generation != place.generation:
+        raise stale(shard, "its memory was released and used again")
+    if not header.is_live(place.generation, place.slot):
+        raise stale(shard, "it was released")
+    if place.offset < 0 or place.offset + shard.size_bytes > mapped.capacity:
+        raise stale(shard, f"bytes {place.offset}.. of its memory are not there")
+    raw = np.frombuffer(mapped, np.uint8, shard.size_bytes, HEADER_BYTES + place.offset)
+    return read.of(tensor_over(raw, shard.torch_dtype, shard.shape))
+
+
+def _share_in_time(fd: int, timeout_s: float | None) -> bool:
+    if timeout_s is None:
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        return True
+    deadline = time.monotonic() + timeout_s
+    while not try_lock(fd, fcntl.LOCK_SH):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True

@@ -1,0 +1,169 @@
+"""Files of shared memory that belong to one user: their folder, their names, locks that end with processes.
+
+The folder is `raycrew-UID`, for its user alone. In it, a session has the files `raycrew-SESSION.session`, and
+for each process `raycrew-SESSION-EPOCH.owner` and `raycrew-SESSION-EPOCH-ARENA`.
+
+- An owner holds an exclusive lock on a file of its epoch; who gets it knows that the owner is dead.
+- Every process of a session holds a shared lock on the session's file. Who gets the exclusive one knows that
+  the session is over, and removes its files.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from raycrew.tensor_transport.errors import TransportError
+
+PREFIX = "raycrew-"
+_SESSION = re.compile(rf"{PREFIX}([0-9A-Za-z]+)\.session")
+_MEMBER = re.compile(rf"{PREFIX}([0-9A-Za-z]+)-([0-9a-f]+)(\.owner|-[0-9a-f]+)")
+
+
+@contextlib.contextmanager
+def named_errors(what: str) -> Iterator[None]:
+    """Raise what the system refuses as `TransportError`."""
+    try:
+        yield
+    except TransportError:
+        raise
+    except OSError as error:
+        raise TransportError(f"{what}: {error}") from error
+
+
+def own_folder(directory: Path) -> Path:
+    """This user's folder in a directory that everybody may have; made if it is not there.
+
+    Raises:
+        TransportError: Somebody else could put files there.
+    """
+    uid, folder = os.geteuid(), directory / f"{PREFIX}{os.geteuid()}"
+    above = directory.stat()
+    if above.st_uid not in (0, uid) or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
+        raise TransportError(
+            f"others may move files in {directory} (owner {above.st_uid}, mode "
+            f"{stat.filemode(above.st_mode)}): name a directory of root or of this user, "
+            "sticky if others may write to it"
+        )
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(0o700)
+    found = folder.stat(follow_symlinks=False)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o077:
+        raise TransportError(
+            f"{folder} is not a folder of user {uid} alone (owner {found.st_uid}, mode "
+            f"{stat.filemode(found.st_mode)}): somebody else may have made it; remove it, or name another "
+            "directory"
+        )
+    return folder
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Open a file of this user; a link is not followed.
+
+    Raises:
+        OSError: It cannot be opened.
+        TransportError: It is not a plain file, or another user's.
+    """
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    found = os.fstat(fd)
+    if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
+        os.close(fd)
+        raise TransportError(f"{path} is of user {found.st_uid}, or no plain file: it is not used")
+    return fd
+
+
+class LockFile:
+    """A file that is locked for as long as this object is open."""
+
+    def __init__(self, path: Path, *, shared: bool) -> None:
+        self.path = path
+        self._fd: int | None = _open_locked(path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        """Give the lock up, unless another process was forked while it was held; idempotent."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def is_free(path: Path) -> bool:
+    """Whether nobody has a lock on a file: whoever locked it is gone, or the file is."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    try:
+        return try_lock(fd, fcntl.LOCK_EX)
+    finally:
+        os.close(fd)
+
+
+def try_lock(fd: int, kind: int) -> bool:
+    """Lock a file, if that needs no waiting; whether it was done."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def files_of(folder: Path, session: str) -> list[Path]:
+    """All files of a session but its own."""
+    return [path for path in sorted(folder.iterdir()) if _session_in(_MEMBER, path.name) == session]
+
+
+def arenas_of(folder: Path, session: str) -> list[Path]:
+    """The arenas of a session."""
+    return [path for path in files_of(folder, session) if path.suffix != ".owner"]
+
+
+def is_arena(name: object) -> bool:
+    """Whether this is the name of an arena, as handles give it."""
+    name = f"{PREFIX}{name}"
+    return _session_in(_MEMBER, name) is not None and not name.endswith(".owner")
+
+
+def sweep(folder: Path) -> list[str]:
+    """Remove the files of sessions that are over; their names."""
+    ended = []
+    for path in sorted(folder.iterdir()):
+        session = _session_in(_SESSION, path.name)
+        if session is None:
+            continue
+        with contextlib.suppress(OSError, TransportError):
+            fd = open_own(path, os.O_RDWR)
+            try:
+                if try_lock(fd, fcntl.LOCK_EX):
+                    for file in files_of(folder, session):
+                        file.unlink(missing_ok=True)
+                    path.unlink(missing_ok=True)
+                    ended.append(session)
+            finally:
+                os.close(fd)
+    return ended
+
+
+def _session_in(pattern: re.Pattern[str], name: str) -> str | None:
+    found = pattern.fullmatch(name)
+    return None if found is None else found[1]
+
+
+def _open_locked(path: Path, kind: int) -> int:
+    """Open and lock a file that is still the one of that name afterwards (a sweep may have removed it)."""
+    while True:
+        fd = open_own(path, os.O_RDWR | os.O_CREAT)
+        fcntl.flock(fd, kind)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), path.stat(follow_symlinks=False)):
+                return fd
+        os.close(fd)
+
+
+def machine_name(directory: Path) -> str:
+    """What two processes have in common that see the same shared memory: the boot, and the file system."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    host = boot.read_text().strip()[:13] if boot.exists() else os.uname().nodename
+    return f"{host}-{directory.stat().st_dev}"
