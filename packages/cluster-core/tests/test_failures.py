@@ -1,10 +1,12 @@
 """What happens when things go wrong under real clusters: drivers and nodes die, groups vanish."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from dataclasses import replace
 
@@ -18,15 +20,18 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import (
     AllocationTimeoutError,
+    BundlesLostError,
     ClusterError,
     InfeasibleRequestError,
     NodeLostError,
     RayVirtualCluster,
     ResourceInsufficientError,
+    _ray,
 )
 from raycrew.cluster_core._commands import main
 from raycrew.cluster_core._placement import allocation as _allocation
 from raycrew.cluster_core._ray import compat as _ray_compat
+from raycrew.cluster_core._ray import gate as _gate
 from raycrew.cluster_core._ray import status as _ray_status
 from raycrew.cluster_core._ray.census import take_census
 from raycrew.cluster_core.memory import MemoryMonitor
@@ -64,7 +69,7 @@ def test_an_exception_while_groups_are_made_leaves_nothing(ray_nodes, monkeypatc
         made.append(create(*arguments))
         return made[0]
 
-    monkeypatch.setattr(_ray_compat, "create_group", fail_the_second)
+    monkeypatch.setattr(_ray, "create_group", fail_the_second)
     with pytest.raises(KeyboardInterrupt):
         RayVirtualCluster([2, 2])
     assert not live_groups()
@@ -92,7 +97,7 @@ def test_a_group_that_is_removed_while_it_is_waited_for_is_made_again(ray_nodes,
             _ray_compat.remove_group(group)
         return group
 
-    monkeypatch.setattr(_ray_compat, "create_group", remove_the_first)
+    monkeypatch.setattr(_ray, "create_group", remove_the_first)
     with RayVirtualCluster([2, 2]) as cluster:
         assert len(cluster.bundles) == 4
         assert names[-1].endswith("-try2")
@@ -161,11 +166,11 @@ def test_what_can_never_fit_fails_at_once_and_leaves_nothing(ray_nodes):
 
 def test_an_autoscaler_that_has_not_told_of_itself_is_waited_for(ray_nodes, monkeypatch):
     answers = iter([None, None, False])
-    monkeypatch.setattr(_ray_status, "autoscaler_is_running", lambda: next(answers))
+    monkeypatch.setattr(_ray, "autoscaler_is_running", lambda: next(answers))
     with pytest.raises(InfeasibleRequestError):
         RayVirtualCluster([5], timeout_s=3000)
     assert not list(answers)
-    monkeypatch.setattr(_ray_status, "autoscaler_is_running", lambda: None)
+    monkeypatch.setattr(_ray, "autoscaler_is_running", lambda: None)
     with pytest.raises(InfeasibleRequestError):
         RayVirtualCluster([5], timeout_s=0)
 
@@ -219,23 +224,102 @@ def test_a_killed_driver_leaves_nothing(ray_nodes):
         assert len(other.rendezvous(n_ports=64).ports) == 64
 
 
-@pytest.mark.slow
-def test_a_control_service_that_hangs_does_not_hang_an_allocation(monkeypatch):
+@contextlib.contextmanager
+def stopped(process):
+    """A process that stands still for a while."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+def questions():
+    return [thread for thread in threading.enumerate() if thread.name == "raycrew-answer"]
+
+
+@pytest.fixture(scope="module")
+def small_cluster():
     ray.shutdown()
-    with simulated_nodes([{"num_cpus": 2}]) as nodes, connected(nodes.address):
-        (head,) = nodes.head_node.all_processes["gcs_server"]
-        with RayVirtualCluster([1], use_gpus=False) as cluster:
-            monkeypatch.setattr(_ray_compat, "_ANSWER_S", 0.5)
-            head.process.send_signal(signal.SIGSTOP)
-            try:
-                with pytest.raises(AllocationTimeoutError, match="control service did not answer"):
-                    RayVirtualCluster([1], use_gpus=False, timeout_s=1)
-                with pytest.raises(GetTimeoutError):
-                    cluster.check_nodes()
-            finally:
-                head.process.send_signal(signal.SIGCONT)
-            monkeypatch.undo()
-            cluster.check_nodes()
+    with simulated_nodes([{"num_cpus": 2}]) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def control_service(small_cluster, monkeypatch):
+    """Its process, of a cluster that this process is connected to; questions to it are given up early."""
+    with connected(small_cluster.address):
+        (server,) = small_cluster.head_node.all_processes["gcs_server"]
+        monkeypatch.setattr(_gate, "_ANSWER_S", 0.5)
+        yield server.process
+        monkeypatch.undo()
+
+
+@pytest.mark.slow
+@pytest.mark.hostile
+def test_a_control_service_that_hangs_does_not_hang_an_allocation(control_service, monkeypatch):
+    with RayVirtualCluster([1], use_gpus=False) as cluster:
+        with stopped(control_service):
+            with pytest.raises(AllocationTimeoutError, match="control service did not answer"):
+                RayVirtualCluster([1], use_gpus=False, timeout_s=1)
+            with pytest.raises(GetTimeoutError):
+                cluster.check_nodes()
+        wait_until(lambda: not questions())
+        cluster.check_nodes()
+
+
+@pytest.mark.slow
+@pytest.mark.hostile
+def test_a_control_service_that_stops_while_groups_are_made_leaves_none(control_service, monkeypatch):
+    make, names = _ray_compat.placement_group, []
+
+    def stop_at_the_second(bundles, **options):
+        names.append(options["name"])
+        if len(names) == 2:
+            control_service.send_signal(signal.SIGSTOP)
+        return make(bundles, **options)
+
+    monkeypatch.setattr(_ray_compat, "placement_group", stop_at_the_second)
+    try:
+        with pytest.raises(AllocationTimeoutError, match="control service did not answer"):
+            RayVirtualCluster([1, 1], use_gpus=False, timeout_s=1)
+    finally:
+        control_service.send_signal(signal.SIGCONT)
+    assert len(names) == 2 == len(set(names))
+    wait_until(lambda: not questions())
+    made = {entry["name"]: entry["state"] for entry in placement_group_table().values()}
+    assert {made[name] for name in names} == {"REMOVED"}, "the given-up group was made, and removed"
+    assert not live_groups()
+    wait_until_all_is_free()
+
+
+@pytest.mark.slow
+@pytest.mark.hostile
+def test_a_control_service_that_hangs_does_not_hang_a_shutdown(control_service, caplog):
+    cluster = RayVirtualCluster([1], use_gpus=False)
+    cluster.rendezvous()
+    ray.put(cluster)  # An actor keeps its slots from now on.
+    with stopped(control_service):
+        cluster.shutdown()
+        assert "goes back once Ray's control service goes on" in caplog.text
+        cluster.shutdown()
+    wait_until(lambda: not questions())
+    assert not live_groups()
+    wait_until(lambda: not _ray_status.actor_states())
+    wait_until_all_is_free()
+
+
+@pytest.mark.hostile
+def test_a_group_that_is_removed_under_a_live_cluster_is_noticed(local_ray):
+    with RayVirtualCluster([1, 2], use_gpus=False) as cluster:
+        cluster.claim([0], "early").release()
+        _ray_compat.remove_group(cluster.get_placement_groups()[1])
+        for use in (cluster.check_nodes, lambda: cluster.claim(None, "late")):
+            with pytest.raises(
+                BundlesLostError, match=r"removed by somebody else.*bundles \[1, 2\]"
+            ) as error:
+                use()
+            assert error.value.bundle_indices == (1, 2)
 
 
 @ray.remote

@@ -82,6 +82,8 @@ def test_join_by_address_changes_nothing_here_and_forwards_by_policy(local_ray_s
     apart.setenv("MY_SETTING", "7")
     apart.setenv("VLLM_API_KEY", "hush")
     apart.setenv("MY_SECRET", "hush-hush")
+    apart.setenv("HTTPS_PROXY", "me:hush@proxy")
+    apart.setenv("NO_PROXY", "*")
     ray_logger, handler = logging.getLogger("ray"), signal.getsignal(signal.SIGTERM)
     own = logging.NullHandler()
     ray_logger.addHandler(own)
@@ -94,16 +96,24 @@ def test_join_by_address_changes_nothing_here_and_forwards_by_policy(local_ray_s
             assert traces() == before
             assert (connection.address, connection.started_here) == (local_ray_session, False)
             assert connection.namespace == "mine" == ray.get_runtime_context().namespace
-            assert dict(connection.secrets) == {"MY_SECRET": "hush-hush"}
+            secrets = {"MY_SECRET": "hush-hush", "VLLM_API_KEY": "hush", "HTTPS_PROXY": "me:hush@proxy"}
+            assert dict(connection.secrets).items() >= secrets.items()
+            assert RayConnection.current() is connection
             forwarded = ray.get_runtime_context().runtime_env["env_vars"]
             assert {"NCCL_DEBUG": "WARN", "MY_SETTING": "7"}.items() <= forwarded.items()
-            assert not {"VLLM_API_KEY", "MY_SECRET", "CUDA_VISIBLE_DEVICES", "RAY_TMPDIR"} & set(forwarded)
+            assert not {
+                "VLLM_API_KEY",
+                "MY_SECRET",
+                "HTTPS_PROXY",
+                "CUDA_VISIBLE_DEVICES",
+                "RAY_TMPDIR",
+            } & set(forwarded)
             seen = ray.get(environment_of_a_task.remote())
             assert seen["MY_SETTING"] == "7" and "VLLM_API_KEY" not in seen and "MY_SECRET" not in seen
     finally:
         ray_logger.removeHandler(own)
         signal.signal(signal.SIGTERM, handler)
-    assert connection.closed and not ray.is_initialized()
+    assert connection.closed and not ray.is_initialized() and RayConnection.current() is None
     with init_ray(local_ray_session, forward_env=None) as again:  # The cluster itself is still there.
         assert "env_vars" not in ray.get_runtime_context().runtime_env
         assert again is not connection
@@ -122,7 +132,7 @@ def test_one_connection_per_process(local_ray_session, apart):
     first = init_ray(local_ray_session)
     with init_ray() as second, init_ray(local_ray_session, secrets=["MY_SECRET"]) as third:
         assert first is second is third
-        assert dict(first.secrets) == {"MY_SECRET": "hush"}
+        assert first.secrets["MY_SECRET"] == "hush"
     assert not first.closed, "the block of a later call ended the connection"
     with pytest.raises(ValueError, match=f"connected to {local_ray_session}; close that"):
         init_ray("127.0.0.1:1")

@@ -35,9 +35,48 @@ def test_the_rest_stays_even_when_everything_is_allowed():
     assert sorted(everything.forwarded(environ)) == plain
 
 
-def test_a_url_with_a_password_stays():
-    environ = {"https_proxy": "http://me:hush@proxy:8080", "http_proxy": "http://proxy:8080/a:b@c"}
-    assert DEFAULT_POLICY.forwarded(environ) == {"http_proxy": "http://proxy:8080/a:b@c"}
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("https_proxy", "http://me:hush@proxy:8080"),
+        ("HTTPS_PROXY", "user:pw@proxy"),
+        ("HTTPS_PROXY", "hush@proxy:8080"),
+        ("http_proxy", "http://user:pa/ss@p"),
+        ("http_proxy", "http://user:p@ss@p:1"),
+        ("HF_ENDPOINT", "https://hush@host"),
+        ("HF_ENDPOINT", "https://host/a?x=1&access_token=hush"),
+        ("MLFLOW_TRACKING_URI", "postgresql+psycopg2://me:hush@db/mlflow"),
+        ("VLLM_TOKENS", "hush,hush-hush"),
+        ("NRL_SECRETKEY", "hush"),
+        ("NRL_GITHUBTOKEN", "hush"),
+        ("NRL_APIKEYS", "hush"),
+        ("HF_TOKEN", "hush"),
+    ],
+)
+def test_what_holds_credentials_goes_the_way_of_secrets(name, value):
+    assert DEFAULT_POLICY.forwarded({name: value}) == {}
+    assert DEFAULT_POLICY.confidential({name: value}) == {name: value}
+
+
+def test_what_holds_none_is_forwarded_and_no_secret():
+    environ = {
+        "http_proxy": "http://proxy:8080",
+        "HTTPS_PROXY": "proxy:8080",
+        "NO_PROXY": "localhost,.example.org,::1",
+        "VLLM_MAX_NUM_BATCHED_TOKENS": "8192",
+        "HF_ENDPOINT": "https://mirror.example.org/a?b=c",
+        "NCCL_SOCKET_IFNAME": "=eth0:1",
+    }
+    assert DEFAULT_POLICY.forwarded(environ) == environ
+    assert DEFAULT_POLICY.confidential(environ) == {}
+
+
+def test_what_no_worker_is_meant_to_get_is_no_secret_of_its_either():
+    environ = {**dict.fromkeys(KEPT_BACK, "1"), "AWS_SECRET_ACCESS_KEY": "hush"}
+    allowed = {"HF_TOKEN", "WANDB_API_KEY", "VLLM_API_KEY", "MLFLOW_TRACKING_PASSWORD", "HF_SECRET_THING"}
+    assert set(DEFAULT_POLICY.confidential(environ)) == {*allowed, "NRL_PAT"}
+    assert EnvironmentPolicy(allow=()).confidential(environ) == {}
 
 
 def test_device_flags_are_a_matter_of_policy():
@@ -54,7 +93,7 @@ def test_launcher_variables_are_scrubbed_and_others_are_not():
 
 
 @pytest.mark.parametrize(
-    "name", ["HF_TOKEN", "aws_secret_access_key", "MY-API-KEY", "DB_PASSWORD", "SSH_AUTH_SOCK"]
+    "name", ["HF_TOKEN", "aws_secret_access_key", "MY-API-KEY", "DB_PASSWORD", "SSH_AUTH_SOCK", "SECRETKEY"]
 )
 def test_secret_names(name):
     assert DEFAULT_POLICY.is_secret(name)

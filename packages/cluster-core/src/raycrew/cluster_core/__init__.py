@@ -10,6 +10,7 @@ from raycrew.cluster_core._ports import PortLease, lease_ports
 from raycrew.cluster_core._topology import Bundle, NodeState, Placement, Rendezvous
 from raycrew.cluster_core.errors import (
     AllocationTimeoutError,
+    BundlesLostError,
     BundlesOccupiedError,
     ClusterAuthenticationError,
     ClusterClosedError,
@@ -35,6 +36,7 @@ __all__ = [
     "DEFAULT_POLICY",
     "AllocationTimeoutError",
     "Bundle",
+    "BundlesLostError",
     "BundlesOccupiedError",
     "Claim",
     "Cluster",

@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from raycrew.cluster_core._connection import prepare_visit
 from raycrew.cluster_core._placement import STRATEGIES, PlacementPlan, PlacementRequest, plan_cluster
 from raycrew.cluster_core._topology import BOOKKEEPING, Bundle, NodeState, Placement
 from raycrew.cluster_core.errors import ClusterError
@@ -29,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
+        if getattr(options, "address", None) and not getattr(options, "local", False):
+            options.address = prepare_visit(options.address)
         answer, draw, status = options.run(options)
     except (ClusterError, ValueError, OSError) as error:
         Console(stderr=True).print(f"{type(error).__name__}: {error}", style="red", markup=False)
@@ -61,7 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     shared.add_argument("--json", action="store_true", help="print JSON")
     connected = argparse.ArgumentParser(add_help=False)
     connected.add_argument(
-        "--address", default="auto", help="host:port of the cluster (default: RAY_ADDRESS or auto)"
+        "--address",
+        default="auto",
+        help="host:port of the cluster (default: RAY_ADDRESS, else yours on this machine)",
     )
 
     doctor = commands.add_parser("doctor", parents=[shared, connected], help="find the usual troubles")

@@ -2,6 +2,7 @@
 
 import html
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
@@ -14,15 +15,17 @@ from raycrew.cluster_core._placement import (
     Claims,
     ClusterOptions,
     GpuIds,
+    Holding,
     LedgerClaim,
     PlacementPlan,
     check_options,
+    give_back_when_forgotten,
     plan_cluster,
 )
 from raycrew.cluster_core._ports import PortKeepers
-from raycrew.cluster_core._ray import check_connected, run_on_nodes, take_census
+from raycrew.cluster_core._ray import run_on_nodes, take_census
 from raycrew.cluster_core._topology import Bundle, Rendezvous
-from raycrew.cluster_core.errors import ClusterClosedError, NodeLostError
+from raycrew.cluster_core.errors import NodeLostError
 from raycrew.cluster_core.memory import BundleMemory, MemoryMonitor, memory_usage
 from raycrew.cluster_core.protocols import Occupant
 
@@ -35,7 +38,8 @@ class RayVirtualCluster:
     """Bundles on a Ray cluster for worker groups to sit on.
 
     Everything is allocated when the constructor returns. Leaving the `with` block or `shutdown()` releases
-    it; so does the end of the driver, however it ends.
+    it; so does the end of the driver, however it ends, or of the connection to Ray. A cluster that is merely
+    forgotten, together with the claims on it, is released with a `ResourceWarning`.
 
     Args:
         bundle_ct_per_node_list: Bundles per logical node, such as `[4, 8, 2]`; a zero leaves a hole.
@@ -112,17 +116,17 @@ class RayVirtualCluster:
             max_retries=max_retries,
             port_range=port_range,
         )
-        self._closed = False
-        self._owner = True
-        self._keepers = PortKeepers(self._options.port_range)
-        self._monitor: MemoryMonitor | None = None
-        self._allocation = self._allocate()
+        session = _ray.check_connected()
+        allocation = self._allocate()
         try:
-            self._claims = Claims(self._allocation, self._options.slots, self._options.accelerator)
+            claims = Claims(allocation, self._options.slots, self._options.accelerator)
+            keepers = PortKeepers(self._options.port_range)
+            self._held = Holding(self.name, session, allocation, claims, keepers, owner=True)
             if self._options.monitor_memory:
-                self._monitor = MemoryMonitor(self).start()
+                self._held.monitor = MemoryMonitor(weakref.proxy(self)).start()
+            give_back_when_forgotten(self, self._held)
         except BaseException:
-            self._allocation.remove()
+            allocation.remove()
             raise
 
     def _allocate(self) -> Allocation:
@@ -163,6 +167,11 @@ class RayVirtualCluster:
         return self._options.alias
 
     @property
+    def session(self) -> _ray.Session:
+        """The connection to Ray that this cluster belongs to."""
+        return self._held.session
+
+    @property
     def communication_backend(self) -> str:
         """What worker groups tell their workers to communicate with."""
         return self._options.communication_backend
@@ -179,8 +188,8 @@ class RayVirtualCluster:
         Devices are known only inside a bundle's own processes: within a node the order is final once a worker
         group, or a claim on some of its bundles, learnt them.
         """
-        self._check_open()
-        return self._claims.bundles
+        self._held.check()
+        return self._held.claims.bundles
 
     def world_size(self) -> int:
         """How many bundles there are."""
@@ -192,8 +201,8 @@ class RayVirtualCluster:
 
     def get_placement_groups(self) -> list[PlacementGroup]:
         """The placement groups, one per logical node that has bundles, or a single unified one."""
-        self._check_open()
-        return list(self._allocation.groups)
+        self._held.check()
+        return list(self._held.allocation.groups)
 
     def claim(self, indices: Sequence[int] | None, holder: str) -> LedgerClaim:
         """Take one slot on each named bundle (all of them for None) for `holder`.
@@ -202,31 +211,33 @@ class RayVirtualCluster:
             ValueError: An index is out of range or repeated.
             BundlesOccupiedError: A bundle has no free slot; says who holds them.
             NodeLostError: A node of the cluster is gone.
+            BundlesLostError: Somebody else removed a placement group of the cluster.
             ClusterError: Some bundles of a node were named, and its bundles did not tell their devices.
         """
         self.check_nodes()
-        return self._claims.claim(indices, holder)
+        return self._held.claims.claim(indices, holder, self)
 
     def release_holder(self, holder: str) -> int:
         """Give back all slots of a holder that died without doing so; return how many claims that were."""
-        self._check_open()
-        return self._claims.release_holder(holder)
+        self._held.check()
+        return self._held.claims.release_holder(holder)
 
     def holders(self) -> dict[int, tuple[str, ...]]:
         """Who holds slots, by bundle index; bundles that nobody holds are left out."""
-        self._check_open()
-        return self._claims.holders()
+        self._held.check()
+        return self._held.claims.holders()
 
     def check_nodes(self) -> None:
-        """Make sure that every node of this cluster is alive.
+        """Make sure that every node of this cluster is alive, and every placement group there.
 
         Raises:
-            ClusterClosedError: The cluster was shut down.
+            ClusterClosedError: The cluster was shut down, or the connection to Ray that it belongs to ended.
+            BundlesLostError: Somebody else removed a placement group; says which bundles were on it.
             NodeLostError: A node is gone; says which, and which bundles were on it.
         """
-        self._check_open()
+        self._held.check()
         live = _ray.live_node_ids()
-        lost = [bundle for bundle in self._claims.bundles if bundle.node_id not in live]
+        lost = [bundle for bundle in self._held.claims.bundles if bundle.node_id not in live]
         if lost:
             nodes = {bundle.node_id: f"{bundle.node_address} ({bundle.node_id[:8]})" for bundle in lost}
             raise NodeLostError(
@@ -234,6 +245,7 @@ class RayVirtualCluster:
                 f"node {', '.join(nodes.values())} is gone. Shut the cluster down and create it anew.",
                 list(nodes),
             )
+        self._held.claims.check_groups()
 
     def rendezvous(self, bundle_index: int = 0, n_ports: int = 1, *, consecutive: bool = False) -> Rendezvous:
         """Lease `n_ports` ports on the node of a bundle until the cluster is shut down.
@@ -243,7 +255,7 @@ class RayVirtualCluster:
             PortsExhaustedError: Too few ports of the range are free on the node.
             NodeLostError: The node is gone.
         """
-        return self._keepers.lease(self.bundles[bundle_index].node_id, n_ports, consecutive=consecutive)
+        return self._held.keepers.lease(self.bundles[bundle_index].node_id, n_ports, consecutive=consecutive)
 
     def get_master_address_and_port(self) -> tuple[str, int]:
         """Address of the first bundle's node and a port there that nobody else gets, a new one each time."""
@@ -265,9 +277,9 @@ class RayVirtualCluster:
         Args:
             where: Pairs of placement group position and bundle index.
         """
-        self._check_open()
-        bundles = [self._claims.bundle_at(*place) for place in where]
-        waits = [self._keepers.start(bundle.node_id) for bundle in bundles]
+        self._held.check()
+        bundles = [self._held.claims.bundle_at(*place) for place in where]
+        waits = [self._held.keepers.start(bundle.node_id) for bundle in bundles]
         return [(meeting.address, meeting.port) for meeting in (wait() for wait in waits)]
 
     def run_on_each_node(self, fn: Callable[[], T], *, timeout_s: float = 300.0) -> Iterator[tuple[str, T]]:
@@ -297,7 +309,7 @@ class RayVirtualCluster:
         return layout.svg(self.bundles, groups, title=self.name)
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(repr(self))}</p>" if self._closed else self.layout_svg()
+        return f"<p>{html.escape(repr(self))}</p>" if not self._held.is_open else self.layout_svg()
 
     def memory_usage(self) -> list[BundleMemory]:
         """Read the host and device memory of every bundle, in bundle order."""
@@ -306,34 +318,22 @@ class RayVirtualCluster:
     @property
     def memory_monitor(self) -> MemoryMonitor | None:
         """What watches the memory, with its high-water marks; None without `monitor_memory=True`."""
-        return self._monitor
+        return self._held.monitor
 
     def shutdown(self) -> None:
         """Release everything; idempotent, and what runs on the bundles ends.
 
+        Returns when it is done, from whichever thread it was called first. Where the connection to Ray ended,
+        nothing is left to release. Where Ray's control service does not answer, it goes on in the background.
+
         On a copy that travelled to another process it only ends the copy: the bundles stay with their owner.
         """
-        if self._closed:
-            return
-        self._closed = True
-        if self._monitor is not None:
-            self._monitor.close(timeout_s=5.0)
-        if not _ray.is_connected():
-            return
-        self._keepers.close()
-        if self._owner:
-            self._claims.close()
-            self._allocation.give_back()
+        self._held.give_back()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel to another process of the same Ray cluster, which then shares the slots with this one."""
-        self._check_open()
-        return _copy, (self._options, self._allocation, self._claims)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClusterClosedError(f"virtual cluster {self.name!r} was shut down")
-        check_connected()
+        self._held.check()
+        return _copy, (self._options, self._held.allocation, self._held.claims)
 
     def __enter__(self) -> Self:
         return self
@@ -343,18 +343,12 @@ class RayVirtualCluster:
 
     def __repr__(self) -> str:
         counts = list(self._options.request.bundle_counts)
-        return f"RayVirtualCluster({counts}, name={self.name!r}{', shut down' if self._closed else ''})"
+        return f"RayVirtualCluster({counts}, name={self.name!r}{'' if self._held.is_open else ', shut down'})"
 
 
 def _copy(options: ClusterOptions, allocation: Allocation, claims: Claims) -> RayVirtualCluster:
     cluster = RayVirtualCluster.__new__(RayVirtualCluster)
-    vars(cluster).update(
-        _options=options,
-        _allocation=allocation,
-        _claims=claims,
-        _closed=False,
-        _owner=False,
-        _monitor=None,
-        _keepers=PortKeepers(options.port_range),
-    )
+    keepers = PortKeepers(options.port_range)
+    held = Holding(options.alias, _ray.check_connected(), allocation, claims, keepers, owner=False)
+    vars(cluster).update(_options=options, _held=held)
     return cluster

@@ -273,7 +273,10 @@ def check_dashboard(url: str | None) -> Finding:
 
 def check_token_file(environ: Mapping[str, str], token_file: Path | None = None) -> Finding:
     """Whether others can read the token."""
-    path = Path(environ.get("RAY_AUTH_TOKEN_PATH") or token_file or default_token_file())
+    try:
+        path = Path(environ.get("RAY_AUTH_TOKEN_PATH") or token_file or default_token_file())
+    except ClusterError as error:
+        return Finding("token", "doubtful", str(error), "Set HOME.")
     if not path.exists():
         return Finding("token", "skipped", f"there is no {path}")
     mode = path.stat().st_mode & 0o777

@@ -75,6 +75,22 @@ class NodeLostError(ClusterError):
         return type(self), (self.message, self.node_ids)
 
 
+class BundlesLostError(ClusterError):
+    """Placement groups under a live cluster were removed by somebody else.
+
+    Attributes:
+        bundle_indices: Indices of the bundles that are gone.
+    """
+
+    def __init__(self, message: str, bundle_indices: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.bundle_indices = tuple(bundle_indices)
+
+    def __reduce__(self) -> tuple[type, tuple[str, tuple[int, ...]]]:
+        return type(self), (self.message, self.bundle_indices)
+
+
 class NodeCallError(ClusterError):
     """A function that was run on each node failed on one of them; the cause is its exception there.
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self, TypeVar
 import psutil
 
 from raycrew.cluster_core._topology import Bundle
+from raycrew.cluster_core.errors import ClusterClosedError
 
 logger = logging.getLogger(__name__)
 
@@ -227,6 +228,8 @@ class MemoryMonitor:
                 reading = self.read()
                 if self._callback is not None:
                     self._callback(reading)
+            except (ClusterClosedError, ReferenceError):
+                return  # The cluster is over, and with it what there was to watch.
             except Exception:
                 if not self._stop.is_set():
                     logger.exception("reading the memory failed; the next try is in %g s", self._interval_s)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from raycrew.cluster_core._connection.connection import RayConnection
     from raycrew.cluster_core._connection.init import init_ray
     from raycrew.cluster_core._connection.token import default_token_file
+    from raycrew.cluster_core._connection.visiting import prepare_visit
 
 __all__ = [
     "DEFAULT_POLICY",
@@ -21,6 +22,7 @@ __all__ = [
     "check_reachable",
     "default_token_file",
     "init_ray",
+    "prepare_visit",
 ]
 
 __getattr__ = lazy(
@@ -30,5 +32,6 @@ __getattr__ = lazy(
         "connection": ["RayConnection"],
         "init": ["init_ray"],
         "token": ["default_token_file"],
+        "visiting": ["prepare_visit"],
     },
 )

@@ -1,8 +1,9 @@
 """This process's membership of a Ray cluster."""
 
 from collections.abc import Callable, Iterator, Mapping
+from threading import RLock
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 import ray
 
@@ -12,6 +13,8 @@ from raycrew.cluster_core._ray import run_on_nodes
 from raycrew.cluster_core.errors import ClusterClosedError
 
 T = TypeVar("T")
+
+changing = RLock()  # One thread at a time joins, starts or leaves a cluster.
 
 
 class RayConnection:
@@ -25,9 +28,14 @@ class RayConnection:
         dashboard_url: Where the dashboard is, or None.
         namespace: Namespace of named actors.
         policy: What of the environment is forwarded to workers.
-        secrets: What `init_ray(secrets=…)` collected; worker groups deliver it, nothing else shows it.
+        secrets: What `init_ray(secrets=…)` collected, and what of the environment is allowed and holds
+            credentials; worker groups deliver it, nothing else shows it.
+        of_process: The last one that `init_ray` made here, closed or not; `current()` tells the open one.
+        session: What tells this connection from any other one of this process.
         session_dir: Folder of the cluster's session on this machine, or None.
     """
+
+    of_process: ClassVar["RayConnection | None"] = None
 
     def __init__(
         self,
@@ -52,11 +60,21 @@ class RayConnection:
         self._authentication = dict(authentication or {})
         self._calls, self._depth, self._ends_with_block = 1, 0, False
         self._closed = False
+        self.session = _ray.check_connected()
+
+    @classmethod
+    def current(cls) -> "RayConnection | None":
+        """The open connection that `init_ray` gave to this process, or None; never connects.
+
+        What delivers things to workers finds there the policy and the secrets.
+        """
+        found = cls.of_process
+        return None if found is None or found.closed else found
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is closed, by `close()` or by a shutdown of Ray."""
-        return self._closed or not ray.is_initialized()
+        """Whether it is closed, by `close()` or by a shutdown of Ray, whatever was joined since."""
+        return self._closed or _ray.Session.current() != self.session
 
     def child_env(self) -> dict[str, str]:
         """Variables that let a child process join this cluster by `init_ray()` or `ray.init()`.
@@ -92,11 +110,12 @@ class RayConnection:
     def close(self) -> None:
         """Leave the cluster, and end it if this process started it; idempotent.
 
-        A runtime that was up before `init_ray` was called is left alone.
+        A runtime that was up before `init_ray` was called, or that came after this one, is left alone.
         """
-        if not self._closed:
+        with changing:
+            is_ours = not self.closed and self._owns_driver
             self._closed = True
-            if self._owns_driver and ray.is_initialized():
+            if is_ours:
                 ray.shutdown()
 
     def __enter__(self) -> Self:
@@ -119,4 +138,6 @@ class RayConnection:
 
     def _check_open(self) -> None:
         if self.closed:
-            raise ClusterClosedError(f"the connection to {self.address} is closed")
+            raise ClusterClosedError(
+                f"the connection to {self.address} is closed; call init_ray() for a new one"
+            )

@@ -6,12 +6,14 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 
+from raycrew.cluster_core._connection.token import authentication
 from raycrew.cluster_core._devices import VISIBILITY_VARIABLES
+from raycrew.cluster_core.errors import NoClusterError
 
 DEVICES_LABEL = "raycrew.devices"
 SLURM_RESOURCES = ("slurm_managed_ray_cluster",)
@@ -29,12 +31,14 @@ class RunningCluster:
         labels: Labels of these nodes.
         resources: Names of their resources.
         session_dir: Folder of its session.
+        authentication: Variables by which its node processes here find their token.
     """
 
     address: str
     labels: Mapping[str, str] = field(default_factory=dict)
     resources: frozenset[str] = frozenset()
     session_dir: str = ""
+    authentication: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def is_slurm_managed(self) -> bool:
@@ -44,7 +48,13 @@ class RunningCluster:
     def joined_with(self, other: "RunningCluster") -> "RunningCluster":
         """The same cluster as another of its nodes shows it; only one of them may carry a tag."""
         labels, resources = {**other.labels, **self.labels}, self.resources | other.resources
-        return RunningCluster(self.address, labels, resources, self.session_dir or other.session_dir)
+        return RunningCluster(
+            self.address,
+            labels,
+            resources,
+            self.session_dir or other.session_dir,
+            self.authentication or other.authentication,
+        )
 
 
 def devices_tag(environ: Mapping[str, str], device_files: Sequence[str] = _DEVICE_FILES) -> str | None:
@@ -109,9 +119,30 @@ def running_clusters() -> list[RunningCluster]:
         if process.info["name"] == "raylet" and uids and uids.real == os.getuid() and command:
             cluster = parse_node_command(command)
             if cluster is not None:
+                cluster = replace(cluster, authentication=_authentication(process))
                 known = found.get(cluster.address)
                 found[cluster.address] = known.joined_with(cluster) if known else cluster
     return list(found.values())
+
+
+def _authentication(process: psutil.Process) -> dict[str, str]:
+    try:
+        return authentication(process.environ())
+    except (psutil.Error, OSError):  # It ended meanwhile.
+        return {}
+
+
+def only_one(running: Iterable[RunningCluster]) -> RunningCluster | None:
+    """The one cluster that a person means who names none, or None where there is none.
+
+    Raises:
+        NoClusterError: There are several; says which.
+    """
+    clusters = list(running)
+    if len(clusters) > 1:
+        addresses = ", ".join(cluster.address for cluster in clusters)
+        raise NoClusterError(f"several of your clusters run on this machine: {addresses}; name one of them")
+    return clusters[0] if clusters else None
 
 
 def parse_node_command(command: Sequence[str]) -> RunningCluster | None:

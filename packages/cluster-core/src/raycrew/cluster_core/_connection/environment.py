@@ -61,7 +61,16 @@ _SECRET_WORDS = frozenset(
     )
 )
 _NOT_SECRET = ("HF_HUB_DISABLE_IMPLICIT_TOKEN", "PWD", "OLDPWD")
-_CREDENTIALS_IN_URL = re.compile(r"://[^/\s@]*:[^/\s@]+@")
+_SECRET_WORD = re.compile(  # Words that are written together, as in SECRETKEY or GITHUBTOKEN.
+    r".*(?:TOKEN|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?)"
+    r"|.*(?:API|ACCESS|SECRET|PRIVATE|AUTH|ACCOUNT|SIGNING|ENCRYPTION|SSH)KEYS?"
+)
+_PLURAL = re.compile(r".*TOKENS")  # Secrets, unless it is a number: how many of them.
+# Whatever stands before an @ may be a password, with or without a scheme, a user, or a slash in it.
+_CREDENTIALS = re.compile(
+    r"\S*:\S*@\S|[?&;](?:[\w.-]*[_.-])?(?:token|key|secret|password|sig|signature)=", re.I
+)
+_PROXY = re.compile(r".*_PROXY", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,7 @@ class EnvironmentPolicy:
 
     A runtime environment can be read in the dashboard and the state API, so a name is forwarded only if
     `allow` matches and neither a secret, nor a launcher's variable, nor Ray's own, nor a device mask is meant
-    by it; a value that is a URL with a password stays behind as well.
+    by it. Names and values that `allow` matches and that hold credentials go the way of secrets instead.
 
     Attributes:
         allow: Names that may be forwarded.
@@ -89,7 +98,17 @@ class EnvironmentPolicy:
         return {
             name: value
             for name, value in sorted(environ.items())
-            if self._is_forwarded(name) and not _CREDENTIALS_IN_URL.search(value)
+            if self._is_forwarded(name) and not _holds_credentials(name, value)
+        }
+
+    def confidential(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The part of `environ` that is allowed and holds credentials: it goes the way of secrets."""
+        return {
+            name: value
+            for name, value in sorted(environ.items())
+            if _matches(name, self.allow)
+            and self._foreign(name) is None
+            and (self.is_secret(name) or _holds_credentials(name, value))
         }
 
     def scrubbed(self, environ: Mapping[str, str]) -> list[str]:
@@ -100,7 +119,8 @@ class EnvironmentPolicy:
         """Whether a name looks like a secret's: one of its words is TOKEN, KEY, PASSWORD or the like."""
         if _matches(name, self.not_secret):
             return False
-        return not _SECRET_WORDS.isdisjoint(re.split(r"[^A-Z0-9]+", name.upper()))
+        words = re.split(r"[^A-Z0-9]+", name.upper())
+        return any(word in _SECRET_WORDS or _SECRET_WORD.fullmatch(word) for word in words)
 
     def allowing(self, *patterns: str) -> "EnvironmentPolicy":
         """This policy with more names allowed.
@@ -125,6 +145,10 @@ class EnvironmentPolicy:
     def _refusal(self, name: str) -> str | None:
         if self.is_secret(name):
             return "it looks like a secret, and a runtime environment can be read by all; pass it in secrets="
+        return self._foreign(name)
+
+    def _foreign(self, name: str) -> str | None:
+        """Why a name means nothing in a worker."""
         if _matches(name, self.launcher):
             return "it belongs to the launcher of the driver's process"
         if name in VISIBILITY_VARIABLES:
@@ -132,6 +156,12 @@ class EnvironmentPolicy:
         if name.startswith("RAY_") and name not in KEEP_FLAGS:
             return "it is Ray's own"
         return None
+
+
+def _holds_credentials(name: str, value: str) -> bool:
+    if _PLURAL.fullmatch(name.upper()) and not value.strip().isdecimal():
+        return True
+    return bool(_CREDENTIALS.search(value)) or (bool(_PROXY.fullmatch(name)) and "@" in value)
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray
-
 from raycrew.cluster_core import _ray
 from raycrew.cluster_core._connection import discovery as _discovery
 from raycrew.cluster_core._connection.addresses import check_address, check_reachable
 from raycrew.cluster_core._connection.config import ClusterConfig
-from raycrew.cluster_core._connection.connection import RayConnection
+from raycrew.cluster_core._connection.connection import RayConnection, changing
 from raycrew.cluster_core._connection.environment import (
     DEFAULT_POLICY,
     EnvironmentPolicy,
@@ -54,9 +52,6 @@ class _Membership:
     secrets: Secrets
 
 
-_current: RayConnection | None = None
-
-
 def init_ray(
     address: str | None = None,
     *,
@@ -80,8 +75,8 @@ def init_ray(
     devices. Only if there is none is a fresh one started. "auto" is the same without the last step; "local"
     is the last step alone.
 
-    Calling it again gives the same connection. `os.environ`, the loggers and signal handlers of this process
-    stay as they are.
+    Calling it again, from any thread, gives the same connection, for as long as that lasts. `os.environ`, the
+    loggers and signal handlers of this process stay as they are.
 
     Args:
         address: `host:port`, `ray://host:port`, "auto" or "local". Through a `ray://` proxy streaming
@@ -96,6 +91,7 @@ def init_ray(
         object_store_memory: Size of its object store, in bytes.
         temp_dir: Its folder for sessions, of at most 43 characters.
         forward_env: A policy, or names and patterns to forward besides the default policy's; None is nothing.
+            What of it holds credentials is handed over as a secret.
             Workers of a cluster started here inherit this process's environment in any case.
         secrets: Names of variables (or a mapping) that worker groups hand to workers apart from the
             runtime environment, which anybody can read.
@@ -110,7 +106,6 @@ def init_ray(
         ClusterUnreachableError: Nothing at the address answers.
         ClusterAuthenticationError: The cluster refuses this process's token.
     """
-    global _current
     given = {
         "address": address,
         "log_dir": log_dir,
@@ -127,23 +122,38 @@ def init_ray(
     settings = {**_configured(config), **{name: value for name, value in given.items() if value is not None}}
     wanted = settings.pop("address", None)
     check_address(wanted)
-    membership = _Membership(
-        settings.pop("namespace", None),
-        _policy(settings.pop("forward_env", DEFAULT_POLICY)),
-        collect_secrets(settings.pop("secrets", ())),
-    )
+    policy = _policy(settings.pop("forward_env", DEFAULT_POLICY))
+    asked = collect_secrets(settings.pop("secrets", ()))
+    secrets = Secrets({**policy.confidential(os.environ), **asked})
+    membership = _Membership(settings.pop("namespace", None), policy, secrets)
     log_folder = settings.pop("log_dir", None)
     start = _StartOptions(**{**settings, "temp_dir": _checked_temp_dir(settings.get("temp_dir"))})
-    if ray.is_initialized():
-        _current = _reuse(_current, wanted, membership)
-        return _current
+    with changing:
+        known = RayConnection.current()
+        RayConnection.of_process = _connect(known, wanted, membership, start, timeout_s, log_folder)
+        return RayConnection.of_process
+
+
+def _connect(
+    current: RayConnection | None,
+    wanted: str | None,
+    membership: _Membership,
+    start: _StartOptions,
+    timeout_s: float,
+    log_folder: str | os.PathLike[str] | None,
+) -> RayConnection:
+    if _ray.Session.current() is not None:
+        return _reuse(current, wanted, membership)
     target = _target(wanted, start)
     if target is not None:
-        _current = _join(target, membership, timeout_s)
-    else:
-        _current = _start(start, membership)
-        _link_logs(log_folder, _current.session_dir)
-    return _current
+        return _join(target, membership, timeout_s)
+    connection = _start(start, membership)
+    try:
+        _link_logs(log_folder, connection.session_dir)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _configured(config: ClusterConfig | Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, Any]:
@@ -211,8 +221,7 @@ def _check_session_folder(path: str, source: str, environ: Mapping[str, str]) ->
 
 
 def _reuse(current: RayConnection | None, address: str | None, membership: _Membership) -> RayConnection:
-    known = current if current is not None and not current.closed else None
-    connection = known or RayConnection(
+    connection = current or RayConnection(
         address=_ray.cluster_address(),
         started_here=False,
         owns_driver=False,
@@ -225,8 +234,8 @@ def _reuse(current: RayConnection | None, address: str | None, membership: _Memb
         raise ValueError(
             f"this process is connected to {connection.address}; close that before joining {address}"
         )
-    if known is not None:
-        known.use_again(membership.secrets)
+    if current is not None:
+        current.use_again(membership.secrets)
     else:
         logger.info("Ray was connected to %s before; it is left running at the end", connection.address)
     return connection

@@ -6,14 +6,31 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from raycrew.cluster_core.errors import ClusterError
+
 logger = logging.getLogger(__name__)
 
 _VALUE, _FILE, _MODE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"
 
 
 def default_token_file() -> Path:
-    """Where Ray looks for a token that no variable names."""
-    return Path.home() / ".ray" / "auth_token"
+    """Where Ray looks for a token that no variable names.
+
+    Raises:
+        ClusterError: This user has no home directory.
+    """
+    try:
+        return Path.home() / ".ray" / "auth_token"
+    except RuntimeError as error:
+        raise ClusterError(
+            f"user {os.getuid()} has no home directory, where Ray keeps its token: set HOME, or name the "
+            f"token's file by {_FILE}"
+        ) from error
+
+
+def authentication(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of an environment that say whether there is a token, and where."""
+    return {name: environ[name] for name in (_MODE, _FILE, _VALUE) if environ.get(name)}
 
 
 def protect_token(environ: Mapping[str, str], token_file: Path | None = None) -> None:
@@ -21,10 +38,23 @@ def protect_token(environ: Mapping[str, str], token_file: Path | None = None) ->
 
     Ray would write one that everybody can read. Nothing is done where a variable brings the token, or where
     authentication is off.
+
+    Raises:
+        ClusterError: It can't be written.
     """
     if environ.get(_VALUE) or environ.get(_FILE) or environ.get(_MODE, "token").lower() != "token":
         return
     path = token_file or default_token_file()
+    try:
+        _protect(path)
+    except OSError as error:
+        raise ClusterError(
+            f"the token of the new cluster can't be kept in {path}: {error}. Set HOME to a folder of yours, "
+            f"or name the token's file by {_FILE}"
+        ) from error
+
+
+def _protect(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -54,8 +84,9 @@ def child_authentication(environ: Mapping[str, str], token_file: Path | None = N
         environ: The environment as Ray saw it.
         token_file: Ray's default file, for tests.
     """
-    passed = {name: environ[name] for name in (_MODE, _FILE, _VALUE) if environ.get(name)}
-    path = token_file or default_token_file()
-    if passed.get(_MODE, "").lower() == "token" and not passed.keys() & {_VALUE, _FILE} and path.exists():
-        passed[_FILE] = str(path)
+    passed = authentication(environ)
+    if passed.get(_MODE, "").lower() == "token" and not passed.keys() & {_VALUE, _FILE}:
+        path = token_file or default_token_file()
+        if path.exists():
+            passed[_FILE] = str(path)
     return passed

@@ -87,5 +87,4 @@ def held_devices(
                 held[nodes[i]][device] = groups[i]
         yield HeldDevices(held)
     finally:
-        for group in groups:
-            _ray.withdraw_group(group)
+        _ray.withdraw_groups(groups)

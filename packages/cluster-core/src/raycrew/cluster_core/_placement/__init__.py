@@ -9,6 +9,7 @@ from raycrew.cluster_core._placement.plan import STRATEGIES, PlacementPlan, Plac
 if TYPE_CHECKING:
     from raycrew.cluster_core._placement.allocation import Allocation, Allocator
     from raycrew.cluster_core._placement.claims import Claims
+    from raycrew.cluster_core._placement.holding import Holding, give_back_when_forgotten
     from raycrew.cluster_core._placement.ledger import LedgerClaim, SlotLedger
 
 __all__ = [
@@ -18,11 +19,13 @@ __all__ = [
     "Claims",
     "ClusterOptions",
     "GpuIds",
+    "Holding",
     "LedgerClaim",
     "PlacementPlan",
     "PlacementRequest",
     "SlotLedger",
     "check_options",
+    "give_back_when_forgotten",
     "plan_cluster",
 ]
 
@@ -31,6 +34,7 @@ __getattr__ = lazy(
     {
         "allocation": ["Allocation", "Allocator"],
         "claims": ["Claims"],
+        "holding": ["Holding", "give_back_when_forgotten"],
         "ledger": ["LedgerClaim", "SlotLedger"],
     },
 )

@@ -4,7 +4,7 @@ import logging
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -57,7 +57,7 @@ class Allocation:
 
     def remove(self) -> None:
         """Remove all groups; idempotent."""
-        _remove(self.groups)
+        _ray.withdraw_groups(self.groups)
 
     def give_back(self) -> None:
         """Remove all groups, and let the next allocation of this process see what they held as free."""
@@ -132,8 +132,10 @@ class Allocator:
             InfeasibleRequestError: The request would not fit if the cluster were empty.
             AllocationTimeoutError: It was not granted before the deadline.
             ResourceInsufficientError: Ray failed to grant it more than `max_retries` times.
+            ClusterClosedError: The connection to Ray ended meanwhile.
         """
         self._deadline = self._clock() + self._timeout_s
+        self._session = _ray.check_connected()
         failed = number = 0
         while True:
             number += 1
@@ -198,6 +200,7 @@ class Allocator:
             pause = min(pause * 1.5, _SLOWEST_POLL_S)
 
     def _look(self) -> list[NodeState]:
+        self._session.check()
         nodes = self._census(self._request.domain_label)
         return [replace(node, draining=True) if node.node_id in self._draining else node for node in nodes]
 
@@ -228,7 +231,7 @@ class Allocator:
             for group in groups:
                 _ray.await_group(group, end - self._clock())
         finally:
-            _remove(groups)
+            _ray.withdraw_groups(groups)
 
     def _wanted(self, plan: PlacementPlan) -> list[_Wanted]:
         indices = [node for node, node_ids in enumerate(plan.node_ids) for _ in node_ids]
@@ -266,7 +269,7 @@ class Allocator:
             allocation = _allocation(groups, wanted, nodes, self._request)
             return allocation if self._gpu_ids is None else self._with_devices(allocation)
         except BaseException:
-            _remove(groups)
+            _ray.withdraw_groups(groups)
             raise
 
     def _create_on_devices(
@@ -321,14 +324,6 @@ class Allocator:
 
 class _NotGrantedError(Exception):
     """Ray did not grant a group in the time that was set for one attempt."""
-
-
-def _remove(groups: Iterable[PlacementGroup]) -> None:
-    for group in groups:
-        try:
-            _ray.withdraw_group(group)
-        except RayError as error:
-            logger.warning("placement group %s could not be removed: %s", group.id.hex(), error)
 
 
 def _devices(wanted: _Wanted, gpu_ids: tuple[tuple[int, ...], ...]) -> dict[str, list[int]]:

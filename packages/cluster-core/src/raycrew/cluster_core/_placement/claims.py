@@ -5,11 +5,13 @@ from threading import Lock
 
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from raycrew.cluster_core import _ray
 from raycrew.cluster_core._devices import probe_devices
 from raycrew.cluster_core._placement.allocation import Allocation
 from raycrew.cluster_core._placement.ledger import LedgerClaim, SlotLedger, share_of
 from raycrew.cluster_core._placement.shared_ledger import SharedLedger
 from raycrew.cluster_core._topology import Bundle
+from raycrew.cluster_core.errors import BundlesLostError
 
 _PROBE_S = 120.0
 
@@ -53,8 +55,10 @@ class Claims:
             raise ValueError(f"there is no bundle {bundle} in placement group {group}") from None
         return self._ledger.seated([seat])[0]
 
-    def claim(self, indices: Sequence[int] | None, holder: str) -> LedgerClaim:
+    def claim(self, indices: Sequence[int] | None, holder: str, cluster: object | None = None) -> LedgerClaim:
         """Take one slot on each named bundle (all of them for None) for `holder`.
+
+        The claim keeps `cluster` from being forgotten.
 
         Raises:
             ValueError: An index is out of range or repeated.
@@ -65,7 +69,7 @@ class Claims:
             self._settle(indices)
         with self._sharing:
             slot = self._ledger.take(indices, holder)
-        return LedgerClaim(lambda: self._ledger, slot, self._strategy_of)
+        return LedgerClaim(lambda: self._ledger, slot, self._strategy_of, cluster)
 
     def _settle(self, indices: Sequence[int]) -> None:
         """Learn the devices of nodes of which only some bundles are named: their order decides which."""
@@ -85,6 +89,23 @@ class Claims:
             self._allocation.groups[group],
             placement_group_bundle_index=bundle,
             placement_group_capture_child_tasks=False,
+        )
+
+    def check_groups(self) -> None:
+        """Make sure that nobody removed a placement group.
+
+        Raises:
+            BundlesLostError: Somebody did; says which bundles were on it.
+        """
+        gone = set(_ray.gone_groups(self._allocation.groups))
+        if not gone:
+            return
+        seats = [seat for seat, (group, _) in enumerate(self._allocation.places) if group in gone]
+        indices = sorted(bundle.index for bundle in self._ledger.seated(seats))
+        raise BundlesLostError(
+            f"{len(gone)} of {len(self._allocation.groups)} placement groups were removed by somebody else, "
+            f"and with them the bundles {indices}. Shut the cluster down and create it anew.",
+            indices,
         )
 
     def release_holder(self, holder: str) -> int:

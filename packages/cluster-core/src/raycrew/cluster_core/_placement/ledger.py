@@ -216,9 +216,17 @@ class LedgerClaim:
         ledger: Gives the ledger, which moves to another process when the cluster is shared.
         slot: What this claim holds there.
         strategy_of: Ray scheduling strategy that leads to a seat.
+        cluster: What must not be forgotten until the claim is released or forgotten itself.
     """
 
-    def __init__(self, ledger: Callable[[], Ledger], slot: Slot, strategy_of: Callable[[int], Any]) -> None:
+    def __init__(
+        self,
+        ledger: Callable[[], Ledger],
+        slot: Slot,
+        strategy_of: Callable[[int], Any],
+        cluster: object | None = None,
+    ) -> None:
+        self._cluster = cluster
         self._ledger = ledger
         self._slot = slot
         self._strategy_of = strategy_of
@@ -242,6 +250,7 @@ class LedgerClaim:
     def release(self) -> None:
         """Give the slots back; idempotent."""
         self._ledger().release(self._slot.token)
+        self._cluster = None
 
 
 def check_indices(indices: Sequence[int], n_bundles: int) -> None:

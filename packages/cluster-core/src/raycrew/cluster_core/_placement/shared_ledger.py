@@ -49,14 +49,15 @@ class SharedLedger:
     def __init__(self, keeper: Any, slots: int) -> None:
         self.slots = slots
         self._keeper = keeper
+        self._session = _ray.check_connected()
 
     @classmethod
     def share(cls, ledger: SlotLedger) -> "SharedLedger":
         """Move a ledger into an actor that ends with this process."""
-        keeper = ray.remote(LedgerKeeper).options(num_cpus=0)
-        return cls(keeper.remote(ledger), ledger.slots)
+        return cls(_ray.start_actor({"num_cpus": 0}, LedgerKeeper, ledger), ledger.slots)
 
     def _call(self, name: str, *arguments: Any) -> Any:
+        self._session.check()
         try:
             return ray.get(self._keeper.call.remote(name, *arguments), timeout=_ANSWER_S)
         except RayTaskError as error:
@@ -96,8 +97,9 @@ class SharedLedger:
         return slot
 
     def release(self, token: int) -> None:
-        """Give slots back; idempotent."""
-        self._call("release", token)
+        """Give slots back; idempotent. With the connection to Ray they went back by themselves."""
+        if _ray.Session.current() == self._session:
+            self._call("release", token)
 
     def release_holder(self, holder: str) -> int:
         """Give back all slots of a holder; return how many claims that were."""
@@ -113,7 +115,7 @@ class SharedLedger:
 
     def close(self) -> None:
         """End the actor; for the owner."""
-        ray.kill(self._keeper)
+        _ray.end_actor(self._keeper)
 
     def __reduce__(self) -> tuple[type, tuple[Any, int]]:
         return type(self), (self._keeper, self.slots)

@@ -80,10 +80,8 @@ class PortKeepers:
         with self._lock:
             if node_id not in self._keepers:
                 strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
-                actor = ray.remote(PortKeeper).options(
-                    num_cpus=0, scheduling_strategy=strategy, max_concurrency=1
-                )
-                self._keepers[node_id] = actor.remote()
+                options = {"num_cpus": 0, "scheduling_strategy": strategy, "max_concurrency": 1}
+                self._keepers[node_id] = _ray.start_actor(options, PortKeeper)
             return self._keepers[node_id]
 
     def close(self) -> None:
@@ -91,4 +89,4 @@ class PortKeepers:
         with self._lock:
             while self._keepers:
                 _, keeper = self._keepers.popitem()
-                ray.kill(keeper)
+                _ray.end_actor(keeper)

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from raycrew.cluster_core._ray import compat as _ray_compat
 from raycrew.cluster_core._ray import status as _ray_status
+from raycrew.cluster_core._ray.gate import check_connected
 from raycrew.cluster_core._topology import BOOKKEEPING, DOMAIN_LABEL, RESOURCE_STEP, NodeState
-from raycrew.cluster_core.errors import ClusterError
 
 
 def take_census(domain_label: str = DOMAIN_LABEL, *, draining: bool = True) -> list[NodeState]:
@@ -22,16 +22,6 @@ def take_census(domain_label: str = DOMAIN_LABEL, *, draining: bool = True) -> l
     check_connected()
     nodes = _ray_status.node_states(draining=draining)
     return sorted(nodes, key=lambda n: (n.labels.get(domain_label, ""), _address_key(n.address), n.node_id))
-
-
-def check_connected() -> None:
-    """Refuse to go on without Ray, which would start one of its own accord.
-
-    Raises:
-        ClusterError: This process is not connected to Ray.
-    """
-    if not _ray_compat.is_connected():
-        raise ClusterError("this process is not connected to Ray; call init_ray() first")
 
 
 def holders_by_node(nodes: Sequence[NodeState]) -> dict[str, list[str]]:

@@ -6,10 +6,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 from ray.autoscaler.v2.sdk import get_cluster_status
@@ -21,14 +20,17 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-from raycrew.cluster_core.errors import ClusterAuthenticationError, ClusterUnreachableError
+from raycrew.cluster_core._ray.gate import answer_s, ask
+from raycrew.cluster_core.errors import (
+    ClusterAuthenticationError,
+    ClusterConnectionError,
+    ClusterError,
+    ClusterUnreachableError,
+)
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 NODE_ID_LABEL = "ray.io/node-id"
-_ANSWER_S = 10.0
 _PLACING_S = 2.0
 _NOT_PLACED = ("NO_RESOURCES", "INFEASIBLE", "REMOVED")
 
@@ -52,17 +54,6 @@ class GroupState:
     node_ids: tuple[str, ...]
 
 
-def is_connected() -> bool:
-    """Whether this process is connected to Ray."""
-    return bool(ray.is_initialized())
-
-
-def is_client() -> bool:
-    """Whether this process is connected through a `ray://` proxy."""
-    client: Any = ray.util.client.ray
-    return bool(client.is_connected())
-
-
 def live_nodes() -> list[Mapping[str, Any]]:
     """The entries of `ray.nodes()` for the nodes that Ray holds for alive.
 
@@ -70,7 +61,7 @@ def live_nodes() -> list[Mapping[str, Any]]:
         GetTimeoutError: Ray's control service does not answer.
     """
     nodes: Any = ray.nodes  # Without annotations in Ray.
-    return [node for node in _answer(nodes) if node["Alive"]]
+    return [node for node in ask(nodes) if node["Alive"]]
 
 
 def live_node_ids() -> set[str]:
@@ -84,7 +75,7 @@ def free_resources() -> dict[str, dict[str, float]]:
     Raises:
         GetTimeoutError: Ray's control service does not answer.
     """
-    free: dict[str, dict[str, float]] = _answer(_state().available_resources_per_node)
+    free: dict[str, dict[str, float]] = ask(lambda: _state().available_resources_per_node())
     return free
 
 
@@ -94,31 +85,12 @@ def draining_node_ids() -> set[str]:
     Raises:
         GetTimeoutError: Ray's control service does not answer.
     """
-    return set(_answer(_state().get_draining_nodes))
+    return set(ask(lambda: _state().get_draining_nodes()))
 
 
 def _state() -> Any:
     """What `ray.nodes()` asks; Ray has no public call that tells what is free node by node."""
     return importlib.import_module("ray._private.state").state
-
-
-def _answer(ask: Callable[[], T]) -> T:
-    """What the control service answers; Ray itself would wait for that for ever."""
-    answer: Future[T] = Future()
-
-    def wait() -> None:
-        try:
-            answer.set_result(ask())
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
-            answer.set_exception(error)
-
-    threading.Thread(target=wait, name="raycrew-answer", daemon=True).start()
-    try:
-        return answer.result(_ANSWER_S)
-    except TimeoutError:
-        if answer.done():
-            raise
-        raise GetTimeoutError(f"Ray's control service did not answer within {_ANSWER_S:g} s") from None
 
 
 def node_address() -> str:
@@ -133,11 +105,18 @@ def create_group(
     name: str,
     selectors: Sequence[Mapping[str, str]],
 ) -> PlacementGroup:
-    """Ask for a placement group whose bundles go where their label selectors say; does not wait."""
+    """Ask for a placement group whose bundles go where their label selectors say; does not wait for them.
+
+    A group that Ray makes only after it was given up is removed again.
+
+    Raises:
+        GetTimeoutError: Ray's control service does not answer.
+    """
     wanted: Any = [dict(one) for one in selectors] if any(selectors) else None
     create: Any = placement_group
-    group: PlacementGroup = create(
-        [dict(one) for one in bundles], strategy=strategy, name=name, bundle_label_selector=wanted
+    parts = [dict(one) for one in bundles]
+    group: PlacementGroup = ask(
+        lambda: create(parts, strategy=strategy, name=name, bundle_label_selector=wanted), undo=withdraw_group
     )
     return group
 
@@ -145,8 +124,8 @@ def create_group(
 def await_group(group: PlacementGroup, timeout_s: float) -> bool:
     """Wait until a placement group is created, up to a time; say whether it is. A removed one never is."""
     try:
-        return bool(group.wait(max(timeout_s, 0)))
-    except RayError:
+        return ask(lambda: bool(group.wait(max(timeout_s, 0))), timeout_s=max(timeout_s, 0) + answer_s())
+    except (RayError, ClusterError):
         raise
     except Exception as error:  # noqa: BLE001 - Ray has no class for a group that does not exist.
         logger.debug("placement group %s: %s", group.id.hex(), error)
@@ -155,7 +134,23 @@ def await_group(group: PlacementGroup, timeout_s: float) -> bool:
 
 def remove_group(group: PlacementGroup) -> None:
     """Ask Ray to remove a placement group; does not wait, and a removed group is no error."""
-    remove_placement_group(group)
+    ask(lambda: remove_placement_group(group))
+
+
+def withdraw_groups(groups: Iterable[PlacementGroup]) -> None:
+    """Remove several groups that Ray may be placing; what is given up is removed when Ray answers again."""
+
+    def withdraw() -> None:
+        for group in groups:
+            try:
+                withdraw_group(group)
+            except RayError as error:
+                logger.warning("placement group %s could not be removed: %s", group.id.hex(), error)
+
+    try:
+        ask(withdraw)
+    except GetTimeoutError as error:
+        logger.warning("placement groups are removed once Ray's control service goes on: %s", error)
 
 
 def withdraw_group(group: PlacementGroup) -> None:
@@ -163,6 +158,10 @@ def withdraw_group(group: PlacementGroup) -> None:
 
     What a group holds so far is lost for good if it is removed in between (Ray's issue 64693).
     """
+    ask(lambda: _withdraw(group))
+
+
+def _withdraw(group: PlacementGroup) -> None:
     end = time.monotonic() + _PLACING_S
     while time.monotonic() < end:
         state = group_state(group)
@@ -185,12 +184,29 @@ def _group_state(entry: Mapping[str, Any]) -> GroupState:
 
 def group_state(group: PlacementGroup) -> GroupState:
     """What Ray says of one placement group."""
-    return _group_state(placement_group_table(group) or {})
+    return _group_state(ask(lambda: placement_group_table(group)) or {})
 
 
 def group_states() -> list[GroupState]:
     """What Ray says of all placement groups; slow in big clusters, for explanations only."""
-    return [_group_state(entry) for entry in placement_group_table().values()]
+    return [_group_state(entry) for entry in ask(placement_group_table).values()]
+
+
+def gone_groups(groups: Sequence[PlacementGroup]) -> list[int]:
+    """Positions of those placement groups that were removed."""
+    states = ask(lambda: [group_state(group).state for group in groups])
+    return [position for position, state in enumerate(states) if state in ("REMOVED", "UNKNOWN")]
+
+
+def start_actor(options: Mapping[str, Any], cls: type, *arguments: Any) -> Any:
+    """Start an actor without waiting for it; one that Ray makes only after it was given up is ended."""
+    make: Any = ray.remote(cls)
+    return ask(lambda: make.options(**options).remote(*arguments), undo=ray.kill)
+
+
+def end_actor(actor: Any) -> None:
+    """End an actor at once; does not wait until it has ended."""
+    ask(lambda: ray.kill(actor))
 
 
 def group_records() -> list[bytes]:
@@ -241,28 +257,21 @@ def check_cluster_answers(address: str, timeout_s: float) -> None:
         ClusterUnreachableError: No answer in time.
         ClusterAuthenticationError: The cluster refuses the token.
     """
-    outcome: list[BaseException | None] = []
+    try:
+        ask(
+            lambda: get_cluster_status(address, timeout=max(1, int(timeout_s))),
+            timeout_s=timeout_s,
+            connected=False,
+        )
+    except Exception as error:
+        raise _refusal(address, error) from error
 
-    def ask() -> None:
-        try:
-            get_cluster_status(address, timeout=max(1, int(timeout_s)))
-        except Exception as error:  # noqa: BLE001 - handed to the caller, which tells the cases apart
-            outcome.append(error)
-        else:
-            outcome.append(None)
 
-    thread = threading.Thread(target=ask, name="raycrew-probe", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    error = outcome[0] if outcome else TimeoutError(f"no answer within {timeout_s:g} s")
-    if error is None:
-        return
+def _refusal(address: str, error: Exception) -> ClusterConnectionError:
     if isinstance(error, AuthenticationError):
-        raise ClusterAuthenticationError(
+        return ClusterAuthenticationError(
             f"the cluster at {address} refuses this process's token. Before Python starts, "
             "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN to its own",
             address,
-        ) from error
-    raise ClusterUnreachableError(
-        f"what listens at {address} does not answer as Ray does: {error}", address
-    ) from error
+        )
+    return ClusterUnreachableError(f"what listens at {address} does not answer as Ray does: {error}", address)

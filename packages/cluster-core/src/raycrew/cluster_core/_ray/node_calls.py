@@ -9,6 +9,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raycrew.cluster_core._ray.gate import check_connected
+from raycrew.cluster_core._ray.session import Session
 from raycrew.cluster_core.errors import ClusterError, NodeCallError, NodeCallTimeoutError
 
 logger = logging.getLogger(__name__)
@@ -33,27 +35,34 @@ def run_on_nodes(
             result is lost.
         NodeCallTimeoutError: A node did not finish in time; its call is cancelled.
         ExceptionGroup: Of such errors, when there are several.
+        ClusterClosedError: The connection to Ray ended meanwhile.
     """
 
     def call() -> T:  # A closure of any callable travels by value.
         return fn()
 
+    session = check_connected()
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     task = ray.remote(num_cpus=0, max_retries=0)(call)
     pending: dict[Any, str] = {}
     for node_id in node_ids:
         strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
         pending[task.options(scheduling_strategy=strategy).remote()] = node_id
-    return _collect(pending, getattr(fn, "__qualname__", repr(fn)), deadline, timeout_s)
+    return _collect(pending, getattr(fn, "__qualname__", repr(fn)), deadline, timeout_s, session)
 
 
 def _collect(
-    pending: dict[Any, str], name: str, deadline: float | None, timeout_s: float | None
+    pending: dict[Any, str],
+    name: str,
+    deadline: float | None,
+    timeout_s: float | None,
+    session: Session,
 ) -> Iterator[tuple[str, Any]]:
     failures: list[ClusterError] = []
     try:
         while pending:
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
+            session.check()
             done, _ = ray.wait(list(pending), num_returns=1, timeout=left)
             if not done:
                 failures += [_late(name, node_id, timeout_s) for node_id in pending.values()]
@@ -68,7 +77,7 @@ def _collect(
             else:
                 yield node_id, result
     finally:
-        for reference in pending:
+        for reference in pending if Session.current() == session else ():
             ray.cancel(reference, force=True)
     if len(failures) == 1:
         raise failures[0]

@@ -7,7 +7,6 @@ from typing import Any, Self
 
 import ray
 
-from raycrew.cluster_core._ray.compat import is_client
 from raycrew.cluster_core.errors import ClusterClosedError
 
 _Known = tuple[weakref.ref[Any], str]
@@ -54,6 +53,12 @@ class Session:
             f"the connection to Ray that this belongs to, {self.id}, has ended; {now}. What was made over it "
             "is gone: connect with init_ray() if need be, and make it anew"
         )
+
+
+def is_client() -> bool:
+    """Whether this process is connected through a `ray://` proxy."""
+    client: Any = ray.util.client.ray
+    return bool(client.is_connected())
 
 
 def _job_id() -> str | None:

@@ -16,6 +16,8 @@ from ray.core.generated import autoscaler_pb2, gcs_pb2
 from ray.exceptions import RayError
 
 from raycrew.cluster_core._ray import compat as _ray_compat
+from raycrew.cluster_core._ray.gate import ask
+from raycrew.cluster_core._ray.session import is_client
 from raycrew.cluster_core._topology import NodeState, Process
 
 logger = logging.getLogger(__name__)
@@ -23,6 +25,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ANSWER_S = 10
+_TASK_S = 60.0
 _FIRST_REPORT_S = 60.0  # Younger clusters may have an autoscaler that has not reported yet.
 _AUTOSCALER_REPORT = b"__autoscaling_status"
 
@@ -48,9 +51,9 @@ class ActorState:
 
 def _in_cluster(fn: Callable[..., T], *args: Any) -> T:
     """Call a function where the GCS can be reached: here, or in a task behind a `ray://` proxy."""
-    if not _ray_compat.is_client():
-        return fn(*args)
-    result: T = ray.get(ray.remote(num_cpus=0)(fn).remote(*args), timeout=60)
+    if not is_client():
+        return ask(lambda: fn(*args))
+    result: T = ask(lambda: ray.get(ray.remote(num_cpus=0)(fn).remote(*args)), timeout_s=_TASK_S)
     return result
 
 
@@ -221,7 +224,7 @@ def _leftover_groups() -> list[str]:
 def this_process() -> Process:
     """How Ray knows this process; behind a `ray://` proxy it is no more than a job."""
     context = ray.get_runtime_context()
-    if _ray_compat.is_client():
+    if is_client():
         return Process(context.get_job_id())
     return Process(
         context.get_job_id(), context.get_node_id(), context.get_worker_id(), context.get_actor_id() or ""
@@ -234,7 +237,7 @@ def gone(processes: Collection[Process]) -> set[Process]:
     Nobody is gone where this Ray does not tell.
     """
     try:
-        return _gone(processes)
+        return ask(lambda: _gone(processes))
     except (AttributeError, TypeError, RayError) as error:
         logger.debug("Ray does not tell which processes are gone: %s", error)
         return set()

@@ -1,0 +1,140 @@
+"""The one gate to Ray's control service: every question has a deadline, where Ray itself would wait for ever.
+
+A question is asked in a daemon thread. One that is given up may still be answered later, so whoever asks for
+something to be made says how to undo that.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, TypeVar
+
+from ray.exceptions import GetTimeoutError
+
+from raycrew.cluster_core._ray.session import Session
+from raycrew.cluster_core.errors import ClusterError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ANSWER_S = 10.0
+_MOST = 32  # Questions that may wait at the same time; those that were given up count.
+
+_room = threading.BoundedSemaphore(_MOST)
+_here = threading.local()
+
+
+def ask(
+    question: Callable[[], T],
+    *,
+    timeout_s: float | None = None,
+    undo: Callable[[T], object] | None = None,
+    connected: bool = True,
+) -> T:
+    """What the control service answers. Within a question another one is a part of it, under its deadline.
+
+    Args:
+        question: Asks, and returns the answer.
+        timeout_s: Seconds until it is given up.
+        undo: Called with an answer that comes too late.
+        connected: Whether it is asked over this process's connection, and over no other one.
+
+    Raises:
+        ClusterError: This process is not connected to Ray.
+        GetTimeoutError: No answer in time.
+    """
+    session = check_connected() if connected else None
+    if getattr(_here, "asks", False):
+        return question()
+    timeout_s = _ANSWER_S if timeout_s is None else timeout_s
+    room = _room
+    if not room.acquire(timeout=timeout_s):
+        raise GetTimeoutError(f"{_MOST} questions wait for Ray's control service; this one was not asked")
+    answer: Future[T] = Future()
+    thread = threading.Thread(
+        target=_ask, args=(room, question, answer, undo, session), name="raycrew-answer", daemon=True
+    )
+    try:
+        thread.start()
+    except BaseException:
+        room.release()
+        raise
+    return _wait(answer, timeout_s, undo)
+
+
+def answer_s() -> float:
+    """Seconds that an answer may take."""
+    return _ANSWER_S
+
+
+def check_connected() -> Session:
+    """Refuse to go on without Ray, which would start one of its own accord.
+
+    Raises:
+        ClusterClosedError: A question is being asked over a connection that has ended.
+        ClusterError: This process is not connected to Ray.
+    """
+    session = Session.current()
+    if session is None:
+        raise ClusterError("this process is not connected to Ray; call init_ray() first")
+    asked: Session | None = getattr(_here, "session", None)
+    if asked is not None:
+        asked.check()
+    return session
+
+
+def _wait(answer: Future[T], timeout_s: float, undo: Callable[[T], object] | None) -> T:
+    try:
+        return answer.result(timeout_s)
+    except BaseException as error:
+        if answer.cancel():
+            if isinstance(error, TimeoutError):
+                raise GetTimeoutError(
+                    f"Ray's control service did not answer within {timeout_s:g} s"
+                ) from None
+        elif isinstance(error, TimeoutError):  # It came at the last moment, or is itself a timeout.
+            return answer.result()
+        elif undo is not None and answer.exception() is None:  # Interrupted between answer and return.
+            undo(answer.result())
+        raise
+
+
+def _ask(
+    room: threading.BoundedSemaphore,
+    question: Callable[[], Any],
+    answer: Future[Any],
+    undo: Callable[[Any], object] | None,
+    session: Session | None,
+) -> None:
+    _here.asks, _here.session = True, session
+    try:
+        try:
+            found = question()
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
+            _tell(answer.set_exception, error)
+        else:
+            if not _tell(answer.set_result, found) and undo is not None:
+                _undo(undo, found, session)
+    finally:
+        room.release()
+
+
+def _tell(settle: Callable[[Any], None], outcome: Any) -> bool:
+    """Hand an outcome over; False where nobody waits for it any more."""
+    try:
+        settle(outcome)
+    except InvalidStateError:
+        logger.debug("Ray's control service answered a question that was given up")
+        return False
+    return True
+
+
+def _undo(undo: Callable[[Any], object], found: Any, session: Session | None) -> None:
+    if session is not None and Session.current() != session:
+        return  # What it made ended with the connection.
+    try:
+        undo(found)
+    except Exception:
+        logger.exception("what Ray made after it was given up could not be taken back: %r", found)

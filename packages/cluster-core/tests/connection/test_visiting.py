@@ -1,0 +1,98 @@
+"""How the command line finds a cluster of this user, and presents its token."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+
+import pytest
+import ray
+
+from raycrew.cluster_core import NoClusterError
+from raycrew.cluster_core._connection.discovery import RunningCluster
+from raycrew.cluster_core._connection.visiting import prepare_visit
+
+pytestmark = pytest.mark.hostile
+
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/home/me/.ray/auth_token"}
+PLAIN = RunningCluster("10.0.0.1:1000", {"raycrew.devices": "none"}, authentication=TOKEN)
+OTHER = RunningCluster("10.0.0.1:2000", {"raycrew.devices": "0"})
+
+
+@pytest.fixture(autouse=True)
+def apart():
+    ray.shutdown()
+
+
+@pytest.mark.parametrize("address", ["auto", PLAIN.address])
+def test_the_only_cluster_is_found_and_its_token_presented(address, tmp_path):
+    environ = {"RAY_TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    assert prepare_visit(address, environ, lambda: [PLAIN]) == PLAIN.address
+    assert environ.items() >= TOKEN.items()
+
+
+def test_a_token_that_is_named_stays(tmp_path):
+    environ = {"RAY_TMPDIR": str(tmp_path), "RAY_AUTH_MODE": "disabled"}
+    assert prepare_visit("auto", environ, lambda: [PLAIN]) == PLAIN.address
+    assert environ["RAY_AUTH_MODE"] == "disabled" and "RAY_AUTH_TOKEN_PATH" not in environ
+
+
+def test_a_token_goes_to_no_cluster_but_its_own(tmp_path):
+    environ = {"RAY_TMPDIR": str(tmp_path)}
+    assert prepare_visit("192.0.2.1:6379", environ, lambda: [PLAIN]) == "192.0.2.1:6379"
+    assert prepare_visit("auto", {**environ, "RAY_ADDRESS": OTHER.address}, lambda: [PLAIN, OTHER])
+    assert prepare_visit("auto", environ, list) == "auto"
+    assert environ == {"RAY_TMPDIR": str(tmp_path)}
+
+
+def test_several_clusters_are_named_unless_one_is_for_these_devices(tmp_path):
+    environ = {"RAY_TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    with pytest.raises(NoClusterError, match=r"10\.0\.0\.1:1000, 10\.0\.0\.1:2000; name one"):
+        prepare_visit("auto", environ, lambda: [PLAIN, OTHER])
+    assert prepare_visit("auto", {**environ, "CUDA_VISIBLE_DEVICES": "0"}, lambda: [PLAIN, OTHER])
+
+
+DRIVER = """
+    import sys
+    from raycrew.cluster_core import init_ray
+    with init_ray("local", num_cpus=1, object_store_memory=80 << 20) as connection:
+        print("ready", connection.address, flush=True)
+        sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def short_folder():
+    with tempfile.TemporaryDirectory(prefix="rc", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield folder
+
+
+@pytest.mark.slow
+def test_the_commands_see_a_cluster_that_a_plain_driver_started(short_folder):
+    """Without devices, without a token in anybody's environment, from another terminal."""
+    secret = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS")
+    environ = {name: value for name, value in os.environ.items() if name not in secret}
+    environ |= {"HOME": short_folder, "RAY_TMPDIR": short_folder, "CUDA_VISIBLE_DEVICES": ""}
+    driver = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(DRIVER)],
+        env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+    def command(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "raycrew.cluster_core", *arguments],
+            env=environ, capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+
+    try:
+        address = next(line.split()[1] for line in driver.stdout if line.startswith("ready"))
+        for name in ("status", "grid", "doctor"):
+            done = command(name, "--json", "--address", address)
+            assert done.returncode in (0, 1) and json.loads(done.stdout) is not None, done.stderr
+        assert address in done.stdout
+        found = command("status", "--json")  # Others may run here.
+        assert address in found.stdout + found.stderr.replace("\n", "")
+    finally:
+        driver.communicate("\n", timeout=120)

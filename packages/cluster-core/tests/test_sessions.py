@@ -1,0 +1,201 @@
+"""What is left after the user shut Ray down or connected anew, and threads that race."""
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group_table
+
+from raycrew.cluster_core import ClusterClosedError, RayVirtualCluster, Session, init_ray
+from raycrew.cluster_core._connection import init as _init
+
+pytestmark = pytest.mark.hostile
+
+
+def live_groups():
+    return [entry["name"] for entry in placement_group_table().values() if entry["state"] != "REMOVED"]
+
+
+def wait_until(condition, timeout_s=60):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def connect_again(address):
+    ray.shutdown()
+    ray.init(address=address, log_to_driver=False, logging_level="WARNING")
+
+
+@pytest.fixture(params=["ended", "another"])
+def end(request, local_ray):
+    """Ends the connection; with "another" there is a new one afterwards."""
+
+    def end():
+        ray.shutdown()
+        if request.param == "another":
+            connect_again(local_ray)
+
+    yield end
+    if not ray.is_initialized():
+        connect_again(local_ray)
+
+
+def test_a_cluster_of_another_session_says_so_and_touches_nothing(end):
+    cluster = RayVirtualCluster([2], use_gpus=False, monitor_memory=True)
+    claim = cluster.claim(None, "mine")
+    cluster.rendezvous()
+    nodes = cluster.run_on_each_node(os.getpid)
+    assert cluster.session == Session.current()
+    end()
+    after = Session.current()
+    for use in (
+        lambda: cluster.bundles,
+        lambda: cluster.claim(None, "late"),
+        lambda: cluster.rendezvous(),
+        lambda: cluster.run_on_each_node(os.getpid),
+        lambda: next(nodes),
+        cluster.check_nodes,
+        cluster.holders,
+        cluster.memory_usage,
+        cluster.get_placement_groups,
+    ):
+        with pytest.raises(ClusterClosedError, match="has ended"):
+            use()
+    claim.release()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cluster.shutdown()
+        cluster.shutdown()
+    assert Session.current() == after
+    with pytest.raises(ClusterClosedError, match="was shut down"):
+        cluster.holders()
+
+
+def test_slots_that_an_actor_keeps_are_released_quietly_over_another_session(end):
+    cluster = RayVirtualCluster([1], use_gpus=False)
+    ray.put(cluster)
+    claim = cluster.claim(None, "mine")
+    end()
+    after = Session.current()
+    claim.release()
+    with pytest.raises(ClusterClosedError):
+        claim.actor_options(0)
+    cluster.shutdown()
+    assert Session.current() == after
+
+
+def test_a_connection_of_another_session_is_closed_and_ends_nothing(local_ray):
+    ray.shutdown()
+    stale = init_ray(local_ray)
+    connect_again(local_ray)  # The user's own, from now on.
+    users = Session.current()
+    assert stale.closed and stale.session != users
+    with pytest.raises(ClusterClosedError, match=r"init_ray\(\)"):
+        stale.child_env()
+    fresh = init_ray()
+    assert fresh is not stale and not fresh.closed and fresh.session == users
+    for connection in (stale, fresh):
+        connection.close()
+        assert Session.current() == users, "it ended the user's own runtime"
+
+
+def test_threads_that_init_together_get_one_connection(local_ray, monkeypatch):
+    ray.shutdown()
+    joined, barrier, join = [], threading.Barrier(3), _init._join
+
+    def count(*arguments):
+        joined.append(arguments)
+        return join(*arguments)
+
+    def enter(_):
+        barrier.wait(60)
+        return init_ray(local_ray)
+
+    monkeypatch.setattr(_init, "_join", count)
+    with ThreadPoolExecutor(3) as pool:
+        connections = list(pool.map(enter, range(3)))
+    assert len(joined) == 1 and len(set(map(id, connections))) == 1
+    connections[0].close()
+    connect_again(local_ray)
+
+
+def test_threads_that_shut_down_together_all_return_after_the_end(local_ray):
+    cluster = RayVirtualCluster([1, 1, 1], use_gpus=False)
+    cluster.rendezvous()
+    barrier = threading.Barrier(4)
+
+    def leave(_):
+        barrier.wait(60)
+        cluster.shutdown()
+        return live_groups()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(leave, range(4))) == [[]] * 4
+
+
+@pytest.mark.parametrize("monitored", [False, True])
+def test_a_forgotten_cluster_is_given_back(local_ray, monitored):
+    with pytest.warns(ResourceWarning, match="'cell' was forgotten without shutdown"):
+        cluster = RayVirtualCluster([2], use_gpus=False, name="cell", monitor_memory=monitored)
+        cluster.rendezvous()
+        monitor = cluster.memory_monitor
+        del cluster
+        wait_until(lambda: gc.collect() or not live_groups())
+    if monitor is not None:
+        wait_until(lambda: not monitor._thread.is_alive())
+
+
+def test_a_claim_keeps_its_cluster_from_being_forgotten(local_ray):
+    claim = RayVirtualCluster([2], use_gpus=False).claim(None, "mine")
+    gc.collect()
+    assert len(live_groups()) == 1
+    with pytest.warns(ResourceWarning, match="forgotten"):
+        claim.release()
+    wait_until(lambda: not live_groups())
+
+
+def test_what_is_forgotten_over_another_session_is_left_alone(end):
+    cluster = RayVirtualCluster([1], use_gpus=False)
+    end()
+    after = Session.current()
+    with pytest.warns(ResourceWarning):
+        del cluster
+        gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Session.current() == after
+
+
+FORGETFUL = """
+    import gc, ray, sys
+    from raycrew.cluster_core import RayVirtualCluster
+    ray.init(address=sys.argv[1], log_to_driver=False)
+    cycle = [RayVirtualCluster([1], use_gpus=False)]
+    cycle.append(cycle)
+    kept = RayVirtualCluster([1], use_gpus=False)
+    if sys.argv[2] == "collected":
+        del cycle
+        gc.collect()
+    print("end", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["collected", "kept"])
+def test_a_driver_that_forgets_its_clusters_ends_well(local_ray, how):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORGETFUL), local_ray, how],
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip()) == (0, "end"), done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr, done.stderr
+    wait_until(lambda: not live_groups())
