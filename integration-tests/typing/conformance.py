@@ -36,8 +36,8 @@ def argument_transports(tensors: TensorArguments) -> ArgumentTransport:
     return tensors
 
 
-def shardables(batch: BatchedDataDict[Any]) -> Shardable:
-    return batch
+def shardables(batch: BatchedDataDict[Any]) -> tuple[Shardable, Shardable]:
+    return batch, batch.shard_by_batch_size(2)
 
 
 def peer_groups(group: RayWorkerGroup) -> PeerGroup:
