@@ -1,12 +1,14 @@
 import os
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import ray
-from patience import eventually
-from workers import Worker
+from patience import eventually, is_running, read_pids
+from workers import SlowAgain, Worker
 
 from raycrew.cluster_core import RayVirtualCluster
-from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
+from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError, WorkerGroupClosedError
 
 
 class Environments:
@@ -59,3 +61,42 @@ def test_a_dead_worker_is_told_and_replaced(local_ray, tmp_path):
         assert seen == [{"MASTER_PORT": port, "RANK": str(rank), "COLOUR": "red"} for rank in range(3)]
         assert os.environ.get("RANK") is None
         assert ray.get(group.workers[0].add.remote(1)) == 11
+
+
+@pytest.mark.hostile
+def test_two_threads_that_restart_have_one_restart(local_ray):
+    with (
+        RayVirtualCluster([2], use_gpus=False) as cluster,
+        RayWorkerGroup(cluster, Worker, init_timeout_s=60) as group,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        with pytest.raises(WorkerFailureError, match="died"):
+            group.call("die_on", [1]).get_results()
+        eventually(lambda: group.get_worker_status()[1] == "dead", "the dead worker is told")
+        together = Barrier(2)
+
+        def restart(_):
+            together.wait(60)
+            return group.restart_failed_workers()
+
+        assert [1] in (outcomes := list(threads.map(restart, range(2))))
+        assert outcomes in ([[1], [1]], [[1], []], [[], [1]])  # who came too late found nobody dead
+        assert group.generation == 1
+        assert group.call("add", 1).get_results() == [1, 1]
+
+
+@pytest.mark.hostile
+def test_a_shutdown_ends_a_restart(local_ray, tmp_path):
+    with (
+        RayVirtualCluster([1], use_gpus=False) as cluster,
+        ThreadPoolExecutor(1) as threads,
+        RayWorkerGroup(cluster, SlowAgain, folder=str(tmp_path)) as group,
+    ):
+        with pytest.raises(WorkerFailureError, match="died"):
+            group.call("die").get_results()
+        eventually(lambda: group.get_worker_status()[0] == "dead", "the dead worker is told")
+        restart = threads.submit(group.restart_failed_workers)
+        eventually(lambda: len(read_pids(tmp_path)) == 2, "the new worker is in its __init__")
+        group.shutdown(force=True)
+        assert isinstance(restart.exception(60), WorkerGroupClosedError)
+        eventually(lambda: not any(map(is_running, read_pids(tmp_path))), "no worker is left")

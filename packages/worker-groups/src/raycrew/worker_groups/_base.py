@@ -39,7 +39,7 @@ from raycrew.worker_groups._start import (
 )
 from raycrew.worker_groups._worker import CommunicationOptions, check_env_vars, pick_secrets
 from raycrew.worker_groups.balancing import LoadBalancer, WorkerLoad
-from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
+from raycrew.worker_groups.errors import WorkerGroupError
 from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
 from raycrew.worker_groups.sharding import NamedSharding
 
@@ -109,12 +109,8 @@ class WorkerGroup(GroupCalls):
         builder = worker if isinstance(worker, RayWorkerBuilder) else RayWorkerBuilder(worker)
         plan = plan_seats(cluster.bundles, workers_per_node, bundle_indices_list)
         _check_sharding(sharding_annotations, len(plan.seats))
-        balancer = LoadBalancer(
-            self,
-            load_balancing_strategy,
-            idempotent_methods=idempotent_methods,
-            usage=lambda: self._resource_use(),  # there once the workers are
-        )
+        self._balancing = (load_balancing_strategy, idempotent_methods)
+        balancer = self._make_balancer()
         self._balancer = balancer if enable_load_balancing else None
         self._spec = GroupSpec(
             name=name_prefix or builder.fqn.rpartition(".")[2],
@@ -134,7 +130,7 @@ class WorkerGroup(GroupCalls):
         )
         self.cluster = cluster
         self.sharding_annotations = sharding_annotations
-        self._life = Lifecycle(self._spec.name)
+        self._life: Lifecycle = Lifecycle(self._spec.name)
         self._ended: Ended | None = None
         self._orderly = False
         self._claim = _claim(cluster, plan.indices, self._spec.name)
@@ -143,9 +139,9 @@ class WorkerGroup(GroupCalls):
         except BaseException:
             self._release_if_free()
             raise
-        self._keeper = Keeper()
+        self._keeper: Keeper | None = (keeper := Keeper())
         give_back = partial(end_and_release, self._crew, self._claim, _ABANDONED_S, force=False)
-        self._unwatch = watch_over(self._keeper, f"worker group {self.name!r}", give_back)
+        self._unwatch = watch_over(keeper, f"worker group {self.name!r}", give_back)
         rank_of = {position: rank for rank, position in enumerate(self._started.order)}
         self._tied_groups = [[rank_of[p] for p in group] for group in plan.tied_groups]
         if not plan.ordered:
@@ -168,7 +164,13 @@ class WorkerGroup(GroupCalls):
     def _resource_use(self) -> Mapping[int, float]:
         """CPU use by rank, as far as it is known."""
 
+    def _make_balancer(self) -> LoadBalancer:
+        strategy, idempotent = self._balancing
+        return LoadBalancer(self, strategy, idempotent_methods=idempotent, usage=lambda: self._resource_use())
+
     def _note_places(self) -> None:
+        shares = (_share(self._claim.bundles[p], self._claim.actor_options(p)) for p in self._started.order)
+        self._shares = list(shares)
         places = zip(self._started.ranks, self._started.facts, strict=True)
         self._places = {info.rank: Whereabouts(self.name, info, facts) for info, facts in places}
 
@@ -240,8 +242,7 @@ class WorkerGroup(GroupCalls):
         """Which bundle each rank occupies, and how much of it."""
         tied = self.worker_to_tied_group_index
         placements = []
-        for info, position in zip(self._started.ranks, self._started.order, strict=True):
-            share = _share(self._claim.bundles[position], self._claim.actor_options(position))
+        for info, share in zip(self._started.ranks, self._shares, strict=True):
             group = tied[info.rank] if len(self._tied_groups[tied[info.rank]]) > 1 else None
             placements.append(Placement(info.rank, info.bundle_index, share, group))
         return placements
@@ -365,10 +366,7 @@ class WorkerGroup(GroupCalls):
         return self._shape
 
     def _check_connection(self) -> None:
-        if not self._crew.is_reachable():  # a call would join whatever Ray it finds
-            raise WorkerGroupClosedError(
-                f"the connection to Ray that worker group {self.name!r} was made with is closed"
-            )
+        """Raise a `WorkerGroupClosedError` if the workers can't be reached any more."""
 
     def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
         if self._life.state == "restarting":

@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from raycrew.cluster_core import Session
 from raycrew.worker_groups._base import WorkerGroup, log_left
 from raycrew.worker_groups._calls import Dispatch, MultiWorkerFuture, send_to_actors
+from raycrew.worker_groups._copies import for_the_way
+from raycrew.worker_groups._gate import current_session
 from raycrew.worker_groups._health import Ended, end_workers
+from raycrew.worker_groups._lifecycle import CopiedLifecycle
 from raycrew.worker_groups._ranks import WorkerFacts
 from raycrew.worker_groups._ray_compat import (
     WorkerStatus,
-    connection,
+    check_session,
     runs_in_order,
     worker_status,
 )
@@ -27,13 +31,13 @@ class Actors:
     """The workers of a group on Ray, without the group."""
 
     name: str
-    made_over: str | None
+    session: Session
     handles: list[Handle]
     facts: list[WorkerFacts]
 
     def is_reachable(self) -> bool:
-        """Whether this process has the connection to Ray that they were made over."""
-        return connection() == self.made_over
+        """Whether this process is still connected to Ray as when they were made."""
+        return Session.current() == self.session
 
     def end(self, timeout_s: float, force: bool) -> Ended:
         """End them, by rank; they may have ended before."""
@@ -49,6 +53,9 @@ class RayWorkerGroup(WorkerGroup):
 
     When the constructor returns, `__init__` has returned on every rank. On any failure no actor is left and
     the bundles are free again.
+
+    A group may be passed on to tasks and actors: such a copy can call the workers as they are at that moment,
+    and tell of them. It comes without secrets, and the owner alone restarts workers and shuts the group down.
 
     Args:
         cluster: Where to place workers; a `RayVirtualCluster`, say.
@@ -81,18 +88,36 @@ class RayWorkerGroup(WorkerGroup):
     """
 
     def _start(self) -> Started:
-        made_over = connection()
-        started = start_group(self._spec, self._claim, self._note_end)
-        self._crew: Actors = Actors(self.name, made_over, started.handles, started.facts)
+        self._session = current_session()
+        started = start_group(self._spec, self._claim, self._note_end, self._check_connection)
+        self._crew: Actors = Actors(self.name, self._session, started.handles, started.facts)
         self._in_order = runs_in_order(started.info.is_async, started.options[0].actor)
         return started
 
     def _note_places(self) -> None:
         super()._note_places()
+        self._usage = self._make_usage()
+
+    def _make_usage(self) -> ProcessUsage:
         places = zip(self._started.ranks, self._started.facts, strict=True)
-        self._usage = ProcessUsage({info.rank: (facts.node_id, facts.pid) for info, facts in places})
+        return ProcessUsage({info.rank: (facts.node_id, facts.pid) for info, facts in places})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**for_the_way(vars(self)), "_is_open": self._life.state in ("open", "restarting")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._session = state["_session"] or current_session()
+        self._life = CopiedLifecycle(self.name, "open" if state["_is_open"] else "closed")
+        self._keeper = None
+        self._balancer = self._make_balancer() if state["_balancer"] else None
+        self._usage = self._make_usage()
+
+    def _check_connection(self) -> None:
+        check_session(self._session, f"worker group {self.name!r}")
 
     def _resource_use(self) -> Mapping[int, float]:
+        self._open()
         return self._usage()
 
     def get_worker_status(self, timeout: float = 1.0) -> dict[int, WorkerStatus]:
@@ -123,9 +148,7 @@ class RayWorkerGroup(WorkerGroup):
             logger.warning("%s: restarting ranks %s", self.name, dead)
             self._life.replacing(dead)
             on_end = partial(log_left, self.name)
-            self._started = restart_workers(
-                self._spec, self._claim, self._started, dead, on_end, self._life.check
-            )
+            self._started = restart_workers(self._spec, self._claim, self._started, dead, on_end, self._open)
             self._crew.handles, self._crew.facts = self._started.handles, self._started.facts
             self._note_places()
         return dead
@@ -140,4 +163,5 @@ class RayWorkerGroup(WorkerGroup):
             timeout=timeout,
             in_order=self._in_order,
             keeper=self._keeper,
+            session=self._session,
         )

@@ -21,12 +21,13 @@ class Lifecycle:
 
     Args:
         name: The group's name, for errors.
+        state: What it begins with.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, state: State = "starting") -> None:
         self._name = name
         self._lock = threading.RLock()
-        self._state: State = "starting"
+        self._state = state
         self._restart: Future[list[int]] | None = None
         self._restarter = 0
         self._replaced: frozenset[int] = frozenset()
@@ -136,3 +137,29 @@ class Lifecycle:
     def _refuse_own(self, what: str) -> None:
         if self._restarter == threading.get_ident():
             raise WorkerGroupError(f"{self._name!r} can't be {what} by what its own restart calls")
+
+
+class CopiedLifecycle(Lifecycle):
+    """The state of a copy of a group in another process, which can be called, but is not its owner."""
+
+    def restart(self, work: Callable[[], list[int]]) -> list[int]:  # noqa: ARG002
+        """Never.
+
+        Raises:
+            WorkerGroupError: Always.
+        """
+        raise self._not_the_owner("restart_failed_workers")
+
+    def close(self, work: Callable[[], bool], left: Callable[[], bool] | None = None) -> bool:  # noqa: ARG002
+        """Never.
+
+        Raises:
+            WorkerGroupError: Always.
+        """
+        raise self._not_the_owner("shutdown")
+
+    def _not_the_owner(self, what: str) -> WorkerGroupError:
+        return WorkerGroupError(
+            f"{what}() of worker group {self._name!r} is for the process that made it: this is a copy, which "
+            "came without secrets and claims, and can call the workers and tell where they are"
+        )

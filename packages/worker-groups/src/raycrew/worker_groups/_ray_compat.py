@@ -1,12 +1,11 @@
 """Unusual or version-dependent Ray calls, one function each."""
 
 import importlib
+import logging
 import re
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import ray
 from ray.actor import ActorClass, ActorHandle
@@ -14,10 +13,15 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raycrew.cluster_core import ClusterClosedError, Session
+from raycrew.worker_groups._gate import ask
+from raycrew.worker_groups.errors import WorkerGroupClosedError
+
+logger = logging.getLogger(__name__)
+
 WorkerStatus = Literal["ready", "busy", "dead"]
 
 _UNGRANTED = ("NO_RESOURCES", "INFEASIBLE")
-_client_connections: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -37,14 +41,28 @@ def own_node() -> tuple[str, str]:
 
 def connection() -> str | None:
     """Which connection to Ray this process has: another one after every `ray.init`, None without one."""
-    if not ray.is_initialized():
-        return None
-    context = ray.get_runtime_context()
-    client = getattr(context.worker, "worker", None)  # of ray://, which does not tell more in every Ray
-    if client is not None:
-        return _client_connections.setdefault(client, uuid.uuid4().hex)
-    # The worker differs between connections to one cluster, the node between clusters.
-    return f"{context.get_worker_id()}@{context.get_node_id()}"
+    session = Session.current()
+    return None if session is None else session.id
+
+
+def check_session(session: Session | None, whose: str) -> None:
+    """Make sure that this process still has a session; otherwise Ray would connect by itself to another.
+
+    Raises:
+        WorkerGroupClosedError: It has not, or there never was one.
+    """
+    if session is None:
+        raise WorkerGroupClosedError(f"{whose}: there was no connection to Ray when this was made")
+    try:
+        session.check()
+    except ClusterClosedError as error:
+        raise WorkerGroupClosedError(f"{whose}: {error}") from None
+
+
+def is_behind_proxy() -> bool:
+    """Whether this process is connected through a `ray://` proxy."""
+    client: Any = ray.util.client.ray
+    return bool(client.is_connected())
 
 
 def assigned_accelerators() -> dict[str, list[str]]:
@@ -97,6 +115,9 @@ def run_on_node(
         node_id: Where to run it.
         runtime_env: Its runtime environment.
         own_process: Whether its process ends after it; else one that is idle does, and stays.
+
+    Raises:
+        GetTimeoutError: Ray's control service, which the function goes to first, does not answer.
     """
     options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0}
     if own_process:
@@ -105,12 +126,39 @@ def run_on_node(
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=False)
     if runtime_env:
         options["runtime_env"] = dict(runtime_env)
-    return ray.remote(**options)(fn).remote(*args)
+    return ask(lambda: ray.remote(**options)(fn).remote(*args))
+
+
+def start_actor(remote_class: Any, options: Mapping[str, Any], timeout_s: float) -> ActorHandle[Any]:
+    """Ask Ray for an actor; does not wait until it runs.
+
+    Raises:
+        GetTimeoutError: Ray's control service does not answer; should it make the actor later, that is ended.
+    """
+    return ask(
+        lambda: remote_class.options(**options).remote(),
+        timeout_s=timeout_s,
+        undo=lambda handle: ray.kill(handle, no_restart=True),
+    )
+
+
+def living_nodes() -> list[Mapping[str, Any]]:
+    """The entries of `ray.nodes()` for the nodes that Ray counts as alive.
+
+    Raises:
+        GetTimeoutError: Ray's control service does not answer.
+    """
+    nodes: Any = ray.nodes  # Without annotations in Ray.
+    return [node for node in ask(nodes) if node["Alive"]]
 
 
 def is_alive_node(node_id: str) -> bool:
-    """Whether Ray counts a node as alive."""
-    return any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
+    """Whether Ray counts a node as alive.
+
+    Raises:
+        GetTimeoutError: Ray's control service does not answer.
+    """
+    return any(node["NodeID"] == node_id for node in living_nodes())
 
 
 def cause_of(error: BaseException) -> tuple[BaseException, str, int | None]:
@@ -151,8 +199,10 @@ def request_exit(handles: Sequence[ActorHandle[Any]]) -> None:
 
 def end_actors(handles: Sequence[ActorHandle[Any]]) -> None:
     """Kill actors for good, whatever state they are in."""
-    for handle in handles:
-        ray.kill(handle, no_restart=True)
+    try:
+        ask(lambda: [ray.kill(handle, no_restart=True) for handle in handles])
+    except GetTimeoutError as error:
+        logger.warning("%d actors are killed once Ray can: %s", len(handles), error)
 
 
 def await_end(handles: Sequence[ActorHandle[Any]], timeout_s: float) -> list[int]:
@@ -180,7 +230,7 @@ def _may_come_back(error: RayActorError) -> bool:
 
 def is_granted(group: PlacementGroup) -> bool | None:
     """Whether a placement group has its resources; None while Ray is making up its mind."""
-    entry = placement_group_table(group)
+    entry = ask(lambda: placement_group_table(group))
     if entry.get("state") == "CREATED":
         return True
     return False if entry.get("stats", {}).get("scheduling_state") in _UNGRANTED else None
@@ -188,12 +238,11 @@ def is_granted(group: PlacementGroup) -> bool | None:
 
 def node_cpus() -> dict[str, tuple[float, float]]:
     """Free and total CPUs of every living node, by node id, as Ray knows them at this moment."""
-    client: Any = ray.util.client.ray
-    if client.is_connected():
-        free = ray.get(ray.remote(num_cpus=0)(_free_resources).remote(), timeout=60)
+    if is_behind_proxy():
+        free = ray.get(run_on_node(_free_resources, [], node_id=None, own_process=False), timeout=60)
     else:
-        free = _free_resources()
-    totals = {n["NodeID"]: n["Resources"].get("CPU", 0.0) for n in ray.nodes() if n["Alive"]}  # type: ignore[no-untyped-call]
+        free = ask(_free_resources)
+    totals = {node["NodeID"]: node["Resources"].get("CPU", 0.0) for node in living_nodes()}
     # Where Ray says nothing of a node, it has only just started.
     return {node: (free.get(node, {"CPU": total}).get("CPU", 0.0), total) for node, total in totals.items()}
 

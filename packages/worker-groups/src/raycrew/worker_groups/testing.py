@@ -70,13 +70,11 @@ class InProcessFuture(MultiWorkerFuture[Any]):
     def _ends(self) -> list[Any]:
         return list(self)
 
-    @staticmethod
-    def _wait_for(ends: Sequence[Any], count: int, timeout: float | None) -> Collection[Any]:
+    def _wait_for(self, ends: Sequence[Any], count: int, timeout: float | None) -> Collection[Any]:
         # Balancers ask for one or for all.
         return wait(ends, timeout, FIRST_COMPLETED if count == 1 else ALL_COMPLETED).done
 
-    @staticmethod
-    def _died(end: Any) -> bool:  # noqa: ARG004
+    def _died(self, end: Any) -> bool:  # noqa: ARG002
         return False
 
     async def _results_async(self) -> list[Any]:
@@ -197,6 +195,9 @@ class InProcessGroup(WorkerGroup):
         """Nothing, as none is ever lost."""
         self._open()
         return self._life.restart(list)
+
+    def __reduce__(self) -> str:
+        raise TypeError(f"{self.name!r} is a group of threads of this process, and can't be pickled")
 
     def _resource_use(self) -> Mapping[int, float]:
         return {}

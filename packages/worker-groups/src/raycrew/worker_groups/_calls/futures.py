@@ -7,9 +7,17 @@ from typing import Any, Generic, TypeVar
 
 import ray
 
+from raycrew.cluster_core import Session
 from raycrew.worker_groups._calls.failures import Whereabouts, failure, log_tail
-from raycrew.worker_groups._calls.waiting import Settled, deadline_after, left, settle
-from raycrew.worker_groups._ray_compat import call_id, is_death, run_on_node
+from raycrew.worker_groups._calls.waiting import (
+    Settled,
+    await_some,
+    deadline_after,
+    left,
+    settle,
+    while_connected,
+)
+from raycrew.worker_groups._ray_compat import call_id, check_session, is_behind_proxy, is_death, run_on_node
 from raycrew.worker_groups._worker import recall, recall_all
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError, combine
 
@@ -49,6 +57,7 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         is_stream: bool = False,
         in_order: bool = False,
         keeper: object = None,
+        session: Session | None = None,
     ) -> None:
         super().__init__(futures)
         self.called_workers = list(range(len(futures)) if called_workers is None else called_workers)
@@ -62,6 +71,7 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         self.is_stream = is_stream
         self.in_order = in_order
         self._keeper = keeper  # else the workers would end with their group while this is awaited
+        self._session = session or Session.current()
         self._places = dict(places or {})
         self._sent_at = time.monotonic()
         self._deadline = deadline_after(timeout)
@@ -91,7 +101,9 @@ class MultiWorkerFuture(list[Any], Generic[R]):
     def __reduce__(self) -> tuple[Any, ...]:
         arguments = (list(self), self.called_workers, self.return_from_workers, self.respect_tied_workers)
         named = {"method": self.method, "group_name": self.group_name, "in_order": self.in_order}
-        return _rebuild, (arguments, {**named, "places": self._places})
+        # Behind a proxy a session is this process's own; where this arrives, its ObjectRefs are that one's.
+        session = None if is_behind_proxy() else self._session
+        return _rebuild, (arguments, {**named, "places": self._places, "session": session})
 
     def get_results(self, worker_group: Any = None, timeout: float | None = None) -> list[R]:  # noqa: ARG002
         """The results of the ranks to return from, in rank order; a generator's is the list of its items.
@@ -103,6 +115,7 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         Raises:
             WorkerFailureError: A rank failed, as soon as it did; several are an ExceptionGroup as well.
             ResultTimeoutError: Ranks have not answered in time. They go on, and can be waited for again.
+            WorkerGroupClosedError: The connection to Ray has ended, and the calls with it.
         """
         deadline = self._until(timeout)
         if self.is_stream:
@@ -123,6 +136,7 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         Raises:
             WorkerFailureError: A rank failed.
             ResultTimeoutError: Ranks have not answered in time.
+            WorkerGroupClosedError: The connection to Ray has ended, and the calls with it.
         """
         deadline = self._until(timeout)
         returning = set(self.return_from_workers)
@@ -132,12 +146,14 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         rank_of = dict(zip(self, self.called_workers, strict=True))
         waiting = list(self)
         while waiting:
-            ready, waiting = ray.wait(waiting, num_returns=1, timeout=left(deadline))
+            ready = await_some(waiting, deadline, self._check)
             if not ready:
                 raise self._timed_out([rank_of[ref] for ref in waiting])
+            waiting.remove(ready[0])
             rank = rank_of[ready[0]]
             try:
-                value = ray.get(ready[0])
+                with while_connected(self._check):
+                    value = ray.get(ready[0])
             except Exception as error:
                 raise self._failed(self._settled({rank: error}, [rank_of[ref] for ref in waiting])) from error
             if rank in returning:
@@ -149,7 +165,7 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         The result of a cancelled call is a `WorkerFailureError` whose cause is Ray's `TaskCancelledError`.
         Workers that run their calls one after the other skip cancelled ones when it is their turn.
         """
-        if not ray.is_initialized():  # the calls are gone, and cancelling would start another Ray
+        if Session.current() != self._session:  # the calls are gone, and cancelling would join another Ray
             return
         if self.in_order:
             self._recall()
@@ -164,21 +180,24 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         """What is ready when a call has ended: its result, or the end of its stream."""
         return [call.completed() for call in self] if self.is_stream else list(self)
 
-    @staticmethod
-    def _wait_for(ends: Sequence[Any], count: int, timeout: float | None) -> Collection[Any]:
+    def _wait_for(self, ends: Sequence[Any], count: int, timeout: float | None) -> Collection[Any]:
         """Wait for as many of some `_ends` and no longer than `timeout`; gives those that are ready."""
-        return ray.wait(list(ends), num_returns=count, timeout=timeout)[0]
+        return await_some(ends, deadline_after(timeout), self._check, count=count)
 
-    @staticmethod
-    def _died(end: Any) -> bool:
+    def _died(self, end: Any) -> bool:
         """Whether the worker of one of `_ends` that is ready was lost with the call."""
+        self._check()
         try:
-            ray.get(end)
+            with while_connected(self._check):
+                ray.get(end)
         except Exception as error:  # noqa: BLE001 - what the method raised is for whoever takes the result
             return is_death(error)
         return False
 
     # Waiting.
+
+    def _check(self) -> None:
+        check_session(self._session, f"{self.group_name}.{self.method}")
 
     def _recall(self) -> None:
         elsewhere: dict[str, list[tuple[str, bytes]]] = {}
@@ -195,14 +214,24 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         return self._results_async().__await__()
 
     async def _results_async(self) -> list[R]:
+        self._check()
         if not self.is_stream:
             calls = [asyncio.wrap_future(ref.future()) for ref in self]
-            timeout = left(self._deadline)
-            done, _ = await asyncio.wait(calls, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)
+            done = await self._first_exception(calls)
             if len(done) == len(calls) and not any(call.exception() for call in done):
                 values = {rank: call.result() for rank, call in zip(self.called_workers, calls, strict=True)}
                 return [values[rank] for rank in self.return_from_workers]
         return await asyncio.to_thread(self.get_results)
+
+    async def _first_exception(self, calls: Sequence[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
+        """Those that are done when all are, when one has failed, or when the call's time is over."""
+        while True:
+            timeout = left(self._deadline, _SLICE_S)
+            done, waiting = await asyncio.wait(calls, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)
+            self._check()
+            failed = any(call.cancelled() or call.exception() for call in done)
+            if failed or not waiting or left(self._deadline) == 0.0:
+                return done
 
     def _until(self, timeout: float | None) -> float | None:
         own, asked = self._deadline, deadline_after(timeout)
@@ -210,10 +239,12 @@ class MultiWorkerFuture(list[Any], Generic[R]):
 
     def _all(self, deadline: float | None) -> list[Any]:
         """Every value, in one `ray.get` where all is well and quick; else failures are found early."""
+        self._check()
         try:
-            return list(ray.get(list(self), timeout=left(deadline, _SLICE_S)))
+            with while_connected(self._check):
+                return list(ray.get(list(self), timeout=left(deadline, _SLICE_S)))
         except Exception:  # noqa: BLE001 - what failed, or is late, is found out below with its rank
-            return self._values(settle(self, deadline))
+            return self._values(settle(self, deadline, self._check))
 
     def _values(self, settled: Settled) -> list[Any]:
         if settled.errors:
@@ -240,13 +271,15 @@ class MultiWorkerFuture(list[Any], Generic[R]):
     def _take_in(self, deadline: float | None) -> None:
         """One more item, or the end of a stream."""
         rank_of = {stream: rank for rank, stream in self._open_streams.items()}
-        ready, _ = ray.wait(list(rank_of), num_returns=1, timeout=left(deadline))
+        ready = await_some(list(rank_of), deadline, self._check)
         if not ready:
             raise self._timed_out(sorted(self._open_streams))
         stream: Any = ready[0]
         rank = rank_of[stream]
         try:
-            self._arrived.append((rank, ray.get(next(stream))))
+            with while_connected(self._check):
+                item = ray.get(next(stream))
+            self._arrived.append((rank, item))
         except StopIteration:
             del self._open_streams[rank]
         except Exception as error:  # noqa: BLE001 - told now and at every later look, with its rank
@@ -259,6 +292,7 @@ class MultiWorkerFuture(list[Any], Generic[R]):
 
     def _failed(self, by_rank: Settled) -> Exception:
         """One error for the failures of some ranks."""
+        self._check()  # else what failed is the connection
         elapsed = time.monotonic() - self._sent_at
         failures: list[WorkerFailureError] = []
         for rank, error in sorted(by_rank.errors.items()):

@@ -5,6 +5,7 @@ from typing import Any
 
 import ray
 
+from raycrew.cluster_core import Session
 from raycrew.worker_groups._calls.dispatch import Dispatch
 from raycrew.worker_groups._calls.encoding import Packer
 from raycrew.worker_groups._calls.failures import Whereabouts
@@ -23,6 +24,7 @@ def send_to_actors(
     timeout: float | None,
     in_order: bool,
     keeper: object,
+    session: Session,
 ) -> MultiWorkerFuture[Any]:
     """Send each call straight to its rank's actor, once all arguments of all ranks are ready.
 
@@ -35,6 +37,7 @@ def send_to_actors(
         timeout: Deadline of the call in seconds.
         in_order: Whether the workers run their calls one after the other.
         keeper: What keeps the workers, held by the future.
+        session: The connection to Ray that the actors belong to.
 
     Raises:
         TypeError: An argument can't be pickled, or is a stream; nothing has been sent.
@@ -56,6 +59,7 @@ def send_to_actors(
         is_stream="generator" in dispatch.method.kind,
         in_order=in_order,
         keeper=keeper,
+        session=session,
     )
 
 

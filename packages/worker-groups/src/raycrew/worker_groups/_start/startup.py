@@ -3,7 +3,8 @@
 import logging
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -32,6 +33,7 @@ from raycrew.worker_groups._ray_compat import (
     cause_of,
     is_alive_node,
     run_on_node,
+    start_actor,
     unwrap_actor_class,
 )
 from raycrew.worker_groups._start.plugins import interpreter_for
@@ -62,6 +64,8 @@ logger = logging.getLogger(__name__)
 
 Handle = ActorHandle[Any]
 
+_CREATE_TIMEOUT_S = 30.0
+
 
 @dataclass(slots=True)
 class Started:
@@ -76,21 +80,24 @@ class Started:
     report: StartupReport
 
 
-def start_group(spec: GroupSpec, claim: Claim, on_end: Callable[[Ended], None]) -> Started:
+def start_group(
+    spec: GroupSpec, claim: Claim, on_end: Callable[[Ended], None], go_on: Callable[[], object]
+) -> Started:
     """Start all workers at once and wait until `__init__` has returned on every rank.
 
     Args:
         spec: What the group is to be.
         claim: Where.
         on_end: Told what became of the workers, when the start fails.
+        go_on: Called now and then; what it raises ends the workers.
 
     Raises:
         WorkerFailureError: A worker failed or was late; all have been ended.
         ValueError: An option can't be satisfied, or the arguments don't fit `__init__`.
         EnvironmentProviderError: There is no interpreter for the workers.
     """
-    with startup_progress(spec.name, len(spec.plan.seats), spec.progress) as progress:
-        return _Launch(spec, claim, progress, range(len(spec.plan.seats)), on_end).run()
+    with _starting(spec, len(spec.plan.seats)) as progress:
+        return _Launch(spec, claim, progress, range(len(spec.plan.seats)), on_end, go_on).run()
 
 
 def restart_workers(
@@ -99,7 +106,7 @@ def restart_workers(
     started: Started,
     ranks: Sequence[int],
     on_end: Callable[[Ended], None],
-    go_on: Callable[[], None],
+    go_on: Callable[[], object],
 ) -> Started:
     """Replace the workers of some ranks: same rank and bundle, and a new generation for the whole group.
 
@@ -110,9 +117,9 @@ def restart_workers(
         WorkerFailureError: A new worker failed or was late; the new ones have been ended.
         WorkerGroupError: An old one could not be ended.
     """
-    _end_old(spec.name, started, ranks)
     positions = [started.order[rank] for rank in ranks]
-    with startup_progress(spec.name, len(ranks), spec.progress) as progress:
+    with _starting(spec, len(ranks)) as progress:
+        _end_old(spec.name, started, ranks)
         return _Launch(spec, claim, progress, positions, on_end, go_on).run_again(started)
 
 
@@ -121,6 +128,15 @@ def _end_old(group_name: str, started: Started, ranks: Sequence[int]) -> None:
     if ended.occupied:
         who = "; ".join(f"rank {rank}: {why}" for rank, why in ended.left.items())
         raise WorkerGroupError(f"{group_name}: a worker can't be replaced before it has ended ({who})")
+
+
+@contextmanager
+def _starting(spec: GroupSpec, n_workers: int) -> Iterator[StartupProgress]:
+    try:
+        with startup_progress(spec.name, n_workers, spec.progress) as progress:
+            yield progress
+    except GetTimeoutError as error:
+        raise WorkerStartTimeoutError(f"{spec.name}: {error}", group_name=spec.name) from error
 
 
 class _Launch:
@@ -133,7 +149,7 @@ class _Launch:
         progress: StartupProgress,
         positions: Sequence[int],
         on_end: Callable[[Ended], None],
-        go_on: Callable[[], None] | None = None,
+        go_on: Callable[[], object],
     ) -> None:
         self.go_on = go_on
         self.positions = list(positions)
@@ -272,7 +288,9 @@ class _Launch:
             name = f"{self.aliases[position]}-{suffix}"
             actor = {k: v for k, v in worker.actor.items() if k != "concurrency_groups"}
             # max_restarts=0: Ray would restart a worker with its old rank on another device.
-            self.handles[position] = remote.options(**actor, name=name, max_restarts=0).remote()
+            actor |= {"name": name, "max_restarts": 0}
+            patience = left(self.deadline, _CREATE_TIMEOUT_S) or 0.0
+            self.handles[position] = start_actor(remote, actor, patience)
         stand_by([bundle.node_id for bundle in self.claim.bundles])
 
     def _locate(self) -> dict[int, WorkerFacts]:
@@ -327,7 +345,7 @@ class _Launch:
         return handle._raycrew_prepare.remote(orders)  # noqa: SLF001
 
     def _settle(self, refs: Sequence[Any]) -> Settled:
-        return settle(refs, self.deadline, on_done=self.progress.advance, go_on=self.go_on)
+        return settle(refs, self.deadline, self.go_on, on_done=self.progress.advance)
 
     def _whereabouts(self, position: int) -> Whereabouts:
         bundle = self.claim.bundles[position]

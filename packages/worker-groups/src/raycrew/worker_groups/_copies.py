@@ -1,0 +1,33 @@
+"""What of a group travels to other processes: what calls need, and nothing that only its owner may have."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from raycrew.worker_groups._ray_compat import is_behind_proxy
+from raycrew.worker_groups._start import GroupSpec, RayWorkerBuilder, Started
+
+#: Who waits, who watches, who is told: all of one process.
+_OF_ONE_PROCESS = ("_life", "_claim", "_crew", "_keeper", "_unwatch", "_usage")
+
+
+def for_the_way(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of a group that are pickled: no secrets, no variables or arguments of its workers."""
+    spec: GroupSpec = state["_spec"]
+    started: Started = state["_started"]
+    bare = replace(
+        spec,
+        builder=RayWorkerBuilder(spec.builder.fqn),
+        init_kwargs={},
+        env_vars={},
+        secrets={},
+        environments=None,
+    )
+    return {
+        **{name: value for name, value in state.items() if name not in _OF_ONE_PROCESS},
+        "_spec": bare,
+        "_started": replace(started, options=[]),
+        "_balancer": state["_balancer"] is not None,
+        # Behind a proxy a session is this process's own; where this arrives, the handles are that one's.
+        "_session": None if is_behind_proxy() else state["_session"],
+    }

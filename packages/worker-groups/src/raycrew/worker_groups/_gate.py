@@ -1,0 +1,120 @@
+"""The one gate to Ray's control service: every question has a deadline, where Ray itself would wait for ever.
+
+A question is asked in a daemon thread. One that is given up may still be answered later, so whoever asks for
+something to be made says how to undo that.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, TypeVar
+
+from ray.exceptions import GetTimeoutError
+
+from raycrew.cluster_core import Session
+from raycrew.worker_groups.errors import WorkerGroupError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ANSWER_S = 10.0
+
+_MOST = 32  # Questions that may wait at the same time; those that were given up count.
+
+_room = threading.BoundedSemaphore(_MOST)
+
+
+def current_session() -> Session:
+    """The session of this process.
+
+    Raises:
+        WorkerGroupError: It is not connected to Ray, which would connect by itself to whatever it finds.
+    """
+    session = Session.current()
+    if session is None:
+        raise WorkerGroupError("this process is not connected to Ray; call init_ray() first")
+    return session
+
+
+def ask(
+    question: Callable[[], T], *, timeout_s: float = ANSWER_S, undo: Callable[[T], object] | None = None
+) -> T:
+    """What the control service answers.
+
+    Args:
+        question: Asks, and returns the answer.
+        timeout_s: Seconds until it is given up.
+        undo: Called with an answer that comes too late.
+
+    Raises:
+        WorkerGroupError: This process is not connected to Ray.
+        GetTimeoutError: No answer in time.
+    """
+    session = current_session()
+    if not _room.acquire(timeout=timeout_s):
+        raise GetTimeoutError(f"{_MOST} questions wait for Ray's control service; this one was not asked")
+    answer: Future[T] = Future()
+    thread = threading.Thread(
+        target=_ask, args=(question, answer, undo, session), name="raycrew-answer", daemon=True
+    )
+    try:
+        thread.start()
+    except BaseException:
+        _room.release()
+        raise
+    return _wait(answer, timeout_s, undo)
+
+
+def _wait(answer: Future[T], timeout_s: float, undo: Callable[[T], object] | None) -> T:
+    try:
+        return answer.result(timeout_s)
+    except BaseException as error:
+        if answer.cancel():
+            if isinstance(error, TimeoutError):
+                raise GetTimeoutError(
+                    f"Ray's control service did not answer within {timeout_s:g} s"
+                ) from None
+        elif isinstance(error, TimeoutError):  # It came at the last moment, or is itself a timeout.
+            return answer.result()
+        elif undo is not None and answer.exception() is None:  # Interrupted between answer and return.
+            undo(answer.result())
+        raise
+
+
+def _ask(
+    question: Callable[[], Any],
+    answer: Future[Any],
+    undo: Callable[[Any], object] | None,
+    session: Session,
+) -> None:
+    try:
+        try:
+            found = question()
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
+            _tell(answer.set_exception, error)
+        else:
+            if not _tell(answer.set_result, found) and undo is not None:
+                _undo(undo, found, session)
+    finally:
+        _room.release()
+
+
+def _tell(settle: Callable[[Any], None], outcome: Any) -> bool:
+    """Whether somebody still waits for an answer."""
+    try:
+        settle(outcome)
+    except InvalidStateError:
+        logger.debug("Ray's control service answered a question that was given up")
+        return False
+    return True
+
+
+def _undo(undo: Callable[[Any], object], found: Any, session: Session) -> None:
+    if Session.current() != session:
+        return  # What it made ended with the connection.
+    try:
+        undo(found)
+    except Exception:
+        logger.exception("what Ray made after it was given up could not be taken back: %r", found)

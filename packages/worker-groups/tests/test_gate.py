@@ -1,0 +1,125 @@
+"""Questions to Ray's control service, answered, late, or never."""
+
+import logging
+import os
+import signal
+import threading
+
+import pytest
+import ray
+from patience import eventually
+from ray.exceptions import GetTimeoutError
+from workers import Worker
+
+from raycrew.cluster_core import RayVirtualCluster, Session
+from raycrew.cluster_core.testing import connected, simulated_nodes
+from raycrew.worker_groups import RayWorkerGroup, WorkerGroupError, WorkerStartTimeoutError
+from raycrew.worker_groups import _gate as gate
+from raycrew.worker_groups._gate import ask
+
+pytestmark = pytest.mark.hostile
+
+
+class Sessions:
+    """Says what session this process has."""
+
+    def __init__(self, session):
+        self.session = session
+
+    def current(self):
+        return self.session
+
+
+@pytest.fixture
+def sessions(monkeypatch):
+    made = Sessions(Session("one"))
+    monkeypatch.setattr(gate, "Session", made)
+    return made
+
+
+def test_answers_and_errors_come_back(sessions):
+    assert ask(lambda: 7) == 7
+    with pytest.raises(KeyError, match="lost"):
+        ask(lambda: {}["lost"])
+    with pytest.raises(TimeoutError, match="its own"):
+        ask(own_timeout)
+
+
+def own_timeout():
+    raise TimeoutError("its own")
+
+
+def test_without_a_connection_nothing_is_asked(sessions):
+    sessions.session = None
+    asked = []
+    with pytest.raises(WorkerGroupError, match="not connected to Ray"):
+        ask(lambda: asked.append(1))
+    assert not asked
+
+
+@pytest.mark.parametrize("reconnected", [False, True])
+def test_what_comes_too_late_is_undone_in_its_own_session(sessions, reconnected):
+    answers, undone = threading.Event(), []
+
+    def question():
+        answers.wait(60)
+        return "made"
+
+    with pytest.raises(GetTimeoutError, match="did not answer within"):
+        ask(question, timeout_s=0.01, undo=undone.append)
+    if reconnected:
+        sessions.session = Session("two")
+    threads = [t for t in threading.enumerate() if t.name == "raycrew-answer"]
+    answers.set()
+    for thread in threads:
+        thread.join(60)
+    assert undone == ([] if reconnected else ["made"])
+
+
+def test_an_undo_that_fails_is_told(sessions, caplog):
+    answers = threading.Event()
+    with pytest.raises(GetTimeoutError):
+        ask(lambda: answers.wait(60), timeout_s=0.01, undo=lambda _: 1 / 0)
+    answers.set()
+    eventually(lambda: "could not be taken back" in caplog.text, "the failure is logged")
+
+
+def test_threads_are_bounded_and_daemons(sessions, monkeypatch, caplog):
+    caplog.set_level(logging.DEBUG, gate.__name__)
+    monkeypatch.setattr(gate, "_room", threading.BoundedSemaphore(2))
+    answers = threading.Event()
+    for _ in range(2):
+        with pytest.raises(GetTimeoutError, match="did not answer"):
+            ask(lambda: answers.wait(60), timeout_s=0.01)
+    assert all(t.daemon for t in threading.enumerate() if t.name == "raycrew-answer")
+    with pytest.raises(GetTimeoutError, match="was not asked"):
+        ask(lambda: 7, timeout_s=0.01)
+    answers.set()
+    assert ask(lambda: 7, timeout_s=60) == 7
+
+
+def workers():
+    return [name for name in ray.util.list_named_actors() if name.startswith("Worker-")]
+
+
+@pytest.mark.slow
+def test_a_stopped_control_service_holds_up_no_start_and_leaves_no_actor(monkeypatch):
+    monkeypatch.setattr("raycrew.worker_groups._start.startup._CREATE_TIMEOUT_S", 2.0)
+    ray.shutdown()
+    with (
+        simulated_nodes([{"num_cpus": 4}]) as cluster,
+        connected(cluster.address),
+        RayVirtualCluster([2], use_gpus=False) as bundles,
+        RayWorkerGroup(bundles, Worker, bundle_indices_list=[[0]]) as living,
+    ):
+        service = cluster.head_node.all_processes["gcs_server"][0].process.pid
+        os.kill(service, signal.SIGSTOP)
+        try:
+            with pytest.raises(WorkerStartTimeoutError, match="did not answer within"):
+                RayWorkerGroup(bundles, Worker, bundle_indices_list=[[1]])
+            assert living.call("add", 1).get_results(timeout=60) == [1]
+        finally:
+            os.kill(service, signal.SIGCONT)
+        eventually(lambda: len(workers()) == 1, "the late actor is ended")
+        with RayWorkerGroup(bundles, Worker, bundle_indices_list=[[1]]) as again:
+            assert again.call("add", 2).get_results(timeout=60) == [2]

@@ -1,0 +1,107 @@
+"""What was made over one connection to Ray never joins another."""
+
+import asyncio
+import threading
+
+import pytest
+import ray
+from patience import eventually
+from workers import Worker
+
+from raycrew.cluster_core import RayVirtualCluster, Session
+from raycrew.cluster_core.testing import FakeCluster, connected
+from raycrew.worker_groups import RayWorkerGroup, WorkerGroupClosedError, WorkerGroupError
+
+pytestmark = pytest.mark.hostile
+
+
+@pytest.fixture
+def group(local_ray):
+    made = RayWorkerGroup(RayVirtualCluster([2], use_gpus=False), Worker, enable_load_balancing=True)
+    yield made
+    made.shutdown(force=True)
+
+
+async def awaited(future):
+    return await future
+
+
+def assert_closed(group, future, stream, single):
+    for use in (
+        lambda: future.get_results(timeout=5),
+        lambda: list(future.as_completed(timeout=5)),
+        lambda: asyncio.run(awaited(future)),
+        lambda: stream.get_results(timeout=5),
+        lambda: list(stream.as_completed(timeout=5)),
+        lambda: single.get_results(timeout=5),
+        lambda: group.call("pid"),
+        lambda: group.stream("count_to", 1),
+        lambda: group.on(ranks=[0]).call("pid"),
+        group.get_worker_status,
+        group.restart_failed_workers,
+        lambda: group.balancer.call("pid"),
+        lambda: list(group.balancer.map("nap", [0, 0])),
+        group.balancer.loads,
+    ):
+        with pytest.raises(WorkerGroupClosedError, match="connection to Ray"):
+            use()
+    future.cancel()
+
+
+def begun(group):
+    return group.call("nap", 3600), group.call("count_to", 3), group.balancer.call("pid")
+
+
+def test_after_the_users_own_shutdown_nothing_joins_another_cluster(group, ray_nodes_session, monkeypatch):
+    calls = begun(group)
+    ray.shutdown()
+    monkeypatch.setenv("RAY_ADDRESS", ray_nodes_session)  # where Ray would connect by itself
+    assert_closed(group, *calls)
+    assert not group.shutdown()
+    assert not ray.is_initialized()
+
+
+def test_nor_does_it_use_a_later_connection(group, ray_nodes_session):
+    calls = begun(group)
+    ray.shutdown()
+    with connected(ray_nodes_session):
+        assert_closed(group, *calls)
+        assert not group.shutdown()
+
+
+def test_a_wait_ends_with_the_connection(group, tmp_path):
+    future = group.call("wait_for", str(tmp_path / "gate"))
+    outcomes = []
+
+    def wait():
+        try:
+            outcomes.append(future.get_results())
+        except WorkerGroupClosedError as error:
+            outcomes.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    ray.shutdown()
+    eventually(lambda: outcomes, "the wait has ended")
+    assert isinstance(outcomes[0], WorkerGroupClosedError)
+    assert not ray.is_initialized()
+
+
+def test_a_group_is_not_started_by_ray_of_its_own_accord():
+    ray.shutdown()
+    with pytest.raises(WorkerGroupError, match="not connected to Ray"):
+        RayWorkerGroup(FakeCluster([1]), Worker)
+    assert not ray.is_initialized()
+
+
+def drive(carried):
+    before = carried["future"].get_results(timeout=60)
+    with RayVirtualCluster([1], use_gpus=False) as cluster, RayWorkerGroup(cluster, Worker) as group:
+        return before, group.call("add", 2).get_results(timeout=60), Session.current().id
+
+
+def test_driver_code_may_run_in_a_task(group):
+    future = group.call("add", 1)
+    before, own, session = ray.get(ray.remote(num_cpus=1)(drive).remote({"future": future}), timeout=200)
+    assert (before, own) == ([1, 1], [2])
+    assert session == Session.current().id
