@@ -29,6 +29,7 @@ from raycrew.worker_groups._health import Ended
 from raycrew.worker_groups._lifecycle import Lifecycle
 from raycrew.worker_groups._ranks import RankInfo, TiedBundles, plan_seats
 from raycrew.worker_groups._start import (
+    GroupOptions,
     GroupSpec,
     Handle,
     RayWorkerBuilder,
@@ -37,7 +38,7 @@ from raycrew.worker_groups._start import (
     transport_of,
     worker_aliases,
 )
-from raycrew.worker_groups._worker import CommunicationOptions, check_env_vars, pick_secrets
+from raycrew.worker_groups._worker import pick_secrets
 from raycrew.worker_groups.balancing import LoadBalancer, WorkerLoad
 from raycrew.worker_groups.errors import WorkerGroupError
 from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
@@ -106,28 +107,22 @@ class WorkerGroup(GroupCalls):
         progress: bool | None = None,
         **init_kwargs: Any,
     ) -> None:
+        options = GroupOptions.among(locals())
         builder = worker if isinstance(worker, RayWorkerBuilder) else RayWorkerBuilder(worker)
         plan = plan_seats(cluster.bundles, workers_per_node, bundle_indices_list)
         _check_sharding(sharding_annotations, len(plan.seats))
-        self._balancing = (load_balancing_strategy, idempotent_methods)
-        balancer = self._make_balancer()
-        self._balancer = balancer if enable_load_balancing else None
         self._spec = GroupSpec(
             name=name_prefix or builder.fqn.rpartition(".")[2],
             builder=builder,
             cluster=cluster,
             plan=plan,
+            options=options,
             init_kwargs=init_kwargs,
-            env_vars=check_env_vars({} if env_vars is None else env_vars, "env_vars"),
             secrets=pick_secrets(secrets, os.environ),
-            environments=environments,
             transport=transport_of(transport),
-            communication=CommunicationOptions(enable_gradient_compression, async_communication),
-            ports_per_worker=ports_per_worker,
-            port_range=port_range,
-            init_timeout_s=init_timeout_s,
-            progress=progress,
         )
+        balancer = self._make_balancer()
+        self._balancer = balancer if enable_load_balancing else None
         self.cluster = cluster
         self.sharding_annotations = sharding_annotations
         self._life: Lifecycle = Lifecycle(self._spec.name)
@@ -165,8 +160,13 @@ class WorkerGroup(GroupCalls):
         """CPU use by rank, as far as it is known."""
 
     def _make_balancer(self) -> LoadBalancer:
-        strategy, idempotent = self._balancing
-        return LoadBalancer(self, strategy, idempotent_methods=idempotent, usage=lambda: self._resource_use())
+        options = self._spec.options
+        return LoadBalancer(
+            self,
+            options.load_balancing_strategy,
+            idempotent_methods=options.idempotent_methods,
+            usage=lambda: self._resource_use(),  # there once the workers are
+        )
 
     def _note_places(self) -> None:
         shares = (_share(self._claim.bundles[p], self._claim.actor_options(p)) for p in self._started.order)

@@ -9,7 +9,6 @@ from typing import Any
 from raycrew.cluster_core import Session
 from raycrew.worker_groups._base import WorkerGroup, log_left
 from raycrew.worker_groups._calls import Dispatch, MultiWorkerFuture, send_to_actors
-from raycrew.worker_groups._copies import for_the_way
 from raycrew.worker_groups._gate import current_session
 from raycrew.worker_groups._health import Ended, end_workers
 from raycrew.worker_groups._lifecycle import CopiedLifecycle
@@ -20,7 +19,7 @@ from raycrew.worker_groups._ray_compat import (
     runs_in_order,
     worker_status,
 )
-from raycrew.worker_groups._start import Handle, Started, restart_workers, start_group
+from raycrew.worker_groups._start import Handle, Started, for_the_way, restart_workers, start_group
 from raycrew.worker_groups.balancing import ProcessUsage
 
 logger = logging.getLogger(__name__)

@@ -142,7 +142,7 @@ class InProcessGroup(WorkerGroup):
         here = [facts[position] for position in order]
         self._crew: _Threads = _Threads(spec.name)
         self._crew.workers = [
-            _Worker(as_current(rank, fact, spec.communication), spec.transport)
+            _Worker(as_current(rank, fact, spec.options.communication), spec.transport)
             for rank, fact in zip(ranks, here, strict=True)
         ]
         calls = [
@@ -154,12 +154,12 @@ class InProcessGroup(WorkerGroup):
         }
         starting = InProcessFuture(calls, method="__init__", group_name=spec.name, places=places)
         try:
-            init_s = starting.get_results(timeout=spec.init_timeout_s)
+            init_s = starting.get_results(timeout=spec.options.init_timeout_s)
         except ResultTimeoutError as late:
             self._crew.end(0.0, force=True)
             others = [str(places[rank]) for rank in late.pending[1:]]
             stage = "its __init__ did not return"
-            raise start_timeout(places[late.pending[0]], stage, others, spec.init_timeout_s) from None
+            raise start_timeout(places[late.pending[0]], stage, others, spec.options.init_timeout_s) from None
         except BaseException:
             self._crew.end(0.0, force=True)
             raise
@@ -170,7 +170,7 @@ class InProcessGroup(WorkerGroup):
         return Started(handles, ranks, here, order, info, [], report)
 
     def _facts(self, bundle_index: int) -> WorkerFacts:
-        leased = self.cluster.rendezvous(bundle_index, 1 + self._spec.ports_per_worker)
+        leased = self.cluster.rendezvous(bundle_index, 1 + self._spec.options.ports_per_worker)
         return WorkerFacts(
             leased.node_id,
             leased.address,

@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from raycrew.cluster_core import Cluster
 from raycrew.worker_groups._ranks import SeatPlan
-from raycrew.worker_groups._worker import ClassInfo, CommunicationOptions, fqn_of
-from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
+from raycrew.worker_groups._start.options import GroupOptions
+from raycrew.worker_groups._worker import ClassInfo, fqn_of
+from raycrew.worker_groups.protocols import ArgumentTransport
 
 
 class RayWorkerBuilder:
@@ -44,22 +45,27 @@ class RayWorkerBuilder:
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """All that a start-up needs to know; see `RayWorkerGroup` for the meaning of each."""
+    """All that a start-up needs to know.
+
+    Attributes:
+        name: Name of the group.
+        builder: The workers' class and its arguments.
+        cluster: Where they are to be.
+        plan: Who sits where.
+        options: What the caller wishes.
+        init_kwargs: Further keyword arguments of `__init__`.
+        secrets: Values of the secrets that the options name.
+        transport: The one that the options ask for.
+    """
 
     name: str
     builder: RayWorkerBuilder
     cluster: Cluster
     plan: SeatPlan
+    options: GroupOptions
     init_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    env_vars: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
-    environments: EnvironmentProvider | Literal["auto"] | None = None
     transport: ArgumentTransport | None = None
-    communication: CommunicationOptions = field(default_factory=CommunicationOptions)
-    ports_per_worker: int = 2
-    port_range: tuple[int, int] | None = None
-    init_timeout_s: float = 1200.0
-    progress: bool | None = None
 
 
 def check_init(info: ClassInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -133,7 +133,7 @@ def _end_old(group_name: str, started: Started, ranks: Sequence[int]) -> None:
 @contextmanager
 def _starting(spec: GroupSpec, n_workers: int) -> Iterator[StartupProgress]:
     try:
-        with startup_progress(spec.name, n_workers, spec.progress) as progress:
+        with startup_progress(spec.name, n_workers, spec.options.progress) as progress:
             yield progress
     except GetTimeoutError as error:
         raise WorkerStartTimeoutError(f"{spec.name}: {error}", group_name=spec.name) from error
@@ -157,7 +157,7 @@ class _Launch:
         self.claim = claim
         self.progress = progress
         self.watch = Stopwatch()
-        self.deadline = deadline_after(spec.init_timeout_s)
+        self.deadline = deadline_after(spec.options.init_timeout_s)
         self.report = StartupReport(spec.name)
         self.source: ClassSource = source_of(spec.builder.worker)
         self.aliases = worker_aliases(spec.name, spec.plan)
@@ -167,7 +167,7 @@ class _Launch:
 
     def run(self) -> Started:
         self.progress.step("environment")
-        python = interpreter_for(self.spec.environments, self.spec.builder.fqn, self.spec.cluster)
+        python = interpreter_for(self.spec.options.environments, self.spec.builder.fqn, self.spec.cluster)
         info = self._describe(python)
         options = [self._options(info, position, python) for position in range(len(self.spec.plan.seats))]
         self._check_init(info, options)
@@ -188,7 +188,7 @@ class _Launch:
 
     def run_again(self, started: Started) -> Started:
         # A node that joined since the start may not have the environment yet.
-        interpreter_for(self.spec.environments, self.spec.builder.fqn, self.spec.cluster)
+        interpreter_for(self.spec.options.environments, self.spec.builder.fqn, self.spec.cluster)
         order, options = started.order, started.options
         before = dict(zip(order, started.facts, strict=True))
         try:
@@ -217,7 +217,7 @@ class _Launch:
             self.spec.builder.ray_options,
             Configured(),
             {},
-            env_vars=self.spec.env_vars,
+            env_vars=self.spec.options.variables,
             py_executable=python,
         )
         node_id = self.claim.bundles[0].node_id
@@ -232,7 +232,7 @@ class _Launch:
         except GetTimeoutError as error:
             raise WorkerStartTimeoutError(
                 f"{self.spec.builder.fqn} could not be described in its environment "
-                f"({python or 'the default one'}) within {self.spec.init_timeout_s:g} s",
+                f"({python or 'the default one'}) within {self.spec.options.init_timeout_s:g} s",
                 group_name=self.spec.name,
             ) from error
         except Exception as error:
@@ -263,7 +263,7 @@ class _Launch:
             self.spec.builder.ray_options,
             info.configured[position],
             self.claim.actor_options(position),
-            env_vars=self.spec.env_vars,
+            env_vars=self.spec.options.variables,
             init_kwargs={**self.spec.builder.kwargs, **self.spec.init_kwargs},
             py_executable=python,
         )
@@ -295,7 +295,7 @@ class _Launch:
 
     def _locate(self) -> dict[int, WorkerFacts]:
         self.progress.step("processes")
-        ports = (self.spec.ports_per_worker, self.spec.port_range)
+        ports = (self.spec.options.ports_per_worker, self.spec.options.port_range)
         handles: list[Any] = [self.handles[position] for position in self.positions]
         settled = self._settle([handle._raycrew_locate.remote(*ports) for handle in handles])  # noqa: SLF001
         self.located = {self.positions[i]: facts for i, facts in settled.values.items()}
@@ -340,7 +340,7 @@ class _Launch:
 
     def _prepare(self, handle: Any, info: RankInfo, facts: WorkerFacts, worker: WorkerOptions) -> Any:
         orders = Orders(
-            as_current(info, facts, self.spec.communication), {**worker.env_vars, **self.spec.secrets}
+            as_current(info, facts, self.spec.options.communication), {**worker.env_vars, **self.spec.secrets}
         )
         return handle._raycrew_prepare.remote(orders)  # noqa: SLF001
 
@@ -370,7 +370,9 @@ class _Launch:
             if late[0].facts is None:
                 stage = "its process did not answer (it was not placed, or its interpreter does not start)"
             others = [str(place) for place in late[1:]]
-            raise start_timeout(late[0], stage, others, self.spec.init_timeout_s, log_tail(late[0].facts))
+            raise start_timeout(
+                late[0], stage, others, self.spec.options.init_timeout_s, log_tail(late[0].facts)
+            )
 
     def _end(self) -> None:
         self.on_end(end_workers(self.handles, self.located))

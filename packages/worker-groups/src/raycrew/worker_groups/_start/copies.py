@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from raycrew.worker_groups._ray_compat import is_behind_proxy
-from raycrew.worker_groups._start import GroupSpec, RayWorkerBuilder, Started
+from raycrew.worker_groups._start.spec import GroupSpec, RayWorkerBuilder
+from raycrew.worker_groups._start.startup import Started
 
 #: Who waits, who watches, who is told: all of one process.
 _OF_ONE_PROCESS = ("_life", "_claim", "_crew", "_keeper", "_unwatch", "_usage")
@@ -18,10 +19,9 @@ def for_the_way(state: Mapping[str, Any]) -> dict[str, Any]:
     bare = replace(
         spec,
         builder=RayWorkerBuilder(spec.builder.fqn),
+        options=replace(spec.options, env_vars=None, environments=None, transport=None),
         init_kwargs={},
-        env_vars={},
         secrets={},
-        environments=None,
     )
     return {
         **{name: value for name, value in state.items() if name not in _OF_ONE_PROCESS},
