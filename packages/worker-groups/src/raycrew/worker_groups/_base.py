@@ -9,34 +9,28 @@ from functools import partial
 from typing import Any, Literal, Protocol
 
 from ray.exceptions import RayError
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from raycrew.cluster_core import Bundle, BundlesOccupiedError, Claim, Cluster, Placement
+from raycrew.cluster_core import BundlesOccupiedError, Claim, Cluster
 from raycrew.worker_groups._abandoned import Keeper, catch_up, watch_over
 from raycrew.worker_groups._calls import (
     Dispatch,
     GroupCalls,
     GroupShape,
     MultiWorkerFuture,
-    Whereabouts,
     deadline_after,
     dispatch_single,
     left,
 )
 from raycrew.worker_groups._health import Ended
 from raycrew.worker_groups._lifecycle import Lifecycle
-from raycrew.worker_groups._ranks import RankInfo, TiedBundles, plan_seats
+from raycrew.worker_groups._ranks import TiedBundles, plan_seats
 from raycrew.worker_groups._start import (
+    GroupFacts,
     GroupOptions,
     GroupSpec,
-    Handle,
     RayWorkerBuilder,
     Started,
-    StartupReport,
     transport_of,
-    worker_aliases,
 )
 from raycrew.worker_groups._worker import pick_secrets
 from raycrew.worker_groups.balancing import LoadBalancer, WorkerLoad
@@ -80,7 +74,7 @@ def log_left(name: str, ended: Ended) -> None:
         logger.warning("%s: rank %d is not known to have ended: %s", name, rank, why)
 
 
-class WorkerGroup(GroupCalls):
+class WorkerGroup(GroupFacts, GroupCalls):
     """A group of workers, wherever they run; see `RayWorkerGroup` for the arguments."""
 
     def __init__(
@@ -168,64 +162,6 @@ class WorkerGroup(GroupCalls):
             usage=lambda: self._resource_use(),  # there once the workers are
         )
 
-    def _note_places(self) -> None:
-        shares = (_share(self._claim.bundles[p], self._claim.actor_options(p)) for p in self._started.order)
-        self._shares = list(shares)
-        places = zip(self._started.ranks, self._started.facts, strict=True)
-        self._places = {info.rank: Whereabouts(self.name, info, facts) for info, facts in places}
-
-    # What the group is.
-
-    @property
-    def name(self) -> str:
-        """Name of the group."""
-        return self._spec.name
-
-    @property
-    def workers(self) -> list[Handle]:
-        """Handles in rank order; they have the worker's methods, as `handle.method.remote(...)`."""
-        return list(self._started.handles)
-
-    @property
-    def ranks(self) -> list[RankInfo]:
-        """Where each rank is."""
-        return list(self._started.ranks)
-
-    @property
-    def world_size(self) -> int:
-        """Number of workers."""
-        return len(self._started.ranks)
-
-    @property
-    def startup(self) -> StartupReport:
-        """How long the phases of the start-up took; `print_startup` shows it."""
-        return self._started.report
-
-    @property
-    def master_address(self) -> str:
-        """Address of rank 0's node."""
-        return self._started.ranks[0].master_address
-
-    @property
-    def master_port(self) -> int:
-        """Port that rank 0 has leased for the group's rendezvous."""
-        return self._started.ranks[0].master_port
-
-    @property
-    def tied_workers_groups(self) -> list[list[int]]:
-        """Ranks of each tied group, leader first; without tied groups each rank is one of its own."""
-        return [list(group) for group in self._tied_groups]
-
-    @property
-    def group_count(self) -> int:
-        """Number of tied groups."""
-        return len(self._tied_groups)
-
-    @property
-    def worker_to_tied_group_index(self) -> dict[int, int]:
-        """Tied group of each rank."""
-        return {rank: i for i, group in enumerate(self._tied_groups) for rank in group}
-
     @property
     def balancer(self) -> LoadBalancer:
         """Spreads calls (`call`) and streams of items (`map`, `as_completed`) over the workers.
@@ -237,62 +173,9 @@ class WorkerGroup(GroupCalls):
             raise ValueError(f"worker group {self.name!r} was made without enable_load_balancing=True")
         return self._balancer
 
-    @property
-    def placements(self) -> list[Placement]:
-        """Which bundle each rank occupies, and how much of it."""
-        tied = self.worker_to_tied_group_index
-        placements = []
-        for info, share in zip(self._started.ranks, self._shares, strict=True):
-            group = tied[info.rank] if len(self._tied_groups[tied[info.rank]]) > 1 else None
-            placements.append(Placement(info.rank, info.bundle_index, share, group))
-        return placements
-
-    @property
-    def worker_metadata(self) -> list[dict[str, Any]]:
-        """Where each rank is, under the names that are usual in this field."""
-        tied = self.worker_to_tied_group_index
-        aliases = worker_aliases(self.name, self._spec.plan)
-        return [
-            {
-                "node_idx": self._spec.plan.seats[position].bundle.node_index,
-                "local_rank": info.local_rank,
-                "global_rank": info.rank,
-                "name": aliases[position],
-                "bundle_indices": self._spec.plan.seats[position].tied_bundles,
-                "tied_group_idx": tied[info.rank],
-            }
-            for info, position in zip(self._started.ranks, self._started.order, strict=True)
-        ]
-
-    def __len__(self) -> int:
-        return self.world_size
-
     def __repr__(self) -> str:
         state = f"{self.world_size} workers" if self._life.state in ("open", "restarting") else "shut down"
         return f"{type(self).__name__}({self.name!r}, {self._started.info.name}, {state})"
-
-    @property
-    def generation(self) -> int:
-        """0 at first; grows with every restart."""
-        return self._started.ranks[0].generation
-
-    # What people look at.
-
-    def print_worker_layout(self, console: Console | None = None) -> None:
-        """Print where each rank is."""
-        table = Table(title=Text(repr(self), style="table.title"))
-        for column in ("rank", "tied group", "node", "address", "local rank", "bundle", "device", "pid"):
-            table.add_column(column, justify="right")
-        tied = self.worker_to_tied_group_index
-        for info, facts in zip(self._started.ranks, self._started.facts, strict=True):
-            device = "" if info.device_index is None else f"{facts.device_kind}:{info.device_index}"
-            row = (info.rank, tied[info.rank], info.node_rank, info.node_address, info.local_rank)
-            table.add_row(*(Text(str(cell)) for cell in (*row, info.bundle_index, device, facts.pid)))
-        (console or Console()).print(table)
-
-    def print_startup(self, console: Console | None = None) -> None:
-        """Print how long each phase of the start-up took."""
-        (console or Console()).print(self.startup.table())
 
     # The end.
 
@@ -388,10 +271,3 @@ def _check_sharding(sharding: NamedSharding | None, n_workers: int) -> None:
         raise ValueError(
             f"sharding_annotations has {sharding.size} ranks, the group {n_workers}: 0 to {n_workers - 1}"
         )
-
-
-def _share(bundle: Bundle, options: Mapping[str, Any]) -> float:
-    for resource, option in (("GPU", "num_gpus"), ("CPU", "num_cpus")):
-        if bundle.resources.get(resource):
-            return float(options.get(option, 0) / bundle.resources[resource])
-    return 1.0

@@ -1,7 +1,6 @@
 """Starting the workers of a group: all at once, one deadline, and nothing left behind on a failure."""
 
 import logging
-import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,30 +24,22 @@ from raycrew.worker_groups._calls import (
     refuse_stream,
     settle,
     start_timeout,
-    words,
 )
 from raycrew.worker_groups._health import Ended, end_workers, follow, stand_by
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, rank_order
 from raycrew.worker_groups._ray_compat import (
-    cause_of,
-    is_alive_node,
-    run_on_node,
     start_actor,
-    unwrap_actor_class,
 )
+from raycrew.worker_groups._start.describing import describe_worker
 from raycrew.worker_groups._start.plugins import interpreter_for
 from raycrew.worker_groups._start.report import StartupProgress, StartupReport, Stopwatch, startup_progress
 from raycrew.worker_groups._start.spec import GroupSpec, check_init, worker_aliases
 from raycrew.worker_groups._worker import (
     ClassInfo,
     ClassSource,
-    Configured,
     Orders,
     WorkerOptions,
     as_current,
-    describe,
-    describe_class,
-    held_class,
     merge_options,
     shell_class,
     source_of,
@@ -168,7 +159,7 @@ class _Launch:
     def run(self) -> Started:
         self.progress.step("environment")
         python = interpreter_for(self.spec.options.environments, self.spec.builder.fqn, self.spec.cluster)
-        info = self._describe(python)
+        info = describe_worker(self.spec, self.claim, self.source, python, self.deadline)
         options = [self._options(info, position, python) for position in range(len(self.spec.plan.seats))]
         self._check_init(info, options)
         self.report.environment_s = self.watch.lap()
@@ -206,56 +197,6 @@ class _Launch:
             if position not in self.handles:
                 self._prepare(handles[rank], ranks[rank], facts[position], options[position])
         return Started(handles, ranks, [facts[p] for p in order], order, started.info, options, self.report)
-
-    def _describe(self, python: str | None) -> ClassInfo:
-        requests = [self._request(position) for position in range(len(self.spec.plan.seats))]
-        held = held_class(self.spec.builder.worker)
-        if held is not None:
-            return describe_class(*unwrap_actor_class(held), requests)
-        common = merge_options(
-            {},
-            self.spec.builder.ray_options,
-            Configured(),
-            {},
-            env_vars=self.spec.options.variables,
-            py_executable=python,
-        )
-        node_id = self.claim.bundles[0].node_id
-        ref = run_on_node(
-            describe_in_environment,
-            [self.source, requests, common.env_vars],
-            node_id=node_id if is_alive_node(node_id) else None,
-            runtime_env=common.actor.get("runtime_env"),
-        )
-        try:
-            return ray.get(ref, timeout=left(self.deadline))  # type: ignore[no-any-return]
-        except GetTimeoutError as error:
-            raise WorkerStartTimeoutError(
-                f"{self.spec.builder.fqn} could not be described in its environment "
-                f"({python or 'the default one'}) within {self.spec.options.init_timeout_s:g} s",
-                group_name=self.spec.name,
-            ) from error
-        except Exception as error:
-            cause, traceback, pid = cause_of(error)
-            raise WorkerFailureError(
-                f"{self.spec.builder.fqn} can't be used as a worker in its environment "
-                f"({python or 'the default one'}): {type(cause).__name__}: {words(cause)}",
-                group_name=self.spec.name,
-                method="import",
-                cause=cause,
-                traceback=traceback,
-                pid=pid,
-            ) from error
-
-    def _request(self, position: int) -> dict[str, Any]:
-        seat, bundles = self.spec.plan.seats[position], self.claim.bundles
-        placement = self.claim.actor_options(position)
-        same_node = sum(b.node_index == bundles[position].node_index for b in bundles)
-        return {
-            "num_gpus": placement.get("num_gpus", 0),
-            "bundle_indices": seat.tied_bundles,
-            "num_gpus_per_node": same_node if placement.get("num_gpus") else 0,
-        }
 
     def _options(self, info: ClassInfo, position: int, python: str | None) -> WorkerOptions:
         options = merge_options(
@@ -395,11 +336,3 @@ class _Launch:
                 "import": import_s,
                 "init": init_s,
             }
-
-
-def describe_in_environment(
-    source: ClassSource, requests: Sequence[Mapping[str, Any]], env_vars: Mapping[str, str]
-) -> ClassInfo:
-    """`describe` as a task of its own, in a process that ends afterwards."""
-    os.environ.update(env_vars)
-    return describe(source, requests)

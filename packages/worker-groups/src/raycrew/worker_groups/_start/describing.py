@@ -1,0 +1,90 @@
+"""What a worker class is, learnt where it can be imported."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError
+
+from raycrew.cluster_core import Claim
+from raycrew.worker_groups._calls import left, words
+from raycrew.worker_groups._ray_compat import cause_of, is_alive_node, run_on_node, unwrap_actor_class
+from raycrew.worker_groups._start.spec import GroupSpec
+from raycrew.worker_groups._worker import (
+    ClassInfo,
+    ClassSource,
+    Configured,
+    describe,
+    describe_class,
+    held_class,
+    merge_options,
+)
+from raycrew.worker_groups.errors import WorkerFailureError, WorkerStartTimeoutError
+
+
+def describe_worker(
+    spec: GroupSpec, claim: Claim, source: ClassSource, python: str | None, deadline: float | None
+) -> ClassInfo:
+    """The worker class of a group, described here where it is held already, else in its own environment.
+
+    Raises:
+        WorkerFailureError: It can't be imported there, or that took too long (`WorkerStartTimeoutError`).
+    """
+    requests = [_request(spec, claim, position) for position in range(len(spec.plan.seats))]
+    held = held_class(spec.builder.worker)
+    if held is not None:
+        return describe_class(*unwrap_actor_class(held), requests)
+    common = merge_options(
+        {},
+        spec.builder.ray_options,
+        Configured(),
+        {},
+        env_vars=spec.options.variables,
+        py_executable=python,
+    )
+    node_id = claim.bundles[0].node_id
+    ref = run_on_node(
+        describe_in_environment,
+        [source, requests, common.env_vars],
+        node_id=node_id if is_alive_node(node_id) else None,
+        runtime_env=common.actor.get("runtime_env"),
+    )
+    try:
+        return ray.get(ref, timeout=left(deadline))  # type: ignore[no-any-return]
+    except GetTimeoutError as error:
+        raise WorkerStartTimeoutError(
+            f"{spec.builder.fqn} could not be described in its environment "
+            f"({python or 'the default one'}) within {spec.options.init_timeout_s:g} s",
+            group_name=spec.name,
+        ) from error
+    except Exception as error:
+        cause, traceback, pid = cause_of(error)
+        raise WorkerFailureError(
+            f"{spec.builder.fqn} can't be used as a worker in its environment "
+            f"({python or 'the default one'}): {type(cause).__name__}: {words(cause)}",
+            group_name=spec.name,
+            method="import",
+            cause=cause,
+            traceback=traceback,
+            pid=pid,
+        ) from error
+
+
+def _request(spec: GroupSpec, claim: Claim, position: int) -> dict[str, Any]:
+    seat, bundles = spec.plan.seats[position], claim.bundles
+    placement = claim.actor_options(position)
+    same_node = sum(b.node_index == bundles[position].node_index for b in bundles)
+    return {
+        "num_gpus": placement.get("num_gpus", 0),
+        "bundle_indices": seat.tied_bundles,
+        "num_gpus_per_node": same_node if placement.get("num_gpus") else 0,
+    }
+
+
+def describe_in_environment(
+    source: ClassSource, requests: Sequence[Mapping[str, Any]], env_vars: Mapping[str, str]
+) -> ClassInfo:
+    """`describe` as a task of its own, in a process that ends afterwards."""
+    os.environ.update(env_vars)
+    return describe(source, requests)

@@ -1,0 +1,138 @@
+"""What a started group tells of itself."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from raycrew.cluster_core import Bundle, Claim, Placement
+from raycrew.worker_groups._calls import Whereabouts
+from raycrew.worker_groups._ranks import RankInfo
+from raycrew.worker_groups._start.report import StartupReport
+from raycrew.worker_groups._start.spec import GroupSpec, worker_aliases
+from raycrew.worker_groups._start.startup import Handle, Started
+
+
+class GroupFacts:
+    """Who the workers of a group are, where they are, and how they started."""
+
+    _spec: GroupSpec
+    _started: Started
+    _claim: Claim
+    _tied_groups: list[list[int]]
+
+    def _note_places(self) -> None:
+        shares = (_share(self._claim.bundles[p], self._claim.actor_options(p)) for p in self._started.order)
+        self._shares = list(shares)
+        places = zip(self._started.ranks, self._started.facts, strict=True)
+        self._places = {info.rank: Whereabouts(self.name, info, facts) for info, facts in places}
+
+    @property
+    def name(self) -> str:
+        """Name of the group."""
+        return self._spec.name
+
+    @property
+    def workers(self) -> list[Handle]:
+        """Handles in rank order; they have the worker's methods, as `handle.method.remote(...)`."""
+        return list(self._started.handles)
+
+    @property
+    def ranks(self) -> list[RankInfo]:
+        """Where each rank is."""
+        return list(self._started.ranks)
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers."""
+        return len(self._started.ranks)
+
+    @property
+    def startup(self) -> StartupReport:
+        """How long the phases of the start-up took; `print_startup` shows it."""
+        return self._started.report
+
+    @property
+    def master_address(self) -> str:
+        """Address of rank 0's node."""
+        return self._started.ranks[0].master_address
+
+    @property
+    def master_port(self) -> int:
+        """Port that rank 0 has leased for the group's rendezvous."""
+        return self._started.ranks[0].master_port
+
+    @property
+    def tied_workers_groups(self) -> list[list[int]]:
+        """Ranks of each tied group, leader first; without tied groups each rank is one of its own."""
+        return [list(group) for group in self._tied_groups]
+
+    @property
+    def group_count(self) -> int:
+        """Number of tied groups."""
+        return len(self._tied_groups)
+
+    @property
+    def worker_to_tied_group_index(self) -> dict[int, int]:
+        """Tied group of each rank."""
+        return {rank: i for i, group in enumerate(self._tied_groups) for rank in group}
+
+    @property
+    def placements(self) -> list[Placement]:
+        """Which bundle each rank occupies, and how much of it."""
+        tied = self.worker_to_tied_group_index
+        placements = []
+        for info, share in zip(self._started.ranks, self._shares, strict=True):
+            group = tied[info.rank] if len(self._tied_groups[tied[info.rank]]) > 1 else None
+            placements.append(Placement(info.rank, info.bundle_index, share, group))
+        return placements
+
+    @property
+    def worker_metadata(self) -> list[dict[str, Any]]:
+        """Where each rank is, under the names that are usual in this field."""
+        tied = self.worker_to_tied_group_index
+        aliases = worker_aliases(self.name, self._spec.plan)
+        return [
+            {
+                "node_idx": self._spec.plan.seats[position].bundle.node_index,
+                "local_rank": info.local_rank,
+                "global_rank": info.rank,
+                "name": aliases[position],
+                "bundle_indices": self._spec.plan.seats[position].tied_bundles,
+                "tied_group_idx": tied[info.rank],
+            }
+            for info, position in zip(self._started.ranks, self._started.order, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return self.world_size
+
+    @property
+    def generation(self) -> int:
+        """0 at first; grows with every restart."""
+        return self._started.ranks[0].generation
+
+    def print_worker_layout(self, console: Console | None = None) -> None:
+        """Print where each rank is."""
+        table = Table(title=Text(repr(self), style="table.title"))
+        for column in ("rank", "tied group", "node", "address", "local rank", "bundle", "device", "pid"):
+            table.add_column(column, justify="right")
+        tied = self.worker_to_tied_group_index
+        for info, facts in zip(self._started.ranks, self._started.facts, strict=True):
+            device = "" if info.device_index is None else f"{facts.device_kind}:{info.device_index}"
+            row = (info.rank, tied[info.rank], info.node_rank, info.node_address, info.local_rank)
+            table.add_row(*(Text(str(cell)) for cell in (*row, info.bundle_index, device, facts.pid)))
+        (console or Console()).print(table)
+
+    def print_startup(self, console: Console | None = None) -> None:
+        """Print how long each phase of the start-up took."""
+        (console or Console()).print(self.startup.table())
+
+
+def _share(bundle: Bundle, options: Mapping[str, Any]) -> float:
+    for resource, option in (("GPU", "num_gpus"), ("CPU", "num_cpus")):
+        if bundle.resources.get(resource):
+            return float(options.get(option, 0) / bundle.resources[resource])
+    return 1.0
