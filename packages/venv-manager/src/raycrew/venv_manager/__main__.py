@@ -3,6 +3,7 @@
 import argparse
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -88,10 +89,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain(str(error))
         return _commands.USAGE if isinstance(error, SpecError) else _commands.PROBLEM
     if args.json:
-        print(json.dumps(outcome.data, indent=2))
+        _write(json.dumps(outcome.data, indent=2))
     else:
         _commands.show(outcome, Console(width=None if sys.stdout.isatty() else WIDE))
     return outcome.code
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.writelines([text, "\n"])  # in two: an unbuffered stream does not tell of the first alone
+        sys.stdout.flush()
+    except BrokenPipeError:  # as `head` does when it has enough; rich ends in the same way
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 @contextmanager

@@ -237,6 +237,10 @@ def _store_rows(store: Store) -> list[tuple[str, str, bool]]:
     there = next(p for p in (store.root, *store.root.parents) if p.exists())
     if not there.is_dir():
         return [("store", f"{store.root} cannot be made: {there} is no folder", False)]
+    try:
+        store.check()
+    except VenvError as error:
+        return [("store", str(error), False)]
     writable = os.access(there, os.W_OK)
     free = shutil.disk_usage(there).free
     rows = [

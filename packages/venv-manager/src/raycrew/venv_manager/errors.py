@@ -87,6 +87,10 @@ class ReadOnlyStoreError(StoreError):
     """The environment is not in the store, and the store cannot be written to."""
 
 
+class UntrustedStoreError(StoreError):
+    """Somebody else could have put an interpreter into the store; nothing of it was run."""
+
+
 class EnvironmentInUseError(StoreError):
     """Something runs from the environment that should be replaced or removed."""
 

@@ -79,7 +79,7 @@ class Build:
             ProbeError: The interpreter does not work, or does not fit the driver.
             StoreError: Packages of the lock are not there.
         """
-        self.entry.mkdir(parents=True)
+        self.entry.mkdir(0o755, parents=True)
         with workers(1) as beside:
             recipe = self._synced(self.sync, make, beside) if self.sync else self._from_recipe(make, beside)
             self.recipe = recipe
@@ -89,6 +89,7 @@ class Build:
             probed = result_of(probing)
         return {
             "key": recipe.key,
+            "path": str(self.entry),
             "created": datetime.now(UTC).isoformat(),
             "spec": dict(recipe.spec),
             "label": str(EnvironmentSpec.from_dict(recipe.spec)),
@@ -123,7 +124,7 @@ class Build:
     def _synced(self, sync: Sync, make: Callable[[], Recipe], beside: Executor) -> Recipe:
         made = beside.submit(lambda: self._expect(make()))
         with self._timed("install_s"):
-            (self.entry / "uv.toml").write_text(sync.settings, encoding="utf-8")
+            write_whole(self.entry / "uv.toml", sync.settings.encode())
             where = {
                 "UV_PROJECT_ENVIRONMENT": str(self.entry / VENV),
                 "UV_CONFIG_FILE": str(self.entry / "uv.toml"),
@@ -171,11 +172,11 @@ class Build:
         )
 
     def _keep(self, recipe: Recipe) -> None:
-        (self.entry / "wheels").mkdir()
-        (self.entry / "uv.toml").write_text(recipe.settings, encoding="utf-8")
-        (self.entry / "pylock.toml").write_text(recipe.lock, encoding="utf-8")
+        (self.entry / "wheels").mkdir(0o755)
+        write_whole(self.entry / "uv.toml", recipe.settings.encode())
+        write_whole(self.entry / "pylock.toml", recipe.lock.encode())
         for name, content in recipe.wheels.items():
-            (self.entry / "wheels" / name).write_bytes(content)
+            write_whole(self.entry / "wheels" / name, content)
 
     def _install(self, recipe: Recipe) -> None:
         spec = EnvironmentSpec.from_dict(recipe.spec)

@@ -1,7 +1,8 @@
 """The store: one folder per key, published by a stamp; resolving, upkeep."""
 
 from raycrew.venv_manager._store.resolution import expectation, recipe_variables, resolve, secrets_of, sync_of
-from raycrew.venv_manager._store.store import Environment, Store, check_name
+from raycrew.venv_manager._store.stamps import Environment
+from raycrew.venv_manager._store.store import Store, check_name
 from raycrew.venv_manager._store.upkeep import Drift, Removal, collect, relocated, verify
 
 __all__ = [

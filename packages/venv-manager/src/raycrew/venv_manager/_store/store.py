@@ -7,53 +7,21 @@ import os
 import platform
 import shutil
 import uuid
-import zipfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from raycrew.venv_manager import errors
-from raycrew.venv_manager._build import PYTHON, Build, Expectation, Recipe, Sync, check, probe, write_whole
-from raycrew.venv_manager._waiting import KeyLocks, Report, Users, changes, processes_using, silent, slot
+from raycrew.venv_manager._build import Build, Expectation, Recipe, Sync, check, probe, write_whole
+from raycrew.venv_manager._store.root import make_folder
+from raycrew.venv_manager._store.shelf import NAMES, Shelf
+from raycrew.venv_manager._store.stamps import STAMP, Environment
+from raycrew.venv_manager._waiting import KeyLocks, Report, Users, changes, silent, slot
 
 logger = logging.getLogger(__name__)
 
-STAMP = "stamp.json"
-NAMES = "by-name"
 
-
-def default_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """`RAYCREW_VENV_DIR` (or `NEMO_RL_VENV_DIR`), else a folder in the user's cache."""
-    named = environ.get("RAYCREW_VENV_DIR") or environ.get("NEMO_RL_VENV_DIR")
-    if named:
-        return Path(named).expanduser().absolute()
-    cache = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home(), ".cache")
-    return Path(cache, "raycrew", "venvs").absolute()
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """One published environment.
-
-    Attributes:
-        key: The digest that it is named by.
-        path: Its folder in the store.
-        stamp: What was written when it was published: spec, versions, sizes, seconds of each step, link mode.
-    """
-
-    key: str
-    path: Path
-    stamp: Mapping[str, Any]
-
-    @property
-    def python(self) -> Path:
-        """Path of its interpreter."""
-        return self.path / PYTHON
-
-
-class Store:
+class Store(Shelf):
     """Environments in one folder.
 
     Args:
@@ -61,6 +29,11 @@ class Store:
         environ: Environment that uv runs in.
         build_timeout_s: Deadline of each run of uv, and of waiting for another process's build.
         max_builds: Environments that are built at the same time on one machine.
+        trusted_owners: Users, and groups as `@team`, that may own and write the store, beside this user and
+            root; those of `RAYCREW_VENV_TRUSTED_OWNERS` (separated by commas) may, too.
+
+    Raises:
+        SpecError: Nothing says where the store is, or this machine does not know one of those owners.
     """
 
     def __init__(
@@ -70,31 +43,12 @@ class Store:
         environ: Mapping[str, str] | None = None,
         build_timeout_s: float = 3600.0,
         max_builds: int = 2,
+        trusted_owners: Collection[str] = (),
     ) -> None:
-        self.environ = os.environ if environ is None else environ
-        self.root = Path(root).expanduser().absolute() if root else default_root(self.environ)
+        super().__init__(root, environ, trusted_owners)
         self.build_timeout_s = build_timeout_s
         self.max_builds = max_builds
         self._probed: set[Path] = set()
-
-    def python(self, key: str) -> Path | None:
-        """Path of a published environment's interpreter, or None. Reads nothing but the folder."""
-        path = self.path(key)
-        return path if (self.root / key / STAMP).exists() and os.access(path, os.X_OK) else None
-
-    def path(self, key: str) -> Path:
-        """Where an environment's interpreter is, once it is built."""
-        return self.root / key / PYTHON
-
-    def sealed(self, key: str) -> bool:
-        """Whether an environment can be used, but never built again: its recipe and the store are closed."""
-        return self.python(key) is not None and self.recipe(key) is None and not os.access(self.root, os.W_OK)
-
-    def get(self, key: str) -> Environment | None:
-        """A published environment with its stamp, or None; this process counts as its user from now on."""
-        if self.python(key) is None or not self.locks(key).use() or self.python(key) is None:
-            return None
-        return self.look(key)
 
     def on_this_machine(self, environment: Environment) -> Environment:
         """The same environment, once its interpreter was probed here; the machine that built it did so then.
@@ -110,7 +64,7 @@ class Store:
         check(probe(environment.python, expected.imports, environ=self.environ), expected)
         self._probed.add(mark)
         with contextlib.suppress(OSError):  # where the store is read-only, each process probes once
-            mark.parent.mkdir(exist_ok=True)
+            mark.parent.mkdir(0o755, exist_ok=True)
             mark.touch()
         return environment
 
@@ -130,27 +84,6 @@ class Store:
             "their own (RAYCREW_VENV_DIR)",
             python=str(found.python),
         )
-
-    def look(self, key: str) -> Environment | None:
-        """A published environment with its stamp, or None, without becoming its user."""
-        try:
-            stamp = json.loads((self.root / key / STAMP).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return Environment(key, self.root / key, stamp)
-
-    def environments(self) -> list[Environment]:
-        """All published environments, the newest first."""
-        names = sorted(p.parent.name for p in self.root.glob(f"*/{STAMP}"))
-        found = [e for e in map(self.look, names) if e is not None]
-        return sorted(found, key=lambda e: str(e.stamp.get("created")), reverse=True)
-
-    def recipe(self, key: str) -> Recipe | None:
-        """The recipe that was kept for a key, or None."""
-        try:
-            return Recipe.from_bytes(self._recipe_file(key).read_bytes())
-        except (FileNotFoundError, PermissionError, zipfile.BadZipFile, KeyError):
-            return None
 
     def install(
         self,
@@ -213,7 +146,7 @@ class Store:
                 return found
             if held is None:  # published a moment ago, and removed since
                 return self._install(key, make, python, sync, force, report)
-            users = self.users(self.root / key) if found else Users()
+            users = self.users(self.root / key) if (self.root / key).exists() else Users()
             locks.release()
             tell = _teller(locks, report)
             try:
@@ -238,9 +171,9 @@ class Store:
             StoreError: It cannot be written.
             DiskFullError: No space is left.
         """
-        path = self._recipe_file(recipe.key)
+        path = self.recipe_file(recipe.key)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.root, path.parent.name)
             write_whole(path, recipe.to_bytes(), mode=0o600)
         except OSError as error:
             raise errors.of_store(error, path) from error
@@ -258,7 +191,7 @@ class Store:
             if link.readlink() == target:
                 return
         try:
-            link.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.root, NAMES)
             fresh = link.with_name(f".{alias[:100]}.{uuid.uuid4().hex}")
             fresh.symlink_to(target)
             fresh.replace(link)
@@ -267,20 +200,19 @@ class Store:
 
     def forget(self, key: str) -> None:
         """Drop the recipe of a key."""
-        self._recipe_file(key).unlink(missing_ok=True)
-
-    def _recipe_file(self, key: str) -> Path:
-        return self.root / "recipes" / f"{key}.zip"
+        self.recipe_file(key).unlink(missing_ok=True)
 
     def need_writable(self, key: str) -> None:
         """Make sure that an environment can be built here.
 
         Raises:
             ReadOnlyStoreError: It cannot.
+            UntrustedStoreError: Others than trusted users may write here.
             DiskFullError: No space is left.
         """
         try:
-            (self.root / "locks").mkdir(parents=True, exist_ok=True)
+            self.check()
+            make_folder(self.root, "locks")
             writable = os.access(self.root, os.W_OK)
         except OSError as error:
             if isinstance(full := errors.of_store(error, self.root), errors.DiskFullError):
@@ -294,14 +226,6 @@ class Store:
                 "with an account that may (`python -m raycrew.venv_manager prefetch`), or name "
                 "another folder in RAYCREW_VENV_DIR"
             )
-
-    def users(self, entry: Path) -> Users:
-        """The processes of this machine that run from an environment, by whatever name."""
-        return processes_using(entry, self.root / NAMES)
-
-    def locks(self, key: str) -> KeyLocks:
-        """The locks of one environment."""
-        return KeyLocks(self.root / "locks", key)
 
     def _run(self, key: str, build: Build, make: Callable[[], Recipe]) -> Environment:
         entry = build.entry
@@ -327,7 +251,7 @@ class Store:
             return
         trash = self.root / "trash" / f"{entry.name}-{uuid.uuid4().hex[:8]}"
         with contextlib.suppress(OSError):  # a full disk may have no room for the other folder
-            trash.parent.mkdir(exist_ok=True)
+            make_folder(self.root, trash.parent.name)
             entry.rename(trash)
             entry = trash
         shutil.rmtree(entry, ignore_errors=True)

@@ -11,8 +11,10 @@ from pathlib import Path
 from raycrew.venv_manager import _build
 from raycrew.venv_manager._build import Expectation, check, probe
 from raycrew.venv_manager._spec import KEY_LENGTH
-from raycrew.venv_manager._store.store import NAMES, Environment, Store
-from raycrew.venv_manager.errors import ProbeError, StoreTimeoutError
+from raycrew.venv_manager._store.shelf import NAMES
+from raycrew.venv_manager._store.stamps import STAMP, Environment
+from raycrew.venv_manager._store.store import Store
+from raycrew.venv_manager.errors import ProbeError, StoreTimeoutError, UntrustedStoreError
 
 _DAY_S = 86400.0
 _ENTRY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")  # nothing else of a folder is ours, whatever it is
@@ -84,6 +86,9 @@ def verify(store: Store, environment: Environment, *, contents: bool = False, im
 
 def _notes(store: Store, environment: Environment, imports: bool) -> tuple[list[str], bool]:
     notes, broken = [], False
+    if environment.built_at is not None:
+        notes.append(f"it was moved from {environment.built_at}: programs in its bin folder do not start")
+        broken = True
     if (moved := relocated(environment)) is not None:
         notes.append(moved)
     if imports:
@@ -144,7 +149,8 @@ def collect(
         dry_run: Only say what would go.
         ignore_hidden: Processes that this user may not look into do not count.
     """
-    removed = _left_overs(store, dry_run)
+    store.check()
+    removed = _left_overs(store, dry_run, ignore_hidden)
     named = {link.name: link.resolve().parent.name for link in store.root.glob(f"{NAMES}/*")}
     kept = {named.get(name, name) for name in keep}
     rows = sorted(store.environments(), key=lambda e: store.locks(e.key).last_used())
@@ -176,20 +182,27 @@ def _remove(
     locks = store.locks(key)
     try:
         with locks.building(0.0), locks.unused() as free:
-            if not free:
-                return Removal(key, "in use by a process that asked for it", 0, False)
-            users = store.users(environment.path)
-            if users.seen or (users.hidden and not ignore_hidden):
-                return Removal(key, f"in use by {users}", 0, False)
+            if by := _used_by(store, key, free, ignore_hidden):
+                return Removal(key, by, 0, False)
             if not dry_run:
                 store.remove_folder(environment.path)
                 store.forget(key)
             return Removal(key, reason, size, not dry_run)
     except StoreTimeoutError:
         return Removal(key, "being built", 0, False)
+    except OSError as error:  # another user's, for example
+        return Removal(key, f"cannot be removed: {error}", 0, False)
 
 
-def _left_overs(store: Store, dry_run: bool) -> list[Removal]:
+def _used_by(store: Store, key: str, free: bool, ignore_hidden: bool) -> str:
+    """What says that an environment is in use; nothing where it is not."""
+    if not free:
+        return "in use by a process that asked for it"
+    users = store.users(store.root / key)
+    return f"in use by {users}" if users.seen or (users.hidden and not ignore_hidden) else ""
+
+
+def _left_overs(store: Store, dry_run: bool, ignore_hidden: bool) -> list[Removal]:
     found = []
     for folder in sorted(store.root.glob("trash/*")):
         if not _TRASH.fullmatch(folder.name):
@@ -199,19 +212,35 @@ def _left_overs(store: Store, dry_run: bool) -> list[Removal]:
             shutil.rmtree(folder, ignore_errors=True)
         found.append(Removal(folder.name, "left by an interrupted removal", size, not dry_run))
     for folder in sorted(store.root.iterdir() if store.root.is_dir() else ()):
-        if not _ENTRY.fullmatch(folder.name) or not folder.is_dir() or store.look(folder.name):
-            continue
-        try:
-            with store.locks(folder.name).building(0.0):
-                if store.look(folder.name):
-                    continue
-                size = _build.take(folder).own_bytes
-                if not dry_run:
-                    store.remove_folder(folder)
-                found.append(Removal(folder.name, "left by an interrupted build", size, not dry_run))
-        except StoreTimeoutError:
-            continue
+        if _is_left_over(store, folder):
+            found += _remove_left_over(store, folder, dry_run, ignore_hidden)
     return found
+
+
+def _is_left_over(store: Store, folder: Path) -> bool:
+    if not _ENTRY.fullmatch(folder.name) or folder.is_symlink() or not folder.is_dir():
+        return False
+    try:
+        return store.look(folder.name) is None
+    except UntrustedStoreError:  # which nobody touches
+        return False
+
+
+def _remove_left_over(store: Store, folder: Path, dry_run: bool, ignore_hidden: bool) -> list[Removal]:
+    locks = store.locks(folder.name)
+    reason = "its stamp is damaged" if (folder / STAMP).exists() else "left by an interrupted build"
+    try:
+        with locks.building(0.0), locks.unused() as free:
+            if not _is_left_over(store, folder):
+                return []
+            if by := _used_by(store, folder.name, free, ignore_hidden):
+                return [Removal(folder.name, by, 0, False)]
+            size = _build.take(folder).own_bytes
+            if not dry_run:
+                store.remove_folder(folder)
+            return [Removal(folder.name, reason, size, not dry_run)]
+    except StoreTimeoutError:
+        return []
 
 
 def _unlink_names(store: Store) -> None:

@@ -13,6 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LOOK_S = 0.2  # of one wait in the kernel: Ctrl-C that comes just before it does not wake it
+_OTHERS_WRITE = 0o022  # never, whatever is usual for this user's files: what is installed is run
 _DYING_S = 5.0  # that a killed process may take to be gone
 _running: set["subprocess.Popen[str]"] = set()
 _guard = threading.Lock()
@@ -38,7 +39,7 @@ def start(
         process = subprocess.Popen(
             command, cwd=cwd, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
-            pass_fds=tuple(pass_fds),
+            pass_fds=tuple(pass_fds), umask=_umask() | _OTHERS_WRITE,
         )  # fmt: skip
         with _guard:
             _running.add(process)
@@ -52,6 +53,12 @@ def start(
     except KeyboardInterrupt:
         end_all()
         raise
+
+
+def _umask() -> int:
+    """This process's; to ask for it by setting it would have other threads write by it."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next((int(line.split()[1], 8) for line in lines if line.startswith("Umask:")), 0)
 
 
 def end(process: "subprocess.Popen[str]") -> None:
