@@ -36,9 +36,15 @@ from raycrew.venv_manager._spec import (
     settings,
     without_credentials,
 )
+from raycrew.venv_manager._store.flags import (
+    chosen_names,
+    export_flags,
+    lock_flag,
+    python_flags,
+    refuse_conflicts,
+)
 from raycrew.venv_manager._uv import access_of, build_environment, run_uv, told_to_uv
 from raycrew.venv_manager._waiting import result_of, scratch, workers
-from raycrew.venv_manager.errors import ConflictingExtrasError, ResolutionError
 
 
 def resolve(
@@ -111,7 +117,7 @@ def sync_of(spec: EnvironmentSpec, carried: Luggage, environ: Mapping[str, str])
         return None
     if lock_file(spec) is None or local_sources(project_folder(spec)):
         return None
-    words = ("sync", _lock_flag(spec), *_python(spec), *_export_flags(spec), "--project")
+    words = ("sync", lock_flag(spec), *python_flags(spec), *export_flags(spec), "--project")
     told = told_to_uv(spec, environ)
     found = access_of(spec, environ, told)
     return Sync(
@@ -150,7 +156,7 @@ class _Job:
         timeout_s: float,
         checked: bool,
     ) -> None:
-        self.lock_flag = "--frozen" if checked else _lock_flag(spec)
+        self.lock_flag = "--frozen" if checked else lock_flag(spec)
         self.spec, self.folder, self.carried = spec, folder, carried
         self.on_line, self.timeout_s = on_line, timeout_s
         self.project = project_folder(spec) if spec.kind == "project" else None
@@ -192,13 +198,21 @@ class _Job:
         if self.spec.kind == "pylock":
             file = Path(self.spec.path)
             return self._settled(_spec.read_lock_file(file), file.parent)
-        flags: list[str | Path] = [self.lock_flag, *_export_flags(self.spec)]
+        flags: list[str | Path] = [self.lock_flag, *export_flags(self.spec)]
         if self.project:
             flags += ["--project", self.project]
         else:
             flags += ["--script", self.spec.path]
         self._uv(
-            "export", "-q", "--no-header", "--format", "pylock.toml", "-o", path, *_python(self.spec), *flags
+            "export",
+            "-q",
+            "--no-header",
+            "--format",
+            "pylock.toml",
+            "-o",
+            path,
+            *python_flags(self.spec),
+            *flags,
         )
         return self._settled(_spec.read_lock(path.read_text("utf-8")), path.parent)
 
@@ -231,7 +245,7 @@ class _Job:
             "pylock.toml",
             "-o",
             output,
-            *_python(self.spec),
+            *python_flags(self.spec),
             *inputs,
             cwd=base_of(self.spec) if self.spec.requirement_files else self.folder,
         )
@@ -252,7 +266,7 @@ class _Job:
         data = read_toml(file)
         flags: list[str | Path] = [] if spec.only_groups else [file]
         extras = data.get("project", {}).get("optional-dependencies", {})
-        chosen_extras = _chosen("extra", spec.extras, spec.no_extras, extras, (), file)
+        chosen_extras = chosen_names("extra", spec.extras, spec.no_extras, extras, (), file)
         for name in chosen_extras:
             flags += ["--extra", name]
         groups = data.get("dependency-groups", {})
@@ -261,13 +275,13 @@ class _Job:
         )
         by_default = list(groups) if by_default == "all" else by_default
         use_default = spec.default_groups and not spec.only_groups
-        chosen_groups = _chosen(
+        chosen_groups = chosen_names(
             "group", spec.groups, spec.no_groups, groups, by_default if use_default else (), file
         )
         for name in chosen_groups:
             flags += ["--group", f"{file}:{name}"]
         declared = self.told.get("conflicts", [])
-        _refuse_conflicts(declared, {"extra": chosen_extras, "group": chosen_groups}, file)
+        refuse_conflicts(declared, {"extra": chosen_extras, "group": chosen_groups}, file)
         return flags
 
     def _requirements(self, onto: list[_spec.Package] | None) -> Iterator[str]:
@@ -327,71 +341,6 @@ class _Job:
             return package
         self.local_wheels[name] = content
         return _spec.wheel_entry(name, content)
-
-
-def _python(spec: EnvironmentSpec) -> tuple[str, str]:
-    return "--python", spec.python or sys.executable
-
-
-def _lock_flag(spec: EnvironmentSpec) -> str:
-    return "--frozen" if spec.frozen else "--locked"
-
-
-def _export_flags(spec: EnvironmentSpec) -> Iterator[str]:
-    if spec.extras == ("*",):
-        yield "--all-extras"
-    else:
-        for name in spec.extras:
-            yield from ("--extra", name)
-    for name in spec.no_extras:
-        yield from ("--no-extra", name)
-    if spec.groups == ("*",):
-        yield "--all-groups"
-    else:
-        for name in spec.groups:
-            yield from ("--only-group" if spec.only_groups else "--group", name)
-    for name in spec.no_groups:
-        yield from ("--no-group", name)
-    if not spec.default_groups:
-        yield "--no-default-groups"
-    if spec.package:
-        yield from ("--package", spec.package)
-
-
-def _chosen(
-    what: str,
-    asked: tuple[str, ...],
-    refused: tuple[str, ...],
-    defined: Mapping[str, Any],
-    default: tuple[str, ...] | list[str],
-    file: Path,
-) -> list[str]:
-    by_name = {canonicalize_name(name): name for name in defined}
-    names = list(by_name) if asked == ("*",) else [canonicalize_name(name) for name in asked]
-    if unknown := [name for name in names if name not in by_name]:
-        raise ResolutionError(
-            f"{file} defines no {what} {', '.join(unknown)}; it defines {', '.join(by_name) or 'none'}"
-        )
-    names += [canonicalize_name(name) for name in default]
-    left_out = {canonicalize_name(name) for name in refused}
-    return [by_name[name] for name in dict.fromkeys(names) if name not in left_out]
-
-
-def _refuse_conflicts(
-    declared: list[list[dict[str, str]]], chosen: Mapping[str, list[str]], file: Path
-) -> None:
-    """What uv itself does where it has a lock file."""
-    name = canonicalize_name(read_toml(file).get("project", {}).get("name", ""))
-    there = {(kind, canonicalize_name(n)) for kind, names in chosen.items() for n in names}
-    for items in declared:
-        mine = [i for i in items if canonicalize_name(i.get("package", name)) == name]
-        asked = [
-            f"{k} {i[k]}" for i in mine for k in chosen if k in i and (k, canonicalize_name(i[k])) in there
-        ]
-        if len(asked) > 1:
-            raise ConflictingExtrasError(
-                f"{file} declares {' and '.join(asked)} as conflicting; make them two environments"
-            )
 
 
 def _name_of(text: str) -> str | None:
