@@ -34,7 +34,8 @@ def index_variables(
     if spec.wheelhouse:
         return {"UV_FIND_LINKS": spec.wheelhouse}
     pip = pip_settings(environ) if pip is None else pip
-    pip = {k: v for k, v in pip.items() if not _said_to_uv(k, configured(environ))}
+    said = configured(environ)
+    pip = {k: v for k, v in pip.items() if not _said_to_uv(k, said)}
     find_links = [*spec.find_links, *_words(environ.get("UV_FIND_LINKS") or pip.get("find-links", ""))]
     indexes = [
         *spec.indexes,

@@ -1,9 +1,11 @@
 """What pip is configured with, which uv does not read."""
 
 import configparser
+import contextlib
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 
@@ -14,17 +16,27 @@ def pip_settings(environ: Mapping[str, str], prefix: str = sys.prefix) -> dict[s
     """
     found: dict[str, str] = {}
     for path in _pip_files(environ, prefix):
-        parser = configparser.RawConfigParser()
-        try:
-            parser.read(path, encoding="utf-8")
-        except (configparser.Error, UnicodeDecodeError, OSError):
-            continue  # pip itself will say what is wrong with its file
-        for section in ("global", "install"):
-            if parser.has_section(section):
-                found |= {key.replace("_", "-"): value for key, value in parser.items(section)}
+        with contextlib.suppress(OSError):
+            stat = path.stat()
+            found |= _file(str(path), (stat.st_ctime_ns, stat.st_mtime_ns, stat.st_size, stat.st_ino))
     for name, value in environ.items():
         if name.startswith("PIP_") and value:
             found[name.removeprefix("PIP_").lower().replace("_", "-")] = value
+    return found
+
+
+@lru_cache(maxsize=16)
+def _file(path: str, _mark: tuple[int, ...]) -> dict[str, str]:
+    """What one file says; read again only after it has changed."""
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read(path, encoding="utf-8")
+    except (configparser.Error, UnicodeDecodeError, OSError):
+        return {}  # pip itself will say what is wrong with its file
+    found: dict[str, str] = {}
+    for section in ("global", "install"):
+        if parser.has_section(section):
+            found |= {key.replace("_", "-"): value for key, value in parser.items(section)}
     return found
 
 
