@@ -1,5 +1,6 @@
 """Tensors that go from group to group as handles."""
 
+import pytest
 from tensor_workers import Maker, Reader
 
 from raycrew.cluster_core import RayVirtualCluster
@@ -33,6 +34,16 @@ def test_a_batch_is_sharded_over_ranks_and_joined_again(local_ray):
         RayWorkerGroup(cluster, Doubler) as group,
     ):
         parts = group.run_all_workers_multiple_data("double", batch=batch.shard(3)).get_results(timeout=60)
+        planned = batch.shard_by_batch_size(
+            3, sequence_packing_args={"max_tokens_per_microbatch": 6, "input_lengths_key": "values"}
+        )
+        # Not taken apart: still each rank gets its shard, and nobody gets the order.
+        packed = group.run_all_workers_multiple_data("double", batch=planned).get_results(timeout=60)
+        with pytest.raises(ValueError, match="sharded into 2, and 3 shards are needed"):
+            group.run_all_workers_multiple_data(
+                "double", batch=batch.shard_by_batch_size(2, allow_uneven_shards=True)
+            )
+    assert BatchedDataDict.concat(packed).reorder_data(planned.order)["values"] == [0, 2, 4, 6, 8, 10, 12]
     assert [part.size for part in parts] == [3, 2, 2]
     assert BatchedDataDict.concat(parts)["values"] == [0, 2, 4, 6, 8, 10, 12]
 
