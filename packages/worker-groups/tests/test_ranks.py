@@ -50,8 +50,11 @@ def test_workers_per_node(asked, chosen):
         ({"bundle_indices_list": [(0, [])]}, "names no bundle"),
         ({"bundle_indices_list": [(0, [4])]}, "node 0 has no bundle 4"),
         ({"bundle_indices_list": [[6]]}, "the cluster has no bundle 6"),
+        ({"bundle_indices_list": [[7]]}, "the cluster has no bundle 7"),
+        ({"bundle_indices_list": [[-1]]}, "the cluster has no bundle -1"),
         ({"bundle_indices_list": [(2, [0])]}, "no node 2 among 2"),
         ({"bundle_indices_list": [(1, [0]), [4]]}, r"bundle\(s\) \[4\] more than once"),
+        ({"bundle_indices_list": [[0], [1], [0]]}, r"bundle\(s\) \[0\] more than once"),
     ],
 )
 def test_layouts_that_do_not_fit_are_refused(arguments, message):

@@ -92,3 +92,20 @@ def test_ranks_and_coordinates_are_inverse(sizes, random):
     for rank in ranks:
         coords = sharding.get_worker_coords(rank)
         assert sharding.get_rank(**coords) == sharding.get_ranks(**coords) == rank
+
+
+def test_layouts_are_equal_by_names_and_places():
+    grid = NamedSharding([[0, 1], [2, 3]], ["dp", "tp"])
+    assert grid == NamedSharding([[0, 1], [2, 3]], ["dp", "tp"])
+    assert hash(grid) == hash(NamedSharding([[0, 1], [2, 3]], ["dp", "tp"]))
+    assert grid != NamedSharding([[0, 1], [2, 3]], ["dp", "xp"])
+    assert grid != NamedSharding([[0, 2], [1, 3]], ["dp", "tp"])
+    assert grid != "NamedSharding(dp=2, tp=2)"
+
+
+@pytest.mark.parametrize("coordinate", [-1, 2, 3])
+def test_coordinates_out_of_range_are_refused(cube, coordinate):
+    with pytest.raises(ValueError, match=str(coordinate)):
+        cube.get_ranks_by_coord(tp=coordinate)
+    with pytest.raises(ValueError, match=str(coordinate)):
+        cube.get_rank(pp=0, dp=0, tp=coordinate)

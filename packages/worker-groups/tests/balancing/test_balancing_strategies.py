@@ -92,3 +92,35 @@ def test_a_function_can_be_a_strategy_and_is_held_to_what_it_was_offered():
 def test_unknown_strategies_are_refused(which, error, says):
     with pytest.raises(error, match=says):
         strategy_of(which)
+
+
+@pytest.mark.parametrize(
+    ("which", "sticky", "needs_key", "needs_usage"),
+    [
+        ("round_robin", False, False, False),
+        ("least_outstanding", False, False, False),
+        ("least_loaded", False, False, True),
+        ("consistent_hash", True, True, False),
+        (lambda loads, key: 0, False, False, False),
+    ],
+)
+def test_what_strategies_need(which, sticky, needs_key, needs_usage):
+    strategy = strategy_of(which)
+    assert (strategy.sticky, strategy.needs_key, strategy.needs_usage) == (sticky, needs_key, needs_usage)
+
+
+def test_who_has_not_reported_counts_as_idle():
+    loads = [WorkerLoad(0, usage=0.4), WorkerLoad(1), WorkerLoad(2, usage=0.9)]
+    assert strategy_of("least_loaded").choose(loads, None) == 1
+
+
+def test_equally_loaded_workers_take_turns():
+    strategy = strategy_of("least_loaded")
+    loads = [WorkerLoad(rank, usage=usage) for rank, usage in enumerate((0.2, 0.5, 0.2))]
+    assert [strategy.choose(loads, None) for _ in range(4)] == [0, 2, 0, 2]
+
+
+def test_a_key_goes_to_the_point_that_follows_it_on_the_ring():
+    chosen = [strategy_of("consistent_hash").choose(loads_of(0, 0, 0), f"prompt {i}") for i in range(12)]
+    # Worked out from the definition: blake2b of 8 bytes, 128 points "rank/i" for each rank, next point upwards.
+    assert chosen == [0, 2, 1, 0, 0, 0, 2, 2, 2, 1, 0, 2]

@@ -163,3 +163,28 @@ def test_methods_and_signatures_are_checked():
             dispatch_single(PLAIN, "add", (1,), {}, ranks=ranks)
     with pytest.raises(ValueError, match="only_on is one of all, tied_leader, all_tied_workers"):
         dispatch_single(PLAIN, "add", (1,), {}, only_on="leader")
+
+
+def test_ranks_are_named_from_zero_to_the_last():
+    assert PLAIN.check_ranks([0, 3]) == (0, 3)
+    for wrong in (-1, 4, True, 1.0, "1"):
+        with pytest.raises(ValueError, match="is outside 0 to 3"):
+            PLAIN.check_ranks([wrong])
+
+
+def test_signatures_that_were_checked_are_remembered_up_to_a_bound():
+    shape = GroupShape(INFO, 4, [[0], [1], [2], [3]])
+    dispatch_single(shape, "add", (1,), {"y": 2})
+    assert len(shape.known_calls) == 1
+
+
+def test_no_arguments_at_all_are_no_arguments_of_different_lengths():
+    with pytest.raises(ValueError, match="no argument has items"):
+        dispatch_multiple(PLAIN, "add", [], {})
+
+
+def test_a_rank_without_its_item_does_not_end_the_others():
+    sharded = dispatch_sharded(
+        GRID, "add", [["a", "b"]], {}, in_sharded_axes=["dp"], make_dummy_calls_to_free_axes=False
+    )
+    assert got(sharded) == {0: ("a",), 2: ("b",)}
