@@ -122,5 +122,5 @@ def test_equally_loaded_workers_take_turns():
 
 def test_a_key_goes_to_the_point_that_follows_it_on_the_ring():
     chosen = [strategy_of("consistent_hash").choose(loads_of(0, 0, 0), f"prompt {i}") for i in range(12)]
-    # Worked out from the definition: blake2b of 8 bytes, 128 points "rank/i" for each rank, next point upwards.
+    # From the definition: blake2b of 8 bytes, 128 points "rank/i" for each rank, the next point upwards.
     assert chosen == [0, 2, 1, 0, 0, 0, 2, 2, 2, 1, 0, 2]
