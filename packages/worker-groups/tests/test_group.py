@@ -7,7 +7,7 @@ import ray
 import workers
 from workers import AsyncWorker, Configured, Decorated, Grouped, Worker
 
-from raycrew.cluster_core import Occupant, RayVirtualCluster
+from raycrew.cluster_core import Occupant, RayVirtualCluster, init_ray
 from raycrew.cluster_core.testing import connected
 from raycrew.worker_groups import (
     NamedSharding,
@@ -80,6 +80,18 @@ def test_the_environment_is_set_before_the_class_is_imported(cluster, monkeypatc
     assert seen == [
         {"RANK": str(rank), "WORLD_SIZE": "2", "COLOUR": "red", "API_TOKEN": "hush"} for rank in range(2)
     ]
+
+
+@pytest.mark.hostile
+def test_secrets_of_the_connection_reach_workers(cluster, monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", "me:hush@proxy")
+    monkeypatch.setenv("API_TOKEN", "the group's own")
+    with (
+        init_ray(secrets={"API_TOKEN": "hush", "OTHER_TOKEN": "hush-hush"}),
+        RayWorkerGroup(cluster, Worker, 1, secrets=("API_TOKEN",)) as group,
+    ):
+        (got,) = group.call("environment", "API_TOKEN", "OTHER_TOKEN", "HTTPS_PROXY").get_results()
+    assert got == {"API_TOKEN": "the group's own", "OTHER_TOKEN": "hush-hush", "HTTPS_PROXY": "me:hush@proxy"}
 
 
 def test_what_a_worker_gets_and_what_it_does_not(cluster, monkeypatch, capsys):

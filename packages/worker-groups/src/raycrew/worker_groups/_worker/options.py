@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from raycrew import cluster_core
 from raycrew.cluster_core import Secrets
 
 #: Options that decide where a worker is and how long it lives belong to its group.
@@ -91,7 +92,7 @@ def check_env_vars(variables: Mapping[str, str], who: str) -> dict[str, str]:
 
 
 def pick_secrets(names: Sequence[str], environ: Mapping[str, str]) -> Secrets:
-    """The values of secrets, by name, from the driver's environment.
+    """The values of secrets: those of `init_ray(secrets=…)`, and more by name from the driver's environment.
 
     Raises:
         TypeError: `names` is one string.
@@ -101,7 +102,8 @@ def pick_secrets(names: Sequence[str], environ: Mapping[str, str]) -> Secrets:
         raise TypeError(f"secrets is a sequence of names, as in ({names!r},)")
     if missing := [name for name in names if name not in environ]:
         raise ValueError(f"secrets {missing} are not set in this environment")
-    return Secrets({name: environ[name] for name in names})
+    connection = cluster_core.RayConnection.current()
+    return Secrets({**(connection.secrets if connection else {}), **{name: environ[name] for name in names}})
 
 
 def is_process_variable(name: str) -> bool:
