@@ -1,7 +1,9 @@
+import inspect
+
 import pytest
 
 from raycrew.cluster_core import RayVirtualCluster
-from raycrew.cluster_core._placement.options import check_options
+from raycrew.cluster_core._placement.options import ClusterOptions
 
 pytestmark = pytest.mark.smoke
 
@@ -72,35 +74,53 @@ def test_bad_input_is_refused_before_ray_is_touched(case):
         RayVirtualCluster(**{"bundle_ct_per_node_list": [2], **arguments})
 
 
-def options(counts, **arguments):
-    return check_options(counts, True, 1, 8, "", "STRICT_PACK", **arguments)
-
-
 def test_forms_of_gpu_ids():
-    assert options([2, 0, 2], gpu_ids=[4, 5]).gpu_ids == ((4, 5), (), (4, 5))
-    assert options([2, 1], gpu_ids=[[4, 5], [0]]).gpu_ids == ((4, 5), (0,))
-    assert options([2], gpu_ids="auto").gpu_ids == "auto"
+    assert ClusterOptions([2, 0, 2], gpu_ids=[4, 5]).devices == ((4, 5), (), (4, 5))
+    assert ClusterOptions([2, 1], gpu_ids=[[4, 5], [0]]).devices == ((4, 5), (0,))
+    assert ClusterOptions([2], gpu_ids="auto").devices == "auto"
 
 
 def test_colocation_means_two_slots_unless_more_are_asked_for():
-    colocated = options([1], enable_colocation=True)
+    colocated = ClusterOptions([1], enable_colocation=True)
     assert (colocated.slots, dict(colocated.request.bundle)) == (2, {"CPU": 2.0, "GPU": 1.0})
-    assert check_options([1], True, 3, 8, "", "PACK", enable_colocation=True).slots == 3
+    assert ClusterOptions([1], True, 3, enable_colocation=True).slots == 3
 
 
 def test_a_topology_strategy_makes_all_nodes_one_segment():
-    request = options([1, 0, 1], topology_strategy={"zone": "STRICT_PACK", "ray.io/node-id": "PACK"}).request
+    request = ClusterOptions(
+        [1, 0, 1], topology_strategy={"zone": "STRICT_PACK", "ray.io/node-id": "PACK"}
+    ).request
     assert (request.segment_size, request.domain_label, request.strategy) == (2, "zone", "PACK")
 
 
 def test_other_accelerators_by_resource_name():
-    assert dict(options([1], accelerator="NPU").request.bundle) == {"CPU": 1.0, "NPU": 1.0}
+    assert dict(ClusterOptions([1], accelerator="NPU").request.bundle) == {"CPU": 1.0, "NPU": 1.0}
 
 
-def test_the_retries_of_the_field_are_honoured():
+def test_the_retries_of_the_field_are_honoured(monkeypatch):
     variable = "NRL_VIRTUAL_CLUSTER_MAX_RETRIES"
-    assert options([1], environ={}).max_retries == 6
-    assert options([1], environ={variable: "2"}).max_retries == 2
-    assert options([1], environ={variable: "2"}, max_retries=4).max_retries == 4
+    monkeypatch.delenv(variable, raising=False)
+    assert ClusterOptions([1]).retries == 6
+    monkeypatch.setenv(variable, "2")
+    assert ClusterOptions([1]).retries == 2
+    assert ClusterOptions([1], max_retries=4).retries == 4
+    monkeypatch.setenv(variable, "many")
     with pytest.raises(ValueError, match="'many' is not a number"):
-        options([1], environ={variable: "many"})
+        ClusterOptions([1])
+
+
+def test_constructor_and_plan_show_every_option():
+    """In their order, with their defaults, the first six by position."""
+    shown = list(inspect.signature(RayVirtualCluster).parameters.values())
+    assert [one.name for one in shown[:6] if one.kind is one.POSITIONAL_OR_KEYWORD] == [
+        *("bundle_ct_per_node_list", "use_gpus", "max_colocated_worker_groups"),
+        *("num_gpus_per_node", "name", "placement_group_strategy"),
+    ]
+    assert len(shown) == 19 and all(one.kind is one.KEYWORD_ONLY for one in shown[6:])
+    assert list(inspect.signature(RayVirtualCluster.plan).parameters.values()) == shown
+    assert (shown[1].default, shown[-1].name, shown[-1].default) == (True, "port_range", None)
+    documented = RayVirtualCluster.__doc__
+    assert [one.name for one in shown if f"\n        {one.name}: " not in documented] == []
+    for use in (RayVirtualCluster, RayVirtualCluster.plan):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'gpus'"):
+            use([1], gpus=2)

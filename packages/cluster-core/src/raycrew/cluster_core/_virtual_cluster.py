@@ -3,7 +3,7 @@
 import html
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
 from ray.util.placement_group import PlacementGroup
@@ -14,13 +14,12 @@ from raycrew.cluster_core._placement import (
     Allocator,
     Claims,
     ClusterOptions,
-    GpuIds,
     Holding,
     LedgerClaim,
     PlacementPlan,
-    check_options,
     give_back_when_forgotten,
     plan_cluster,
+    with_arguments_of,
 )
 from raycrew.cluster_core._ports import PortKeepers
 from raycrew.cluster_core._ray import run_on_nodes, take_census
@@ -72,57 +71,16 @@ class RayVirtualCluster:
         ResourceInsufficientError: It was not granted; says per node what is free and who holds the rest.
     """
 
-    def __init__(
-        self,
-        bundle_ct_per_node_list: Sequence[int],
-        use_gpus: bool = True,
-        max_colocated_worker_groups: int = 1,
-        num_gpus_per_node: int = 8,
-        name: str = "",
-        placement_group_strategy: str = "STRICT_PACK",
-        *,
-        accelerator: str = "GPU",
-        gpu_ids: GpuIds = None,
-        enable_colocation: bool = False,
-        monitor_memory: bool = False,
-        communication_backend: str = "auto",
-        cpus_per_bundle: float | None = None,
-        unified: bool = False,
-        segment_size: int | None = None,
-        label_selector: Mapping[str, str] | None = None,
-        topology_strategy: Mapping[str, str] | None = None,
-        timeout_s: float = 180.0,
-        max_retries: int | None = None,
-        port_range: tuple[int, int] | None = None,
-    ) -> None:
-        self._options = check_options(
-            bundle_ct_per_node_list,
-            use_gpus,
-            max_colocated_worker_groups,
-            num_gpus_per_node,
-            name,
-            placement_group_strategy,
-            accelerator=accelerator,
-            gpu_ids=gpu_ids,
-            enable_colocation=enable_colocation,
-            monitor_memory=monitor_memory,
-            communication_backend=communication_backend,
-            cpus_per_bundle=cpus_per_bundle,
-            unified=unified,
-            segment_size=segment_size,
-            label_selector=label_selector,
-            topology_strategy=topology_strategy,
-            timeout_s=timeout_s,
-            max_retries=max_retries,
-            port_range=port_range,
-        )
+    @with_arguments_of(ClusterOptions)
+    def __init__(self, options: ClusterOptions) -> None:
+        self._options = options
         session = _ray.check_connected()
         allocation = self._allocate()
         try:
-            claims = Claims(allocation, self._options.slots, self._options.accelerator)
-            keepers = PortKeepers(self._options.port_range)
+            claims = Claims(allocation, options.slots, options.bundle_accelerator)
+            keepers = PortKeepers(options.port_range)
             self._held = Holding(self.name, session, allocation, claims, keepers, owner=True)
-            if self._options.monitor_memory:
+            if options.monitor_memory:
                 self._held.monitor = MemoryMonitor(weakref.proxy(self)).start()
             give_back_when_forgotten(self, self._held)
         except BaseException:
@@ -135,31 +93,20 @@ class RayVirtualCluster:
             options.request,
             alias=options.alias,
             unified=options.unified,
-            gpu_ids=options.gpu_ids,
+            gpu_ids=options.devices,
             timeout_s=options.timeout_s,
-            max_retries=options.max_retries,
+            max_retries=options.retries,
         )
         return allocator.allocate()
 
     @classmethod
-    def plan(
-        cls, bundle_ct_per_node_list: Sequence[int], use_gpus: bool = True, **options: Any
-    ) -> PlacementPlan:
+    @with_arguments_of(ClusterOptions)
+    def plan(cls, options: ClusterOptions) -> PlacementPlan:
         """Say where the running cluster would put such a virtual cluster now, without allocating anything.
 
-        Args:
-            bundle_ct_per_node_list: As of the constructor.
-            use_gpus: As of the constructor.
-            **options: Further arguments of the constructor.
+        It takes the arguments of the constructor.
         """
-        defaults = {
-            "max_colocated_worker_groups": 1,
-            "num_gpus_per_node": 8,
-            "name": "",
-            "placement_group_strategy": "STRICT_PACK",
-        }
-        request = check_options(bundle_ct_per_node_list, use_gpus, **{**defaults, **options}).request
-        return plan_cluster(take_census(request.domain_label), request)
+        return plan_cluster(take_census(options.request.domain_label), options.request)
 
     @property
     def name(self) -> str:

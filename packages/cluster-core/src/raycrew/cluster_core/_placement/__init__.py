@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from raycrew.cluster_core._lazy import lazy
-from raycrew.cluster_core._placement.options import ClusterOptions, GpuIds, check_options
+from raycrew.cluster_core._placement.options import ClusterOptions, with_arguments_of
 from raycrew.cluster_core._placement.plan import STRATEGIES, PlacementPlan, PlacementRequest, plan_cluster
 
 if TYPE_CHECKING:
@@ -18,15 +18,14 @@ __all__ = [
     "Allocator",
     "Claims",
     "ClusterOptions",
-    "GpuIds",
     "Holding",
     "LedgerClaim",
     "PlacementPlan",
     "PlacementRequest",
     "SlotLedger",
-    "check_options",
     "give_back_when_forgotten",
     "plan_cluster",
+    "with_arguments_of",
 ]
 
 __getattr__ = lazy(

@@ -1,14 +1,21 @@
 """The arguments of a virtual cluster, checked before Ray is touched."""
 
+import functools
+import inspect
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from raycrew.cluster_core._placement.plan import PlacementRequest, check_counts, check_strategy
 from raycrew.cluster_core._ports import check_port_range
 from raycrew.cluster_core._topology import DOMAIN_LABEL, RESOURCE_STEP
+
+P = ParamSpec("P")
+OptionsT = TypeVar("OptionsT")
+R = TypeVar("R")
+S = TypeVar("S")
 
 GpuIds = Literal["auto"] | Sequence[int] | Sequence[Sequence[int]] | None
 
@@ -19,117 +26,127 @@ _NODE_ID_LABEL = "ray.io/node-id"
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """Checked arguments of `RayVirtualCluster`.
+    """The arguments of `RayVirtualCluster`, which documents them: checked, and what follows from them.
 
     Attributes:
         request: What is to be placed where.
         alias: Readable start of all names.
         slots: Worker groups that can share a bundle.
-        gpu_ids: Physical devices per logical node, "auto", or None.
-        unified: One placement group for all nodes.
-        timeout_s: Deadline of the allocation.
-        max_retries: How often placement groups are created anew.
-        port_range: Ports to lease from.
-        communication_backend: What the workers are told to communicate with.
-        monitor_memory: Whether memory is watched.
-        accelerator: Resource name of the accelerator in each bundle, if there is one.
-    """
-
-    request: PlacementRequest
-    alias: str
-    slots: int
-    gpu_ids: Literal["auto"] | tuple[tuple[int, ...], ...] | None
-    unified: bool
-    timeout_s: float
-    max_retries: int
-    port_range: tuple[int, int] | None
-    communication_backend: str
-    monitor_memory: bool
-    accelerator: str | None
-
-
-def check_options(
-    bundle_ct_per_node_list: Sequence[int],
-    use_gpus: bool,
-    max_colocated_worker_groups: int,
-    num_gpus_per_node: int,
-    name: str,
-    placement_group_strategy: str,
-    *,
-    accelerator: str = "GPU",
-    gpu_ids: GpuIds = None,
-    enable_colocation: bool = False,
-    monitor_memory: bool = False,
-    communication_backend: str = "auto",
-    cpus_per_bundle: float | None = None,
-    unified: bool = False,
-    segment_size: int | None = None,
-    label_selector: Mapping[str, str] | None = None,
-    topology_strategy: Mapping[str, str] | None = None,
-    timeout_s: float = 180.0,
-    max_retries: int | None = None,
-    port_range: tuple[int, int] | None = None,
-    environ: Mapping[str, str] = os.environ,
-) -> ClusterOptions:
-    """Check and normalise the arguments of `RayVirtualCluster`, which documents them.
+        devices: Physical devices per logical node, "auto", or None.
+        retries: How often placement groups are created anew.
 
     Raises:
         TypeError: An argument is of a wrong type.
         ValueError: An argument is out of its bounds, or contradicts another one.
     """
-    counts = _counts(bundle_ct_per_node_list)
-    _check_flags(
-        use_gpus=use_gpus,
-        enable_colocation=enable_colocation,
-        monitor_memory=monitor_memory,
-        unified=unified,
-    )
-    slots = _slots(max_colocated_worker_groups, enable_colocation)
-    per_node = _whole("num_gpus_per_node", num_gpus_per_node, 1)
-    for node, count in enumerate(counts):
-        if use_gpus and count > per_node:
+
+    bundle_ct_per_node_list: Sequence[int]
+    use_gpus: bool = True
+    max_colocated_worker_groups: int = 1
+    num_gpus_per_node: int = 8
+    name: str = ""
+    placement_group_strategy: str = "STRICT_PACK"
+    _: KW_ONLY
+    accelerator: str = "GPU"
+    gpu_ids: GpuIds = None
+    enable_colocation: bool = False
+    monitor_memory: bool = False
+    communication_backend: str = "auto"
+    cpus_per_bundle: float | None = None
+    unified: bool = False
+    segment_size: int | None = None
+    label_selector: Mapping[str, str] | None = None
+    topology_strategy: Mapping[str, str] | None = None
+    timeout_s: float = 180.0
+    max_retries: int | None = None
+    port_range: tuple[int, int] | None = None
+    request: PlacementRequest = field(init=False)
+    alias: str = field(init=False)
+    slots: int = field(init=False)
+    devices: Literal["auto"] | tuple[tuple[int, ...], ...] | None = field(init=False)
+    retries: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        counts = _counts(self.bundle_ct_per_node_list)
+        for name in ("use_gpus", "enable_colocation", "monitor_memory", "unified"):
+            _check_flag(name, getattr(self, name))
+        slots = _slots(self.max_colocated_worker_groups, self.enable_colocation)
+        per_node = self._devices_per_node(counts)
+        bundle = self._bundle(slots)
+        if self.communication_backend not in COMMUNICATION_BACKENDS:
+            known = ", ".join(COMMUNICATION_BACKENDS)
+            raise ValueError(f"communication_backend {self.communication_backend!r} is none of {known}")
+        self._set(
+            slots=slots,
+            request=self._request(counts, bundle),
+            alias=_alias(self.name),
+            devices=_gpu_ids(self.gpu_ids, counts, per_node),
+            timeout_s=_number("timeout_s", self.timeout_s, 0),
+            retries=_retries(self.max_retries, os.environ),
+            port_range=None if self.port_range is None else check_port_range(self.port_range),
+        )
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def bundle_accelerator(self) -> str | None:
+        """Resource name of the accelerator in each bundle, if there is one."""
+        return self.accelerator if self.use_gpus else None
+
+    def _devices_per_node(self, counts: Sequence[int]) -> int:
+        per_node = _whole("num_gpus_per_node", self.num_gpus_per_node, 1)
+        for node, count in enumerate(counts):
+            if self.use_gpus and count > per_node:
+                raise ValueError(
+                    f"node {node} asks for {count} bundles of one {self.accelerator} each, "
+                    f"more than num_gpus_per_node={per_node}"
+                )
+        return per_node
+
+    def _bundle(self, slots: int) -> dict[str, float]:
+        cpus = slots if self.cpus_per_bundle is None else _number("cpus_per_bundle", self.cpus_per_bundle, 0)
+        bundle = {"CPU": float(cpus)} if cpus else {}
+        if self.use_gpus:
+            bundle[_accelerator(self.accelerator)] = 1.0
+        elif self.gpu_ids is not None:
+            raise ValueError(f"gpu_ids={self.gpu_ids!r} contradicts use_gpus=False")
+        if not bundle:
+            raise ValueError("cpus_per_bundle=0 with use_gpus=False leaves bundles that hold nothing")
+        return bundle
+
+    def _request(self, counts: tuple[int, ...], bundle: dict[str, float]) -> PlacementRequest:
+        pinned = self.gpu_ids is not None and self.gpu_ids != "auto"
+        if pinned and self.placement_group_strategy != "STRICT_PACK":
             raise ValueError(
-                f"node {node} asks for {count} bundles of one {accelerator} each, "
-                f"more than num_gpus_per_node={per_node}"
+                f"gpu_ids needs STRICT_PACK, not {self.placement_group_strategy}: "
+                "it names devices of one node"
             )
-    cpus = slots if cpus_per_bundle is None else _number("cpus_per_bundle", cpus_per_bundle, 0)
-    bundle = {"CPU": float(cpus)} if cpus else {}
-    if use_gpus:
-        if not isinstance(accelerator, str):
-            raise TypeError(f"accelerator is the name of a resource, not {accelerator!r}")
-        if not accelerator or accelerator == "CPU":
-            raise ValueError(f"accelerator {accelerator!r} is not the resource name of an accelerator")
-        bundle[accelerator] = 1.0
-    elif gpu_ids is not None:
-        raise ValueError(f"gpu_ids={gpu_ids!r} contradicts use_gpus=False")
-    if not bundle:
-        raise ValueError("cpus_per_bundle=0 with use_gpus=False leaves bundles that hold nothing")
-    if communication_backend not in COMMUNICATION_BACKENDS:
-        raise ValueError(
-            f"communication_backend {communication_backend!r} is none of {', '.join(COMMUNICATION_BACKENDS)}"
+        strategy, segments, domain = _topology(
+            self.placement_group_strategy, self.topology_strategy, self.segment_size, counts
         )
-    if gpu_ids not in (None, "auto") and placement_group_strategy != "STRICT_PACK":
-        raise ValueError(
-            f"gpu_ids needs STRICT_PACK, not {placement_group_strategy}: it names devices of one node"
-        )
-    strategy, segments, domain = _topology(placement_group_strategy, topology_strategy, segment_size, counts)
-    pinned = gpu_ids is not None and gpu_ids != "auto"
-    request = PlacementRequest(
-        counts, bundle, strategy, _labels("label_selector", label_selector), segments, domain, pinned
-    )
-    return ClusterOptions(
-        request=request,
-        alias=_alias(name),
-        slots=slots,
-        gpu_ids=_gpu_ids(gpu_ids, counts, per_node),
-        unified=unified,
-        timeout_s=_number("timeout_s", timeout_s, 0),
-        max_retries=_retries(max_retries, environ),
-        port_range=None if port_range is None else check_port_range(port_range),
-        communication_backend=communication_backend,
-        monitor_memory=monitor_memory,
-        accelerator=accelerator if use_gpus else None,
-    )
+        selector = _labels("label_selector", self.label_selector)
+        return PlacementRequest(counts, bundle, strategy, selector, segments, domain, pinned)
+
+
+def with_arguments_of(
+    options: Callable[P, OptionsT],
+) -> Callable[[Callable[[S, OptionsT], R]], Callable[Concatenate[S, P], R]]:
+    """Let a method that takes options be called with their arguments, and show these as its signature."""
+
+    def decorate(method: Callable[[S, OptionsT], R]) -> Callable[Concatenate[S, P], R]:
+        @functools.wraps(method)
+        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            return method(self, options(*args, **kwargs))
+
+        first, *_ = inspect.signature(method).parameters.values()
+        shown = inspect.signature(options).parameters.values()
+        returned = inspect.signature(method).return_annotation
+        vars(call)["__signature__"] = inspect.Signature([first, *shown], return_annotation=returned)
+        return call
+
+    return decorate
 
 
 def _counts(counts: Sequence[int]) -> tuple[int, ...]:
@@ -139,10 +156,17 @@ def _counts(counts: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(count) for count in counts)
 
 
-def _check_flags(**flags: bool) -> None:
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} is True or False, not {value!r}")
+def _check_flag(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is True or False, not {value!r}")
+
+
+def _accelerator(name: str) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"accelerator is the name of a resource, not {name!r}")
+    if not name or name == "CPU":
+        raise ValueError(f"accelerator {name!r} is not the resource name of an accelerator")
+    return name
 
 
 def _slots(max_colocated_worker_groups: int, enable_colocation: bool) -> int:
