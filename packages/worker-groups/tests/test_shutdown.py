@@ -7,7 +7,7 @@ from workers import Worker
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.cluster_core.testing import connected
 from raycrew.worker_groups import RayWorkerGroup, UnknownMethodError, WorkerGroupClosedError
-from raycrew.worker_groups._ray_compat import connection
+from raycrew.worker_groups._ray.compat import connection
 
 
 @pytest.fixture

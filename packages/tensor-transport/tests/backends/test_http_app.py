@@ -27,7 +27,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
-from raycrew.tensor_transport.backends._http_app import CHUNK_BYTES
+from raycrew.tensor_transport.backends._http.app import CHUNK_BYTES
 from raycrew.tensor_transport.backends.http import HttpBackend, ShardServer, ShardStore, shard_app
 
 TOKEN = "a token that is long enough"

@@ -8,7 +8,7 @@ from raycrew.cluster_core import RayVirtualCluster
 from raycrew.cluster_core.testing import connected
 from raycrew.worker_groups import RayWorkerGroup, ResultTimeoutError, WorkerFailureError, WorkerFailuresError
 from raycrew.worker_groups._calls import futures as _futures
-from raycrew.worker_groups._ray_compat import run_on_node, runs_in_order
+from raycrew.worker_groups._ray.compat import run_on_node, runs_in_order
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from ray.util.placement_group import placement_group_table
 
 from raycrew.cluster_core.testing import connected, simulated_nodes
 from raycrew.worker_groups import close_fan_out, fan_out, fan_out_as_completed
-from raycrew.worker_groups._ray_compat import node_cpus
+from raycrew.worker_groups._ray.compat import node_cpus
 from raycrew.worker_groups.fan_out import _pool
 from raycrew.worker_groups.fan_out._pool import Pool, Shares, share_out, shared_pool
 
@@ -143,9 +143,9 @@ class LateRay:
         self.calls = []
         monkeypatch.setattr(_pool, "placement_group", self.claim)
         monkeypatch.setattr(_pool, "remove_placement_group", self.remove)
-        monkeypatch.setattr(_pool._ray_compat, "connection", lambda: "me")
-        monkeypatch.setattr(_pool._ray_compat, "is_granted", lambda claim: next(claim))
-        monkeypatch.setattr(_pool._ray_compat, "node_cpus", self.cpus)
+        monkeypatch.setattr(_pool._ray, "connection", lambda: "me")
+        monkeypatch.setattr(_pool._ray, "is_granted", lambda claim: next(claim))
+        monkeypatch.setattr(_pool._ray, "node_cpus", self.cpus)
 
     def claim(self, bundles, strategy):
         self.calls.append([bundle["CPU"] for bundle in bundles])

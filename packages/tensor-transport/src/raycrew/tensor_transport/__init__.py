@@ -1,6 +1,5 @@
 """Batches, tensor handles and weight updates."""
 
-from raycrew.tensor_transport._columns import PackedTensor, RaggedTensor
 from raycrew.tensor_transport._handles import (
     CacheStats,
     ShardRegistry,
@@ -12,6 +11,7 @@ from raycrew.tensor_transport._handles import (
     release,
     remotize,
 )
+from raycrew.tensor_transport._kinds import PackedTensor, RaggedTensor
 from raycrew.tensor_transport._shards import ShardRead, StoreStats, TensorShardInfo
 from raycrew.tensor_transport.backends.inline import InlineBackend
 from raycrew.tensor_transport.backends.node_memory import NodeMemoryBackend

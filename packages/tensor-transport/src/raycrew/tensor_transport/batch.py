@@ -10,16 +10,13 @@ from raycrew.tensor_transport._bytes import Encoded
 from raycrew.tensor_transport._columns import (
     ColumnTable,
     MetadataRules,
-    Number,
-    Padding,
-    PadSide,
-    check_pad_side,
     gather_encoded,
     named_column,
     padded_width,
     refuse_unknown,
     row_lengths,
 )
+from raycrew.tensor_transport._kinds import Number, Padding, PadSide, check_pad_side
 from raycrew.tensor_transport._rows import Rows, even_bounds, row_numbers
 from raycrew.tensor_transport.packing._plan import (
     DynamicBatchingArgs,

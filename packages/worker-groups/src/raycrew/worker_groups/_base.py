@@ -11,7 +11,6 @@ from typing import Any, Literal, Protocol
 from ray.exceptions import RayError
 
 from raycrew.cluster_core import BundlesOccupiedError, Claim, Cluster
-from raycrew.worker_groups._abandoned import Keeper, catch_up, watch_over
 from raycrew.worker_groups._calls import (
     Dispatch,
     GroupCalls,
@@ -22,7 +21,7 @@ from raycrew.worker_groups._calls import (
     left,
 )
 from raycrew.worker_groups._health import Ended
-from raycrew.worker_groups._lifecycle import Lifecycle
+from raycrew.worker_groups._life import Keeper, Lifecycle, catch_up, watch_over
 from raycrew.worker_groups._ranks import TiedBundles, plan_seats
 from raycrew.worker_groups._start import (
     GroupFacts,

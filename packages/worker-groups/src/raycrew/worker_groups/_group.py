@@ -9,13 +9,13 @@ from typing import Any
 from raycrew.cluster_core import Session
 from raycrew.worker_groups._base import WorkerGroup, log_left
 from raycrew.worker_groups._calls import Dispatch, MultiWorkerFuture, send_to_actors
-from raycrew.worker_groups._gate import current_session
 from raycrew.worker_groups._health import Ended, end_workers
-from raycrew.worker_groups._lifecycle import CopiedLifecycle
+from raycrew.worker_groups._life import CopiedLifecycle
 from raycrew.worker_groups._ranks import WorkerFacts
-from raycrew.worker_groups._ray_compat import (
+from raycrew.worker_groups._ray import (
     WorkerStatus,
     check_session,
+    current_session,
     runs_in_order,
     worker_status,
 )

@@ -32,7 +32,7 @@ from raycrew.worker_groups._calls import (
 )
 from raycrew.worker_groups._health import Ended
 from raycrew.worker_groups._ranks import WorkerFacts, assign_ranks, rank_order
-from raycrew.worker_groups._ray_compat import WorkerStatus, unwrap_actor_class
+from raycrew.worker_groups._ray import WorkerStatus, unwrap_actor_class
 from raycrew.worker_groups._start import Handle, Started, StartupReport, Stopwatch, check_init
 from raycrew.worker_groups._worker import CurrentWorker, as_current, be_current, describe_class, load_class
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError, combine

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from raycrew.tensor_transport._columns.packed import PackedTensor
-from raycrew.tensor_transport._columns.ragged import RaggedTensor
+from raycrew.tensor_transport._kinds import PackedTensor, RaggedTensor
 
 
 def equal(a: Any, b: Any) -> bool:

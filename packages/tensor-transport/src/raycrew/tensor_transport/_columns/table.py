@@ -7,14 +7,20 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 
 from raycrew.tensor_transport._bytes import Encoded, finish
-from raycrew.tensor_transport._columns.accepting import accept_column
-from raycrew.tensor_transport._columns.columns import Received, bare, kind_of, row_count, transform
 from raycrew.tensor_transport._columns.equality import equal
 from raycrew.tensor_transport._columns.frame import decode_columns, encode_columns
 from raycrew.tensor_transport._columns.joining import join_columns
-from raycrew.tensor_transport._columns.kinds import Padding
 from raycrew.tensor_transport._columns.metadata import MetadataRules, join_metadata
 from raycrew.tensor_transport._columns.naming import name_columns
+from raycrew.tensor_transport._kinds import (
+    Padding,
+    Received,
+    accept_column,
+    bare,
+    kind_of,
+    row_count,
+    transform,
+)
 from raycrew.tensor_transport._rows import (
     RowIndex,
     Rows,

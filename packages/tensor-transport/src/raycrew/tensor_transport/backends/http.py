@@ -19,10 +19,10 @@ from raycrew.tensor_transport._shards import (
     new_shard_id,
     stale,
 )
-from raycrew.tensor_transport.backends._http_app import ShardStore, shard_app
-from raycrew.tensor_transport.backends._http_client import HttpClient, MakeContext, Origin
-from raycrew.tensor_transport.backends._http_server import ShardServer
-from raycrew.tensor_transport.backends._safetensors import frame, header_length, parse_header
+from raycrew.tensor_transport.backends._http.app import ShardStore, shard_app
+from raycrew.tensor_transport.backends._http.client import HttpClient, MakeContext, Origin
+from raycrew.tensor_transport.backends._http.safetensors import frame, header_length, parse_header
+from raycrew.tensor_transport.backends._http.server import ShardServer
 from raycrew.tensor_transport.errors import DecodeError, ShardLostError, StaleHandleError, TransportError
 
 _ANSWER_BYTES = 16 << 20

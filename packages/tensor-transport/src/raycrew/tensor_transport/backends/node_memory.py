@@ -25,10 +25,10 @@ from raycrew.tensor_transport._shards import (
     new_shard_id,
     stale,
 )
-from raycrew.tensor_transport.backends._arena_files import SIZE, Arena
-from raycrew.tensor_transport.backends._machine import memory_left
-from raycrew.tensor_transport.backends._mappings import Place, read_arena
-from raycrew.tensor_transport.backends._own_files import is_free, machine_name, named_errors
+from raycrew.tensor_transport.backends._memory.arena_files import SIZE, Arena
+from raycrew.tensor_transport.backends._memory.machine import memory_left
+from raycrew.tensor_transport.backends._memory.mappings import Place, read_arena
+from raycrew.tensor_transport.backends._memory.own_files import is_free, machine_name, named_errors
 from raycrew.tensor_transport.backends.ray_refs import RayRefBackend
 from raycrew.tensor_transport.errors import ShardLostError, StaleHandleError, TransportError
 from raycrew.tensor_transport.protocols import Bytes

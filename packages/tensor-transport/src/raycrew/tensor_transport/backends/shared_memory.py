@@ -21,7 +21,7 @@ from raycrew.tensor_transport._shards import (
     new_shard_id,
     stale,
 )
-from raycrew.tensor_transport.backends._arena_files import (
+from raycrew.tensor_transport.backends._memory.arena_files import (
     HEADER_BYTES,
     NO_STEP,
     SIZE,
@@ -30,8 +30,8 @@ from raycrew.tensor_transport.backends._arena_files import (
     Words,
     shared_header,
 )
-from raycrew.tensor_transport.backends._mappings import Place, read_arena
-from raycrew.tensor_transport.backends._own_files import (
+from raycrew.tensor_transport.backends._memory.mappings import Place, read_arena
+from raycrew.tensor_transport.backends._memory.own_files import (
     PREFIX,
     LockFile,
     arenas_of,

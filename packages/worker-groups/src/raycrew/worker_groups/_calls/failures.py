@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts
-from raycrew.worker_groups._ray_compat import cause_of, is_alive_node, is_death, run_on_node
+from raycrew.worker_groups._ray import cause_of, is_alive_node, is_death, run_on_node
 from raycrew.worker_groups.errors import WorkerFailureError, WorkerStartTimeoutError
 
 _TAIL_BYTES = 8192

@@ -17,7 +17,7 @@ from raycrew.worker_groups._calls.waiting import (
     settle,
     while_connected,
 )
-from raycrew.worker_groups._ray_compat import call_id, check_session, is_behind_proxy, is_death, run_on_node
+from raycrew.worker_groups._ray import call_id, check_session, is_behind_proxy, is_death, run_on_node
 from raycrew.worker_groups._worker import recall, recall_all
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError, combine
 

@@ -9,7 +9,7 @@ from ray.actor import ActorHandle
 
 from raycrew.worker_groups._health.watches import UnansweredError, ask, by_node
 from raycrew.worker_groups._ranks import WorkerFacts
-from raycrew.worker_groups._ray_compat import await_end, end_actors, request_exit
+from raycrew.worker_groups._ray import await_end, end_actors, request_exit
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.worker_groups._health import family, marks, process_table, watch
 from raycrew.worker_groups._ranks import WorkerFacts
-from raycrew.worker_groups._ray_compat import connection, is_alive_node
+from raycrew.worker_groups._ray import connection, is_alive_node
 
 _ANSWER_S = 10.0  # for a watch to be made anew and to answer, besides what it is asked to wait
 _TRIES = 3

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from raycrew.worker_groups._ray_compat import is_behind_proxy
+from raycrew.worker_groups._ray import is_behind_proxy
 from raycrew.worker_groups._start.spec import GroupSpec, RayWorkerBuilder
 from raycrew.worker_groups._start.startup import Started
 

@@ -9,7 +9,7 @@ from ray.exceptions import GetTimeoutError
 
 from raycrew.cluster_core import Claim
 from raycrew.worker_groups._calls import left, words
-from raycrew.worker_groups._ray_compat import cause_of, is_alive_node, run_on_node, unwrap_actor_class
+from raycrew.worker_groups._ray import cause_of, is_alive_node, run_on_node, unwrap_actor_class
 from raycrew.worker_groups._start.spec import GroupSpec
 from raycrew.worker_groups._worker import (
     ClassInfo,

@@ -27,7 +27,7 @@ from raycrew.worker_groups._calls import (
 )
 from raycrew.worker_groups._health import Ended, end_workers, follow, stand_by
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, rank_order
-from raycrew.worker_groups._ray_compat import (
+from raycrew.worker_groups._ray import (
     start_actor,
 )
 from raycrew.worker_groups._start.describing import describe_worker

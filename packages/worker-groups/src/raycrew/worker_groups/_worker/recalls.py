@@ -1,4 +1,4 @@
-"""Taking back calls that workers have not begun, where Ray can't: see `_ray_compat.runs_in_order`.
+"""Taking back calls that workers have not begun, where Ray can't: see `runs_in_order` in the wing `_ray`.
 
 A worker has an *inbox*, a memory file that its user's processes on its node can append to. It looks there
 before each call, and does not run the ones that it finds. Memory files are Linux's; elsewhere all calls run.

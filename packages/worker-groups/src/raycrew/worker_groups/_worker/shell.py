@@ -22,7 +22,7 @@ import ray
 from raycrew.cluster_core import DEFAULT_POLICY, PortLease, bind_device, lease_ports
 from raycrew.worker_groups._health import mark_own_process, own_process, pid_namespace
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, rank_environment
-from raycrew.worker_groups._ray_compat import assigned_accelerators, call_cancelled, own_call_id, own_node
+from raycrew.worker_groups._ray import assigned_accelerators, call_cancelled, own_call_id, own_node
 from raycrew.worker_groups._worker.raised import as_portable
 from raycrew.worker_groups._worker.recalls import Inbox
 from raycrew.worker_groups._worker.worker_class import ClassInfo, ClassSource, MethodInfo, load_class

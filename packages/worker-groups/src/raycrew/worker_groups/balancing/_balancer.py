@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from raycrew.worker_groups._calls import MultiWorkerFuture, deadline_after, left
 from raycrew.worker_groups._ranks import RankInfo
-from raycrew.worker_groups._ray_compat import is_death
+from raycrew.worker_groups._ray import is_death
 from raycrew.worker_groups.balancing._strategies import WorkerLoad, key_bytes, strategy_of
 from raycrew.worker_groups.balancing._stream import Item, LostWorkerError, Stream
 from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupError

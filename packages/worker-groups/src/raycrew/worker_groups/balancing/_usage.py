@@ -8,7 +8,7 @@ import psutil
 import ray
 from ray.exceptions import RayError
 
-from raycrew.worker_groups._ray_compat import run_on_node
+from raycrew.worker_groups._ray import run_on_node
 
 
 class ProcessUsage:

@@ -13,7 +13,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raycrew.worker_groups import _ray_compat
+from raycrew.worker_groups import _ray
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
 from raycrew.worker_groups.fan_out._code import Code, Kept
 from raycrew.worker_groups.fan_out._host import CONTROL, FanOutHost
@@ -118,7 +118,7 @@ class Pool:
             if self._closed or self._look_again_at is None or time.monotonic() < self._look_again_at:
                 return
             self._look_again_at = None
-            cpus = _ray_compat.node_cpus()
+            cpus = _ray.node_cpus()
             if all(cpus.get(node, (0, 0))[0] >= n for node, n in self._shares.slots.items()):
                 self._take(self._shares.slots)
             elif not self._noted and all(free < 1 for free, _ in cpus.values()):
@@ -180,14 +180,14 @@ class Pool:
 
     def living_nodes(self) -> set[str]:
         """Nodes that may hold a host now."""
-        return set(_ray_compat.node_cpus())
+        return set(_ray.node_cpus())
 
     def close(self) -> None:
         """End all hosts and their processes, and wait until what items have started is gone too."""
         with self._lock:
             self._closed = True
             members, self._members = list(self._members.values()), {}
-            if self.owner != _ray_compat.connection():
+            if self.owner != _ray.connection():
                 return
             self._release()
         closing = [member.handle.close.remote() for member in members]
@@ -197,7 +197,7 @@ class Pool:
             ray.kill(member.handle)
 
     def _total_slots(self, node_id: str) -> int:
-        free_and_total = _ray_compat.node_cpus().get(node_id, (0.0, 1.0))
+        free_and_total = _ray.node_cpus().get(node_id, (0.0, 1.0))
         return max(int(free_and_total[1]), self._shares.slots.get(node_id, 1))
 
     def _begin(self, limit: int | None) -> None:
@@ -218,19 +218,19 @@ class Pool:
     def _free_cpus(self) -> dict[str, tuple[float, float]]:
         """Free and total CPUs by node id, without our own last claim, which may still be counted."""
         settled = self._released_at + SETTLE_S
-        cpus = _ray_compat.node_cpus()
+        cpus = _ray.node_cpus()
         if time.monotonic() < settled and self._granted:
             ours = self._granted
             return {node: (max(free, ours.get(node, 0)), total) for node, (free, total) in cpus.items()}
         # The last call was too short for its claim to be granted, so wait, if none is free, for what settles.
         while cpus and time.monotonic() < settled and all(free < 1 for free, _ in cpus.values()):
             time.sleep(0.02)
-            cpus = _ray_compat.node_cpus()
+            cpus = _ray.node_cpus()
         return cpus
 
     def _release(self) -> None:
         claim, self._claim = self._claim, None
-        if claim is None or self.owner != _ray_compat.connection():
+        if claim is None or self.owner != _ray.connection():
             return
         self._granted = {}
         try:
@@ -247,7 +247,7 @@ def _is_granted(claim: PlacementGroup) -> bool:
     Removed while Ray is granting it, a claim is lost for good every few hundred times (seen with Ray 2.60).
     """
     deadline = time.monotonic() + GRANT_S
-    while (granted := _ray_compat.is_granted(claim)) is None and time.monotonic() < deadline:
+    while (granted := _ray.is_granted(claim)) is None and time.monotonic() < deadline:
         time.sleep(0.001)
     return bool(granted)
 
@@ -263,7 +263,7 @@ def shared_pool() -> Pool:
         WorkerGroupError: Not connected to Ray.
     """
     global _shared
-    owner = _ray_compat.connection()
+    owner = _ray.connection()
     if owner is None:
         raise WorkerGroupError("not connected to Ray: call raycrew.cluster_core.init_ray() before fan_out()")
     with _shared_lock:

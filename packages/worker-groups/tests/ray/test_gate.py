@@ -14,8 +14,8 @@ from workers import Worker
 from raycrew.cluster_core import RayVirtualCluster, Session
 from raycrew.cluster_core.testing import connected, simulated_nodes
 from raycrew.worker_groups import RayWorkerGroup, WorkerGroupError
-from raycrew.worker_groups import _gate as gate
-from raycrew.worker_groups._gate import ask
+from raycrew.worker_groups._ray import gate as gate
+from raycrew.worker_groups._ray.gate import ask
 
 pytestmark = pytest.mark.hostile
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from raycrew.tensor_transport._bytes import private_copy, tensor_bytes
-from raycrew.tensor_transport._columns.kinds import (
+from raycrew.tensor_transport._kinds.kinds import (
     HandleKind,
     Kind,
     Padding,
@@ -15,8 +15,8 @@ from raycrew.tensor_transport._columns.kinds import (
     assemble_tensor,
     describe_tensor,
 )
-from raycrew.tensor_transport._columns.packed import PackedTensor
-from raycrew.tensor_transport._columns.ragged import RaggedTensor
+from raycrew.tensor_transport._kinds.packed import PackedTensor
+from raycrew.tensor_transport._kinds.ragged import RaggedTensor
 from raycrew.tensor_transport._rows import Rows
 from raycrew.tensor_transport.errors import BatchSchemaError, DecodeError
 from raycrew.tensor_transport.protocols import Bytes

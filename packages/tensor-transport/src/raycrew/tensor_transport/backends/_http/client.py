@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from raycrew.tensor_transport._forks import remake_in_child
-from raycrew.tensor_transport.backends._http_app import CHUNK_BYTES, check_answer
+from raycrew.tensor_transport.backends._http.app import CHUNK_BYTES, check_answer
 from raycrew.tensor_transport.errors import (
     ShardLostError,
     TransportClosedError,

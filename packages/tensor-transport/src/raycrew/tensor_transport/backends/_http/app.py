@@ -19,9 +19,9 @@ from starlette.routing import Route
 
 from raycrew.tensor_transport._forks import remake_in_child
 from raycrew.tensor_transport._shards import Rows, ShardRead, StoreStats, TensorShardInfo, dtype_name
-from raycrew.tensor_transport.backends._http_body import Body, read_header, read_tensors
+from raycrew.tensor_transport.backends._http.body import Body, read_header, read_tensors
+from raycrew.tensor_transport.backends._http.safetensors import frame
 from raycrew.tensor_transport.backends._ledger import Ledger
-from raycrew.tensor_transport.backends._safetensors import frame
 from raycrew.tensor_transport.errors import DecodeError, TransportError
 from raycrew.tensor_transport.protocols import Bytes
 

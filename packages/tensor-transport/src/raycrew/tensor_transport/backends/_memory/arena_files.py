@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raycrew.tensor_transport._bytes import copy_bytes
-from raycrew.tensor_transport.backends._own_files import open_own, try_lock
+from raycrew.tensor_transport.backends._memory.own_files import open_own, try_lock
 from raycrew.tensor_transport.errors import TransportError
 from raycrew.tensor_transport.protocols import Bytes
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from raycrew.tensor_transport._bytes import reduce_through
-from raycrew.tensor_transport._columns.padding import Number, PadSide, check_pad_side, check_pad_value, join
+from raycrew.tensor_transport._kinds.padding import Number, PadSide, check_pad_side, check_pad_value, join
 from raycrew.tensor_transport._rows import Rows, is_contiguous, refuse_special_array, row_numbers
 from raycrew.tensor_transport.errors import BatchSchemaError
 from raycrew.tensor_transport.protocols import RowHandle

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from raycrew.tensor_transport._columns.columns import is_column
-from raycrew.tensor_transport._columns.packed import PackedTensor
-from raycrew.tensor_transport._columns.ragged import RaggedTensor
+from raycrew.tensor_transport._kinds.columns import is_column
+from raycrew.tensor_transport._kinds.packed import PackedTensor
+from raycrew.tensor_transport._kinds.ragged import RaggedTensor
 from raycrew.tensor_transport._rows import refuse_special_array
 from raycrew.tensor_transport.errors import BatchSchemaError
 

@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from raycrew.worker_groups import ResultTimeoutError, WorkerGroupClosedError, WorkerGroupError
-from raycrew.worker_groups._lifecycle import Lifecycle
+from raycrew.worker_groups._life.states import Lifecycle
 
 pytestmark = pytest.mark.hostile
 

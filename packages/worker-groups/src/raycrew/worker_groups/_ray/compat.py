@@ -14,7 +14,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import ClusterClosedError, Session
-from raycrew.worker_groups._gate import ask
+from raycrew.worker_groups._ray.gate import ask
 from raycrew.worker_groups.errors import WorkerGroupClosedError
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,25 @@
+"""The kinds of column that a batch can hold, and which kind a value is."""
+
+from raycrew.tensor_transport._kinds.accepting import accept_column
+from raycrew.tensor_transport._kinds.columns import KINDS, Received, bare, kind_of, row_count, transform
+from raycrew.tensor_transport._kinds.kinds import Kind, Padding
+from raycrew.tensor_transport._kinds.packed import PackedTensor
+from raycrew.tensor_transport._kinds.padding import Number, PadSide, check_pad_side
+from raycrew.tensor_transport._kinds.ragged import RaggedTensor
+
+__all__ = [
+    "KINDS",
+    "Kind",
+    "Number",
+    "PackedTensor",
+    "PadSide",
+    "Padding",
+    "RaggedTensor",
+    "Received",
+    "accept_column",
+    "bare",
+    "check_pad_side",
+    "kind_of",
+    "row_count",
+    "transform",
+]
