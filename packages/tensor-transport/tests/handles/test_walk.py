@@ -151,6 +151,24 @@ def test_padding_of_no_token_at_all_is_kept(registry):
     assert remotize(value, registry, trim=True)["ids"].shape == (2, 6)
 
 
+@pytest.mark.hostile
+@pytest.mark.parametrize("make", [dict, BatchedDataDict])
+@pytest.mark.parametrize("why", ["two values", "too small", "not wanted"])
+def test_what_cannot_be_trimmed_keeps_the_width_of_all(registry, make, why):
+    value = trajectory()
+    if why == "two values":
+        value["ids"][0, 0], value["ids"][1, 5] = 41, 42
+    options = {
+        "two values": {},
+        "too small": {"min_bytes": value["loss_mask"].nbytes + 1},
+        "not wanted": {"only": lambda tensor: tensor.dtype != torch.bool},
+    }[why]
+    remote = remotize(make(value), registry, trim=True, **options)
+    assert {remote[key].shape[1] for key in ("attention_mask", "ids", "logprobs", "loss_mask")} == {6}
+    local = localize(remote, registry)
+    assert all(same(local[key], value[key]) for key in value)
+
+
 def test_replicas_are_made_read_and_released():
     first, second = InProcessBackend("first"), InProcessBackend("second")
     registry = ShardRegistry(first, second, inline=InlineBackend(), inline_bytes=10)

@@ -42,33 +42,36 @@ def remotize(
         step: The lease: `registry.expire(later_step)` releases what is stored here.
         trim: In mappings with a two-dimensional `attention_mask`, do not store columns that are padding in
             every row: leading and trailing columns where the mask is 0, of all tensors whose first two
-            dimensions are the mask's and in which these columns hold one value. `RTensor.padded` (or
-            `localize(..., pad=True)`) has them again.
+            dimensions are the mask's. Nothing of a mapping is trimmed where one of these tensors stays as
+            it is or holds more than one value there, so that their widths are equal. `RTensor.padded`
+            (or `localize(..., pad=True)`) has the columns again.
         replicas: Schemes of backends that keep a copy each, read where the first place is lost.
 
     Raises:
         UnsupportedTensorError: A tensor has no plain bytes.
         ContainsItselfError: A container contains itself.
     """
-    found: list[torch.Tensor] = []
-    cuts: list[_Trim | None] = []
+    found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
     numbers: dict[tuple[int, int], int] = {}
+    uneven: set[int] = set()  # the masks of mappings in which a tensor keeps its padding
 
     def collect(leaf: Any, mask: torch.Tensor | None) -> Any:
-        if not _is_movable(leaf) or (only is not None and not only(leaf)):
-            return leaf
-        check_tensor(leaf, f"tensor of shape {list(leaf.shape)}")
-        if leaf.nbytes >= min_bytes and (id(leaf), id(mask)) not in numbers:
-            cut = None if mask is None else _trim_of(leaf, mask)
-            numbers[id(leaf), id(mask)] = len(found)
-            found.append(leaf if cut is None else cut.of(leaf))
-            cuts.append(cut)
+        moves = _is_movable(leaf) and (only is None or only(leaf))
+        if moves:
+            check_tensor(leaf, f"tensor of shape {list(leaf.shape)}")
+        if moves and leaf.nbytes >= min_bytes:
+            if numbers.setdefault((id(leaf), id(mask)), len(found)) == len(found):
+                found.append((leaf, mask))
+        elif mask is not None and _is_masked(leaf, mask):
+            uneven.add(id(mask))
         return leaf
 
     _Walk(collect, masks=trim).of(value)
     if not found:
         return value
-    stored = registry.put(found, step=step, replicas=replicas)
+    cuts = _cuts(found, uneven)
+    parts = [leaf if cut is None else cut.of(leaf) for (leaf, _), cut in zip(found, cuts, strict=True)]
+    stored = registry.put(parts, step=step, replicas=replicas)
     handles = [_with_trim(handle, cut) for handle, cut in zip(stored, cuts, strict=True)]
 
     def replace(leaf: Any, mask: torch.Tensor | None) -> Any:
@@ -292,16 +295,34 @@ def _mask_of(mapping: Mapping[Any, Any]) -> torch.Tensor | None:
     return mask if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None
 
 
-def _trim_of(tensor: torch.Tensor, mask: torch.Tensor) -> _Trim | None:
-    """How to trim a tensor; None where there is no padding, or it holds more than one value."""
-    if tensor.shape[:2] != mask.shape:
-        return None
+def _is_masked(leaf: Any, mask: torch.Tensor) -> bool:
+    return isinstance(leaf, torch.Tensor | RTensor) and tuple(leaf.shape[:2]) == tuple(mask.shape)
+
+
+def _cuts(found: Sequence[tuple[torch.Tensor, torch.Tensor | None]], uneven: set[int]) -> list[_Trim | None]:
+    """How to trim each tensor: all of one mask alike, or none of them."""
+    used = {id(mask): _used(mask) for _, mask in found if mask is not None}
+    cuts: list[_Trim | None] = []
+    for leaf, mask in found:
+        masked = mask is not None and _is_masked(leaf, mask) and id(mask) not in uneven
+        cuts.append(_trim_of(leaf, *used[id(mask)]) if masked else None)
+        if masked and cuts[-1] is None:
+            uneven.add(id(mask))
+    return [None if id(mask) in uneven else cut for cut, (_, mask) in zip(cuts, found, strict=True)]
+
+
+def _used(mask: torch.Tensor) -> tuple[int, int]:
+    """The first column that some row uses, and the one after the last; all where none is used."""
     used = torch.nonzero(mask.any(dim=0)).flatten()
-    start, end = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, mask.shape[1])
+    return (int(used[0]), int(used[-1]) + 1) if len(used) else (0, mask.shape[1])
+
+
+def _trim_of(tensor: torch.Tensor, start: int, end: int) -> _Trim | None:
+    """How to trim a tensor; None where there is no padding, or it holds more than one value."""
     padding = torch.cat([tensor[:, :start], tensor[:, end:]], dim=1)
     if not padding.numel():
         return None
     value = padding.flatten()[0]
     if not bool((padding == value).all()):
         return None
-    return _Trim(start, end, mask.shape[1], value.item())
+    return _Trim(start, end, tensor.shape[1], value.item())
