@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from rich.console import Console
+from rich.errors import LiveError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -85,8 +86,13 @@ def startup_progress(group_name: str, n_workers: int, shown: bool | None) -> Ite
         return
     name = TextColumn("{task.description}", markup=False)
     columns = (name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    progress = Progress(*columns, console=console, transient=True)
+    with suppress(LiveError):  # another display is running: leave the screen to it
+        progress.start()
+    try:
         yield StartupProgress(group_name, n_workers, progress)
+    finally:
+        progress.stop()
 
 
 class Stopwatch:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.errors import LiveError
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 QUIET_S = 1.0
@@ -55,14 +56,15 @@ def advancing(
 
 
 def _counter(progress: Progress, description: str, total: int | None) -> Callable[[bool], None]:
-    task = progress.add_task(description, total=total)
+    shown = escape(description)
+    task = progress.add_task(shown, total=total)
     failed = 0
 
     def advance(ok: bool) -> None:
         nonlocal failed
         if not ok:
             failed += 1
-            progress.update(task, description=f"{description} [red]({failed} failed)[/]")
+            progress.update(task, description=f"{shown} [red]({failed} failed)[/]")
         progress.advance(task)
 
     return advance
