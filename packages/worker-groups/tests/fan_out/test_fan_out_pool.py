@@ -141,14 +141,14 @@ class LateRay:
         self.looks_left = 0
         self.others = 0.0
         self.calls = []
-        monkeypatch.setattr(_pool, "placement_group", self.claim)
-        monkeypatch.setattr(_pool, "remove_placement_group", self.remove)
+        monkeypatch.setattr(_pool._ray, "claim_cpus", self.claim)
+        monkeypatch.setattr(_pool._ray, "give_back", self.remove)
         monkeypatch.setattr(_pool._ray, "connection", lambda: "me")
         monkeypatch.setattr(_pool._ray, "is_granted", lambda claim: next(claim))
         monkeypatch.setattr(_pool._ray, "node_cpus", self.cpus)
 
-    def claim(self, bundles, strategy):
-        self.calls.append([bundle["CPU"] for bundle in bundles])
+    def claim(self, cpus):
+        self.calls.append(list(cpus))
         return iter(self.answers)
 
     def remove(self, claim):

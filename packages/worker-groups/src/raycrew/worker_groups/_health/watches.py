@@ -1,5 +1,6 @@
 """The watches of this driver's session: one on each node that it has workers on, asked with deadlines."""
 
+import contextlib
 import functools
 import threading
 import time
@@ -13,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.worker_groups._health import family, marks, process_table, watch
 from raycrew.worker_groups._ranks import WorkerFacts
-from raycrew.worker_groups._ray import connection, is_alive_node
+from raycrew.worker_groups._ray import connection, is_alive_node, start_actor
 
 _ANSWER_S = 10.0  # for a watch to be made anew and to answer, besides what it is asked to wait
 _TRIES = 3
@@ -83,14 +84,18 @@ class _Question:
         self._send()
 
     def _send(self) -> None:
-        self._asked = _watch(self._node_id)
-        left_s = max(0.0, self._deadline - time.monotonic())
-        self._reference = getattr(self._asked, self._method).remote(self._workers, left_s)
+        self._reference = None
+        with contextlib.suppress(GetTimeoutError):  # Ray makes no watch now
+            self._asked = _watch(self._node_id)
+            left_s = max(0.0, self._deadline - time.monotonic())
+            self._reference = getattr(self._asked, self._method).remote(self._workers, left_s)
 
     def answer(self) -> list[Any] | UnansweredError:
         tries = _TRIES
         while True:
             tries -= 1
+            if self._reference is None:
+                return self._unanswered("gets no watch, as Ray does not answer", node_is_gone=False)
             try:
                 left_s = max(0.0, self._deadline - time.monotonic())
                 return ray.get(self._reference, timeout=left_s + _ANSWER_S)  # type: ignore[no-any-return]
@@ -120,7 +125,7 @@ def _watch(node_id: str) -> Any:
         if (session, node_id) not in _watches:
             # Not softly: on another node it would read another process table.
             here = NodeAffinitySchedulingStrategy(node_id, soft=False)
-            _watches[session, node_id] = _actor_class().options(scheduling_strategy=here).remote()
+            _watches[session, node_id] = start_actor(_actor_class(), {"scheduling_strategy": here})
         return _watches[session, node_id]
 
 

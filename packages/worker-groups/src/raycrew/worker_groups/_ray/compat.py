@@ -10,11 +10,16 @@ from typing import Any, Literal
 import ray
 from ray.actor import ActorClass, ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
-from ray.util.placement_group import PlacementGroup, placement_group_table
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import ClusterClosedError, Session
-from raycrew.worker_groups._ray.gate import ask
+from raycrew.worker_groups._ray.gate import ANSWER_S, ask
 from raycrew.worker_groups.errors import WorkerGroupClosedError
 
 logger = logging.getLogger(__name__)
@@ -129,7 +134,9 @@ def run_on_node(
     return ask(lambda: ray.remote(**options)(fn).remote(*args))
 
 
-def start_actor(remote_class: Any, options: Mapping[str, Any], timeout_s: float) -> ActorHandle[Any]:
+def start_actor(
+    remote_class: Any, options: Mapping[str, Any], timeout_s: float = ANSWER_S
+) -> ActorHandle[Any]:
     """Ask Ray for an actor; does not wait until it runs.
 
     Raises:
@@ -226,6 +233,27 @@ def await_end(handles: Sequence[ActorHandle[Any]], timeout_s: float) -> list[int
 
 def _may_come_back(error: RayActorError) -> bool:
     return isinstance(error, ray.exceptions.ActorUnavailableError)
+
+
+def claim_cpus(cpus: Sequence[float]) -> PlacementGroup:
+    """Ask Ray for CPUs, so many at a place, spread over nodes; does not wait until they are granted.
+
+    Raises:
+        GetTimeoutError: Ray's control service does not answer; what it claims later is given back.
+    """
+    bundles = [{"CPU": number} for number in cpus]
+    claim: PlacementGroup = ask(
+        lambda: placement_group(bundles, strategy="SPREAD"), undo=remove_placement_group
+    )
+    return claim
+
+
+def give_back(claim: PlacementGroup) -> None:
+    """Give CPUs back that were claimed."""
+    try:
+        ask(lambda: remove_placement_group(claim))
+    except GetTimeoutError as error:
+        logger.warning("claimed CPUs are given back once Ray can: %s", error)
 
 
 def is_granted(group: PlacementGroup) -> bool | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.worker_groups import _ray
@@ -145,7 +145,7 @@ class Pool:
                 }
                 remote: Any = ray.remote
                 actor_class = remote(concurrency_groups={CONTROL: 2})(FanOutHost)
-                handle = actor_class.options(**options).remote()
+                handle: Any = _ray.start_actor(actor_class, options)
                 self._members[node_id] = Member(node_id, handle, handle.ready.remote())
             return self._members[node_id]
 
@@ -154,7 +154,7 @@ class Pool:
         with self._lock:
             if self._members.get(member.node_id) is member:
                 del self._members[member.node_id]
-        ray.kill(member.handle)
+        _ray.end_actors([member.handle])
 
     def check_open(self) -> None:
         """Raise if the pool was closed.
@@ -193,8 +193,7 @@ class Pool:
         closing = [member.handle.close.remote() for member in members]
         if closing:
             ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT_S)
-        for member in members:
-            ray.kill(member.handle)
+        _ray.end_actors([member.handle for member in members])
 
     def _total_slots(self, node_id: str) -> int:
         free_and_total = _ray.node_cpus().get(node_id, (0.0, 1.0))
@@ -212,8 +211,7 @@ class Pool:
             self._look_again_at = time.monotonic() + LEASE_S
 
     def _take(self, slots: Mapping[str, int]) -> None:
-        bundles = [{"CPU": float(n)} for n in slots.values()]
-        self._claim = placement_group(bundles, strategy="SPREAD")  # granted or not, nobody waits for it
+        self._claim = _ray.claim_cpus([float(n) for n in slots.values()])  # granted or not, nobody waits
 
     def _free_cpus(self) -> dict[str, tuple[float, float]]:
         """Free and total CPUs by node id, without our own last claim, which may still be counted."""
@@ -237,7 +235,7 @@ class Pool:
             if _is_granted(claim):
                 self._granted = self._shares.slots
         finally:
-            remove_placement_group(claim)
+            _ray.give_back(claim)
             self._released_at = time.monotonic()
 
 
