@@ -1,6 +1,7 @@
 """What was made over one connection to Ray never joins another."""
 
 import asyncio
+import sys
 import threading
 
 import pytest
@@ -69,6 +70,15 @@ def test_nor_does_it_use_a_later_connection(group, ray_nodes_session):
         assert not group.shutdown()
 
 
+def functions_of(thread):
+    """The names of the functions in which a thread is."""
+    found, frame = [], sys._current_frames().get(thread.ident)
+    while frame is not None:
+        found.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return found
+
+
 def test_a_wait_ends_with_the_connection(group, tmp_path):
     future = group.call("wait_for", str(tmp_path / "gate"))
     outcomes = []
@@ -81,6 +91,7 @@ def test_a_wait_ends_with_the_connection(group, tmp_path):
 
     waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
+    eventually(lambda: "settle" in functions_of(waiting), "the thread waits")
     ray.shutdown()
     eventually(lambda: outcomes, "the wait has ended")
     assert isinstance(outcomes[0], WorkerGroupClosedError)

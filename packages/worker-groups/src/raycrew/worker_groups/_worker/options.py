@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raycrew import cluster_core
-from raycrew.cluster_core import Secrets
+from raycrew.cluster_core import RayConnection, Secrets
 
 #: Options that decide where a worker is and how long it lives belong to its group.
 GROUP_OPTIONS = frozenset(
@@ -102,7 +101,7 @@ def pick_secrets(names: Sequence[str], environ: Mapping[str, str]) -> Secrets:
         raise TypeError(f"secrets is a sequence of names, as in ({names!r},)")
     if missing := [name for name in names if name not in environ]:
         raise ValueError(f"secrets {missing} are not set in this environment")
-    connection = cluster_core.RayConnection.current()
+    connection = RayConnection.current()
     return Secrets({**(connection.secrets if connection else {}), **{name: environ[name] for name in names}})
 
 
