@@ -1,17 +1,23 @@
 """The example verifier: its verdicts one by one, and a run of it as a user runs it."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
+import ray
+
+from raycrew.worker_groups import close_fan_out, fan_out
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "verifier"
 sys.path.insert(0, str(EXAMPLE))
 
+import sandbox  # noqa: E402
 from sandbox import Case, Limits, NoTestsError, Submission, judge, verify  # noqa: E402
 from submissions import MEDIAN, PROGRAMS, make  # noqa: E402
 
@@ -105,6 +111,82 @@ def test_a_program_that_writes_lines_of_its_own_gains_nothing():
 
 def test_a_flood_of_output_is_cut_off():
     assert verify(program(FLOOD, Case("f()", "y")), LIMITS).status in ("killed", "raised")
+
+
+LEAVE = """
+import os, pathlib, time
+FOLDER = {folder!r}
+def leave():
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            pathlib.Path(FOLDER, str(os.getpid())).touch()
+            time.sleep(1000)
+        os._exit(0)
+    while not os.listdir(FOLDER):
+        time.sleep(0.01)
+leave()
+{then}
+f = lambda: 3
+"""
+
+
+def is_running(pid):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("then", "status"),
+    [("", "passed"), ("os._exit(3)", "killed"), ("os.abort()", "killed"), ("time.sleep(1000)", "timeout")],
+    ids=["answers", "exits", "aborts", "sleeps"],
+)
+def test_orphans_in_sessions_of_their_own_end_with_the_program(tmp_path, then, status):
+    source = LEAVE.format(folder=str(tmp_path), then=then)
+    verdict = verify(program(source, Case("f()", 3)), Limits(wall_s=4))
+    (left,) = tmp_path.iterdir()
+    assert verdict.status == status, verdict
+    assert not is_running(int(left.name))
+
+
+@pytest.mark.hostile
+def test_programs_that_are_verified_at_the_same_time_leave_each_other_alone(tmp_path):
+    def one(name):
+        folder = tmp_path / name
+        folder.mkdir()
+        source = LEAVE.format(folder=str(folder), then="")
+        return verify(program(source, Case("f()", 3)), LIMITS).status
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(one, "abcdefgh")) == ["passed"] * 8
+    assert not [path for path in tmp_path.glob("*/*") if is_running(int(path.name))]
+
+
+@pytest.mark.hostile
+def test_a_program_that_kills_its_keeper_is_killed_too(tmp_path):
+    here = f"pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch()"
+    source = f"import os, pathlib\n{here}\nos.kill(os.getppid(), 9)"
+    verdict = verify(program(source, Case("1", 1)), LIMITS)
+    (left,) = tmp_path.iterdir()
+    assert verdict.status == "killed", verdict
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(left.name)).wait(30)
+
+
+@pytest.mark.hostile
+def test_orphans_end_with_the_program_on_the_cluster_too(local_ray, tmp_path):
+    source = LEAVE.format(folder=str(tmp_path), then="")
+    ray.cloudpickle.register_pickle_by_value(sandbox)
+    try:
+        (verdict,) = fan_out(verify, [program(source, Case("f()", 3))], timeout_s=60)
+        (left,) = tmp_path.iterdir()
+        assert verdict.status == "passed", verdict
+        assert not is_running(int(left.name))
+    finally:
+        close_fan_out()
+        ray.cloudpickle.unregister_pickle_by_value(sandbox)
 
 
 def test_nothing_is_left_running_and_no_descriptor_open():

@@ -5,7 +5,8 @@ So it can't pass by ending early, by printing "ok", or by an object that is equa
 
 What this keeps out: endless loops, memory and file hogs, floods of output, leftover processes, and the
 variables of this process (where API keys are). It is no jail: the program has the same user, file system and
-network. Programs from people who mean harm belong in a container or a virtual machine.
+network, and may kill the process that keeps it. Programs from people who mean harm belong in a container or a
+virtual machine.
 """
 
 import ast
@@ -17,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,6 +26,7 @@ from typing import Any, Literal
 import psutil
 
 MAX_ANSWERS_BYTES = 1 << 20
+END_S = 5.0  # for the kernel to end what was killed
 
 
 @dataclass(frozen=True)
@@ -140,44 +143,56 @@ def _run(submission: Submission, limits: Limits, folder: str, answers_fd: int) -
         "program": submission.program,
         "calls": [case.call for case in submission.cases],
         "limits": [limits.cpu_s, limits.memory_bytes, limits.file_bytes, limits.open_files],
+        "answers": answers_fd,
     }
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
-    process = subprocess.Popen(
+    keeper = subprocess.Popen(
         [sys.executable, "-I", "-S", "-B", "-c", _INSIDE],
         stdin=subprocess.PIPE,
-        stdout=answers_fd,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd=folder,
         env={"LANG": "C.UTF-8"},  # nothing of ours
+        pass_fds=[answers_fd],
         start_new_session=True,
     )
     try:
-        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # type: ignore[union-attr]
+        with contextlib.suppress(BrokenPipeError), keeper.stdin as stdin:  # type: ignore[union-attr]
             stdin.write(json.dumps(order).encode())
-        return _wait(process, limits.wall_s)
+        with keeper.stdout as told:  # type: ignore[union-attr]
+            if not _readable(told.fileno(), limits.wall_s):
+                return None
+            status = told.readline()
+        return int(status) if status.endswith(b"\n") else keeper.wait()
     finally:
-        _end(process, before)
+        _end(keeper)
 
 
-def _wait(process: subprocess.Popen[bytes], wall_s: float) -> int | None:
-    ended = os.pidfd_open(process.pid)  # unlike Popen.wait(timeout), it does not poll
+def _readable(fd: int, wait_s: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(1000 * wait_s))
+
+
+def _end(keeper: subprocess.Popen[bytes]) -> None:
+    """Kill all that is below the keeper, in whatever session; it ends when nothing is left there."""
+    deadline = time.monotonic() + END_S
+    while keeper.poll() is None:
+        if time.monotonic() > deadline:
+            keeper.kill()
+            keeper.wait()
+            raise RuntimeError(f"what the program started can't be ended within {END_S:g} s")
+        for process in psutil.Process(keeper.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        _await_end(keeper.pid, 0.01)
+
+
+def _await_end(pid: int, wait_s: float) -> None:
+    ended = os.pidfd_open(pid)  # unlike Popen.wait(timeout), it does not poll
     try:
-        poll = select.poll()
-        poll.register(ended, select.POLLIN)
-        return process.wait() if poll.poll(1000 * wall_s) else None
+        _readable(ended, wait_s)
     finally:
         os.close(ended)
-
-
-def _end(process: subprocess.Popen[bytes], before: set[int]) -> None:
-    """Kill the program's process group, and whatever has left the group."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for child in psutil.Process().children(recursive=True):
-        if child.pid not in before:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
 
 
 def _read(line: str) -> tuple[Any, str | None]:
@@ -196,10 +211,25 @@ def _same(answer: Any, expected: Any) -> bool:
     return type(answer) is type(expected) and bool(answer == expected)
 
 
-# Runs in the sandboxed process. Standard output becomes the answers' file, and the program gets another one.
+# The process that is started is the keeper: orphans of all that is below it come to it, and it ends after
+# them. The program runs in its child, whose exit status it tells, and whose standard output leads nowhere.
 _INSIDE = """
-import json, os, resource, sys
+import ctypes, json, os, resource, signal, sys
 order = json.load(sys.stdin)
+control = ctypes.CDLL(None).prctl
+control(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+program = os.fork()
+if program:
+    os.close(order["answers"])
+    status = os.waitpid(program, 0)[1]
+    os.write(1, b"%d\\n" % os.waitstatus_to_exitcode(status))
+    try:
+        while True:
+            os.wait()
+    except ChildProcessError:
+        os._exit(0)
+control(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+os.setsid()
 cpu_s, memory, file_size, files = order["limits"]
 for limit, most in (
     (resource.RLIMIT_CPU, cpu_s),
@@ -210,7 +240,7 @@ for limit, most in (
 ):
     grace = limit == resource.RLIMIT_CPU  # so that a signal with a name comes first
     resource.setrlimit(limit, (most, most + grace))
-answers = os.fdopen(os.dup(1), "w")
+answers = os.fdopen(order["answers"], "w")
 nowhere = os.open(os.devnull, os.O_RDWR)
 os.dup2(nowhere, 0)
 os.dup2(nowhere, 1)
