@@ -1,4 +1,4 @@
-"""Batches, tensor handles and weight updates."""
+"""Batches, tensor handles, transports and weight updates."""
 
 from raycrew.tensor_transport._handles import (
     CacheStats,
@@ -23,13 +23,16 @@ from raycrew.tensor_transport.errors import (
     BatchSchemaError,
     BucketFetchError,
     ChecksumMismatchError,
+    DamagedBytesError,
     DecodeError,
     ManifestMismatchError,
+    NoTransportError,
     ShardError,
     ShardLostError,
     SourceChangedError,
     StaleHandleError,
     StaleVersionError,
+    TransferCancelledError,
     TransportClosedError,
     TransportError,
     TransportTimeoutError,
@@ -58,10 +61,12 @@ __all__ = [
     "ByteStore",
     "CacheStats",
     "ChecksumMismatchError",
+    "DamagedBytesError",
     "DecodeError",
     "DynamicBatchingArgs",
     "InlineBackend",
     "ManifestMismatchError",
+    "NoTransportError",
     "NodeMemoryBackend",
     "ObjectStoreBackend",
     "PackedTensor",
@@ -86,6 +91,7 @@ __all__ = [
     "StoreStats",
     "TensorArguments",
     "TensorShardInfo",
+    "TransferCancelledError",
     "TransportClosedError",
     "TransportError",
     "TransportTimeoutError",

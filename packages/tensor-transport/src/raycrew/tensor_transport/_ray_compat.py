@@ -1,5 +1,6 @@
 """Every Ray call of this package, one function each; importing this module does not import Ray."""
 
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -92,10 +93,28 @@ def machine_addresses() -> set[str]:
 
 def node_address() -> str | None:
     """The address of this node, as its cluster knows it; None without Ray, or a connection."""
+    return str(ray_module().util.get_node_ip_address()) if is_connected() else None
+
+
+def is_connected() -> bool:
+    """Whether this process is connected to a cluster; Ray is not imported to tell."""
     ray = sys.modules.get("ray")
-    if _forked_from or ray is None or not ray.is_initialized():
-        return None
-    return str(ray.util.get_node_ip_address())
+    return not _forked_from and ray is not None and bool(ray.is_initialized())
+
+
+def moves_by_nixl() -> bool:
+    """Whether this Ray's `put` takes a transport for tensors."""
+    return "_tensor_transport" in inspect.signature(ray_module().put).parameters
+
+
+def node_id_if_connected() -> str:
+    """Id of the node that this process is on; "" without Ray, or a connection."""
+    return current_node_id() if is_connected() else ""
+
+
+def cluster_address_if_connected() -> str:
+    """Address of the cluster that this process is connected to; "" without Ray, or a connection."""
+    return str(ray_module().get_runtime_context().gcs_address) if is_connected() else ""
 
 
 def references_held() -> frozenset[str] | None:

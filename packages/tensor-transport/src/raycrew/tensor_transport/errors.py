@@ -3,7 +3,7 @@
 Every error can be pickled: the message is the one positional argument, the data are attributes with defaults.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class TransportError(Exception):
@@ -52,6 +52,36 @@ class StaleHandleError(ShardError):
 
 class ShardLostError(ShardError):
     """The owner died or cannot be reached, and there is no replica."""
+
+
+class TransferCancelledError(TransportError):
+    """A transfer was cancelled: its buffers hold anything, and nothing is written to them any more."""
+
+
+class DamagedBytesError(TransportError):
+    """The fold of the bytes that arrived is not that of the bytes that were offered.
+
+    Attributes:
+        transport: Name of the transport that moved them.
+        owner: The process that offered them.
+    """
+
+    def __init__(self, message: str, *, transport: str = "", owner: str = "") -> None:
+        super().__init__(message)
+        self.transport = transport
+        self.owner = owner
+
+
+class NoTransportError(TransportError):
+    """No transport can be used by all members of a group, or not the one that was asked for.
+
+    Attributes:
+        reasons: Name of each transport that was considered -> why it can't be used.
+    """
+
+    def __init__(self, message: str, *, reasons: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.reasons = dict(reasons or {})
 
 
 class WeightUpdateError(TransportError):

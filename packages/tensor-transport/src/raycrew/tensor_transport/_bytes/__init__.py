@@ -2,6 +2,7 @@
 
 from raycrew.tensor_transport._bytes.arenas import Slot, arrange, locate
 from raycrew.tensor_transport._bytes.codec import Encoded, check_size, dump, finish, load, reduce_through
+from raycrew.tensor_transport._bytes.fold import FOLD_BYTES, Fold, fold
 from raycrew.tensor_transport._bytes.memory import (
     array_bytes,
     array_over,
@@ -20,7 +21,9 @@ from raycrew.tensor_transport._bytes.memory import (
 )
 
 __all__ = [
+    "FOLD_BYTES",
     "Encoded",
+    "Fold",
     "Slot",
     "arrange",
     "array_bytes",
@@ -30,6 +33,7 @@ __all__ = [
     "copy_bytes",
     "dump",
     "finish",
+    "fold",
     "fresh_tensor",
     "has_plain_bytes",
     "is_plain",

@@ -1,0 +1,42 @@
+"""How bytes move between processes: pulled by their readers, or broadcast to a group."""
+
+from raycrew.tensor_transport.transports._choice import Candidate, Choice, choose_transport
+from raycrew.tensor_transport.transports._facts import (
+    MemberFacts,
+    boot_id,
+    member_facts,
+    start_of,
+    this_process,
+)
+from raycrew.tensor_transport.transports._interface import (
+    BroadcastTransport,
+    Buffer,
+    Capabilities,
+    Offer,
+    Owner,
+    PullTransport,
+    Region,
+    Transport,
+)
+from raycrew.tensor_transport.transports._transfer import Guard, Transfer
+
+__all__ = [
+    "BroadcastTransport",
+    "Buffer",
+    "Candidate",
+    "Capabilities",
+    "Choice",
+    "Guard",
+    "MemberFacts",
+    "Offer",
+    "Owner",
+    "PullTransport",
+    "Region",
+    "Transfer",
+    "Transport",
+    "boot_id",
+    "choose_transport",
+    "member_facts",
+    "start_of",
+    "this_process",
+]

@@ -1,0 +1,168 @@
+"""A transfer under way: a future that ends only when nobody writes to the caller's buffers any more."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+from raycrew.tensor_transport.errors import (
+    TransferCancelledError,
+    TransportError,
+    TransportTimeoutError,
+)
+
+_log = logging.getLogger(__name__)
+
+Work = Callable[["Guard"], None]
+
+
+class Guard:
+    """What whoever moves bytes asks before each piece: may it go on, and for how long."""
+
+    def __init__(self, what: str, timeout_s: float | None) -> None:
+        self._what, self._timeout_s = what, timeout_s
+        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._stop = threading.Event()
+        self._wakers: list[Callable[[], object]] = []
+
+    def stop(self) -> None:
+        """Have the next `check` raise, and wake whoever waits."""
+        self._stop.set()
+        for wake in tuple(self._wakers):
+            wake()
+
+    def on_stop(self, wake: Callable[[], object]) -> None:
+        """Have something called when the transfer is cancelled: what ends a wait for a peer."""
+        self._wakers.append(wake)
+        if self._stop.is_set():
+            wake()
+
+    def check(self) -> None:
+        """Return if another piece may be moved.
+
+        Raises:
+            TransferCancelledError: The transfer was cancelled.
+            TransportTimeoutError: Its time is over.
+        """
+        if self._stop.is_set():
+            raise TransferCancelledError(f"{self._what} was cancelled")
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            raise self.too_late()
+
+    def left_s(self) -> float | None:
+        """Seconds until the deadline, at least 0; None without one."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def too_late(self) -> TransportTimeoutError:
+        """The error of a deadline that passed."""
+        return TransportTimeoutError(f"{self._what} did not end within {self._timeout_s} s")
+
+
+class Transfer:
+    """A transfer that was begun. Wait for it with `wait()` or `await`; thread-safe.
+
+    It has ended when it succeeded, failed, or a cancellation or deadline was heeded by whoever moves the
+    bytes: from then on nothing is written to the buffers.
+    """
+
+    def __init__(self, what: str, size_bytes: int, *, timeout_s: float | None = None) -> None:
+        self.size_bytes = size_bytes
+        self.guard = Guard(what, timeout_s)
+        self._what = what
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[Transfer], object]] = []
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._ended.is_set()
+
+    def cancel(self) -> bool:
+        """Have it end soon; False where it had ended already. `wait` then tells how it ended."""
+        if self.done():
+            return False
+        self.guard.stop()
+        return True
+
+    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+        """How it failed, once it has ended; None if it did not.
+
+        Raises:
+            TransportTimeoutError: It has not ended within `timeout_s`. It goes on.
+        """
+        if not self._ended.wait(timeout_s):
+            raise TransportTimeoutError(
+                f"{self._what} goes on after {timeout_s} s: wait again, or cancel() it"
+            )
+        return self._error
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until it has ended, and raise how it failed.
+
+        Raises:
+            TransferCancelledError: It was cancelled.
+            TransportTimeoutError: Its own deadline passed; or `timeout_s` did, and it goes on.
+            TransportError: It failed otherwise.
+        """
+        error = self.exception(timeout_s)
+        if error is not None:
+            raise error
+
+    def add_done_callback(self, callback: Callable[["Transfer"], object]) -> None:
+        """Have something called when it has ended, by the thread that ends it, or at once."""
+        with self._lock:
+            if not self._ended.is_set():
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Wait in an event loop. A task that is cancelled cancels the transfer, and waits for its end."""
+        return self._until_ended().__await__()
+
+    async def _until_ended(self) -> None:
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        self.add_done_callback(lambda _: _tell(loop, ended.set))
+        cancelled: asyncio.CancelledError | None = None
+        while not self.done():
+            try:
+                await ended.wait()
+            except asyncio.CancelledError as error:
+                cancelled = error
+                self.cancel()
+        if cancelled is not None:
+            raise cancelled
+        self.wait(0)
+
+    def run(self, work: Work) -> None:
+        """Do the work, and end: for those who write transports, in whatever thread moves the bytes."""
+        try:
+            self.guard.check()
+            work(self.guard)
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            self.end(error)
+        else:
+            self.end()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Note that nothing is written any more: for those who write transports."""
+        with self._lock:
+            if self._ended.is_set():
+                raise TransportError(f"{self._what} has ended already")
+            self._error = error
+            self._ended.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception:  # noqa: BLE001 - the transfer ended, whatever a listener does
+                _log.exception("a callback of %s failed", self._what)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, fn: Callable[[], object]) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(fn)

@@ -1,0 +1,56 @@
+"""The fold sees changed, exchanged and missing bytes, wherever they are and however they are handed in."""
+
+import numpy as np
+import pytest
+import torch
+
+from raycrew.tensor_transport._bytes import FOLD_BYTES, Fold, fold
+
+
+def some(size, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 4096, FOLD_BYTES - 1, FOLD_BYTES, 2 * FOLD_BYTES + 13])
+def test_same_bytes_have_the_same_fold(size):
+    data = some(size)
+    whole = fold(data)
+    assert 0 <= whole < 2**64 and whole == fold(data.copy()) == fold(torch.from_numpy(data.copy()))
+    shifted = np.empty(size + 3, np.uint8)
+    shifted[3:] = data
+    assert fold(shifted[3:]) == whole
+    data.flags.writeable = False
+    assert fold(data) == whole
+    pieces = Fold()
+    for start in range(0, size, FOLD_BYTES):
+        pieces.update(data[start : start + FOLD_BYTES])
+    assert pieces.value == whole
+
+
+def test_changed_exchanged_and_missing_bytes_are_seen():
+    data = some(2 * FOLD_BYTES + 1029)
+    whole = fold(data)
+    for position in (0, 1, 8, FOLD_BYTES - 1, FOLD_BYTES, 2 * FOLD_BYTES + 1028):
+        for bit in (0, 7):
+            changed = data.copy()
+            changed[position] ^= 1 << bit
+            assert fold(changed) != whole
+    for a, b, size in ((0, 8, 8), (16, 16 + FOLD_BYTES, 64), (0, FOLD_BYTES, FOLD_BYTES), (3, 4, 1)):
+        exchanged = data.copy()
+        exchanged[a : a + size], exchanged[b : b + size] = data[b : b + size], data[a : a + size]
+        assert fold(exchanged) != whole
+    assert fold(data[:-1]) != whole and fold(np.append(data, np.uint8(0))) != whole
+    assert len({fold(np.zeros(n, np.uint8)) for n in range(20)}) == 20
+
+
+def test_a_piece_that_is_no_multiple_is_the_last_one():
+    pieces = Fold()
+    pieces.update(some(10))
+    with pytest.raises(ValueError, match="only the last piece"):
+        pieces.update(some(1))
+
+
+@pytest.mark.gpu
+def test_a_device_folds_as_the_processor_does():
+    data = some(FOLD_BYTES + 77)
+    assert fold(torch.from_numpy(data).cuda()) == fold(data)
