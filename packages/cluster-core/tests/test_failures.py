@@ -30,8 +30,8 @@ from raycrew.cluster_core import (
 )
 from raycrew.cluster_core._commands import main
 from raycrew.cluster_core._placement import allocation as _allocation
-from raycrew.cluster_core._ray import compat as _ray_compat
 from raycrew.cluster_core._ray import gate as _gate
+from raycrew.cluster_core._ray import questions as _questions
 from raycrew.cluster_core._ray import status as _ray_status
 from raycrew.cluster_core._ray.census import take_census
 from raycrew.cluster_core.memory import MemoryMonitor
@@ -61,7 +61,7 @@ def test_without_ray_it_says_so_and_starts_none():
 
 
 def test_an_exception_while_groups_are_made_leaves_nothing(ray_nodes, monkeypatch):
-    create, made = _ray_compat.create_group, []
+    create, made = _questions.create_group, []
 
     def fail_the_second(*arguments):
         if made:
@@ -87,14 +87,14 @@ def test_an_exception_after_the_groups_are_granted_leaves_nothing(local_ray, mon
 
 
 def test_a_group_that_is_removed_while_it_is_waited_for_is_made_again(ray_nodes, monkeypatch):
-    create, names = _ray_compat.create_group, []
+    create, names = _questions.create_group, []
 
     def remove_the_first(*arguments):
         group = create(*arguments)
         names.append(arguments[2])
         if len(names) == 1:
-            assert _ray_compat.await_group(group, 60)
-            _ray_compat.remove_group(group)
+            assert _questions.await_group(group, 60)
+            _questions.remove_group(group)
         return group
 
     monkeypatch.setattr(_ray, "create_group", remove_the_first)
@@ -271,7 +271,7 @@ def test_a_control_service_that_hangs_does_not_hang_an_allocation(control_servic
 @pytest.mark.slow
 @pytest.mark.hostile
 def test_a_control_service_that_stops_while_groups_are_made_leaves_none(control_service, monkeypatch):
-    make, names = _ray_compat.placement_group, []
+    make, names = _questions.placement_group, []
 
     def stop_at_the_second(bundles, **options):
         names.append(options["name"])
@@ -279,7 +279,7 @@ def test_a_control_service_that_stops_while_groups_are_made_leaves_none(control_
             control_service.send_signal(signal.SIGSTOP)
         return make(bundles, **options)
 
-    monkeypatch.setattr(_ray_compat, "placement_group", stop_at_the_second)
+    monkeypatch.setattr(_questions, "placement_group", stop_at_the_second)
     try:
         with pytest.raises(AllocationTimeoutError, match="control service did not answer"):
             RayVirtualCluster([1, 1], use_gpus=False, timeout_s=1)
@@ -313,7 +313,7 @@ def test_a_control_service_that_hangs_does_not_hang_a_shutdown(control_service, 
 def test_a_group_that_is_removed_under_a_live_cluster_is_noticed(local_ray):
     with RayVirtualCluster([1, 2], use_gpus=False) as cluster:
         cluster.claim([0], "early").release()
-        _ray_compat.remove_group(cluster.get_placement_groups()[1])
+        _questions.remove_group(cluster.get_placement_groups()[1])
         for use in (cluster.check_nodes, lambda: cluster.claim(None, "late")):
             with pytest.raises(
                 BundlesLostError, match=r"removed by somebody else.*bundles \[1, 2\]"
@@ -368,7 +368,7 @@ def test_a_node_killed_under_a_live_cluster_is_named():
         cluster_nodes = list(dict.fromkeys(bundle.node_id for bundle in cluster.bundles))
         victim = next(node for node in nodes.worker_nodes if node.node_id == cluster_nodes[1])
         nodes.remove_node(victim, allow_graceful=False)
-        wait_until(lambda: victim.node_id not in _ray_compat.live_node_ids())
+        wait_until(lambda: victim.node_id not in _questions.live_node_ids())
         with pytest.raises(NodeLostError, match="lost 2 of 4 bundles") as error:
             cluster.claim(None, "late")
         assert error.value.node_ids == (victim.node_id,)

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 import ray
+from arguments import options_of
 
 from raycrew.cluster_core import ClusterConfig, RayVirtualCluster, init_ray
-from raycrew.cluster_core._placement.options import ClusterOptions
 
 smoke = pytest.mark.smoke
 
@@ -126,7 +126,7 @@ def test_options_fit_the_functions_that_they_are_for():
     assert ClusterConfig().connection_options() == {}
     options = {**SAME.cluster_options(), "bundle_ct_per_node_list": [12]}
     assert ClusterConfig(bundle_ct_per_node_list=(12,)).cluster_options()["num_gpus_per_node"] == 12
-    assert ClusterOptions(**{**options, "num_gpus_per_node": 12}).request.bundle_counts == (12,)
+    assert options_of(**{**options, "num_gpus_per_node": 12}).request.bundle_counts == (12,)
 
 
 @smoke

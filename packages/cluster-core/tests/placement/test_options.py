@@ -1,6 +1,10 @@
+import ast
 import inspect
+import textwrap
+from dataclasses import MISSING, FrozenInstanceError, fields
 
 import pytest
+from arguments import options_of
 
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.cluster_core._placement.options import ClusterOptions
@@ -75,38 +79,38 @@ def test_bad_input_is_refused_before_ray_is_touched(case):
 
 
 def test_forms_of_gpu_ids():
-    assert ClusterOptions([2, 0, 2], gpu_ids=[4, 5]).devices == ((4, 5), (), (4, 5))
-    assert ClusterOptions([2, 1], gpu_ids=[[4, 5], [0]]).devices == ((4, 5), (0,))
-    assert ClusterOptions([2], gpu_ids="auto").devices == "auto"
+    assert options_of([2, 0, 2], gpu_ids=[4, 5]).devices == ((4, 5), (), (4, 5))
+    assert options_of([2, 1], gpu_ids=[[4, 5], [0]]).devices == ((4, 5), (0,))
+    assert options_of([2], gpu_ids="auto").devices == "auto"
 
 
 def test_colocation_means_two_slots_unless_more_are_asked_for():
-    colocated = ClusterOptions([1], enable_colocation=True)
+    colocated = options_of([1], enable_colocation=True)
     assert (colocated.slots, dict(colocated.request.bundle)) == (2, {"CPU": 2.0, "GPU": 1.0})
-    assert ClusterOptions([1], True, 3, enable_colocation=True).slots == 3
+    assert options_of([1], True, 3, enable_colocation=True).slots == 3
 
 
 def test_a_topology_strategy_makes_all_nodes_one_segment():
-    request = ClusterOptions(
+    request = options_of(
         [1, 0, 1], topology_strategy={"zone": "STRICT_PACK", "ray.io/node-id": "PACK"}
     ).request
     assert (request.segment_size, request.domain_label, request.strategy) == (2, "zone", "PACK")
 
 
 def test_other_accelerators_by_resource_name():
-    assert dict(ClusterOptions([1], accelerator="NPU").request.bundle) == {"CPU": 1.0, "NPU": 1.0}
+    assert dict(options_of([1], accelerator="NPU").request.bundle) == {"CPU": 1.0, "NPU": 1.0}
 
 
 def test_the_retries_of_the_field_are_honoured(monkeypatch):
     variable = "NRL_VIRTUAL_CLUSTER_MAX_RETRIES"
     monkeypatch.delenv(variable, raising=False)
-    assert ClusterOptions([1]).retries == 6
+    assert options_of([1]).retries == 6
     monkeypatch.setenv(variable, "2")
-    assert ClusterOptions([1]).retries == 2
-    assert ClusterOptions([1], max_retries=4).retries == 4
+    assert options_of([1]).retries == 2
+    assert options_of([1], max_retries=4).retries == 4
     monkeypatch.setenv(variable, "many")
     with pytest.raises(ValueError, match="'many' is not a number"):
-        ClusterOptions([1])
+        options_of([1])
 
 
 def test_constructor_and_plan_show_every_option():
@@ -124,3 +128,24 @@ def test_constructor_and_plan_show_every_option():
     for use in (RayVirtualCluster, RayVirtualCluster.plan):
         with pytest.raises(TypeError, match="unexpected keyword argument 'gpus'"):
             use([1], gpus=2)
+
+
+def test_tools_that_only_read_the_source_see_the_same():
+    source = ast.parse(textwrap.dedent(inspect.getsource(RayVirtualCluster.__init__)))
+    (constructor,) = source.body
+    written = constructor.args
+    _, *by_position = [one.arg for one in written.args]
+    by_name = [one.arg for one in written.kwonlyargs]
+    shown = inspect.signature(RayVirtualCluster).parameters.values()
+    assert by_position + by_name == [one.name for one in shown]
+    assert len(written.defaults) == 5 and None not in written.kw_defaults
+    assert constructor.decorator_list == []
+
+
+def test_each_option_and_each_default_stands_once():
+    given = [one for one in fields(ClusterOptions) if one.init]
+    assert [one.name for one in given] == list(inspect.signature(RayVirtualCluster).parameters)
+    assert {one.default for one in given} == {one.default_factory for one in given} == {MISSING}
+    options = options_of([1])
+    with pytest.raises(FrozenInstanceError):
+        options.unified = True

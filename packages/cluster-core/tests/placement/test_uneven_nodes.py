@@ -16,7 +16,7 @@ from raycrew.cluster_core import (
     plan_cluster,
 )
 from raycrew.cluster_core._ray.census import take_census
-from raycrew.cluster_core._ray.compat import group_state, withdraw_group
+from raycrew.cluster_core._ray.questions import group_state, withdraw_group
 from raycrew.cluster_core.testing import clean_up, connected, simulated_nodes
 
 NODES = [

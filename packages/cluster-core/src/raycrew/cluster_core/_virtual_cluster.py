@@ -3,7 +3,7 @@
 import html
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 from ray.util.placement_group import PlacementGroup
@@ -14,6 +14,7 @@ from raycrew.cluster_core._placement import (
     Allocator,
     Claims,
     ClusterOptions,
+    GpuIds,
     Holding,
     LedgerClaim,
     PlacementPlan,
@@ -71,9 +72,30 @@ class RayVirtualCluster:
         ResourceInsufficientError: It was not granted; says per node what is free and who holds the rest.
     """
 
-    @with_arguments_of(ClusterOptions)
-    def __init__(self, options: ClusterOptions) -> None:
-        self._options = options
+    def __init__(
+        self,
+        bundle_ct_per_node_list: Sequence[int],
+        use_gpus: bool = True,
+        max_colocated_worker_groups: int = 1,
+        num_gpus_per_node: int = 8,
+        name: str = "",
+        placement_group_strategy: str = "STRICT_PACK",
+        *,
+        accelerator: str = "GPU",
+        gpu_ids: GpuIds = None,
+        enable_colocation: bool = False,
+        monitor_memory: bool = False,
+        communication_backend: str = "auto",
+        cpus_per_bundle: float | None = None,
+        unified: bool = False,
+        segment_size: int | None = None,
+        label_selector: Mapping[str, str] | None = None,
+        topology_strategy: Mapping[str, str] | None = None,
+        timeout_s: float = 180.0,
+        max_retries: int | None = None,
+        port_range: tuple[int, int] | None = None,
+    ) -> None:
+        self._options = options = ClusterOptions.among(locals())
         session = _ray.check_connected()
         allocation = self._allocate()
         try:
@@ -100,12 +122,14 @@ class RayVirtualCluster:
         return allocator.allocate()
 
     @classmethod
-    @with_arguments_of(ClusterOptions)
-    def plan(cls, options: ClusterOptions) -> PlacementPlan:
+    @with_arguments_of(__init__)
+    def plan(cls, **arguments: Any) -> PlacementPlan:
         """Say where the running cluster would put such a virtual cluster now, without allocating anything.
 
-        It takes the arguments of the constructor.
+        Args:
+            **arguments: Those of the constructor, by position or name as there.
         """
+        options = ClusterOptions.among(arguments)
         return plan_cluster(take_census(options.request.domain_label), options.request)
 
     @property

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from raycrew.cluster_core._connection.config import ClusterConfig
 from raycrew.cluster_core._connection.environment import DEFAULT_POLICY, EnvironmentPolicy, Secrets
-from raycrew.cluster_core._lazy import lazy
+from raycrew.cluster_core._ray import lazy
 
 if TYPE_CHECKING:
     from raycrew.cluster_core._connection.addresses import check_reachable

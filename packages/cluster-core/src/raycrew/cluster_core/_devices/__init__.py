@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from raycrew.cluster_core._devices.binding import KEEP_FLAGS, VISIBILITY_VARIABLES, DeviceBinding, bind_device
-from raycrew.cluster_core._lazy import lazy
+from raycrew.cluster_core._ray import lazy
 
 if TYPE_CHECKING:
     from raycrew.cluster_core._devices.pins import DevicesTakenError, held_devices

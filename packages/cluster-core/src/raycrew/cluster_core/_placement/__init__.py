@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from raycrew.cluster_core._lazy import lazy
-from raycrew.cluster_core._placement.options import ClusterOptions, with_arguments_of
+from raycrew.cluster_core._placement.options import ClusterOptions, GpuIds, with_arguments_of
 from raycrew.cluster_core._placement.plan import STRATEGIES, PlacementPlan, PlacementRequest, plan_cluster
+from raycrew.cluster_core._ray import lazy
 
 if TYPE_CHECKING:
     from raycrew.cluster_core._placement.allocation import Allocation, Allocator
@@ -18,6 +18,7 @@ __all__ = [
     "Allocator",
     "Claims",
     "ClusterOptions",
+    "GpuIds",
     "Holding",
     "LedgerClaim",
     "PlacementPlan",

@@ -4,16 +4,15 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 from raycrew.cluster_core._placement.plan import PlacementRequest, check_counts, check_strategy
 from raycrew.cluster_core._ports import check_port_range
 from raycrew.cluster_core._topology import DOMAIN_LABEL, RESOURCE_STEP
 
 P = ParamSpec("P")
-OptionsT = TypeVar("OptionsT")
 R = TypeVar("R")
 S = TypeVar("S")
 
@@ -24,9 +23,9 @@ RETRIES_VARIABLE = "NRL_VIRTUAL_CLUSTER_MAX_RETRIES"
 _NODE_ID_LABEL = "ray.io/node-id"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """The arguments of `RayVirtualCluster`, which documents them: checked, and what follows from them.
+    """The arguments of `RayVirtualCluster`, where their defaults are: checked, and what follows from them.
 
     Attributes:
         request: What is to be placed where.
@@ -41,30 +40,34 @@ class ClusterOptions:
     """
 
     bundle_ct_per_node_list: Sequence[int]
-    use_gpus: bool = True
-    max_colocated_worker_groups: int = 1
-    num_gpus_per_node: int = 8
-    name: str = ""
-    placement_group_strategy: str = "STRICT_PACK"
-    _: KW_ONLY
-    accelerator: str = "GPU"
-    gpu_ids: GpuIds = None
-    enable_colocation: bool = False
-    monitor_memory: bool = False
-    communication_backend: str = "auto"
-    cpus_per_bundle: float | None = None
-    unified: bool = False
-    segment_size: int | None = None
-    label_selector: Mapping[str, str] | None = None
-    topology_strategy: Mapping[str, str] | None = None
-    timeout_s: float = 180.0
-    max_retries: int | None = None
-    port_range: tuple[int, int] | None = None
+    use_gpus: bool
+    max_colocated_worker_groups: int
+    num_gpus_per_node: int
+    name: str
+    placement_group_strategy: str
+    accelerator: str
+    gpu_ids: GpuIds
+    enable_colocation: bool
+    monitor_memory: bool
+    communication_backend: str
+    cpus_per_bundle: float | None
+    unified: bool
+    segment_size: int | None
+    label_selector: Mapping[str, str] | None
+    topology_strategy: Mapping[str, str] | None
+    timeout_s: float
+    max_retries: int | None
+    port_range: tuple[int, int] | None
     request: PlacementRequest = field(init=False)
     alias: str = field(init=False)
     slots: int = field(init=False)
     devices: Literal["auto"] | tuple[tuple[int, ...], ...] | None = field(init=False)
     retries: int = field(init=False)
+
+    @classmethod
+    def among(cls, arguments: Mapping[str, Any]) -> Self:
+        """The options among a constructor's arguments."""
+        return cls(**{one.name: arguments[one.name] for one in fields(cls) if one.init})
 
     def __post_init__(self) -> None:
         counts = _counts(self.bundle_ct_per_node_list)
@@ -131,19 +134,21 @@ class ClusterOptions:
 
 
 def with_arguments_of(
-    options: Callable[P, OptionsT],
-) -> Callable[[Callable[[S, OptionsT], R]], Callable[Concatenate[S, P], R]]:
-    """Let a method that takes options be called with their arguments, and show these as its signature."""
+    constructor: Callable[Concatenate[Any, P], None],
+) -> Callable[[Callable[..., R]], Callable[Concatenate[S, P], R]]:
+    """Let a method be called with a constructor's arguments, show these, and hand on all of them by name."""
+    signature = inspect.signature(constructor)
 
-    def decorate(method: Callable[[S, OptionsT], R]) -> Callable[Concatenate[S, P], R]:
+    def decorate(method: Callable[..., R]) -> Callable[Concatenate[S, P], R]:
         @functools.wraps(method)
         def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            return method(self, options(*args, **kwargs))
+            bound = signature.bind(self, *args, **kwargs)
+            bound.apply_defaults()
+            _, *given = bound.arguments.items()
+            return method(self, **dict(given))
 
-        first, *_ = inspect.signature(method).parameters.values()
-        shown = inspect.signature(options).parameters.values()
         returned = inspect.signature(method).return_annotation
-        vars(call)["__signature__"] = inspect.Signature([first, *shown], return_annotation=returned)
+        vars(call)["__signature__"] = signature.replace(return_annotation=returned)
         return call
 
     return decorate

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from raycrew.cluster_core._lazy import lazy
 from raycrew.cluster_core._ports.leases import (
     PortLease,
     check_port_range,
@@ -10,6 +9,7 @@ from raycrew.cluster_core._ports.leases import (
     ephemeral_range,
     lease_ports,
 )
+from raycrew.cluster_core._ray import lazy
 
 if TYPE_CHECKING:
     from raycrew.cluster_core._ports.rendezvous import PortKeepers

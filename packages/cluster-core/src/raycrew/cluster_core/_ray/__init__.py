@@ -1,36 +1,39 @@
 """Every question to Ray: what it has and who holds it, calls on nodes, differences of versions."""
 
-from raycrew.cluster_core._ray.census import holders_by_node, take_census
-from raycrew.cluster_core._ray.compat import (
-    NODE_ID_LABEL,
-    GroupState,
-    await_group,
-    check_cluster_answers,
-    cluster_address,
-    create_group,
-    end_actor,
-    gone_groups,
-    group_state,
-    group_states,
-    init,
-    live_node_ids,
-    node_address,
-    remove_group,
-    start_actor,
-    withdraw_group,
-    withdraw_groups,
-)
-from raycrew.cluster_core._ray.gate import answer_s, ask, check_connected
-from raycrew.cluster_core._ray.node_calls import run_on_nodes
-from raycrew.cluster_core._ray.session import Session
-from raycrew.cluster_core._ray.status import (
-    autoscaler_is_running,
-    draining_nodes,
-    gone,
-    leftover_groups,
-    node_states,
-    this_process,
-)
+from typing import TYPE_CHECKING
+
+from raycrew.cluster_core._ray.later import lazy
+
+if TYPE_CHECKING:
+    from raycrew.cluster_core._ray.census import holders_by_node, take_census
+    from raycrew.cluster_core._ray.compat import cluster_address, init, node_address
+    from raycrew.cluster_core._ray.gate import answer_s, ask, check_connected
+    from raycrew.cluster_core._ray.node_calls import run_on_nodes
+    from raycrew.cluster_core._ray.questions import (
+        NODE_ID_LABEL,
+        GroupState,
+        await_group,
+        check_cluster_answers,
+        create_group,
+        end_actor,
+        gone_groups,
+        group_state,
+        group_states,
+        live_node_ids,
+        remove_group,
+        start_actor,
+        withdraw_group,
+        withdraw_groups,
+    )
+    from raycrew.cluster_core._ray.session import Session
+    from raycrew.cluster_core._ray.status import (
+        autoscaler_is_running,
+        draining_nodes,
+        gone,
+        leftover_groups,
+        node_states,
+        this_process,
+    )
 
 __all__ = [
     "NODE_ID_LABEL",
@@ -52,6 +55,7 @@ __all__ = [
     "group_states",
     "holders_by_node",
     "init",
+    "lazy",
     "leftover_groups",
     "live_node_ids",
     "node_address",
@@ -64,3 +68,39 @@ __all__ = [
     "withdraw_group",
     "withdraw_groups",
 ]
+
+# Doors that open without Ray come for `lazy`: the rest is imported when it is first used.
+__getattr__ = lazy(
+    __name__,
+    {
+        "census": ["holders_by_node", "take_census"],
+        "compat": ["cluster_address", "init", "node_address"],
+        "gate": ["answer_s", "ask", "check_connected"],
+        "node_calls": ["run_on_nodes"],
+        "questions": [
+            "NODE_ID_LABEL",
+            "GroupState",
+            "await_group",
+            "check_cluster_answers",
+            "create_group",
+            "end_actor",
+            "gone_groups",
+            "group_state",
+            "group_states",
+            "live_node_ids",
+            "remove_group",
+            "start_actor",
+            "withdraw_group",
+            "withdraw_groups",
+        ],
+        "session": ["Session"],
+        "status": [
+            "autoscaler_is_running",
+            "draining_nodes",
+            "gone",
+            "leftover_groups",
+            "node_states",
+            "this_process",
+        ],
+    },
+)

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from raycrew.cluster_core._ray import compat as _ray_compat
+from raycrew.cluster_core._ray import questions
 from raycrew.cluster_core._ray import status as _ray_status
 from raycrew.cluster_core._ray.gate import check_connected
 from raycrew.cluster_core._topology import BOOKKEEPING, DOMAIN_LABEL, RESOURCE_STEP, NodeState
@@ -31,7 +31,7 @@ def holders_by_node(nodes: Sequence[NodeState]) -> dict[str, list[str]]:
     whose it is without its dashboard.
     """
     held: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
-    for group in _ray_compat.group_states():
+    for group in questions.group_states():
         if group.state == "REMOVED":
             continue
         for node_id, bundle in zip(group.node_ids, group.bundles, strict=False):

@@ -1,94 +1,56 @@
-"""Every version-dependent or unusual Ray call, one function each."""
+"""What no public call of Ray offers, or what its versions do in different ways; one function each."""
 
 import importlib
 import logging
 import os
 import signal
 import threading
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import weakref
 from typing import Any
 
 import ray
-from ray.autoscaler.v2.sdk import get_cluster_status
-from ray.exceptions import AuthenticationError, GetTimeoutError, RayError
-from ray.util.placement_group import (
-    PlacementGroup,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
 
-from raycrew.cluster_core._ray.gate import answer_s, ask
-from raycrew.cluster_core.errors import (
-    ClusterAuthenticationError,
-    ClusterConnectionError,
-    ClusterError,
-    ClusterUnreachableError,
-)
+_Known = tuple[weakref.ref[Any], str]
 
-logger = logging.getLogger(__name__)
-
-NODE_ID_LABEL = "ray.io/node-id"
-_PLACING_S = 2.0
-_NOT_PLACED = ("NO_RESOURCES", "INFEASIBLE", "REMOVED")
+# Ray's public ways to its own ids connect where there is no connection, or ask the proxy.
+_worker_module: Any = importlib.import_module("ray._private.worker")
+_known: list[_Known | None] = [None]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupState:
-    """What Ray says of a placement group.
-
-    Attributes:
-        name: The group's name.
-        state: PENDING, PREPARED, CREATED, RESCHEDULING, REMOVED, or UNKNOWN when Ray does not know the group.
-        scheduling_state: Why it is not created yet: INFEASIBLE, NO_RESOURCES, …
-        bundles: Resources of each bundle, in bundle order.
-        node_ids: Node of each bundle in bundle order; empty strings until they are placed.
-    """
-
-    name: str
-    state: str
-    scheduling_state: str
-    bundles: tuple[Mapping[str, float], ...]
-    node_ids: tuple[str, ...]
+def is_client() -> bool:
+    """Whether this process is connected through a `ray://` proxy."""
+    client: Any = ray.util.client.ray
+    return bool(client.is_connected())
 
 
-def live_nodes() -> list[Mapping[str, Any]]:
-    """The entries of `ray.nodes()` for the nodes that Ray holds for alive.
-
-    Raises:
-        GetTimeoutError: Ray's control service does not answer.
-    """
-    nodes: Any = ray.nodes  # Without annotations in Ray.
-    return [node for node in ask(nodes) if node["Alive"]]
+def client_id() -> str | None:
+    """What a `ray://` proxy calls this process; None where it is not connected to one."""
+    client: Any = ray.util.client.ray
+    worker = client.get_context().client_worker
+    return None if worker is None else str(dict(worker.metadata)["client_id"])
 
 
-def live_node_ids() -> set[str]:
-    """Ray ids of the nodes that Ray holds for alive."""
-    return {node["NodeID"] for node in live_nodes()}
+def job_id() -> str | None:
+    """This process's cluster, and its job there; None without a connection. Asks nobody."""
+    worker: Any = _worker_module.global_worker
+    while worker.connected:
+        node, known = worker.node, _known[0]  # Each connection has a node of its own.
+        if known is None or known[0]() is not node:
+            known = _known[0] = _read(worker, node)
+        if known is None or worker.node is node:
+            return None if known is None else known[1]
+    return None
 
 
-def free_resources() -> dict[str, dict[str, float]]:
-    """What is free on each node, by Ray id, as Ray's scheduler of placement groups sees it at this moment.
-
-    Raises:
-        GetTimeoutError: Ray's control service does not answer.
-    """
-    free: dict[str, dict[str, float]] = ask(lambda: _state().available_resources_per_node())
-    return free
+def _read(worker: Any, node: Any) -> _Known | None:
+    """The job of a connection, from this process's own part of Ray, which must not end meanwhile."""
+    with _worker_module._connect_or_shutdown_lock:  # noqa: SLF001 - ray.shutdown() holds it
+        if not worker.connected or worker.node is not node or worker.current_job_id.is_nil():
+            return None
+        return weakref.ref(node), f"{node.session_name}/{worker.current_job_id.hex()}"
 
 
-def draining_node_ids() -> set[str]:
-    """Ray ids of the nodes that are going to leave, where Ray places nothing new.
-
-    Raises:
-        GetTimeoutError: Ray's control service does not answer.
-    """
-    return set(ask(lambda: _state().get_draining_nodes()))
-
-
-def _state() -> Any:
+def node_table() -> Any:
     """What `ray.nodes()` asks; Ray has no public call that tells what is free node by node."""
     return importlib.import_module("ray._private.state").state
 
@@ -97,131 +59,6 @@ def node_address() -> str:
     """IP address of the node that this process runs on."""
     address: Any = ray.util.get_node_ip_address
     return str(address())
-
-
-def create_group(
-    bundles: Sequence[Mapping[str, float]],
-    strategy: str,
-    name: str,
-    selectors: Sequence[Mapping[str, str]],
-) -> PlacementGroup:
-    """Ask for a placement group whose bundles go where their label selectors say; does not wait for them.
-
-    A group that Ray makes only after it was given up is removed again.
-
-    Raises:
-        GetTimeoutError: Ray's control service does not answer.
-    """
-    wanted: Any = [dict(one) for one in selectors] if any(selectors) else None
-    create: Any = placement_group
-    parts = [dict(one) for one in bundles]
-    group: PlacementGroup = ask(
-        lambda: create(parts, strategy=strategy, name=name, bundle_label_selector=wanted), undo=withdraw_group
-    )
-    return group
-
-
-def await_group(group: PlacementGroup, timeout_s: float) -> bool:
-    """Wait until a placement group is created, up to a time; say whether it is. A removed one never is."""
-    try:
-        return ask(lambda: bool(group.wait(max(timeout_s, 0))), timeout_s=max(timeout_s, 0) + answer_s())
-    except (RayError, ClusterError):
-        raise
-    except Exception as error:  # noqa: BLE001 - Ray has no class for a group that does not exist.
-        logger.debug("placement group %s: %s", group.id.hex(), error)
-        return False
-
-
-def remove_group(group: PlacementGroup) -> None:
-    """Ask Ray to remove a placement group; does not wait, and a removed group is no error."""
-    ask(lambda: remove_placement_group(group))
-
-
-def withdraw_groups(groups: Iterable[PlacementGroup]) -> None:
-    """Remove several groups that Ray may be placing; what is given up is removed when Ray answers again."""
-
-    def withdraw() -> None:
-        for group in groups:
-            try:
-                withdraw_group(group)
-            except RayError as error:
-                logger.warning("placement group %s could not be removed: %s", group.id.hex(), error)
-
-    try:
-        ask(withdraw)
-    except GetTimeoutError as error:
-        logger.warning("placement groups are removed once Ray's control service goes on: %s", error)
-
-
-def withdraw_group(group: PlacementGroup) -> None:
-    """Remove a group that Ray may be placing at this moment; waits a little until it is not.
-
-    What a group holds so far is lost for good if it is removed in between (Ray's issue 64693).
-    """
-    ask(lambda: _withdraw(group))
-
-
-def _withdraw(group: PlacementGroup) -> None:
-    end = time.monotonic() + _PLACING_S
-    while time.monotonic() < end:
-        state = group_state(group)
-        if state.state in ("CREATED", "REMOVED", "UNKNOWN") or state.scheduling_state in _NOT_PLACED:
-            break
-        await_group(group, 0.05)
-    remove_group(group)
-
-
-def _group_state(entry: Mapping[str, Any]) -> GroupState:
-    bundles, nodes = entry.get("bundles", {}), entry.get("bundles_to_node_id", {})
-    return GroupState(
-        entry.get("name", ""),
-        entry.get("state", "UNKNOWN"),
-        entry.get("stats", {}).get("scheduling_state", ""),
-        tuple(bundles[i] for i in sorted(bundles)),
-        tuple(nodes[i] for i in sorted(nodes)),
-    )
-
-
-def group_state(group: PlacementGroup) -> GroupState:
-    """What Ray says of one placement group."""
-    return _group_state(ask(lambda: placement_group_table(group)) or {})
-
-
-def group_states() -> list[GroupState]:
-    """What Ray says of all placement groups; slow in big clusters, for explanations only."""
-    return [_group_state(entry) for entry in ask(placement_group_table).values()]
-
-
-def gone_groups(groups: Sequence[PlacementGroup]) -> list[int]:
-    """Positions of those placement groups that were removed."""
-    states = ask(lambda: [group_state(group).state for group in groups])
-    return [position for position, state in enumerate(states) if state in ("REMOVED", "UNKNOWN")]
-
-
-def start_actor(options: Mapping[str, Any], cls: type, *arguments: Any) -> Any:
-    """Start an actor without waiting for it; one that Ray makes only after it was given up is ended."""
-    make: Any = ray.remote(cls)
-    return ask(lambda: make.options(**options).remote(*arguments), undo=ray.kill)
-
-
-def end_actor(actor: Any) -> None:
-    """End an actor at once; does not wait until it has ended."""
-    ask(lambda: ray.kill(actor))
-
-
-def group_records() -> list[bytes]:
-    """All placement groups as Ray's control service keeps them, serialised; for explanations only.
-
-    Raises:
-        AttributeError: This Ray has no such call.
-        TypeError: It is called in another way.
-    """
-    state: Any = importlib.import_module("ray._raylet")
-    options = state.GcsClientOptions.create(
-        cluster_address(), None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
-    )
-    accessor = state.GlobalStateAccessor(options)
-    return list(accessor.get_placement_group_table()) if accessor.connect() else []
 
 
 def cluster_address() -> str:
@@ -250,28 +87,16 @@ def init(**options: Any) -> tuple[Any, dict[str, str]]:
     return context, changed
 
 
-def check_cluster_answers(address: str, timeout_s: float) -> None:
-    """Ask a cluster for its status; `ray.init` tries for 20 s with a wrong token, for minutes with no answer.
+def group_records() -> list[bytes]:
+    """All placement groups as Ray's control service keeps them, serialised; for explanations only.
 
     Raises:
-        ClusterUnreachableError: No answer in time.
-        ClusterAuthenticationError: The cluster refuses the token.
+        AttributeError: This Ray has no such call.
+        TypeError: It is called in another way.
     """
-    try:
-        ask(
-            lambda: get_cluster_status(address, timeout=max(1, int(timeout_s))),
-            timeout_s=timeout_s,
-            connected=False,
-        )
-    except Exception as error:
-        raise _refusal(address, error) from error
-
-
-def _refusal(address: str, error: Exception) -> ClusterConnectionError:
-    if isinstance(error, AuthenticationError):
-        return ClusterAuthenticationError(
-            f"the cluster at {address} refuses this process's token. Before Python starts, "
-            "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN to its own",
-            address,
-        )
-    return ClusterUnreachableError(f"what listens at {address} does not answer as Ray does: {error}", address)
+    state: Any = importlib.import_module("ray._raylet")
+    options = state.GcsClientOptions.create(
+        cluster_address(), None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
+    )
+    accessor = state.GlobalStateAccessor(options)
+    return list(accessor.get_placement_group_table()) if accessor.connect() else []

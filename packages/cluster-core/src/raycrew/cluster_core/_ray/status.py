@@ -15,9 +15,9 @@ from ray.autoscaler.v2 import sdk
 from ray.core.generated import autoscaler_pb2, gcs_pb2
 from ray.exceptions import RayError
 
-from raycrew.cluster_core._ray import compat as _ray_compat
+from raycrew.cluster_core._ray import compat, questions
+from raycrew.cluster_core._ray.compat import is_client
 from raycrew.cluster_core._ray.gate import ask
-from raycrew.cluster_core._ray.session import is_client
 from raycrew.cluster_core._topology import NodeState, Process
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def _in_cluster(fn: Callable[..., T], *args: Any) -> T:
 
 def _status() -> Any:
     """Nodes and autoscalers as Ray's autoscalers see them: a `GetClusterStatusReply`."""
-    address = _ray_compat.cluster_address()
+    address = compat.cluster_address()
     try:
         data = _gcs_client(address).get_cluster_status(timeout_s=_ANSWER_S)
     except RayError as error:
@@ -78,8 +78,8 @@ def _gcs_client(address: str) -> Any:
 
 def _node_states(draining: bool) -> list[NodeState]:
     # Not from the cluster's status, which is true only up to a second after a change.
-    free = _ray_compat.free_resources()
-    leaving = _ray_compat.draining_node_ids() if draining else set()
+    free = questions.free_resources()
+    leaving = questions.draining_node_ids() if draining else set()
     return [
         NodeState(
             node_id,
@@ -97,7 +97,7 @@ def _lasting_facts(node_ids: Set[str]) -> dict[str, Mapping[str, Any]]:
     """What never changes while a node lives; Ray is asked only when a node is not known yet."""
     global _known_nodes
     if not node_ids <= _known_nodes.keys():
-        _known_nodes = {node["NodeID"]: node for node in _ray_compat.live_nodes()}
+        _known_nodes = {node["NodeID"]: node for node in questions.live_nodes()}
     known = _known_nodes
     return {node_id: known[node_id] for node_id in node_ids if node_id in known}
 
@@ -113,7 +113,7 @@ def _autoscaler_is_running() -> bool | None:
         dead = autoscaler_pb2.NodeStatus.DEAD  # type: ignore[attr-defined]  # Generated code.
         nodes = status.cluster_resource_state.node_states
         return any(node.instance_id for node in nodes if node.status != dead)
-    report = _gcs_client(_ray_compat.cluster_address()).internal_kv_get(
+    report = _gcs_client(compat.cluster_address()).internal_kv_get(
         _AUTOSCALER_REPORT, None, timeout=_ANSWER_S
     )
     launches = launches_nodes(json.loads(report)) if report else None
@@ -136,7 +136,7 @@ def launches_nodes(report: Mapping[str, Any]) -> bool | None:
 def _has_just_started() -> bool:
     """Whether the head node is so young that an autoscaler may not have reported yet."""
     try:
-        nodes = _gcs_client(_ray_compat.cluster_address()).get_all_node_info(timeout=_ANSWER_S)
+        nodes = _gcs_client(compat.cluster_address()).get_all_node_info(timeout=_ANSWER_S)
         born = [node.start_time_ms / 1000 for node in nodes.values() if node.is_head_node]
     except (AttributeError, TypeError, RayError) as error:
         logger.debug("Ray does not tell how old the head node is: %s", error)
@@ -155,7 +155,7 @@ def node_states(*, draining: bool = True) -> list[NodeState]:
 
 def draining_nodes() -> set[str]:
     """Ids of the nodes that are being drained."""
-    return _in_cluster(_ray_compat.draining_node_ids)
+    return _in_cluster(questions.draining_node_ids)
 
 
 def autoscaler_is_running() -> bool | None:
@@ -189,7 +189,7 @@ def _actor_states() -> list[ActorState]:
 
 
 def _actor_table(**wanted: Any) -> Mapping[Any, Any]:
-    client = _gcs_client(_ray_compat.cluster_address())
+    client = _gcs_client(compat.cluster_address())
 
     async def ask() -> Mapping[Any, Any]:
         found: Mapping[Any, Any] = await client.async_get_all_actor_info(timeout=_ANSWER_S, **wanted)
@@ -210,7 +210,7 @@ def leftover_groups() -> list[str]:
 def _leftover_groups() -> list[str]:
     table: Any = gcs_pb2.PlacementGroupTableData  # type: ignore[attr-defined]  # Generated code.
     try:
-        entries = [table.FromString(entry) for entry in _ray_compat.group_records()]
+        entries = [table.FromString(entry) for entry in compat.group_records()]
         return [
             f"{entry.name or 'without a name'} (namespace {entry.ray_namespace})"
             for entry in entries
@@ -247,13 +247,13 @@ def _gone(processes: Collection[Process]) -> set[Process]:
     found = {process for process in processes if process.actor_id and _actor_is_gone(process)}
     others = {process for process in processes if not process.actor_id}
     if others:
-        nodes, over = _ray_compat.live_node_ids(), _finished_jobs()
+        nodes, over = questions.live_node_ids(), _finished_jobs()
         found |= {p for p in others if p.job_id in over or (p.node_id and p.node_id not in nodes)}
     return found
 
 
 def _finished_jobs() -> set[str]:
-    jobs = _gcs_client(_ray_compat.cluster_address()).get_all_job_info(
+    jobs = _gcs_client(compat.cluster_address()).get_all_job_info(
         skip_submission_job_info_field=True, skip_is_running_tasks_field=True, timeout=_ANSWER_S
     )
     return {job_id.hex() for job_id, job in jobs.items() if job.is_dead}
