@@ -25,8 +25,10 @@ from raycrew.tensor_transport.errors import (
     ChecksumMismatchError,
     DamagedBytesError,
     DecodeError,
+    LayoutError,
     ManifestMismatchError,
     NoTransportError,
+    ReshardError,
     ShardError,
     ShardLostError,
     SourceChangedError,
@@ -43,6 +45,7 @@ from raycrew.tensor_transport.packing import Packing, balance, pack
 from raycrew.tensor_transport.packing._plan import DynamicBatchingArgs, SequencePackingArgs
 from raycrew.tensor_transport.packing._sharded import ShardedBatch
 from raycrew.tensor_transport.protocols import ByteStore, PeerGroup, PeerResults, ShardBackend
+from raycrew.tensor_transport.resharding import Layout, ReshardPlan, join_layouts, layout_of, plan_reshard
 from raycrew.tensor_transport.rtensor import RTensor
 from raycrew.tensor_transport.weights import (
     WeightPublisher,
@@ -65,6 +68,8 @@ __all__ = [
     "DecodeError",
     "DynamicBatchingArgs",
     "InlineBackend",
+    "Layout",
+    "LayoutError",
     "ManifestMismatchError",
     "NoTransportError",
     "NodeMemoryBackend",
@@ -76,6 +81,8 @@ __all__ = [
     "RTensor",
     "RaggedTensor",
     "RayRefBackend",
+    "ReshardError",
+    "ReshardPlan",
     "SequencePackingArgs",
     "ShardBackend",
     "ShardError",
@@ -107,8 +114,11 @@ __all__ = [
     "collect_shards",
     "flatten_shard_ids",
     "gather_weights",
+    "join_layouts",
+    "layout_of",
     "localize",
     "pack",
+    "plan_reshard",
     "release",
     "remotize",
     "sync_weights",

@@ -141,6 +141,27 @@ class ChecksumMismatchError(WeightUpdateError):
     bucket: int = -1
 
 
+class LayoutError(TransportError, ValueError):
+    """A layout is impossible or can't be read from tensors: a box outside its tensor, parts that do not fit.
+
+    Attributes:
+        tensor: The tensor or parameter.
+        region: Which part of it, as "[0:4, 2:3]"; empty where that does not matter.
+    """
+
+    def __init__(self, message: str, *, tensor: str = "", region: str = "") -> None:
+        super().__init__(message)
+        self.tensor = tensor
+        self.region = region
+
+
+class ReshardError(LayoutError):
+    """Two layouts do not fit: a name, shape or dtype differs, or a region would get no value or two.
+
+    No byte was moved. Look at both layouts' entry of the tensor that the message names.
+    """
+
+
 class BatchSchemaError(TransportError, ValueError):
     """A column does not fit the batch it was put into, or batches do not fit each other.
 
