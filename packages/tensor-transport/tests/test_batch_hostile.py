@@ -250,7 +250,7 @@ class TestPadding:
             ({"pad_side": {"id": "left"}}, "pad_side names 'id'.*did you mean 'ids'"),
             ({"pad_value_dict": {"zzz": 1}}, "there are only ids, lengths, text$"),
             ({"metadata": {"stp": "first"}}, "metadata names 'stp'.*did you mean 'step'"),
-            ({"metadata": "last"}, "'same', 'first' or a function, not by 'last'"),
+            ({"metadata": "last"}, "'max', or a function, not by 'last'"),
         ],
     )
     def test_names_that_would_be_ignored(self, arguments, message):

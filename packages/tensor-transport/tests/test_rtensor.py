@@ -324,3 +324,30 @@ def test_backends_fit_their_protocol():
 def test_inline_conforms():
     backend = InlineBackend()
     check_shard_backend(BackendCase(backend, lambda: ProcessPeer(backend), True, False))
+
+
+class TestOrders:
+    def test_one_undoes_the_other(self, registry):
+        handle, order = registry.put([table()])[0], [3, 0, 11, *range(4, 11), 1, 2]
+        tensor = registry.fetch([handle.apply_order(order)])[0]
+        assert tensor.equal(table()[order])
+        assert registry.fetch([handle.undo_order(order)])[0][order].equal(table())
+        assert handle.apply_order(order).undo_order(order) == handle
+        assert handle.reorder(order) == handle.apply_order(order)
+        with pytest.raises(ValueError, match="not a permutation"):
+            handle.undo_order([0, 0])
+
+
+class TestEquality:
+    def test_by_rows_of_shards_whatever_way_they_were_chosen(self, registry):
+        one, other = registry.put([table(), table()])
+        assert one == RTensor(one.shard) and hash(one) == hash(RTensor(one.shard))
+        assert pickle.loads(pickle.dumps(one)) == one
+        assert one != other
+        assert RTensor.concat(one.split(3)) == one
+        assert RTensor.concat([other, one]).slice(12, 24) == one
+        assert RTensor.concat([one, other]) != RTensor.concat([other, one])
+        assert one[[1, 0]] != one[[0, 1]]
+        assert one[:, 1:] != one[:, :-1]
+        assert one[:0] == one[5:5]
+        assert one != table()

@@ -133,6 +133,19 @@ SAME = {
     "reorder there and back": lambda b: b.select_indices([3, 1, 5, 0, 2, 4]).reorder_data([3, 1, 5, 0, 2, 4]),
     "truncate to more": lambda b: b.copy().truncate_tensors(1, WIDTH),
     "get_dict": lambda b: BatchedDataDict(b.get_dict(), metadata=b.metadata),
+    "from_dict": lambda b: BatchedDataDict.from_dict(
+        b.get_dict() | b.metadata, metadata_keys=[k for k in b.metadata if k not in ("step", "none")]
+    ),
+    "all rows": lambda b: b[:],
+    "order there and back": lambda b: b.apply_order([3, 1, 5, 0, 2, 4]).undo_order([3, 1, 5, 0, 2, 4]),
+    "order back and there": lambda b: b.undo_order([3, 1, 5, 0, 2, 4]).apply_order([3, 1, 5, 0, 2, 4]),
+    "pad there and back": lambda b: (lambda padded, added: padded.unpad(added))(*b.pad_to_divisor(4)),
+    "rename there and back": lambda b: b.rename({"x": "mask", "mask": "x"}).rename(
+        {"x": "mask", "mask": "x"}
+    ),
+    "pop and union": lambda b: (lambda whole: whole.pop(["x"]).union(whole))(b.copy()),
+    "union with itself": lambda b: b.union(b.copy()),
+    "select": lambda b: b.select(["x", "mask"]),
 }
 OTHERS = {
     "slice": (lambda b: b.slice(1, 4), [1, 2, 3]),
@@ -142,6 +155,13 @@ OTHERS = {
     "mask": (lambda b: b.select_indices([True, False, True, True, False, False]), [0, 2, 3]),
     "range": (lambda b: b.select_indices(range(5, 0, -2)), [5, 3, 1]),
     "reorder": (lambda b: b.copy().reorder_data([1, 2, 3, 4, 5, 0]), [5, 0, 1, 2, 3, 4]),
+    "rows": (lambda b: b[[2, 0]], [2, 0]),
+    "rows by mask": (lambda b: b[np.array([1, 0, 1, 0, 0, 1], dtype=bool)], [0, 2, 5]),
+    "order": (lambda b: b.apply_order([1, 2, 3, 4, 5, 0]), [1, 2, 3, 4, 5, 0]),
+    "undo": (lambda b: b.undo_order([1, 2, 3, 4, 5, 0]), [5, 0, 1, 2, 3, 4]),
+    "pad": (lambda b: b.pad_to_divisor(4)[0], [*EVERY, 0, 1]),
+    "pad to far more": (lambda b: b.slice(0, 2).pad_to_divisor(5)[0], [0, 1, 0, 1, 0]),
+    "unpad": (lambda b: b.unpad(2), [0, 1, 2, 3]),
     "repeat": (lambda b: b.repeat_interleave(2), [i for i in EVERY for _ in range(2)]),
     "get_batch": (lambda b: b.get_batch(1, 3), [3, 4, 5]),
     "global batches": (

@@ -1,22 +1,20 @@
 """`BatchedDataDict`: columns with one batch dimension, moved without needless copies."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Self, TypeAlias, TypeVar, cast
+from typing import Any, Generic, cast
 
 import numpy as np
-import torch
+from typing_extensions import TypeVar
 
-from raycrew.tensor_transport._bytes import Encoded
 from raycrew.tensor_transport._columns import (
-    ColumnTable,
-    MetadataRules,
-    gather_encoded,
+    ColumnOperations,
+    JoiningOperations,
+    RowOperations,
     named_column,
     padded_width,
     refuse_unknown,
     row_lengths,
 )
-from raycrew.tensor_transport._kinds import Number, Padding, PadSide, check_pad_side
 from raycrew.tensor_transport._rows import Rows, even_bounds, row_numbers
 from raycrew.tensor_transport.packing._plan import (
     DynamicBatchingArgs,
@@ -30,11 +28,10 @@ from raycrew.tensor_transport.packing._plan import (
 )
 from raycrew.tensor_transport.packing._sharded import ShardedBatch
 
-DictT = TypeVar("DictT", bound=Mapping[str, Any])
-Batches: TypeAlias = "Sequence[Mapping[str, Any]] | ShardedBatch[Any]"
+DictT = TypeVar("DictT", bound=Mapping[str, Any], default=Any)
 
 
-class BatchedDataDict(ColumnTable, Generic[DictT]):
+class BatchedDataDict(RowOperations, ColumnOperations, JoiningOperations, Generic[DictT]):
     """A mapping of columns whose first dimension is the batch.
 
     A column is a tensor, a `RaggedTensor`, a `PackedTensor`, a numpy array or a list. What does not have one
@@ -278,83 +275,6 @@ class BatchedDataDict(ColumnTable, Generic[DictT]):
         if rows != self.size:
             raise ValueError(f"microbatches are planned for {rows} rows, and the batch has {self.size}")
 
-    # Several batches
-
-    @classmethod
-    def from_batches(
-        cls,
-        batches: Batches,
-        pad_value_dict: Mapping[str, Number] | None = None,
-        *,
-        pad_side: PadSide | Mapping[str, PadSide] = "right",
-        metadata: MetadataRules = "same",
-    ) -> Self:
-        """Join batches, one after another; rows of different lengths are padded to the longest.
-
-        Args:
-            batches: At least one, all with the same columns; one without rows may lack columns.
-            pad_value_dict: What to pad a column with, where it is not 0: numbers that its dtype holds.
-            pad_side: Where to pad, for all columns or per column (the others on the right).
-            metadata: What becomes of metadata that several batches have: `same`: they have to agree; `first`:
-                the first one's; a function of the list of their values; or one of these for each key (the
-                others have to agree). What only some batches have is kept.
-
-        Raises:
-            ValueError: A rule, a side, or a column that is named here is unknown.
-            BatchSchemaError: Columns are missing, dtypes or metadata differ, or a dtype does not hold the
-                padding.
-        """
-        parts = _listed(batches)
-        values, sides = pad_value_dict or {}, pad_side if isinstance(pad_side, Mapping) else {}
-        default: PadSide = "right" if isinstance(pad_side, Mapping) else pad_side
-        for side in (default, *sides.values()):
-            check_pad_side(side)
-        if columns := {key: None for part in parts for key in part}:
-            refuse_unknown(values, columns, "pad_value_dict")
-            refuse_unknown(sides, columns, "pad_side")
-        return cls._join(parts, lambda key: Padding(values.get(key, 0), sides.get(key, default)), metadata)
-
-    @classmethod
-    def concat(cls, parts: Batches, *, metadata: MetadataRules = "same") -> Self:
-        """Join batches whose rows have equal shapes: what `shard` took apart. Nothing is padded.
-
-        Args:
-            parts: At least one; one without rows may lack columns.
-            metadata: As for `from_batches`.
-
-        Raises:
-            BatchSchemaError: Columns are missing, or dtypes, row shapes or metadata differ.
-        """
-        return cls._join(_listed(parts), lambda _: Padding(None), metadata)
-
-    def all_gather(
-        self,
-        group: "torch.distributed.ProcessGroup | None" = None,
-        pad_value_dict: Mapping[str, Number] | None = None,
-        *,
-        pad_side: PadSide | Mapping[str, PadSide] = "right",
-        metadata: MetadataRules = "same",
-    ) -> Self:
-        """The batches of all ranks of a process group, joined in rank order as `from_batches` does.
-
-        Batches may differ in size, and rows in length; columns come on the CPU. Every rank has to call it.
-
-        Raises:
-            BatchSchemaError: Columns, dtypes or metadata differ between ranks, or another rank's batch can't
-                be sent: every rank raises.
-            UnsupportedTensorError: This rank's can't be sent.
-        """
-        gathered = gather_encoded(lambda: Encoded(*self._lay_out()), group)
-        batches = [type(self).decode(*parts, allow_pickle=True) for parts in gathered]
-        return type(self).from_batches(batches, pad_value_dict, pad_side=pad_side, metadata=metadata)
-
 
 class SlicedDataDict(BatchedDataDict[DictT]):
     """A part of a larger batch: one rank's share, or a run of rows."""
-
-
-def _listed(batches: Batches) -> Sequence[Mapping[str, Any]]:
-    """The batches; what `shard_by_batch_size` gave counts as its shards."""
-    if isinstance(batches, Mapping):
-        raise TypeError("batches are joined: pass a list of them, not one batch")
-    return batches.shards if isinstance(batches, ShardedBatch) else list(batches)

@@ -15,6 +15,7 @@ from raycrew.tensor_transport._rows import (
     RowView,
     check_permutation,
     even_bounds,
+    inverse_permutation,
     normalize_rows,
 )
 from raycrew.tensor_transport._shards import TensorShardInfo, dtype_name
@@ -129,6 +130,22 @@ class RTensor:
             raise TypeError("a handle on a tensor without dimensions has no length")
         return len(self._view)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both name the same rows and columns of the same shards; nothing is read."""
+        if not isinstance(other, RTensor):
+            return NotImplemented
+        return self is other or (
+            (self.shape, self.dtype, self._columns) == (other.shape, other.dtype, other._columns)
+            and self._named_runs() == other._named_runs()
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self._columns, len(self._view)))
+
+    def _named_runs(self) -> list[tuple[str, int, int]]:
+        runs = self._view.merged().runs.tolist()
+        return [(self._shards[shard].shard_id, row, length) for shard, row, length in runs]
+
     def __repr__(self) -> str:
         schemes = ", ".join(sorted({shard.scheme for shard in self._shards}))
         return f"RTensor({dtype_name(self.dtype)}{list(self.shape)}, {len(self._shards)} shards: {schemes})"
@@ -173,15 +190,25 @@ class RTensor:
         """The rows from each of `starts`, as many as `lengths` says, one run after another."""
         return self._with(self._view.take_ranges(starts, lengths))
 
-    def reorder(self, order: RowIndex) -> Self:
-        """All rows in another order: row `order[i]` comes as the i-th.
-
-        It applies `order`, where `BatchedDataDict.reorder_data` undoes one.
+    def apply_order(self, order: RowIndex) -> Self:
+        """All rows in another order: row `order[i]` comes as the i-th. `undo_order` undoes it.
 
         Raises:
             ValueError: `order` is not a permutation.
         """
         return self.take_rows(check_permutation(order, len(self)))
+
+    def undo_order(self, order: RowIndex) -> Self:
+        """The rows as they were before `apply_order(order)`: the i-th row goes to position `order[i]`.
+
+        Raises:
+            ValueError: `order` is not a permutation.
+        """
+        return self.take_rows(inverse_permutation(check_permutation(order, len(self))))
+
+    def reorder(self, order: RowIndex) -> Self:
+        """As `apply_order`, where `BatchedDataDict.reorder_data` undoes one."""
+        return self.apply_order(order)
 
     def repeat(self, times: int) -> Self:
         """Each row `times` times in a row."""

@@ -1,16 +1,18 @@
-"""Columns of batches: their kinds, the checked table, joining, padding and frames."""
+"""Columns of batches: their kinds, the checked table and its operations, joining, padding and frames."""
 
-from raycrew.tensor_transport._columns.gather import gather_encoded
+from raycrew.tensor_transport._columns.column_operations import ColumnOperations
+from raycrew.tensor_transport._columns.joining_operations import JoiningOperations
 from raycrew.tensor_transport._columns.lengths import named_column, padded_width, row_lengths
 from raycrew.tensor_transport._columns.metadata import MetadataRule, MetadataRules
 from raycrew.tensor_transport._columns.naming import refuse_unknown
-from raycrew.tensor_transport._columns.table import ColumnTable
+from raycrew.tensor_transport._columns.row_operations import RowOperations
 
 __all__ = [
-    "ColumnTable",
+    "ColumnOperations",
+    "JoiningOperations",
     "MetadataRule",
     "MetadataRules",
-    "gather_encoded",
+    "RowOperations",
     "named_column",
     "padded_width",
     "refuse_unknown",

@@ -2,18 +2,14 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, ClassVar, Self, TypeVar
-
-import torch
+from typing import Any, ClassVar, Self, TypeVar, overload
 
 from raycrew.tensor_transport._bytes import Encoded, finish
 from raycrew.tensor_transport._columns.equality import equal
 from raycrew.tensor_transport._columns.frame import decode_columns, encode_columns
-from raycrew.tensor_transport._columns.joining import join_columns
-from raycrew.tensor_transport._columns.metadata import MetadataRules, join_metadata
+from raycrew.tensor_transport._columns.metadata import MetadataRules, join_metadata, rules_for
 from raycrew.tensor_transport._columns.naming import name_columns
 from raycrew.tensor_transport._kinds import (
-    Padding,
     Received,
     accept_column,
     bare,
@@ -21,13 +17,7 @@ from raycrew.tensor_transport._kinds import (
     row_count,
     transform,
 )
-from raycrew.tensor_transport._rows import (
-    RowIndex,
-    Rows,
-    check_permutation,
-    inverse_permutation,
-    normalize_rows,
-)
+from raycrew.tensor_transport._rows import RowIndex, Rows, normalize_rows
 from raycrew.tensor_transport.errors import BatchSchemaError
 from raycrew.tensor_transport.protocols import Bytes
 
@@ -37,6 +27,8 @@ class ColumnTable(MutableMapping[str, Any]):
 
     _of_these_rows: ClassVar[tuple[str, ...]] = ()
     """Attributes that say something of these very rows: other rows don't get them."""
+    metadata_rules: ClassVar[MetadataRules] = "same"
+    """What becomes of metadata where batches are joined and no rule is named; a subclass may have its own."""
 
     def __init__(
         self,
@@ -52,7 +44,16 @@ class ColumnTable(MutableMapping[str, Any]):
             self.metadata = {**data.metadata, **self.metadata}
         self.update(data, **columns)
 
-    def __getitem__(self, key: str) -> Any:
+    @overload
+    def __getitem__(self, key: str, /) -> Any: ...
+
+    @overload
+    def __getitem__(self, key: RowIndex, /) -> Self: ...
+
+    def __getitem__(self, key: str | RowIndex, /) -> Any:
+        """A column by its name, or some rows as `select_indices` takes them: `batch[2:5]`, `batch[mask]`."""
+        if not isinstance(key, str):
+            return self._take(type(self), normalize_rows(key, self.size))
         column = self._columns[key]
         if isinstance(column, Received):
             column = self._columns[key] = kind_of(column).own(column.value)
@@ -102,9 +103,7 @@ class ColumnTable(MutableMapping[str, Any]):
     __hash__ = None  # type: ignore[assignment]
 
     def __copy__(self) -> Self:
-        twin = self._like(type(self), self._columns)
-        vars(twin).update({k: v for k, v in vars(self).items() if k in self._of_these_rows})
-        return twin
+        return self._same_rows(self._columns)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         twin = type(self).__new__(type(self))
@@ -132,96 +131,6 @@ class ColumnTable(MutableMapping[str, Any]):
     def size_bytes(self) -> int:
         """Bytes of tensors and arrays; lists of objects count nothing."""
         return sum(_size_bytes(column) for column in self._columns.values())
-
-    def select_indices(self, indices: RowIndex) -> Self:
-        """The rows that `indices` names, in that order.
-
-        Args:
-            indices: Integers (negative ones count from the end) or one boolean per row, as a list, tuple,
-                tensor or array: copies. A slice or range: views.
-
-        Raises:
-            IndexError: A row does not exist, or a mask has another length than the batch.
-        """
-        return self._take(type(self), normalize_rows(indices, self.size))
-
-    def reorder_data(self, reordered_indices: RowIndex) -> Self:
-        """Move row `i` to position `reordered_indices[i]`, in place.
-
-        It puts rows back in order that were taken by `select_indices(reordered_indices)`, or sharded by
-        `shard_by_batch_size`, which returns these indices. So it undoes a permutation, where
-        `RTensor.reorder` applies one.
-
-        A plan of microbatches is dropped: it was one for the rows in the order they had.
-
-        Raises:
-            ValueError: The indices are no permutation of the rows.
-            IndexError: A row does not exist.
-        """
-        rows = inverse_permutation(check_permutation(reordered_indices, self.size))
-        self._columns = {key: take_rows(column, rows) for key, column in self._columns.items()}
-        for name in self._of_these_rows:
-            vars(self).pop(name, None)
-        return self
-
-    def repeat_interleave(self, num_repeats: int, *, share: bool = False) -> Self:
-        """Each row `num_repeats` times in a row.
-
-        Args:
-            num_repeats: How often.
-            share: Let the repeats of a row share its objects in lists and arrays of objects, and its tensor
-                in a `PackedTensor`. By default rows share nothing, with each other nor with this batch: these
-                are deep copies. (Rows of tensors and of other arrays are copies in any case.)
-
-        Raises:
-            ValueError: `num_repeats` is negative.
-        """
-        if num_repeats < 0:
-            raise ValueError(f"rows can't be repeated {num_repeats} times")
-        return self._map(
-            lambda column: transform(column, lambda k, c: k.repeat(c, num_repeats, share=share), copies=True)
-        )
-
-    def to(self, device: str | torch.device, *, non_blocking: bool = False) -> Self:
-        """Move tensors to a device, in place; lists and numpy arrays stay."""
-        target = torch.device(device)
-        on_cpu = target.type == "cpu"
-        self._columns = {
-            key: transform(column, lambda k, c: k.to(c, target, non_blocking=non_blocking))
-            if on_cpu or not isinstance(column, Received)
-            else kind_of(column).to(column.value, target, non_blocking=non_blocking)
-            for key, column in self._columns.items()
-        }
-        return self
-
-    to_device = to
-
-    def truncate_tensors(self, dim: int, truncated_len: int, keys: Iterable[str] | None = None) -> Self:
-        """Keep the first `truncated_len` elements along `dim` of every tensor that has it, in place.
-
-        Args:
-            dim: A dimension after the first.
-            truncated_len: How many to keep; shorter tensors stay as they are.
-            keys: Only these columns.
-
-        Raises:
-            ValueError: `dim` is the batch dimension, or the length is negative.
-            KeyError: A column of `keys` is not there.
-        """
-        if dim < 1 or truncated_len < 0:
-            raise ValueError(
-                f"can't truncate dimension {dim} to {truncated_len}: rows are dimension 0; use slice()"
-            )
-        chosen = set(self) if keys is None else set(keys)
-        if unknown := chosen - set(self):
-            raise KeyError(f"there are no columns {name_columns(unknown)}; there are {name_columns(self)}")
-        self._columns = {
-            key: transform(column, lambda k, c: k.truncate(c, dim, truncated_len))
-            if key in chosen
-            else column
-            for key, column in self._columns.items()
-        }
-        return self
 
     def writable(self) -> Self:
         """The batch with every column in memory of its own that may be written to; what already is, stays."""
@@ -282,24 +191,20 @@ class ColumnTable(MutableMapping[str, Any]):
         return encode_columns(self._columns, self.size, attributes)
 
     @classmethod
-    def _join(
-        cls,
-        parts: Sequence[Mapping[str, Any]],
-        padding: Callable[[str], Padding],
-        metadata: MetadataRules = "same",
-    ) -> Self:
-        for i, part in enumerate(parts):
-            if not isinstance(part, Mapping):
-                raise TypeError(f"batches are joined, and part {i} is a {type(part).__name__}")
-        tables = [part if isinstance(part, ColumnTable) else ColumnTable(part) for part in parts]
-        joined = cls.__new__(cls)
-        own = [_own_attributes(table) for table in tables]
-        vars(joined).update(
-            join_metadata(own, metadata if isinstance(metadata, str) else "same"),
-            metadata=join_metadata([table.metadata for table in tables], metadata),
-            _columns=join_columns([vars(table)["_columns"] for table in tables], padding),
+    def _joined_metadata(cls, tables: "Sequence[ColumnTable]", rules: MetadataRules | None) -> dict[str, Any]:
+        parts = [table.metadata for table in tables]
+        rules = rules_for(parts, cls.metadata_rules) if rules is None else rules
+        return join_metadata(parts, rules, [table.size for table in tables])
+
+    @classmethod
+    def _joined_attributes(
+        cls, tables: "Sequence[ColumnTable]", rules: MetadataRules | None
+    ) -> dict[str, Any]:
+        """What users added to each: as metadata, with the rules that make sense for any object."""
+        rules = cls.metadata_rules if rules is None else rules
+        return join_metadata(
+            [own_attributes(table) for table in tables], "first" if rules == "first" else "same"
         )
-        return joined
 
     def _take(self, cls: "type[TableT]", rows: Rows) -> "TableT":
         return self._like(cls, {key: take_rows(column, rows) for key, column in self._columns.items()})
@@ -307,10 +212,16 @@ class ColumnTable(MutableMapping[str, Any]):
     def _map(self, change: Callable[[Any], Any]) -> Self:
         return self._like(type(self), {key: change(column) for key, column in self._columns.items()})
 
+    def _same_rows(self, columns: Mapping[str, Any]) -> Self:
+        """A batch of other columns of the very same rows: what is said of these rows holds for it, too."""
+        twin = self._like(type(self), columns)
+        vars(twin).update({k: v for k, v in vars(self).items() if k in self._of_these_rows})
+        return twin
+
     def _like(self, cls: "type[TableT]", columns: Mapping[str, Any]) -> "TableT":
         """A batch of other columns with the same metadata and attributes, made without its `__init__`."""
         batch = cls.__new__(cls)
-        vars(batch).update(_own_attributes(self), metadata=dict(self.metadata), _columns=dict(columns))
+        vars(batch).update(own_attributes(self), metadata=dict(self.metadata), _columns=dict(columns))
         return batch
 
 
@@ -322,7 +233,7 @@ def take_rows(column: Any, rows: Rows) -> Any:
     return transform(column, lambda kind, value: kind.take(value, rows), copies=not isinstance(rows, slice))
 
 
-def _own_attributes(table: ColumnTable) -> dict[str, Any]:
+def own_attributes(table: ColumnTable) -> dict[str, Any]:
     """What a subclass or a user added: it belongs to the batch as metadata does."""
     others = ("_columns", "metadata", *table._of_these_rows)  # noqa: SLF001 - a part of the class
     return {name: value for name, value in vars(table).items() if name not in others}

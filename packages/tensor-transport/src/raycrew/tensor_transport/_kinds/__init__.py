@@ -1,7 +1,15 @@
 """The kinds of column that a batch can hold, and which kind a value is."""
 
 from raycrew.tensor_transport._kinds.accepting import accept_column
-from raycrew.tensor_transport._kinds.columns import KINDS, Received, bare, kind_of, row_count, transform
+from raycrew.tensor_transport._kinds.columns import (
+    KINDS,
+    Received,
+    bare,
+    is_column,
+    kind_of,
+    row_count,
+    transform,
+)
 from raycrew.tensor_transport._kinds.kinds import Kind, Padding
 from raycrew.tensor_transport._kinds.packed import PackedTensor
 from raycrew.tensor_transport._kinds.padding import Number, PadSide, check_pad_side
@@ -19,6 +27,7 @@ __all__ = [
     "accept_column",
     "bare",
     "check_pad_side",
+    "is_column",
     "kind_of",
     "row_count",
     "transform",

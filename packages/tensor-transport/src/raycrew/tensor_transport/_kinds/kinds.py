@@ -22,6 +22,7 @@ from raycrew.tensor_transport._bytes import (
     tensor_bytes,
     tensor_over,
 )
+from raycrew.tensor_transport._kinds.casting import cast_array, cast_tensor
 from raycrew.tensor_transport._kinds.padding import Number, PadSide, join
 from raycrew.tensor_transport._rows import Rows
 from raycrew.tensor_transport.errors import BatchSchemaError, DecodeError
@@ -65,6 +66,14 @@ class Kind(ABC):
         """The column on a device, where the kind can be on one."""
         return column
 
+    def cast(self, column: Any, dtype: torch.dtype, key: str, *, lossy: bool = False) -> Any:
+        """The column in another dtype, where the kind has one.
+
+        Raises:
+            BatchSchemaError: It has none, or the dtype does not hold a value.
+        """
+        raise BatchSchemaError(f"column {key!r} is a {self.name}, which has no dtype to cast", key=key)
+
     def truncate(self, column: Any, dim: int, length: int) -> Any:
         """At most `length` elements along a dimension after the first; a view."""
         return column
@@ -106,6 +115,11 @@ class TensorKind(Kind):
 
     def to(self, column: torch.Tensor, device: torch.device, *, non_blocking: bool = False) -> torch.Tensor:
         return column.to(device, non_blocking=non_blocking)
+
+    def cast(
+        self, column: torch.Tensor, dtype: torch.dtype, key: str, *, lossy: bool = False
+    ) -> torch.Tensor:
+        return cast_tensor(column, dtype, key, lossy=lossy)
 
     def truncate(self, column: torch.Tensor, dim: int, length: int) -> torch.Tensor:
         return column.narrow(dim, 0, min(length, column.shape[dim])) if column.ndim > dim else column
@@ -156,6 +170,9 @@ class ArrayKind(Kind):
             for i in range(len(flat)):
                 flat[i] = copy.deepcopy(flat[i])
         return repeated
+
+    def cast(self, column: Array, dtype: torch.dtype, key: str, *, lossy: bool = False) -> Any:
+        return cast_array(column, dtype, key, lossy=lossy)
 
     def writable(self, column: Array) -> Array:
         return column if column.flags.writeable else column.copy()
@@ -211,6 +228,9 @@ class HandleKind(Kind):
             return columns[0].join_rows(columns[1:])
         except ValueError as error:
             raise BatchSchemaError(f"column {key!r}: {error}", key=key) from error
+
+    def cast(self, column: RowHandle, dtype: torch.dtype, key: str, *, lossy: bool = False) -> Any:
+        raise BatchSchemaError(f"column {key!r} is a handle: localize() it before it is cast", key=key)
 
     def truncate(self, column: RowHandle, dim: int, length: int) -> RowHandle:
         if dim == 1:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from raycrew.tensor_transport._bytes import private_copy, tensor_bytes
+from raycrew.tensor_transport._kinds.casting import check_dtype
 from raycrew.tensor_transport._kinds.kinds import (
     HandleKind,
     Kind,
@@ -38,6 +39,11 @@ class RaggedKind(Kind):
 
     def to(self, column: RaggedTensor, device: torch.device, *, non_blocking: bool = False) -> RaggedTensor:
         return column.to(device, non_blocking=non_blocking)
+
+    def cast(
+        self, column: RaggedTensor, dtype: torch.dtype, key: str, *, lossy: bool = False
+    ) -> RaggedTensor:
+        return RaggedTensor(_cast(column.values, dtype, key, lossy=lossy), column.lengths)
 
     def truncate(self, column: RaggedTensor, dim: int, length: int) -> RaggedTensor:
         if dim == 1:
@@ -92,6 +98,13 @@ class PackedKind(Kind):
     def to(self, column: PackedTensor, device: torch.device, *, non_blocking: bool = False) -> PackedTensor:
         return column.to(device, non_blocking=non_blocking)
 
+    def cast(
+        self, column: PackedTensor, dtype: torch.dtype, key: str, *, lossy: bool = False
+    ) -> PackedTensor:
+        check_dtype(dtype, key)
+        cast = [None if row is None else _cast(row, dtype, key, lossy=lossy) for row in column.tensors]
+        return PackedTensor(cast, column.dim_to_pack)
+
     def disassemble(self, column: PackedTensor, key: str) -> tuple[list[Any], list[Bytes]] | None:
         present = [tensor for tensor in column.tensors if tensor is not None]
         if not all(isinstance(tensor, torch.Tensor) for tensor in present):
@@ -124,3 +137,8 @@ class PackedKind(Kind):
 def _own(values: Any) -> Any:
     """A private copy of a tensor; a handle is never written to."""
     return private_copy(values) if isinstance(values, torch.Tensor) else values
+
+
+def _cast(values: Any, dtype: torch.dtype, key: str, *, lossy: bool) -> Any:
+    kind: Kind = TensorKind() if isinstance(values, torch.Tensor) else HandleKind()
+    return kind.cast(values, dtype, key, lossy=lossy)

@@ -79,6 +79,10 @@ class RowView:
             _joined(np.stack([self._runs[run, 0], self._runs[run, 1] + begin - opens, end - begin], axis=1))
         )
 
+    def merged(self) -> Self:
+        """The same rows with as few runs as there can be."""
+        return type(self)(_joined(self._runs))
+
     def repeat(self, times: int) -> Self:
         """Each row `times` times in a row."""
         return self.take(np.repeat(np.arange(len(self)), times))
