@@ -8,7 +8,7 @@ import torch
 from processes import ProcessPeer
 
 from raycrew.tensor_transport import RTensor, ShardLostError, ShardRegistry, StaleHandleError, TransportError
-from raycrew.tensor_transport.backends._memory.own_files import PREFIX
+from raycrew.tensor_transport._memory.own_files import PREFIX
 from raycrew.tensor_transport.backends.shared_memory import SharedMemoryBackend
 from raycrew.tensor_transport.errors import TransportClosedError
 from raycrew.tensor_transport.protocols import ShardBackend
@@ -23,7 +23,7 @@ def backend():
 
 
 def files(backend):
-    return sorted(path.name for path in backend._directory.glob(f"{PREFIX}{backend.session}*"))
+    return sorted(path.name for path in backend._arenas.folder.glob(f"{PREFIX}{backend.session}*"))
 
 
 def read(backend, *shards):
@@ -36,7 +36,7 @@ def test_conforms(backend):
     @contextlib.contextmanager
     def stall(_peer, shards):
         """As an owner that was stopped while it was about to use the arena anew."""
-        with (backend._directory / f"{PREFIX}{shards[0].locator[0]}").open("rb") as arena:
+        with (backend._arenas.folder / f"{PREFIX}{shards[0].locator[0]}").open("rb") as arena:
             fcntl.flock(arena, fcntl.LOCK_EX)
             yield shards
 
@@ -58,7 +58,7 @@ def test_an_arena_is_reused_only_without_shards_and_readers(backend):
     (first,) = backend.put([size])
     reader = read(backend, first)[0]
     backend.release([first])
-    backend._current = None
+    backend._arenas._current = None
     (second,) = backend.put([size + 1])
     assert second.locator[0] != first.locator[0], "somebody reads the first arena"
     assert backend.stats().leases == 1
@@ -66,7 +66,7 @@ def test_an_arena_is_reused_only_without_shards_and_readers(backend):
     del reader
     gc.collect()
     assert backend.stats().leases == 0
-    backend._current = None
+    backend._arenas._current = None
     (third,) = backend.put([size + 2])
     assert third.locator[0] == first.locator[0] and third.locator[1] == first.locator[1] + 1
     with pytest.raises(StaleHandleError, match="released and used again"):
@@ -135,7 +135,7 @@ def test_a_killed_session_is_swept_by_the_next_backend():
     session = lonely.session
     peer = ProcessPeer(lonely)
     peer.call(put_rows, 5)
-    directory = lonely._directory
+    directory = lonely._arenas.folder
     lonely.close()
     assert list(directory.glob(f"{PREFIX}{session}*")), "a process of the session is left"
     peer.kill()
@@ -156,4 +156,4 @@ def test_a_reader_keeps_its_bytes_when_the_session_ends():
 def test_files_are_for_their_user_alone(backend):
     backend.put([torch.zeros(3)])
     for name in files(backend):
-        assert ((backend._directory / name).stat().st_mode & 0o077) == 0
+        assert ((backend._arenas.folder / name).stat().st_mode & 0o077) == 0

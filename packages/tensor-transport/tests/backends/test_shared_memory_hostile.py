@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from raycrew.tensor_transport import RTensor, ShardRegistry, StaleHandleError, TransportError
-from raycrew.tensor_transport.backends._memory.arena_files import Header
+from raycrew.tensor_transport._memory.arena_files import Header
 from raycrew.tensor_transport.backends.shared_memory import SharedMemoryBackend
 
 pytestmark = pytest.mark.hostile
@@ -164,7 +164,7 @@ def test_a_release_that_comes_late_spares_the_next_generation(backend, monkeypat
     """As if the arena were used anew between a second release's look at the generation and its note."""
     (first,) = backend.put([torch.zeros(MIB * 7)])
     backend.release([first])
-    backend._current = None
+    backend._arenas._current = None
     (second,) = backend.put([torch.ones(MIB * 7)])
     assert second.locator[0] == first.locator[0]
     with monkeypatch.context() as late:
@@ -176,7 +176,7 @@ def test_a_release_that_comes_late_spares_the_next_generation(backend, monkeypat
 def test_a_planted_session_harms_nobody(everybodys):
     backend = SharedMemoryBackend(directory=everybodys)
     (shard,) = backend.put([torch.ones(5)])
-    for folder in (everybodys, backend._directory):
+    for folder in (everybodys, backend._arenas.folder):
         for name in (
             "raycrew-*.session",
             "raycrew-a*.session",
@@ -185,7 +185,7 @@ def test_a_planted_session_harms_nobody(everybodys):
         ):
             (folder / name).touch()
             os.chown(folder / name, 65534, 65534) if folder == everybodys and os.geteuid() == 0 else None
-    (backend._directory / "raycrew-linked.session").symlink_to(everybodys / "raycrew-*.session")
+    (backend._arenas.folder / "raycrew-linked.session").symlink_to(everybodys / "raycrew-*.session")
     SharedMemoryBackend(directory=everybodys).close()
     assert torch.equal(read(backend, shard)[0], torch.ones(5))
     assert len(list(everybodys.glob("raycrew-*.session"))) == 4, "what others own is left alone"
@@ -235,7 +235,7 @@ def test_the_folder_is_for_its_user_alone(everybodys):
 
 def test_a_file_of_another_user_and_a_link_are_not_used(backend):
     (shard,) = backend.put([torch.ones(5)])
-    arena = backend._directory / f"raycrew-{shard.locator[0]}"
+    arena = backend._arenas.folder / f"raycrew-{shard.locator[0]}"
     moved = arena.with_name("raycrew-moved")
     arena.rename(moved)
     arena.symlink_to(moved)

@@ -1,10 +1,14 @@
 """The fold sees changed, exchanged and missing bytes, wherever they are and however they are handed in."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
 
 from raycrew.tensor_transport._bytes import FOLD_BYTES, Fold, fold
+
+fold_module = sys.modules[Fold.__module__]
 
 
 def some(size, seed=0):
@@ -41,6 +45,28 @@ def test_changed_exchanged_and_missing_bytes_are_seen():
         assert fold(exchanged) != whole
     assert fold(data[:-1]) != whole and fold(np.append(data, np.uint8(0))) != whole
     assert len({fold(np.zeros(n, np.uint8)) for n in range(20)}) == 20
+
+
+@pytest.mark.parametrize("size", [64, FOLD_BYTES, 3 * FOLD_BYTES, 3 * FOLD_BYTES + 128])
+def test_signs_that_change_in_pairs_are_seen(size):
+    data = some(size)
+    words = len(data) // 8
+    for pair in ((0, 1), (0, words - 1), (1, words // 2), (0, min(FOLD_BYTES // 8, words - 2))):
+        changed = data.copy()
+        for word in pair:
+            changed[8 * word + 7] ^= 0x80
+        assert fold(changed) != fold(data)
+    negated = data.copy()
+    negated[7::8] ^= 0x80
+    assert fold(negated) != fold(data)
+
+
+def test_a_row_turned_in_two_ways_is_the_same():
+    row, columns = (torch.from_numpy(some(64, seed).view(np.int64)) for seed in (1, 2))
+    low = columns >> 32 & 2**32 - 1
+    turned = low | torch.roll(columns, -1) << 32
+    want = torch.add(row, turned, alpha=fold_module._FACTOR)
+    assert torch.equal(fold_module._Turning(columns).add(row), want)
 
 
 def test_a_piece_that_is_no_multiple_is_the_last_one():

@@ -75,6 +75,12 @@ def get(ref: Any, timeout_s: float | None = None) -> Any:
         raise _no_room(error) from error
 
 
+def not_here(refs: list[Any], timeout_s: float) -> list[Any]:
+    """Those objects that are not on this node after a while; a lost one counts as being here."""
+    left: list[Any] = ray_module().wait(refs, num_returns=len(refs), timeout=timeout_s)[1]
+    return left
+
+
 def current_node_id() -> str:
     """Id of the node that this process is on."""
     node_id: str = ray_module().get_runtime_context().get_node_id()

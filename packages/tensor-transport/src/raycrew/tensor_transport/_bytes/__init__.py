@@ -2,8 +2,9 @@
 
 from raycrew.tensor_transport._bytes.arenas import Slot, arrange, locate
 from raycrew.tensor_transport._bytes.codec import Encoded, check_size, dump, finish, load, reduce_through
-from raycrew.tensor_transport._bytes.fold import FOLD_BYTES, Fold, fold
+from raycrew.tensor_transport._bytes.folding import FOLD_BYTES, Fold, fold
 from raycrew.tensor_transport._bytes.memory import (
+    TORCH_DTYPES,
     array_bytes,
     array_over,
     check_tensor,
@@ -22,6 +23,7 @@ from raycrew.tensor_transport._bytes.memory import (
 
 __all__ = [
     "FOLD_BYTES",
+    "TORCH_DTYPES",
     "Encoded",
     "Fold",
     "Slot",

@@ -16,6 +16,16 @@ import torch
 from raycrew.tensor_transport import _ray_compat
 from raycrew.tensor_transport._bytes import tensor_bytes, tensor_from
 from raycrew.tensor_transport._forks import remake_in_child
+from raycrew.tensor_transport._memory import (
+    SIZE,
+    Arena,
+    Place,
+    is_free,
+    machine_name,
+    memory_left,
+    named_errors,
+    read_arena,
+)
 from raycrew.tensor_transport._shards import (
     ShardRead,
     StoreStats,
@@ -25,10 +35,6 @@ from raycrew.tensor_transport._shards import (
     new_shard_id,
     stale,
 )
-from raycrew.tensor_transport.backends._memory.arena_files import SIZE, Arena
-from raycrew.tensor_transport.backends._memory.machine import memory_left
-from raycrew.tensor_transport.backends._memory.mappings import Place, read_arena
-from raycrew.tensor_transport.backends._memory.own_files import is_free, machine_name, named_errors
 from raycrew.tensor_transport.backends.ray_refs import RayRefBackend
 from raycrew.tensor_transport.errors import ShardLostError, StaleHandleError, TransportError
 from raycrew.tensor_transport.protocols import Bytes

@@ -16,6 +16,17 @@ from raycrew.tensor_transport.testing._fakes import (
     LocalRank,
     LocalResults,
 )
+from raycrew.tensor_transport.testing._pulling import PullCase
+from raycrew.tensor_transport.testing._transports import (
+    TransportCase,
+    bits_of,
+    bounded_memory,
+    check_transport,
+    large_tensor,
+    nothing_left,
+    samples,
+    tiny_tensors,
+)
 
 __all__ = [
     "BackendCase",
@@ -25,9 +36,18 @@ __all__ = [
     "LocalRank",
     "LocalResults",
     "Peer",
+    "PullCase",
+    "TransportCase",
+    "bits_of",
+    "bounded_memory",
     "check_shard_backend",
+    "check_transport",
     "hold",
+    "large_tensor",
+    "nothing_left",
     "put_rows",
     "read_sum",
+    "samples",
     "sum_of_held",
+    "tiny_tensors",
 ]

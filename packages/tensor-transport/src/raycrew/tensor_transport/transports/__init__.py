@@ -19,6 +19,8 @@ from raycrew.tensor_transport.transports._interface import (
     Transport,
 )
 from raycrew.tensor_transport.transports._transfer import Guard, Transfer
+from raycrew.tensor_transport.transports.object_store import ObjectStoreTransport
+from raycrew.tensor_transport.transports.shared_memory import SharedMemoryTransport
 
 __all__ = [
     "BroadcastTransport",
@@ -28,10 +30,12 @@ __all__ = [
     "Choice",
     "Guard",
     "MemberFacts",
+    "ObjectStoreTransport",
     "Offer",
     "Owner",
     "PullTransport",
     "Region",
+    "SharedMemoryTransport",
     "Transfer",
     "Transport",
     "boot_id",

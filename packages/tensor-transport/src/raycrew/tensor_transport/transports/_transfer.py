@@ -25,10 +25,12 @@ class Guard:
         self._what, self._timeout_s = what, timeout_s
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._stop = threading.Event()
+        self._why: TransportError | None = None
         self._wakers: list[Callable[[], object]] = []
 
-    def stop(self) -> None:
-        """Have the next `check` raise, and wake whoever waits."""
+    def stop(self, why: TransportError | None = None) -> None:
+        """Have the next `check` raise, `TransferCancelledError` unless told otherwise; wake whoever waits."""
+        self._why = self._why or why
         self._stop.set()
         for wake in tuple(self._wakers):
             wake()
@@ -44,10 +46,11 @@ class Guard:
 
         Raises:
             TransferCancelledError: The transfer was cancelled.
+            TransportClosedError: Its transport was closed.
             TransportTimeoutError: Its time is over.
         """
         if self._stop.is_set():
-            raise TransferCancelledError(f"{self._what} was cancelled")
+            raise self._why or TransferCancelledError(f"{self._what} was cancelled")
         if self._deadline is not None and time.monotonic() >= self._deadline:
             raise self.too_late()
 

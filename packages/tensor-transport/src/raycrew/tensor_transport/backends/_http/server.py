@@ -15,8 +15,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from raycrew.tensor_transport import _ray_compat
 from raycrew.tensor_transport._forks import remake_in_child
+from raycrew.tensor_transport._memory import memory_left
 from raycrew.tensor_transport.backends._http.app import ShardStore, shard_app
-from raycrew.tensor_transport.backends._memory.machine import memory_left
 from raycrew.tensor_transport.errors import TransportError
 
 _HEAD_BYTES = 64 << 10

@@ -11,6 +11,8 @@ FOLD_BYTES = 256 << 10
 """All but the last of the pieces that a `Fold` is given in turn have a multiple of this size."""
 
 _WORD = 8
+_HALF_BITS = 32
+_HALF_MASK = 2**32 - 1
 _WIDTH = FOLD_BYTES // _WORD
 _FACTOR = -7046029254386353131  # An odd number without a pattern: 2**64 over the golden ratio.
 
@@ -18,14 +20,15 @@ _FACTOR = -7046029254386353131  # An odd number without a pattern: 2**64 over th
 class Fold:
     """Folds bytes piece by piece: as they arrive, while they are in the processor's cache.
 
-    Rows of words are taken up one after another, each time what was there is multiplied by an odd number; the
-    columns are added up with odd factors of their own. All is modulo 2**64, so that a changed word always
-    changes the fold, and several by chance do not with a probability of 2**-63 or so. It protects from
-    damage, not from somebody who means to deceive.
+    Rows of words are taken up one after another: what was there before is turned by half a word, so that a
+    word's highest bit counts as much as its lowest, and multiplied by an odd number. The columns are added up
+    with odd factors of their own. All is modulo 2**64: changed, exchanged and missing words change the fold
+    but by chance. It protects from damage, not from somebody who means to deceive.
     """
 
     def __init__(self) -> None:
         self._columns: torch.Tensor | None = None
+        self._turning: _Turning | None = None
         self._size = 0
         self._ended = False
 
@@ -53,17 +56,42 @@ class Fold:
         if self._columns is None:
             return 0
         factors = _factors()[: len(self._columns)].to(self._columns.device)
-        total = int((self._columns * factors).sum().item())
-        return (total + self._size * _FACTOR) % 2**64
+        mixed = self._columns ^ (self._columns >> _HALF_BITS)
+        return (int((mixed * factors).sum().item()) + self._size * _FACTOR) % 2**64
 
     def _add(self, words: torch.Tensor) -> None:
         if self._columns is None:
             self._columns = words.clone()
-        elif len(words) == len(self._columns):
-            torch.add(words, self._columns, alpha=_FACTOR, out=self._columns)
-        else:
-            self._columns *= _FACTOR
-            self._columns[: len(words)] += words
+            return
+        if len(words) < len(self._columns):
+            words = torch.cat([words, words.new_zeros(len(self._columns) - len(words))])
+        if words.device.type != "cpu":
+            low = self._columns >> _HALF_BITS & _HALF_MASK
+            turned = low | torch.roll(self._columns, -1) << _HALF_BITS
+            self._columns = torch.add(words, turned, alpha=_FACTOR)
+            return
+        if self._turning is None:
+            self._turning = _Turning(self._columns)
+        self._columns = self._turning.add(words)
+
+
+class _Turning:
+    """Two rows in turn, each readable half a word further on: one pass turns, multiplies and adds."""
+
+    def __init__(self, first: torch.Tensor) -> None:
+        size = first.nbytes
+        raw = [np.zeros(size + _WORD // 2, np.uint8) for _ in range(2)]
+        self._raw = raw
+        self._rows = [torch.from_numpy(r[:size].view(np.int64)) for r in raw]
+        self._turned = [torch.from_numpy(np.frombuffer(r.data, np.int64, -1, _WORD // 2)) for r in raw]
+        self._rows[0].copy_(first)
+        self._now = 0
+
+    def add(self, words: torch.Tensor) -> torch.Tensor:
+        now, raw = self._now, self._raw[self._now]
+        raw[-_WORD // 2 :] = raw[: _WORD // 2]
+        self._now = 1 - now
+        return torch.add(words, self._turned[now], alpha=_FACTOR, out=self._rows[1 - now])
 
 
 def fold(data: Bytes | torch.Tensor) -> int:

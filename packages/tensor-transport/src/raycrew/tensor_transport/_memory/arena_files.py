@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raycrew.tensor_transport._bytes import copy_bytes
-from raycrew.tensor_transport.backends._memory.own_files import open_own, try_lock
+from raycrew.tensor_transport._memory.own_files import open_own, try_lock
 from raycrew.tensor_transport.errors import TransportError
 from raycrew.tensor_transport.protocols import Bytes
 
@@ -76,10 +76,15 @@ class Header:
         known[numbers, RELEASED_IN] = generation
         return len(numbers)
 
+    @staticmethod
+    def place_of(slot: int) -> int:
+        """Where the words of a slot begin."""
+        return _TABLE + 3 * slot
+
     def add(self, size_bytes: int, step: int | None) -> int:
         """Note a new shard; the number of its slot."""
         slot = int(self._words[_USED_SLOTS])
-        start = _TABLE + 3 * slot
+        start = self.place_of(slot)
         self._words[start : start + 3] = (size_bytes, NO_STEP if step is None else step, 0)
         self._words[_USED_SLOTS] = slot + 1
         return slot

@@ -1,0 +1,246 @@
+"""What all pulling transports share: checked requests, threads that move bytes, deadlines, folds."""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+
+from raycrew.tensor_transport._bytes import FOLD_BYTES, Fold, copy_bytes, fold, tensor_bytes
+from raycrew.tensor_transport._forks import remake_in_child
+from raycrew.tensor_transport.errors import (
+    DamagedBytesError,
+    ShardLostError,
+    StaleHandleError,
+    TransportClosedError,
+    TransportError,
+)
+from raycrew.tensor_transport.protocols import Bytes
+from raycrew.tensor_transport.transports._facts import start_of, this_process
+from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Offer, Region
+from raycrew.tensor_transport.transports._reasons import WHY_NOT
+from raycrew.tensor_transport.transports._transfer import Guard, Transfer
+
+_BLOCK = 32 << 20
+_FOLDED_BLOCK = 4 * FOLD_BYTES
+_THREADS = 64
+_Read = Callable[[Bytes, int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A region, and the buffer that it goes into."""
+
+    region: Region
+    target: Bytes
+
+    @property
+    def offer(self) -> Offer:
+        """Whose bytes they are."""
+        return self.region.offer
+
+    def fill(self, read: _Read, guard: Guard) -> None:
+        """Fill the buffer block by block, by `read(part of the buffer, offset in the offer)`; check the fold.
+
+        Raises:
+            DamagedBytesError: All bytes of an offer with a fold arrived, and theirs differs.
+        """
+        folded = Fold() if self.region.is_whole and self.offer.fold is not None else None
+        step = _BLOCK if folded is None else _FOLDED_BLOCK
+        for start in range(0, self.target.nbytes, step):
+            guard.check()
+            part = self.target[start : start + step]
+            read(part, self.region.offset + start)
+            if folded is not None:
+                folded.update(part)
+        if folded is not None and folded.value != self.offer.fold:
+            raise damaged(self.offer)
+
+    def copy_from(self, source: Bytes, guard: Guard) -> None:
+        """`fill` from the bytes of the whole offer."""
+        self.fill(lambda part, offset: copy_bytes(part, source[offset : offset + part.nbytes]), guard)
+
+
+class Puller(ABC):
+    """A pulling transport that moves bytes in threads of its own; after a fork the child begins anew."""
+
+    name: ClassVar[str]
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._under_way: set[Transfer] = set()
+        self._closed = False
+        remake_in_child(self)
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+
+    def available(self) -> str | None:
+        """Why it can't be used in this process; None where it can."""
+        return WHY_NOT[self.name]()
+
+    def pull(
+        self, regions: Sequence[Region], into: Sequence[Buffer], *, timeout_s: float | None = None
+    ) -> Transfer:
+        """See `PullTransport.pull`."""
+        jobs = self._jobs(regions, into)
+        what = f"a pull of {len(jobs)} regions by {self.name}"
+        transfer = Transfer(what, sum(job.region.size_bytes for job in jobs), timeout_s=timeout_s)
+        with self._lock:
+            self._check_open()
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"pull-{self.name}")
+            self._under_way.add(transfer)
+            transfer.add_done_callback(self._under_way.discard)
+            self._pool.submit(transfer.run, lambda guard: self._move(jobs, guard))
+        return transfer
+
+    def map(self, offer: Offer) -> Bytes:
+        """See `PullTransport.map`."""
+        raise TransportError(
+            f"{self.name} has no bytes in place: pull {offer.size_bytes} bytes into a buffer"
+        )
+
+    def close(self) -> None:
+        """End what is under way with TransportClosedError, and give up what is held. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            pool, self._pool = self._pool, None
+        for transfer in tuple(self._under_way):
+            transfer.guard.stop(TransportClosedError(f"the transport {self.name} was closed meanwhile"))
+        if pool is not None:
+            pool.shutdown(wait=True)
+        self._release()
+
+    def after_fork(self) -> None:
+        """The threads, and what was offered, are the parent's."""
+        self._lock = threading.Lock()
+        self._pool = None
+        self._under_way = set()
+        self._forget()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def _move(self, jobs: Sequence[Job], guard: Guard) -> None:
+        """Fill all buffers."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Give up what is held, when this is closed."""
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Let go of the parent's things in a forked child."""
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TransportClosedError(f"this {type(self).__name__} is closed")
+
+    def _ready_to_offer(self) -> None:
+        self._check_open()
+        if (reason := self.available()) is not None:
+            raise TransportError(f"{self.name} can't be used here: {reason}")
+
+    def _offer(self, key: object, raw: Bytes, folded: bool) -> Offer:
+        return Offer(self.name, this_process(), key, raw.nbytes, fold(raw) if folded else None)
+
+    def _jobs(self, regions: Sequence[Region], into: Sequence[Buffer]) -> list[Job]:
+        if len(regions) != len(into):
+            raise ValueError(f"{len(regions)} regions do not fit {len(into)} buffers")
+        return [
+            Job(region, self._target(i, region, buffer))
+            for i, (region, buffer) in enumerate(zip(regions, into, strict=True))
+        ]
+
+    def _target(self, i: int, region: Region, buffer: Buffer) -> Bytes:
+        offer = region.offer
+        if offer.transport != self.name:
+            raise ValueError(f"region {i} is of an offer by {offer.transport}, not by {self.name}")
+        if region.offset < 0 or region.size_bytes < 0 or region.offset + region.size_bytes > offer.size_bytes:
+            end = region.offset + region.size_bytes
+            raise ValueError(f"region {i}: bytes {region.offset}..{end} of {offer.size_bytes} do not exist")
+        target = writable_bytes(buffer, f"buffer {i}")
+        if target.nbytes != region.size_bytes:
+            raise ValueError(f"buffer {i} has {target.nbytes} bytes, its region {region.size_bytes}")
+        return target
+
+
+def source_bytes(data: Buffer) -> Bytes:
+    """Bytes to offer, in place where they are contiguous and on the CPU."""
+    if isinstance(data, torch.Tensor):
+        return tensor_bytes(data)
+    if data.dtype != np.uint8 or data.ndim != 1:
+        raise TypeError(
+            f"an array to offer is of one dimension and uint8, not {data.dtype}{list(data.shape)}"
+        )
+    return np.ascontiguousarray(data)
+
+
+def writable_bytes(buffer: Buffer, what: str) -> Bytes:
+    """The memory of a caller's buffer.
+
+    Raises:
+        ValueError: It is not contiguous, read-only, or on a device.
+    """
+    if isinstance(buffer, torch.Tensor):
+        if buffer.device.type != "cpu" or not buffer.is_contiguous():
+            raise ValueError(f"{what} is on {buffer.device}, or not contiguous: it can't be filled")
+        return tensor_bytes(buffer)
+    contiguous = buffer.dtype == np.uint8 and buffer.ndim == 1 and buffer.flags.c_contiguous
+    if not contiguous or not buffer.flags.writeable:
+        raise ValueError(f"{what} has to be writable, contiguous, of one dimension and uint8")
+    return buffer
+
+
+def described(offer: Offer) -> str:
+    """What errors call an offer."""
+    return f"{offer.size_bytes} bytes offered by {offer.owner}"
+
+
+def identity(offer: Offer) -> dict[str, str]:
+    """What errors of an offer carry."""
+    return {"shard_id": str(offer.key), "owner": str(offer.owner), "node_id": offer.owner.node_id}
+
+
+def gone(offer: Offer, why: str) -> StaleHandleError:
+    """The error of an offer that was withdrawn."""
+    return StaleHandleError(f"{described(offer)} can't be had: {why}", **identity(offer))
+
+
+def lost(offer: Offer, why: str) -> ShardLostError:
+    """The error of an offer whose owner died, or can't be reached."""
+    return ShardLostError(f"{described(offer)} can't be had: {why}", **identity(offer))
+
+
+def damaged(offer: Offer) -> DamagedBytesError:
+    """The error of bytes that arrived otherwise than they were offered."""
+    message = f"{described(offer)} arrived damaged by {offer.transport}: their fold differs"
+    return DamagedBytesError(message, transport=offer.transport, owner=str(offer.owner))
+
+
+def check_here(offer: Offer) -> None:
+    """Raise ShardLostError for an offer of another machine."""
+    if offer.owner.machine != this_process().machine:
+        raise lost(offer, f"{offer.transport} does not reach other machines; choose_transport() does")
+
+
+def is_alive(offer: Offer) -> bool:
+    """Whether the process that made an offer, on this machine and in this container, lives."""
+    return start_of(offer.owner.pid) == offer.owner.started

@@ -1,0 +1,11 @@
+import pytest
+from peers import TransportProcess
+
+from raycrew.tensor_transport.testing import PullCase, check_transport
+from raycrew.tensor_transport.transports import SharedMemoryTransport
+
+
+@pytest.mark.hostile
+@pytest.mark.slow
+def test_conformance():
+    check_transport(PullCase(SharedMemoryTransport, lambda: TransportProcess(SharedMemoryTransport)))
