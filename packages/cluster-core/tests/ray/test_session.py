@@ -3,6 +3,7 @@
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import ray
@@ -22,6 +23,27 @@ def test_without_a_connection_there_is_no_session_and_none_is_made():
     assert not ray.is_initialized()
     with pytest.raises(ClusterClosedError, match=r"session_x/01.*has ended.*not connected to Ray.*init_ray"):
         Session("session_x/01").check()
+    assert not ray.is_initialized()
+
+
+@pytest.mark.hostile
+def test_waiting_over_a_session_never_joins_another_cluster(local_ray, ray_nodes_session, monkeypatch):
+    session, ref = Session.current(), session_of_a_task.remote()
+    assert session.wait([ref], timeout=60) == ([ref], [])
+    assert session.get(ref, timeout=60) == session
+    with pytest.raises(ZeroDivisionError):
+        session.get(ray.remote(num_cpus=0)(lambda: 1 / 0).remote(), timeout=60)
+    ray.shutdown()
+    monkeypatch.setenv("RAY_ADDRESS", ray_nodes_session)  # where Ray would connect by itself
+    for use in (session.get, lambda ref: session.wait([ref])):
+        with pytest.raises(ClusterClosedError, match="has ended"):
+            use(ref)
+        with monkeypatch.context() as moment:
+            # The session is there when it is looked for, and gone when Ray is called.
+            seen = iter([session])
+            moment.setattr(Session, "current", partial(next, seen, None))
+            with pytest.raises(ClusterClosedError, match="has ended"):
+                use(ref)
     assert not ray.is_initialized()
 
 

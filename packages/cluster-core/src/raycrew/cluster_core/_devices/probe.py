@@ -10,6 +10,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raycrew.cluster_core._devices.binding import bind_device
+from raycrew.cluster_core._ray import check_connected
 from raycrew.cluster_core.errors import ClusterError
 
 # Of these Ray knows which device it gives to whom; any other resource is only a number.
@@ -44,7 +45,7 @@ def probe_devices(
         for group, bundle in places
     ]
     try:
-        devices: list[int | None] = ray.get(refs, timeout=timeout_s)
+        devices: list[int | None] = check_connected().get(refs, timeout=timeout_s)
     except RayError as error:
         for ref in refs:
             ray.cancel(ref, force=True)

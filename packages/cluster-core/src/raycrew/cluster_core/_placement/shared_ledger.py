@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from raycrew.cluster_core import _ray
@@ -59,7 +58,7 @@ class SharedLedger:
     def _call(self, name: str, *arguments: Any) -> Any:
         self._session.check()
         try:
-            return ray.get(self._keeper.call.remote(name, *arguments), timeout=_ANSWER_S)
+            return self._session.get(self._keeper.call.remote(name, *arguments), timeout=_ANSWER_S)
         except RayTaskError as error:
             if isinstance(error.cause, (ClusterError, ValueError, TypeError)):
                 raise error.cause from None

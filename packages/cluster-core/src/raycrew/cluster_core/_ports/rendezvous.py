@@ -4,7 +4,6 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
-import ray
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -61,7 +60,7 @@ class PortKeepers:
 
     def _wait(self, node_id: str, ref: Any) -> Rendezvous:
         try:
-            address, ports = ray.get(ref, timeout=self._timeout_s)
+            address, ports = _ray.check_connected().get(ref, timeout=self._timeout_s)
         except RayTaskError as error:
             if isinstance(error.cause, (ClusterError, ValueError, TypeError)):
                 raise error.cause from None

@@ -1,11 +1,13 @@
 """What no public call of Ray offers, or what its versions do in different ways; one function each."""
 
+import functools
 import importlib
 import logging
 import os
 import signal
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -48,6 +50,13 @@ def _read(worker: Any, node: Any) -> _Known | None:
         if not worker.connected or worker.node is not node or worker.current_job_id.is_nil():
             return None
         return weakref.ref(node), f"{node.session_name}/{worker.current_job_id.hex()}"
+
+
+@functools.cache
+def without_connecting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """One of Ray's functions without what it does first: connect where there is no connection (any more)."""
+    connects = function.__code__.co_name == "auto_init_wrapper"
+    return function.__wrapped__ if connects else function  # type: ignore[attr-defined]
 
 
 def node_table() -> Any:

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from ray.exceptions import GetTimeoutError
@@ -43,6 +44,7 @@ def ask(
 
     Raises:
         ClusterError: This process is not connected to Ray.
+        ClusterClosedError: The connection ended before there was an answer.
         GetTimeoutError: No answer in time.
     """
     session = check_connected() if connected else None
@@ -61,7 +63,8 @@ def ask(
     except BaseException:
         room.release()
         raise
-    return _wait(answer, timeout_s, undo)
+    with session.while_connected() if session is not None else nullcontext():
+        return _wait(answer, timeout_s, undo)
 
 
 def answer_s() -> float:

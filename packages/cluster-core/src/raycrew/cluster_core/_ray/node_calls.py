@@ -62,14 +62,13 @@ def _collect(
     try:
         while pending:
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
-            session.check()
-            done, _ = ray.wait(list(pending), num_returns=1, timeout=left)
+            done, _ = session.wait(list(pending), timeout=left)
             if not done:
                 failures += [_late(name, node_id, timeout_s) for node_id in pending.values()]
                 break
             node_id = pending.pop(done[0])
             try:
-                result = ray.get(done[0])
+                result = session.get(done[0])
             except RayTaskError as error:
                 failures.append(_failed(name, node_id, error))
             except RayError as error:

@@ -1,10 +1,18 @@
 """Which connection to Ray something belongs to."""
 
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
-from raycrew.cluster_core._ray.compat import client_id, is_client, job_id
+import ray
+
+from raycrew.cluster_core._ray.compat import client_id, is_client, job_id, without_connecting
 from raycrew.cluster_core.errors import ClusterClosedError
+
+_ENDING_S = 5.0
+_LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +53,49 @@ class Session:
             f"the connection to Ray that this belongs to, {self.id}, has ended; {now}. What was made over it "
             "is gone: connect with init_ray() if need be, and make it anew"
         )
+
+    def get(self, refs: Any, *, timeout: float | None = None) -> Any:
+        """The same as `ray.get`, over this session and no other one.
+
+        Raises:
+            ClusterClosedError: It has ended, perhaps while this waited.
+        """
+        with self.while_connected():
+            return without_connecting(ray.get)(refs, timeout=timeout)
+
+    def wait(
+        self, refs: Sequence[Any], *, num_returns: int = 1, timeout: float | None = None
+    ) -> tuple[list[Any], list[Any]]:
+        """The same as `ray.wait`, over this session and no other one.
+
+        Raises:
+            ClusterClosedError: It has ended, perhaps while this waited.
+        """
+        with self.while_connected():
+            ready, pending = without_connecting(ray.wait)(
+                list(refs), num_returns=num_returns, timeout=timeout
+            )
+        return ready, pending
+
+    @contextmanager
+    def while_connected(self) -> Iterator[None]:
+        """What fails in here because the session has ended raises a `ClusterClosedError`, whatever Ray says.
+
+        Raises:
+            ClusterClosedError: The session had ended before, or has meanwhile.
+        """
+        self.check()
+        try:
+            yield
+        except SystemExit:  # So Ray ends what waits, when its connection is about to end.
+            self._await_end()
+            raise
+        except Exception:
+            self.check()
+            raise
+
+    def _await_end(self) -> None:
+        deadline = time.monotonic() + _ENDING_S
+        while time.monotonic() < deadline:
+            self.check()
+            time.sleep(_LOOK_S)
