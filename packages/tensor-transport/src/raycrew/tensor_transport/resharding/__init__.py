@@ -1,4 +1,4 @@
-"""Weights from shard to shard: layouts as data, and the plan that follows from two of them."""
+"""Weights from shard to shard: layouts as data, the plan that follows from two of them, and its execution."""
 
 from raycrew.tensor_transport.resharding._boxes import Block, Box, Region
 from raycrew.tensor_transport.resharding._builders import (
@@ -11,6 +11,12 @@ from raycrew.tensor_transport.resharding._builders import (
 )
 from raycrew.tensor_transport.resharding._fusing import fused, stacked
 from raycrew.tensor_transport.resharding._layout import Layout, Memory, Share, TensorLayout, join_layouts
+from raycrew.tensor_transport.resharding._moving import (
+    ReshardReceipt,
+    ShardOffers,
+    offer_shards,
+    pull_shards,
+)
 from raycrew.tensor_transport.resharding._plan import Move, ReshardPlan, plan_reshard
 from raycrew.tensor_transport.resharding._reading import layout_of
 
@@ -22,6 +28,8 @@ __all__ = [
     "Move",
     "Region",
     "ReshardPlan",
+    "ReshardReceipt",
+    "ShardOffers",
     "Share",
     "Split",
     "TensorLayout",
@@ -29,8 +37,10 @@ __all__ = [
     "fused",
     "join_layouts",
     "layout_of",
+    "offer_shards",
     "on_mesh",
     "plan_reshard",
+    "pull_shards",
     "qkv_parts",
     "replicated",
     "sharded",

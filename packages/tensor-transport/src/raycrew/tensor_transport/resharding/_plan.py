@@ -66,14 +66,14 @@ class ReshardPlan:
     """Moves that fill each target's parameters, every element once.
 
     Attributes:
-        source_digest: Of the layout that is read.
-        target_digest: Of the layout that is filled.
+        source: The layout that is read.
+        target: The layout that is filled.
         bytes_from: Source rank -> bytes that it gives.
         size_bytes: Bytes that all targets together get.
     """
 
-    source_digest: str
-    target_digest: str
+    source: Layout
+    target: Layout
     bytes_from: Mapping[int, int]
     size_bytes: int
     _entries: tuple[_Entry, ...]
@@ -97,8 +97,23 @@ class ReshardPlan:
 
     def moves(self) -> Iterator[Move]:
         """All moves, target by target."""
-        for rank in sorted({rank for entry in self._entries for rank in entry.copies}):
+        for rank in self.target_ranks:
             yield from self.moves_to(rank)
+
+    def parameters_from(self, rank: int) -> frozenset[str]:
+        """The parameters of one source that anybody takes something of."""
+        return frozenset(
+            entry.source.parameters[copy.source_parameter] if entry.source.parameters else entry.name
+            for entry in self._entries
+            for copies in entry.copies.values()
+            for copy in copies
+            if copy.source_rank == rank
+        )
+
+    @property
+    def target_ranks(self) -> tuple[int, ...]:
+        """The targets that get anything."""
+        return tuple(sorted({rank for entry in self._entries for rank in entry.copies}))
 
     def __repr__(self) -> str:
         return f"ReshardPlan({len(self._entries)} tensors, {self.size_bytes} bytes)"
@@ -178,7 +193,7 @@ def _assign(
             copies[key] = copies_of(template, key[1])
         both = not together[0].isdisjoint(held.parameters) and not together[1].isdisjoint(wanted.parameters)
         entries.append(_Entry(name, held, wanted, copies[key], both))
-    return ReshardPlan(source.digest, target.digest, dict(load), sum(load.values()), tuple(entries))
+    return ReshardPlan(source, target, dict(load), sum(load.values()), tuple(entries))
 
 
 def _fixed_load(found: list[_Matched]) -> Counter[int]:
