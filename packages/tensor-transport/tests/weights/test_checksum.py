@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raycrew.tensor_transport.weights._manifest import checksum
+from raycrew.tensor_transport.weights._checksum import checksum
 
 
 @settings(max_examples=60)

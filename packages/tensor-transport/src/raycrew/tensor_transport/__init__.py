@@ -20,11 +20,13 @@ from raycrew.tensor_transport.backends.ray_refs import RayRefBackend
 from raycrew.tensor_transport.backends.shared_memory import SharedMemoryBackend
 from raycrew.tensor_transport.batch import BatchedDataDict, SlicedDataDict
 from raycrew.tensor_transport.errors import (
+    BaseVersionError,
     BatchSchemaError,
     BucketFetchError,
     ChecksumMismatchError,
     DamagedBytesError,
     DecodeError,
+    DirectoryLostError,
     LayoutError,
     ManifestMismatchError,
     NoTransportError,
@@ -39,6 +41,7 @@ from raycrew.tensor_transport.errors import (
     TransportError,
     TransportTimeoutError,
     UnsupportedTensorError,
+    UpdateAbortedError,
     WeightUpdateError,
 )
 from raycrew.tensor_transport.packing import Packing, balance, pack
@@ -48,16 +51,23 @@ from raycrew.tensor_transport.protocols import ByteStore, PeerGroup, PeerResults
 from raycrew.tensor_transport.resharding import Layout, ReshardPlan, join_layouts, layout_of, plan_reshard
 from raycrew.tensor_transport.rtensor import RTensor
 from raycrew.tensor_transport.weights import (
+    RankSpan,
+    SyncProgress,
+    WeightDirectory,
     WeightPublisher,
     WeightReceipt,
     WeightReceiver,
     WeightSyncReport,
     WeightUpdate,
+    digest_weights,
     gather_weights,
+    join_updates,
     sync_weights,
+    sync_weights_async,
 )
 
 __all__ = [
+    "BaseVersionError",
     "BatchSchemaError",
     "BatchedDataDict",
     "BucketFetchError",
@@ -66,6 +76,7 @@ __all__ = [
     "ChecksumMismatchError",
     "DamagedBytesError",
     "DecodeError",
+    "DirectoryLostError",
     "DynamicBatchingArgs",
     "InlineBackend",
     "Layout",
@@ -80,6 +91,7 @@ __all__ = [
     "PeerResults",
     "RTensor",
     "RaggedTensor",
+    "RankSpan",
     "RayRefBackend",
     "ReshardError",
     "ReshardPlan",
@@ -96,6 +108,7 @@ __all__ = [
     "StaleHandleError",
     "StaleVersionError",
     "StoreStats",
+    "SyncProgress",
     "TensorArguments",
     "TensorShardInfo",
     "TransferCancelledError",
@@ -103,6 +116,8 @@ __all__ = [
     "TransportError",
     "TransportTimeoutError",
     "UnsupportedTensorError",
+    "UpdateAbortedError",
+    "WeightDirectory",
     "WeightPublisher",
     "WeightReceipt",
     "WeightReceiver",
@@ -112,9 +127,11 @@ __all__ = [
     "balance",
     "clear_node",
     "collect_shards",
+    "digest_weights",
     "flatten_shard_ids",
     "gather_weights",
     "join_layouts",
+    "join_updates",
     "layout_of",
     "localize",
     "pack",
@@ -122,4 +139,5 @@ __all__ = [
     "release",
     "remotize",
     "sync_weights",
+    "sync_weights_async",
 ]

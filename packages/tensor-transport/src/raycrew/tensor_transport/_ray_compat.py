@@ -6,7 +6,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from raycrew.tensor_transport.errors import ShardLostError, TransportError, TransportTimeoutError
+from raycrew.tensor_transport.errors import (
+    DirectoryLostError,
+    ShardLostError,
+    TransportError,
+    TransportTimeoutError,
+)
 from raycrew.tensor_transport.protocols import Bytes
 
 _forked_from: list[int] = []
@@ -79,6 +84,14 @@ def not_here(refs: list[Any], timeout_s: float) -> list[Any]:
     """Those objects that are not on this node after a while; a lost one counts as being here."""
     left: list[Any] = ray_module().wait(refs, num_returns=len(refs), timeout=timeout_s)[1]
     return left
+
+
+def where() -> str:
+    """The node that this process is on; the machine's name without Ray, or a connection."""
+    ray = sys.modules.get("ray")
+    if _forked_from or ray is None or not ray.is_initialized():
+        return os.uname().nodename
+    return current_node_id()
 
 
 def current_node_id() -> str:
@@ -192,6 +205,39 @@ def start_on_node(cls: type, node_id: str) -> Any:
     actor = ray_module().remote(cls)
     options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
     return actor.options(scheduling_strategy=strategy, **options).remote()
+
+
+def start_actor(cls: type, name: str | None, *args: Any) -> Any:
+    """An actor of `cls` that takes no resources, anywhere; it is not restarted."""
+    return ray_module().remote(cls).options(num_cpus=0, name=name).remote(*args)
+
+
+def find_actor(name: str) -> Any:
+    """The actor of a name.
+
+    Raises:
+        DirectoryLostError: There is none.
+    """
+    try:
+        return ray_module().get_actor(name)
+    except ValueError as error:
+        raise DirectoryLostError(f"there is no actor named {name!r}: {error}") from error
+
+
+def call_actor(method: Any, args: tuple[Any, ...], timeout_s: float) -> Any:
+    """The answer of an actor; what it raises as it raised it.
+
+    Raises:
+        ShardLostError: It is dead.
+        TransportTimeoutError: It does not answer within `timeout_s`.
+    """
+    ray = ray_module()
+    try:
+        return get(method.remote(*args), timeout_s)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, TransportError | ValueError):
+            raise error.cause from None
+        raise
 
 
 def kill(actor: Any) -> None:

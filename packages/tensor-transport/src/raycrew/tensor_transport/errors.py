@@ -121,6 +121,24 @@ class StaleVersionError(WeightUpdateError):
     """The update is older than what the receiver already has."""
 
 
+class BaseVersionError(WeightUpdateError):
+    """A partial update has to be added to a version that the receiver does not hold.
+
+    Attributes:
+        bases: The versions that it can be added to.
+    """
+
+    bases: Sequence[int] = ()
+
+
+class UpdateAbortedError(WeightUpdateError):
+    """A version was given up for all: a publisher or a receiver failed, was silent, or was late."""
+
+
+class DirectoryLostError(WeightUpdateError):
+    """The directory of versions does not answer: whether the version was committed cannot be known."""
+
+
 class BucketFetchError(WeightUpdateError):
     """A bucket's bytes could not be had: its publisher died or released them.
 

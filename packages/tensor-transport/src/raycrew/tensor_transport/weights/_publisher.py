@@ -1,139 +1,205 @@
 """The trainer's side: pack tensors into buckets, and publish them as one version."""
 
-import dataclasses
 import os
 import threading
-import time
 import uuid
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-import numpy as np
 import torch
 
 from raycrew.tensor_transport._ray_compat import RayByteStore
 from raycrew.tensor_transport.errors import TransportClosedError, TransportError
 from raycrew.tensor_transport.protocols import Bytes, ByteStore
-from raycrew.tensor_transport.weights._manifest import Bucket, TensorEntry, WeightUpdate, checksum, dtype_name
-from raycrew.tensor_transport.weights._source import (
-    SourceWatch,
-    Weights,
-    find_ties,
-    listed,
-    refuse_without_bytes,
-)
-
-_ALIGNMENT = 64
+from raycrew.tensor_transport.weights._checksum import checksum
+from raycrew.tensor_transport.weights._directory import WeightDirectory
+from raycrew.tensor_transport.weights._manifest import Bucket, BucketPlan, TensorEntry, WeightUpdate
+from raycrew.tensor_transport.weights._packing import Arenas, Packer
+from raycrew.tensor_transport.weights._placing import ALIGNMENT, Placer, PlanCache
+from raycrew.tensor_transport.weights._selection import Rename, Select, Selection, Transform
+from raycrew.tensor_transport.weights._source import Weights
+from raycrew.tensor_transport.weights._spans import Stopwatch
+from raycrew.tensor_transport.weights._taking import Taking
+from raycrew.tensor_transport.weights._telling import DirectoryTeller, LoneTeller, Teller
 
 
 class WeightPublisher:
     """Publishes versions of a model's weights for any number of receivers.
 
-    The bytes go bucket by bucket through one reused arena into a store, so that publishing needs one
-    bucket of memory beside the store's. The latest complete version stays available for retries and
+    The bytes go bucket by bucket through reused arenas into a store, so that publishing needs two
+    buckets of memory beside the store's. The latest complete version stays available for retries and
     late joiners; the one before it is released when a new one is complete.
+
+    With a `directory`, receivers fetch each bucket as soon as it is put, while the next one is packed. Each
+    rank of a trainer may publish its own part: a version is complete with the last of them.
 
     Threads take turns: a version is complete before the next one begins.
 
     Args:
         store: Where the buckets go: Ray's object store unless given.
         bucket_bytes: Size of a bucket; a larger tensor has a bucket of its own.
+        directory: Where versions are announced.
+        part: Which part this publisher publishes: its rank.
+        parts: How many parts a version has.
+        sharded: Publish this rank's shards of DTensors, so that no process needs memory for a whole tensor;
+            receivers put them together. Other tensors of a model with DTensors are published by part 0.
+        keep: How many complete versions stay available; with a directory, that one's `keep` counts.
+        window_bytes: With a directory: how many bytes may be put that not all receivers of an update by
+            `sync_weights` have fetched; None for no limit.
+        timeout_s: With a directory: how long to wait for receivers that lag, and for other ranks.
+        checksums: Make a checksum of each bucket; receivers verify what has one.
+        dtype: Cast floating-point tensors to this.
+        transform: Called with the name and the whole tensor; returns what to publish in its place, one
+            tensor or several with names: a quantisation with its scales, for example.
+        rename: Name -> name that receivers know; a mapping leaves names that it lacks.
+        select: Names to publish, or a predicate; an adapter's, for example.
+
+    Raises:
+        ValueError: An option is out of its range, or does not go with another.
     """
 
-    def __init__(self, store: ByteStore | None = None, *, bucket_bytes: int = 16 << 20) -> None:
-        if bucket_bytes < _ALIGNMENT:
-            raise ValueError(f"bucket_bytes must be at least {_ALIGNMENT}, got {bucket_bytes}")
+    def __init__(
+        self,
+        store: ByteStore | None = None,
+        *,
+        bucket_bytes: int = 16 << 20,
+        directory: WeightDirectory | None = None,
+        part: int = 0,
+        parts: int = 1,
+        sharded: bool = False,
+        keep: int = 1,
+        window_bytes: int | None = None,
+        timeout_s: float | None = 600.0,
+        checksums: bool = True,
+        dtype: torch.dtype | None = None,
+        transform: Transform | None = None,
+        rename: Rename | None = None,
+        select: Select | None = None,
+    ) -> None:
+        if bucket_bytes < ALIGNMENT:
+            raise ValueError(f"bucket_bytes must be at least {ALIGNMENT}, got {bucket_bytes}")
+        if not 0 <= part < parts:
+            raise ValueError(f"part must be from 0 to {parts - 1}, got {part}")
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}: a directory may keep none")
+        if sharded and transform is not None:
+            raise ValueError("transform= takes whole tensors, and sharded=True has none")
         self._store = store if store is not None else RayByteStore()
         self._bucket_bytes = bucket_bytes
-        self._arena = np.empty(0, dtype=np.uint8)
+        self._part, self._parts, self._sharded, self._checksums = part, parts, sharded, checksums
+        self._selection = Selection(select, dtype, transform, rename)
+        self._arenas, self._plans = Arenas(), PlanCache(bucket_bytes)
         self._name = uuid.uuid4().hex
-        self._latest: WeightUpdate | None = None
-        self._last_version = 0
+        self._keep = keep
+        self._kept: deque[WeightUpdate] = deque()
         self._closed = False
         self._lock = threading.RLock()
         self._publishing = False
         self._pid = os.getpid()
+        self._teller: Teller = (
+            LoneTeller(self._name, part, parts)
+            if directory is None
+            else DirectoryTeller(directory, self._store, self._name, part, parts, window_bytes, timeout_s)
+        )
 
     @property
     def latest(self) -> WeightUpdate | None:
-        """The latest complete version."""
-        return self._latest
+        """The latest complete version, or this rank's part of it; None with a directory, which keeps it."""
+        return self._kept[-1] if self._kept else None
 
-    def publish(self, weights: Weights, *, version: int | None = None) -> WeightUpdate:
+    def publish(self, weights: Weights, *, version: int | None = None, partial: bool = False) -> WeightUpdate:
         """Publish a state dict, or an iterator that yields (name, tensor), as one version.
 
         Tied tensors of a state dict (same memory, dtype, shape and strides) are sent once. A `DTensor` is
-        gathered by its `full_tensor()`, a collective: the other ranks drain `gather_weights` meanwhile.
+        gathered by its `full_tensor()`, a collective: the other ranks drain `gather_weights` meanwhile
+        (unless `sharded`).
 
         Nobody may write to the tensors meanwhile, as a training step in another thread would: a version that
         mixes several states of the model is refused. (What cannot be seen is a writer that stands still, half
-        done, during all of it.)
+        done, during all of it.) What receivers had of such a version is given up by them, too.
 
         Args:
             weights: The tensors; an iterator may make each one as it is asked for it, where all tensors of a
                 mapping or list are held until the end.
-            version: One more than the last version unless given.
+            version: One more than the last version unless given; with a directory, what it says.
+            partial: These are the only tensors that changed since the version before: receivers that hold it
+                keep their others.
 
         Raises:
-            ValueError: `version` does not rise, a name comes twice, or there is no tensor.
+            ValueError: `version` does not rise, a name comes twice, there is no tensor, or nothing to which
+                a partial version could be added.
             UnsupportedTensorError: A tensor has no plain bytes (quantised, sparse, meta).
             SourceChangedError: Tensors were written to meanwhile; the latest version stays what it was.
+            StaleVersionError: Another publisher of this part was made since.
+            UpdateAbortedError: A receiver or another rank failed, and the version was given up.
+            TransportTimeoutError: Receivers or other ranks lag for longer than `timeout_s`.
             TransportClosedError: The publisher is closed.
             TransportError: The publisher is another process's, or is publishing in this thread already.
         """
         with self._turn():
-            if version is None:
-                version = self._last_version + 1
-            elif version <= self._last_version:
-                raise ValueError(f"version must be above the last one, {self._last_version}, got {version}")
-            update = self._pack(weights, version)
-            self.release()
-            self._latest, self._last_version = update, version
+            taking = Taking(weights, self._selection, sharded=self._sharded, first_part=self._part == 0)
+            specs = taking.specs()
+            plan = None if specs is None else self._plans.plan(specs, taking.ties)
+            names = self._changed_names(plan) if partial else None
+            number = self._teller.begin(version, plan, names)
+            try:
+                update = self._pack(taking, number, plan)
+            except BaseException as error:
+                self._teller.abort(number, f"its publisher raised {error!r}")
+                raise
+            self._keep_only(update)
             return update
 
-    def _pack(self, weights: Weights, version: int) -> WeightUpdate:
-        packer = _Packer(self._store, self._bucket_bytes, self._arena)
-        start = time.perf_counter()
-        pairs, held = listed(weights)
-        watch = SourceWatch(held=held)
-        ties = find_ties(pairs) if held else {}
+    def _changed_names(self, plan: BucketPlan | None) -> frozenset[str]:
+        if plan is None:
+            raise ValueError("a partial update needs a mapping or a list of tensors, and no transform=")
+        return frozenset(plan.schema)
+
+    def _pack(self, taking: Taking, number: int, plan: BucketPlan | None) -> WeightUpdate:
+        watch, placer, buckets = Stopwatch(), Placer(self._bucket_bytes), list[Bucket]()
+
+        def send(index: int, data: Bytes, entries: list[TensorEntry]) -> None:
+            self._teller.make_room(number, data.size)
+            with watch.measure("put"):
+                summed = checksum(data) if self._checksums else None
+                buckets.append(Bucket(self._store.put(data), data.size, summed))
+            self._teller.announce(number, index, buckets[-1], None if plan else tuple(entries))
+
+        packer = Packer(placer, self._arenas, send, self._bucket_bytes, overlap=self._teller.streams)
         try:
-            for name, tensor in pairs:
-                full = watch.gather(name, tensor)
-                if (copy := packer.add(name, full, twin=ties.get(name))) is not None:
-                    watch.copied(name, tensor, copy)
-            packer.flush()
-            if not packer.entries:
+            try:
+                with watch.measure("gather"):
+                    for taken in taking:
+                        packer.add(taken)
+                    packer.finish()
+            finally:
+                packer.close()
+            if not placer.entries and self._parts == 1:
                 raise ValueError("there is no tensor to publish")
-            watch.check()
+            taking.check()
+            return self._teller.finish(number, plan or placer.plan(), buckets, watch, packer.waited_s)
         except BaseException:
-            self._release(packer.buckets)
+            self._release(buckets)
             raise
-        self._arena = packer.arena
-        return WeightUpdate(
-            publisher=self._name,
-            version=version,
-            tensors=tuple(packer.entries.values()),
-            buckets=tuple(packer.buckets),
-            gather_s=time.perf_counter() - start - packer.put_s,
-            put_s=packer.put_s,
-        )
 
     def release(self) -> None:
-        """Give up the latest version; receivers that already fetch from Ray's store can finish."""
+        """Give up the versions that are kept; receivers that already fetch from Ray's store can finish."""
         with self._lock:
-            latest, self._latest = self._latest, None
-            if latest is not None:
-                self._release(latest.buckets)
+            while self._kept:
+                self._release(self._kept.popleft().buckets)
 
     def close(self) -> None:
         """Release everything, after a publication that is going on; idempotent."""
         with self._lock:
-            self.release()
-            self._arena = np.empty(0, dtype=np.uint8)
+            if self._closed:
+                return
             self._closed = True
+            self.release()
+            self._arenas.clear()
+            self._teller.close()
 
     def __enter__(self) -> Self:
         return self
@@ -145,7 +211,7 @@ class WeightPublisher:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Wait until nobody else publishes: there is one arena, and one next version."""
+        """Wait until nobody else publishes: there is one next version."""
         if os.getpid() != self._pid:
             raise TransportError(
                 f"this WeightPublisher is that of process {self._pid}; after a fork, make another one"
@@ -161,53 +227,13 @@ class WeightPublisher:
             finally:
                 self._publishing = False
 
+    def _keep_only(self, update: WeightUpdate) -> None:
+        if self._teller.streams:
+            return
+        while len(self._kept) >= self._keep:
+            self._release(self._kept.popleft().buckets)
+        self._kept.append(update)
+
     def _release(self, buckets: Iterable[Bucket]) -> None:
         for bucket in buckets:
             self._store.release(bucket.ticket)
-
-
-class _Packer:
-    """Copies tensors into the arena, and the arena into the store whenever it is full."""
-
-    def __init__(self, store: ByteStore, bucket_bytes: int, arena: Bytes) -> None:
-        self.entries: dict[str, TensorEntry] = {}
-        self.buckets: list[Bucket] = []
-        self.put_s = 0.0
-        self.arena = arena if arena.size >= bucket_bytes else np.empty(bucket_bytes, dtype=np.uint8)
-        self._store = store
-        self._bucket_bytes = bucket_bytes
-        self._used = 0
-        self._pending = 0
-
-    def add(self, name: str, tensor: torch.Tensor, *, twin: str | None = None) -> torch.Tensor | None:
-        """Give `tensor` a place, that of the tensor named `twin` if there is one; returns a copy made."""
-        if name in self.entries:
-            raise ValueError(f"the name {name!r} comes twice")
-        refuse_without_bytes(name, tensor)
-        if twin is not None:
-            self.entries[name] = dataclasses.replace(self.entries[twin], name=name)
-            return None
-        size = tensor.numel() * tensor.element_size()
-        if self._used and self._used + size > self._bucket_bytes:
-            self.flush()
-        if size > self.arena.size:
-            self.arena = np.empty(size, dtype=np.uint8)
-        place = (len(self.buckets), self._used, size)
-        entry = TensorEntry(name, dtype_name(tensor.dtype), tuple(tensor.shape), *place)
-        copy = entry.view(torch.from_numpy(self.arena))
-        if size:
-            copy.copy_(tensor)
-        self.entries[name] = entry
-        self._pending += 1
-        self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
-        return copy if size else None
-
-    def flush(self) -> None:
-        """Put what the arena holds into the store."""
-        if not self._pending:
-            return
-        start = time.perf_counter()
-        data = self.arena[: self._used]
-        self.buckets.append(Bucket(self._store.put(data), data.size, checksum(data)))
-        self._used = self._pending = 0
-        self.put_s += time.perf_counter() - start

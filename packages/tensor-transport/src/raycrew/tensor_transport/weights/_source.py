@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from raycrew.tensor_transport.errors import SourceChangedError, UnsupportedTensorError
+from raycrew.tensor_transport.weights._selection import Select, Selection
 
 Weights: TypeAlias = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
@@ -22,16 +23,21 @@ def listed(weights: Weights) -> tuple[Iterable[tuple[str, torch.Tensor]], bool]:
     return (list(weights), True) if isinstance(weights, Sequence | _DICT_ITEMS) else (weights, False)
 
 
-def gather_weights(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
+def gather_weights(weights: Weights, *, select: Select | None = None) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, whole tensor) of each weight; ranks that do not publish drain it to take part in gathering.
+
+    Args:
+        weights: The tensors.
+        select: Names, or a predicate: that of the publisher.
 
     Raises:
         UnsupportedTensorError: A value is no tensor.
         SourceChangedError: At the end: this rank's part of a tensor was written to after it was gathered.
     """
-    watch = SourceWatch()
+    watch, selection = SourceWatch(), Selection(select=select)
     for name, tensor in weights.items() if isinstance(weights, Mapping) else weights:
-        yield name, watch.gather(name, tensor)
+        if selection.wants(name):
+            yield name, watch.gather(name, tensor)
     watch.check()
 
 
@@ -107,8 +113,8 @@ class SourceWatch:
         self._taken: list[_Taken] = []
         self._versions: dict[str, int | None] = {}
 
-    def gather(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """The whole of a tensor that is about to be copied: a DTensor is gathered, a collective."""
+    def gather(self, name: str, tensor: torch.Tensor, *, whole: bool = True) -> torch.Tensor:
+        """A tensor that is about to be copied: a DTensor is gathered (a collective), or its part alone."""
         if not isinstance(tensor, torch.Tensor):
             raise UnsupportedTensorError(f"{name!r} is a {type(tensor).__name__}, not a tensor", name=name)
         full = getattr(tensor, "full_tensor", None)
@@ -117,8 +123,8 @@ class SourceWatch:
             return tensor.detach()
         part = _memory(tensor)
         self._taken.append(_Taken(name, self._reference(tensor), _version(part), fold(part)))
-        whole: torch.Tensor = full()
-        return whole.detach()
+        found: torch.Tensor = full() if whole else part
+        return found.detach()
 
     def copied(self, name: str, tensor: torch.Tensor, copy: torch.Tensor) -> None:
         """`copy` was made of `tensor`, as `gather` got it.
@@ -131,6 +137,14 @@ class SourceWatch:
         taken = _Taken(name, self._reference(tensor), self._versions.pop(name), fold(copy))
         if not self._held:
             _refuse_changed([taken])
+        if self._held or isinstance(tensor, torch.nn.Parameter):
+            self._taken.append(taken)
+
+    def changing(self, name: str, tensor: torch.Tensor) -> None:
+        """What is copied will be made of `tensor`, and have other elements."""
+        if callable(getattr(tensor, "full_tensor", None)):
+            return
+        taken = _Taken(name, self._reference(tensor), self._versions.pop(name), fold(tensor))
         if self._held or isinstance(tensor, torch.nn.Parameter):
             self._taken.append(taken)
 
