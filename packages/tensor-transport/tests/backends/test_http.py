@@ -24,7 +24,7 @@ from raycrew.tensor_transport import (
     StaleHandleError,
     TransportError,
 )
-from raycrew.tensor_transport.backends._http.safetensors import frame, header_length, parse_header
+from raycrew.tensor_transport._bytes import frame, header_length, parse_header
 from raycrew.tensor_transport.errors import DecodeError, TransportClosedError, UnsupportedTensorError
 from raycrew.tensor_transport.protocols import ShardBackend
 from raycrew.tensor_transport.testing import BackendCase, check_shard_backend, put_rows

@@ -1,5 +1,6 @@
 """Batches, tensor handles, transports and weight updates."""
 
+from raycrew.tensor_transport._columns import BatchIterator
 from raycrew.tensor_transport._handles import (
     CacheStats,
     ShardRegistry,
@@ -68,6 +69,7 @@ from raycrew.tensor_transport.weights import (
 
 __all__ = [
     "BaseVersionError",
+    "BatchIterator",
     "BatchSchemaError",
     "BatchedDataDict",
     "BucketFetchError",

@@ -7,15 +7,16 @@ import numpy as np
 from typing_extensions import TypeVar
 
 from raycrew.tensor_transport._columns import (
-    ColumnOperations,
+    BatchIterator,
     JoiningOperations,
     RowOperations,
+    SavingOperations,
     named_column,
     padded_width,
     refuse_unknown,
     row_lengths,
 )
-from raycrew.tensor_transport._rows import Rows, even_bounds, row_numbers
+from raycrew.tensor_transport._rows import Passes, Rows, even_bounds, row_numbers
 from raycrew.tensor_transport.packing._plan import (
     DynamicBatchingArgs,
     SequencePackingArgs,
@@ -31,7 +32,7 @@ from raycrew.tensor_transport.packing._sharded import ShardedBatch
 DictT = TypeVar("DictT", bound=Mapping[str, Any], default=Any)
 
 
-class BatchedDataDict(RowOperations, ColumnOperations, JoiningOperations, Generic[DictT]):
+class BatchedDataDict(RowOperations, SavingOperations, JoiningOperations, Generic[DictT]):
     """A mapping of columns whose first dimension is the batch.
 
     A column is a tensor, a `RaggedTensor`, a `PackedTensor`, a numpy array or a list. What does not have one
@@ -203,6 +204,31 @@ class BatchedDataDict(RowOperations, ColumnOperations, JoiningOperations, Generi
         return self._take(SlicedDataDict if plain else cast("type[SlicedDataDict[DictT]]", type(self)), rows)
 
     # Microbatches
+
+    def make_iterator(
+        self,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        epochs: int | None = 1,
+        drop_last: bool = False,
+    ) -> "BatchIterator[SlicedDataDict[DictT]]":
+        """Parts of `batch_size` rows, one or several times over, whose position can be saved and taken up.
+
+        Args:
+            batch_size: Rows of a part.
+            shuffle: Give the rows in another order each time (copies); otherwise in their own (views).
+            seed: The order of a pass depends on this and on the number of the pass alone.
+            epochs: How often; None never ends.
+            drop_last: Leave out a last part with fewer rows, rather than give it.
+
+        Raises:
+            ValueError: A number is negative, or there is no part to give without end.
+        """
+        these = self.copy()
+        passes = Passes(self.size, batch_size, shuffle, seed, drop_last)
+        return BatchIterator(passes, lambda rows: these._part(rows), epochs)  # noqa: SLF001 - a batch as this
 
     def make_microbatch_iterator(self, microbatch_size: int) -> "Iterator[SlicedDataDict[DictT]]":
         """Runs of `microbatch_size` rows, as views.

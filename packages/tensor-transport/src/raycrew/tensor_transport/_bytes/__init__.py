@@ -20,11 +20,21 @@ from raycrew.tensor_transport._bytes.memory import (
     tensor_over,
     unlocked,
 )
+from raycrew.tensor_transport._bytes.safetensors import (
+    SAFETENSORS_DTYPES,
+    Entry,
+    frame,
+    header_length,
+    parse_header,
+)
+from raycrew.tensor_transport._bytes.whole_files import write_whole
 
 __all__ = [
     "FOLD_BYTES",
+    "SAFETENSORS_DTYPES",
     "TORCH_DTYPES",
     "Encoded",
+    "Entry",
     "Fold",
     "Slot",
     "arrange",
@@ -36,11 +46,14 @@ __all__ = [
     "dump",
     "finish",
     "fold",
+    "frame",
     "fresh_tensor",
     "has_plain_bytes",
+    "header_length",
     "is_plain",
     "load",
     "locate",
+    "parse_header",
     "parse_numpy_dtype",
     "parse_torch_dtype",
     "private_copy",
@@ -49,4 +62,5 @@ __all__ = [
     "tensor_from",
     "tensor_over",
     "unlocked",
+    "write_whole",
 ]

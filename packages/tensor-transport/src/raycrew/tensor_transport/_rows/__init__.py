@@ -11,9 +11,11 @@ from raycrew.tensor_transport._rows.indexing import (
     normalize_rows,
     row_numbers,
 )
+from raycrew.tensor_transport._rows.passes import Passes
 from raycrew.tensor_transport._rows.views import RowView, ShardRows
 
 __all__ = [
+    "Passes",
     "RowIndex",
     "RowView",
     "Rows",

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import torch
 
+from raycrew.tensor_transport._bytes import frame, header_length, parse_header
 from raycrew.tensor_transport._shards import (
     ShardRead,
     StoreStats,
@@ -21,7 +22,6 @@ from raycrew.tensor_transport._shards import (
 )
 from raycrew.tensor_transport.backends._http.app import ShardStore, shard_app
 from raycrew.tensor_transport.backends._http.client import HttpClient, MakeContext, Origin
-from raycrew.tensor_transport.backends._http.safetensors import frame, header_length, parse_header
 from raycrew.tensor_transport.backends._http.server import ShardServer
 from raycrew.tensor_transport.errors import DecodeError, ShardLostError, StaleHandleError, TransportError
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from starlette.requests import Request
 
-from raycrew.tensor_transport.backends._http.safetensors import Entry, header_length, parse_header
+from raycrew.tensor_transport._bytes import Entry, header_length, parse_header
 from raycrew.tensor_transport.errors import DecodeError
 
 _SLOWEST = 64 << 10  # Bytes per second.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from raycrew.tensor_transport._bytes import tensor_bytes
+from raycrew.tensor_transport._bytes.memory import tensor_bytes
 from raycrew.tensor_transport.errors import DecodeError, TransportError, UnsupportedTensorError
 from raycrew.tensor_transport.protocols import Bytes
 
@@ -33,6 +33,7 @@ _NAMES = {
     torch.float64: "F64",
     torch.complex64: "C64",
 }
+SAFETENSORS_DTYPES = frozenset(_NAMES)
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
@@ -57,13 +58,19 @@ class Entry:
             raise TransportError(f"no memory for the {self.size_bytes} bytes of a tensor: {error}") from error
 
 
-def frame(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, list[Bytes]]:
+def frame(
+    tensors: Mapping[str, torch.Tensor], note: Mapping[str, str] | None = None
+) -> tuple[bytes, list[Bytes]]:
     """The start of a file, and the tensors' bytes that follow it.
+
+    Args:
+        tensors: By name.
+        note: Texts for the header, which readers may ignore.
 
     Raises:
         UnsupportedTensorError: A dtype has no name in the format.
     """
-    header: dict[str, object] = {}
+    header: dict[str, object] = {"__metadata__": dict(note)} if note else {}
     runs = []
     end = 0
     # Wide elements first keeps every tensor aligned, as the format's own writer does.

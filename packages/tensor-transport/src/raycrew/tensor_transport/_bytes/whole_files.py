@@ -1,0 +1,32 @@
+"""Files that are there as a whole or not at all."""
+
+import os
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+
+from raycrew.tensor_transport.protocols import Bytes
+
+
+def write_whole(path: Path, parts: Iterable[bytes | Bytes]) -> None:
+    """Write a file under another name, have it on the disk, and only then give it its name.
+
+    Whoever reads `path` sees what was there before or all of the new file, whatever happens to this process
+    or the machine meanwhile.
+    """
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+    try:
+        with partial.open("xb") as file:
+            for part in parts:
+                file.write(part if isinstance(part, bytes) else part.data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

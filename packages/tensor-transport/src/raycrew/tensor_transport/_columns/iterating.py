@@ -1,0 +1,73 @@
+"""Iteration over a batch that can be stopped, saved and taken up again."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Self, TypeVar
+
+from raycrew.tensor_transport._rows import Passes, Rows
+
+PartT = TypeVar("PartT")
+
+
+class BatchIterator(Generic[PartT]):
+    """Gives the parts of a batch, one or several times over; made by `BatchedDataDict.make_iterator`.
+
+    `state_dict()` is the position after the parts that were given. A new iterator over the same rows, made
+    with the same arguments, goes on from there with `load_state_dict`, in the same order.
+    """
+
+    def __init__(self, passes: Passes, take: Callable[[Rows], PartT], epochs: int | None) -> None:
+        if epochs is not None and epochs < 0:
+            raise ValueError(f"a batch is gone through at least 0 times, not epochs={epochs}")
+        if epochs is None and not passes.steps:
+            raise ValueError(f"{passes.size} rows have no step of {passes.batch_size}: it would never end")
+        self._passes, self._take, self._epochs = passes, take, epochs
+        self._epoch = self._step = 0
+        self._order = passes.order(0)
+
+    @property
+    def epoch(self) -> int:
+        """The pass that the next part belongs to, from 0 on."""
+        return self._epoch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many parts one pass has."""
+        return self._passes.steps
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> PartT:
+        if not self._passes.steps or self._epoch == self._epochs:
+            raise StopIteration
+        part = self._take(self._passes.rows(self._step, self._order))
+        self._step += 1
+        if self._step == self._passes.steps:
+            self._go_to(self._epoch + 1, 0)
+        return part
+
+    def __len__(self) -> int:
+        """How many parts are still to come.
+
+        Raises:
+            TypeError: There is no end to them.
+        """
+        if self._epochs is None:
+            raise TypeError("an iterator without a number of epochs has no length")
+        return (self._epochs - self._epoch) * self._passes.steps - self._step
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and what the order depends on: plain numbers, to be saved as JSON or otherwise."""
+        return {**vars(self._passes), "epoch": self._epoch, "step": self._step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a position that `state_dict` told.
+
+        Raises:
+            ValueError: It is one of an iterator over other rows, or with other arguments.
+        """
+        self._go_to(*self._passes.check_state(state, self._epochs))
+
+    def _go_to(self, epoch: int, step: int) -> None:
+        self._order = self._passes.order(epoch) if epoch != self._epoch else self._order
+        self._epoch, self._step = epoch, step

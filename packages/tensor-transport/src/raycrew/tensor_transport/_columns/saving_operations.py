@@ -1,0 +1,49 @@
+"""Batches to files and back."""
+
+import os
+from pathlib import Path
+from typing import Self
+
+from raycrew.tensor_transport._columns.column_operations import ColumnOperations
+from raycrew.tensor_transport._columns.files import read_columns, write_columns
+from raycrew.tensor_transport.errors import DecodeError
+
+
+class SavingOperations(ColumnOperations):
+    """A table that can be saved, and loaded again."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the batch to one file: whole, or not at all.
+
+        The file is of the format safetensors. Tensors, arrays of numbers and the values and lengths of ragged
+        columns (`key` and `key/lengths`) are tensors that any reader of the format understands; lists,
+        metadata and attributes are JSON in it. A file of that name is replaced once the new one is on disk.
+
+        Args:
+            path: The file; its folder is there.
+
+        Raises:
+            BatchSchemaError: A column, metadata or an attribute holds a handle, or what is neither plain data
+                nor a tensor; the error names it, and nothing is written.
+            UnsupportedTensorError: A tensor has no plain bytes.
+            OSError: It can't be written; what was there before is still there.
+        """
+        attributes = {k: v for k, v in vars(self).items() if k != "_columns" and v is not None}
+        write_columns(Path(path), self._columns, self.size, attributes)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """A batch that `save` wrote, with everything writable; nothing is unpickled.
+
+        Columns lie in one piece of memory, which stays for as long as one of them does.
+
+        Raises:
+            DecodeError: The file is damaged, incomplete, or no saved batch.
+            OSError: It can't be read.
+        """
+        columns, attributes = read_columns(Path(path))
+        if not isinstance(attributes, dict) or not isinstance(attributes.get("metadata"), dict):
+            raise DecodeError(f"{path} is no saved batch: it has no metadata")
+        batch = cls.__new__(cls)
+        vars(batch).update(attributes | {"_columns": columns})
+        return batch

@@ -1,0 +1,140 @@
+"""Passes over a batch: every row once, in the same order after a resume."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raycrew.tensor_transport import BatchedDataDict, ShardRegistry, SlicedDataDict, localize, remotize
+from raycrew.tensor_transport.testing import InProcessBackend
+
+
+def batch_of(size):
+    return BatchedDataDict(x=torch.arange(size), y=list(range(size)), metadata={"step": 1})
+
+
+def rows_of(parts):
+    return [part["y"] for part in parts]
+
+
+def test_rows_in_their_order_are_views():
+    batch = batch_of(5)
+    parts = list(batch.make_iterator(2))
+    assert rows_of(parts) == [[0, 1], [2, 3], [4]]
+    assert rows_of(batch.make_iterator(2, drop_last=True, epochs=2)) == [[0, 1], [2, 3]] * 2
+    assert parts[1]["x"].data_ptr() == batch["x"][2:].data_ptr()
+    assert type(parts[0]) is SlicedDataDict and parts[0].metadata == {"step": 1}
+
+
+def test_each_pass_has_an_order_of_its_own():
+    parts = rows_of(batch_of(40).make_iterator(40, shuffle=True, seed=7, epochs=2))
+    assert sorted(parts[0]) == sorted(parts[1]) == list(range(40))
+    assert parts[0] != parts[1] != list(range(40))
+    assert parts == rows_of(batch_of(40).make_iterator(40, shuffle=True, seed=7, epochs=2))
+    assert parts != rows_of(batch_of(40).make_iterator(40, shuffle=True, seed=8, epochs=2))
+
+
+def test_orders_stay_what_they_were():
+    parts = rows_of(batch_of(8).make_iterator(8, shuffle=True, seed=3, epochs=2))
+    assert parts == [[0, 4, 7, 1, 5, 6, 3, 2], [0, 6, 2, 1, 3, 7, 4, 5]]
+
+
+@given(
+    size=st.integers(0, 20),
+    batch_size=st.integers(1, 7),
+    shuffle=st.booleans(),
+    seed=st.integers(0, 2**40),
+    epochs=st.integers(0, 3),
+    drop_last=st.booleans(),
+    stop=st.integers(0, 30),
+)
+def test_a_resumed_iterator_goes_on_in_the_same_order(
+    size, batch_size, shuffle, seed, epochs, drop_last, stop
+):
+    arguments = {"shuffle": shuffle, "seed": seed, "epochs": epochs, "drop_last": drop_last}
+    whole = rows_of(batch_of(size).make_iterator(batch_size, **arguments))
+    first = batch_of(size).make_iterator(batch_size, **arguments)
+    assert len(first) == len(whole)
+    begun = [next(first)["y"] for _ in range(min(stop, len(whole)))]
+    state = json.loads(json.dumps(first.state_dict()))
+    rest = batch_of(size).make_iterator(batch_size, **arguments)
+    rest.load_state_dict(state)
+    assert len(rest) == len(first)
+    assert begun + rows_of(rest) == whole or begun + rows_of(first) == whole
+    for epoch in range(epochs):
+        rows = [
+            row for part in whole[epoch * first.steps_per_epoch :][: first.steps_per_epoch] for row in part
+        ]
+        assert len(set(rows)) == len(rows) == (size // batch_size * batch_size if drop_last else size)
+
+
+def test_position_between_and_after_passes():
+    iterator = batch_of(4).make_iterator(2, epochs=2)
+    next(iterator), next(iterator)
+    assert (iterator.epoch, iterator.state_dict()["step"]) == (1, 0)
+    next(iterator), next(iterator)
+    done = iterator.state_dict()
+    assert next(iterator, None) is None and len(iterator) == 0
+    again = batch_of(4).make_iterator(2, epochs=2)
+    again.load_state_dict(done)
+    assert list(again) == []
+    further = batch_of(4).make_iterator(2, epochs=3)
+    further.load_state_dict(done)
+    assert rows_of(further) == [[0, 1], [2, 3]]
+
+
+def test_without_end():
+    iterator = batch_of(3).make_iterator(2, epochs=None)
+    assert rows_of(next(iterator) for _ in range(4)) == [[0, 1], [2], [0, 1], [2]]
+    with pytest.raises(TypeError, match="has no length"):
+        len(iterator)
+    with pytest.raises(ValueError, match="0 rows have no step of 2: it would never end"):
+        batch_of(0).make_iterator(2, epochs=None)
+    with pytest.raises(ValueError, match="1 rows have no step of 2"):
+        batch_of(1).make_iterator(2, epochs=None, drop_last=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"size": 9},
+        {"batch_size": 3},
+        {"shuffle": False},
+        {"drop_last": True},
+        {"step": 4},
+        {"step": -1},
+        {"epoch": 3},
+        {"epoch": "1"},
+        {"step": True},
+        {"more": 1},
+    ],
+)
+def test_positions_elsewhere_are_refused(change):
+    iterator = batch_of(8).make_iterator(2, shuffle=True, epochs=2)
+    next(iterator)
+    before = iterator.state_dict()
+    with pytest.raises(ValueError, match=r"position|no step"):
+        iterator.load_state_dict(before | change)
+    with pytest.raises(ValueError, match="a saved position has"):
+        iterator.load_state_dict({})
+    assert iterator.state_dict() == before
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"batch_size": 0}, {"batch_size": 2, "seed": -1}, {"batch_size": 2, "epochs": -1}]
+)
+def test_arguments_that_make_no_sense(arguments):
+    with pytest.raises(ValueError, match="not"):
+        batch_of(4).make_iterator(**arguments)
+
+
+def test_columns_added_later_do_not_disturb_and_handles_are_not_read():
+    registry = ShardRegistry(InProcessBackend())
+    batch = remotize(batch_of(6), registry)
+    iterator = batch.make_iterator(4, shuffle=True)
+    batch.pop("x")
+    part = next(iterator)
+    assert localize(part, registry)["x"].tolist() == part["y"]
