@@ -1,5 +1,6 @@
 """How bytes move between processes: pulled by their readers, or broadcast to a group."""
 
+from raycrew.tensor_transport.transports._addresses import address_for_others
 from raycrew.tensor_transport.transports._choice import Candidate, Choice, choose_transport
 from raycrew.tensor_transport.transports._facts import (
     MemberFacts,
@@ -20,7 +21,9 @@ from raycrew.tensor_transport.transports._interface import (
 )
 from raycrew.tensor_transport.transports._transfer import Guard, Transfer
 from raycrew.tensor_transport.transports.object_store import ObjectStoreTransport
+from raycrew.tensor_transport.transports.process_vm import ProcessVmTransport
 from raycrew.tensor_transport.transports.shared_memory import SharedMemoryTransport
+from raycrew.tensor_transport.transports.tcp import TcpTransport
 
 __all__ = [
     "BroadcastTransport",
@@ -33,11 +36,14 @@ __all__ = [
     "ObjectStoreTransport",
     "Offer",
     "Owner",
+    "ProcessVmTransport",
     "PullTransport",
     "Region",
     "SharedMemoryTransport",
+    "TcpTransport",
     "Transfer",
     "Transport",
+    "address_for_others",
     "boot_id",
     "choose_transport",
     "member_facts",

@@ -13,14 +13,13 @@ from typing import Any, Self, cast
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from raycrew.tensor_transport import _ray_compat
 from raycrew.tensor_transport._forks import remake_in_child
 from raycrew.tensor_transport._memory import memory_left
 from raycrew.tensor_transport.backends._http.app import ShardStore, shard_app
 from raycrew.tensor_transport.errors import TransportError
+from raycrew.tensor_transport.transports import address_for_others
 
 _HEAD_BYTES = 64 << 10
-_ELSEWHERE = ("192.0.2.1", 9)  # An address for documentation: nothing is sent there.
 
 
 class ShardServer:
@@ -65,7 +64,7 @@ class ShardServer:
         app = shard_app(self.store, self.token, idle_timeout_s=idle_timeout_s)
         self._socket = _Listener.at(host, port, max_connections)
         self.port: int = self._socket.getsockname()[1]
-        name = advertise or _address_for_others(host)
+        name = advertise or address_for_others(host)
         scheme = "http" if ssl_context is None else "https"
         self.url = f"{scheme}://{f'[{name}]' if ':' in name else name}:{self.port}"
         protocol: Any = functools.partial(
@@ -179,17 +178,3 @@ class _Connection(H11Protocol):
             return
         pause = min(self._header_timeout_s, self._idle_timeout_s) / 4
         self._timer = self.loop.call_later(pause, self._watch)
-
-
-def _address_for_others(host: str) -> str:
-    """Where others reach this machine, if a server listens on all addresses; else where it listens."""
-    if host not in ("0.0.0.0", "::", ""):
-        return host
-    if known := _ray_compat.node_address():
-        return known
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(_ELSEWHERE)
-            return str(probe.getsockname()[0])
-        except OSError:
-            return socket.gethostname()

@@ -1,0 +1,29 @@
+"""Bytes in Ray's object store, from actors on two nodes; and the adapters over transports."""
+
+import pytest
+import torch
+from actors import ActorPeer
+from peers import Remade
+
+from raycrew.tensor_transport.testing import PullCase, check_transport
+from raycrew.tensor_transport.transports import ObjectStoreTransport, choose_transport, member_facts
+
+
+@pytest.mark.hostile
+@pytest.mark.slow
+def test_conformance(ray_cluster):
+    ObjectStoreTransport().offer(torch.arange(5))
+    check_transport(PullCase(ObjectStoreTransport, lambda: ActorPeer(Remade(ObjectStoreTransport))))
+
+
+def facts_of(_):
+    return member_facts()
+
+
+def test_members_on_two_nodes_choose_alike(peers):
+    members = [peer.call(facts_of) for peer in peers]
+    choice = choose_transport(members)
+    assert choice.name == "shared_memory", "two simulated nodes are one machine"
+    assert {member.owner.node_id for member in members} == {m.owner.node_id for m in members} != {""}
+    assert choose_transport(members, preference="object_store").name == "object_store"
+    assert choose_transport(members).digest == choice.digest
