@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import threading
+import time
 
 import pytest
 import ray
@@ -11,7 +12,9 @@ from workers import Worker
 
 from raycrew.cluster_core import RayVirtualCluster, Session
 from raycrew.cluster_core.testing import FakeCluster, connected
-from raycrew.worker_groups import RayWorkerGroup, WorkerGroupClosedError, WorkerGroupError
+from raycrew.worker_groups import RayWorkerGroup, WorkerGroupClosedError, WorkerGroupError, fan_out
+from raycrew.worker_groups._calls import futures as futures
+from raycrew.worker_groups._ray import check_session
 
 pytestmark = pytest.mark.hostile
 
@@ -95,6 +98,63 @@ def test_a_wait_ends_with_the_connection(group, tmp_path):
     ray.shutdown()
     eventually(lambda: outcomes, "the wait has ended")
     assert isinstance(outcomes[0], WorkerGroupClosedError)
+    assert not ray.is_initialized()
+
+
+async def awaited_soon(future):
+    return await asyncio.wait_for(future, 60)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda calls: calls[0].get_results(timeout=60),
+        lambda calls: list(calls[0].as_completed(timeout=60)),
+        lambda calls: asyncio.run(awaited_soon(calls[0])),
+        lambda calls: calls[1].get_results(timeout=60),
+    ],
+    ids=["get", "as_completed", "await", "stream"],
+)
+@pytest.mark.parametrize("moment", [1, 2], ids=["at its first look", "at its second look"])
+def test_a_shutdown_at_the_moment_at_which_a_wait_begins_ends_it(
+    group, ray_nodes_session, monkeypatch, use, moment
+):
+    """The connection is there when a wait looks for it, and gone when Ray is called."""
+    calls, looks = begun(group), []
+
+    def check_and_shut_down(*arguments):
+        check_session(*arguments)
+        looks.append(1)
+        if len(looks) == moment:
+            ray.shutdown()
+
+    monkeypatch.setattr(futures, "check_session", check_and_shut_down)
+    monkeypatch.setenv("RAY_ADDRESS", ray_nodes_session)  # where Ray would connect by itself
+    with pytest.raises(WorkerGroupClosedError, match="connection to Ray"):
+        use(calls)
+    assert not ray.is_initialized()
+
+
+def wait_for(path):
+    while not path.exists():
+        time.sleep(0.01)
+
+
+def test_a_fan_out_ends_with_the_connection(local_ray, tmp_path):
+    outcomes = []
+
+    def spread():
+        try:
+            outcomes.append(fan_out(wait_for, [tmp_path / "gate"]))
+        except BaseException as error:  # noqa: BLE001 - Ray ends threads by SystemExit
+            outcomes.append(error)
+
+    waiting = threading.Thread(target=spread, daemon=True)
+    waiting.start()
+    eventually(lambda: {"_wait", "wait"} <= set(functions_of(waiting)), "the thread waits")
+    ray.shutdown()
+    eventually(lambda: outcomes, "the wait has ended")
+    assert isinstance(outcomes[0], WorkerGroupClosedError), outcomes
     assert not ray.is_initialized()
 
 

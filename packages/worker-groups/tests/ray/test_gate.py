@@ -13,7 +13,7 @@ from workers import Worker
 
 from raycrew.cluster_core import RayVirtualCluster, Session
 from raycrew.cluster_core.testing import connected, simulated_nodes
-from raycrew.worker_groups import RayWorkerGroup, WorkerGroupError
+from raycrew.worker_groups import RayWorkerGroup, WorkerGroupClosedError, WorkerGroupError
 from raycrew.worker_groups._ray import gate as gate
 from raycrew.worker_groups._ray.gate import ask
 
@@ -33,7 +33,7 @@ class Sessions:
 @pytest.fixture
 def sessions(monkeypatch):
     made = Sessions(Session("one"))
-    monkeypatch.setattr(gate, "Session", made)
+    monkeypatch.setattr(Session, "current", made.current)
     return made
 
 
@@ -55,6 +55,16 @@ def test_without_a_connection_nothing_is_asked(sessions):
     with pytest.raises(WorkerGroupError, match="not connected to Ray"):
         ask(lambda: asked.append(1))
     assert not asked
+
+
+@pytest.mark.parametrize("after", [None, Session("two")])
+def test_what_fails_since_the_connection_ends_says_so(sessions, after):
+    def question():
+        sessions.session = after
+        raise AttributeError("there is no gcs_client")
+
+    with pytest.raises(WorkerGroupClosedError, match="one, has ended"):
+        ask(question)
 
 
 @pytest.mark.parametrize("reconnected", [False, True])

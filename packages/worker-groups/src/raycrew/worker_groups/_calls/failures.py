@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts
-from raycrew.worker_groups._ray import cause_of, is_alive_node, is_death, run_on_node
+from raycrew.worker_groups._ray import cause_of, current_session, is_alive_node, is_death, run_on_node
 from raycrew.worker_groups.errors import WorkerFailureError, WorkerStartTimeoutError
 
 _TAIL_BYTES = 8192
@@ -133,9 +132,8 @@ def log_tail(facts: WorkerFacts | None) -> str:
     try:
         if not is_alive_node(facts.node_id):
             return ""
-        return str(
-            ray.get(run_on_node(read_tail, [facts.log_paths], node_id=facts.node_id), timeout=_TAIL_TIMEOUT_S)
-        )
+        asked = run_on_node(read_tail, [facts.log_paths], node_id=facts.node_id)
+        return str(current_session().get(asked, timeout=_TAIL_TIMEOUT_S))
     except (RayError, GetTimeoutError):
         return ""
 

@@ -15,9 +15,15 @@ from raycrew.worker_groups._calls.waiting import (
     deadline_after,
     left,
     settle,
+)
+from raycrew.worker_groups._ray import (
+    call_id,
+    check_session,
+    is_behind_proxy,
+    is_death,
+    run_on_node,
     while_connected,
 )
-from raycrew.worker_groups._ray import call_id, check_session, is_behind_proxy, is_death, run_on_node
 from raycrew.worker_groups._worker import recall, recall_all
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError, combine
 
@@ -152,8 +158,8 @@ class MultiWorkerFuture(list[Any], Generic[R]):
             waiting.remove(ready[0])
             rank = rank_of[ready[0]]
             try:
-                with while_connected(self._check):
-                    value = ray.get(ready[0])
+                with while_connected(self._check) as session:
+                    value = session.get(ready[0])
             except Exception as error:
                 raise self._failed(self._settled({rank: error}, [rank_of[ref] for ref in waiting])) from error
             if rank in returning:
@@ -188,8 +194,8 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         """Whether the worker of one of `_ends` that is ready was lost with the call."""
         self._check()
         try:
-            with while_connected(self._check):
-                ray.get(end)
+            with while_connected(self._check) as session:
+                session.get(end)
         except Exception as error:  # noqa: BLE001 - what the method raised is for whoever takes the result
             return is_death(error)
         return False
@@ -216,7 +222,8 @@ class MultiWorkerFuture(list[Any], Generic[R]):
     async def _results_async(self) -> list[R]:
         self._check()
         if not self.is_stream:
-            calls = [asyncio.wrap_future(ref.future()) for ref in self]
+            with while_connected(self._check):
+                calls = [asyncio.wrap_future(ref.future()) for ref in self]
             done = await self._first_exception(calls)
             if len(done) == len(calls) and not any(call.exception() for call in done):
                 values = {rank: call.result() for rank, call in zip(self.called_workers, calls, strict=True)}
@@ -241,8 +248,8 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         """Every value, in one `ray.get` where all is well and quick; else failures are found early."""
         self._check()
         try:
-            with while_connected(self._check):
-                return list(ray.get(list(self), timeout=left(deadline, _SLICE_S)))
+            with while_connected(self._check) as session:
+                return list(session.get(list(self), timeout=left(deadline, _SLICE_S)))
         except Exception:  # noqa: BLE001 - what failed, or is late, is found out below with its rank
             return self._values(settle(self, deadline, self._check))
 
@@ -277,8 +284,8 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         stream: Any = ready[0]
         rank = rank_of[stream]
         try:
-            with while_connected(self._check):
-                item = ray.get(next(stream))
+            with while_connected(self._check) as session:
+                item = session.get(next(stream))
             self._arrived.append((rank, item))
         except StopIteration:
             del self._open_streams[rank]

@@ -1,19 +1,17 @@
 """Waiting for several ranks at once: one deadline, and an early end on the first failure."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import ray
+from raycrew.cluster_core import Session
+from raycrew.worker_groups._ray import while_connected
 
 #: After the first failure others get this long to fail too, so that the error shows the whole picture.
 GRACE_S = 2.0
 
 _POLL_S = 1.0
-_ENDING_S = 5.0
-_LOOK_S = 0.02
 
 
 @dataclass(slots=True)
@@ -46,19 +44,6 @@ def left(deadline: float | None, at_most: float | None = None) -> float | None:
     return min(bounds) if bounds else None
 
 
-@contextmanager
-def while_connected(check: Callable[[], object]) -> Iterator[None]:
-    """Where Ray ends what waits, by `SystemExit`, since its connection does: raise what `check` does."""
-    try:
-        yield
-    except SystemExit:
-        deadline = time.monotonic() + _ENDING_S
-        while time.monotonic() < deadline:  # the connection is only about to end
-            check()
-            time.sleep(_LOOK_S)
-        raise
-
-
 def await_some(
     refs: Sequence[Any], deadline: float | None, go_on: Callable[[], object], *, count: int = 1
 ) -> list[Any]:
@@ -70,10 +55,10 @@ def await_some(
         go_on: Called now and then; waiting ends with what it raises.
         count: How many are waited for.
     """
-    with while_connected(go_on):
+    with while_connected(go_on) as session:
         while True:
             go_on()
-            ready, _ = ray.wait(list(refs), num_returns=count, timeout=left(deadline, _POLL_S))
+            ready, _ = session.wait(refs, num_returns=count, timeout=left(deadline, _POLL_S))
             if len(ready) >= count or left(deadline) == 0.0:
                 return ready
 
@@ -98,19 +83,20 @@ def settle(
     settled = Settled()
     position_of = {ref: position for position, ref in enumerate(refs)}
     start, waiting, failing = time.monotonic(), list(refs), False
-    with while_connected(go_on):
+    with while_connected(go_on) as session:
         while waiting:
             go_on()
-            ready, waiting = ray.wait(waiting, num_returns=1, timeout=left(deadline, _POLL_S))
+            ready, waiting = session.wait(waiting, timeout=left(deadline, _POLL_S))
             if waiting and ready:
-                more, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=0)
+                more, waiting = session.wait(waiting, num_returns=len(waiting), timeout=0)
                 ready += more
             for ref in ready:
                 position = position_of[ref]
                 settled.elapsed_s[position] = time.monotonic() - start
-                _take(ref, position, settled)
+                _take(session, ref, position, settled)
                 on_done(position)
             if settled.errors and not failing:
+                go_on()  # else what failed may be the connection
                 failing, grace = True, time.monotonic() + grace_s
                 deadline = grace if deadline is None else min(deadline, grace)
             if not ready and left(deadline) == 0.0:
@@ -119,8 +105,8 @@ def settle(
     return settled
 
 
-def _take(ref: Any, position: int, settled: Settled) -> None:
+def _take(session: Session, ref: Any, position: int, settled: Settled) -> None:
     try:
-        settled.values[position] = ray.get(ref)
+        settled.values[position] = session.get(ref)
     except Exception as error:  # noqa: BLE001 - whatever the worker raised is reported, not handled
         settled.errors[position] = error

@@ -12,9 +12,11 @@ from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raycrew.cluster_core import ClusterClosedError
 from raycrew.worker_groups._health import family, marks, process_table, watch
 from raycrew.worker_groups._ranks import WorkerFacts
-from raycrew.worker_groups._ray import connection, is_alive_node, start_actor
+from raycrew.worker_groups._ray import connection, current_session, is_alive_node, start_actor
+from raycrew.worker_groups.errors import WorkerGroupError
 
 _ANSWER_S = 10.0  # for a watch to be made anew and to answer, besides what it is asked to wait
 _TRIES = 3
@@ -98,9 +100,11 @@ class _Question:
                 return self._unanswered("gets no watch, as Ray does not answer", node_is_gone=False)
             try:
                 left_s = max(0.0, self._deadline - time.monotonic())
-                return ray.get(self._reference, timeout=left_s + _ANSWER_S)  # type: ignore[no-any-return]
+                return current_session().get(self._reference, timeout=left_s + _ANSWER_S)  # type: ignore[no-any-return]
             except GetTimeoutError:
                 return self._unanswered("does not answer", node_is_gone=False)
+            except (ClusterClosedError, WorkerGroupError) as error:
+                return self._unanswered(f"can't be asked any more: {error}", node_is_gone=False)
             except RayError as error:  # The watch has died, or the node has.
                 _forget(self._node_id, self._asked)
                 if not is_alive_node(self._node_id):

@@ -26,7 +26,7 @@ from raycrew.worker_groups._ray.compat import (
     unwrap_actor_class,
     worker_status,
 )
-from raycrew.worker_groups._ray.gate import current_session
+from raycrew.worker_groups._ray.gate import current_session, while_connected
 
 __all__ = [
     "WorkerStatus",
@@ -53,5 +53,6 @@ __all__ = [
     "runs_in_order",
     "start_actor",
     "unwrap_actor_class",
+    "while_connected",
     "worker_status",
 ]

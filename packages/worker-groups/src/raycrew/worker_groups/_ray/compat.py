@@ -19,7 +19,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import ClusterClosedError, Session
-from raycrew.worker_groups._ray.gate import ANSWER_S, ask
+from raycrew.worker_groups._ray.gate import ANSWER_S, ask, current_session
 from raycrew.worker_groups.errors import WorkerGroupClosedError
 
 logger = logging.getLogger(__name__)
@@ -185,14 +185,15 @@ def is_death(error: BaseException) -> bool:
 def worker_status(handles: Sequence[ActorHandle[Any]], timeout_s: float) -> dict[int, WorkerStatus]:
     """Whether each actor answers, keeps its caller waiting, or is gone, by position."""
     refs: list[Any] = [handle.__ray_ready__.remote() for handle in handles]
-    done, _ = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
+    session = current_session()
+    done, _ = session.wait(refs, num_returns=len(refs), timeout=timeout_s)
     answered = set(done)
-    return {i: _status(ref) if ref in answered else "busy" for i, ref in enumerate(refs)}
+    return {i: _status(session, ref) if ref in answered else "busy" for i, ref in enumerate(refs)}
 
 
-def _status(ref: Any) -> WorkerStatus:
+def _status(session: Session, ref: Any) -> WorkerStatus:
     try:
-        ray.get(ref)
+        session.get(ref)
     except RayActorError as error:
         return "busy" if _may_come_back(error) else "dead"
     return "ready"
@@ -214,7 +215,7 @@ def end_actors(handles: Sequence[ActorHandle[Any]]) -> None:
 
 def await_end(handles: Sequence[ActorHandle[Any]], timeout_s: float) -> list[int]:
     """Wait until actors have ended; returns the positions of those that had not by then."""
-    deadline = time.monotonic() + timeout_s
+    deadline, session = time.monotonic() + timeout_s, current_session()
     living = dict(enumerate(handles))
     while living:
         refs: dict[Any, int] = {
@@ -222,7 +223,7 @@ def await_end(handles: Sequence[ActorHandle[Any]], timeout_s: float) -> list[int
         }
         for ref, position in refs.items():
             try:
-                ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))
+                session.get(ref, timeout=max(0.0, deadline - time.monotonic()))
             except GetTimeoutError:
                 return sorted(living)
             except RayActorError as error:
@@ -267,7 +268,8 @@ def is_granted(group: PlacementGroup) -> bool | None:
 def node_cpus() -> dict[str, tuple[float, float]]:
     """Free and total CPUs of every living node, by node id, as Ray knows them at this moment."""
     if is_behind_proxy():
-        free = ray.get(run_on_node(_free_resources, [], node_id=None, own_process=False), timeout=60)
+        asked = run_on_node(_free_resources, [], node_id=None, own_process=False)
+        free = current_session().get(asked, timeout=60)
     else:
         free = ask(_free_resources)
     totals = {node["NodeID"]: node["Resources"].get("CPU", 0.0) for node in living_nodes()}

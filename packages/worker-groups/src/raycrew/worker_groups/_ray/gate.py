@@ -6,14 +6,15 @@ something to be made says how to undo that.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ray.exceptions import GetTimeoutError
 
-from raycrew.cluster_core import Session
-from raycrew.worker_groups.errors import WorkerGroupError
+from raycrew.cluster_core import ClusterClosedError, Session
+from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,18 @@ def current_session() -> Session:
     return session
 
 
+@contextmanager
+def while_connected(check: Callable[[], object]) -> Iterator[Session]:
+    """The session of this process; what fails in here because it ends raises what `check` does."""
+    try:
+        session = current_session()
+        with session.while_connected():
+            yield session
+    except Exception:
+        check()
+        raise
+
+
 def ask(
     question: Callable[[], T], *, timeout_s: float = ANSWER_S, undo: Callable[[T], object] | None = None
 ) -> T:
@@ -50,6 +63,7 @@ def ask(
 
     Raises:
         WorkerGroupError: This process is not connected to Ray.
+        WorkerGroupClosedError: The connection ended before there was an answer.
         GetTimeoutError: No answer in time.
     """
     session = current_session()
@@ -64,7 +78,11 @@ def ask(
     except BaseException:
         _room.release()
         raise
-    return _wait(answer, timeout_s, undo)
+    try:
+        with session.while_connected():
+            return _wait(answer, timeout_s, undo)
+    except ClusterClosedError as error:
+        raise WorkerGroupClosedError(f"Ray's control service gave no answer: {error}") from error
 
 
 def _wait(answer: Future[T], timeout_s: float, undo: Callable[[T], object] | None) -> T:

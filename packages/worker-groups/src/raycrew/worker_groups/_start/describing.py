@@ -1,14 +1,11 @@
 """What a worker class is, learnt where it can be imported."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import ray
-from ray.exceptions import GetTimeoutError
-
 from raycrew.cluster_core import Claim
-from raycrew.worker_groups._calls import left, words
+from raycrew.worker_groups._calls import settle, words
 from raycrew.worker_groups._ray import cause_of, is_alive_node, run_on_node, unwrap_actor_class
 from raycrew.worker_groups._start.spec import GroupSpec
 from raycrew.worker_groups._worker import (
@@ -24,9 +21,16 @@ from raycrew.worker_groups.errors import WorkerFailureError, WorkerStartTimeoutE
 
 
 def describe_worker(
-    spec: GroupSpec, claim: Claim, source: ClassSource, python: str | None, deadline: float | None
+    spec: GroupSpec,
+    claim: Claim,
+    source: ClassSource,
+    python: str | None,
+    deadline: float | None,
+    go_on: Callable[[], object],
 ) -> ClassInfo:
     """The worker class of a group, described here where it is held already, else in its own environment.
+
+    `go_on` is called now and then; waiting ends with what it raises.
 
     Raises:
         WorkerFailureError: It can't be imported there, or that took too long (`WorkerStartTimeoutError`).
@@ -50,25 +54,30 @@ def describe_worker(
         node_id=node_id if is_alive_node(node_id) else None,
         runtime_env=common.actor.get("runtime_env"),
     )
-    try:
-        return ray.get(ref, timeout=left(deadline))  # type: ignore[no-any-return]
-    except GetTimeoutError as error:
+    settled = settle([ref], deadline, go_on)
+    if settled.errors:
+        raise _not_described(spec, python, settled.errors[0]) from settled.errors[0]
+    if settled.pending:
         raise WorkerStartTimeoutError(
             f"{spec.builder.fqn} could not be described in its environment "
             f"({python or 'the default one'}) within {spec.options.init_timeout_s:g} s",
             group_name=spec.name,
-        ) from error
-    except Exception as error:
-        cause, traceback, pid = cause_of(error)
-        raise WorkerFailureError(
-            f"{spec.builder.fqn} can't be used as a worker in its environment "
-            f"({python or 'the default one'}): {type(cause).__name__}: {words(cause)}",
-            group_name=spec.name,
-            method="import",
-            cause=cause,
-            traceback=traceback,
-            pid=pid,
-        ) from error
+        )
+    info: ClassInfo = settled.values[0]
+    return info
+
+
+def _not_described(spec: GroupSpec, python: str | None, error: Exception) -> WorkerFailureError:
+    cause, traceback, pid = cause_of(error)
+    return WorkerFailureError(
+        f"{spec.builder.fqn} can't be used as a worker in its environment "
+        f"({python or 'the default one'}): {type(cause).__name__}: {words(cause)}",
+        group_name=spec.name,
+        method="import",
+        cause=cause,
+        traceback=traceback,
+        pid=pid,
+    )
 
 
 def _request(spec: GroupSpec, claim: Claim, position: int) -> dict[str, Any]:

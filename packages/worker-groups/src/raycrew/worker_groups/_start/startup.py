@@ -159,7 +159,7 @@ class _Launch:
     def run(self) -> Started:
         self.progress.step("environment")
         python = interpreter_for(self.spec.options.environments, self.spec.builder.fqn, self.spec.cluster)
-        info = describe_worker(self.spec, self.claim, self.source, python, self.deadline)
+        info = describe_worker(self.spec, self.claim, self.source, python, self.deadline, self.go_on)
         options = [self._options(info, position, python) for position in range(len(self.spec.plan.seats))]
         self._check_init(info, options)
         self.report.environment_s = self.watch.lap()

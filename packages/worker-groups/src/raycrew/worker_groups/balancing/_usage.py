@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psutil
-import ray
 from ray.exceptions import RayError
 
-from raycrew.worker_groups._ray import run_on_node
+from raycrew.worker_groups._ray import current_session, run_on_node
 
 
 class ProcessUsage:
@@ -32,7 +31,7 @@ class ProcessUsage:
     def __call__(self) -> Mapping[int, float]:
         """CPU use by rank, of those that have been seen twice."""
         if self._asked:
-            done, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
+            done, _ = current_session().wait(list(self._asked), num_returns=len(self._asked), timeout=0)
             for ref in done:
                 self._take_in(self._asked.pop(ref), ref)
         asked = set(self._asked.values())
@@ -44,7 +43,7 @@ class ProcessUsage:
 
     def _take_in(self, node_id: str, ref: Any) -> None:
         try:
-            at, spent = ray.get(ref)
+            at, spent = current_session().get(ref)
         except RayError:  # the node is lost: its ranks no longer report
             for rank in self._by_node[node_id].values():
                 self._usage.pop(rank, None)

@@ -13,6 +13,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raycrew.cluster_core import Session
 from raycrew.worker_groups import _ray
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
 from raycrew.worker_groups.fan_out._code import Code, Kept
@@ -157,13 +158,18 @@ class Pool:
         _ray.end_actors([member.handle])
 
     def check_open(self) -> None:
-        """Raise if the pool was closed.
+        """Raise if the pool was closed, or its connection to Ray has ended.
 
         Raises:
-            WorkerGroupClosedError: It was.
+            WorkerGroupClosedError: It was, or that has.
         """
         if self._closed:
             raise WorkerGroupClosedError("the fan-out pool was closed while items were still running")
+        _ray.check_session(Session(self.owner), "the fan-out pool")
+
+    def is_reachable(self) -> bool:
+        """Whether this process is still connected to Ray as when the pool was made."""
+        return self.owner == _ray.connection()
 
     def next_batch(self) -> int:
         """A number for a batch, which none of this pool's had before."""
@@ -187,12 +193,12 @@ class Pool:
         with self._lock:
             self._closed = True
             members, self._members = list(self._members.values()), {}
-            if self.owner != _ray.connection():
+            if not self.is_reachable():
                 return
             self._release()
         closing = [member.handle.close.remote() for member in members]
         if closing:
-            ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT_S)
+            _ray.current_session().wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT_S)
         _ray.end_actors([member.handle for member in members])
 
     def _total_slots(self, node_id: str) -> int:
@@ -228,8 +234,15 @@ class Pool:
 
     def _release(self) -> None:
         claim, self._claim = self._claim, None
-        if claim is None or self.owner != _ray.connection():
+        if claim is None or not self.is_reachable():
             return
+        try:
+            self._give_back(claim)
+        except WorkerGroupError:
+            if self.is_reachable():  # else the claim has ended with the connection
+                raise
+
+    def _give_back(self, claim: PlacementGroup) -> None:
         self._granted = {}
         try:
             if _is_granted(claim):

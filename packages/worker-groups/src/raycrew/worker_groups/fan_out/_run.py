@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import ray
+from ray import ObjectRef
 from ray.exceptions import RayActorError, RayError
 
+from raycrew.cluster_core import Session
+from raycrew.worker_groups._ray import while_connected
 from raycrew.worker_groups.errors import WorkerGroupError
 from raycrew.worker_groups.fan_out._batches import Backlog, BatchSizer, Entry
 from raycrew.worker_groups.fan_out._code import Function, dumps
@@ -85,8 +87,8 @@ class Run:
         self._outcomes: deque[ItemOutcome[Any]] = deque()
         self._backlog = Backlog(items, dumps, self._refuse, length)
         self._ready: dict[str, Member] = {}
-        self._starting: dict[ray.ObjectRef[str], Member] = {}
-        self._in_flight: dict[ray.ObjectRef[BatchReport], _Batch] = {}
+        self._starting: dict[ObjectRef[str], Member] = {}
+        self._in_flight: dict[ObjectRef[BatchReport], _Batch] = {}
         self._sent: Counter[Member] = Counter()
         self._isolated: set[Member] = set()
         self._failed_starts = 0
@@ -181,7 +183,7 @@ class Run:
             self._isolated.add(member)
 
     def _give_up(self) -> None:
-        if self._in_flight and ray.is_initialized():
+        if self._in_flight and self._pool.is_reachable():
             for member in {batch.member for batch in self._in_flight.values()}:
                 member.handle.cancel.remote(self._call_id)
         self._in_flight.clear()
@@ -189,21 +191,26 @@ class Run:
     # In
 
     def _wait(self) -> None:
-        self._pool.look_again()
+        with while_connected(self._pool.check_open) as session:
+            self._pool.check_open()
+            self._pool.look_again()
+            self._take_one(session)
+
+    def _take_one(self, session: Session) -> None:
         refs = [*self._starting, *self._in_flight]
         timeout_s = None if self._in_flight else START_TIMEOUT_S
-        done, _ = ray.wait(refs, num_returns=1, timeout=timeout_s)
+        done, _ = session.wait(refs, timeout=timeout_s)
         if not done:
             raise WorkerGroupError(f"no node was ready to run items within {START_TIMEOUT_S:.0f} s")
         ref = done[0]
         if ref in self._starting:
-            self._started(self._starting.pop(ref))
+            self._started(session, self._starting.pop(ref))
         else:
-            self._ended(ref, self._in_flight.pop(ref))
+            self._ended(session, ref, self._in_flight.pop(ref))
 
-    def _started(self, member: Member) -> None:
+    def _started(self, session: Session, member: Member) -> None:
         try:
-            ray.get(member.ready)
+            session.get(member.ready)
         except RayError as error:
             self._failed_starts += 1
             if self._failed_starts > MAX_FAILED_STARTS and len(self._slots) == 1:
@@ -212,11 +219,11 @@ class Run:
         else:
             self._ready[member.node_id] = member
 
-    def _ended(self, ref: "ray.ObjectRef[BatchReport]", batch: _Batch) -> None:
+    def _ended(self, session: Session, ref: "ObjectRef[BatchReport]", batch: _Batch) -> None:
         self._sent[batch.member] -= 1
         self._isolated.discard(batch.member)
         try:
-            report: BatchReport = ray.get(ref)
+            report: BatchReport = session.get(ref)
         except RayActorError as error:
             if self._ready.get(batch.member.node_id) is batch.member:
                 self._lose(batch.member, error, again=True)
