@@ -252,6 +252,7 @@ def test_a_publisher_that_says_no_more_is_given_up_by_its_lease(store):
     receiver = WeightReceiver(model.load, store=store, directory=directory)
     with pytest.raises(UpdateAbortedError, match=r"publishers of parts \[0\] are silent since 0.2 s"):
         receiver.apply(1, timeout_s=TIMEOUT_S)
+    assert receiver.version is None
     go_on.set()
     thread.join()
     assert isinstance(outcome[0], UpdateAbortedError)
@@ -281,8 +282,8 @@ def test_a_receiver_that_is_silent_is_given_up_by_its_lease(store):
     directory.wait(Record.decision, TIMEOUT_S, 1)
     go_on.set()
     thread.join()
-    reasons = [s.reason for s in directory.status() if s.state == "aborted"]
-    assert reasons == ["receivers ['stuck'] are silent since 0.3 s"]
+    (reason,) = [s.reason for s in directory.status() if s.state == "aborted"]
+    assert "'stuck'" in reason and reason.endswith("are silent since 0.3 s")
     assert healthy.receiver.version is None
 
 

@@ -11,9 +11,9 @@ from typing import Self
 
 import torch
 
-from raycrew.tensor_transport._ray_compat import RayByteStore
 from raycrew.tensor_transport.errors import TransportClosedError, TransportError
 from raycrew.tensor_transport.protocols import Bytes, ByteStore
+from raycrew.tensor_transport.transports import PullTransport
 from raycrew.tensor_transport.weights._checksum import checksum
 from raycrew.tensor_transport.weights._directory import WeightDirectory
 from raycrew.tensor_transport.weights._manifest import Bucket, BucketPlan, TensorEntry, WeightUpdate
@@ -22,6 +22,7 @@ from raycrew.tensor_transport.weights._placing import ALIGNMENT, Placer, PlanCac
 from raycrew.tensor_transport.weights._selection import Rename, Select, Selection, Transform
 from raycrew.tensor_transport.weights._source import Weights
 from raycrew.tensor_transport.weights._spans import Stopwatch
+from raycrew.tensor_transport.weights._stores import as_store
 from raycrew.tensor_transport.weights._taking import Taking
 from raycrew.tensor_transport.weights._telling import DirectoryTeller, LoneTeller, Teller
 
@@ -39,7 +40,7 @@ class WeightPublisher:
     Threads take turns: a version is complete before the next one begins.
 
     Args:
-        store: Where the buckets go: Ray's object store unless given.
+        store: Where the buckets go, a store or a transport: Ray's object store unless given.
         bucket_bytes: Size of a bucket; a larger tensor has a bucket of its own.
         directory: Where versions are announced.
         part: Which part this publisher publishes: its rank.
@@ -63,7 +64,7 @@ class WeightPublisher:
 
     def __init__(
         self,
-        store: ByteStore | None = None,
+        store: ByteStore | PullTransport | None = None,
         *,
         bucket_bytes: int = 16 << 20,
         directory: WeightDirectory | None = None,
@@ -87,7 +88,7 @@ class WeightPublisher:
             raise ValueError(f"keep must be at least 1, got {keep}: a directory may keep none")
         if sharded and transform is not None:
             raise ValueError("transform= takes whole tensors, and sharded=True has none")
-        self._store = store if store is not None else RayByteStore()
+        self._store = as_store(store)
         self._bucket_bytes = bucket_bytes
         self._part, self._parts, self._sharded, self._checksums = part, parts, sharded, checksums
         self._selection = Selection(select, dtype, transform, rename)

@@ -12,7 +12,7 @@ from typing import Self
 
 import torch
 
-from raycrew.tensor_transport._ray_compat import RayByteStore, where
+from raycrew.tensor_transport._ray_compat import where
 from raycrew.tensor_transport.errors import (
     BaseVersionError,
     BucketFetchError,
@@ -25,6 +25,7 @@ from raycrew.tensor_transport.errors import (
     WeightUpdateError,
 )
 from raycrew.tensor_transport.protocols import ByteStore
+from raycrew.tensor_transport.transports import PullTransport
 from raycrew.tensor_transport.weights._directory import WeightDirectory
 from raycrew.tensor_transport.weights._feeds import DirectoryFeed, PlanMemory, UpdateFeed
 from raycrew.tensor_transport.weights._fetching import Feed, Fetched, Fetcher, Heading, Stream
@@ -40,6 +41,7 @@ from raycrew.tensor_transport.weights._rollback import (
     ShadowRollback,
 )
 from raycrew.tensor_transport.weights._spans import Span, Stopwatch
+from raycrew.tensor_transport.weights._stores import as_store
 from raycrew.tensor_transport.weights._telling import release
 
 
@@ -92,7 +94,7 @@ class WeightReceiver:
             tensors; it must not write to them where `borrow` is set, or for a "shadow".
         expected: The names, shapes and dtypes to accept: a state dict (meta tensors will do). Without it, the
             first update that commits sets them.
-        store: Where the buckets are: Ray's object store unless given.
+        store: Where the buckets are, a store or a transport: Ray's object store unless given.
         borrow: Hand out tensors over the store's memory itself instead of a copy.
         verify_first: Fetch and verify all buckets before `load` is called, so that a lost or damaged bucket
             never leaves a mixture; needs memory for the whole update unless `borrow` is set.
@@ -114,7 +116,7 @@ class WeightReceiver:
         load: Load,
         *,
         expected: Mapping[str, torch.Tensor] | None = None,
-        store: ByteStore | None = None,
+        store: ByteStore | PullTransport | None = None,
         borrow: bool = False,
         verify_first: bool = False,
         verify: bool = True,
@@ -131,7 +133,7 @@ class WeightReceiver:
             raise ValueError(f"rollback must be one of {sorted(kinds)}, got {rollback!r}")
         self._load = load
         self._expected: Schema | None = None if expected is None else schema_of(expected)
-        self._store = store if store is not None else RayByteStore()
+        self._store = as_store(store)
         self._fetcher = Fetcher(self._store, borrow=borrow, verify=verify)
         self._verify_first = verify_first
         self._rollback: Rollback = kinds[rollback]()

@@ -1,0 +1,46 @@
+"""Where buckets lie: in Ray's object store, or wherever a transport has them."""
+
+from typing import Any
+
+import numpy as np
+
+from raycrew.tensor_transport._ray_compat import RayByteStore
+from raycrew.tensor_transport.protocols import Bytes, ByteStore
+from raycrew.tensor_transport.transports import Offer, PullTransport
+
+
+class TransportByteStore:
+    """Bytes that a transport offers; tickets are its offers.
+
+    Where the transport maps, as that of shared memory does, all readers of a node have the same bytes in
+    place; else each pulls a copy of its own.
+    """
+
+    def __init__(self, transport: PullTransport) -> None:
+        self._transport = transport
+        self.gives_own_memory = not transport.capabilities.maps
+
+    def put(self, data: Bytes) -> Offer:
+        """Offer a copy of `data`."""
+        lent = data if self._transport.capabilities.keeps_copy else data.copy()
+        return self._transport.offer(lent)
+
+    def get(self, ticket: Offer, timeout_s: float | None = None) -> Bytes:
+        """The bytes, in place where the transport can."""
+        if self._transport.capabilities.maps:
+            return self._transport.map(ticket)
+        data = np.empty(ticket.size_bytes, np.uint8)
+        self._transport.pull([ticket.whole], [data], timeout_s=timeout_s).wait()
+        return data
+
+    def release(self, ticket: Offer) -> None:
+        """Withdraw the offer."""
+        self._transport.withdraw([ticket])
+
+
+def as_store(store: ByteStore | PullTransport | None) -> ByteStore:
+    """A store: what a transport offers, or Ray's object store for None."""
+    if store is None:
+        return RayByteStore()
+    found: Any = store
+    return TransportByteStore(found) if isinstance(store, PullTransport) else found
