@@ -4,6 +4,7 @@ Every error can be pickled: the message is the one positional argument, the data
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 
 class TransportError(Exception):
@@ -178,6 +179,46 @@ class ReshardError(LayoutError):
 
     No byte was moved. Look at both layouts' entry of the tensor that the message names.
     """
+
+
+class GroupError(TransportError):
+    """A process group can't be formed or used.
+
+    Attributes:
+        group: Name of the group.
+        generation: Generation that this process is a member of, 0 where there is none.
+        members: Names of the members that it is about: missing, lost, or of another opinion.
+    """
+
+    def __init__(
+        self, message: str, *, group: str = "", generation: int = 0, members: Sequence[str] = ()
+    ) -> None:
+        super().__init__(message)
+        self.group = group
+        self.generation = generation
+        self.members = tuple(members)
+
+
+class GroupTimeoutError(GroupError, TransportTimeoutError):
+    """Members did not arrive, or an operation did not end, before the deadline; `members` did not come."""
+
+
+class PeerLostError(GroupError, ShardLostError):
+    """Members died, or left the group, while others needed them; `members` are those known to be gone."""
+
+
+class StaleGenerationError(GroupError):
+    """The group has a later generation, or none any more: this process has to be invited again."""
+
+
+class GroupMismatchError(GroupError, ValueError):
+    """Members of a group want different things of one operation; no byte was moved.
+
+    Attributes:
+        wanted: What each member wants, by its name.
+    """
+
+    wanted: Mapping[str, str] = MappingProxyType({})
 
 
 class BatchSchemaError(TransportError, ValueError):

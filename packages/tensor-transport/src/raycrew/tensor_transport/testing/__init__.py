@@ -1,5 +1,6 @@
 """Fakes for tests without Ray, and the conformance functions that every implementation passes."""
 
+from raycrew.tensor_transport.testing._broadcast import BroadcastPeer, check_broadcast_transport
 from raycrew.tensor_transport.testing._conformance import (
     BackendCase,
     Peer,
@@ -30,6 +31,7 @@ from raycrew.tensor_transport.testing._transports import (
 
 __all__ = [
     "BackendCase",
+    "BroadcastPeer",
     "InProcessBackend",
     "InProcessByteStore",
     "LocalPeers",
@@ -40,6 +42,7 @@ __all__ = [
     "TransportCase",
     "bits_of",
     "bounded_memory",
+    "check_broadcast_transport",
     "check_shard_backend",
     "check_transport",
     "hold",
