@@ -20,6 +20,7 @@ from raycrew.tensor_transport.backends.object_store import ObjectStoreBackend
 from raycrew.tensor_transport.backends.ray_refs import RayRefBackend
 from raycrew.tensor_transport.backends.shared_memory import SharedMemoryBackend
 from raycrew.tensor_transport.batch import BatchedDataDict, SlicedDataDict
+from raycrew.tensor_transport.deltas import DeltaSource, DeltaTarget
 from raycrew.tensor_transport.errors import (
     BaseVersionError,
     BatchSchemaError,
@@ -83,6 +84,8 @@ __all__ = [
     "ChecksumMismatchError",
     "DamagedBytesError",
     "DecodeError",
+    "DeltaSource",
+    "DeltaTarget",
     "DirectoryLostError",
     "DynamicBatchingArgs",
     "GroupError",

@@ -104,6 +104,8 @@ class WeightReceiver:
             "shadow": the buckets of what is loaded are kept, which takes the memory of one model, two during
             an update, and no time. "refetch": they are fetched again, which takes no memory, and the store
             has to keep that version. "none": the weights are a mixture until an update is applied.
+        deltas: The `DeltaTarget` whose `load` is called: updates say what changed since the one before, in
+            bytes of another size each time. It knows by itself what fits, and the way back.
         directory: Where versions are found by number.
         name: What the directory calls this receiver; unique.
 
@@ -121,6 +123,7 @@ class WeightReceiver:
         verify_first: bool = False,
         verify: bool = True,
         rollback: RollbackKind = "none",
+        deltas: Rollback | None = None,
         directory: WeightDirectory | None = None,
         name: str | None = None,
     ) -> None:
@@ -131,12 +134,15 @@ class WeightReceiver:
         }
         if rollback not in kinds:
             raise ValueError(f"rollback must be one of {sorted(kinds)}, got {rollback!r}")
+        if deltas is not None and (expected is not None or rollback != "none"):
+            raise ValueError("deltas= goes without expected= and rollback=: the DeltaTarget does both")
         self._load = load
         self._expected: Schema | None = None if expected is None else schema_of(expected)
         self._store = as_store(store)
         self._fetcher = Fetcher(self._store, borrow=borrow, verify=verify)
         self._verify_first = verify_first
-        self._rollback: Rollback = kinds[rollback]()
+        self._rollback: Rollback = kinds[rollback]() if deltas is None else deltas
+        self._fixed = deltas is None
         self._refetches = rollback == "refetch"
         self._directory = directory
         self._name = name or uuid.uuid4().hex[:12]
@@ -416,7 +422,7 @@ class WeightReceiver:
         waited_s: float,
     ) -> WeightReceipt:
         previous = self._version
-        if self._expected is None:
+        if self._expected is None and self._fixed:
             self._expected = loading.schema
         if self._publisher is not None and heading.publisher != self._publisher:
             self._superseded.add(self._publisher)
