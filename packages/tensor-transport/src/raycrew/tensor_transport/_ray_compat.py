@@ -126,6 +126,35 @@ def moves_by_nixl() -> bool:
     return "_tensor_transport" in inspect.signature(ray_module().put).parameters
 
 
+def register_nixl_pool(size_bytes: int, device: Any) -> None:
+    """Register memory with NIXL once, for what is received."""
+    ray_module()
+    from ray.experimental.rdt import register_nixl_memory_pool
+
+    register_nixl_memory_pool(size_bytes, device)
+
+
+def put_by_nixl(tensor: Any) -> Any:
+    """An object whose tensor stays where it is, for others to read by NIXL."""
+    return ray_module().put([tensor], _tensor_transport="nixl")
+
+
+def get_by_nixl(ref: Any, into: Any, timeout_s: float | None) -> Any:
+    """The tensor of such an object: written into another one, unless that is None.
+
+    Raises:
+        TransportTimeoutError: It did not arrive in time; it may still be written.
+        ShardLostError: Its owner died.
+    """
+    ray_module()
+    from ray.experimental.rdt import set_target_for_ref
+
+    if into is not None:
+        set_target_for_ref(ref, [into])
+    (found,) = get(ref, timeout_s)
+    return found
+
+
 def node_id_if_connected() -> str:
     """Id of the node that this process is on; "" without Ray, or a connection."""
     return current_node_id() if is_connected() else ""

@@ -62,18 +62,19 @@ class PullCase:
 
 def offer_samples(transport: PullTransport) -> list[Offer]:
     """Run by a peer."""
-    return [transport.offer(tensor, folded=True) for tensor in samples().values()]
+    return [transport.offer(_there(transport, tensor), folded=True) for tensor in samples().values()]
 
 
 def offer_tiny(transport: PullTransport) -> tuple[Offer, list[Offer]]:
     """All tiny tensors as one offer, and some of them each as its own; run by a peer."""
     tiny = tiny_tensors()
-    return transport.offer(torch.cat(tiny)), [transport.offer(tensor) for tensor in tiny[:200]]
+    together = transport.offer(_there(transport, torch.cat(tiny)))
+    return together, [transport.offer(_there(transport, tensor)) for tensor in tiny[:200]]
 
 
 def offer_large(transport: PullTransport, value: int, size_bytes: int = OVERSIZED_BYTES) -> Offer:
     """Run by a peer."""
-    return transport.offer(large_tensor(value, size_bytes), folded=value % 2 == 1)
+    return transport.offer(_there(transport, large_tensor(value, size_bytes)), folded=value % 2 == 1)
 
 
 def withdraw(transport: PullTransport, offers: Sequence[Offer]) -> None:
@@ -190,7 +191,7 @@ def _check_refusals(_: PullCase, transport: PullTransport) -> None:
 
 
 def _check_folds(_: PullCase, transport: PullTransport) -> None:
-    source = large_tensor(9, 3 * _MIB + 8)
+    source = _there(transport, large_tensor(9, 3 * _MIB + 8))
     offer = transport.offer(source, folded=True)
     expect(offer.fold is not None, "an offer has no fold")
     expect(
@@ -230,7 +231,7 @@ def _check_closing(case: PullCase, transport: PullTransport) -> None:
 def _check_samples(transport: PullTransport, peer: Peer) -> None:
     want = list(samples().values())
     offers = peer.call(offer_samples)
-    into = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in want]
+    into = [_there(transport, bits_of(tensor) * 0).view(tensor.dtype) for tensor in want]
     transport.pull([offer.whole for offer in offers], into, timeout_s=_WAIT_S).wait()
     for name, got, tensor in zip(samples(), into, want, strict=True):
         expect(torch.equal(bits_of(got), bits_of(tensor)), f"other bytes for {name}")
@@ -400,6 +401,11 @@ def _expect_gone_or_right(
         expect(owner == str(offer.owner), f"the error names another owner: {owner!r}")
         return
     expect(torch.equal(got, large_tensor(value, offer.size_bytes)), "an offer that is gone gives other bytes")
+
+
+def _there(transport: PullTransport, tensor: torch.Tensor) -> torch.Tensor:
+    """On the device that the transport is made for first of all."""
+    return tensor.to(transport.capabilities.devices[0])
 
 
 async def _ended(transfer: Any) -> None:

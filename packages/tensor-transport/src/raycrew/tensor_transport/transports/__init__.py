@@ -20,6 +20,8 @@ from raycrew.tensor_transport.transports._interface import (
     Transport,
 )
 from raycrew.tensor_transport.transports._transfer import Guard, Transfer
+from raycrew.tensor_transport.transports.cuda_ipc import CudaIpcTransport
+from raycrew.tensor_transport.transports.nixl import NixlTransport
 from raycrew.tensor_transport.transports.object_store import ObjectStoreTransport
 from raycrew.tensor_transport.transports.process_vm import ProcessVmTransport
 from raycrew.tensor_transport.transports.shared_memory import SharedMemoryTransport
@@ -31,8 +33,10 @@ __all__ = [
     "Candidate",
     "Capabilities",
     "Choice",
+    "CudaIpcTransport",
     "Guard",
     "MemberFacts",
+    "NixlTransport",
     "ObjectStoreTransport",
     "Offer",
     "Owner",

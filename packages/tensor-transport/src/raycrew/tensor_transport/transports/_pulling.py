@@ -62,7 +62,13 @@ class Job:
             raise damaged(self.offer)
 
     def copy_from(self, source: Bytes, guard: Guard) -> None:
-        """`fill` from the bytes of the whole offer."""
+        """`fill` from the bytes of the whole offer.
+
+        Raises:
+            StaleHandleError: They are not as many as the offer says.
+        """
+        if source.nbytes != self.offer.size_bytes:
+            raise gone(self.offer, f"{source.nbytes} bytes are there")
         self.fill(lambda part, offset: copy_bytes(part, source[offset : offset + part.nbytes]), guard)
 
 
@@ -170,16 +176,20 @@ class Puller(ABC):
         ]
 
     def _target(self, i: int, region: Region, buffer: Buffer) -> Bytes:
-        offer = region.offer
-        if offer.transport != self.name:
-            raise ValueError(f"region {i} is of an offer by {offer.transport}, not by {self.name}")
-        if region.offset < 0 or region.size_bytes < 0 or region.offset + region.size_bytes > offer.size_bytes:
-            end = region.offset + region.size_bytes
-            raise ValueError(f"region {i}: bytes {region.offset}..{end} of {offer.size_bytes} do not exist")
+        check_region(self.name, i, region)
         target = writable_bytes(buffer, f"buffer {i}")
         if target.nbytes != region.size_bytes:
             raise ValueError(f"buffer {i} has {target.nbytes} bytes, its region {region.size_bytes}")
         return target
+
+
+def check_region(name: str, i: int, region: Region) -> None:
+    """Raise ValueError for a region that is not within its offer, or of another transport's."""
+    offer, end = region.offer, region.offset + region.size_bytes
+    if offer.transport != name:
+        raise ValueError(f"region {i} is of an offer by {offer.transport}, not by {name}")
+    if region.offset < 0 or region.size_bytes < 0 or end > offer.size_bytes:
+        raise ValueError(f"region {i}: bytes {region.offset}..{end} of {offer.size_bytes} do not exist")
 
 
 def source_bytes(data: Buffer) -> Bytes:

@@ -30,8 +30,8 @@ class ObjectStoreTransport(Puller):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everywhere in the cluster, and in place."""
-        return Capabilities(reach="cluster", maps=True, one_sided=True, keeps_copy=True)
+        """Everywhere in the cluster, and in place; Ray asks the owner where an object is."""
+        return Capabilities(reach="cluster", maps=True, keeps_copy=True)
 
     def offer(self, data: Buffer, *, folded: bool = False) -> Offer:
         """See `PullTransport.offer`."""

@@ -1,0 +1,217 @@
+"""Device memory of another process on the machine, copied from device to device."""
+
+import contextlib
+import secrets
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from raycrew.tensor_transport._bytes import FOLD_BYTES, Fold, check_tensor, fold
+from raycrew.tensor_transport.errors import TransportError
+from raycrew.tensor_transport.transports import _cuda_driver
+from raycrew.tensor_transport.transports._facts import this_process
+from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Offer, Region
+from raycrew.tensor_transport.transports._pulling import (
+    Job,
+    Puller,
+    check_here,
+    check_region,
+    damaged,
+    gone,
+    is_alive,
+    lost,
+)
+from raycrew.tensor_transport.transports._transfer import Guard, Transfer
+
+_BLOCK = 1024 * FOLD_BYTES
+_MARKS = 4096
+
+
+class _Key(NamedTuple):
+    """An exported allocation, the place in it, and the mark that stands while the offer does."""
+
+    device: str
+    handle: bytes
+    offset: int
+    size_bytes: int
+    marks_handle: bytes
+    marks_offset: int
+    mark: int
+
+
+class CudaIpcTransport(Puller):
+    """Offers lend device memory, which readers on the machine open and copy without any help of the owner.
+
+    A mark in device memory stands for each offer until it is withdrawn, and is read before and after the
+    bytes, as is the time at which the owner was started. What is not on a device is copied to one when it is
+    offered. `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` makes memory that can't be shared this way.
+    """
+
+    name = "cuda_ipc"
+
+    def __init__(self) -> None:
+        self._marks: dict[torch.device, torch.Tensor] = {}
+        self._free: dict[torch.device, list[int]] = defaultdict(lambda: list(range(_MARKS)))
+        self._held: dict[int, tuple[torch.Tensor, int]] = {}
+        self._marking = threading.Lock()
+        super().__init__()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Devices of one machine; buffers may be on the CPU, too."""
+        return Capabilities(reach="node", devices=("cuda", "cpu"), one_sided=True)
+
+    def offer(self, data: Buffer, *, folded: bool = False) -> Offer:
+        """See `PullTransport.offer`: it waits for what the current stream does to the tensor."""
+        self._ready_to_offer()
+        raw = _device_bytes(data)
+        torch.cuda.current_stream(raw.device).synchronize()
+        handle, offset = _cuda_driver.export(raw) if raw.numel() else (b"", 0)
+        device = str(torch.cuda.get_device_properties(raw.device).uuid)
+        marks_handle, marks_offset, mark = self._mark(raw)
+        key = _Key(device, handle, offset, raw.numel(), marks_handle, marks_offset, mark)
+        return Offer(self.name, this_process(), key, raw.numel(), fold(raw) if folded else None)
+
+    def withdraw(self, offers: Sequence[Offer]) -> None:
+        """See `PullTransport.withdraw`."""
+        with self._marking:
+            for offer in offers:
+                held = self._held.pop(offer.key.mark, None)
+                if held is not None:
+                    raw, slot = held
+                    self._marks[raw.device][slot] = 0
+                    torch.cuda.current_stream(raw.device).synchronize()
+                    self._free[raw.device].append(slot)
+
+    def pull(
+        self, regions: Sequence[Region], into: Sequence[Buffer], *, timeout_s: float | None = None
+    ) -> Transfer:
+        """See `PullTransport.pull`: it begins after what the current stream does to the buffers."""
+        for device in {b.device for b in into if isinstance(b, torch.Tensor) and b.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+        return super().pull(regions, into, timeout_s=timeout_s)
+
+    def _mark(self, raw: torch.Tensor) -> tuple[bytes, int, int]:
+        mark = secrets.randbits(62) | 1
+        with self._marking:
+            marks = self._marks.get(raw.device)
+            if marks is None:
+                marks = self._marks[raw.device] = torch.zeros(_MARKS, dtype=torch.int64, device=raw.device)
+            if not self._free[raw.device]:
+                raise TransportError(
+                    f"more than {_MARKS} offers on {raw.device}: withdraw some, or pack them"
+                )
+            slot = self._free[raw.device].pop()
+            marks[slot] = mark
+            torch.cuda.current_stream(raw.device).synchronize()
+            self._held[mark] = (raw, slot)
+            handle, offset = _cuda_driver.export(marks)
+        return handle, offset + 8 * slot, mark
+
+    def _target(self, i: int, region: Region, buffer: Buffer) -> torch.Tensor:  # type: ignore[override]
+        check_region(self.name, i, region)
+        target = _flat(buffer, f"buffer {i}")
+        if target.numel() != region.size_bytes:
+            raise ValueError(f"buffer {i} has {target.numel()} bytes, its region {region.size_bytes}")
+        return target
+
+    def _move(self, jobs: Sequence[Job], guard: Guard) -> None:
+        by_key: dict[tuple[_Key, int], list[Job]] = defaultdict(list)
+        for job in jobs:
+            by_key[job.offer.key, job.offer.owner.pid].append(job)
+        for members in by_key.values():
+            self._move_from(members[0].offer, members, guard)
+
+    def _move_from(self, offer: Offer, jobs: Sequence[Job], guard: Guard) -> None:
+        key: _Key = offer.key
+        device = _cuda_driver.device_of(key.device)
+        if device is None:
+            raise lost(offer, f"this process does not see the device {key.device}")
+        guard.check()
+        own = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(own), contextlib.ExitStack() as stack:
+            try:
+                self._check(offer, device)
+                source = self._source(stack, offer, device)
+                for job in jobs:
+                    _fill(job, source, guard)
+                self._check(offer, device)
+            except TransportError as error:
+                if not is_alive(offer):
+                    raise lost(offer, "its owner is dead") from error
+                raise
+
+    def _source(self, stack: contextlib.ExitStack, offer: Offer, device: int) -> torch.Tensor:
+        key: _Key = offer.key
+        if offer.owner == this_process():
+            with self._marking:
+                held = self._held.get(key.mark)
+            if held is not None:
+                return held[0]
+        if not key.size_bytes:
+            return torch.empty(0, dtype=torch.uint8, device=f"cuda:{device}")
+        return stack.enter_context(_cuda_driver.opened(key.handle, key.offset, key.size_bytes, device))
+
+    def _check(self, offer: Offer, device: int) -> None:
+        """Raise unless the offer stands, and its owner is who made it."""
+        check_here(offer)
+        key: _Key = offer.key
+        if not is_alive(offer):
+            raise lost(offer, "its owner is dead")
+        if offer.owner == this_process():
+            mark = key.mark if key.mark in self._held else 0
+        else:
+            with _cuda_driver.opened(key.marks_handle, key.marks_offset, 8, device) as raw:
+                mark = int.from_bytes(bytes(raw.cpu().tolist()), "little")
+        if mark != key.mark or offer.size_bytes != key.size_bytes:
+            raise gone(offer, "it was withdrawn, or its memory is used otherwise")
+
+    def _release(self) -> None:
+        with self._marking:
+            for device, marks in self._marks.items():
+                marks.zero_()
+                torch.cuda.current_stream(device).synchronize()
+            self._held.clear()
+            self._marks.clear()
+
+    def _forget(self) -> None:
+        """A forked child can't use the parent's devices: what it pulls or offers is refused by CUDA."""
+        self._marking = threading.Lock()
+
+
+def _fill(job: Job, source: torch.Tensor, guard: Guard) -> None:
+    """Copy block by block; the stream is waited for after each, so that nothing is written after the end."""
+    target: torch.Tensor = job.target  # type: ignore[assignment]
+    start, size = job.region.offset, job.region.size_bytes
+    folded = Fold() if job.region.is_whole and job.offer.fold is not None else None
+    for begin in range(0, size, _BLOCK):
+        guard.check()
+        part = target[begin : begin + _BLOCK]
+        part.copy_(source[start + begin : start + begin + len(part)], non_blocking=True)
+        torch.cuda.current_stream(source.device).synchronize()
+        if folded is not None:
+            folded.update(part)
+    if folded is not None and folded.value != job.offer.fold:
+        raise damaged(job.offer)
+
+
+def _device_bytes(data: Buffer) -> torch.Tensor:
+    """Bytes to offer on a device, in place if they are there and contiguous."""
+    tensor = data if isinstance(data, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(data))
+    check_tensor(tensor)
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    return (tensor if tensor.is_cuda else tensor.cuda()).contiguous().reshape(-1).view(torch.uint8)
+
+
+def _flat(buffer: Buffer, what: str) -> torch.Tensor:
+    if isinstance(buffer, torch.Tensor):
+        if not buffer.is_contiguous():
+            raise ValueError(f"{what} is not contiguous: it can't be filled")
+        return buffer.detach().reshape(-1).view(torch.uint8)
+    if buffer.dtype != np.uint8 or buffer.ndim != 1 or not buffer.flags.writeable:
+        raise ValueError(f"{what} has to be writable, contiguous, of one dimension and uint8")
+    return torch.from_numpy(buffer)

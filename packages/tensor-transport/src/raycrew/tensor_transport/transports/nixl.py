@@ -1,0 +1,88 @@
+"""Bytes by NIXL, through Ray's direct transport of tensors."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from raycrew.tensor_transport import _ray_compat
+from raycrew.tensor_transport._bytes import check_tensor, fold, tensor_bytes
+from raycrew.tensor_transport.transports._facts import this_process
+from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Offer
+from raycrew.tensor_transport.transports._pulling import Job, Puller, gone
+from raycrew.tensor_transport.transports._transfer import Guard
+
+
+class NixlTransport(Puller):
+    """Offers lend memory that NIXL reads from other nodes, over whatever network it knows.
+
+    Ray's direct transport is in its alpha stage, and NIXL an option: `choose_transport` takes it only where
+    it is named. An object is moved whole. Without a deadline it is moved into the buffer itself, and a
+    cancellation is heeded when it has arrived; with one, by way of a buffer of its own, as a transfer that
+    was given up on may still be written.
+
+    Args:
+        pool_bytes: Register so much memory on `device` once, for what is received by way of it.
+        device: Where offers and the pool are kept: "cpu" or a CUDA device. Buffers are on the CPU.
+    """
+
+    name = "nixl"
+
+    def __init__(self, *, pool_bytes: int = 0, device: str = "cpu") -> None:
+        self._device = torch.device(device)
+        self._held: dict[str, tuple[Any, torch.Tensor]] = {}
+        self._holding, self._getting = threading.Lock(), threading.Lock()
+        super().__init__()
+        if pool_bytes:
+            self._ready_to_offer()
+            _ray_compat.register_nixl_pool(pool_bytes, self._device)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Wherever NIXL reaches."""
+        return Capabilities(reach="cluster", one_sided=True)
+
+    def offer(self, data: Buffer, *, folded: bool = False) -> Offer:
+        """See `PullTransport.offer`."""
+        self._ready_to_offer()
+        raw = _flat(data, self._device)
+        ref = _ray_compat.put_by_nixl(raw)
+        with self._holding:
+            self._held[ref.hex()] = (ref, raw)
+        return Offer(self.name, this_process(), ref, raw.numel(), fold(raw) if folded else None)
+
+    def withdraw(self, offers: Sequence[Offer]) -> None:
+        """See `PullTransport.withdraw`: whoever holds the offer still can have the bytes."""
+        with self._holding:
+            for offer in offers:
+                self._held.pop(offer.key.hex(), None)
+
+    def _move(self, jobs: Sequence[Job], guard: Guard) -> None:
+        for job in jobs:
+            guard.check()
+            target = torch.from_numpy(job.target)
+            straight = job.region.is_whole and guard.left_s() is None and job.offer.fold is None
+            found = self._get(job.offer, target if straight else None, guard)
+            if found.numel() != job.offer.size_bytes:
+                raise gone(job.offer, f"{found.numel()} bytes are there")
+            if found.data_ptr() != target.data_ptr():
+                job.copy_from(tensor_bytes(found), guard)
+
+    def _get(self, offer: Offer, into: torch.Tensor | None, guard: Guard) -> torch.Tensor:
+        with self._getting:  # A target belongs to the object, not to who asks for it.
+            found: torch.Tensor = _ray_compat.get_by_nixl(offer.key, into, guard.left_s())
+            return found
+
+    def _release(self) -> None:
+        self._held.clear()
+
+    def _forget(self) -> None:
+        """A forked child can't use Ray: what it pulls or offers is refused."""
+        self._holding, self._getting = threading.Lock(), threading.Lock()
+
+
+def _flat(data: Buffer, device: torch.device) -> torch.Tensor:
+    tensor = data if isinstance(data, torch.Tensor) else torch.from_numpy(data)
+    check_tensor(tensor)
+    return tensor.detach().to(device).contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,56 @@
+"""What needs a GPU or a library: the suite where there is one, a reason by name where there is none."""
+
+import sys
+
+import pytest
+import torch
+from peers import TransportProcess
+
+from raycrew.tensor_transport.errors import TransportError
+from raycrew.tensor_transport.testing import PullCase, check_transport
+from raycrew.tensor_transport.transports import CudaIpcTransport, NixlTransport
+
+
+@pytest.mark.gpu
+@pytest.mark.hostile
+@pytest.mark.slow
+def test_conformance_of_cuda_ipc():
+    check_transport(PullCase(CudaIpcTransport, lambda: TransportProcess(CudaIpcTransport)))
+
+
+@pytest.mark.gpu
+def test_device_to_device_starts_after_the_streams_of_both_sides():
+    with CudaIpcTransport() as transport:
+        peer = TransportProcess(CudaIpcTransport)
+        try:
+            offer = peer.call(_offer_busy)
+            into = torch.zeros(1 << 24, device="cuda")
+            transport.pull([offer.whole], [into], timeout_s=60).wait()
+            assert bool((into == 7).all())
+        finally:
+            peer.kill()
+
+
+def _offer_busy(transport):
+    tensor = torch.zeros(1 << 24, device="cuda")
+    for _ in range(7):
+        tensor += 1
+    return transport.offer(tensor)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_a_missing_device_is_a_reason():
+    with CudaIpcTransport() as transport:
+        assert "CUDA" in transport.available()
+        with pytest.raises(TransportError, match=r"cuda_ipc can't be used here: .*CUDA"):
+            transport.offer(torch.arange(5))
+
+
+def test_a_missing_library_is_a_reason(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nixl", None)
+    with NixlTransport() as transport:
+        assert transport.available() == "NIXL is not installed: install nixl"
+        with pytest.raises(TransportError, match="nixl can't be used here: NIXL is not installed"):
+            transport.offer(torch.arange(5))
+    with pytest.raises(TransportError, match="NIXL is not installed"):
+        NixlTransport(pool_bytes=1 << 20)
