@@ -40,6 +40,9 @@ COLUMNS = {
     "packed": lambda: PackedTensor(
         [None if i == 1 else numbered(2, n) + i for i, n in enumerate(LENGTHS)], dim_to_pack=1
     ),
+    "segments": lambda: PackedTensor(
+        [None if i == 1 else [numbered(n, 2) + i, numbered(1, 2)][: 1 + i % 2] for i, n in enumerate(LENGTHS)]
+    ),
     "list": lambda: [{"id": i, "ids": torch.tensor([i], dtype=torch.int16)} for i in range(ROWS)],
     "array": lambda: np.arange(ROWS * 2, dtype=np.float32).reshape(ROWS, 2),
     "words": lambda: np.array([f"row {i}" for i in range(ROWS)]),

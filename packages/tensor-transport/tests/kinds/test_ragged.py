@@ -147,3 +147,9 @@ class TestPacked:
             BatchedDataDict.concat(
                 [batch, BatchedDataDict(images=PackedTensor([torch.ones(1, 3)], 1), n=np.arange(1))]
             )
+
+
+def test_8_bit_floats_are_padded():
+    rows = RaggedTensor(torch.ones(3).to(torch.float8_e4m3fn), [1, 2])
+    padded = rows.to_padded(2, pad_side="left")
+    assert padded.dtype == torch.float8_e4m3fn and padded.float().tolist() == [[2, 1], [1, 1]]

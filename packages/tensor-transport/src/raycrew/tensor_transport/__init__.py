@@ -1,6 +1,6 @@
 """Batches, tensor handles, transports and weight updates."""
 
-from raycrew.tensor_transport._columns import BatchIterator
+from raycrew.tensor_transport._columns import BatchIterator, PackedSequences
 from raycrew.tensor_transport._handles import (
     CacheStats,
     ShardRegistry,
@@ -98,6 +98,7 @@ __all__ = [
     "NoTransportError",
     "NodeMemoryBackend",
     "ObjectStoreBackend",
+    "PackedSequences",
     "PackedTensor",
     "Packing",
     "PeerGroup",

@@ -8,6 +8,8 @@ from raycrew.tensor_transport._columns.metadata import MetadataRule, MetadataRul
 from raycrew.tensor_transport._columns.naming import refuse_unknown
 from raycrew.tensor_transport._columns.row_operations import RowOperations
 from raycrew.tensor_transport._columns.saving_operations import SavingOperations
+from raycrew.tensor_transport._columns.sequence_operations import SequenceOperations
+from raycrew.tensor_transport._columns.sequences import PackedSequences
 
 __all__ = [
     "BatchIterator",
@@ -15,8 +17,10 @@ __all__ = [
     "JoiningOperations",
     "MetadataRule",
     "MetadataRules",
+    "PackedSequences",
     "RowOperations",
     "SavingOperations",
+    "SequenceOperations",
     "named_column",
     "padded_width",
     "refuse_unknown",

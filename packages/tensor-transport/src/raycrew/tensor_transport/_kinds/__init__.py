@@ -12,7 +12,7 @@ from raycrew.tensor_transport._kinds.columns import (
 )
 from raycrew.tensor_transport._kinds.kinds import Kind, Padding
 from raycrew.tensor_transport._kinds.packed import PackedTensor
-from raycrew.tensor_transport._kinds.padding import Number, PadSide, check_pad_side
+from raycrew.tensor_transport._kinds.padding import Number, PadSide, check_pad_side, check_pad_value, raw
 from raycrew.tensor_transport._kinds.ragged import RaggedTensor
 
 __all__ = [
@@ -27,8 +27,10 @@ __all__ = [
     "accept_column",
     "bare",
     "check_pad_side",
+    "check_pad_value",
     "is_column",
     "kind_of",
+    "raw",
     "row_count",
     "transform",
 ]

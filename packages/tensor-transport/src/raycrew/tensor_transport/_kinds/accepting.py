@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from raycrew.tensor_transport._kinds.columns import is_column
-from raycrew.tensor_transport._kinds.packed import PackedTensor
+from raycrew.tensor_transport._kinds.packed import PackedTensor, segments_of
 from raycrew.tensor_transport._kinds.ragged import RaggedTensor
 from raycrew.tensor_transport._rows import refuse_special_array
 from raycrew.tensor_transport.errors import BatchSchemaError
@@ -45,7 +45,7 @@ def _tensors(column: Any) -> list[torch.Tensor]:
         case RaggedTensor():
             found = [column.values]
         case PackedTensor():
-            found = column.tensors
+            found = [segment for row in column.tensors for segment in segments_of(row)]
         case _:
             found = [column]
     return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]

@@ -112,3 +112,22 @@ def _padded(
         window.copy_(tensor)
         start += len(tensor)
     return joined
+
+
+def padded_to(
+    tensor: torch.Tensor, shape: Sequence[int], pad_value: Number, pad_side: PadSide = "right"
+) -> torch.Tensor:
+    """A tensor made larger; itself if it has that shape."""
+    if list(tensor.shape) == list(shape):
+        return tensor
+    padded = tensor.new_full(tuple(shape), pad_value)
+    window = padded
+    for dim, length in enumerate(tensor.shape):
+        window = window.narrow(dim, shape[dim] - length if pad_side == "left" else 0, length)
+    window.copy_(tensor)
+    return padded
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """A view whose elements can be assigned by mask: 8-bit floating-point dtypes have no such operation."""
+    return tensor.view(torch.uint8) if tensor.is_floating_point() and tensor.itemsize == 1 else tensor

@@ -8,7 +8,14 @@ import numpy.typing as npt
 import torch
 
 from raycrew.tensor_transport._bytes import reduce_through
-from raycrew.tensor_transport._kinds.padding import Number, PadSide, check_pad_side, check_pad_value, join
+from raycrew.tensor_transport._kinds.padding import (
+    Number,
+    PadSide,
+    check_pad_side,
+    check_pad_value,
+    join,
+    raw,
+)
 from raycrew.tensor_transport._rows import Rows, is_contiguous, refuse_special_array, row_numbers
 from raycrew.tensor_transport.errors import BatchSchemaError
 from raycrew.tensor_transport.protocols import RowHandle
@@ -91,7 +98,7 @@ class RaggedTensor:
             )
         check_pad_value(pad_value, self.dtype, "values")
         padded = self.values.new_full((len(self), length, *self.values.shape[1:]), pad_value)
-        padded[_mask(self.lengths, length, pad_side).to(padded.device)] = self.values
+        raw(padded)[_mask(self.lengths, length, pad_side).to(padded.device)] = raw(self.values)
         return padded
 
     def __len__(self) -> int:

@@ -1,7 +1,7 @@
 """Columns whose rows differ in shape: ragged, and packed."""
 # ruff: noqa: ARG002 - each kind uses what it needs of the common signatures.
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from raycrew.tensor_transport._kinds.kinds import (
     assemble_tensor,
     describe_tensor,
 )
-from raycrew.tensor_transport._kinds.packed import PackedTensor
+from raycrew.tensor_transport._kinds.packed import PackedTensor, common_dim, map_row, segments_of
 from raycrew.tensor_transport._kinds.ragged import RaggedTensor
 from raycrew.tensor_transport._rows import Rows
 from raycrew.tensor_transport.errors import BatchSchemaError, DecodeError
@@ -86,12 +86,16 @@ class PackedKind(Kind):
         return column.take(rows)
 
     def repeat(self, column: PackedTensor, times: int, *, share: bool) -> PackedTensor:
-        rows = [row if share else _own(row) for row in column.tensors for _ in range(times)]
+        rows = [row if share else map_row(row, _own) for row in column.tensors for _ in range(times)]
         return PackedTensor(rows, column.dim_to_pack)
 
     def concat(self, columns: Sequence[PackedTensor], key: str, padding: Padding) -> PackedTensor:
+        rows = [row for column in columns for row in column.tensors]
         try:
-            return PackedTensor.concat(columns)
+            if padding.value is None:
+                return PackedTensor(rows, common_dim(columns))
+            dim = common_dim(columns)
+            return PackedTensor.padded(rows, dim, pad_value=padding.value, pad_side=padding.side)
         except ValueError as error:
             raise BatchSchemaError(f"column {key!r}: {error}", key=key) from error
 
@@ -102,36 +106,61 @@ class PackedKind(Kind):
         self, column: PackedTensor, dtype: torch.dtype, key: str, *, lossy: bool = False
     ) -> PackedTensor:
         check_dtype(dtype, key)
-        cast = [None if row is None else _cast(row, dtype, key, lossy=lossy) for row in column.tensors]
-        return PackedTensor(cast, column.dim_to_pack)
+        rows = [map_row(row, lambda tensor: _cast(tensor, dtype, key, lossy=lossy)) for row in column.tensors]
+        return PackedTensor(rows, column.dim_to_pack)
 
     def disassemble(self, column: PackedTensor, key: str) -> tuple[list[Any], list[Bytes]] | None:
-        present = [tensor for tensor in column.tensors if tensor is not None]
+        present = [segment for row in column.tensors for segment in segments_of(row)]
         if not all(isinstance(tensor, torch.Tensor) for tensor in present):
             return None
-        described = [None if tensor is None else describe_tensor(tensor) for tensor in column.tensors]
+        described = [
+            {"segments": list(map(describe_tensor, row))}
+            if isinstance(row, tuple)
+            else map_row(row, describe_tensor)
+            for row in column.tensors
+        ]
         return [column.dim_to_pack, described], [
             tensor_bytes(tensor, f"column {key!r}") for tensor in present
         ]
 
     def assemble(self, params: Any, runs: Sequence[Bytes]) -> PackedTensor:
         match params:
-            case [int() as dim, list() as described] if len(runs) == sum(d is not None for d in described):
+            case [int() as dim, list() as described]:
                 pass
             case _:
-                raise DecodeError(f"{len(runs)} runs of bytes do not make the packed column {params!r:.80}")
+                raise DecodeError(f"{params!r:.80} does not describe a packed column")
         left = iter(runs)
         try:
-            return PackedTensor(
-                [None if d is None else assemble_tensor(d, next(left)) for d in described], dim
-            )
+            column = PackedTensor([_assembled_row(row, left) for row in described], dim)
+            if next(left, None) is not None:
+                raise DecodeError("more bytes than a packed column has tensors")
+            return column
         except DecodeError:
             raise
         except ValueError as error:
             raise DecodeError(str(error)) from error
 
     def own(self, column: PackedTensor) -> PackedTensor:
-        return PackedTensor([None if t is None else _own(t) for t in column.tensors], column.dim_to_pack)
+        return PackedTensor([map_row(row, _own) for row in column.tensors], column.dim_to_pack)
+
+
+def _described_row(row: Any) -> Any:
+    if isinstance(row, tuple):
+        return {"segments": [describe_tensor(segment) for segment in row]}
+    return None if row is None else describe_tensor(row)
+
+
+def _assembled_row(described: Any, runs: Iterator[Bytes]) -> Any:
+    """A row of a packed column from the next of the runs."""
+    match described:
+        case None:
+            return None
+        case {"segments": list() as segments}:
+            return tuple(_assembled_row(segment, runs) for segment in segments)
+    run = next(runs, None)
+    if run is None:
+        raise DecodeError("fewer bytes than a packed column has tensors")
+    return assemble_tensor(described, run)
 
 
 def _own(values: Any) -> Any:
