@@ -9,7 +9,7 @@ import sys
 import pytest
 import ray
 
-from raycrew.cluster_core._commands import main
+from raycrew.cluster_core.__main__ import main
 
 
 def said(capsys, *arguments):
@@ -21,7 +21,7 @@ def said(capsys, *arguments):
 def test_planning_ten_thousand_nodes_needs_no_ray():
     code = """
 import sys
-from raycrew.cluster_core._commands import main
+from raycrew.cluster_core.__main__ import main
 status = main(["plan", "--nodes", "10000x8", "--request", "4096x8", "--json"])
 assert "ray" not in sys.modules
 sys.exit(status)

@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from raycrew.cluster_core import doctor
-from raycrew.cluster_core._commands import main
+from raycrew.cluster_core.__main__ import main
 from raycrew.cluster_core._ray.questions import GroupState
 
 FACTS = doctor.NodeFacts("host", "2.60.0", "3.11.7", 16 << 30, 65536, 1000.0, (32768, 60999))

@@ -17,6 +17,7 @@ from ray.core.generated import autoscaler_pb2
 from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from watching import live_groups, wait_until
 
 from raycrew.cluster_core import (
     AllocationTimeoutError,
@@ -28,7 +29,7 @@ from raycrew.cluster_core import (
     ResourceInsufficientError,
     _ray,
 )
-from raycrew.cluster_core._commands import main
+from raycrew.cluster_core.__main__ import main
 from raycrew.cluster_core._placement import allocation as _allocation
 from raycrew.cluster_core._ray import gate as _gate
 from raycrew.cluster_core._ray import questions as _questions
@@ -36,17 +37,6 @@ from raycrew.cluster_core._ray import status as _ray_status
 from raycrew.cluster_core._ray.census import take_census
 from raycrew.cluster_core.memory import MemoryMonitor
 from raycrew.cluster_core.testing import connected, simulated_nodes
-
-
-def live_groups():
-    return [entry["name"] for entry in placement_group_table().values() if entry["state"] != "REMOVED"]
-
-
-def wait_until(condition, timeout_s=60):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
 
 
 def wait_until_all_is_free():

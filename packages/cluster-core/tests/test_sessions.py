@@ -6,29 +6,17 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ray
-from ray.util.placement_group import placement_group_table
+from watching import live_groups, wait_until
 
 from raycrew.cluster_core import ClusterClosedError, RayVirtualCluster, Session, init_ray
 from raycrew.cluster_core._connection import init as _init
 
 pytestmark = pytest.mark.hostile
-
-
-def live_groups():
-    return [entry["name"] for entry in placement_group_table().values() if entry["state"] != "REMOVED"]
-
-
-def wait_until(condition, timeout_s=60):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def connect_again(address):

@@ -8,7 +8,7 @@ from array import array
 
 import pytest
 import ray
-from ray.util.placement_group import placement_group_table
+from watching import live_groups
 
 from raycrew.cluster_core import (
     AllocationTimeoutError,
@@ -125,10 +125,6 @@ class Gate:
 
 def hold(gate):
     ray.get(gate.enter.remote())
-
-
-def live_groups():
-    return [group["name"] for group in placement_group_table().values() if group["state"] != "REMOVED"]
 
 
 def test_a_full_cluster_names_who_holds_it(ray_nodes):

@@ -1,8 +1,138 @@
-"""`python -m raycrew.cluster_core`."""
+"""`python -m raycrew.cluster_core`: clusters from the command line."""
 
+import argparse
+import json
+import os
+import re
 import sys
+from collections.abc import Sequence
 
-from raycrew.cluster_core._commands import main
+from rich.console import Console
+
+from raycrew.cluster_core import _commands
+from raycrew.cluster_core._connection import prepare_visit
+from raycrew.cluster_core._placement import STRATEGIES
+from raycrew.cluster_core.errors import ClusterError
+
+WIDE = 200  # of tables in files and pipes, unless COLUMNS says otherwise
+
+_GROUPS = re.compile(r"(?:(\d+)x)?(\d+)")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="print what was found as JSON")
+    top = argparse.ArgumentParser(
+        "python -m raycrew.cluster_core",
+        description="Look at Ray clusters, and plan what goes where. "
+        "Exit codes: 0 fine, 1 a problem was found or a request does not fit, 2 bad usage, 130 Ctrl-C.",
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    connected = argparse.ArgumentParser(add_help=False)
+    connected.add_argument(
+        "--address",
+        default="auto",
+        help="host:port of the cluster (default: RAY_ADDRESS, else yours on this machine)",
+    )
+
+    doctor = commands.add_parser("doctor", parents=[common, connected], help="find the usual troubles")
+    doctor.add_argument("--local", action="store_true", help="check this machine alone, no cluster")
+    doctor.add_argument(
+        "--port-range", type=_pair, metavar="FIRST-LAST", help="ports that you mean to lease from"
+    )
+    doctor.set_defaults(run=_commands.run_doctor)
+
+    status = commands.add_parser("status", parents=[common, connected], help="what there is and who holds it")
+    status.set_defaults(run=_commands.run_status)
+
+    grid = commands.add_parser(
+        "grid", parents=[common, connected], help="draw placement groups on their nodes"
+    )
+    grid.set_defaults(run=_commands.run_grid)
+
+    plan = commands.add_parser(
+        "plan", parents=[common], help="which node takes which bundles; needs no cluster"
+    )
+    plan.add_argument(
+        "--nodes", type=_counts, metavar="NxG,…", help="nodes there are: 100x8,4x4 (count x devices)"
+    )
+    plan.add_argument("--address", help="plan for what is free in this running cluster instead")
+    plan.add_argument(
+        "--request",
+        type=_counts,
+        required=True,
+        metavar="NxB,…",
+        help="logical nodes wanted: 16x8 (count x bundles)",
+    )
+    plan.add_argument(
+        "--bundle", type=_amounts, default={"GPU": 1.0}, metavar="GPU=1,CPU=4", help="one bundle's needs"
+    )
+    plan.add_argument("--node-cpus", type=float, default=0.0, help="CPUs of each node of --nodes")
+    plan.add_argument("--strategy", choices=STRATEGIES, default="STRICT_PACK")
+    plan.add_argument("--segment-size", type=int, help="logical nodes that share a domain")
+    plan.add_argument("--domain-size", type=int, help="nodes of --nodes per domain")
+    plan.set_defaults(run=_commands.run_plan)
+    return top
+
+
+def _counts(text: str) -> list[int]:
+    counts: list[int] = []
+    for part in text.split(","):
+        match = _GROUPS.fullmatch(part.strip())
+        if match is None:
+            raise argparse.ArgumentTypeError(f"{part!r} is neither 8 nor 100x8")
+        counts += [int(match[2])] * int(match[1] or 1)
+    return counts
+
+
+def _pair(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    if not (first.isdigit() and last.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST-LAST")
+    return int(first), int(last)
+
+
+def _amounts(text: str) -> dict[str, float]:
+    try:
+        return {name.strip(): float(amount) for name, amount in (part.split("=") for part in text.split(","))}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=AMOUNT,…") from None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    args = parser().parse_args(arguments)
+    try:
+        if getattr(args, "address", None) and not getattr(args, "local", False):
+            args.address = prepare_visit(args.address)
+        outcome: _commands.Outcome = args.run(args)
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return _commands.INTERRUPTED
+    except (ClusterError, ValueError, OSError) as error:
+        _complain(f"{type(error).__name__}: {error}")
+        return _commands.USAGE
+    if args.json:
+        _write(json.dumps(outcome.data))
+    else:
+        width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE
+        Console(width=width).print(outcome.shown)
+    return outcome.code
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.writelines([text, "\n"])  # In two: an unbuffered stream does not tell of the first alone.
+        sys.stdout.flush()
+    except BrokenPipeError:  # As `head` does when it has enough; rich ends in the same way.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _complain(text: str) -> None:
+    Console(stderr=True).print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -315,8 +315,8 @@ def _grouped(values: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {value}" for name, value in values.items())
 
 
-def print_findings(findings: Iterable[Finding], console: Console | None = None) -> None:
-    """Print findings, and advice below those that need it."""
+def table_of(findings: Iterable[Finding]) -> Table:
+    """Findings, and advice below those that need it, for people."""
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right", width=8)
     table.add_column(overflow="fold")
@@ -326,4 +326,9 @@ def print_findings(findings: Iterable[Finding], console: Console | None = None) 
         table.add_row(Text(finding.state, style=style), said)
         if finding.advice:
             table.add_row("", Text(finding.advice, style=style))
-    (console or Console()).print(table)
+    return table
+
+
+def print_findings(findings: Iterable[Finding], console: Console | None = None) -> None:
+    """Print findings, and advice below those that need it."""
+    (console or Console()).print(table_of(findings))

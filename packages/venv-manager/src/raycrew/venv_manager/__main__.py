@@ -16,7 +16,7 @@ from raycrew.venv_manager._store import Store
 from raycrew.venv_manager._waiting import end_all
 from raycrew.venv_manager.errors import SpecError, VenvError
 
-WIDE = 200  # of tables in files and pipes
+WIDE = 200  # of tables in files and pipes, unless COLUMNS says otherwise
 
 
 def parser() -> argparse.ArgumentParser:
@@ -89,9 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain(str(error))
         return _commands.USAGE if isinstance(error, SpecError) else _commands.PROBLEM
     if args.json:
-        _write(json.dumps(outcome.data, indent=2))
+        _write(json.dumps(outcome.data))
     else:
-        _commands.show(outcome, Console(width=None if sys.stdout.isatty() else WIDE))
+        width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE
+        Console(width=width).print(outcome.shown, soft_wrap=True)
     return outcome.code
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
@@ -261,8 +261,3 @@ def _store_rows(store: Store) -> list[tuple[str, str, bool]]:
 
 def _megabytes(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:,.0f} MB"
-
-
-def show(outcome: Outcome, console: Console) -> None:
-    """Print an outcome for people."""
-    console.print(outcome.shown, soft_wrap=True)
