@@ -4,16 +4,9 @@ import ray
 from patience import is_running
 from workers import Worker
 
-from raycrew.cluster_core import RayVirtualCluster
 from raycrew.cluster_core.testing import connected
 from raycrew.worker_groups import RayWorkerGroup, UnknownMethodError, WorkerGroupClosedError
 from raycrew.worker_groups._ray.compat import connection
-
-
-@pytest.fixture
-def cluster(local_ray):
-    with RayVirtualCluster([2], use_gpus=False) as made:
-        yield made
 
 
 @pytest.fixture

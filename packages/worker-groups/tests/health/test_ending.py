@@ -20,12 +20,6 @@ pytestmark = pytest.mark.hostile
 
 
 @pytest.fixture
-def cluster(local_ray):
-    with RayVirtualCluster([2], use_gpus=False) as made:
-        yield made
-
-
-@pytest.fixture
 def group(cluster):
     made = RayWorkerGroup(cluster, Unwilling)
     yield made

@@ -4,6 +4,7 @@ Load the fixtures with `pytest_plugins = ["raycrew.cluster_core.testing"]`.
 """
 
 import contextlib
+import fcntl
 import gc
 import itertools
 import logging
@@ -21,11 +22,15 @@ from raycrew.cluster_core._topology import Bundle, Rendezvous
 from raycrew.cluster_core.errors import BundlesOccupiedError, ClusterClosedError
 from raycrew.cluster_core.protocols import Cluster
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 LOCAL_NODE: Mapping[str, Any] = {"num_cpus": 8}
 SEVERAL_NODES: Sequence[Mapping[str, Any]] = [{"num_cpus": 8, "num_gpus": 4}] * 3
 _STORE_BYTES = 80 << 20
+_STARTS = 3
+_GAVE_UP = "timed out during startup"
 _FAST_DEATH = {  # A killed node is noticed in about a second instead of twelve; a slow one is not dead.
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 300,
@@ -171,27 +176,59 @@ def simulated_nodes(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
         The `ray.cluster_utils.Cluster`: it has an `address`, and `add_node` and `remove_node`.
     """
     import ray
-    from ray import cluster_utils
 
     with _temporary_folder():
-        common = {"object_store_memory": _STORE_BYTES}
-        head = {
-            **common,
-            "include_dashboard": False,
-            "dashboard_port": 0,
-            **nodes[0],
-            "_system_config": _FAST_DEATH,
-        }
-        make: Any = cluster_utils.Cluster
-        cluster = make(initialize_head=True, head_node_args=head)
+        cluster = _started(nodes)
         try:
-            for node in nodes[1:]:  # One after another: they race for ports.
-                cluster.add_node(**common, **node)
-            cluster.wait_for_nodes()
             yield cluster
         finally:
             ray.shutdown()
             cluster.shutdown()
+
+
+def _started(nodes: Sequence[Mapping[str, Any]]) -> Any:
+    """A cluster, tried again where Ray gave a node up: it allows 30 s, too little on a busy machine."""
+    for tries in reversed(range(_STARTS)):
+        cluster = _no_nodes()
+        try:
+            with _one_start_at_a_time():
+                _add(cluster, nodes)
+        except Exception as error:
+            cluster.shutdown()
+            if not tries or _GAVE_UP not in str(error):
+                raise
+            logger.warning("nodes are started once more: %s", error)
+        else:
+            break
+    return cluster
+
+
+def _no_nodes() -> Any:
+    from ray import cluster_utils
+
+    make: Any = cluster_utils.Cluster
+    return make()
+
+
+def _add(cluster: Any, nodes: Sequence[Mapping[str, Any]]) -> None:
+    common = {"object_store_memory": _STORE_BYTES}
+    head = {"include_dashboard": False, "dashboard_port": 0, "_system_config": _FAST_DEATH}
+    cluster.add_node(**{**common, **head, **nodes[0]})
+    for node in nodes[1:]:
+        cluster.add_node(**{**common, **node})
+    cluster.wait_for_nodes()
+
+
+@contextlib.contextmanager
+def _one_start_at_a_time() -> Iterator[None]:
+    """Nodes race for ports when they start, those of other processes too."""
+    path = Path(tempfile.gettempdir(), f"raycrew-start-{os.getuid()}.lock")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
