@@ -1,7 +1,8 @@
 """The bookkeeping that stores share: what is held, since which step, and how much it was."""
 
 import threading
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -77,3 +78,34 @@ class Ledger(Generic[K]):
         self._held -= entry.size_bytes
         self._released += 1
         return True
+
+
+class LedgerStore(ABC):
+    """What stores do by their ledger alone; each forgets in its own way what it held."""
+
+    def __init__(self) -> None:
+        self._ledger: Ledger[str] = Ledger()
+
+    @abstractmethod
+    def _forget(self, shard_ids: Sequence[str]) -> None:
+        """Let go of shards that were held."""
+
+    def release(self, shard_ids: Iterable[str]) -> int:
+        """Forget some; how many were held."""
+        return self._gone(self._ledger.remove(shard_ids))
+
+    def expire(self, before_step: int) -> int:
+        """Forget those of earlier steps; how many there were."""
+        return self._gone(self._ledger.expire(before_step))
+
+    def clear(self) -> int:
+        """Forget all; how many there were."""
+        return self._gone(self._ledger.remove(self._ledger.keys()))
+
+    def stats(self) -> StoreStats:
+        """What is held."""
+        return self._ledger.stats()
+
+    def _gone(self, shard_ids: Sequence[str]) -> int:
+        self._forget(shard_ids)
+        return len(shard_ids)

@@ -20,7 +20,7 @@ from raycrew.tensor_transport._shards import (
     stale,
     total,
 )
-from raycrew.tensor_transport.backends._ledger import Ledger
+from raycrew.tensor_transport.backends._ledger import LedgerStore
 from raycrew.tensor_transport.backends.ray_refs import read_objects
 from raycrew.tensor_transport.errors import ShardLostError, TransportError
 
@@ -28,12 +28,12 @@ Slot = tuple[str, int, int, int]
 """(shard id, index of its buffer, offset, size)."""
 
 
-class StoreActor:
+class StoreActor(LedgerStore):
     """Owns the shards of one node; runs as a Ray actor, so that they outlive the workers that made them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._epoch = uuid.uuid4().hex
-        self._ledger: Ledger[str] = Ledger()
         self._places: dict[str, tuple[Any, int]] = {}
 
     def keep(self, slots: Sequence[Slot], step: int | None, *buffers: Any) -> str:
@@ -50,26 +50,9 @@ class StoreActor:
             return self._epoch, [None] * len(shard_ids)
         return self._epoch, [self._places.get(shard_id) for shard_id in shard_ids]
 
-    def release(self, shard_ids: Sequence[str]) -> None:
-        """Forget some."""
-        self._forget(self._ledger.remove(shard_ids))
-
-    def expire(self, before_step: int) -> int:
-        """Forget what was put with an earlier step."""
-        return self._forget(self._ledger.expire(before_step))
-
-    def clear(self) -> int:
-        """Forget all."""
-        return self._forget(self._ledger.remove(self._ledger.keys()))
-
-    def stats(self) -> StoreStats:
-        """What is held."""
-        return self._ledger.stats()
-
-    def _forget(self, shard_ids: Sequence[str]) -> int:
+    def _forget(self, shard_ids: Sequence[str]) -> None:
         for shard_id in shard_ids:
             del self._places[shard_id]
-        return len(shard_ids)
 
 
 class ObjectStoreBackend:

@@ -4,7 +4,7 @@ import hmac
 import json
 import threading
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from types import UnionType
@@ -19,9 +19,9 @@ from starlette.routing import Route
 
 from raycrew.tensor_transport._bytes import frame
 from raycrew.tensor_transport._forks import remake_in_child
-from raycrew.tensor_transport._shards import Rows, ShardRead, StoreStats, TensorShardInfo, dtype_name
+from raycrew.tensor_transport._shards import Rows, ShardRead, TensorShardInfo, dtype_name
 from raycrew.tensor_transport.backends._http.body import Body, read_header, read_tensors
-from raycrew.tensor_transport.backends._ledger import Ledger
+from raycrew.tensor_transport.backends._ledger import Ledger, LedgerStore
 from raycrew.tensor_transport.errors import DecodeError, TransportError
 from raycrew.tensor_transport.protocols import Bytes
 
@@ -35,7 +35,7 @@ class NoRoomError(TransportError):
     """A store would hold more than it may."""
 
 
-class ShardStore:
+class ShardStore(LedgerStore):
     """Tensors by shard id, in the memory of this process; thread-safe.
 
     Args:
@@ -43,10 +43,10 @@ class ShardStore:
     """
 
     def __init__(self, *, max_bytes: int | None = None) -> None:
+        super().__init__()
         self.epoch = uuid.uuid4().hex
         self._max_bytes = max_bytes
         self._tensors: dict[str, torch.Tensor] = {}
-        self._ledger: Ledger[str] = Ledger()
         self._arriving = 0
         self._lock = threading.Lock()
         remake_in_child(self)
@@ -88,27 +88,10 @@ class ShardStore:
         """A tensor, None where it is gone."""
         return self._tensors.get(shard_id)
 
-    def release(self, shard_ids: Iterable[str]) -> int:
-        """Forget some; how many were held."""
-        return self._forget(self._ledger.remove(shard_ids))
-
-    def expire(self, before_step: int) -> int:
-        """Forget those of earlier steps; how many there were."""
-        return self._forget(self._ledger.expire(before_step))
-
-    def clear(self) -> int:
-        """Forget all; how many there were."""
-        return self._forget(self._ledger.remove(self._ledger.keys()))
-
-    def stats(self) -> StoreStats:
-        """What is held."""
-        return self._ledger.stats()
-
-    def _forget(self, shard_ids: list[str]) -> int:
+    def _forget(self, shard_ids: Sequence[str]) -> None:
         with self._lock:
             for shard_id in shard_ids:
                 self._tensors.pop(shard_id, None)
-        return len(shard_ids)
 
 
 def shard_app(store: ShardStore, token: str, *, idle_timeout_s: float = 60.0) -> Starlette:
