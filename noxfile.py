@@ -26,7 +26,9 @@ EXTRAS = {
     "tensor-transport": "ray,http,testing",
     "venv-manager": "testing",
 }
-TEST_TOOLS = ("pytest>=8", "pytest-timeout", "hypothesis")
+TEST_TOOLS = ("pytest>=8", "pytest-timeout", "pytest-xdist>=3.6", "hypothesis")
+# Tests mostly wait for processes. Each lane has a Ray of its own, and a file's tests stay in one lane.
+LANES = ("-n", os.environ.get("RAYCREW_TEST_LANES", "2"), "--dist", "loadfile")
 PYTHONS = ("3.11", "3.12", "3.13")
 # A CPU build of torch is not to be had everywhere for every Python: name where it is.
 TORCH_PYTHONS = os.environ.get("RAYCREW_TORCH_PYTHONS", "3.11").split(",")
@@ -116,6 +118,7 @@ def pytest_alone(session: nox.Session, package: str, *arguments: str) -> None:
             "-p",
             "no:cacheprovider",
             "--durations=8",
+            *LANES,
             *arguments,
             *session.posargs,
             env=RAY_ENVIRONMENT | {"PYTHONPATH": modules_of(tests)},
@@ -258,7 +261,7 @@ def lowest(session: nox.Session, package: str) -> None:
     pins = lowest_versions(package)
     for sibling in SIBLINGS.get(package, ()):
         pins += [pin for pin in lowest_versions(sibling) if pin not in pins]
-    session.install(*with_siblings(package, EXTRAS[package]), *pins, "pytest-timeout", "hypothesis")
+    session.install(*with_siblings(package, EXTRAS[package]), *pins, *TEST_TOOLS[1:])
     pytest_alone(session, package)
 
 
@@ -272,6 +275,7 @@ def tests_together(session: nox.Session) -> None:
         "-m",
         "pytest",
         str(tests),
+        *LANES,
         *session.posargs,
         env=RAY_ENVIRONMENT | {"PYTHONPATH": str(tests)},
     )
@@ -358,6 +362,7 @@ def hostile(session: nox.Session) -> None:
         session.run(
             *("python", "-m", "pytest", str(tests), "-m", "hostile", "-q", "-p", "no:cacheprovider"),
             f"--junit-xml={report}",
+            *LANES,
             *session.posargs,
             env=RAY_ENVIRONMENT | {"PYTHONPATH": modules_of(tests)},
             success_codes=[0, 1, 5],
