@@ -1,0 +1,86 @@
+"""A small data-parallel training over gloo: what it sent, how long it took, where its loss went."""
+
+import multiprocessing
+import socket
+import struct
+import time
+
+import torch
+from torch import nn
+
+from raycrew.tensor_transport.communication import CommunicationSettings, apply_communication
+from raycrew.tensor_transport.process_groups._sockets import _connections
+
+_BYTES_ACKED = 120
+
+
+def bytes_sent():
+    """Payload that this process has sent over TCP, as the kernel counts it, on connections that are open."""
+    total = 0
+    for connection in _connections():
+        with connection:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+        total += struct.unpack_from("=Q", info, _BYTES_ACKED)[0]
+    return total
+
+
+def train(settings, rank, steps=60, width=256):
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1))
+    model = nn.Sequential(
+        nn.Linear(32, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)
+    )
+    ddp = apply_communication(nn.parallel.DistributedDataParallel(model), settings)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    data = torch.Generator().manual_seed(rank)
+    before, start = bytes_sent(), time.perf_counter()
+    for _ in range(steps):
+        inputs = torch.randn(64, 32, generator=data)
+        loss = nn.functional.mse_loss(ddp(inputs), teacher(inputs).detach())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    taken, sent = time.perf_counter() - start, bytes_sent() - before
+    inputs = torch.randn(512, 32, generator=torch.Generator().manual_seed(99))
+    with torch.no_grad():
+        final = nn.functional.mse_loss(model(inputs), teacher(inputs)).item()
+        digest = sum(p.double().sum().item() for p in model.parameters())
+    return sent, taken, final, digest
+
+
+def _serve(connection, address, rank, variants, options):
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    backend = CommunicationSettings(backend="gloo").resolve_backend()
+    dist.init_process_group(backend, init_method=address, rank=rank, world_size=2)
+    found = {name: train(settings, rank, **options) for name, settings in variants.items()}
+    dist.destroy_process_group()
+    connection.send(found)
+
+
+def train_in_two_processes(variants, **options):
+    """Name -> (bytes sent, seconds, loss, sum of the weights) of each of the two ranks."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "raycrew.tensor_transport.testing"])
+    with socket.socket() as lease:
+        lease.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        lease.bind(
+            ("127.0.0.1", 0)
+        )  # bound, not listening: it keeps others out while the store binds over it
+        address = f"tcp://127.0.0.1:{lease.getsockname()[1]}"
+        pipes = [context.Pipe() for _ in range(2)]
+        processes = [
+            context.Process(target=_serve, args=(theirs, address, rank, variants, options), daemon=True)
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        try:
+            for process in processes:
+                process.start()
+            for _, theirs in pipes:
+                theirs.close()
+            return [ours.recv() if ours.poll(200) else None for ours, _ in pipes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.join(60)

@@ -1,0 +1,99 @@
+"""Options of data-parallel training: checked where they are made, and seen on a training over gloo."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from ddp_training import train_in_two_processes
+
+from raycrew.tensor_transport.communication import (
+    CommunicationSettings,
+    PowerSGD,
+    apply_communication,
+)
+from raycrew.tensor_transport.errors import NoTransportError
+
+POWER = PowerSGD(rank=2, start_step=2)
+VARIANTS = {
+    "plain": CommunicationSettings(),
+    "in turn": CommunicationSettings(asynchronous=False),
+    "fp16": CommunicationSettings(gradient_compression="fp16"),
+    "bf16": CommunicationSettings(gradient_compression="bf16"),
+    "power": CommunicationSettings(gradient_compression=POWER),
+    "power in turn": CommunicationSettings(gradient_compression=POWER, asynchronous=False),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Wishes:
+    gradient_compression: bool = False
+    asynchronous: bool = False
+
+
+def test_a_groups_keywords_become_settings():
+    assert CommunicationSettings.of(Wishes()) == CommunicationSettings(asynchronous=False)
+    assert CommunicationSettings.of(Wishes(True, True)) == CommunicationSettings(gradient_compression="bf16")
+    made = CommunicationSettings.of(Wishes(True), compression=POWER, backend="gloo")
+    assert (made.gradient_compression, made.asynchronous, made.backend) == (POWER, False, "gloo")
+    assert CommunicationSettings.of(Wishes(False, True), compression="fp16") == CommunicationSettings()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"backend": "mpi"}, ValueError),
+        ({"gradient_compression": "int8"}, ValueError),
+        ({"gradient_compression": True}, ValueError),
+        ({"asynchronous": "yes"}, TypeError),
+    ],
+)
+def test_settings_are_checked_where_they_are_made(options, error):
+    with pytest.raises(error, match=next(iter(options))):
+        CommunicationSettings(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"rank": 0}, ValueError),
+        ({"rank": 1.5}, TypeError),
+        ({"start_step": 1}, ValueError),
+        ({"start_step": True}, TypeError),
+        ({"min_rate": 0}, ValueError),
+        ({"min_rate": math.nan}, ValueError),
+    ],
+)
+def test_power_sgd_is_checked_where_it_is_made(options, error):
+    with pytest.raises(error, match=next(iter(options))):
+        PowerSGD(**options)
+    assert PowerSGD(start_step=0, error_feedback=False, warm_start=False).start_step == 0
+
+
+def test_a_backend_that_can_not_be_had_says_why():
+    assert CommunicationSettings(backend="gloo").resolve_backend() == "gloo"
+    if not torch.cuda.is_available():
+        assert CommunicationSettings().resolve_backend() == "gloo"
+        with pytest.raises(NoTransportError, match=r"nccl: .*NCCL"):
+            CommunicationSettings(backend="nccl").resolve_backend()
+
+
+def test_only_a_data_parallel_model_is_taken():
+    with pytest.raises(TypeError, match="not a Linear"):
+        apply_communication(torch.nn.Linear(2, 2), CommunicationSettings())
+
+
+def test_compressed_gradients_send_fewer_bytes_and_train_as_well():
+    first, second = train_in_two_processes(VARIANTS)
+    sent = {name: found[0] for name, found in first.items()}
+    loss = {name: found[2] for name, found in first.items()}
+    for name in VARIANTS:
+        assert first[name][3] == pytest.approx(second[name][3], abs=1e-9), f"{name}: the ranks differ"
+    assert sent["plain"] >= 60 * 4 * (32 * 256 + 256 * 256) / 2  # the kernel counted the gradients
+    assert 0.45 <= sent["fp16"] / sent["plain"] <= 0.6
+    assert 0.45 <= sent["bf16"] / sent["plain"] <= 0.6
+    assert sent["power"] / sent["plain"] <= 0.2
+    assert sent["in turn"] / sent["plain"] == pytest.approx(1, rel=0.1)
+    assert loss["in turn"] == pytest.approx(loss["plain"], rel=1e-4)
+    for name in ("fp16", "bf16", "power", "power in turn"):
+        assert loss[name] == pytest.approx(loss["plain"], rel=0.1), name
