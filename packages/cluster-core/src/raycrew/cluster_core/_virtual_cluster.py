@@ -186,7 +186,7 @@ class RayVirtualCluster:
             ClusterError: Some bundles of a node were named, and its bundles did not tell their devices.
         """
         self.check_nodes()
-        return self._held.claims.claim(indices, holder, self)
+        return self._held.claims.claim(indices, holder, self.check_nodes)
 
     def release_holder(self, holder: str) -> int:
         """Give back all slots of a holder that died without doing so; return how many claims that were."""

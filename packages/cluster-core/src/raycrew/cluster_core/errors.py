@@ -2,6 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
+_AGAIN = (
+    " If the same lines run again, as a cell of a notebook does: the {!r} before lives for as long as a name "
+    "is bound to it, and the new one is made before the name changes hands. End the one before by its "
+    "shutdown(), or use `with`."
+)
+
 
 class ClusterError(Exception):
     """Base of every error that this package raises on its own account."""
@@ -50,6 +56,7 @@ class BundlesOccupiedError(ClusterError):
             f"{holder!r} finds no free slot on {len(holders)} bundle(s), each of {slots} slot(s): "
             f"held by {shown}{more}. "
             "Shut a holder down first, or allow more with max_colocated_worker_groups."
+            f"{_AGAIN.format(holder) if any(holder in names for names in holders.values()) else ''}"
         )
         self.holder = holder
         self.slots = slots

@@ -25,6 +25,14 @@ class Claim(Protocol):
         """Tell the cluster which physical device each position turned out to hold."""
         ...
 
+    def check(self) -> None:
+        """Make sure that the bundles are still there.
+
+        Raises:
+            ClusterError: Some are not; says which, and what became of them.
+        """
+        ...
+
     def release(self) -> None:
         """Give the slots back; idempotent."""
         ...

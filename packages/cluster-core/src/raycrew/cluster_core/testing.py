@@ -79,7 +79,7 @@ class FakeCluster:
             BundlesOccupiedError: A bundle has no free slot.
         """
         ledger = self._open()
-        return LedgerClaim(lambda: ledger, ledger.take(indices, holder), lambda _seat: "DEFAULT")
+        return LedgerClaim(lambda: ledger, ledger.take(indices, holder), lambda _seat: "DEFAULT", self._open)
 
     def rendezvous(self, bundle_index: int = 0, n_ports: int = 1) -> Rendezvous:
         """Hand out port numbers that this cluster never handed out before; nothing listens on them."""
@@ -130,6 +130,7 @@ def check_cluster(cluster: Cluster) -> None:
     whole.release()
     one = cluster.claim([len(bundles) - 1], "one")
     _check(one.bundles[0].index == len(bundles) - 1, "a claim is not on the bundle that was named")
+    one.check()
     options = set(one.actor_options(0))
     _check(
         options >= {"num_cpus", "num_gpus", "resources", "scheduling_strategy"},

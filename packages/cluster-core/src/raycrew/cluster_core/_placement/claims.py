@@ -1,6 +1,6 @@
 """The claims on a cluster's bundles, and the devices that are learnt on the way."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -55,10 +55,12 @@ class Claims:
             raise ValueError(f"there is no bundle {bundle} in placement group {group}") from None
         return self._ledger.seated([seat])[0]
 
-    def claim(self, indices: Sequence[int] | None, holder: str, cluster: object | None = None) -> LedgerClaim:
+    def claim(
+        self, indices: Sequence[int] | None, holder: str, check: Callable[[], object] = tuple
+    ) -> LedgerClaim:
         """Take one slot on each named bundle (all of them for None) for `holder`.
 
-        The claim keeps `cluster` from being forgotten.
+        The claim keeps the cluster that `check` belongs to from being forgotten.
 
         Raises:
             ValueError: An index is out of range or repeated.
@@ -69,7 +71,7 @@ class Claims:
             self._settle(indices)
         with self._sharing:
             slot = self._ledger.take(indices, holder)
-        return LedgerClaim(lambda: self._ledger, slot, self._strategy_of, cluster)
+        return LedgerClaim(lambda: self._ledger, slot, self._strategy_of, check)
 
     def _settle(self, indices: Sequence[int]) -> None:
         """Learn the devices of nodes of which only some bundles are named: their order decides which."""

@@ -216,7 +216,8 @@ class LedgerClaim:
         ledger: Gives the ledger, which moves to another process when the cluster is shared.
         slot: What this claim holds there.
         strategy_of: Ray scheduling strategy that leads to a seat.
-        cluster: What must not be forgotten until the claim is released or forgotten itself.
+        check: Raises if bundles are gone. Its cluster is not forgotten until the claim is released or
+            forgotten itself.
     """
 
     def __init__(
@@ -224,9 +225,9 @@ class LedgerClaim:
         ledger: Callable[[], Ledger],
         slot: Slot,
         strategy_of: Callable[[int], Any],
-        cluster: object | None = None,
+        check: Callable[[], object] = tuple,
     ) -> None:
-        self._cluster = cluster
+        self._check = check
         self._ledger = ledger
         self._slot = slot
         self._strategy_of = strategy_of
@@ -247,10 +248,18 @@ class LedgerClaim:
         """Tell the cluster which physical device each position turned out to hold."""
         self._ledger().learn({self._slot.seats[position]: device for position, device in devices.items()})
 
+    def check(self) -> None:
+        """Make sure that the bundles are still there, and with them all others of the cluster.
+
+        Raises:
+            ClusterError: Some are not; says which, and what became of them.
+        """
+        self._check()
+
     def release(self) -> None:
         """Give the slots back; idempotent."""
         self._ledger().release(self._slot.token)
-        self._cluster = None
+        self._check = tuple
 
 
 def check_indices(indices: Sequence[int], n_bundles: int) -> None:
