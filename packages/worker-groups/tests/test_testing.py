@@ -85,7 +85,8 @@ def test_an_init_that_raises_frees_the_bundles(cluster):
 
     with pytest.raises((WorkerFailureError, WorkerFailuresError), match="not today"):
         InProcessGroup(cluster, Broken)
-    with InProcessGroup(cluster, Worker), pytest.raises(BundlesOccupiedError):
+    again = "held by bundle 0: Worker;.*same lines run again.*the 'Worker' before.*shutdown"
+    with InProcessGroup(cluster, Worker), pytest.raises(BundlesOccupiedError, match=again):
         InProcessGroup(cluster, Worker)
     with pytest.raises(TypeError, match="unexpected keyword argument 'bsae'"):
         InProcessGroup(cluster, Worker, bsae=1)

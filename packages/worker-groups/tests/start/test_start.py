@@ -13,7 +13,7 @@ from patience import eventually
 from ray.util.state import list_actors
 from workers import DiesInInit, RaisesInInit, RaisesOnAll, SleepsInInit, Worker
 
-from raycrew.cluster_core import BundlesOccupiedError, RayVirtualCluster
+from raycrew.cluster_core import BundlesLostError, BundlesOccupiedError, RayVirtualCluster
 from raycrew.cluster_core.testing import connected, simulated_nodes
 from raycrew.worker_groups import (
     EnvironmentProviderError,
@@ -137,6 +137,39 @@ def test_bundles_that_are_held_are_refused(cluster):
         with pytest.raises(BundlesOccupiedError, match="first"):
             RayWorkerGroup(cluster, Worker)
         eventually(lambda: len(living_actors()) == 3, "the first group's actors live, and no others")
+
+
+class Vanishing(RayVirtualCluster):
+    """A cluster whose placement groups somebody removes as soon as they are claimed."""
+
+    def claim(self, indices, holder):
+        claim = super().claim(indices, holder)
+        for group in self.get_placement_groups():
+            ray.util.remove_placement_group(group)
+        return claim
+
+
+LOST = r"removed by somebody else.*\[0, 1, 2\]"
+
+
+@pytest.mark.hostile
+def test_bundles_that_somebody_removes_before_workers_are_placed_end_the_start(address):
+    with (
+        connected(address),
+        Vanishing([3], use_gpus=False) as cluster,
+        pytest.raises(BundlesLostError, match=LOST),
+    ):
+        RayWorkerGroup(cluster, Worker, init_timeout_s=200)
+
+
+@pytest.mark.hostile
+def test_bundles_that_somebody_removes_under_starting_workers_end_the_start(cluster):
+    with ThreadPoolExecutor(1) as threads:
+        start = threads.submit(RayWorkerGroup, cluster, SleepsInInit, init_timeout_s=200)
+        eventually(lambda: len(living_actors()) == 3, "the workers are being started")
+        ray.util.remove_placement_group(cluster.get_placement_groups()[0])
+        with pytest.raises(BundlesLostError, match=LOST):
+            start.result(250)
 
 
 class Provider:

@@ -84,6 +84,8 @@ class RayWorkerGroup(WorkerGroup):
         ValueError: The layout doesn't fit the cluster, or a resource can't be had.
         TypeError: Arguments don't fit `__init__`.
         BundlesOccupiedError: Another group holds the bundles.
+        BundlesLostError: Somebody removed a placement group of the cluster, perhaps during the start.
+        NodeLostError: A node of the cluster is gone.
     """
 
     def _start(self) -> Started:

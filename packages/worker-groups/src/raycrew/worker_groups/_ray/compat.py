@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import ray
 from ray.actor import ActorClass, ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 WorkerStatus = Literal["ready", "busy", "dead"]
 
+# The second: its placement group was removed, or its node is gone, before it was placed.
+_GONE = (RayActorError, ActorUnschedulableError)
 _UNGRANTED = ("NO_RESOURCES", "INFEASIBLE")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -179,7 +181,7 @@ def cause_of(error: BaseException) -> tuple[BaseException, str, int | None]:
 
 def is_death(error: BaseException) -> bool:
     """Whether an error says that the actor's process is gone or can't be reached."""
-    return isinstance(error, RayActorError)
+    return isinstance(error, _GONE)
 
 
 def worker_status(handles: Sequence[ActorHandle[Any]], timeout_s: float) -> dict[int, WorkerStatus]:
@@ -194,7 +196,7 @@ def worker_status(handles: Sequence[ActorHandle[Any]], timeout_s: float) -> dict
 def _status(session: Session, ref: Any) -> WorkerStatus:
     try:
         session.get(ref)
-    except RayActorError as error:
+    except _GONE as error:
         return "busy" if _may_come_back(error) else "dead"
     return "ready"
 
@@ -226,13 +228,13 @@ def await_end(handles: Sequence[ActorHandle[Any]], timeout_s: float) -> list[int
                 session.get(ref, timeout=max(0.0, deadline - time.monotonic()))
             except GetTimeoutError:
                 return sorted(living)
-            except RayActorError as error:
+            except _GONE as error:
                 if not _may_come_back(error):
                     del living[position]
     return []
 
 
-def _may_come_back(error: RayActorError) -> bool:
+def _may_come_back(error: Exception) -> bool:
     return isinstance(error, ray.exceptions.ActorUnavailableError)
 
 

@@ -3,7 +3,7 @@
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -11,7 +11,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError
 
-from raycrew.cluster_core import Claim
+from raycrew.cluster_core import Claim, NodeLostError
 from raycrew.worker_groups._calls import (
     Packer,
     Settled,
@@ -30,6 +30,7 @@ from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, ra
 from raycrew.worker_groups._ray import (
     start_actor,
 )
+from raycrew.worker_groups._start.bundles import BundleLook
 from raycrew.worker_groups._start.describing import describe_worker
 from raycrew.worker_groups._start.plugins import interpreter_for
 from raycrew.worker_groups._start.report import StartupProgress, StartupReport, Stopwatch, startup_progress
@@ -84,6 +85,7 @@ def start_group(
 
     Raises:
         WorkerFailureError: A worker failed or was late; all have been ended.
+        ClusterError: Bundles are gone; all workers have been ended.
         ValueError: An option can't be satisfied, or the arguments don't fit `__init__`.
         EnvironmentProviderError: There is no interpreter for the workers.
     """
@@ -142,7 +144,7 @@ class _Launch:
         on_end: Callable[[Ended], None],
         go_on: Callable[[], object],
     ) -> None:
-        self.go_on = go_on
+        self.go_on = BundleLook(claim, go_on)
         self.positions = list(positions)
         self.spec = spec
         self.claim = claim
@@ -294,6 +296,8 @@ class _Launch:
 
     def _raise_failed(self, settled: Settled, places: Sequence[Whereabouts]) -> None:
         if settled.errors:
+            with suppress(NodeLostError):  # The failures of its workers say more.
+                self.go_on.look()
             failures: list[WorkerFailureError] = []
             pending = [info.rank if (info := places[i].info) else self.positions[i] for i in settled.pending]
             for position, error in sorted(settled.errors.items()):
