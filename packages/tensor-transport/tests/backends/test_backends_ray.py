@@ -25,6 +25,7 @@ from raycrew.tensor_transport import (
     TensorArguments,
     TransportError,
     _ray_compat,
+    release,
 )
 from raycrew.tensor_transport.backends import node_memory
 from raycrew.tensor_transport.protocols import ShardBackend
@@ -313,6 +314,39 @@ def test_arguments_go_from_worker_to_worker_as_handles(peers):
     assert isinstance(result["ids"], RTensor) and result["name"] == "made"
     assert user.call(total_of, result) == user.call(total_of, result) == 2 * 1000 * 1024
     assert isinstance(maker.call(make, 2)["ids"], torch.Tensor), "small tensors travel as they are"
+
+
+def outliving(backend):
+    return TensorArguments(1024, registry=ShardRegistry(backend))
+
+
+def make_outliving(backend, rows):
+    return outliving(backend).encode({"ids": torch.full((rows, 1024), 2.0), "name": "made"})
+
+
+def test_results_outlive_their_worker_where_a_store_owns_them(stores):
+    maker = ActorPeer(stores)
+    result = maker.call(make_outliving, 1000)
+    lost = maker.call(make, 1000)
+    maker.kill()
+    assert isinstance(result["ids"], RTensor) and result["ids"] in ShardRegistry(stores)
+    kept = outliving(stores).decode(result)["ids"]
+    assert kept.shape == (1000, 1024) and kept.eq(2).all()
+    assert result["ids"].with_registry(ShardRegistry(stores))[3:5].localize().eq(2).all()
+    with pytest.raises(ShardLostError):
+        lost["ids"].localize(timeout_s=60)
+    release(result, ShardRegistry(stores))
+    assert stores.stats().shards == 0
+
+
+def test_a_handle_that_arrived_reads_itself(peers):
+    result = peers[0].call(make, 1000)
+    assert result["ids"].localize().eq(1).all()
+    assert peers[1].call(sum_of, result["ids"][2:4]) == 2 * 1024
+
+
+def sum_of(_backend, handle):
+    return float(handle.localize().sum())
 
 
 def test_arguments_leave_what_is_not_theirs(ray_cluster):

@@ -200,3 +200,27 @@ def total(stats: Sequence[StoreStats]) -> StoreStats:
         if f.name != "oldest_step"
     }
     return StoreStats(**sums, oldest_step=min(steps, default=None))
+
+
+def common_columns(shards: Sequence[TensorShardInfo]) -> tuple[int, int]:
+    """The columns of all shards: equal ones, unless padding was trimmed."""
+    if not shards:
+        raise ValueError("a handle has at least one shard")
+    check_alike(shards)
+    columns = {shard.columns for shard in shards}
+    if len(columns) > 1 and any(shard.width is None for shard in shards):
+        raise ValueError(f"shards of columns {sorted(columns)} do not make one tensor")
+    return min(start for start, _ in columns), max(end for _, end in columns)
+
+
+def check_alike(shards: Sequence[TensorShardInfo]) -> None:
+    """Raise ValueError unless the rows of all shards make one tensor."""
+    first = shards[0]
+    for other in shards[1:]:
+        rank = len(first.shape)
+        if other.dtype != first.dtype or len(other.shape) != rank or other.shape[2:] != first.shape[2:]:
+            raise ValueError(
+                f"a shard of {other.dtype}{list(other.shape)} does not join {first.dtype}{list(first.shape)}"
+            )
+    if len(shards) > 1 and not first.shape:
+        raise ValueError("tensors without dimensions have no rows to join")

@@ -92,12 +92,32 @@ class RowHandle(Protocol):
 
 
 @runtime_checkable
+class HandleReader(Protocol):
+    """What reads handles: a registry, or what stands for one in another process."""
+
+    def __contains__(self, handle: object) -> bool:
+        """Whether there is a backend for every shard of a handle."""
+        ...
+
+    def fetch(
+        self, handles: Sequence[Any], *, timeout_s: float | None = 600.0, borrow: bool = False
+    ) -> list[torch.Tensor]:
+        """The tensors that handles name."""
+        ...
+
+    def for_others(self) -> "HandleReader | None":
+        """What goes along with a pickled handle; None where nothing does."""
+        ...
+
+
+@runtime_checkable
 class ShardBackend(Protocol):
     """One way to keep tensors and to read them from other processes; thread-safe.
 
     A backend object can be pickled, and then reads in another process what this one stored. Where it has an
-    attribute `reads_over_network` that is true, registries may cache what they read. `node_ids` and
-    `clear_node(node_id)` let `clear_node` empty its stores.
+    attribute `reads_over_network` that is true, registries may cache what they read. Where it has one
+    `travels_with_handles` that is true, another one made without arguments reads the same in any process, and
+    handles take the class along. `node_ids` and `clear_node(node_id)` let `clear_node` empty its stores.
     """
 
     @property

@@ -18,7 +18,9 @@ from raycrew.tensor_transport._rows import (
     inverse_permutation,
     normalize_rows,
 )
-from raycrew.tensor_transport._shards import TensorShardInfo, dtype_name
+from raycrew.tensor_transport._shards import TensorShardInfo, check_alike, common_columns, dtype_name
+from raycrew.tensor_transport.errors import TransportError
+from raycrew.tensor_transport.protocols import HandleReader
 
 
 class RTensor:
@@ -35,28 +37,67 @@ class RTensor:
         ValueError: The shards differ in dtype or row shape, or `data` from them.
     """
 
-    __slots__ = ("_columns", "_shards", "_view")
+    __slots__ = ("_columns", "_reader", "_shards", "_view")
 
     def __init__(
         self, shard: TensorShardInfo | Sequence[TensorShardInfo], data: torch.Tensor | None = None
     ) -> None:
         shards = (shard,) if isinstance(shard, TensorShardInfo) else tuple(shard)
-        self._fill(shards, RowView.of([s.rows for s in shards]), _common_columns(shards))
+        self._fill(shards, RowView.of([s.rows for s in shards]), common_columns(shards))
         if data is not None and (tuple(data.shape) != self.shape or data.dtype != self.dtype):
             raise ValueError(
                 f"data is {dtype_name(data.dtype)}{list(data.shape)}, "
                 f"the shards make {dtype_name(self.dtype)}{list(self.shape)}"
             )
 
-    def _fill(self, shards: tuple[TensorShardInfo, ...], view: RowView, columns: tuple[int, int]) -> None:
-        self._shards, self._view, self._columns = shards, view, columns
+    def _fill(
+        self,
+        shards: tuple[TensorShardInfo, ...],
+        view: RowView,
+        columns: tuple[int, int],
+        reader: HandleReader | None = None,
+    ) -> None:
+        self._shards, self._view, self._columns, self._reader = shards, view, columns, reader
 
     def _with(self, view: RowView, columns: tuple[int, int] | None = None) -> Self:
         """The same tensor with other rows or columns; shards without a row are dropped."""
         twin = object.__new__(type(self))
         needed, used = view.used() if len(view) else ([0], view)
-        twin._fill(tuple(self._shards[i] for i in needed), used, columns or self._columns)
+        twin._fill(tuple(self._shards[i] for i in needed), used, columns or self._columns, self._reader)
         return twin
+
+    @property
+    def registry(self) -> HandleReader | None:
+        """What `localize` reads with; None where a handle came without."""
+        return self._reader
+
+    def with_registry(self, registry: HandleReader | None) -> Self:
+        """The same handle, read through a registry: one that came with another, or without."""
+        twin = object.__new__(type(self))
+        twin._fill(self._shards, self._view, self._columns, registry)
+        return twin
+
+    def localize(
+        self, *, pad: bool = False, timeout_s: float | None = 600.0, borrow: bool = False
+    ) -> torch.Tensor:
+        """The tensor that this handle names, read through the registry that it came with.
+
+        That is the registry that put it; in another process one with backends of the same classes, if these
+        need to know nothing (`InlineBackend`, `RayRefBackend`, `NodeMemoryBackend`): a handle takes along no
+        addresses, actors or tokens.
+
+        Args:
+            pad: Restore padding that was trimmed when the tensor was stored.
+            timeout_s: Deadline of the requests.
+            borrow: In place where the backend can, for reading only; see `ShardRegistry.fetch`.
+
+        Raises:
+            TransportError: It came without a registry (see `with_registry`), or its shards can't be read.
+        """
+        if self._reader is None:
+            raise without_registry(self)
+        wanted = self.padded() if pad else self
+        return self._reader.fetch([wanted], timeout_s=timeout_s, borrow=borrow)[0]
 
     @property
     def shards(self) -> tuple[TensorShardInfo, ...]:
@@ -151,7 +192,17 @@ class RTensor:
         return f"RTensor({dtype_name(self.dtype)}{list(self.shape)}, {len(self._shards)} shards: {schemes})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._shards, self._view, self._columns)
+        reader = self._reader and self._reader.for_others()
+        if reader is None or self not in reader:
+            return _rebuild, (self._shards, self._view, self._columns)
+        return _rebuild, (self._shards, self._view, self._columns, reader)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: a handle is never changed, and a copy of it would be one on the same bytes."""
+        return self
 
     def __getitem__(self, index: Any) -> Self:
         """Rows by slice, list, tensor or mask; columns by a second slice: `h[rows]`, `h[rows, a:b]`."""
@@ -274,39 +325,32 @@ class RTensor:
                     shards.append(shard)
             views.append(handle.view.renumbered([numbers[shard.shard_id] for shard in handle.shards]))
         columns = {handle.columns_range for handle in handles}
-        _check_alike(shards)
+        check_alike(shards)
         if len(columns) > 1 and any(shard.width is None for shard in shards):
             raise ValueError(f"handles of columns {sorted(columns)} do not join; nothing is padded silently")
         joined = object.__new__(cls)
         window = (min(start for start, _ in columns), max(end for _, end in columns))
         joined._fill(tuple(shards), RowView.concat(views), window)
+        readers = (handle.registry for handle in handles)
+        joined._reader = next((reader for reader in readers if reader is not None and joined in reader), None)
         return joined
 
 
-def _rebuild(shards: tuple[TensorShardInfo, ...], view: RowView, columns: tuple[int, int]) -> RTensor:
+def without_registry(handle: RTensor) -> TransportError:
+    """The error of a handle that nobody here knows how to read."""
+    schemes = ", ".join(sorted({shard.scheme for shard in handle.shards}))
+    return TransportError(
+        f"the handle {handle!r} came without a registry: call localize(handle, registry), or "
+        f"handle.with_registry(registry), with one that has a backend for {schemes}"
+    )
+
+
+def _rebuild(
+    shards: tuple[TensorShardInfo, ...],
+    view: RowView,
+    columns: tuple[int, int],
+    reader: HandleReader | None = None,
+) -> RTensor:
     handle = object.__new__(RTensor)
-    handle._fill(shards, view, columns)
+    handle._fill(shards, view, columns, reader)
     return handle
-
-
-def _common_columns(shards: Sequence[TensorShardInfo]) -> tuple[int, int]:
-    """The columns of all shards: equal ones, unless padding was trimmed."""
-    if not shards:
-        raise ValueError("a handle has at least one shard")
-    _check_alike(shards)
-    columns = {shard.columns for shard in shards}
-    if len(columns) > 1 and any(shard.width is None for shard in shards):
-        raise ValueError(f"shards of columns {sorted(columns)} do not make one tensor")
-    return min(start for start, _ in columns), max(end for _, end in columns)
-
-
-def _check_alike(shards: Sequence[TensorShardInfo]) -> None:
-    first = shards[0]
-    for other in shards[1:]:
-        rank = len(first.shape)
-        if other.dtype != first.dtype or len(other.shape) != rank or other.shape[2:] != first.shape[2:]:
-            raise ValueError(
-                f"a shard of {other.dtype}{list(other.shape)} does not join {first.dtype}{list(first.shape)}"
-            )
-    if len(shards) > 1 and not first.shape:
-        raise ValueError("tensors without dimensions have no rows to join")

@@ -8,7 +8,6 @@ from raycrew.tensor_transport._handles.registry import ShardRegistry
 from raycrew.tensor_transport._handles.walk import ContainsItselfError, localize, remotize
 from raycrew.tensor_transport.backends.node_memory import NodeMemoryBackend
 from raycrew.tensor_transport.backends.ray_refs import RayRefBackend
-from raycrew.tensor_transport.rtensor import RTensor
 
 _TIDY_S = 1.0
 
@@ -24,7 +23,9 @@ class TensorArguments:
         min_bytes: Smaller tensors travel as they are.
         registry: Where tensors are put and read. By default both are kept alive by the handles: memory that
             workers on the same machine map without a copy, each with its own writes (`NodeMemoryBackend`),
-            and Ray's object store across machines, from which each worker has a copy.
+            and Ray's object store across machines, from which each worker has a copy. A result goes with the
+            worker that made it; with `ShardRegistry(ObjectStoreBackend.start())` it is handed to its node's
+            store, outlives the worker, and is there until it is released or expires.
         timeout_s: Deadline of the reads for one argument.
         borrow: Give workers what is in Ray's object store in place, too, without a copy, for reading only: a
             write shows in the other workers, or ends the process.
@@ -57,12 +58,13 @@ class TensorArguments:
         self._tidy()
         with suppress(ContainsItselfError):
             return localize(
-                value, self._registry, only=self._is_ours, timeout_s=self._timeout_s, borrow=self._borrow
+                value,
+                self._registry,
+                only=self._registry.__contains__,
+                timeout_s=self._timeout_s,
+                borrow=self._borrow,
             )
         return value
-
-    def _is_ours(self, handle: RTensor) -> bool:
-        return all(shard.scheme in self._registry.backends for shard in handle.shards)
 
     def _tidy(self) -> None:
         """Calls without tensors also take memory back."""

@@ -75,6 +75,11 @@ class FetchCache:
         self._bytes = self._hits = self._misses = 0
         self._lock = threading.Lock()
 
+    def __contains__(self, shard_id: object) -> bool:
+        """Whether a shard is held; that is no use of it."""
+        with self._lock:
+            return shard_id in self._held
+
     @property
     def stats(self) -> CacheStats:
         """Counts so far."""

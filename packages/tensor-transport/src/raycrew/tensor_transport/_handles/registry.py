@@ -1,8 +1,9 @@
 """`ShardRegistry`: the backends that a process can use, and the fetching of handles through them."""
 
 import dataclasses
+import functools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -46,6 +47,8 @@ class ShardRegistry:
             raise ValueError("inline_bytes needs an inline backend")
         self._default, self._inline, self._inline_bytes = backends[0], inline, inline_bytes
         self._cache = FetchCache(cache_bytes)
+        kinds = [type(b) for b in every if getattr(b, "travels_with_handles", False)]
+        self._for_others = TravellingReader(*kinds) if kinds else None
 
     @property
     def backends(self) -> Mapping[str, ShardBackend]:
@@ -56,6 +59,24 @@ class ShardRegistry:
     def cache_stats(self) -> CacheStats:
         """Hits, misses and size of the fetch cache."""
         return self._cache.stats
+
+    def __contains__(self, handle: object) -> bool:
+        """Whether there is a backend for every shard of a handle: `fetch` knows how to read it."""
+        return isinstance(handle, RTensor) and all(s.scheme in self._backends for s in handle.shards)
+
+    def is_cached(self, handle: RTensor) -> bool:
+        """Whether all shards of a handle are in the fetch cache: reading it asks nobody."""
+        return all(shard.shard_id in self._cache for shard in handle.shards)
+
+    def drop_cached(self, handles: Iterable[RTensor]) -> None:
+        """Drop what the fetch cache holds of some handles; their shards stay stored."""
+        for handle in handles:
+            for shard in handle.shards:
+                self._cache.forget(shard.shard_id)
+
+    def for_others(self) -> "TravellingReader | None":
+        """What goes along with a pickled handle: the classes of backends that need to know nothing."""
+        return self._for_others
 
     def backend_of(self, shard: TensorShardInfo) -> ShardBackend:
         """The backend of a shard's scheme.
@@ -106,7 +127,7 @@ class ShardRegistry:
         except BaseException:
             self.release(list(found.values()))
             raise
-        return [RTensor(found[i]) for i in range(len(tensors))]
+        return [RTensor(found[i]).with_registry(self) for i in range(len(tensors))]
 
     def fetch(
         self,
@@ -270,6 +291,44 @@ class ShardRegistry:
         raise ShardLostError(
             f"{shard.name} is lost, and so are its {len(shard.replicas)} replicas", **shard.identity
         ) from failures[0]
+
+
+class TravellingReader:
+    """Stands for a registry wherever a handle arrives: it has backends of the same classes.
+
+    A process has one registry for the same classes, made when it is first needed.
+    """
+
+    def __init__(self, *kinds: type[Any]) -> None:
+        self._kinds = kinds
+
+    def __contains__(self, handle: object) -> bool:
+        schemes = {kind.scheme for kind in self._kinds}
+        return isinstance(handle, RTensor) and all(shard.scheme in schemes for shard in handle.shards)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TravellingReader) and self._kinds == other._kinds
+
+    def __hash__(self) -> int:
+        return hash(self._kinds)
+
+    def fetch(
+        self, handles: Sequence[RTensor], *, timeout_s: float | None = 600.0, borrow: bool = False
+    ) -> list[torch.Tensor]:
+        """The tensors that handles name."""
+        return _of_kinds(self._kinds).fetch(handles, timeout_s=timeout_s, borrow=borrow)
+
+    def for_others(self) -> "TravellingReader":
+        """Itself."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TravellingReader, self._kinds
+
+
+@functools.cache
+def _of_kinds(kinds: tuple[type[Any], ...]) -> ShardRegistry:
+    return ShardRegistry(*(kind() for kind in kinds))
 
 
 def _rebuild(

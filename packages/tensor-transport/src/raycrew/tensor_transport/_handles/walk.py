@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ from raycrew.tensor_transport._kinds import PackedTensor, RaggedTensor
 from raycrew.tensor_transport._shards import TensorShardInfo
 from raycrew.tensor_transport.batch import BatchedDataDict
 from raycrew.tensor_transport.errors import TransportError
-from raycrew.tensor_transport.rtensor import RTensor
+from raycrew.tensor_transport.protocols import HandleReader
+from raycrew.tensor_transport.rtensor import RTensor, without_registry
 
 Leaf = Callable[[Any, torch.Tensor | None], Any]
 """What to put in place of anything that is no container; it also gets the mask of the mapping around it."""
@@ -83,7 +85,7 @@ def remotize(
 
 def localize(
     value: Any,
-    registry: ShardRegistry,
+    registry: ShardRegistry | None = None,
     *,
     pad: bool = False,
     only: Callable[[RTensor], bool] | None = None,
@@ -94,13 +96,15 @@ def localize(
 
     Args:
         value: Any object; it is not changed.
-        registry: What can read the handles' shards.
+        registry: What can read the handles' shards; by default each handle is read through the registry that
+            it came with, see `RTensor.localize`.
         pad: Restore padding that was trimmed when the tensors were stored.
         only: Leave handles alone for which this is false.
         timeout_s: Deadline of the requests.
         borrow: Tensors in place where the backend can, for reading only; see `ShardRegistry.fetch`.
 
     Raises:
+        TransportError: A handle came without a registry, and none is given.
         StaleHandleError: A shard was released, or its owner restarted.
         ShardLostError: An owner died.
         TransportTimeoutError: A deadline passed.
@@ -116,8 +120,17 @@ def localize(
     _Walk(collect).of(value)
     if not handles:
         return value
-    wanted = [handle.padded() if pad else handle for handle in handles.values()]
-    tensors = dict(zip(handles, registry.fetch(wanted, timeout_s=timeout_s, borrow=borrow), strict=True))
+    by_reader: dict[HandleReader, list[int]] = defaultdict(list)
+    for number, handle in handles.items():
+        reader = handle.registry if registry is None else registry
+        if reader is None:
+            raise without_registry(handle)
+        by_reader[reader].append(number)
+    tensors: dict[int, torch.Tensor] = {}
+    for reader, numbers in by_reader.items():
+        wanted = [handles[number].padded() if pad else handles[number] for number in numbers]
+        found = reader.fetch(wanted, timeout_s=timeout_s, borrow=borrow)
+        tensors.update(zip(numbers, found, strict=True))
     return _Walk(lambda leaf, _: tensors.get(id(leaf), leaf)).of(value)
 
 
@@ -287,7 +300,8 @@ def _with_trim(handle: RTensor, cut: _Trim | None) -> RTensor:
     if cut is None:
         return handle
     shard = cut.noted(handle.shard)
-    return RTensor(dataclasses.replace(shard, replicas=tuple(map(cut.noted, shard.replicas))))
+    noted = RTensor(dataclasses.replace(shard, replicas=tuple(map(cut.noted, shard.replicas))))
+    return noted.with_registry(handle.registry)
 
 
 def _mask_of(mapping: Mapping[Any, Any]) -> torch.Tensor | None:

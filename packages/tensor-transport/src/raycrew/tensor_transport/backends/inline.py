@@ -21,6 +21,7 @@ class InlineBackend:
 
     scheme = "inline"
     gives_own_memory = True
+    travels_with_handles = True
 
     def __init__(self) -> None:
         self._put_shards = 0

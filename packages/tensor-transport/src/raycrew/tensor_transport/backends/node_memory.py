@@ -67,6 +67,7 @@ class NodeMemoryBackend:
 
     scheme = "node_memory"
     gives_own_memory = True
+    travels_with_handles = True
 
     def __init__(self, *, arena_bytes: int = 64 << 20, idle_s: float = 60.0) -> None:
         if arena_bytes < 4096:

@@ -30,6 +30,7 @@ class RayRefBackend:
 
     scheme = "ray"
     gives_own_memory = False
+    travels_with_handles = True
 
     def __init__(self) -> None:
         self._put_shards = 0
