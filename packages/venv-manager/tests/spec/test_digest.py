@@ -7,7 +7,7 @@ import sysconfig
 import pytest
 
 from raycrew.venv_manager import EnvironmentSpec, SpecError, explain, identify
-from raycrew.venv_manager._spec.digest import base_of, key_of, lock_file, project_folder, script_sources
+from raycrew.venv_manager._spec import base_of, key_of, lock_file, project_folder, script_sources
 from raycrew.venv_manager.testing import make_wheel, write_project
 
 pytestmark = pytest.mark.smoke
@@ -51,19 +51,15 @@ def test_what_decides_the_content_decides_the_key(project, tmp_path):
     assert keyed(spec)[0] != locked
 
 
-def test_the_version_of_uv_counts_where_uv_chooses_and_the_platform_always(project, tmp_path, monkeypatch):
-    def key(version):
-        uv = tmp_path / f"uv-{version}"
-        uv.write_text(f"#!/bin/sh\necho uv {version}\n")
-        uv.chmod(0o755)
-        return keyed(EnvironmentSpec.project(project), RAYCREW_UV=str(uv))[0]
-
-    assert key("99.1.0") == key("99.1.5") != key("99.2.0")
-    (project / "uv.lock").write_text("version = 1\n")
-    locked = key("99.1.0")
-    assert locked == key("99.2.0")
+def test_the_platform_counts_and_the_version_of_uv_does_not(project, tmp_path, monkeypatch):
+    spec = EnvironmentSpec.project(project)
+    uv = tmp_path / "uv"
+    uv.write_text("#!/bin/sh\necho uv 99.1.0\n")
+    uv.chmod(0o755)
+    before = keyed(spec)[0]
+    assert keyed(spec, RAYCREW_UV=str(uv))[0] == before
     monkeypatch.setattr("raycrew.venv_manager._spec.digest._platform", lambda: "linux-riscv64-glibc-2.40")
-    assert key("99.1.0") != locked
+    assert keyed(spec)[0] != before
 
 
 def test_what_does_not_decide_the_content_does_not(project, tmp_path):
@@ -78,11 +74,11 @@ def test_what_does_not_decide_the_content_does_not(project, tmp_path):
 def test_explain_names_each_difference(project):
     spec = EnvironmentSpec.project(project)
     _, one = keyed(spec)
-    (project / "pyproject.toml").write_text((project / "pyproject.toml").read_text() + "# changed\n")
+    write_project(project, dependencies=["demo", "more"], extras={"a": ["leaf"]})
     _, other = keyed(spec.replace(python="3.13", extras=("a",)), UV_INDEX="https://i/simple")
     lines = explain(one, other)
     assert [line.split(":")[0] for line in lines] == [
-        "files.project", "interpreter", "spec.extras", "spec.python", "variables.UV_INDEX",
+        "files.project", "interpreter", "spec.extras", "variables.UV_INDEX",
     ]  # fmt: skip
     assert 'spec.extras: absent -> ["a"]' in lines
     assert "-> https://i/simple" in lines[-1]
@@ -147,7 +143,7 @@ def test_a_wheelhouse_counts_by_what_its_files_hold(tmp_path):
     _, with_it = keyed(spec)
     (house / wheels[0][0]).unlink()
     (line,) = explain(keyed(spec)[1], with_it)
-    assert line.startswith("sources.wheelhouse.one-1.0-py3-none-any.whl: absent -> ")
+    assert line.startswith("wheelhouse.one-1.0-py3-none-any.whl: absent -> ")
 
 
 def test_requirements_with_local_folders_count_them(tmp_path):
@@ -319,20 +315,40 @@ def test_local_folders_count_with_extras_and_markers(tmp_path, line):
     assert keyed(spec)[0] != before
 
 
-def test_the_interpreter_counts_by_name_version_and_file(tmp_path, monkeypatch):
+def test_the_interpreter_counts_by_name_and_version_and_by_path_by_what_it_is(tmp_path):
     spec = EnvironmentSpec.requirements(["demo"])
+
+    def counted(python):
+        return keyed(spec.replace(python=str(python)))[1]["interpreter"]
+
     _, of_driver = keyed(spec)
     assert of_driver["interpreter"] == f"{sys.implementation.name}-{'.'.join(map(str, sys.version_info[:3]))}"
-    assert keyed(spec.replace(python="3.12"))[1]["interpreter"] == "3.12"
-    python = tmp_path / "python"
-    keys = set()
+    assert counted("3.12") == "3.12"
+    linked = tmp_path / "venv" / "bin" / "python"
+    linked.parent.mkdir(parents=True)
+    linked.symlink_to(sys.executable)
+    assert counted(sys.executable) == counted(linked) == counted(tmp_path / "venv")
+    assert counted(linked).startswith(of_driver["interpreter"] + "-")
+    wrapped = tmp_path / "python"
     for moment in (1, 2):
-        python.write_text("")
-        os.utime(python, (moment, moment))
-        keys.add(keyed(spec.replace(python=str(python)))[1]["interpreter"])
-    assert len(keys) == 2
-    assert all(text.startswith(f"{python} ") for text in keys)
-    assert keyed(EnvironmentSpec.interpreter(python))[1]["interpreter"] == str(python)
+        wrapped.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        wrapped.chmod(0o755)
+        os.utime(wrapped, (moment, moment))
+        assert counted(wrapped) == counted(linked)
+    wrapped.write_text("#!/bin/sh\necho pypy-7.3\n")
+    assert counted(wrapped) == "pypy-7.3"
+    assert keyed(EnvironmentSpec.interpreter(wrapped))[1]["interpreter"] == str(wrapped)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("text", [None, "", "#!/bin/sh\nexit 3\n", "#!/bin/sh\n"])
+def test_a_path_with_no_interpreter_is_refused(tmp_path, text):
+    python = tmp_path / "python"
+    if text is not None:
+        python.write_text(text)
+        python.chmod(0o755)
+    with pytest.raises(SpecError, match=f"--python {python} cannot be used"):
+        keyed(EnvironmentSpec.requirements(["demo"], python=str(python)))
 
 
 def test_the_platform_names_system_machine_and_c_library():
@@ -404,6 +420,9 @@ def test_a_member_of_a_workspace_counts_with_its_workspace(tmp_path):
     assert project_folder(spec) == one
     keys = [keyed(spec)[0]]
     for folder in (one, root):
-        (folder / "pyproject.toml").write_text((folder / "pyproject.toml").read_text() + "# more\n")
+        file = folder / "pyproject.toml"
+        file.write_text(file.read_text() + "# more\n")
+        assert keyed(spec)[0] == keys[-1]
+        file.write_text(file.read_text().replace('version = "0"', 'version = "1"'))
         keys.append(keyed(spec)[0])
     assert len(set(keys)) == 3

@@ -236,6 +236,19 @@ def test_a_recipe_is_its_owners_and_a_torn_one_is_made_again(fake_store, fake_uv
     recipe.write_bytes(recipe.read_bytes()[:100])
     fake_store.remove_folder(built.path)
     assert ensure(SPEC, store=fake_store).key == built.key
+    assert len(fake_uv.calls("pip compile")) == 1
+    assert fake_store.recipe(built.key) is not None
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    "torn", ["", "[]", "{}", "null", '{"lock": "", "packages": {}', '{"lock": 5}', "[" * 10**5]
+)
+def test_a_damaged_choice_is_made_again(fake_store, fake_uv, torn):
+    built = ensure(SPEC, store=fake_store)
+    (choice,) = (fake_store.root / "choices").iterdir()
+    choice.write_text(torn)
+    assert ensure(SPEC, store=fake_store) == built
     assert len(fake_uv.calls("pip compile")) == 2
 
 

@@ -28,8 +28,11 @@ def test_versions_stay_until_an_upgrade_also_without_a_network(moving):
     store.remove_folder(first.path)
     away = Store(store.root, environ={**store.environ, "UV_OFFLINE": "1"})
     assert ensure(SPEC, store=away).stamp["packages"] == {"moving": "1.0"}
-    assert ensure(SPEC, store=store, upgrade=True).stamp["packages"] == {"moving": "2.0"}
-    assert "2.0" in store.recipe(first.key).lock
+    second = ensure(SPEC, store=store, upgrade=True)
+    assert second.stamp["packages"] == {"moving": "2.0"}
+    assert second.key != first.key
+    assert ensure(SPEC, store=store) == second
+    assert {e.key for e in store.environments()} == {first.key, second.key}
 
 
 def test_an_upgrade_that_changes_nothing_builds_nothing(moving):
@@ -64,8 +67,7 @@ def test_the_command_upgrades(moving, monkeypatch, capsys, tmp_path):
     assert main(words) == 0
     index.add("moving", "2.0")
     assert main([*words, "--upgrade"]) == 0
-    (found,) = store.environments()
-    assert found.stamp["packages"] == {"moving": "2.0"}
+    assert [e.stamp["packages"] for e in store.environments()] == [{"moving": "2.0"}, {"moving": "1.0"}]
 
 
 @pytest.mark.smoke

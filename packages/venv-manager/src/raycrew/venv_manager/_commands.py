@@ -28,7 +28,7 @@ from raycrew.venv_manager._uv import (
     uv_version,
 )
 from raycrew.venv_manager.errors import SpecError, VenvError
-from raycrew.venv_manager.provision import ensure, identify
+from raycrew.venv_manager.provision import ensure, identity_of
 
 OK, PROBLEM, USAGE, INTERRUPTED = 0, 1, 2, 130
 _BYTECODE = {
@@ -189,7 +189,9 @@ def run_prefetch(store: Store, names: Sequence[str], modules: Sequence[str], max
 
 def run_explain(store: Store, one: str, other: str) -> Outcome:
     """What tells two specs, or two environments of the store, apart."""
-    lines = _spec.explain(_identity(store, one), _identity(store, other))
+    found = [_identity(store, text) for text in (one, other)]
+    both = found[0].keys() & found[1].keys()  # of a spec nobody may have asked for yet, less is known
+    lines = _spec.explain(*({name: known[name] for name in both} for known in found))
     return Outcome(lines, escape("\n".join(lines) or "the same environment"), PROBLEM if lines else OK)
 
 
@@ -197,7 +199,7 @@ def _identity(store: Store, text: str) -> dict[str, Any]:
     try:
         return dict(_find(store, text).stamp["identity"])
     except SpecError:
-        return identify(parse(text), store.environ)
+        return identity_of(parse(text), store)
 
 
 def run_doctor(store: Store) -> Outcome:

@@ -1,6 +1,5 @@
 """From a spec to an interpreter on this machine."""
 
-import dataclasses
 import logging
 import os
 import sys
@@ -11,30 +10,33 @@ from typing import Any
 
 from raycrew.venv_manager import _spec
 from raycrew.venv_manager._build import Luggage, Recipe, check, luggage, probe
-from raycrew.venv_manager._spec import EnvironmentSpec, lock_file
-from raycrew.venv_manager._store import (
-    Environment,
-    Store,
-    check_name,
-    expectation,
-    recipe_variables,
-    resolve,
-    secrets_of,
-    sync_of,
-)
-from raycrew.venv_manager._uv import build_environment, configured, parse, uv_version
-from raycrew.venv_manager._waiting import Report, reporting
-from raycrew.venv_manager.errors import UvNotFoundError
+from raycrew.venv_manager._spec import EnvironmentSpec
+from raycrew.venv_manager._store import Environment, Request, Store, check_name, expectation
+from raycrew.venv_manager._uv import build_environment, configured, parse
+from raycrew.venv_manager._waiting import reporting
 
 logger = logging.getLogger(__name__)
 
 
 def identify(spec: EnvironmentSpec, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Everything that decides what a spec's environment holds, on this machine and for this driver."""
-    carried = _luggage(spec).identity() if spec.carry else {}
-    return _spec.identity(
-        spec, build_environment(spec, environ), carried, partial(_uv_version, environ), configured(environ)
-    )
+    """Everything that decides what a spec's environment holds, on this machine and for this driver.
+
+    That is what can be told without choosing versions and without building local sources.
+    """
+    given = _luggage(spec).identity() if spec.carry else {}
+    return _spec.asked(spec, build_environment(spec, environ), given, configured(environ))
+
+
+def identity_of(spec: EnvironmentSpec, store: Store) -> dict[str, Any]:
+    """What the key of a spec's environment is taken of, where its versions are chosen; else what is asked."""
+    request = Request(spec, store, _luggage(spec))
+    return request.known() or request.asked
+
+
+def published_key(spec: EnvironmentSpec, store: Store) -> str | None:
+    """The key of a spec's environment, where its versions are chosen and its sources built."""
+    known = Request(spec, store, _luggage(spec)).known()
+    return None if known is None else _spec.key_of(known)
 
 
 def ensure(
@@ -52,7 +54,7 @@ def ensure(
         spec: A spec, or what `parse` understands.
         store: Where environments lie; the default store if left out.
         force_rebuild: Choose versions and build anew even if it is there.
-        upgrade: Choose versions anew, and build anew if others came out.
+        upgrade: Choose versions anew; what then is another environment is built beside the one before.
 
     Raises:
         SpecError: The spec makes no sense; nothing was started.
@@ -60,22 +62,31 @@ def ensure(
     """
     store = store or Store()
     spec = parse(spec)
-    identity = identify(spec, store.environ)
-    key = _spec.key_of(identity)
     force = force_rebuild or forced(store.environ)
-    choose = force
-    if upgrade and not force and lock_file(spec) is None:  # what is chosen here is kept, and installed below
-        force = not prepare(spec, store, force=True).made(store.root / key)
-    if not force and (found := store.get(key)):
-        return store.on_this_machine(found)
-    with reporting(_title(spec, key)) as report:
-        sync = sync_of(spec, _luggage(spec), store.environ)
-        make = partial(_recipe, spec, key, identity, store, choose, report, synced=sync is not None)
-        return store.install(key, make, python=spec.python, sync=sync, force=force, report=report)
+    request = Request(spec, store, _luggage(spec))
+    if not (force or upgrade) and (found := _published(request.known(), store)):
+        return found
+    with reporting(_title(spec)) as report:
+        identity = request.identity(report, anew=force or upgrade)
+        if not force and (found := _published(identity, store)):
+            return found
+        make = partial(request.recipe, identity, report, synced=request.sync is not None)
+        key = _spec.key_of(identity)
+        return store.install(key, make, python=spec.python, sync=request.sync, force=force, report=report)
+
+
+def _published(identity: Mapping[str, Any] | None, store: Store) -> Environment | None:
+    found = None if identity is None else store.get(_spec.key_of(identity))
+    return None if found is None else store.on_this_machine(found)
 
 
 def prepare(spec: EnvironmentSpec | str | Path, store: Store, *, force: bool = False) -> Recipe:
     """Choose a spec's versions, once, and keep them in the store; nothing is installed.
+
+    Args:
+        spec: A spec, or what `parse` understands.
+        store: Where they are kept.
+        force: Choose them even if that was done before.
 
     Raises:
         SpecError: The spec makes no sense.
@@ -83,42 +94,17 @@ def prepare(spec: EnvironmentSpec | str | Path, store: Store, *, force: bool = F
         UvError: There is no set of versions, or a local source does not build.
     """
     spec = parse(spec)
-    identity = identify(spec, store.environ)
-    key = _spec.key_of(identity)
-    with reporting(_title(spec, key)) as report:
-        return _recipe(spec, key, identity, store, force, report)
-
-
-def _recipe(
-    spec: EnvironmentSpec, key: str, identity: Mapping[str, Any], store: Store, force: bool, report: Report,
-    *, synced: bool = False,
-) -> Recipe:  # fmt: skip
-    """The recipe that was kept, else a new one: an environment that is built again has the same versions.
-
-    Beside a sync, the new one is not kept yet: that run of uv has still to find the lock to fit.
-    """
-    if not force and (kept := store.recipe(key)) is not None:  # how files come there may differ, not which
-        return dataclasses.replace(
-            kept,
-            variables=recipe_variables(spec, store.environ),
-            secrets=secrets_of(spec, store.environ),
-        )
-    store.need_writable(key)
-    made = resolve(
-        spec, key, identity, _luggage(spec), environ=store.environ,
-        on_line=report, timeout_s=store.build_timeout_s, checked=synced,
-    )  # fmt: skip
-    if not synced:
-        store.keep_recipe(made)
-    return made
+    request = Request(spec, store, _luggage(spec))
+    with reporting(_title(spec)) as report:
+        return request.recipe(request.identity(report, anew=force), report)
 
 
 def _luggage(spec: EnvironmentSpec) -> Luggage:
     return luggage() if spec.carry else Luggage()
 
 
-def _title(spec: EnvironmentSpec, key: str) -> str:
-    return f"environment {key[:8]} ({Path(spec.path).name or spec.kind})"
+def _title(spec: EnvironmentSpec) -> str:
+    return f"environment of {Path(spec.path).name or spec.kind}"
 
 
 def forced(environ: Mapping[str, str]) -> bool:
@@ -161,10 +147,3 @@ def checked_interpreter(path: str) -> str:
         expected = expectation(EnvironmentSpec.interpreter(path), luggage())
         check(probe(path, expected.imports), expected)
     return path
-
-
-def _uv_version(environ: Mapping[str, str]) -> str | None:
-    try:
-        return uv_version(environ)
-    except UvNotFoundError:  # what is there already can be used without one
-        return None

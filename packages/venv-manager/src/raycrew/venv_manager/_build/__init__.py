@@ -2,9 +2,43 @@
 
 from raycrew.venv_manager._build.build import PYTHON, VENV, Build, Sync, write_whole
 from raycrew.venv_manager._build.carry import Luggage, luggage, wheel_of
+from raycrew.venv_manager._build.content import (
+    came_of,
+    digest,
+    is_compiled,
+    members,
+    members_of_source,
+    shipped,
+    tops_of,
+)
 from raycrew.venv_manager._build.inventory import altered, take
 from raycrew.venv_manager._build.probing import Expectation, check, probe
 from raycrew.venv_manager._build.recipe import Recipe, this_platform
-from raycrew.venv_manager._build.wheels import build_wheel, pack
+from raycrew.venv_manager._build.wheels import build, pack
 
-__all__ = ["Build", "Expectation", "Luggage", "PYTHON", "Recipe", "Sync", "VENV", "altered", "build_wheel", "check", "luggage", "pack", "probe", "take", "this_platform", "wheel_of", "write_whole"]
+__all__ = [
+    "PYTHON",
+    "VENV",
+    "Build",
+    "Expectation",
+    "Luggage",
+    "Recipe",
+    "Sync",
+    "altered",
+    "build",
+    "came_of",
+    "check",
+    "digest",
+    "is_compiled",
+    "luggage",
+    "members",
+    "members_of_source",
+    "pack",
+    "probe",
+    "shipped",
+    "take",
+    "this_platform",
+    "tops_of",
+    "wheel_of",
+    "write_whole",
+]

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from raycrew.venv_manager._build.wheels import build_wheel, content_fingerprint, repack
-from raycrew.venv_manager._spec import file_hash, folder_fingerprint
+from raycrew.venv_manager._spec import file_hash, folder_fingerprint, project_hash
 
 _PREFIX = "raycrew-"
 _SELF = "raycrew-venv-manager"  # works on the driver and on nodes, never inside an environment
@@ -30,12 +30,20 @@ class Carried:
         version: Its version.
         fingerprint: What its content hashes to.
         source: Folder of an editable installation, or None where a wheel was installed.
+        requires: What it needs in turn.
     """
 
     name: str
     version: str
     fingerprint: str
     source: str | None = None
+    requires: tuple[str, ...] = ()
+
+
+    @property
+    def content(self) -> str:
+        """What of it counts in the digest of an environment."""
+        return f"{self.version} {self.fingerprint[:16]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,8 @@ class Luggage:
         """What of it counts in the digest of an environment."""
         return {
             "ray": self.ray,
-            "raycrew": {c.name: f"{c.version} {c.fingerprint[:16]}" for c in self.distributions},
+            "raycrew": {c.name: c.content for c in self.distributions},
+            "requires": {c.name: [c.version, *c.requires] for c in self.distributions},
             "preferred": dict(self.versions),
         }
 
@@ -68,8 +77,8 @@ def luggage() -> Luggage:
     """
     installed = _installed(_path_mark())
     carried = tuple(
-        Carried(name, dist.version, _fingerprint(dist, source), source)
-        for name, dist, source in installed.raycrew
+        Carried(name, dist.version, _fingerprint(dist, source), source, _requires(source, needs))
+        for name, dist, source, needs in installed.raycrew
         if name != _SELF
     )
     return Luggage(carried, installed.ray, installed.versions)
@@ -77,7 +86,7 @@ def luggage() -> Luggage:
 
 @dataclass(frozen=True)
 class _Installed:
-    raycrew: tuple[tuple[str, importlib.metadata.Distribution, str | None], ...]
+    raycrew: tuple[tuple[str, importlib.metadata.Distribution, str | None, tuple[str, ...]], ...]
     ray: str | None
     versions: Mapping[str, str]
 
@@ -100,10 +109,12 @@ def _installed(_mark: tuple[tuple[str, int], ...]) -> _Installed:
         if name:
             everything.setdefault(canonicalize_name(name), dist)
     ours = tuple(
-        (name, dist, _editable(dist)) for name, dist in sorted(everything.items()) if name.startswith(_PREFIX)
+        (name, dist, _editable(dist), tuple(sorted(dist.requires or ())))
+        for name, dist in sorted(everything.items())
+        if name.startswith(_PREFIX)
     )
     ray = everything["ray"].version if "ray" in everything else None
-    wanted = _closure([n for n, _, _ in ours if n != _SELF] + (["ray"] if ray else []), everything)
+    wanted = _closure([n for n, *_ in ours if n != _SELF] + (["ray"] if ray else []), everything)
     versions = {n: everything[n].version for n in sorted(wanted) if not n.startswith(_PREFIX)}
     return _Installed(ours, ray, versions)
 
@@ -141,6 +152,10 @@ def _fingerprint(dist: importlib.metadata.Distribution, source: str | None) -> s
         ]
         return hashlib.sha256("".join(parts).encode()).hexdigest()
     return content_fingerprint(dist)
+
+
+def _requires(source: str | None, needs: tuple[str, ...]) -> tuple[str, ...]:
+    return needs if source is None else (*needs, project_hash(Path(source, "pyproject.toml")))
 
 
 def wheel_of(carried: Carried, environ: Mapping[str, str]) -> tuple[str, bytes]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from raycrew.venv_manager._build.probing import Expectation
-from raycrew.venv_manager._spec import locked_versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +65,6 @@ class Recipe:
             }
             archive.writestr("recipe.json", json.dumps(rest, indent=1))
         return buffer.getvalue()
-
-    def made(self, entry: Path) -> bool:
-        """Whether what lies in an entry of the store has the versions of this recipe."""
-        try:
-            there = (entry / "pylock.toml").read_text(encoding="utf-8")
-            return locked_versions(there) == locked_versions(self.lock)
-        except (OSError, ValueError):
-            return False
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Recipe":

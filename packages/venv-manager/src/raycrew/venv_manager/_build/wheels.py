@@ -30,28 +30,31 @@ _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 def build_wheel(
     source: Path, environ: Mapping[str, str], python: str | None = None, *, timeout_s: float = 3600.0
 ) -> tuple[str, bytes]:
-    """Build a wheel of a source folder; with the driver's own build backend where that is installed.
+    """Build a wheel of a source; with the driver's own build backend where that is installed.
 
     Raises:
         UvError: It does not build.
     """
     with scratch("raycrew-venv-wheel-") as folder:
-        isolation = ["--no-build-isolation"] if python is None and _backend_is_here(source) else []
-        command: list[str | Path] = [
-            "build",
-            "--wheel",
-            *isolation,
-            "--python",
-            python or sys.executable,
-            "--out-dir",
-            folder,
-            source,
-        ]
-        run_uv(command, environ=environ, timeout_s=timeout_s)
-        wheels = sorted(folder.glob("*.whl"))
-        if len(wheels) != 1:
-            raise VenvError(f"building {source} gave {len(wheels)} wheels instead of one")
-        return wheels[0].name, wheels[0].read_bytes()
+        path = build("--wheel", source, folder, environ, python, timeout_s)
+        return path.name, path.read_bytes()
+
+
+def build(
+    what: str, source: Path, into: Path, environ: Mapping[str, str], python: str | None, timeout_s: float
+) -> Path:
+    """Build a wheel or a source archive (`--wheel`, `--sdist`) into an empty folder.
+
+    Raises:
+        UvError: It does not build.
+    """
+    isolation = ["--no-build-isolation"] if python is None and _backend_is_here(source) else []
+    words: list[str | Path] = ["build", what, *isolation, "--python", python or sys.executable]
+    run_uv([*words, "--out-dir", into, source], environ=environ, timeout_s=timeout_s)
+    built = sorted(path for path in into.iterdir() if path.suffix in (".whl", ".gz", ".zip"))
+    if len(built) != 1:
+        raise VenvError(f"building {source} gave {len(built)} files instead of one")
+    return built[0]
 
 
 def _backend_is_here(source: Path) -> bool:
@@ -105,7 +108,12 @@ def _hash_of(path: str) -> str:
 
 
 def _said_of_wheel(dist: importlib.metadata.Distribution) -> list[str]:
-    lines = (dist.read_text("WHEEL") or "").splitlines()
+    return said_of_wheel(dist.read_text("WHEEL") or "")
+
+
+def said_of_wheel(text: str) -> list[str]:
+    """What counts of a WHEEL file: whose it is for, not what built it."""
+    lines = text.splitlines()
     return sorted(line.strip() for line in lines if line.startswith(_COUNTED))
 
 

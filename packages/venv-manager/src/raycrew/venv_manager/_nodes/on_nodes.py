@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raycrew.venv_manager._build import Expectation, Recipe, check, luggage, probe
-from raycrew.venv_manager._spec import EnvironmentSpec, key_of
+from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager._store import Store, check_name, expectation
 from raycrew.venv_manager._uv import parse
 from raycrew.venv_manager._waiting import Report, reporting
 from raycrew.venv_manager.errors import ProvisionError, ReadOnlyStoreError
 from raycrew.venv_manager.protocols import NodeRunner
-from raycrew.venv_manager.provision import forced, identify, prepare
+from raycrew.venv_manager.provision import forced, prepare, published_key
 
 T = TypeVar("T")
 FOLLOW_S = 0.2  # between two looks at what a build says
@@ -26,14 +26,11 @@ FOLLOW_S = 0.2  # between two looks at what a build says
 def install_recipe(content: bytes, root: str, force: bool = False) -> dict[str, Any]:
     """What each node does: build a recipe at its path, if it is not there.
 
-    What another driver's versions were installed from under the same key is replaced.
-
     Returns:
         The interpreter's path, the node's host name and the seconds of each step (none if it was there).
     """
     recipe = Recipe.from_bytes(content)
     store = Store(root)
-    force = force or (store.python(recipe.key) is not None and not recipe.made(store.root / recipe.key))
     there = not force and store.python(recipe.key) is not None
     with reporting(f"environment {recipe.key[:8]}") as report:
         environment = store.install(
@@ -85,12 +82,13 @@ def create_local_venv_on_each_node(
         return _checked_everywhere(spec.path, runner)
     store = Store()
     force = force_rebuild or forced(store.environ)
-    key = key_of(identify(spec, store.environ))
-    root = str(store.root)
-    if not force and store.sealed(key):
+    key, root = published_key(spec, store), str(store.root)
+    if not force and key is not None and store.sealed(key):
         work = partial(use_published, key, root)
     else:
-        work = partial(install_recipe, prepare(spec, store, force=force).to_bytes(), root, force)
+        recipe = prepare(spec, store, force=force)
+        key = recipe.key
+        work = partial(install_recipe, recipe.to_bytes(), root, force)
     path = str(store.path(key))
     _on_each_node(work, runner, venv_name, path, store.locks(key).progress)
     store.locks(key).use()  # nodes that share the store keep it while this driver lives

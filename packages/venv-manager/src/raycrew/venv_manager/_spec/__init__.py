@@ -1,17 +1,24 @@
 """What an environment is, and the digest of everything that decides its content."""
 
+from raycrew.venv_manager._spec.checkout import files_of_git, ignored_by_git
 from raycrew.venv_manager._spec.credentials import Credential, credentials_in, without_credentials
-from raycrew.venv_manager._spec.digest import (
-    KEY_LENGTH,
+from raycrew.venv_manager._spec.digest import KEY_LENGTH, asked, choice_of, explain, identity, key_of
+from raycrew.venv_manager._spec.fingerprints import (
+    file_hash,
+    files_below,
+    folder_fingerprint,
+    ignored_fingerprint,
+    is_litter,
+)
+from raycrew.venv_manager._spec.given import (
     base_of,
-    explain,
-    identity,
-    key_of,
+    fingerprint,
     lock_file,
     project_folder,
+    project_hash,
     script_sources,
+    source_paths,
 )
-from raycrew.venv_manager._spec.fingerprints import file_hash, folder_fingerprint
 from raycrew.venv_manager._spec.listed import (
     absolute_requirement,
     local_requirement,
@@ -45,16 +52,24 @@ __all__ = [
     "EnvironmentSpec",
     "Package",
     "absolute_requirement",
+    "asked",
     "base_of",
+    "choice_of",
     "counted_settings",
     "counts",
     "credentials_in",
     "explain",
     "file_hash",
+    "files_below",
+    "files_of_git",
+    "fingerprint",
     "folder_fingerprint",
     "identity",
+    "ignored_by_git",
+    "ignored_fingerprint",
     "inline_metadata",
     "is_credential",
+    "is_litter",
     "is_package",
     "key_of",
     "local_requirement",
@@ -63,6 +78,7 @@ __all__ = [
     "locked_versions",
     "preferred_versions",
     "project_folder",
+    "project_hash",
     "read_lock",
     "read_lock_file",
     "read_toml",
@@ -70,6 +86,7 @@ __all__ = [
     "requirement_lines",
     "script_sources",
     "settings",
+    "source_paths",
     "target_markers",
     "wheel_entry",
     "with_absolute_paths",

@@ -2,8 +2,9 @@
 
 import hashlib
 import os
+import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from raycrew.venv_manager._spec.checkout import counted_by_git
 from raycrew.venv_manager._spec.credentials import without_credentials
@@ -15,6 +16,13 @@ _LITTER = frozenset({
     ".ruff_cache",
 })  # fmt: skip
 _OUTPUT = frozenset({"build", "dist", "site"})  # only beside the project file: below, packages are named so
+# What lock files say of places, in the formats of uv and of PEP 751.
+_PLACE = re.compile(
+    r'\b(?:registry|directory|editable|virtual|index) = (?:"[^"]*"|true|false),? ?'
+    r'|,? ?\b(?:upload-time = (?:"[^"]*"|[\d:TZ.+-]+)|size = \d+)|(?m:^revision = \d+\n)'
+)
+_FILE = re.compile(r'\b(?:url|path) = "(?:(?:[^"#?]*/)?(?P<name>[^"/#?]*\.(?:whl|zip|tgz|tar\.\w+)))?[^"]*"')
+_COMMIT = re.compile(r'\bgit = "[^"#]*#?(?P<commit>[^"]*)"')
 _hashes: dict[tuple[Callable[[str], str], str], tuple[tuple[int, ...], str]] = {}
 
 
@@ -26,6 +34,11 @@ def file_hash(path: str | os.PathLike[str]) -> str:
 def text_hash(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a text file without the user names and passwords of its URLs."""
     return _hashed(str(path), _of_text)
+
+
+def lock_hash(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a lock file, but for the places that it names: of files only their names count."""
+    return _hashed(str(path), _of_lock)
 
 
 def archive_hash(path: str | os.PathLike[str]) -> str:
@@ -60,6 +73,22 @@ def _of_text(name: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
+def _of_lock(name: str) -> str:
+    with open(name, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
+        text = without_places(file.read())
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+
+
+def without_places(lock: str) -> str:
+    """The text of a lock file without URLs, paths, and when and in how many bytes files were published.
+
+    It is not parsed, which takes long in Python: what is written in an unusual way counts as it is written.
+    """
+    text = _PLACE.sub("", lock)
+    text = _FILE.sub(lambda m: f'file = "{m["name"] or ""}"', text)
+    return _COMMIT.sub(lambda m: f'commit = "{m["commit"]}"', text)
+
+
 def _of_members(name: str) -> str:
     try:
         with zipfile.ZipFile(name) as archive:
@@ -67,6 +96,24 @@ def _of_members(name: str) -> str:
     except zipfile.BadZipFile:
         return _of_bytes(name)
     return hashlib.sha256(repr(members).encode()).hexdigest()
+
+
+def ignored_fingerprint(folder: str, names: Iterable[str]) -> str:
+    """SHA-256 over files, and what lies in folders, that git ignores below a folder."""
+    paths = (f"{folder}/{name.rstrip('/')}" for name in sorted(names))
+    return _of_files(folder, (file for path in paths for file in _below(path)))
+
+
+def files_below(path: str) -> list[str]:
+    """A file, or all files of a folder without caches."""
+    return list(_below(path))
+
+
+def _below(path: str) -> Iterator[str]:
+    if os.path.isdir(path):  # noqa: PTH112
+        yield from _walk(path, {os.path.realpath(path)})
+    elif os.path.isfile(path):  # noqa: PTH113
+        yield path
 
 
 def folder_fingerprint(folder: str | os.PathLike[str]) -> str:
@@ -93,7 +140,7 @@ def _given(root: str, listed: list[tuple[str, bool]]) -> Iterator[str]:
     """The files among what git lists: links and submodules are walked, what a build left untracked is not."""
     for name, tracked in listed:
         path = f"{root}/{name}"
-        if not tracked and _is_litter(root, name.split("/")):
+        if not tracked and is_litter(root, name):
             continue
         if os.path.isdir(path):  # noqa: PTH112 - a link, a submodule
             yield from _walk(path, {os.path.realpath(root)})
@@ -101,8 +148,12 @@ def _given(root: str, listed: list[tuple[str, bool]]) -> Iterator[str]:
             yield path
 
 
-def _is_litter(root: str, parts: list[str]) -> bool:
+def is_litter(root: str, name: str) -> bool:
+    """Whether something below a source is a cache, a virtual environment or what builds leave."""
+    parts = name.rstrip("/").split("/")
     if any(part in _LITTER or part.endswith((".egg-info", ".pyc")) for part in parts):
+        return True
+    if name.endswith("/") and os.path.exists(f"{root}/{name}pyvenv.cfg"):  # noqa: PTH110
         return True
     return parts[0] in _OUTPUT and not os.path.exists(f"{root}/{parts[0]}/__init__.py")  # noqa: PTH110
 

@@ -4,11 +4,13 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import unquote
 
 from raycrew.venv_manager._spec.credentials import without_credentials
 from raycrew.venv_manager.errors import SpecError
 
+_NO_NAMES: Mapping[Path, str] = MappingProxyType({})
 _INCLUDE = re.compile(r"(?P<flag>-r|--requirements?|-c|--constraints?)(?:\s*=\s*|\s*)(?P<path>\S.*)")
 _EDITABLE = re.compile(r"(?:-e|--editable)(?:\s*=\s*|\s+)")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
@@ -64,15 +66,23 @@ def _unquoted(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
 
 
-def statements_hash(file: Path, environ: Mapping[str, str]) -> str:
-    """SHA-256 over what a requirements file says; not over comments, user names and passwords."""
-    lines = map(without_credentials, requirement_lines(file, environ))
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+def statements_hash(
+    file: Path, environ: Mapping[str, str], base: Path | None = None, names: Mapping[Path, str] = _NO_NAMES
+) -> str:
+    """SHA-256 over what a requirements file says; not over comments, passwords, places of local sources."""
+    lines = (named_requirement(line, base, names) for line in requirement_lines(file, environ))
+    return hashlib.sha256(without_credentials("\n".join(lines)).encode()).hexdigest()
 
 
 def local_requirement(text: str, base: Path | None = None) -> Path | None:
     """The folder or file that a requirement names, or None for one from an index."""
     return _split(text, base)[1]
+
+
+def named_requirement(text: str, base: Path | None, names: Mapping[Path, str]) -> str:
+    """The same requirement, with a name in place of the path of the folder or file that it names."""
+    name, path, extras, rest = _split(text, base)
+    return text if path is None or path not in names else f"{name} @ {names[path]}{extras}{rest}"
 
 
 def absolute_requirement(text: str, base: Path) -> str:

@@ -43,7 +43,10 @@ def is_package(project: dict[str, Any]) -> bool:
 
 
 def local_sources(project: Path) -> list[Path]:
-    """All local folders and files that a project is made of: itself, its path sources, and theirs in turn."""
+    """All local folders and files that a project is made of: itself, its path sources, and theirs in turn.
+
+    Their order is that of the project files, wherever these lie.
+    """
     found: dict[Path, None] = {}
     waiting = [project]
     while waiting:
@@ -54,7 +57,7 @@ def local_sources(project: Path) -> list[Path]:
         if folder != project or is_package(data):
             found[folder] = None
         waiting += [path for path in _declared(folder, data) if path not in found]
-    return sorted(found)
+    return list(found)
 
 
 def _declared(folder: Path, data: dict[str, Any]) -> Iterator[Path]:
@@ -71,7 +74,7 @@ def _members(root: Path) -> Iterator[Path]:
     workspace = read_toml(root / "pyproject.toml").get("tool", {}).get("uv", {}).get("workspace", {})
     left_out = {p.resolve() for pattern in workspace.get("exclude", ()) for p in root.glob(pattern)}
     for pattern in workspace.get("members", ()):
-        for path in root.glob(pattern):
+        for path in sorted(root.glob(pattern)):
             if (path / "pyproject.toml").is_file() and path.resolve() not in left_out:
                 yield path.resolve()
 

@@ -3,67 +3,43 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from raycrew.venv_manager import _spec
-from raycrew.venv_manager._build import (
-    Expectation,
-    Luggage,
-    Recipe,
-    Sync,
-    build_wheel,
-    this_platform,
-    wheel_of,
-)
+from raycrew.venv_manager._build import Expectation, Luggage, Sync, wheel_of
 from raycrew.venv_manager._spec import (
     FILE_VARIABLES,
     EnvironmentSpec,
-    absolute_requirement,
     base_of,
     counts,
-    inline_metadata,
-    is_package,
     local_sources,
     lock_file,
     project_folder,
-    read_toml,
-    requirement_files,
-    requirement_lines,
-    script_sources,
     settings,
-    without_credentials,
 )
-from raycrew.venv_manager._store.flags import (
-    chosen_names,
-    export_flags,
-    lock_flag,
-    python_flags,
-    refuse_conflicts,
-)
+from raycrew.venv_manager._store.choices import Choice
+from raycrew.venv_manager._store.flags import export_flags, lock_flag, python_flags
+from raycrew.venv_manager._store.wanted import Wanted
 from raycrew.venv_manager._uv import access_of, build_environment, run_uv, told_to_uv
 from raycrew.venv_manager._waiting import result_of, scratch, workers
 
 
-def resolve(
+def choose(
     spec: EnvironmentSpec,
-    key: str,
-    identity: Mapping[str, Any],
+    sources: Mapping[str, Path],
     carried: Luggage,
     *,
     environ: Mapping[str, str],
     on_line: Callable[[str], None] | None = None,
     timeout_s: float = 3600.0,
     checked: bool = False,
-) -> Recipe:
-    """Choose exact versions and build all local wheels.
+) -> Choice:
+    """Choose exact versions; nothing but what is carried along is built for it.
 
     Args:
         spec: What to build.
-        key: Its digest.
-        identity: What the digest was taken of.
+        sources: Names to paths of the local sources that it asks for.
         carried: What the driver's environment gives along.
         environ: Environment of the calling process.
         on_line: Called with each line that uv writes.
@@ -76,22 +52,7 @@ def resolve(
     """
     with scratch("raycrew-venv-resolve-") as folder:
         job = _Job(spec, folder, carried, environ, on_line, timeout_s, checked)
-        packages = job.packages()
-        wheels = dict(job.local_wheels)
-    return Recipe(
-        key=key,
-        spec=spec.to_dict(),
-        identity=identity,
-        python=spec.python,
-        lock=without_credentials(_spec.write_lock(packages)),
-        wheels=wheels,
-        settings=job.settings,
-        variables=recipe_variables(spec, environ),
-        platform=this_platform(),
-        expectation=expectation(spec, carried),
-        credentials=job.access.names,
-        secrets=job.access.secrets,
-    )
+        return job.choice({path: name for name, path in sources.items()})
 
 
 def recipe_variables(spec: EnvironmentSpec, environ: Mapping[str, str]) -> dict[str, str]:
@@ -143,6 +104,15 @@ def expectation(spec: EnvironmentSpec, carried: Luggage) -> Expectation:
     )
 
 
+def told_in(folder: Path, spec: EnvironmentSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of uv for a spec, with what else uv is told in a file in a folder."""
+    told = told_to_uv(spec, environ)
+    access = access_of(spec, environ, told)
+    (folder / "uv.toml").write_text(settings(told, spec, access.urls), encoding="utf-8")
+    own = {"UV_CONFIG_FILE": str(folder / "uv.toml")}
+    return {**build_environment(spec, environ), **access.secrets, **own}
+
+
 class _Job:
     """One resolution, in a temporary folder of its own."""
 
@@ -159,22 +129,32 @@ class _Job:
         self.lock_flag = "--frozen" if checked else lock_flag(spec)
         self.spec, self.folder, self.carried = spec, folder, carried
         self.on_line, self.timeout_s = on_line, timeout_s
-        self.project = project_folder(spec) if spec.kind == "project" else None
-        self.told = told_to_uv(spec, environ)
-        self.access = access_of(spec, environ, self.told)
-        self.settings = settings(self.told, spec, self.access.urls)
-        (folder / "uv.toml").write_text(self.settings, encoding="utf-8")
-        own = {"UV_CONFIG_FILE": str(folder / "uv.toml"), "UV_NO_CONFIG": "1"}
-        self.environ = {**build_environment(spec, environ), **self.access.secrets, **own}
-        self.local_wheels: dict[str, bytes] = {}
+        self.wanted = Wanted(spec, environ, told_to_uv(spec, environ).get("conflicts", []))
+        self.environ = told_in(folder, spec, environ) | {"UV_NO_CONFIG": "1"}
 
-    def packages(self) -> list[_spec.Package]:
-        """All packages of the environment, each from an index, a URL or a wheel of ours."""
+    def choice(self, names: Mapping[Path, str]) -> Choice:
+        """All packages of the environment, told apart by where they come from."""
         self._gather_carried()
+        target = _spec.target_markers(self.spec.python)
+        elsewhere, sources, carried = [], {}, []
+        for package, base in self._packages():
+            path = _local_path(package, base)
+            if path is None:
+                elsewhere.append(package)
+            elif not package.applies(target):
+                continue
+            elif path.parent == self.folder / "carried":
+                carried.append(package.name)
+            else:
+                sources[package.name] = names.get(path, str(path))
+        return Choice.of(elsewhere, sources, carried)
+
+    def _packages(self) -> list[tuple[_spec.Package, Path]]:
+        """Entries of locks, each with the folder that its paths start from."""
         if lock_file(self.spec) is None:
             return self._compile()
         locked = self._locked()
-        return [*locked, *self._compile(onto=locked)]
+        return [*locked, *self._compile([package for package, _ in locked])]
 
     def _uv(self, *arguments: str | Path, cwd: Path | None = None) -> str:
         return run_uv(
@@ -191,16 +171,16 @@ class _Job:
             made = [pool.submit(wheel_of, carried, build) for carried in self.carried.distributions]
             self.carried_wheels = dict(map(result_of, made))
 
-    def _locked(self) -> list[_spec.Package]:
+    def _locked(self) -> list[tuple[_spec.Package, Path]]:
         """What the spec's own lock file says."""
         path = self.folder / "locked" / "pylock.toml"
         path.parent.mkdir()
         if self.spec.kind == "pylock":
             file = Path(self.spec.path)
-            return self._settled(_spec.read_lock_file(file), file.parent)
+            return [(package, file.parent) for package in _spec.read_lock_file(file)]
         flags: list[str | Path] = [self.lock_flag, *export_flags(self.spec)]
-        if self.project:
-            flags += ["--project", self.project]
+        if self.wanted.project:
+            flags += ["--project", self.wanted.project]
         else:
             flags += ["--script", self.spec.path]
         self._uv(
@@ -214,14 +194,14 @@ class _Job:
             *python_flags(self.spec),
             *flags,
         )
-        return self._settled(_spec.read_lock(path.read_text("utf-8")), path.parent)
+        return [(package, path.parent) for package in _spec.read_lock(path.read_text("utf-8"))]
 
-    def _compile(self, onto: list[_spec.Package] | None = None) -> list[_spec.Package]:
+    def _compile(self, onto: list[_spec.Package] | None = None) -> list[tuple[_spec.Package, Path]]:
         """What uv chooses for everything that no lock file decides; with `onto`, only what that lacks."""
-        listed = list(self._requirements(onto))
+        listed = [*self.wanted.requirements(onto), *self._carried(onto)]
         inputs: list[str | Path] = list(self.spec.requirement_files)
         if onto is None:
-            inputs += self._inputs()
+            inputs += self.wanted.inputs()
         if listed:
             path = self.folder / "requirements.in"
             path.write_text("\n".join(listed) + "\n", encoding="utf-8")
@@ -254,47 +234,10 @@ class _Job:
             target = _spec.target_markers(self.spec.python)
             there = {p.name for p in onto if p.applies(target)}
             chosen = [p for p in chosen if p.name not in there]
-        return self._settled(chosen, output.parent)
+        return [(package, output.parent) for package in chosen]
 
-    def _inputs(self) -> list[str | Path]:
-        spec = self.spec
-        if spec.kind == "script":
-            return [Path(spec.path)]
-        if not self.project:
-            return []
-        file = self.project / "pyproject.toml"
-        data = read_toml(file)
-        flags: list[str | Path] = [] if spec.only_groups else [file]
-        extras = data.get("project", {}).get("optional-dependencies", {})
-        chosen_extras = chosen_names("extra", spec.extras, spec.no_extras, extras, (), file)
-        for name in chosen_extras:
-            flags += ["--extra", name]
-        groups = data.get("dependency-groups", {})
-        by_default = (
-            data.get("tool", {}).get("uv", {}).get("default-groups", ["dev"] if "dev" in groups else [])
-        )
-        by_default = list(groups) if by_default == "all" else by_default
-        use_default = spec.default_groups and not spec.only_groups
-        chosen_groups = chosen_names(
-            "group", spec.groups, spec.no_groups, groups, by_default if use_default else (), file
-        )
-        for name in chosen_groups:
-            flags += ["--group", f"{file}:{name}"]
-        declared = self.told.get("conflicts", [])
-        refuse_conflicts(declared, {"extra": chosen_extras, "group": chosen_groups}, file)
-        return flags
-
-    def _requirements(self, onto: list[_spec.Package] | None) -> Iterator[str]:
-        for text in self.spec.packages:
-            yield absolute_requirement(text, Path.cwd())
-        if onto is None and self.spec.kind == "script":
-            for name, path in script_sources(Path(self.spec.path)).items():
-                yield f"{name} @ {path.as_uri()}"
-        if onto is None and self.project and not self.spec.only_groups:
-            data = read_toml(self.project / "pyproject.toml")
-            if is_package(data):
-                yield f"{data['project']['name']} @ {self.project.as_uri()}"
-        named = {p.name for p in onto} if onto is not None else self._named()
+    def _carried(self, onto: list[_spec.Package] | None) -> Iterator[str]:
+        named = {p.name for p in onto} if onto is not None else self.wanted.names()
         for name, content in self.carried_wheels.items():
             path = self.folder / "carried" / name
             path.parent.mkdir(exist_ok=True)
@@ -303,48 +246,10 @@ class _Job:
         if self.carried.ray and "ray" not in named:
             yield f"ray=={self.carried.ray}"
 
-    def _named(self) -> set[str]:
-        """The packages that the spec itself asks for."""
-        texts = list(self.spec.packages)
-        for listed in self.spec.requirement_files:
-            for file in requirement_files(Path(listed), self.environ, constraints=False):
-                texts += requirement_lines(file, self.environ)
-        if self.spec.kind == "script":
-            texts += inline_metadata(Path(self.spec.path)).get("dependencies", [])
-        if self.project:
-            data = read_toml(self.project / "pyproject.toml")
-            project = data.get("project", {})
-            texts += project.get("dependencies", [])
-            for listed in (
-                *project.get("optional-dependencies", {}).values(),
-                *data.get("dependency-groups", {}).values(),
-            ):
-                texts += [text for text in listed if isinstance(text, str)]
-        return {name for text in texts if (name := _name_of(text))}
 
-    def _settled(self, packages: list[_spec.Package], base: Path) -> list[_spec.Package]:
-        """The same packages, with local folders and files as wheels of ours."""
-        return [self._settle(p, base) for p in packages]
-
-    def _settle(self, package: _spec.Package, base: Path) -> _spec.Package:
-        data = package.data
-        if "directory" in data:
-            folder = base / data["directory"]["path"] / data["directory"].get("subdirectory", "")
-            build = {k: v for k, v in self.environ.items() if k != "UV_NO_CONFIG"}
-            name, content = build_wheel(folder.resolve(), build, self.spec.python, timeout_s=self.timeout_s)
-        elif "path" in data.get("archive", {}):
-            path = (base / data["archive"]["path"]).resolve()
-            if path.suffix != ".whl":
-                return package
-            name, content = path.name, path.read_bytes()
-        else:
-            return package
-        self.local_wheels[name] = content
-        return _spec.wheel_entry(name, content)
-
-
-def _name_of(text: str) -> str | None:
-    try:
-        return str(canonicalize_name(Requirement(text.split(" #")[0].strip()).name))
-    except InvalidRequirement:
+def _local_path(package: _spec.Package, base: Path) -> Path | None:
+    """The folder or file that an entry is built from, or None for one from elsewhere."""
+    if package.local_path is None:
         return None
+    below = package.data.get("directory", {}).get("subdirectory", "")
+    return Path(base / package.local_path / below).resolve()

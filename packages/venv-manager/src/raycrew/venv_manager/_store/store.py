@@ -16,7 +16,7 @@ from raycrew.venv_manager._build import Build, Expectation, Recipe, Sync, check,
 from raycrew.venv_manager._store.root import make_folder
 from raycrew.venv_manager._store.shelf import NAMES, Shelf
 from raycrew.venv_manager._store.stamps import STAMP, Environment
-from raycrew.venv_manager._waiting import KeyLocks, Report, Users, changes, silent, slot
+from raycrew.venv_manager._waiting import Report, Users, silent, slot
 
 logger = logging.getLogger(__name__)
 
@@ -148,19 +148,19 @@ class Store(Shelf):
                 return self._install(key, make, python, sync, force, report)
             users = self.users(self.root / key) if (self.root / key).exists() else Users()
             locks.release()
-            tell = _teller(locks, report)
-            try:
-                with locks.unused() as free, slot(locks.folder, self.max_builds, self.build_timeout_s, tell):
-                    if users or not free:
-                        who = f" by {users}" if users else ""
-                        raise errors.EnvironmentInUseError(
-                            f"{self.root / key} is in use{who}: it cannot be replaced"
-                        )
-                    entry, timeout_s = self.root / key, self.build_timeout_s
-                    build = Build(entry, python, sync, self.environ, held, tell, timeout_s)
-                    built = self._run(key, build, make)
-            finally:
-                locks.tell(None)
+            with (
+                locks.telling(report) as tell,
+                locks.unused() as free,
+                slot(locks.folder, self.max_builds, self.build_timeout_s, tell),
+            ):
+                if users or not free:
+                    who = f" by {users}" if users else ""
+                    raise errors.EnvironmentInUseError(
+                        f"{self.root / key} is in use{who}: it cannot be replaced"
+                    )
+                entry, timeout_s = self.root / key, self.build_timeout_s
+                build = Build(entry, python, sync, self.environ, held, tell, timeout_s)
+                built = self._run(key, build, make)
             locks.use()
             return built
 
@@ -231,7 +231,7 @@ class Store(Shelf):
         entry = build.entry
         try:
             self.remove_folder(entry)
-            build.tell("choosing versions")
+            build.tell("making its interpreter")
             stamp = build.run(make)
             if build.sync and build.recipe:  # kept only now that uv has found the lock to fit
                 self.keep_recipe(build.recipe)
@@ -265,13 +265,3 @@ def check_name(alias: str) -> None:
     """
     if not alias or alias != Path(alias).name or alias.startswith("."):
         raise errors.SpecError(f"{alias!r} is not a name for an environment: it must be a plain file name")
-
-
-def _teller(locks: KeyLocks, report: Report) -> Report:
-    """Tell the caller, and those who wait for it, what is new."""
-
-    def tell(text: str) -> None:
-        report(text)
-        locks.tell(text)
-
-    return changes(tell)

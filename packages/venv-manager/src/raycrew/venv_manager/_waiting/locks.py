@@ -16,7 +16,7 @@ from typing import IO
 import filelock
 
 from raycrew.venv_manager._waiting.interrupt import stop_if_interrupted
-from raycrew.venv_manager._waiting.progress import Report, silent
+from raycrew.venv_manager._waiting.progress import Report, changes, silent
 from raycrew.venv_manager.errors import DiskFullError, StoreError, StoreTimeoutError, VenvError, of_store
 
 logger = logging.getLogger(__name__)
@@ -96,6 +96,19 @@ class KeyLocks:
                 self._progress.unlink(missing_ok=True)
             else:
                 self._progress.write_text(text, encoding="utf-8")
+
+    @contextlib.contextmanager
+    def telling(self, report: Report) -> Iterator[Report]:
+        """What tells a caller, and those who wait for it, what is new; in the end that it is over."""
+
+        def tell(text: str) -> None:
+            report(text)
+            self.tell(text)
+
+        try:
+            yield changes(tell)
+        finally:
+            self.tell(None)
 
     def progress(self) -> str:
         """What the build said last."""

@@ -1,0 +1,100 @@
+"""What a wheel holds, and which of a source's files came into it: told apart from when and how it was built."""
+
+import hashlib
+import io
+import os
+import tarfile
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from raycrew.venv_manager._build.wheels import said_of_wheel
+from raycrew.venv_manager._spec import file_hash, files_below
+
+_COMPILED = (".so", ".pyd", ".dylib")
+
+
+def members(wheel: bytes) -> dict[str, str]:
+    """Paths and SHA-256 sums of what a wheel holds; not of its RECORD, and of WHEEL only its tags."""
+    found = {}
+    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+        for name in archive.namelist():
+            content = archive.read(name)
+            if name.endswith("/") or name.endswith(".dist-info/RECORD"):
+                continue
+            if name.endswith(".dist-info/WHEEL"):
+                content = "\n".join(said_of_wheel(content.decode())).encode()
+            found[name] = _sum(content)
+    return found
+
+
+def _sum(content: bytes) -> str:
+    return f"{len(content)}:{hashlib.sha256(content).hexdigest()}"
+
+
+def is_compiled(held: Iterable[str]) -> bool:
+    """Whether a wheel holds what a compiler made, which comes out differently each time."""
+    return any(name.endswith(_COMPILED) for name in held)
+
+
+def members_of_source(sdist: Path) -> dict[str, str]:
+    """Paths, without the folder around them, and SHA-256 sums of what a source archive holds."""
+    found = {}
+    with tarfile.open(sdist) as archive:
+        for member in archive:
+            content = archive.extractfile(member) if member.isfile() else None
+            if content is not None and ".egg-info/" not in member.name:
+                found[member.name.partition("/")[2]] = _sum(content.read())
+    return found
+
+
+def digest(held: Mapping[str, str]) -> str:
+    """SHA-256 over sorted paths and sums."""
+    text = "\n".join(f"{name}\0{content}" for name, content in sorted(held.items()))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def shipped(folder: str, names: Iterable[str], held: Mapping[str, str], tops: set[str]) -> set[str]:
+    """Which of what git ignores comes, or could come, into a wheel.
+
+    Args:
+        folder: The source.
+        names: What git ignores there: files, and folders that end in a slash.
+        held: What the wheel holds, with sums.
+        tops: Folders of the source whose other files came into the wheel: what lies below them may come, too.
+    """
+    return {
+        name
+        for name in names
+        if (name.endswith("/") and any(name.startswith(f"{top}/") for top in tops))
+        or came_of(folder, [name], held)
+        or name in held
+        or any(name.endswith(f"/{member}") for member in held if "/" in member)
+    }
+
+
+def came_of(folder: str, names: Iterable[str], held: Mapping[str, str]) -> dict[str, str]:
+    """Those files among others of a source, with sums, that a wheel holds as they are."""
+    sums = set(held.values())
+    sizes = {int(text.partition(":")[0]) for text in sums} - {0}  # empty ones say nothing
+    found = {}
+    for name in names:
+        for file in files_below(f"{folder}/{name.rstrip('/')}"):
+            size = os.path.getsize(file)  # noqa: PTH202 - of perhaps very many
+            if size in sizes and (text := f"{size}:{file_hash(file)}") in sums:
+                found[file.removeprefix(f"{folder}/")] = text
+    return found
+
+
+def tops_of(counted: Iterable[str], held: Iterable[str]) -> set[str]:
+    """Folders of a source, its root left out, whose files a wheel holds."""
+    there = set(held)
+    return {
+        path.rpartition("/")[0]
+        for path in counted
+        if "/" in path and any(_below(path, depth) in there for depth in range(path.count("/") + 1))
+    }
+
+
+def _below(path: str, depth: int) -> str:
+    return "/".join(path.split("/")[depth:])

@@ -1,0 +1,195 @@
+"""From a spec to a recipe: what is asked for, what was chosen for it, and the key that comes of both."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from raycrew.venv_manager import _spec
+from raycrew.venv_manager._build import Luggage, Recipe, this_platform, wheel_of
+from raycrew.venv_manager._spec import (
+    EnvironmentSpec,
+    Package,
+    settings,
+    source_paths,
+    wheel_entry,
+    without_credentials,
+    write_lock,
+)
+from raycrew.venv_manager._store.choices import Choice, ChoiceShelf
+from raycrew.venv_manager._store.resolution import (
+    choose,
+    expectation,
+    recipe_variables,
+    secrets_of,
+    sync_of,
+    told_in,
+)
+from raycrew.venv_manager._store.sources import Built, Source, SourceShelf
+from raycrew.venv_manager._store.store import Store
+from raycrew.venv_manager._uv import access_of, build_environment, configured, told_to_uv
+from raycrew.venv_manager._waiting import Report, result_of, scratch, silent, workers
+
+_SETTING = ("interpreter", "platform", "variables", "settings")  # which decide what a source is built to
+
+
+class Request:
+    """What somebody asks a store for.
+
+    Args:
+        spec: The spec.
+        store: The store.
+        carried: What the driver's environment gives along.
+
+    Attributes:
+        asked: All that decides the environment before versions are chosen.
+        sync: How uv installs it by itself: its lock file alone decides then, and nothing is chosen.
+
+    Raises:
+        SpecError: The spec does not fit what lies on the disk.
+    """
+
+    def __init__(self, spec: EnvironmentSpec, store: Store, carried: Luggage) -> None:
+        self.spec, self.store, self.carried = spec, store, carried
+        environ = build_environment(spec, store.environ)
+        given = carried.identity() if spec.carry else {}
+        self.asked = _spec.asked(spec, environ, given, configured(store.environ))
+        self.sync = sync_of(spec, carried, store.environ)
+        self._digest = _spec.choice_of(self.asked)
+        self._paths = source_paths(spec, environ)
+        self._choices, self._sources = ChoiceShelf(store), SourceShelf(store)
+
+    def known(self) -> dict[str, Any] | None:
+        """The identity of the environment, or None where something has to be chosen or built for it."""
+        if self.sync:
+            return _spec.identity(self.asked, {}, {})
+        choice = self._choices.get(self._digest)
+        built = (
+            {}
+            if choice is None
+            else {n: self._sources.known(self._source(choice, n)) for n in choice.sources}
+        )
+        if choice is None or not all(built.values()):
+            return None
+        return self._identity(choice, {name: found.content for name, found in built.items() if found})
+
+    def identity(self, report: Report = silent, *, anew: bool = False) -> dict[str, Any]:
+        """The identity of the environment: versions are chosen and local sources built, if need be.
+
+        Args:
+            report: Told what is going on.
+            anew: Choose versions even if that was done before.
+
+        Raises:
+            UvError: There is no set of versions, or a local source does not build.
+            StoreError: The store cannot be written to.
+        """
+        if (found := None if anew and not self.sync else self.known()) is not None:
+            return found
+        choice = self._chosen(report, anew)
+        return self._identity(choice, {name: built.content for name, built in self._built(choice, report)})
+
+    def recipe(self, identity: Mapping[str, Any], report: Report = silent, *, synced: bool = False) -> Recipe:
+        """The recipe of the environment: the one that was kept, else a new one, which is kept.
+
+        Args:
+            identity: The environment's.
+            report: Told what is going on.
+            synced: uv installs it by itself meanwhile, and has still to find the lock to fit: it is not kept.
+
+        Raises:
+            UvError: uv failed.
+            StoreError: The store cannot be written to.
+        """
+        key = _spec.key_of(identity)
+        if (kept := self.store.recipe(key)) is not None:  # how files come there may differ, not which
+            return dataclasses.replace(
+                kept,
+                variables=recipe_variables(self.spec, self.store.environ),
+                secrets=secrets_of(self.spec, self.store.environ),
+            )
+        self.store.need_writable(key)
+        made = self._recipe(key, identity, report, synced)
+        if not synced:
+            self.store.keep_recipe(made)
+        return made
+
+    def _recipe(self, key: str, identity: Mapping[str, Any], report: Report, checked: bool) -> Recipe:
+        spec, environ = self.spec, self.store.environ
+        choice = self._choose(report, checked) if self.sync else self._chosen(report, False)
+        wheels = dict(self._wheels(choice, report))
+        entries: list[Package] = [*choice.entries(), *(wheel_entry(*pair) for pair in wheels.items())]
+        told = told_to_uv(spec, environ)
+        access = access_of(spec, environ, told)
+        return Recipe(
+            key=key,
+            spec=spec.to_dict(),
+            identity=identity,
+            python=spec.python,
+            lock=without_credentials(write_lock(entries)),
+            wheels=wheels,
+            settings=settings(told, spec, access.urls),
+            variables=recipe_variables(spec, environ),
+            platform=this_platform(),
+            expectation=expectation(spec, self.carried),
+            credentials=access.names,
+            secrets=access.secrets,
+        )
+
+    def _wheels(self, choice: Choice, report: Report) -> Iterator[tuple[str, bytes]]:
+        for _, built in self._built(choice, report):
+            yield built.name, built.file.read_bytes()
+        environ = build_environment(self.spec, self.store.environ) | {"UV_NO_CONFIG": "1"}
+        for carried in self.carried.distributions:
+            if carried.name in choice.carried:
+                yield wheel_of(carried, environ)
+
+    def _identity(self, choice: Choice, local: Mapping[str, str]) -> dict[str, Any]:
+        carried = {c.name: c.content for c in self.carried.distributions if c.name in choice.carried}
+        return _spec.identity(self.asked, choice.packages, {**carried, **local})
+
+    def _chosen(self, report: Report, anew: bool) -> Choice:
+        """What was chosen before, or is chosen now: by one process, for which others wait."""
+
+        def kept() -> Choice | None:
+            return None if anew else self._choices.get(self._digest)
+
+        if (found := kept()) is not None:
+            return found
+        self.store.need_writable(self._digest)
+        locks = self.store.locks(f"choice-{self._digest}")
+        with locks.building(self.store.build_timeout_s, report, lambda: kept() is not None):
+            if (found := kept()) is not None:
+                return found
+            with locks.telling(report) as tell:
+                tell("choosing versions")
+                made = self._choose(tell, False)
+            self._choices.keep(self._digest, made)
+        return made
+
+    def _choose(self, report: Report, checked: bool) -> Choice:
+        return choose(
+            self.spec, self._paths, self.carried, environ=self.store.environ, on_line=report,
+            timeout_s=self.store.build_timeout_s, checked=checked,
+        )  # fmt: skip
+
+    def _source(self, choice: Choice, name: str) -> Source:
+        label = choice.sources[name]
+        path = self._paths.get(label, Path(label))
+        counted = self.asked["sources"].get(label) or _spec.fingerprint(path)
+        return Source(path, counted, {part: self.asked[part] for part in _SETTING})
+
+    def _built(self, choice: Choice, report: Report) -> Iterator[tuple[str, Built]]:
+        """The wheels of all local sources that a choice has, those that changed built now, some at a time."""
+        with scratch("raycrew-venv-resolve-") as folder, workers(4) as pool:
+            environ = told_in(folder, self.spec, self.store.environ)
+
+            def build(source: Source) -> Built:
+                report(f"building {source.path.name}")
+                return self._sources.build(source, environ, self.spec.python, self.store.build_timeout_s)
+
+            sources = {name: self._source(choice, name) for name in choice.sources}
+            known = {name: self._sources.known(source) for name, source in sources.items()}
+            made = {name: pool.submit(build, sources[name]) for name, found in known.items() if found is None}
+            for name, found in known.items():
+                yield name, found or result_of(made[name])
