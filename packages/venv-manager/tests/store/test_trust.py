@@ -7,9 +7,18 @@ import shutil
 import pytest
 from users import OTHER, as_user, give, needs_root, open_folder
 
-from raycrew.venv_manager import EnvironmentSpec, SpecError, Store, UntrustedStoreError, collect, ensure
+from raycrew.venv_manager import (
+    EnvironmentSpec,
+    SpecError,
+    Store,
+    UntrustedStoreError,
+    collect,
+    create_local_venv_on_each_node,
+    ensure,
+)
 from raycrew.venv_manager.__main__ import main
 from raycrew.venv_manager._store.trust import Trust
+from raycrew.venv_manager.testing import ThreadNodes
 
 pytestmark = pytest.mark.hostile
 __all__ = ["open_folder"]
@@ -184,6 +193,18 @@ def test_trusted_owners_that_nobody_knows(store, monkeypatch, capsys):
     monkeypatch.setenv("RAYCREW_VENV_TRUSTED_OWNERS", "no-such-user")
     assert main(["list", "--store", str(store.root)]) == 2
     assert "no-such-user" in capsys.readouterr().err
+
+
+@needs_root
+def test_owners_that_the_driver_trusts_are_trusted_on_the_nodes(store):
+    built = ensure(SPEC, store=store)
+    give(store.root, OTHER)
+    trusting = Store(store.root, environ=store.environ, trusted_owners=[str(OTHER)])
+    python = create_local_venv_on_each_node(SPEC, "x", ThreadNodes(), store=trusting)
+    assert python == str(built.python)
+    by_variable = Store(store.root, environ=store.environ | {"RAYCREW_VENV_TRUSTED_OWNERS": f" {OTHER}, 0"})
+    assert by_variable.trusted_owners == ("0", str(OTHER))
+    assert create_local_venv_on_each_node(SPEC, "x", ThreadNodes(), store=by_variable) == python
 
 
 @needs_root

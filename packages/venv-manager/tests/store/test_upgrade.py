@@ -1,8 +1,11 @@
 """Versions that no lock file decides are chosen once, and again when that is asked for."""
 
+import json
+import os
+
 import pytest
 
-from raycrew.venv_manager import EnvironmentSpec, Store, ensure
+from raycrew.venv_manager import EnvironmentSpec, Store, collect, ensure
 from raycrew.venv_manager.__main__ import main
 from raycrew.venv_manager._nodes.on_nodes import install_recipe
 from raycrew.venv_manager._spec import locked_versions
@@ -33,6 +36,41 @@ def test_versions_stay_until_an_upgrade_also_without_a_network(moving):
     assert second.key != first.key
     assert ensure(SPEC, store=store) == second
     assert {e.key for e in store.environments()} == {first.key, second.key}
+
+
+def test_what_an_upgrade_superseded_is_shown_and_offered_to_gc(moving, monkeypatch, capsys):
+    index, store = moving
+    first = ensure(SPEC, store=store)
+    os.utime(store.root / "locks" / f"{first.key}.used", (1e9, 1e9))
+    index.add("moving", "2.0")
+    second = ensure(SPEC, store=store, upgrade=True)
+    for key in (first.key, second.key):
+        store.locks(key).release()
+    assert main(["list", "--json", "--store", str(store.root)]) == 0
+    rows = {row["key"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows[first.key]["note"] == f"superseded by {second.key[:8]}"
+    assert rows[first.key]["last_used"] == "2001-09-09T01:46:40+00:00"
+    assert rows[second.key]["note"] is None
+    (offer,) = collect(store)
+    assert (offer.name, offer.removed) == (first.key, False)
+    assert f"superseded by {second.key[:8]}" in offer.reason
+    (gone,) = collect(store, older_than_days=7)
+    assert (gone.name, gone.removed) == (first.key, True)
+    assert ensure(SPEC, store=store) == second
+
+
+def test_versions_that_nobody_asks_for_go_by_age(moving):
+    _, store = moving
+    ensure(SPEC, store=store)
+    (choice,) = (store.root / "choices").iterdir()
+    os.utime(choice, (1e9, 1e9))
+    ensure(SPEC, store=store)  # asked for: it is young again
+    assert not [row for row in collect(store, older_than_days=7) if row.name == choice.stem]
+    os.utime(choice, (1e9, 1e9))
+    assert [row.name for row in collect(store, older_than_days=7, dry_run=True)] == [choice.stem]
+    assert choice.exists()
+    collect(store, older_than_days=7)
+    assert not choice.exists()
 
 
 def test_an_upgrade_that_changes_nothing_builds_nothing(moving):

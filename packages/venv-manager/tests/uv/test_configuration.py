@@ -138,3 +138,22 @@ def test_doctor_shows_the_files_and_the_indexes(places, monkeypatch, capsys, tmp
     assert "corp" in rows["uv.toml: index"]
     assert "https://corp/simple" in rows["uv.toml: index"]
     assert "secret" not in out
+
+
+@pytest.mark.hostile
+def test_a_projects_own_file_counts_in_place_of_its_table(tmp_path, index, uv_cache):
+    """As uv has it: the table of the project file is then only about the project."""
+    more = '[tool.uv]\nconstraint-dependencies = ["demo<1"]\n'
+    project = write_project(tmp_path / "p", dependencies=["demo"], more=more)
+    spec, store = (
+        EnvironmentSpec.project(project, carry=False),
+        Store(tmp_path / "s", environ=index.environ(uv_cache)),
+    )
+    keys = []
+    for version in ("1.0", "2.0"):
+        (project / "uv.toml").write_text(f'# {version}\nconstraint-dependencies = ["demo=={version}"]\n')
+        built = ensure(spec, store=store)
+        assert built.stamp["packages"] == {"demo": version}
+        keys.append(built.key)
+    (project / "uv.toml").write_text('constraint-dependencies = ["demo==2.0"]\n')
+    assert ensure(spec, store=store).key == keys[1] != keys[0]

@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def test_waiting_callers_hear_what_the_builder_does(fake_store, fake_uv):
 
     def hear(text):
         heard.append(text)
-        if text == "waiting: fake uv pip install":
+        if text.startswith("waiting: fake uv pip install (process "):
             fake_uv.release("pip install")
 
     try:
@@ -61,7 +62,7 @@ def test_waiting_callers_hear_what_the_builder_does(fake_store, fake_uv):
     finally:
         fake_uv.release("pip install")
         builder.wait(timeout=60)
-    assert "waiting: fake uv pip install" in heard
+    assert any(f"(process {builder.pid} on {platform.node()} since " in text for text in heard)
 
 
 @pytest.mark.parametrize("end", ["killed", "failed"])

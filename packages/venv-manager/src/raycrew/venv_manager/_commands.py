@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,16 @@ from raycrew.venv_manager import _spec
 from raycrew.venv_manager._build import luggage
 from raycrew.venv_manager._nodes import prefetch
 from raycrew.venv_manager._spec import EnvironmentSpec
-from raycrew.venv_manager._store import Environment, Removal, Store, check_name, collect, relocated, verify
+from raycrew.venv_manager._store import (
+    Environment,
+    Removal,
+    Store,
+    check_name,
+    collect,
+    relocated,
+    superseded,
+    verify,
+)
 from raycrew.venv_manager._uv import (
     configuration_files,
     configured,
@@ -72,31 +82,35 @@ def run_ensure(
         environment = ensure(text, store=store, force_rebuild=force, upgrade=upgrade)
         if name:
             store.name(name, environment.key)
-        rows.append(_row(environment))
+        rows.append(_row(store, environment))
     return Outcome(rows, "\n".join(row["python"] for row in rows))
 
 
 def run_list(store: Store) -> Outcome:
     """All environments of the store."""
-    rows = [_row(e) for e in store.environments()]
+    newer = superseded(store)
+    rows = [_row(store, e, newer.get(e.key)) for e in store.environments()]
     table = Table(title=escape(str(store.root)))
-    for column in ("key", "made from", "python", "size", "own (links)", "built in", "created"):
+    for column in ("key", "made from", "python", "size", "own (links)", "built in", "created", "last used"):
         table.add_column(column, overflow="fold", min_width=20 if column == "made from" else None)
     for row in rows:
         made_from = escape("\n".join(filter(None, (row["label"], row["note"]))))
         table.add_row(
             row["key"][:8], made_from, row["version"], _megabytes(row["size_bytes"]),
             f"{_megabytes(row['own_bytes'])} ({row['link_mode']})", f"{sum(row['seconds'].values()):.1f} s",
-            row["created"][:10],
+            row["created"][:10], (row["last_used"] or "")[:10],
         )  # fmt: skip
     return Outcome(rows, table)
 
 
-def _row(environment: Environment) -> dict[str, Any]:
+def _row(store: Store, environment: Environment, newer: str | None = None) -> dict[str, Any]:
     stamp = environment.stamp
     found = {"key": environment.key, "python": str(environment.python), "version": stamp["python"]}
     kept = ("label", "created", "size_bytes", "own_bytes", "link_mode", "seconds")
-    return found | {name: stamp[name] for name in kept} | {"note": relocated(environment)}
+    used = store.locks(environment.key).last_used()
+    moment = datetime.fromtimestamp(used, UTC).isoformat(timespec="seconds") if used else None
+    note = relocated(environment) or (f"superseded by {newer[:8]}" if newer else None)
+    return found | {name: stamp[name] for name in kept} | {"last_used": moment, "note": note}
 
 
 def run_verify(store: Store, names: Sequence[str], *, contents: bool, imports: bool) -> Outcome:

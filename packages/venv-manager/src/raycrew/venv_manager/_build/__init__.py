@@ -14,7 +14,7 @@ from raycrew.venv_manager._build.content import (
 from raycrew.venv_manager._build.inventory import altered, take
 from raycrew.venv_manager._build.probing import Expectation, check, probe
 from raycrew.venv_manager._build.recipe import Recipe, this_platform
-from raycrew.venv_manager._build.wheels import build, pack
+from raycrew.venv_manager._build.wheels import build_file, pack
 
 __all__ = [
     "PYTHON",
@@ -25,7 +25,7 @@ __all__ = [
     "Recipe",
     "Sync",
     "altered",
-    "build",
+    "build_file",
     "came_of",
     "check",
     "digest",

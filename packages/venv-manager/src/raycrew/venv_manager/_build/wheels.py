@@ -36,11 +36,11 @@ def build_wheel(
         UvError: It does not build.
     """
     with scratch("raycrew-venv-wheel-") as folder:
-        path = build("--wheel", source, folder, environ, python, timeout_s)
+        path = build_file("--wheel", source, folder, environ, python, timeout_s)
         return path.name, path.read_bytes()
 
 
-def build(
+def build_file(
     what: str, source: Path, into: Path, environ: Mapping[str, str], python: str | None, timeout_s: float
 ) -> Path:
     """Build a wheel or a source archive (`--wheel`, `--sdist`) into an empty folder.

@@ -23,14 +23,16 @@ T = TypeVar("T")
 FOLLOW_S = 0.2  # between two looks at what a build says
 
 
-def install_recipe(content: bytes, root: str, force: bool = False) -> dict[str, Any]:
+def install_recipe(
+    content: bytes, root: str, force: bool = False, trusted_owners: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """What each node does: build a recipe at its path, if it is not there.
 
     Returns:
         The interpreter's path, the node's host name and the seconds of each step (none if it was there).
     """
     recipe = Recipe.from_bytes(content)
-    store = Store(root)
+    store = Store(root, trusted_owners=trusted_owners)
     there = not force and store.python(recipe.key) is not None
     with reporting(f"environment {recipe.key[:8]}") as report:
         environment = store.install(
@@ -43,13 +45,13 @@ def install_recipe(content: bytes, root: str, force: bool = False) -> dict[str, 
     }
 
 
-def use_published(key: str, root: str) -> dict[str, Any]:
+def use_published(key: str, root: str, trusted_owners: tuple[str, ...] = ()) -> dict[str, Any]:
     """What each node does where the driver may only read the store: find the environment in its own.
 
     Raises:
         ReadOnlyStoreError: It is not there.
     """
-    store = Store(root)
+    store = Store(root, trusted_owners=trusted_owners)
     environment = store.get(key)
     if environment is None:
         raise ReadOnlyStoreError(
@@ -60,7 +62,12 @@ def use_published(key: str, root: str) -> dict[str, Any]:
 
 
 def create_local_venv_on_each_node(
-    py_executable: str | EnvironmentSpec, venv_name: str, runner: NodeRunner, force_rebuild: bool = False
+    py_executable: str | EnvironmentSpec,
+    venv_name: str,
+    runner: NodeRunner,
+    force_rebuild: bool = False,
+    *,
+    store: Store | None = None,
 ) -> str:
     """Path of the Python of an environment that is the same on each node.
 
@@ -71,6 +78,8 @@ def create_local_venv_on_each_node(
         venv_name: A readable name for it.
         runner: Runs a function once on each node: a `RayVirtualCluster`, a `RayConnection`.
         force_rebuild: Choose versions and build anew even where it is there.
+        store: Where environments lie, at the same path on each node, and whose stores may be used there, too;
+            the default store if left out.
 
     Raises:
         SpecError: `py_executable` or the name makes no sense.
@@ -80,15 +89,15 @@ def create_local_venv_on_each_node(
     spec = parse(py_executable)
     if spec.kind == "interpreter":
         return _checked_everywhere(spec.path, runner)
-    store = Store()
+    store = store or Store()
     force = force_rebuild or forced(store.environ)
-    key, root = published_key(spec, store), str(store.root)
+    key, root, owners = published_key(spec, store), str(store.root), store.trusted_owners
     if not force and key is not None and store.sealed(key):
-        work = partial(use_published, key, root)
+        work = partial(use_published, key, root, owners)
     else:
         recipe = prepare(spec, store, force=force)
         key = recipe.key
-        work = partial(install_recipe, recipe.to_bytes(), root, force)
+        work = partial(install_recipe, recipe.to_bytes(), root, force, owners)
     path = str(store.path(key))
     _on_each_node(work, runner, venv_name, path, store.locks(key).progress)
     store.locks(key).use()  # nodes that share the store keep it while this driver lives

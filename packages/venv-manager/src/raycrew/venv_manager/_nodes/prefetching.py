@@ -25,7 +25,7 @@ def prefetch(
 
     Args:
         registry: Where they are registered; `ACTOR_ENVIRONMENT_REGISTRY` if left out.
-        store: Where they go, without a `runner`; the default store if left out.
+        store: Where they go; the default store if left out.
         runner: Builds them on each node of a cluster.
         names: Only these classes; all if empty.
         max_builds: How many are built at the same time.
@@ -43,7 +43,7 @@ def prefetch(
 
     def build(spec: EnvironmentSpec) -> str:
         if runner is not None:
-            return create_local_venv_on_each_node(spec, "prefetched", runner)
+            return create_local_venv_on_each_node(spec, "prefetched", runner, store=store)
         return (
             checked_interpreter(spec.path)
             if spec.kind == "interpreter"

@@ -38,6 +38,7 @@ from raycrew.venv_manager._spec.locks import (
 from raycrew.venv_manager._spec.sources import is_package, local_sources, read_toml, workspace_root
 from raycrew.venv_manager._spec.spec import EnvironmentSpec
 from raycrew.venv_manager._spec.uv_settings import (
+    OF_PROJECTS,
     counted_settings,
     inline_metadata,
     settings,
@@ -48,6 +49,7 @@ from raycrew.venv_manager._spec.variables import FILE_VARIABLES, counts, is_cred
 __all__ = [
     "FILE_VARIABLES",
     "KEY_LENGTH",
+    "OF_PROJECTS",
     "Credential",
     "EnvironmentSpec",
     "Package",

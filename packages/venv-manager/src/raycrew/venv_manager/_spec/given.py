@@ -77,6 +77,8 @@ def files(spec: EnvironmentSpec, environ: Mapping[str, str], sources: Mapping[st
         folder = project_folder(spec)
         root = workspace_root(folder)
         found["project"] = project_hash(folder / "pyproject.toml")
+        if (own := root / "uv.toml").is_file():
+            found["uv.toml"] = _told_hash({"tool": {"uv": read_toml(own)}})
         if root != folder:
             found["workspace"] = project_hash(root / "pyproject.toml")
     if (lock := lock_file(spec)) is not None:

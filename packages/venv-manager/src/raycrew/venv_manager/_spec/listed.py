@@ -16,6 +16,7 @@ _EDITABLE = re.compile(r"(?:-e|--editable)(?:\s*=\s*|\s+)")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 _DIRECT = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*\s*(?:\[[^\]]*\])?)\s*@\s*")
 _REST = re.compile(r"\s;|\s--|;\s")
+_ARCHIVES = (".whl", ".zip", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _EXTRAS = re.compile(r"\[[\w\s.,-]*\]\s*$")
 
 
@@ -90,7 +91,9 @@ def absolute_requirement(text: str, base: Path) -> str:
     name, path, extras, rest = _split(text, base)
     if path is None:
         return text
-    return f"{name} @ {path.as_uri()}{rest}" if name else f"{path}{extras}{rest}"
+    if name:
+        return f"{name} @ {path.as_uri()}{rest}"
+    return f"{path.as_uri() if ' ' in str(path) else path}{extras}{rest}"
 
 
 def _split(text: str, base: Path | None) -> tuple[str, Path | None, str, str]:
@@ -108,4 +111,7 @@ def _split(text: str, base: Path | None) -> tuple[str, Path | None, str, str]:
 def _path(target: str, base: Path) -> Path | None:
     if target.startswith("file://"):
         return Path(unquote(target.removeprefix("file://").partition("#")[0]))
-    return (base / target).resolve() if target.startswith((".", "/")) else None
+    if "://" in target or target.startswith("-"):  # an index's, or an option
+        return None
+    is_path = "/" in target or target in (".", "..") or target.endswith(_ARCHIVES)  # which no name can be
+    return (base / target).resolve() if is_path else None

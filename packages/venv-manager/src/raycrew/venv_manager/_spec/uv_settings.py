@@ -13,7 +13,7 @@ from raycrew.venv_manager._spec.spec import EnvironmentSpec
 from raycrew.venv_manager.errors import SpecError
 
 # Fields of `[tool.uv]` that describe a project, which no `uv.toml` may have.
-_OF_PROJECTS = frozenset({
+OF_PROJECTS = frozenset({
     "build-backend", "cache-keys", "conflicts", "default-groups", "dependency-groups", "dev-dependencies",
     "environments", "managed", "package", "required-environments", "required-version", "sources", "workspace",
 })  # fmt: skip
@@ -36,7 +36,7 @@ def settings(told: Mapping[str, Any], spec: EnvironmentSpec, places: Mapping[str
         places: Name to URL of what asks for credentials and is not named there: explicit indexes, which serve
             nothing by themselves, tell uv by which name it is given a user and a password.
     """
-    chosen = {k: v for k, v in told.items() if k not in _OF_PROJECTS}
+    chosen = {k: v for k, v in told.items() if k not in OF_PROJECTS}
     if places:
         named = [{"name": name, "url": url, "explicit": True} for name, url in sorted(places.items())]
         chosen["index"] = [*chosen.get("index", ()), *named]

@@ -4,7 +4,7 @@ from raycrew.venv_manager._store.request import Request
 from raycrew.venv_manager._store.resolution import expectation
 from raycrew.venv_manager._store.stamps import Environment
 from raycrew.venv_manager._store.store import Store, check_name
-from raycrew.venv_manager._store.upkeep import Drift, Removal, collect, relocated, verify
+from raycrew.venv_manager._store.upkeep import Drift, Removal, collect, relocated, superseded, verify
 
 __all__ = [
     "Drift",
@@ -16,5 +16,6 @@ __all__ = [
     "collect",
     "expectation",
     "relocated",
+    "superseded",
     "verify",
 ]

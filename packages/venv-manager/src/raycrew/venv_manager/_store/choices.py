@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 from raycrew.venv_manager._build import write_whole
 from raycrew.venv_manager._spec import Package, locked_versions, read_lock, without_credentials, write_lock
-from raycrew.venv_manager._store.root import make_folder
+from raycrew.venv_manager._store.root import make_folder, used
 from raycrew.venv_manager._store.shelf import Shelf
 from raycrew.venv_manager.errors import of_store
 
@@ -78,6 +78,7 @@ class ChoiceShelf:
             found = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             return None
+        used(file)
         whole = isinstance(found, dict) and all(isinstance(found.get(n), kind) for n, kind in _PARTS.items())
         return (
             Choice(found["lock"], found["packages"], found["sources"], tuple(found["carried"]))

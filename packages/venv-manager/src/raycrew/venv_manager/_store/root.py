@@ -1,5 +1,6 @@
 """The folder that a store lies in."""
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,6 +35,12 @@ def whole_path(path: str | Path) -> Path:
         raise SpecError(
             f"there is no store {path}: {error} (no HOME, no such user); RAYCREW_VENV_DIR names a folder"
         ) from error
+
+
+def used(file: Path) -> None:
+    """Say that a record was asked for; in a store that cannot be written to, nothing is removed either."""
+    with contextlib.suppress(OSError):
+        os.utime(file)
 
 
 def make_folder(root: Path, name: str = "") -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from raycrew.venv_manager._build import PYTHON, Recipe
 from raycrew.venv_manager._store.root import default_root, whole_path
 from raycrew.venv_manager._store.stamps import STAMP, Environment, read_stamp
-from raycrew.venv_manager._store.trust import Trust
+from raycrew.venv_manager._store.trust import Trust, owners_named
 from raycrew.venv_manager._waiting import KeyLocks, Users, processes_using
 from raycrew.venv_manager.errors import UntrustedStoreError
 
@@ -34,7 +34,8 @@ class Shelf:
     ) -> None:
         self.environ = os.environ if environ is None else environ
         self.root = whole_path(root) if root else default_root(self.environ)
-        self.trust = Trust.of(trusted_owners, self.environ)
+        self.trusted_owners = owners_named(trusted_owners, self.environ)
+        self.trust = Trust.of(self.trusted_owners, {})
 
     def python(self, key: str) -> Path | None:
         """Path of a published environment's interpreter, or None. Reads nothing but the folder.

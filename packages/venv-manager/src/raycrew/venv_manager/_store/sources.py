@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raycrew.venv_manager._build import (
-    build,
+    build_file,
     came_of,
     digest,
     is_compiled,
@@ -26,7 +26,7 @@ from raycrew.venv_manager._spec import (
     is_litter,
     key_of,
 )
-from raycrew.venv_manager._store.root import make_folder
+from raycrew.venv_manager._store.root import make_folder, used
 from raycrew.venv_manager._store.shelf import Shelf
 from raycrew.venv_manager._waiting import scratch
 from raycrew.venv_manager.errors import UvError, VenvError, of_store
@@ -117,6 +117,7 @@ class SourceShelf:
             found = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             return None
+        used(file)
         whole = isinstance(found, dict) and all(isinstance(found.get(n), kind) for n, kind in parts.items())
         return found if whole else None
 
@@ -148,7 +149,7 @@ class SourceShelf:
         with scratch("raycrew-venv-wheel-") as folder:
             made = folder / "wheel"
             made.mkdir()
-            wheel = build("--wheel", source.path, made, environ, python, timeout_s)
+            wheel = build_file("--wheel", source.path, made, environ, python, timeout_s)
             content = wheel.read_bytes()
             held = members(content)
             came = self._shipped(source, source.ignored(), held)
@@ -189,7 +190,7 @@ def _of_sdist(
     along = came_of(str(source.path), came, held)
     if source.path.is_dir():
         try:
-            archive = build("--sdist", source.path, into, environ, python, timeout_s)
+            archive = build_file("--sdist", source.path, into, environ, python, timeout_s)
             return digest(members_of_source(archive) | along)
         except UvError as error:  # not every backend has source archives: then all of its files count
             logger.debug("%s has no source archive: %s", source.path, error)

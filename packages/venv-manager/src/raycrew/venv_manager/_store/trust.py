@@ -50,8 +50,7 @@ class Trust:
         Raises:
             SpecError: This machine does not know one of them.
         """
-        texts = [*named, *environ.get(VARIABLE, "").split(",")]
-        names = {text.strip() for text in texts if text.strip()}
+        names = {*owners_named(named, environ)}
         groups = {n for n in names if n.startswith("@")}
         users = {_known(n, _user_of) for n in names - groups}
         return cls(
@@ -99,6 +98,12 @@ class Trust:
             name = _name_of_group(found.st_gid)
             advice = f"`chmod g-w {path}` ends that; if that group may be trusted: {VARIABLE}=@{name}"
             raise _untrusted(root, f"the group {name} may write {path}", advice)
+
+
+def owners_named(named: Iterable[str], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Those owners, and those of the variable, as they are written."""
+    texts = (text.strip() for text in (*named, *environ.get(VARIABLE, "").split(",")))
+    return tuple(sorted({text for text in texts if text}))
 
 
 def _untrusted(root: Path, why: str, advice: str) -> UntrustedStoreError:

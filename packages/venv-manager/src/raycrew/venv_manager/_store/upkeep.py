@@ -11,6 +11,7 @@ from pathlib import Path
 from raycrew.venv_manager import _build
 from raycrew.venv_manager._build import Expectation, check, probe
 from raycrew.venv_manager._spec import KEY_LENGTH
+from raycrew.venv_manager._store import records
 from raycrew.venv_manager._store.shelf import NAMES
 from raycrew.venv_manager._store.stamps import STAMP, Environment
 from raycrew.venv_manager._store.store import Store
@@ -137,6 +138,9 @@ def collect(
 ) -> list[Removal]:
     """Remove what crashed builds left, then environments by age, then by size, the longest unused first.
 
+    Versions and wheels of local sources that nobody asked for go by age, too. Environments that their
+    specification no longer comes to are named, and stay as long as others.
+
     What a process uses is never removed: one that asked for it and still lives (on any machine that shares
     the store's locks), or one of this machine that runs from it, by whatever name it was started. A process
     that this user may not look into, and of which nothing else tells that it does not, counts as one.
@@ -156,7 +160,7 @@ def collect(
     rows = sorted(store.environments(), key=lambda e: store.locks(e.key).last_used())
     total = sum(int(e.stamp["own_bytes"]) for e in rows)
     for environment in rows:
-        days = (time.time() - store.locks(environment.key).last_used()) / _DAY_S
+        days = _days(store, environment.key)
         if older_than_days is not None and days >= older_than_days:
             reason = f"unused for {days:.0f} days"
         elif max_bytes is not None and total > max_bytes:
@@ -170,9 +174,49 @@ def collect(
         )
         total -= done.freed_bytes
         removed.append(done)
+    if older_than_days is not None:
+        removed += _old_records(store, older_than_days, dry_run)
     if not dry_run:
         _unlink_names(store)
-    return removed
+    return removed + _offers(store, {row.name for row in removed})
+
+
+def superseded(store: Store) -> dict[str, str]:
+    """Environments to those that the same specification comes to now."""
+    now: dict[str, str] = {}
+    found = {}
+    for environment in sorted(store.environments(), key=lambda e: -store.locks(e.key).last_used()):
+        current = now.setdefault(environment.stamp["label"], environment.key)
+        if current != environment.key:
+            found[environment.key] = current
+    return found
+
+
+def _offers(store: Store, known: Collection[str]) -> list[Removal]:
+    """What nothing asks for any more as it is, and an age would take away."""
+    return [
+        Removal(
+            key,
+            f"superseded by {current[:8]}, unused for {_days(store, key):.1f} days: an age takes it away",
+            0,
+            False,
+        )
+        for key, current in superseded(store).items()
+        if key not in known
+    ]
+
+
+def _days(store: Store, key: str) -> float:
+    return (time.time() - store.locks(key).last_used()) / _DAY_S
+
+
+def _old_records(store: Store, days: float, dry_run: bool) -> list[Removal]:
+    found = []
+    for file in records.unused_since(store, days):
+        found.append(Removal(file.stem, f"unused for {days:g} days", records.size_of(file), not dry_run))
+        if not dry_run:
+            records.remove(file)
+    return found
 
 
 def _remove(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from raycrew.venv_manager._spec import (
+    OF_PROJECTS,
     EnvironmentSpec,
     inline_metadata,
     project_folder,
@@ -86,6 +87,9 @@ def _own(spec: EnvironmentSpec) -> dict[str, Any]:
     if spec.kind == "project":
         base = workspace_root(project_folder(spec))
         data = read_toml(base / "pyproject.toml")
+        if (own := base / "uv.toml").is_file():  # in place of what the project file says to uv, as uv has it
+            about_it = {k: v for k, v in data.get("tool", {}).get("uv", {}).items() if k in OF_PROJECTS}
+            data = {"tool": {"uv": about_it | read_toml(own)}}
     elif spec.kind == "script":
         base = Path(spec.path).parent
         data = inline_metadata(Path(spec.path))

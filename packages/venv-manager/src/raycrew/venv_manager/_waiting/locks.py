@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
@@ -71,7 +72,11 @@ class KeyLocks:
                 while not _locked(self._busy, busy.fileno()):
                     self._say(deadline, report, "the uv of a killed build is still running")
                     time.sleep(POLL_S)
-                yield busy.fileno()
+                _name_holder(busy.fileno(), f"process {os.getpid()} on {platform.node()} since {_now()}")
+                try:
+                    yield busy.fileno()
+                finally:
+                    _name_holder(busy.fileno(), "")
         finally:
             lock.release()
 
@@ -79,7 +84,8 @@ class KeyLocks:
         """Return when the lock is released, or when it is time to look at it again in any case."""
         look = time.monotonic() + LOOK_S
         while time.monotonic() < look:
-            self._say(deadline, report, self.progress() or "another process builds it")
+            said = self.progress() or "another process builds it"
+            self._say(deadline, report, f"{said} ({holder})" if (holder := self.holder()) else said)
             if _release_of(str(self._lock)).wait(min(HEAR_S, max(0.0, deadline - time.monotonic()))):
                 return
 
@@ -88,6 +94,13 @@ class KeyLocks:
         if time.monotonic() >= deadline:
             raise StoreTimeoutError(f"{self._lock} is held: {why}")
         report(f"waiting: {why}")
+
+    def holder(self) -> str:
+        """Who builds or removes: its process, its machine, since when; nothing where nobody does."""
+        try:
+            return self._busy.read_text(encoding="utf-8").strip()
+        except OSError:
+            return ""
 
     def tell(self, text: str | None) -> None:
         """Say what the build is doing, to those who wait; None when it is over."""
@@ -260,6 +273,17 @@ def _sleep_until_released(name: str, released: threading.Event) -> None:
     with _guard:
         _sleepers.pop(name, None)
     released.set()
+
+
+def _name_holder(descriptor: int, text: str) -> None:
+    """For those who wait; on a full disk they do without."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, text.encode())
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _try(descriptor: int, operation: int) -> bool:
