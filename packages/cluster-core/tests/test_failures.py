@@ -285,6 +285,15 @@ def test_a_control_service_that_stops_while_groups_are_made_leaves_none(control_
 
 @pytest.mark.slow
 @pytest.mark.hostile
+def test_a_control_service_that_hangs_does_not_hang_a_function_for_each_node(control_service):
+    with RayVirtualCluster([1], use_gpus=False) as cluster:
+        with stopped(control_service), pytest.raises(GetTimeoutError, match="did not answer within"):
+            cluster.run_on_each_node(os.getpid)
+        assert len(list(cluster.run_on_each_node(os.getpid))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.hostile
 def test_a_control_service_that_hangs_does_not_hang_a_shutdown(control_service, caplog):
     cluster = RayVirtualCluster([1], use_gpus=False)
     cluster.rendezvous()

@@ -10,7 +10,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raycrew.cluster_core._devices.binding import bind_device
-from raycrew.cluster_core._ray import check_connected
+from raycrew.cluster_core._ray import cancel_tasks, check_connected, start_tasks
 from raycrew.cluster_core.errors import ClusterError
 
 # Of these Ray knows which device it gives to whom; any other resource is only a number.
@@ -32,23 +32,20 @@ def probe_devices(
 
     Raises:
         ClusterError: Not every bundle answered in time.
+        GetTimeoutError: Ray's control service does not answer.
     """
     if resource not in RESOURCES_WITH_DEVICES:
         return [None] * len(places)
-    task = ray.remote(num_cpus=0, max_retries=0)(_device_here)
     asked: dict[str, Any] = {"num_gpus": amount} if resource == "GPU" else {"resources": {resource: amount}}
-    refs = [
-        task.options(
-            **asked,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
-        ).remote()
+    strategies = [
+        PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
         for group, bundle in places
     ]
+    refs = start_tasks(_device_here, [{**asked, "scheduling_strategy": one} for one in strategies])
     try:
         devices: list[int | None] = check_connected().get(refs, timeout=timeout_s)
     except RayError as error:
-        for ref in refs:
-            ray.cancel(ref, force=True)
+        cancel_tasks(refs)
         raise ClusterError(
             f"{len(refs)} bundles were asked which {resource} they hold, and not all answered: {error}"
         ) from error

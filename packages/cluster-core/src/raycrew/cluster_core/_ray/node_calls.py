@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core._ray.gate import check_connected
+from raycrew.cluster_core._ray.questions import cancel_tasks, start_tasks
 from raycrew.cluster_core._ray.session import Session
 from raycrew.cluster_core.errors import ClusterError, NodeCallError, NodeCallTimeoutError
 
@@ -36,6 +36,7 @@ def run_on_nodes(
         NodeCallTimeoutError: A node did not finish in time; its call is cancelled.
         ExceptionGroup: Of such errors, when there are several.
         ClusterClosedError: The connection to Ray ended meanwhile.
+        GetTimeoutError: Ray's control service, which `fn` goes to first, does not answer.
     """
 
     def call() -> T:  # A closure of any callable travels by value.
@@ -43,11 +44,10 @@ def run_on_nodes(
 
     session = check_connected()
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    task = ray.remote(num_cpus=0, max_retries=0)(call)
-    pending: dict[Any, str] = {}
-    for node_id in node_ids:
-        strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
-        pending[task.options(scheduling_strategy=strategy).remote()] = node_id
+    nodes = list(node_ids)
+    strategies = [NodeAffinitySchedulingStrategy(node_id, soft=False) for node_id in nodes]
+    refs = start_tasks(call, [{"scheduling_strategy": strategy} for strategy in strategies])
+    pending: dict[Any, str] = dict(zip(refs, nodes, strict=True))
     return _collect(pending, getattr(fn, "__qualname__", repr(fn)), deadline, timeout_s, session)
 
 
@@ -76,8 +76,8 @@ def _collect(
             else:
                 yield node_id, result
     finally:
-        for reference in pending if Session.current() == session else ():
-            ray.cancel(reference, force=True)
+        if Session.current() == session:
+            cancel_tasks(pending)
     if len(failures) == 1:
         raise failures[0]
     if failures:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,6 +188,25 @@ def start_actor(options: Mapping[str, Any], cls: type, *arguments: Any) -> Any:
     """Start an actor without waiting for it; one that Ray makes only after it was given up is ended."""
     make: Any = ray.remote(cls)
     return ask(lambda: make.options(**options).remote(*arguments), undo=ray.kill)
+
+
+def start_tasks(fn: Callable[[], Any], options: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """Start `fn` as a task, once for each set of options; gives the ObjectRefs.
+
+    Raises:
+        GetTimeoutError: Ray's control service, which the function goes to first, does not answer; tasks that
+            are started later are cancelled.
+    """
+    make: Any = ray.remote(num_cpus=0, max_retries=0)
+    task = make(fn)
+    started: list[Any] = ask(lambda: [task.options(**one).remote() for one in options], undo=cancel_tasks)
+    return started
+
+
+def cancel_tasks(refs: Iterable[Any]) -> None:
+    """Cancel tasks, those that run too."""
+    for ref in refs:
+        ray.cancel(ref, force=True)
 
 
 def end_actor(actor: Any) -> None:

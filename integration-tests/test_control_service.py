@@ -1,0 +1,125 @@
+"""Nothing asks Ray's control service past the gate of its package, where it would hang as that does."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGES = Path(__file__).parent.parent / "packages"
+
+# What may be had of `ray` outside of the gate's wing: it asks nobody, or only what a living worker answers.
+FREE = {"ObjectRef", "cancel", "cloudpickle", "exceptions", "get_runtime_context", "is_initialized", "method"}
+FREE |= {"put", "util"}
+# Modules of Ray of which the same holds, by their beginnings.
+FREE_MODULES = ("ray.actor", "ray.exceptions", "ray.util.scheduling_strategies")
+FREE_OF_GROUPS = {"PlacementGroup"}
+ELSEWHERE = {
+    ("_health/watches.py", "remote"): "an actor class, which `start_actor` gets",
+    ("_start/startup.py", "remote"): "an actor class, which `start_actor` gets",
+    ("fan_out/_pool.py", "remote"): "an actor class, which `start_actor` gets",
+    ("_worker/shell.py", "get"): "in the worker: values of a call that Ray has sent there",
+    ("_connection/connection.py", "shutdown"): "the end of the connection itself",
+}
+# Within the wing: what asks, so that it must stand in a question.
+ASKING = {
+    *("kill", "nodes", "get_actor", "list_named_actors", "placement_group", "placement_group_table"),
+    *("remove_placement_group", "available_resources_per_node", "get_draining_nodes", "get_cluster_status"),
+}
+
+
+def sources(package):
+    folder = PACKAGES / package / "src" / "raycrew" / package.replace("-", "_")
+    found = {
+        path.relative_to(folder).as_posix(): ast.parse(path.read_text()) for path in folder.rglob("*.py")
+    }
+    return {name: tree for name, tree in found.items() if name != "testing.py"}
+
+
+def of_ray(tree):
+    """Names that are taken from the module `ray`, and those imported from its inside."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ray":
+            yield node.attr
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "ray":
+            names = {alias.name for alias in node.names}
+            if node.module == "ray.util.placement_group":
+                yield from names - FREE_OF_GROUPS
+            elif node.module == "ray":
+                yield from names
+            elif not node.module.startswith(FREE_MODULES):
+                yield node.module
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("package", ["cluster-core", "worker-groups"])
+def test_only_the_wing_of_questions_asks_ray(package):
+    past = {
+        f"{name}: {used}"
+        for name, tree in sources(package).items()
+        if not name.startswith("_ray/")
+        for used in of_ray(tree)
+        if used not in FREE and (name, used) not in ELSEWHERE
+    }
+    assert not past
+
+
+def asks(node):
+    """The name of a control service's function that a call asks, or of a task or actor that it starts."""
+    called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if called == "remote" and isinstance(node.func, ast.Attribute):
+        on = node.func.value
+        # `task.options(…).remote()` and `ray.remote(…)(fn).remote()` send code; a handle's method does not.
+        return "remote" if isinstance(on, ast.Call) else ""
+    bounded = any(keyword.arg == "timeout_s" for keyword in node.keywords)
+    return called if called in ASKING and not bounded else ""
+
+
+def outside_of_questions(node, in_question=False, questions=frozenset()):
+    """What is asked where no call of `ask` is around it."""
+    if isinstance(node, ast.FunctionDef):
+        in_question = node.name in questions
+    if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Name) and node.func.id == "ask":
+            in_question = True
+        elif not in_question and (found := asks(node)):
+            yield f"line {node.lineno}: {found}"
+    for child in ast.iter_child_nodes(node):
+        yield from outside_of_questions(child, in_question, questions)
+
+
+def named_questions(tree):
+    """Functions that are handed to `ask`, or called in a question, by their names."""
+    asked = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ask"
+    ]
+    return frozenset(part.id for call in asked for part in ast.walk(call) if isinstance(part, ast.Name))
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("package", ["cluster-core", "worker-groups"])
+def test_the_wing_asks_only_in_questions(package):
+    past = {
+        f"{name}: {found}"
+        for name, tree in sources(package).items()
+        if name.startswith("_ray/") and name != "_ray/gate.py"
+        for found in outside_of_questions(tree, questions=named_questions(tree))
+    }
+    assert not past
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("ask(lambda: ray.kill(actor))", False),
+        ("ray.kill(actor)", True),
+        ("def f():\n    ray.kill(actor)\nask(f)", False),
+        ("ray.remote(f).options(num_cpus=0).remote()", True),
+        ("handle.method.remote()", False),
+        ("client.get_cluster_status(timeout_s=10)", False),
+    ],
+)
+def test_a_question_past_the_gate_is_seen(text, seen):
+    tree = ast.parse(text)
+    assert bool(list(outside_of_questions(tree, questions=named_questions(tree)))) == seen
