@@ -14,6 +14,7 @@ from raycrew.tensor_transport.errors import (
     WeightUpdateError,
 )
 from raycrew.tensor_transport.testing import InProcessByteStore
+from raycrew.tensor_transport.weights import WeightDirectory
 
 
 def model():
@@ -215,3 +216,24 @@ def test_options_that_say_the_same_twice_are_refused():
     target = DeltaTarget({})
     with pytest.raises(ValueError, match="goes without expected= and rollback="):
         WeightReceiver(target.load, deltas=target, rollback="shadow", store=InProcessByteStore())
+
+
+def test_a_late_receiver_adds_the_changes_up_by_itself():
+    with WeightDirectory.local(keep=4) as directory:
+        store, weights, source = InProcessByteStore(), model(), DeltaSource()
+        publisher = WeightPublisher(store, directory=directory, timeout_s=60.0)
+        for _ in range(3):
+            update = source.encode(weights)
+            publisher.publish(update.tensors, partial=update.partial)
+            source.commit()
+            step(weights)
+        late = blank(weights)
+        target = DeltaTarget(late)
+        receiver = WeightReceiver(target.load, store=store, directory=directory, deltas=target)
+        receiver.pull(timeout_s=60.0)
+        assert target.version == 3
+        receiver.close()
+        publisher.close()
+    again = DeltaTarget(early := blank(weights))
+    again.load(DeltaSource().encode(weights).tensors)
+    assert same(early, weights) and not same(late, weights)

@@ -4,17 +4,17 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from raycrew.tensor_transport._bytes import copy_bytes, parse_torch_dtype, tensor_bytes, tensor_over
+from raycrew.tensor_transport._bytes import parse_torch_dtype, tensor_bytes, tensor_over
 from raycrew.tensor_transport.errors import TransportTimeoutError
 from raycrew.tensor_transport.protocols import Bytes
 from raycrew.tensor_transport.resharding._boxes import Region, contiguous_runs, dense_strides
 from raycrew.tensor_transport.resharding._layout import itemsize_of
-from raycrew.tensor_transport.resharding._memories import array_view, in_memory_order, pieces, view
+from raycrew.tensor_transport.resharding._memories import in_memory_order, pieces, view, wide_views
 from raycrew.tensor_transport.resharding._plan import Move
 from raycrew.tensor_transport.transports import Offer, PullTransport, Transfer, this_process
 from raycrew.tensor_transport.transports import Region as Run
@@ -97,31 +97,44 @@ class Filler:
                 transfer.exception()
 
     def _batches(self, moves: Iterable[tuple[Source, Move]]) -> Iterator[_Batch]:
-        """What is to be pulled, batch by batch, each from one process; what is mapped is copied here."""
-        mapped: dict[Any, Bytes] = {}
+        """What is to be pulled, batch by batch, each from one process.
+
+        What is mapped is copied while batches are under way.
+        """
+        mapped: list[tuple[Source, Move]] = []
         batch: _Batch | None = None
         for source, move in moves:
-            raw = self._raw.get(move.target_parameter)
-            if move.dtype != move.target_dtype:
-                raw = None
-            if raw is not None and self._maps and source.offer.owner.machine == this_process().machine:
-                if id(source.offer) not in mapped:
-                    mapped[id(source.offer)] = self._transport.map(source.offer)
-                self._copy(mapped[id(source.offer)], source, move, raw)
+            if self._is_mapped(source, move):
+                mapped.append((source, move))
                 continue
-            for piece in self._pieces(source, move, raw):
+            for piece in self._pieces(source, move):
                 if batch is not None and not self._fits(batch, piece):
                     yield batch
+                    self._copy_all(mapped)
                     batch = None
                 batch = batch or _Batch(source.offer)
                 _add(batch, piece)
         if batch is not None:
             yield batch
+        self._copy_all(mapped)
 
-    def _pieces(self, source: Source, move: Move, raw: Bytes | None) -> Iterator["_Piece"]:
+    def _copy_all(self, mapped: list[tuple[Source, Move]]) -> None:
+        while mapped:
+            self._copy(*mapped.pop())
+
+    def _in_place(self, move: Move) -> Bytes | None:
+        """The bytes of the target, if they are to be those of the source; None where they are not at hand."""
+        return self._raw.get(move.target_parameter) if move.dtype == move.target_dtype else None
+
+    def _is_mapped(self, source: Source, move: Move) -> bool:
+        """Whether a move is a copy out of mapped memory: what is in one piece is faster pulled."""
+        here = self._maps and source.offer.owner.machine == this_process().machine
+        return here and not _is_run(move) and self._in_place(move) is not None
+
+    def _pieces(self, source: Source, move: Move) -> Iterator["_Piece"]:
         """A move as runs of the source's bytes: straight into the target, or into a staging buffer."""
         size = itemsize_of(move.dtype)
-        if raw is not None and move.source.strides == move.target.strides == (1,):
+        if (raw := self._in_place(move)) is not None and _is_run(move):
             begin, length = move.target.offset * size, move.source.size * size
             run = Run(source.offer, source.offset + move.source.offset * size, length)
             yield _Piece([run], raw[begin : begin + length], None)
@@ -153,28 +166,21 @@ class Filler:
         for begin, move, target in batch.staged:
             dtype = parse_torch_dtype(move.dtype)
             data = buffer[begin : begin + target.size * dtype.itemsize]
-            raw = self._raw.get(move.target_parameter)
-            if raw is None or move.dtype != move.target_dtype:
+            if (raw := self._in_place(move)) is None:
                 values = tensor_over(data, dtype, target.shape)
                 view(self._memories[move.target_parameter], target).copy_(values)
             else:
                 whole = Region(0, target.shape, dense_strides(target.shape))
-                source = array_view(data, whole, dtype.itemsize)
-                np.copyto(array_view(raw, target, dtype.itemsize), source)
+                np.copyto(*wide_views(raw, target, data, whole, dtype.itemsize))
 
-    def _copy(self, mapped: Bytes, source: Source, move: Move, raw: Bytes) -> None:
-        """Copy out of mapped memory, strided or not."""
+    def _copy(self, source: Source, move: Move) -> None:
+        """Copy out of mapped memory, as fast as strides allow."""
+        raw = self._raw[move.target_parameter]
+        held = self._transport.map(source.offer)[source.offset :]
         size = itemsize_of(move.dtype)
-        held = mapped[source.offset :]
         for part, target in pieces(move.source, move.target, _MAPPED_PART // size):
             self._left_s()
-            if part.strides == target.strides == (1,):
-                begin = target.offset * size
-                there = part.offset * size
-                length = part.size * size
-                copy_bytes(raw[begin : begin + length], held[there : there + length])
-            else:
-                np.copyto(array_view(raw, target, size), array_view(held, part, size))
+            np.copyto(*wide_views(raw, target, held, part, size))
 
     def _buffer(self, number: int) -> Bytes:
         while len(self._staging) <= number:
@@ -205,6 +211,10 @@ class _Piece(NamedTuple):
     def size_bytes(self) -> int:
         """Bytes of all runs."""
         return len(self.runs) * self.runs[0].size_bytes
+
+
+def _is_run(move: Move) -> bool:
+    return move.source.strides == move.target.strides == (1,)
 
 
 def _add(batch: _Batch, piece: _Piece) -> None:

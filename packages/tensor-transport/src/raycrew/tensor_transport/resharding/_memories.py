@@ -17,7 +17,7 @@ from raycrew.tensor_transport.resharding._reading import local_tensor
 
 _FOLDED_ELEMENTS = 1 << 20
 _FACTOR = 0x9E3779B97F4A7C15
-_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+_WORDS: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
 def memories_of(
@@ -67,11 +67,31 @@ def view(memory: torch.Tensor, region: Region) -> torch.Tensor:
     return memory.as_strided(region.shape, region.strides, memory.storage_offset() + region.offset)
 
 
-def array_view(data: Bytes, region: Region, itemsize: int) -> npt.NDArray[Any]:
-    """A region of a memory's bytes, in place, as words of the elements' size."""
-    words = data[region.offset * itemsize :][: len(data) // itemsize * itemsize - region.offset * itemsize]
+def wide_views(
+    target: Bytes, into: Region, source: Bytes, wanted: Region, itemsize: int
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """A region of the target's bytes and one of the source's, in place, as words as wide as fits both.
+
+    Both have the same shape; unbroken runs of elements are copied in longer words.
+    """
+    numbers = [itemsize * n for region in (into, wanted) for n in (region.offset, *region.strides[:-1])]
+    word = itemsize
+    if into.strides[-1:] == wanted.strides[-1:] == (1,):
+        word = max(
+            w for w in _WORDS if itemsize * into.shape[-1] % w == 0 and not any(n % w for n in numbers)
+        )
+    return _view(target, into, itemsize, word), _view(source, wanted, itemsize, word)
+
+
+def _view(data: Bytes, region: Region, itemsize: int, word: int) -> npt.NDArray[Any]:
+    """A region of a memory's bytes, as words of one element, or of several that lie side by side."""
+    begin = region.offset * itemsize
+    words = data[begin : begin + (len(data) - begin) // word * word].view(_WORDS[word])
+    shape = (*region.shape[:-1], region.shape[-1] * itemsize // word) if word > itemsize else region.shape
     strides = [step * itemsize for step in region.strides]
-    return as_strided(words.view(_WORDS[itemsize]), region.shape, strides)
+    if word > itemsize:
+        strides[-1] = word
+    return as_strided(words, shape, strides)
 
 
 def pieces(source: Region, target: Region, limit: int) -> Iterator[tuple[Region, Region]]:
