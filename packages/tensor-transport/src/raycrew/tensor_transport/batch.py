@@ -12,6 +12,7 @@ from raycrew.tensor_transport._columns import (
     RowOperations,
     SavingOperations,
     SequenceOperations,
+    TensorDictOperations,
     named_column,
     padded_width,
     refuse_unknown,
@@ -33,7 +34,14 @@ from raycrew.tensor_transport.packing._sharded import ShardedBatch
 DictT = TypeVar("DictT", bound=Mapping[str, Any], default=Any)
 
 
-class BatchedDataDict(RowOperations, SequenceOperations, SavingOperations, JoiningOperations, Generic[DictT]):
+class BatchedDataDict(
+    RowOperations,
+    SequenceOperations,
+    SavingOperations,
+    TensorDictOperations,
+    JoiningOperations,
+    Generic[DictT],
+):
     """A mapping of columns whose first dimension is the batch.
 
     A column is a tensor, a `RaggedTensor`, a `PackedTensor`, a numpy array or a list. What does not have one

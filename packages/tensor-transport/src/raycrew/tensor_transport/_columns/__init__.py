@@ -10,6 +10,7 @@ from raycrew.tensor_transport._columns.row_operations import RowOperations
 from raycrew.tensor_transport._columns.saving_operations import SavingOperations
 from raycrew.tensor_transport._columns.sequence_operations import SequenceOperations
 from raycrew.tensor_transport._columns.sequences import PackedSequences
+from raycrew.tensor_transport._columns.tensordicts import TensorDictOperations
 
 __all__ = [
     "BatchIterator",
@@ -21,6 +22,7 @@ __all__ = [
     "RowOperations",
     "SavingOperations",
     "SequenceOperations",
+    "TensorDictOperations",
     "named_column",
     "padded_width",
     "refuse_unknown",
