@@ -22,8 +22,17 @@ def ray_cluster():
     options = {"num_cpus": 4, "object_store_memory": 150 * 2**20}
     # Spilling is tested on disks that have less than the usual twentieth left, too.
     head = {"include_dashboard": False, "_system_config": {"local_fs_capacity_threshold": 1.0}}
-    cluster = Cluster(initialize_head=True, head_node_args=options | head | {"resources": {"node0": 100}})
-    cluster.add_node(**options, resources={"node1": 100})
+    for tries in (2, 1, 0):
+        cluster = Cluster()
+        try:
+            cluster.add_node(**options, **head, resources={"node0": 100})
+            cluster.add_node(**options, resources={"node1": 100})
+        except Exception as error:
+            cluster.shutdown()
+            if not tries or "timed out during startup" not in str(error):  # Ray allows 30 s
+                raise
+        else:
+            break
     ray.init(address=cluster.address, log_to_driver=False)
     yield cluster
     ray.shutdown()

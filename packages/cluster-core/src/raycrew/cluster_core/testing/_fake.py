@@ -1,0 +1,138 @@
+"""A cluster without Ray, and what every `Cluster` must do."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from raycrew.cluster_core._placement import LedgerClaim, SlotLedger
+from raycrew.cluster_core._topology import Bundle, Rendezvous
+from raycrew.cluster_core.errors import BundlesOccupiedError, ClusterClosedError
+from raycrew.cluster_core.protocols import Cluster
+
+T = TypeVar("T")
+
+
+class FakeCluster:
+    """A `Cluster` that needs no Ray: its nodes are numbers, and functions run in this process.
+
+    Args:
+        bundle_ct_per_node_list: Bundles per logical node; zeros leave holes in the node numbers.
+        use_gpus: Whether each bundle holds a GPU besides its CPUs.
+        max_colocated_worker_groups: Slots per bundle.
+        cpus_per_bundle: CPUs of each bundle; one per slot when not given.
+    """
+
+    def __init__(
+        self,
+        bundle_ct_per_node_list: Sequence[int] = (2,),
+        *,
+        use_gpus: bool = False,
+        max_colocated_worker_groups: int = 1,
+        cpus_per_bundle: float | None = None,
+    ) -> None:
+        self.closed = False
+        resources = {"CPU": float(cpus_per_bundle or max_colocated_worker_groups)}
+        if use_gpus:
+            resources["GPU"] = 1.0
+        nodes = [node for node, count in enumerate(bundle_ct_per_node_list) for _ in range(count)]
+        seats = [Bundle(i, node, f"{node:056x}", "127.0.0.1", resources) for i, node in enumerate(nodes)]
+        self._ledger = SlotLedger(seats, max_colocated_worker_groups)
+        self._ports = itertools.count(20_000)
+
+    @property
+    def bundles(self) -> Sequence[Bundle]:
+        """All bundles, ordered by (node, device index)."""
+        return self._open().bundles
+
+    def claim(self, indices: Sequence[int] | None, holder: str) -> LedgerClaim:
+        """Take one slot on each named bundle (all of them for None) for `holder`.
+
+        Raises:
+            ValueError: An index is out of range or repeated.
+            BundlesOccupiedError: A bundle has no free slot.
+        """
+        ledger = self._open()
+        return LedgerClaim(lambda: ledger, ledger.take(indices, holder), lambda _seat: "DEFAULT", self._open)
+
+    def rendezvous(self, bundle_index: int = 0, n_ports: int = 1) -> Rendezvous:
+        """Hand out port numbers that this cluster never handed out before; nothing listens on them."""
+        bundle = self.bundles[bundle_index]
+        return Rendezvous(bundle.node_id, bundle.node_address, tuple(itertools.islice(self._ports, n_ports)))
+
+    def run_on_each_node(self, fn: Callable[[], T]) -> Iterator[tuple[str, T]]:
+        """Run `fn` once per node, here and one after the other."""
+        for node_id in dict.fromkeys(bundle.node_id for bundle in self.bundles):
+            yield node_id, fn()
+
+    def holders(self) -> dict[int, tuple[str, ...]]:
+        """Who holds slots, by bundle index."""
+        return self._ledger.holders()
+
+    def shutdown(self) -> None:
+        """End the cluster; idempotent."""
+        self.closed = True
+
+    def __enter__(self) -> "FakeCluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _open(self) -> SlotLedger:
+        if self.closed:
+            raise ClusterClosedError("this cluster was shut down")
+        return self._ledger
+
+
+def check_cluster(cluster: Cluster) -> None:
+    """Check what every `Cluster` must do; `cluster` has no claims and one slot per bundle.
+
+    Raises:
+        AssertionError: It does something else; the message says what.
+    """
+    bundles = cluster.bundles
+    _check([b.index for b in bundles] == list(range(len(bundles))), "bundles are not numbered in their order")
+    _check(
+        [b.node_index for b in bundles] == sorted(b.node_index for b in bundles),
+        "bundles are not in node order",
+    )
+    whole = cluster.claim(None, "whole")
+    _check(len(whole.bundles) == len(bundles), "a claim on None is not a claim on all bundles")
+    _check(_refuses(cluster, [0], "late"), "a full bundle took one claim more")
+    whole.release()
+    whole.release()
+    one = cluster.claim([len(bundles) - 1], "one")
+    _check(one.bundles[0].index == len(bundles) - 1, "a claim is not on the bundle that was named")
+    one.check()
+    options = set(one.actor_options(0))
+    _check(
+        options >= {"num_cpus", "num_gpus", "resources", "scheduling_strategy"},
+        f"actor options are only {options}",
+    )
+    one.release()
+    for indices in ([len(bundles)], [-1], [0, 0]):
+        _check(_refuses(cluster, indices, "wrong", ValueError), f"bundle indices {indices} were taken")
+    first, second = cluster.rendezvous(0, 2), cluster.rendezvous(0, 1)
+    _check(first.node_id == bundles[0].node_id, "the rendezvous is not on the bundle's node")
+    _check(len({*first.ports, *second.ports}) == 3, "a port was handed out twice")
+    nodes = [node_id for node_id, result in cluster.run_on_each_node(_three) if result == 3]
+    _check(sorted(nodes) == sorted({b.node_id for b in bundles}), f"a function ran on {nodes}")
+
+
+def _three() -> int:
+    return 3
+
+
+def _refuses(
+    cluster: Cluster, indices: Sequence[int], holder: str, error: type[Exception] = BundlesOccupiedError
+) -> bool:
+    try:
+        cluster.claim(indices, holder).release()
+    except error:
+        return True
+    return False
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
