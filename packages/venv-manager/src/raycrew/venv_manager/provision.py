@@ -70,7 +70,7 @@ def ensure(
         identity = request.identity(report, anew=force or upgrade)
         if not force and (found := _published(identity, store)):
             return found
-        make = partial(request.recipe, identity, report, synced=request.sync is not None)
+        make = partial(request.recipe, identity, report, synced=request.by_lock)
         key = _spec.key_of(identity)
         return store.install(key, make, python=spec.python, sync=request.sync, force=force, report=report)
 

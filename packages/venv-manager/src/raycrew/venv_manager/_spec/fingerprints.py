@@ -17,12 +17,11 @@ _LITTER = frozenset({
 })  # fmt: skip
 _OUTPUT = frozenset({"build", "dist", "site"})  # only beside the project file: below, packages are named so
 # What lock files say of places, in the formats of uv and of PEP 751.
-_PLACE = re.compile(
-    r'\b(?:registry|directory|editable|virtual|index) = (?:"[^"]*"|true|false),? ?'
-    r'|,? ?\b(?:upload-time = (?:"[^"]*"|[\d:TZ.+-]+)|size = \d+)|(?m:^revision = \d+\n)'
-)
-_FILE = re.compile(r'\b(?:url|path) = "(?:(?:[^"#?]*/)?(?P<name>[^"/#?]*\.(?:whl|zip|tgz|tar\.\w+)))?[^"]*"')
-_COMMIT = re.compile(r'\bgit = "[^"#]*#?(?P<commit>[^"]*)"')
+_PLACES = frozenset({"registry", "directory", "editable", "virtual", "index", "upload-time"})
+_OF_FILES = frozenset({"url", "path"})
+_ARCHIVES = (".whl", ".zip", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_SIZES, _MOMENTS = re.compile(r"size = \d+"), re.compile(r"upload-time = [\d:TZ.+-]+")
+_REVISION = re.compile(r"(?m)^revision = \d+\n")
 _hashes: dict[tuple[Callable[[str], str], str], tuple[tuple[int, ...], str]] = {}
 
 
@@ -84,9 +83,23 @@ def without_places(lock: str) -> str:
 
     It is not parsed, which takes long in Python: what is written in an unusual way counts as it is written.
     """
-    text = _PLACE.sub("", lock)
-    text = _FILE.sub(lambda m: f'file = "{m["name"] or ""}"', text)
-    return _COMMIT.sub(lambda m: f'commit = "{m["commit"]}"', text)
+    parts = lock.split('"')
+    for i in range(1, len(parts), 2):
+        before = parts[i - 1]
+        if before.endswith(" = "):
+            label = before[:-3].rpartition(" ")[2].strip()
+            if label in _PLACES:
+                parts[i] = ""
+            elif label in _OF_FILES:
+                parts[i] = _file_name(parts[i])
+            elif label == "git":
+                parts[i] = parts[i].rpartition("#")[2]
+    return _MOMENTS.sub("", _SIZES.sub("", _REVISION.sub("", '"'.join(parts), count=1)))
+
+
+def _file_name(place: str) -> str:
+    name = re.split("[?#]", place, maxsplit=1)[0].rpartition("/")[2]
+    return name if name.endswith(_ARCHIVES) else ""
 
 
 def _of_members(name: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from raycrew.venv_manager import _spec
-from raycrew.venv_manager._build import Luggage, Recipe, this_platform, wheel_of
+from raycrew.venv_manager._build import Luggage, Recipe, Sync, this_platform, wheel_of
 from raycrew.venv_manager._spec import (
     EnvironmentSpec,
     Package,
@@ -20,6 +20,7 @@ from raycrew.venv_manager._store.choices import Choice, ChoiceShelf
 from raycrew.venv_manager._store.resolution import (
     choose,
     expectation,
+    is_synced,
     recipe_variables,
     secrets_of,
     sync_of,
@@ -43,7 +44,7 @@ class Request:
 
     Attributes:
         asked: All that decides the environment before versions are chosen.
-        sync: How uv installs it by itself: its lock file alone decides then, and nothing is chosen.
+        by_lock: Its lock file alone decides, and uv installs it by itself: nothing is chosen.
 
     Raises:
         SpecError: The spec does not fit what lies on the disk.
@@ -54,14 +55,19 @@ class Request:
         environ = build_environment(spec, store.environ)
         given = carried.identity() if spec.carry else {}
         self.asked = _spec.asked(spec, environ, given, configured(store.environ))
-        self.sync = sync_of(spec, carried, store.environ)
+        self.by_lock = is_synced(spec, carried)
         self._digest = _spec.choice_of(self.asked)
         self._paths = source_paths(spec, environ)
         self._choices, self._sources = ChoiceShelf(store), SourceShelf(store)
 
+    @property
+    def sync(self) -> Sync | None:
+        """How uv installs it by itself, if it does."""
+        return sync_of(self.spec, self.store.environ) if self.by_lock else None
+
     def known(self) -> dict[str, Any] | None:
         """The identity of the environment, or None where something has to be chosen or built for it."""
-        if self.sync:
+        if self.by_lock:
             return _spec.identity(self.asked, {}, {})
         choice = self._choices.get(self._digest)
         built = (
@@ -84,7 +90,7 @@ class Request:
             UvError: There is no set of versions, or a local source does not build.
             StoreError: The store cannot be written to.
         """
-        if (found := None if anew and not self.sync else self.known()) is not None:
+        if (found := None if anew and not self.by_lock else self.known()) is not None:
             return found
         choice = self._chosen(report, anew)
         return self._identity(choice, {name: built.content for name, built in self._built(choice, report)})
@@ -116,7 +122,7 @@ class Request:
 
     def _recipe(self, key: str, identity: Mapping[str, Any], report: Report, checked: bool) -> Recipe:
         spec, environ = self.spec, self.store.environ
-        choice = self._choose(report, checked) if self.sync else self._chosen(report, False)
+        choice = self._choose(report, checked) if self.by_lock else self._chosen(report, False)
         wheels = dict(self._wheels(choice, report))
         entries: list[Package] = [*choice.entries(), *(wheel_entry(*pair) for pair in wheels.items())]
         told = told_to_uv(spec, environ)

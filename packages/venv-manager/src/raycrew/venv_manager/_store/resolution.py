@@ -71,13 +71,16 @@ def secrets_of(spec: EnvironmentSpec, environ: Mapping[str, str]) -> Mapping[str
     return access_of(spec, environ, told_to_uv(spec, environ)).secrets
 
 
-def sync_of(spec: EnvironmentSpec, carried: Luggage, environ: Mapping[str, str]) -> Sync | None:
-    """How uv installs a spec by itself: a locked project with no local sources, and nothing beside it."""
+def is_synced(spec: EnvironmentSpec, carried: Luggage) -> bool:
+    """Whether uv installs a spec by itself: a locked project with no local sources, and nothing beside it."""
     carries = carried.ray or carried.distributions
     if spec.kind != "project" or carries or spec.packages or spec.requirement_files:
-        return None
-    if lock_file(spec) is None or local_sources(project_folder(spec)):
-        return None
+        return False
+    return lock_file(spec) is not None and not local_sources(project_folder(spec))
+
+
+def sync_of(spec: EnvironmentSpec, environ: Mapping[str, str]) -> Sync:
+    """How uv installs a locked project by itself."""
     words = ("sync", lock_flag(spec), *python_flags(spec), *export_flags(spec), "--project")
     told = told_to_uv(spec, environ)
     found = access_of(spec, environ, told)
