@@ -4,8 +4,18 @@ import pytest
 import torch
 from actors import wait_for_end
 
-from raycrew.tensor_transport.errors import BucketFetchError, TransportTimeoutError
-from raycrew.tensor_transport.weights import WeightPublisher, WeightReceiver, sync_weights
+from raycrew.tensor_transport.errors import (
+    BucketFetchError,
+    DirectoryLostError,
+    StaleVersionError,
+    TransportTimeoutError,
+)
+from raycrew.tensor_transport.weights import (
+    WeightDirectory,
+    WeightPublisher,
+    WeightReceiver,
+    sync_weights,
+)
 
 ray = pytest.importorskip("ray")
 
@@ -111,3 +121,42 @@ def test_waiting_for_bytes_has_a_deadline(ray_cluster):
     with pytest.raises(TransportTimeoutError):
         RayByteStore().get(ref, 0.1)
     ray.cancel(ref, force=True)
+
+
+def test_versions_stream_through_a_directory_to_both_nodes(ray_cluster):
+    """The driver publishes; a generator on each node fetches meanwhile, and one comes late."""
+    with WeightDirectory.start(keep=2, name="weights", fanout=1) as directory:
+        publisher = WeightPublisher(directory=WeightDirectory.find("weights"), bucket_bytes=1 << 20)
+        generators = Peers(
+            [start(Following, "node0", directory), start(Following, "node1", directory)],
+        )
+        try:
+            pulled = generators.call("apply", 1)
+            publisher.publish(state(1))
+            assert pulled.get_results(timeout=240) == [1, 1]
+            assert generators.call("holds", 1).get_results(timeout=240) == [(1, True)] * 2
+            (version,) = [s for s in directory.status() if s.state == "committed"]
+            assert len(version.holders) == 2
+            newer = WeightPublisher(directory=directory, bucket_bytes=1 << 20)
+            with pytest.raises(StaleVersionError, match="was replaced by"):
+                publisher.publish(state(2))
+            newer.publish(state(2))
+            assert generators.call("pull").get_results(timeout=240) == [2, 2]
+            assert generators.call("holds", 2).get_results(timeout=240) == [(2, True)] * 2
+        finally:
+            for actor in generators.actors:
+                ray.kill(actor)
+    with pytest.raises(DirectoryLostError, match="does not answer"):
+        newer.publish(state(3))
+
+
+class Following(Generator):
+    def __init__(self, directory):
+        super().__init__()
+        self.receiver = WeightReceiver(self._load, directory=directory, rollback="refetch")
+
+    def apply(self, version):
+        return self.receiver.apply(version, timeout_s=240).version
+
+    def pull(self):
+        return self.receiver.pull(timeout_s=240).version
