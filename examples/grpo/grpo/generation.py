@@ -34,7 +34,7 @@ class Generator(ABC):
         self.tokenizer = build_tokenizer()
         with torch.device("meta"):
             shapes = build_model(config.model, config.seed).state_dict()
-        self.receiver = WeightReceiver(self.load_weights, expected=shapes)
+        self.receiver = WeightReceiver(self.load_weights, expected=shapes, rollback="shadow")
 
     @abstractmethod
     def sample(
@@ -82,7 +82,7 @@ class Generator(ABC):
                 **pack_rows(rows, pad=self.tokenizer.pad_token_id),
                 "prompts": [prompt for prompt in prompts for _ in range(samples)],
                 "completions": [text.replace(" ", "") for text in texts],
-                "weight_version": torch.full((len(rows),), self.receiver.version or 0),
+                "weight_version": self.receiver.tag(len(rows)),
             }
         )
 

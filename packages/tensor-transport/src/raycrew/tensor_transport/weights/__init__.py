@@ -10,7 +10,8 @@ from raycrew.tensor_transport.weights._manifest import (
     join_updates,
 )
 from raycrew.tensor_transport.weights._publisher import WeightPublisher
-from raycrew.tensor_transport.weights._receiver import WeightReceipt, WeightReceiver
+from raycrew.tensor_transport.weights._receipt import WeightReceipt
+from raycrew.tensor_transport.weights._receiver import WeightReceiver
 from raycrew.tensor_transport.weights._report import RankSpan, SyncProgress, WeightSyncReport
 from raycrew.tensor_transport.weights._source import gather_weights
 from raycrew.tensor_transport.weights._spans import Span

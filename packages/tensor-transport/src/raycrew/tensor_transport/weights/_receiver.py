@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -31,6 +31,7 @@ from raycrew.tensor_transport.weights._feeds import DirectoryFeed, PlanMemory, U
 from raycrew.tensor_transport.weights._fetching import Feed, Fetched, Fetcher, Heading, Stream
 from raycrew.tensor_transport.weights._loading import Load, Loading, load_whole
 from raycrew.tensor_transport.weights._manifest import Schema, WeightUpdate, compare_schemas, schema_of
+from raycrew.tensor_transport.weights._receipt import WeightReceipt
 from raycrew.tensor_transport.weights._record import Record
 from raycrew.tensor_transport.weights._regions import check_cover
 from raycrew.tensor_transport.weights._rollback import (
@@ -40,30 +41,9 @@ from raycrew.tensor_transport.weights._rollback import (
     RollbackKind,
     ShadowRollback,
 )
-from raycrew.tensor_transport.weights._spans import Span, Stopwatch
+from raycrew.tensor_transport.weights._spans import Stopwatch
 from raycrew.tensor_transport.weights._stores import as_store
 from raycrew.tensor_transport.weights._telling import release
-
-
-@dataclass(frozen=True, slots=True)
-class WeightReceipt:
-    """What one receiver says after an update.
-
-    Attributes:
-        version: The version that it now holds; after `prepare`, the one that it is ready to load.
-        size_bytes: Bytes fetched; 0 where the version was held already.
-        wire_s: Seconds in which loading waited for bytes (fetching and checksums).
-        load_s: Seconds spent in the `load` callable itself.
-        previous_version: What it held before, None for the first.
-        spans: When it did what.
-    """
-
-    version: int
-    size_bytes: int
-    wire_s: float
-    load_s: float
-    previous_version: int | None = None
-    spans: tuple[Span, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from raycrew.tensor_transport.errors import WeightUpdateError
-from raycrew.tensor_transport.weights._receiver import WeightReceipt
+from raycrew.tensor_transport.weights._receipt import WeightReceipt
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from raycrew.tensor_transport.errors import DirectoryLostError, WeightUpdateErro
 from raycrew.tensor_transport.protocols import PeerGroup
 from raycrew.tensor_transport.weights._directory import WeightDirectory
 from raycrew.tensor_transport.weights._manifest import WeightUpdate, join_updates
-from raycrew.tensor_transport.weights._receiver import WeightReceipt
+from raycrew.tensor_transport.weights._receipt import WeightReceipt
 from raycrew.tensor_transport.weights._record import Record
 from raycrew.tensor_transport.weights._report import (
     RankSpan,
