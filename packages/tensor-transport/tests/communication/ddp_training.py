@@ -55,6 +55,7 @@ def _serve(connection, address, rank, variants, options):
     backend = CommunicationSettings(backend="gloo").resolve_backend()
     dist.init_process_group(backend, init_method=address, rank=rank, world_size=2)
     found = {name: train(settings, rank, **options) for name, settings in variants.items()}
+    dist.barrier()  # else whoever is first ends connections that the other one still reads
     dist.destroy_process_group()
     connection.send(found)
 
@@ -65,9 +66,7 @@ def train_in_two_processes(variants, **options):
     context.set_forkserver_preload(["torch", "raycrew.tensor_transport.testing"])
     with socket.socket() as lease:
         lease.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        lease.bind(
-            ("127.0.0.1", 0)
-        )  # bound, not listening: it keeps others out while the store binds over it
+        lease.bind(("127.0.0.1", 0))  # Bound, not listening: the store can bind over it, others can't.
         address = f"tcp://127.0.0.1:{lease.getsockname()[1]}"
         pipes = [context.Pipe() for _ in range(2)]
         processes = [
