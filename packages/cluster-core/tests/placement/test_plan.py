@@ -111,6 +111,72 @@ def test_reasons_say_per_node_what_is_needed_free_and_held():
     assert "no node takes work" in plan_cluster([], PlacementRequest((1,), GPU)).reasons
 
 
+def in_domains(*rooms):
+    """A node per pair of domain and room."""
+    return [node(i, room, **{"ray.io/gpu-domain": name}) for i, (name, room) in enumerate(rooms)]
+
+
+def first_nodes(nodes, counts, **fields):
+    plan = plan_cluster(nodes, PlacementRequest(counts, GPU, **fields))
+    return [one[0] if one else None for one in plan.node_ids]
+
+
+def test_the_largest_segment_comes_first_and_takes_the_tightest_domain():
+    nodes = in_domains(("wide", 8), ("wide", 8), ("tight", 8))
+    assert first_nodes(nodes, (4, 8), segment_size=1) == ["n0", "n2"]
+    assert first_nodes(nodes, (4, 4), segment_size=1) == ["n2", "n2"]
+
+
+def test_segments_share_a_domain_as_far_as_it_has_room():
+    nodes = in_domains(("a", 8), ("b", 9))
+    assert first_nodes(nodes, (4, 4, 4, 4), segment_size=1) == ["n0", "n0", "n1", "n1"]
+    assert first_nodes(nodes, (4, 4, 5, 5), segment_size=1) == []
+
+
+def test_a_domain_without_room_for_one_shape_is_there_for_others():
+    nodes = in_domains(("halves", 4), ("halves", 4), ("whole", 8))
+    assert first_nodes(nodes, (8, 4, 4), segment_size=1) == ["n2", "n0", "n1"]
+    assert first_nodes(nodes, (4, 4, 8, 0), segment_size=1) == ["n0", "n1", "n2", None]
+
+
+def test_reasons_name_the_largest_first_and_say_nothing_where_nothing_is_missing():
+    nodes = [node(0, 8), replace(node(1, 4), draining=True), node(2, 8, zone="b")]
+    request = PlacementRequest((3, 9, 3), {**GPU, "CPU": 0}, label_selector={"zone": "!b"})
+    assert plan_cluster(nodes, request).reasons == (
+        "needed: 1 x 9 + 2 x 3 bundles of 1 GPU, 0 CPU, STRICT_PACK per node; "
+        "there is room for 8 of them, on empty nodes for 8",
+        "node 10.0.0.0 (n0): room for 8 of 8: 8 of 8 GPU free, 64 of 64 CPU free",
+        "node 10.0.0.1 (n1): takes nothing new, as it is being drained",
+        "node 10.0.0.2 (n2): its labels don't fit {'zone': '!b'}",
+    )
+
+
+def test_reasons_list_sixteen_nodes_and_count_the_rest_by_their_room():
+    def reasons(free):
+        return plan_cluster([node(i, 8, f) for i, f in enumerate(free)], PlacementRequest((9,), GPU)).reasons
+
+    assert len(reasons([8] * 16)) == 17
+    assert reasons([8] * 16)[-1].startswith("node 10.0.0.15 ")
+    assert reasons([8] * 17)[-1] == "and 1 more nodes: 1 with room for 8"
+    assert reasons([8] * 16 + [5, 0, 5])[-1] == "and 3 more nodes: 1 with room for 0, 2 with room for 5"
+
+
+def test_segments_are_of_nodes_with_bundles():
+    assert PlacementRequest((1, 0, 1), GPU, segment_size=2).segment_size == 2
+    with pytest.raises(ValueError, match="segment_size 2 does not divide 3, the nodes with bundles"):
+        PlacementRequest((1, 0, 1, 1), GPU, segment_size=2)
+    with pytest.raises(ValueError, match="-1 does not divide 2"):
+        PlacementRequest((1, 1), GPU, segment_size=-1)
+
+
+def test_a_plan_that_only_waits_is_not_impossible():
+    nodes = [node(0, 8, free=7)]
+    plan = plan_cluster(nodes, PlacementRequest((8,), GPU))
+    assert (plan.feasible, plan.impossible, plan.node_ids) == (False, False, ())
+    plan = plan_cluster(nodes, PlacementRequest((7,), GPU))
+    assert (plan.feasible, plan.impossible, plan.reasons) == (True, False, ())
+
+
 def test_fractions_lose_nothing():
     cpus = NodeState("n", "a", {"CPU": 0.3}, {"CPU": 0.1 + 0.2})
     assert plan_cluster([cpus], PlacementRequest((3,), {"CPU": 0.1})).feasible
