@@ -137,6 +137,8 @@ def test_a_domain_without_room_for_one_shape_is_there_for_others():
     nodes = in_domains(("halves", 4), ("halves", 4), ("whole", 8))
     assert first_nodes(nodes, (8, 4, 4), segment_size=1) == ["n2", "n0", "n1"]
     assert first_nodes(nodes, (4, 4, 8, 0), segment_size=1) == ["n0", "n1", "n2", None]
+    nodes += in_domains(("halves", 4), ("halves", 4), ("whole", 8), ("other", 8))[3:]
+    assert first_nodes(nodes, (8, 8), segment_size=1) == ["n2", "n3"]
 
 
 def test_reasons_name_the_largest_first_and_say_nothing_where_nothing_is_missing():
@@ -159,6 +161,12 @@ def test_reasons_list_sixteen_nodes_and_count_the_rest_by_their_room():
     assert reasons([8] * 16)[-1].startswith("node 10.0.0.15 ")
     assert reasons([8] * 17)[-1] == "and 1 more nodes: 1 with room for 8"
     assert reasons([8] * 16 + [5, 0, 5])[-1] == "and 3 more nodes: 1 with room for 0, 2 with room for 5"
+
+
+def test_reasons_say_of_a_node_without_the_resource_that_it_has_none():
+    cpus = NodeState("0123456789abcdef", "10.0.0.9", {"CPU": 4.0}, {"CPU": 4.0})
+    reasons = plan_cluster([cpus], PlacementRequest((1,), GPU)).reasons
+    assert reasons[1] == "node 10.0.0.9 (01234567): room for 0 of 0: 0 of 0 GPU free"
 
 
 def test_segments_are_of_nodes_with_bundles():
