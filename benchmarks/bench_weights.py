@@ -15,7 +15,6 @@ import torch
 from harness import Figure, figure, ratio, seconds
 from raycrew.tensor_transport import WeightPublisher, WeightReceiver, sync_weights
 from raycrew.tensor_transport.testing import InProcessByteStore
-from weight_streams import streaming
 
 MIB = 1 << 20
 
@@ -197,6 +196,6 @@ def run(quick: bool) -> list[Figure]:
         runtime_env={"env_vars": {"PYTHONPATH": path}},
     )
     try:
-        return figures + between_actors(quick) + streaming(Peers, quick)
+        return figures + between_actors(quick)
     finally:
         ray.shutdown()

@@ -1,5 +1,6 @@
 """Weight updates that stream: overlap, one fetch per node, memory, and the way over files."""
 
+import os
 import tempfile
 import threading
 import time
@@ -11,6 +12,7 @@ import ray
 import torch
 from safetensors.torch import load_file, save_file
 
+from bench_weights import Peers
 from harness import Figure, figure, ratio, seconds
 from raycrew.tensor_transport import (
     SharedMemoryBackend,
@@ -196,3 +198,22 @@ def streaming(peers: Any, quick: bool) -> list[Figure]:
         return figures
     finally:
         crew.close()
+
+
+def run(quick: bool) -> list[Figure]:
+    folder = tempfile.mkdtemp(prefix="rb", dir="/tmp")
+    Path(folder, "ray").mkdir()
+    os.environ["RAY_TMPDIR"] = folder
+    here = str(Path(__file__).parent)
+    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+    ray.init(
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=512 * MIB,
+        runtime_env={"env_vars": {"PYTHONPATH": path}},
+    )
+    try:
+        return streaming(Peers, quick)
+    finally:
+        ray.shutdown()
