@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 
 from raycrew.tensor_transport._bytes import memory as _bytes
+from raycrew.tensor_transport._bytes import sections
 from raycrew.tensor_transport._bytes.memory import copy_bytes
 
 
 @pytest.fixture
 def in_small_parts(monkeypatch):
-    monkeypatch.setattr(_bytes, "_PARALLEL_COPY", 8)
+    monkeypatch.setattr(sections, "_PARALLEL_BYTES", 8)
     monkeypatch.setattr(_bytes, "_COPY_PART", 8)
-    monkeypatch.setattr(_bytes.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(sections.os, "cpu_count", lambda: 4)
 
 
 @pytest.mark.parametrize("size", [0, 7, 8, 9, 64, 1001])

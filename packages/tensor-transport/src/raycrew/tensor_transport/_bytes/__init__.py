@@ -2,7 +2,14 @@
 
 from raycrew.tensor_transport._bytes.arenas import Slot, arrange, locate
 from raycrew.tensor_transport._bytes.codec import Encoded, check_size, dump, finish, load, reduce_through
-from raycrew.tensor_transport._bytes.folding import FOLD_BYTES, Fold, fold
+from raycrew.tensor_transport._bytes.folding import (
+    FOLD_BYTES,
+    SECTION_BYTES,
+    Fold,
+    SectionFolds,
+    fold,
+    fold_in_sections,
+)
 from raycrew.tensor_transport._bytes.memory import (
     TORCH_DTYPES,
     array_bytes,
@@ -27,15 +34,18 @@ from raycrew.tensor_transport._bytes.safetensors import (
     header_length,
     parse_header,
 )
+from raycrew.tensor_transport._bytes.sections import in_sections
 from raycrew.tensor_transport._bytes.whole_files import write_whole
 
 __all__ = [
     "FOLD_BYTES",
     "SAFETENSORS_DTYPES",
+    "SECTION_BYTES",
     "TORCH_DTYPES",
     "Encoded",
     "Entry",
     "Fold",
+    "SectionFolds",
     "Slot",
     "arrange",
     "array_bytes",
@@ -46,10 +56,12 @@ __all__ = [
     "dump",
     "finish",
     "fold",
+    "fold_in_sections",
     "frame",
     "fresh_tensor",
     "has_plain_bytes",
     "header_length",
+    "in_sections",
     "is_plain",
     "load",
     "locate",

@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import torch
 
+from raycrew.tensor_transport._bytes.sections import in_sections
 from raycrew.tensor_transport.protocols import Bytes
 
 FOLD_BYTES = 256 << 10
@@ -92,6 +93,47 @@ class _Turning:
         raw[-_WORD // 2 :] = raw[: _WORD // 2]
         self._now = 1 - now
         return torch.add(words, self._turned[now], alpha=_FACTOR, out=self._rows[1 - now])
+
+
+SECTION_BYTES = 32 * FOLD_BYTES
+"""What `SectionFolds` takes each from one thread."""
+
+
+class SectionFolds:
+    """The fold of many bytes out of those of their sections, which several threads take at once."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._values = [0] * -(-size // SECTION_BYTES)
+
+    def add(self, start: int, fold: Fold) -> None:
+        """Note the fold of the section that begins at `start`."""
+        self._values[start // SECTION_BYTES] = fold.value
+
+    @property
+    def value(self) -> int:
+        """The fold of all sections, from 0 to 2**64 - 1."""
+        total = self._size
+        for value in self._values:
+            total = (total * _FACTOR + value) % 2**64
+        return total
+
+
+def fold_in_sections(data: Bytes | torch.Tensor) -> int:
+    """The `SectionFolds` of bytes that are all there."""
+    folds = SectionFolds(len(data))
+
+    def take(start: int, stop: int) -> None:
+        section = Fold()
+        section.update(data[start:stop])
+        folds.add(start, section)
+
+    if isinstance(data, torch.Tensor):
+        for start in range(0, len(data), SECTION_BYTES):
+            take(start, start + SECTION_BYTES)
+    else:
+        in_sections(len(data), SECTION_BYTES, take)
+    return folds.value
 
 
 def fold(data: Bytes | torch.Tensor) -> int:

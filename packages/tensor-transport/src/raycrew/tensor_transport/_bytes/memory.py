@@ -1,10 +1,8 @@
 """Tensors and arrays as plain bytes, and back, without a copy where the memory allows it."""
 
 import math
-import os
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -13,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from raycrew.tensor_transport._bytes.sections import in_sections
 from raycrew.tensor_transport.errors import DecodeError, UnsupportedTensorError
 from raycrew.tensor_transport.protocols import Bytes
 
@@ -28,9 +27,7 @@ _NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     dtype: np.dtype(name) for name, dtype in TORCH_DTYPES.items() if hasattr(np, name) and name != "bool"
 }
 _LARGE_COPY = 1 << 20  # from here on numpy copies faster into fresh pages than torch does
-_PARALLEL_COPY = 16 << 20  # from here on a copy is worth the start of threads
 _COPY_PART = 4 << 20
-_COPY_THREADS = 4
 _NUMPY_KINDS = "biufcmMSU"
 _recorded: ContextVar[list[torch.Tensor] | None] = ContextVar("_recorded", default=None)
 
@@ -108,29 +105,9 @@ def tensor_from(data: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.
 
 def copy_bytes(target: Bytes, source: Bytes) -> None:
     """Copy bytes; many of them in several threads, as one alone does not use all of the memory's speed."""
-    size = source.nbytes
-    helpers = 0 if size < _PARALLEL_COPY else min(_COPY_THREADS, os.cpu_count() or 1) - 1
-    if not helpers:
-        np.copyto(target, source)
-        return
-    parts = iter([slice(start, start + _COPY_PART) for start in range(0, size, _COPY_PART)])
-
-    def copy_what_is_left() -> None:
-        for part in parts:
-            np.copyto(target[part], source[part])
-
-    # On a busy machine helpers come late or never: whoever has a processor copies the next part.
-    pool = ThreadPoolExecutor(helpers, thread_name_prefix="copy")
-    helping = [pool.submit(copy_what_is_left) for _ in range(helpers)]
-    try:
-        copy_what_is_left()
-    finally:
-        list(parts)  # After an interrupt nobody begins another one.
-        helping = [helper for helper in helping if not helper.cancel()]
-        wait(helping)
-        pool.shutdown(wait=False)
-    for helper in helping:
-        helper.result()
+    in_sections(
+        source.nbytes, _COPY_PART, lambda start, stop: np.copyto(target[start:stop], source[start:stop])
+    )
 
 
 def fresh_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

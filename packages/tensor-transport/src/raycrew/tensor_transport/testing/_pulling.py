@@ -131,8 +131,14 @@ def _check_with_peer(case: PullCase) -> None:
 
 
 def _check_deaths(case: PullCase) -> None:
-    with contextlib.closing(case.make()) as transport, _peer(case) as peer:
-        _check_killed(transport, peer)
+    with contextlib.closing(case.make()) as transport:
+        peer = case.start_peer()
+        try:
+            _check_killed(transport, peer)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                peer.kill()
+            raise
         mine = transport.offer(torch.arange(8))
         expect(torch.equal(pull(transport, mine), torch.arange(8)), "a dead peer disturbs others")
 

@@ -11,7 +11,16 @@ from typing import ClassVar, Self
 import numpy as np
 import torch
 
-from raycrew.tensor_transport._bytes import FOLD_BYTES, Fold, copy_bytes, fold, tensor_bytes
+from raycrew.tensor_transport._bytes import (
+    FOLD_BYTES,
+    SECTION_BYTES,
+    Fold,
+    SectionFolds,
+    copy_bytes,
+    fold_in_sections,
+    in_sections,
+    tensor_bytes,
+)
 from raycrew.tensor_transport._forks import remake_in_child
 from raycrew.tensor_transport.errors import (
     DamagedBytesError,
@@ -26,7 +35,6 @@ from raycrew.tensor_transport.transports._interface import Buffer, Capabilities,
 from raycrew.tensor_transport.transports._reasons import WHY_NOT
 from raycrew.tensor_transport.transports._transfer import Guard, Transfer
 
-_BLOCK = 32 << 20
 _FOLDED_BLOCK = 4 * FOLD_BYTES
 _THREADS = 64
 _Read = Callable[[Bytes, int], object]
@@ -44,21 +52,35 @@ class Job:
         """Whose bytes they are."""
         return self.region.offer
 
-    def fill(self, read: _Read, guard: Guard) -> None:
-        """Fill the buffer block by block, by `read(part of the buffer, offset in the offer)`; check the fold.
+    def fill(self, read: _Read, guard: Guard, *, in_order: bool = False) -> None:
+        """Fill the buffer by `read(part of the buffer, offset in the offer)`, and check the fold.
+
+        Several threads read at once, unless it has to be in order.
 
         Raises:
             DamagedBytesError: All bytes of an offer with a fold arrived, and theirs differs.
         """
-        folded = Fold() if self.region.is_whole and self.offer.fold is not None else None
-        step = _BLOCK if folded is None else _FOLDED_BLOCK
-        for start in range(0, self.target.nbytes, step):
-            guard.check()
-            part = self.target[start : start + step]
-            read(part, self.region.offset + start)
-            if folded is not None:
-                folded.update(part)
-        if folded is not None and folded.value != self.offer.fold:
+        size = self.target.nbytes
+        folds = SectionFolds(size) if self.region.is_whole and self.offer.fold is not None else None
+        block = SECTION_BYTES if folds is None else _FOLDED_BLOCK
+
+        def take(start: int, stop: int) -> None:
+            folded = Fold()
+            for begin in range(start, stop, block):
+                guard.check()
+                part = self.target[begin : min(begin + block, stop)]
+                read(part, self.region.offset + begin)
+                if folds is not None:
+                    folded.update(part)  # While it is in the processor's cache.
+            if folds is not None:
+                folds.add(start, folded)
+
+        if in_order:
+            for start in range(0, size, SECTION_BYTES):
+                take(start, min(start + SECTION_BYTES, size))
+        else:
+            in_sections(size, SECTION_BYTES, take)
+        if folds is not None and folds.value != self.offer.fold:
             raise damaged(self.offer)
 
     def copy_from(self, source: Bytes, guard: Guard) -> None:
@@ -123,7 +145,7 @@ class Puller(ABC):
             self._closed = True
             pool, self._pool = self._pool, None
         for transfer in tuple(self._under_way):
-            transfer.guard.stop(TransportClosedError(f"the transport {self.name} was closed meanwhile"))
+            transfer.guard.stop(self._closed_meanwhile)
         if pool is not None:
             pool.shutdown(wait=True)
         self._release()
@@ -155,6 +177,9 @@ class Puller(ABC):
     def _forget(self) -> None:
         """Let go of the parent's things in a forked child."""
 
+    def _closed_meanwhile(self) -> TransportError:
+        return TransportClosedError(f"the transport {self.name} was closed meanwhile")
+
     def _check_open(self) -> None:
         if self._closed:
             raise TransportClosedError(f"this {type(self).__name__} is closed")
@@ -165,7 +190,7 @@ class Puller(ABC):
             raise TransportError(f"{self.name} can't be used here: {reason}")
 
     def _offer(self, key: object, raw: Bytes, folded: bool) -> Offer:
-        return Offer(self.name, this_process(), key, raw.nbytes, fold(raw) if folded else None)
+        return Offer(self.name, this_process(), key, raw.nbytes, fold_in_sections(raw) if folded else None)
 
     def _jobs(self, regions: Sequence[Region], into: Sequence[Buffer]) -> list[Job]:
         if len(regions) != len(into):

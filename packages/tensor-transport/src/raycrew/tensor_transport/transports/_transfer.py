@@ -25,12 +25,16 @@ class Guard:
         self._what, self._timeout_s = what, timeout_s
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._stop = threading.Event()
-        self._why: TransportError | None = None
+        self._why: Callable[[], TransportError] = self._cancelled
         self._wakers: list[Callable[[], object]] = []
 
-    def stop(self, why: TransportError | None = None) -> None:
-        """Have the next `check` raise, `TransferCancelledError` unless told otherwise; wake whoever waits."""
-        self._why = self._why or why
+    def stop(self, why: Callable[[], TransportError] | None = None) -> None:
+        """Have `check` raise from now on, `TransferCancelledError` unless told otherwise; wake who waits.
+
+        Several threads may check: each of them raises an error of its own.
+        """
+        if why is not None and not self._stop.is_set():
+            self._why = why
         self._stop.set()
         for wake in tuple(self._wakers):
             wake()
@@ -50,9 +54,12 @@ class Guard:
             TransportTimeoutError: Its time is over.
         """
         if self._stop.is_set():
-            raise self._why or TransferCancelledError(f"{self._what} was cancelled")
+            raise self._why()
         if self._deadline is not None and time.monotonic() >= self._deadline:
             raise self.too_late()
+
+    def _cancelled(self) -> TransferCancelledError:
+        return TransferCancelledError(f"{self._what} was cancelled")
 
     def left_s(self) -> float | None:
         """Seconds until the deadline, at least 0; None without one."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from raycrew.tensor_transport._bytes import FOLD_BYTES, Fold, check_tensor, fold
+from raycrew.tensor_transport._bytes import check_tensor, fold_in_sections
 from raycrew.tensor_transport.errors import TransportError
 from raycrew.tensor_transport.transports import _cuda_driver
 from raycrew.tensor_transport.transports._facts import this_process
@@ -27,7 +27,7 @@ from raycrew.tensor_transport.transports._pulling import (
 )
 from raycrew.tensor_transport.transports._transfer import Guard, Transfer
 
-_BLOCK = 1024 * FOLD_BYTES
+_BLOCK = 256 << 20
 _MARKS = 4096
 
 
@@ -74,7 +74,7 @@ class CudaIpcTransport(Puller):
         device = str(torch.cuda.get_device_properties(raw.device).uuid)
         marks_handle, marks_offset, mark = self._mark(raw)
         key = _Key(device, handle, offset, raw.numel(), marks_handle, marks_offset, mark)
-        return Offer(self.name, this_process(), key, raw.numel(), fold(raw) if folded else None)
+        return Offer(self.name, this_process(), key, raw.numel(), fold_in_sections(raw) if folded else None)
 
     def withdraw(self, offers: Sequence[Offer]) -> None:
         """See `PullTransport.withdraw`."""
@@ -187,15 +187,12 @@ def _fill(job: Job, source: torch.Tensor, guard: Guard) -> None:
     """Copy block by block; the stream is waited for after each, so that nothing is written after the end."""
     target: torch.Tensor = job.target  # type: ignore[assignment]
     start, size = job.region.offset, job.region.size_bytes
-    folded = Fold() if job.region.is_whole and job.offer.fold is not None else None
     for begin in range(0, size, _BLOCK):
         guard.check()
         part = target[begin : begin + _BLOCK]
         part.copy_(source[start + begin : start + begin + len(part)], non_blocking=True)
         torch.cuda.current_stream(source.device).synchronize()
-        if folded is not None:
-            folded.update(part)
-    if folded is not None and folded.value != job.offer.fold:
+    if job.region.is_whole and job.offer.fold is not None and fold_in_sections(target) != job.offer.fold:
         raise damaged(job.offer)
 
 

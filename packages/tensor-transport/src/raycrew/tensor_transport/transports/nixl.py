@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from raycrew.tensor_transport import _ray_compat
-from raycrew.tensor_transport._bytes import check_tensor, fold, tensor_bytes
+from raycrew.tensor_transport._bytes import check_tensor, fold_in_sections, tensor_bytes
 from raycrew.tensor_transport.transports._facts import this_process
 from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Offer
 from raycrew.tensor_transport.transports._pulling import Job, Puller, gone
@@ -50,7 +50,7 @@ class NixlTransport(Puller):
         ref = _ray_compat.put_by_nixl(raw)
         with self._holding:
             self._held[ref.hex()] = (ref, raw)
-        return Offer(self.name, this_process(), ref, raw.numel(), fold(raw) if folded else None)
+        return Offer(self.name, this_process(), ref, raw.numel(), fold_in_sections(raw) if folded else None)
 
     def withdraw(self, offers: Sequence[Offer]) -> None:
         """See `PullTransport.withdraw`: whoever holds the offer still can have the bytes."""

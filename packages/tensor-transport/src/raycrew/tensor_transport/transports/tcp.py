@@ -178,7 +178,7 @@ class _Connection:
         )
         for job in jobs:
             self._expect_here(job.offer)
-            job.fill(lambda part, _: fill(self._sock, part.data, self.check), self._guard)
+            job.fill(lambda part, _: fill(self._sock, part.data, self.check), self._guard, in_order=True)
             self._expect_here(job.offer)
 
     def _expect_here(self, offer: Offer) -> None:
