@@ -8,6 +8,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import ray
@@ -50,6 +51,22 @@ def _read(worker: Any, node: Any) -> _Known | None:
         if not worker.connected or worker.node is not node or worker.current_job_id.is_nil():
             return None
         return weakref.ref(node), f"{node.session_name}/{worker.current_job_id.hex()}"
+
+
+def no_shutdown() -> AbstractContextManager[Any]:
+    """Keeps other threads out of `ray.shutdown()`, once they have left it: for what takes no time."""
+    lock: AbstractContextManager[Any] = _worker_module._connect_or_shutdown_lock  # noqa: SLF001
+    return lock
+
+
+def await_shutdown(timeout_s: float) -> None:
+    """Return when no other thread is within `ray.shutdown()`, or after a time.
+
+    Between two of its steps Ray ends the process if another thread as much as drops an ObjectRef.
+    """
+    lock = _worker_module._connect_or_shutdown_lock  # noqa: SLF001
+    if lock.acquire(timeout=timeout_s):
+        lock.release()
 
 
 @functools.cache

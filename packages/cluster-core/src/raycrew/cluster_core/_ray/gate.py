@@ -114,7 +114,8 @@ def _ask(
     _here.asks, _here.session = True, session
     try:
         try:
-            found = question()
+            with session.while_connected() if session is not None else nullcontext():
+                found = question()
         except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
             _tell(answer.set_exception, error)
         else:

@@ -1,5 +1,7 @@
 """Which connection to Ray something belongs to."""
 
+import math
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,11 +10,18 @@ from typing import Any, Self
 
 import ray
 
-from raycrew.cluster_core._ray.compat import client_id, is_client, job_id, without_connecting
+from raycrew.cluster_core._ray.compat import (
+    await_shutdown,
+    client_id,
+    is_client,
+    job_id,
+    no_shutdown,
+    without_connecting,
+)
 from raycrew.cluster_core.errors import ClusterClosedError
 
-_ENDING_S = 5.0
-_LOOK_S = 0.02
+_ENDING_S = 10.0
+_LOOK_S, _LOOKS_APART_S = 0.0005, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +51,15 @@ class Session:
     def check(self) -> None:
         """Make sure that this process is still connected to Ray by this session.
 
+        Where another thread is ending it, this raises once that is over.
+
         Raises:
             ClusterClosedError: It is not, or by another session.
         """
-        current = type(self).current()
-        if current == self:
+        if type(self).current() == self:
             return
+        await_shutdown(_ENDING_S)
+        current = type(self).current()
         now = "this process is not connected to Ray" if current is None else f"now it is {current.id}"
         raise ClusterClosedError(
             f"the connection to Ray that this belongs to, {self.id}, has ended; {now}. What was made over it "
@@ -61,7 +73,8 @@ class Session:
             ClusterClosedError: It has ended, perhaps while this waited.
         """
         with self.while_connected():
-            return without_connecting(ray.get)(refs, timeout=timeout)
+            left = self._await_ready(refs, timeout) if self._is_beside() else timeout
+            return without_connecting(ray.get)(refs, timeout=left)
 
     def wait(
         self, refs: Sequence[Any], *, num_returns: int = 1, timeout: float | None = None
@@ -72,10 +85,9 @@ class Session:
             ClusterClosedError: It has ended, perhaps while this waited.
         """
         with self.while_connected():
-            ready, pending = without_connecting(ray.wait)(
-                list(refs), num_returns=num_returns, timeout=timeout
-            )
-        return ready, pending
+            if self._is_beside():
+                return self._look_until(list(refs), num_returns, timeout)
+            return _ready(refs, num_returns, timeout)
 
     @contextmanager
     def while_connected(self) -> Iterator[None]:
@@ -88,14 +100,45 @@ class Session:
         try:
             yield
         except SystemExit:  # So Ray ends what waits, when its connection is about to end.
-            self._await_end()
+            await_shutdown(_ENDING_S)
+            self.check()
             raise
         except Exception:
             self.check()
             raise
 
-    def _await_end(self) -> None:
-        deadline = time.monotonic() + _ENDING_S
-        while time.monotonic() < deadline:
-            self.check()
-            time.sleep(_LOOK_S)
+    def _is_beside(self) -> bool:
+        """Whether `ray.shutdown()` may well come from another thread while this one waits.
+
+        Ray frees what a thread that waits within it uses: then the process ends, or reads what is not there.
+        """
+        return threading.current_thread() is not threading.main_thread() and not is_client()
+
+    def _look_until(
+        self, refs: list[Any], num_returns: int, timeout: float | None
+    ) -> tuple[list[Any], list[Any]]:
+        """Look now and then, as long as no shutdown is under way; the pause is a twentieth of the time."""
+        began = time.monotonic()
+        while True:
+            with no_shutdown():
+                self.check()
+                ready, pending = _ready(refs, num_returns, 0)
+            waited = time.monotonic() - began
+            left = math.inf if timeout is None else timeout - waited
+            if len(ready) >= num_returns or left <= 0:
+                return ready, pending
+            time.sleep(min(max(waited / 20, _LOOK_S), _LOOKS_APART_S, left))
+
+    def _await_ready(self, refs: Any, timeout: float | None) -> float | None:
+        """Wait until what is to be got is there; gives the seconds that are left."""
+        began = time.monotonic()
+        wanted = list(refs) if isinstance(refs, Sequence) else [refs]
+        wanted = list(dict.fromkeys(ref for ref in wanted if isinstance(ref, ray.ObjectRef)))
+        if wanted:
+            self._look_until(wanted, len(wanted), timeout)
+        return None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
+
+
+def _ready(refs: Sequence[Any], num_returns: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
+    ready, pending = without_connecting(ray.wait)(list(refs), num_returns=num_returns, timeout=timeout)
+    return ready, pending

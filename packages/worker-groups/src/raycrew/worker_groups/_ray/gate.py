@@ -109,7 +109,8 @@ def _ask(
 ) -> None:
     try:
         try:
-            found = question()
+            with session.while_connected():
+                found = question()
         except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
             _tell(answer.set_exception, error)
         else:
