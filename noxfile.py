@@ -27,9 +27,12 @@ EXTRAS = {
     "venv-manager": "testing",
 }
 TEST_TOOLS = ("pytest>=8", "pytest-timeout", "pytest-xdist>=3.6", "hypothesis")
-# Tests mostly wait for processes: two lanes and more are for whoever has the cores. Each lane has a Ray of its own, a
-# file's tests stay in one lane, and a lane that dies ends the run.
-LANES = ("-n", os.environ.get("RAYCREW_TEST_LANES", "0"), "--dist", "loadfile", "--max-worker-restart", "0")
+# Tests mostly wait, so two files can run at a time. Each lane has a Ray of its own, the tests of one
+# file stay in one lane, and a lane that dies ends the run.
+LANES = (
+    *("-n", os.environ.get("RAYCREW_TEST_LANES", "0"), "--dist", "loadfile"),
+    *("--max-worker-restart", "0"),
+)
 PYTHONS = ("3.11", "3.12", "3.13")
 # A CPU build of torch is not to be had everywhere for every Python: name where it is.
 TORCH_PYTHONS = os.environ.get("RAYCREW_TORCH_PYTHONS", "3.11").split(",")
