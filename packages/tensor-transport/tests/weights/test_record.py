@@ -3,6 +3,7 @@
 import pytest
 
 from raycrew.tensor_transport.errors import BucketFetchError, StaleVersionError, UpdateAbortedError
+from raycrew.tensor_transport.weights._feeds import PlanMemory
 from raycrew.tensor_transport.weights._lineage import Lineage
 from raycrew.tensor_transport.weights._manifest import Bucket, BucketPlan, TensorEntry
 from raycrew.tensor_transport.weights._record import Record
@@ -211,3 +212,36 @@ def test_a_node_of_a_relay_waits_for_the_one_before():
     assert record.news(0, 1, "c", "third", (0,)) is None
     record.took(0, 1, "b", (1,))
     assert record.news(0, 1, "c", "third", (0,)).buckets
+
+
+def plan_of(rows):
+    return BucketPlan((TensorEntry("x", "uint8", (rows,), 0, 0, rows),), (rows,))
+
+
+def test_an_offer_of_more_parts_than_plans_are_remembered_is_understood_again():
+    memory = PlanMemory(limit=3)
+    parts = [plan_of(rows) for rows in range(1, 6)]
+    digests = [plan.digest for plan in parts]
+    for _ in range(3):
+        sent = [None if plan.digest in memory.digests else plan for plan in parts]
+        assert memory.find(sent, digests) == parts
+    changed = [plan_of(rows) for rows in range(10, 20)]
+    for plan in changed:  # One part that changes beside four that do not.
+        now = [*parts[:4], plan]
+        sent = [None if one.digest in memory.digests else one for one in now]
+        assert memory.find(sent, [one.digest for one in now]) == now
+    assert len(memory.digests) == 5
+
+
+def test_a_receiver_that_has_all_is_not_silent_however_long_it_waits_to_load():
+    record = Record(lease_s=10)
+    number = record.reserve(0, 1, None)
+    author = Author(record)
+    author.begin(0)
+    author.put(0)
+    assert len(record.news(0, number, "r", "node", (0,)).buckets) == 2
+    author.finish(1)
+    assert record.news(1, number, "r", "node", (2,)).done
+    assert record.decision(100, number) is None
+    record.vote(100, number, "r", True, "")
+    assert record.decision(100, number) == "committed"

@@ -79,10 +79,10 @@ class Claims:
         seats = self._ledger.unknown_seats(partly=named) - self._probed
         if self._accelerator is None or not seats:
             return
-        self._probed |= seats
         order = sorted(seats)
         places = [(self._allocation.groups[g], b) for g, b in (self._allocation.places[s] for s in order)]
         devices = probe_devices(places, self._accelerator, share_of(1.0, self._slots), _PROBE_S)
+        self._probed |= seats
         self._ledger.learn({seat: d for seat, d in zip(order, devices, strict=True) if d is not None})
 
     def _strategy_of(self, seat: int) -> PlacementGroupSchedulingStrategy:

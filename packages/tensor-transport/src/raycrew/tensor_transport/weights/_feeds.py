@@ -58,12 +58,22 @@ class PlanMemory:
         """What is known."""
         return frozenset(self._known)
 
-    def find(self, plan: BucketPlan | None, digest: str) -> BucketPlan | None:
-        """The plan of a digest, that was sent or is known; None where there is none yet.
+    def find(self, plans: Sequence[BucketPlan | None], digests: Sequence[str]) -> list[BucketPlan | None]:
+        """The plan of each digest, that was sent or is known; None where there is none yet.
 
         Raises:
             ManifestMismatchError: What was sent has another digest.
         """
+        found = [self._one(plan, digest) for plan, digest in zip(plans, digests, strict=True)]
+        for digest, plan in zip(digests, found, strict=True):
+            if plan is not None:
+                self._known.pop(digest, None)
+                self._known[digest] = plan
+        while len(self._known) > max(self._limit, len(digests)):
+            self._known.pop(next(iter(self._known)))
+        return found
+
+    def _one(self, plan: BucketPlan | None, digest: str) -> BucketPlan | None:
         if not digest:
             return None
         if plan is None:
@@ -73,9 +83,7 @@ class PlanMemory:
                 "the digest of the manifest differs from that of its publisher; nothing was fetched. "
                 "Publisher and receiver may run different releases of raycrew"
             )
-        while len(self._known) >= self._limit:
-            self._known.pop(next(iter(self._known)))
-        return self._known.setdefault(digest, plan)
+        return plan
 
 
 class DirectoryFeed:
@@ -98,9 +106,7 @@ class DirectoryFeed:
         """What is known before a byte moves, once all publishers have begun."""
         known = self._memory.digests
         offer = self._directory.wait(Record.offer, timeout_s, self._version, known)
-        self._plans = [
-            self._memory.find(plan, digest) for plan, digest in zip(offer.plans, offer.digests, strict=True)
-        ]
+        self._plans = self._memory.find(offer.plans, offer.digests)
         self._seen, self._handed = [0] * len(self._plans), [0] * len(self._plans)
         entries: list[TensorEntry] | None = []
         for plan in self._plans:

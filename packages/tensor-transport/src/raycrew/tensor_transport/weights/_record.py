@@ -180,6 +180,8 @@ class Record(Shelf):
         done = version.state != "open" and sum(seen) + len(fresh) == total
         if not fresh and not done:
             return None
+        if not fresh:  # It has all, and may take its time to load.
+            version.fetching.pop(receiver, None)
         return News(tuple(fresh), done)
 
     def took(self, now: float, number: int, receiver: str, seen: Sequence[int]) -> None:

@@ -1,6 +1,7 @@
 """The driver's side: publish in the trainer, apply in the generators, check that all hold one version."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -205,9 +206,10 @@ class _Synchronisation:
         )
 
     def give_up(self, reason: str) -> None:
-        """Abort the version, unless it is decided."""
+        """Abort the version, unless it is decided; a directory that is lost keeps no version."""
         if self.directory is not None and self._version is not None:
-            self.directory.ask(Record.abort, self._version, reason)
+            with contextlib.suppress(DirectoryLostError):
+                self.directory.ask(Record.abort, self._version, reason)
 
     def _whole(self) -> tuple[WeightUpdate, tuple[WeightReceipt, ...]]:
         """Publish, then apply."""
@@ -245,7 +247,15 @@ class _Synchronisation:
             raise
         self._session.raise_first(version, cause if isinstance(cause, Exception) else None)
         receipts = checked_receipts(list(found.values()), version, self.apply)
-        return _joined(publishing.result(), self.publish), receipts
+        update = _joined(publishing.result(), self.publish)
+        if update.version != version:
+            raise WeightUpdateError(
+                f"{self.publish}() published version {update.version}: something else had been published as "
+                f"version {version}, which the generators hold now; let nobody else publish meanwhile",
+                version=update.version,
+                current_version=version,
+            )
+        return update, receipts
 
     def _paused(self, update: WeightUpdate | int) -> Mapping[int, object]:
         session = self._session
@@ -264,10 +274,7 @@ class _Synchronisation:
             _joined(results, self.publish)
             self._tell("publish", 1, 1)
         except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits for it
-            try:
-                self.give_up(f"{self.publish}() failed: {error!r}")
-            except DirectoryLostError as lost:
-                error.add_note(str(lost))
+            self.give_up(f"{self.publish}() failed: {error!r}")
             publishing.set_exception(error)
         else:
             publishing.set_result(results)
