@@ -69,7 +69,7 @@ class Crew:
     """Members that are there for the next group as well; those that died are replaced."""
 
     def __init__(self, names=("trainer/0", "generator/0", "generator/1"), backend="gloo"):
-        self.host = GroupHost("weights", names, backend=backend)
+        self.host = GroupHost("weights", names, backend=backend, address="127.0.0.1")
         self.members = []
 
     def replace_dead(self):

@@ -148,9 +148,9 @@ def test_a_cancelled_operation_is_told_to_the_others_and_another_version_is_neve
     for member in (trainer, generator):
         assert "version 7" in str(failure(member))
     exchange(trainer, generator)
-    trainer.begin(_cancel_second)
+    trainer.call(_send_two_and_cancel_the_second)  # Before anybody takes the first.
     assert generator.call(_receive_two) == "GroupMismatchError"
-    assert trainer.result() == "TransferCancelledError"
+    assert trainer.call(_outcome_of_the_second) == "TransferCancelledError"
     exchange(trainer, generator, 5.0)
 
 
@@ -204,12 +204,17 @@ def _close(group):
     group.close()
 
 
-def _cancel_second(group):
-    first = group.send([torch.ones(3)], timeout_s=60)
-    second = group.send([torch.ones(3)], timeout_s=60)
-    second.cancel()
-    first.wait()
-    return type(second.exception(60)).__name__
+_sent = []
+
+
+def _send_two_and_cancel_the_second(group):
+    _sent[:] = [group.send([torch.ones(3)], timeout_s=60) for _ in range(2)]
+    _sent[1].cancel()
+
+
+def _outcome_of_the_second(group):
+    _sent[0].wait()
+    return type(_sent[1].exception(60)).__name__
 
 
 def _receive_two(group):

@@ -112,6 +112,6 @@ def test_facts_of_this_process():
     facts = pickle.loads(pickle.dumps(member_facts()))
     assert facts == member_facts() and facts.owner == this_process()
     assert facts.owner.started == start_of(facts.owner.pid) > 0
-    assert "object_store" in facts.unavailable and "tcp" not in facts.unavailable
+    assert ("object_store" in facts.unavailable) == (not facts.cluster) and "tcp" not in facts.unavailable
     assert all("\n" not in reason for reason in facts.unavailable.values())
-    assert choose_transport([facts, facts]).name in ("shared_memory", "process_vm", "tcp")
+    assert choose_transport([facts, facts]).name in ("shared_memory", "process_vm", "object_store", "tcp")
