@@ -32,7 +32,7 @@ def sources(package):
     found = {
         path.relative_to(folder).as_posix(): ast.parse(path.read_text()) for path in folder.rglob("*.py")
     }
-    return {name: tree for name, tree in found.items() if name != "testing.py"}
+    return {name: tree for name, tree in found.items() if not name.startswith("testing")}
 
 
 def of_ray(tree):
