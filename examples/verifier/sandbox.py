@@ -128,8 +128,8 @@ def judge(cases: Sequence[Case], said: Sequence[str], status: int | None) -> Ver
             continue
         worst = worst or ("raised" if error else "wrong")
         first = first or f"{case.call}: {error or f'{answer!r:.200}, not {case.expected!r:.200}'}"
-    if len(said) < len(cases):
-        at = f"at {cases[len(said)].call}"
+    if len(said) < len(cases) or status != 0:
+        at = f"at {cases[len(said)].call}" if len(said) < len(cases) else "after its answers"
         if status is None:
             return Verdict("timeout", passed, len(cases), f"out of time {at}")
         how = f"ended with exit code {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"

@@ -285,10 +285,11 @@ def test_a_control_service_that_stops_while_groups_are_made_leaves_none(control_
 
 @pytest.mark.slow
 @pytest.mark.hostile
-def test_a_control_service_that_hangs_does_not_hang_a_function_for_each_node(control_service):
+def test_a_control_service_that_hangs_does_not_hang_a_function_for_each_node(control_service, monkeypatch):
     with RayVirtualCluster([1], use_gpus=False) as cluster:
         with stopped(control_service), pytest.raises(GetTimeoutError, match="did not answer within"):
             cluster.run_on_each_node(os.getpid)
+        monkeypatch.undo()
         assert len(list(cluster.run_on_each_node(os.getpid))) == 1
 
 
