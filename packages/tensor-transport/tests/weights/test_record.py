@@ -21,11 +21,12 @@ class Author:
     def __init__(self, record, part=0, parts=1, name=None):
         self.record, self.part, self.parts = record, part, parts
         self.name = name or f"publisher {part}"
+        self.scope = "node"
         record.enroll(0, part, self.name)
         self.tickets = 0
 
     def begin(self, now=0, version=None):
-        begin = Begin(self.part, self.parts, self.name, "node", version, PLAN.digest, PLAN, None)
+        begin = Begin(self.part, self.parts, self.name, self.scope, version, PLAN.digest, PLAN, None)
         self.number = self.record.begin(now, begin)
         return self.number
 

@@ -8,9 +8,12 @@ import torch
 from models import Model, assert_same, weights
 
 from raycrew.tensor_transport.errors import BucketFetchError
+from raycrew.tensor_transport.testing import LocalPeers
 from raycrew.tensor_transport.transports import PullTransport
+from raycrew.tensor_transport.transports.process_vm import ProcessVmTransport
 from raycrew.tensor_transport.transports.shared_memory import SharedMemoryTransport
-from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver
+from raycrew.tensor_transport.transports.tcp import TcpTransport
+from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver, sync_weights
 
 FOLDER = Path("/dev/shm") / f"raycrew-{os.geteuid()}"
 
@@ -19,6 +22,13 @@ FOLDER = Path("/dev/shm") / f"raycrew-{os.geteuid()}"
 def transport():
     with SharedMemoryTransport(arena_bytes=1 << 20) as transport:
         yield transport
+
+
+class Calls:
+    """A worker with these methods."""
+
+    def __init__(self, **methods):
+        vars(self).update(methods)
 
 
 def reader():
@@ -58,6 +68,32 @@ def test_versions_that_nobody_needs_are_withdrawn_by_who_hears_of_it(transport, 
         publisher.close()
         with pytest.raises(BucketFetchError):
             WeightReceiver(Model().load, store=own, directory=directory).pull()
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("make", [SharedMemoryTransport, ProcessVmTransport, TcpTransport])
+def test_what_is_not_needed_any_more_is_withdrawn_by_one_who_can(make):
+    """The receiver's vote makes the version before superfluous, and it is the first to hear of that."""
+    with WeightDirectory.local(keep=1) as directory, make() as trainers, make() as own:
+        publisher = WeightPublisher(trainers, directory=directory)
+        receiver = WeightReceiver(Model().load, store=own, directory=directory)
+        updates = []
+
+        def publish():
+            updates.append(publisher.publish(weights(len(updates))))
+            return updates[-1]
+
+        trainer, generator = Calls(publish_weights=publish), Calls(apply_weights=receiver.apply)
+        for _ in range(3):
+            sync_weights(LocalPeers([trainer]), LocalPeers([generator]), directory=directory)
+        for update in updates[:-2]:
+            with pytest.raises(BucketFetchError, match="cannot be had"):
+                WeightReceiver(Model().load, store=own).apply(update)
+        WeightReceiver(Model().load, store=own).apply(updates[-1])
+        publisher.close()
+        for update in updates:
+            with pytest.raises(BucketFetchError, match="cannot be had"):
+                WeightReceiver(Model().load, store=own).apply(update)
 
 
 def test_a_transport_that_does_not_map_is_pulled(transport):

@@ -292,6 +292,8 @@ class RayByteStore:
     Objects live as long as the process that put them, and as long as any process holds their ticket.
     """
 
+    release_scope = ""
+
     def put(self, data: Bytes) -> Any:
         """Copy `data` into shared memory."""
         return put(data)

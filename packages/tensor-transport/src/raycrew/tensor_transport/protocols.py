@@ -46,7 +46,11 @@ class PeerGroup(Peers, Protocol):
 
 @runtime_checkable
 class ByteStore(Protocol):
-    """Keeps immutable runs of bytes for other processes; a ticket is whatever finds them again."""
+    """Keeps immutable runs of bytes for other processes; a ticket is whatever finds them again.
+
+    Only the store that put bytes has to be able to release them. One with an attribute `release_scope` says
+    that all stores with the same one can; "" says that nobody has to, as bytes go with their last ticket.
+    """
 
     def put(self, data: Bytes) -> Any:
         """Keep a copy of `data`; the caller may overwrite it as soon as this returns."""

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ class InProcessByteStore:
     def __init__(self) -> None:
         self.held: dict[int, Bytes] = {}
         self.reads = 0
+        self.release_scope = uuid.uuid4().hex
         self._tickets = itertools.count()
         self._lock = threading.Lock()
 

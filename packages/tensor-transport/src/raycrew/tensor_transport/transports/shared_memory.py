@@ -67,6 +67,11 @@ class SharedMemoryTransport(Puller):
         super().__init__()
 
     @property
+    def release_scope(self) -> str:
+        """What is the same for all that may withdraw what this one offered: its folder on this machine."""
+        return f"{self._arenas.machine} {self._arenas.folder}"
+
+    @property
     def capabilities(self) -> Capabilities:
         """Everything within one machine, but for devices."""
         return Capabilities(
@@ -90,7 +95,7 @@ class SharedMemoryTransport(Puller):
 
     @_FILES
     def withdraw(self, offers: Sequence[Offer]) -> None:
-        """See `PullTransport.withdraw`; a process of the session may withdraw what another one offered."""
+        """See `PullTransport.withdraw`; other processes may, too, if they use the same directory."""
         self._arenas.release([offer.key.spot for offer in offers])
 
     @_FILES

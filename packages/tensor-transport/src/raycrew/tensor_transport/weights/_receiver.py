@@ -42,7 +42,7 @@ from raycrew.tensor_transport.weights._rollback import (
     ShadowRollback,
 )
 from raycrew.tensor_transport.weights._spans import Stopwatch
-from raycrew.tensor_transport.weights._stores import as_store
+from raycrew.tensor_transport.weights._stores import as_store, release_scope
 from raycrew.tensor_transport.weights._telling import release
 
 
@@ -413,7 +413,7 @@ class WeightReceiver:
         elif self._directory is not None:
             with contextlib.suppress(DirectoryLostError):
                 self._directory.ask(Record.hold, self._name, heading.version)
-                release(self._directory, self._store, where())
+                release(self._directory, self._store, release_scope(self._store, ""))
         return WeightReceipt(
             heading.version,
             loading.size_bytes,

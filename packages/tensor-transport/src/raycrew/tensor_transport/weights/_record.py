@@ -131,10 +131,10 @@ class Record(Shelf):
                 self._drop(version)
         return self._tidy(now)
 
-    def collect(self, now: float, node: str) -> list[Any]:
-        """Tickets of buckets that nobody needs any more, put on this node; told once."""
+    def collect(self, now: float, scope: str) -> list[Any]:
+        """Tickets of buckets that nobody needs any more, for one who can release them; told once."""
         self._tidy(now)
-        return self._freed.pop(node, [])
+        return self._freed.pop(scope, [])
 
     # What receivers say.
 

@@ -135,7 +135,7 @@ class Shelf:
         for part in version.parts.values():
             for i, announced in enumerate(part.buckets):
                 if announced.bucket.ticket is not None and self._is_taken(version, announced):
-                    self._free(part.begin.node, announced)
+                    self._free(part.begin.scope, announced)
                     emptied = Bucket(None, announced.bucket.size_bytes, announced.bucket.checksum)
                     part.buckets[i] = Announced(part.begin.part, announced.index, emptied, announced.entries)
 
@@ -157,12 +157,12 @@ class Shelf:
     def _drop(self, version: Version) -> None:
         for part in version.parts.values():
             for announced in part.buckets:
-                self._free(part.begin.node, announced)
+                self._free(part.begin.scope, announced)
         version.parts = {}
 
-    def _free(self, node: str, announced: Announced) -> None:
-        if announced.bucket.ticket is not None:
-            self._freed.setdefault(node, []).append(announced.bucket.ticket)
+    def _free(self, scope: str, announced: Announced) -> None:
+        if scope and announced.bucket.ticket is not None:
+            self._freed.setdefault(scope, []).append(announced.bucket.ticket)
 
     def _tidy(self, now: float) -> bool:
         """End what is over: leases, deadlines, versions that nobody needs."""

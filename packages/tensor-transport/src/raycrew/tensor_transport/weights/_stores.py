@@ -19,6 +19,7 @@ class TransportByteStore:
     def __init__(self, transport: PullTransport) -> None:
         self._transport = transport
         self.gives_own_memory = not transport.capabilities.maps
+        self.release_scope: str | None = getattr(transport, "release_scope", None)
 
     def put(self, data: Bytes) -> Offer:
         """Offer a copy of `data`."""
@@ -44,3 +45,14 @@ def as_store(store: ByteStore | PullTransport | None) -> ByteStore:
         return RayByteStore()
     found: Any = store
     return TransportByteStore(found) if isinstance(store, PullTransport) else found
+
+
+def release_scope(store: ByteStore, own: str) -> str:
+    """Who can release what is put into a store: all with the same scope; "" where nobody has to.
+
+    Args:
+        store: The store.
+        own: The scope of a store that says nothing: what it has, it alone can release.
+    """
+    scope: str | None = getattr(store, "release_scope", None)
+    return own if scope is None else scope

@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Sequence
 from typing import Protocol
 
-from raycrew.tensor_transport import _ray_compat
 from raycrew.tensor_transport.errors import DirectoryLostError, TransportError
 from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.weights._directory import WeightDirectory
@@ -12,6 +11,7 @@ from raycrew.tensor_transport.weights._lineage import Lineage
 from raycrew.tensor_transport.weights._manifest import Bucket, BucketPlan, TensorEntry, WeightUpdate, sealed
 from raycrew.tensor_transport.weights._record import Record
 from raycrew.tensor_transport.weights._spans import Stopwatch
+from raycrew.tensor_transport.weights._stores import release_scope
 from raycrew.tensor_transport.weights._versions import Announced, Begin, Finish
 
 
@@ -126,14 +126,14 @@ class DirectoryTeller:
         self._directory, self._store, self._name = directory, store, name
         self._part, self._parts = part, parts
         self._window_bytes, self._timeout_s = window_bytes, timeout_s
-        self._node = _ray_compat.where()
+        self._scope = release_scope(store, name)
         self._known = ""
         directory.ask(Record.enroll, part, name)
 
     def begin(self, version: int | None, plan: BucketPlan | None, names: frozenset[str] | None) -> int:
         digest = "" if plan is None else plan.digest
         unknown = plan if digest != self._known else None
-        begin = Begin(self._part, self._parts, self._name, self._node, version, digest, unknown, names)
+        begin = Begin(self._part, self._parts, self._name, self._scope, version, digest, unknown, names)
         number = self._directory.wait(Record.begin, self._timeout_s, begin)
         self._known = digest
         self._collect()
@@ -172,11 +172,11 @@ class DirectoryTeller:
             self._collect()
 
     def _collect(self) -> None:
-        release(self._directory, self._store, self._node)
+        release(self._directory, self._store, self._scope)
 
 
-def release(directory: WeightDirectory, store: ByteStore, node: str) -> None:
-    """Release the buckets of a node that nobody needs any more."""
-    for ticket in directory.ask(Record.collect, node):
+def release(directory: WeightDirectory, store: ByteStore, scope: str) -> None:
+    """Release the buckets that nobody needs any more, if there may be some of this scope."""
+    for ticket in directory.ask(Record.collect, scope) if scope else ():
         with contextlib.suppress(TransportError):  # Its store, or that of its publisher, is gone.
             store.release(ticket)

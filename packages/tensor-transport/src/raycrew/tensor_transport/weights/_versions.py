@@ -17,7 +17,7 @@ class Begin:
         part: Which part of the version it publishes.
         parts: How many there are.
         publisher: Its incarnation.
-        node: Where it puts its buckets.
+        scope: Who can release its buckets: all that have the same one; "" where nobody has to.
         version: The number that it wants, None for the next.
         digest: Of the plan; empty where that is not known before the tensors are.
         plan: Left out where the directory knows it by its digest.
@@ -27,7 +27,7 @@ class Begin:
     part: int
     parts: int
     publisher: str
-    node: str
+    scope: str
     version: int | None
     digest: str
     plan: BucketPlan | None
