@@ -106,7 +106,7 @@ def all_wheels() -> list[str]:
 
 def modules_of(tests: Path) -> str:
     """Where Ray's workers find the modules of a folder of tests, as `PYTHONPATH`."""
-    return os.pathsep.join(map(str, [tests, *sorted(path for path in tests.iterdir() if path.is_dir())]))
+    return os.pathsep.join(map(str, [tests, *sorted(path for path in tests.rglob("*") if path.is_dir())]))
 
 
 def pytest_alone(session: nox.Session, package: str, *arguments: str) -> None:

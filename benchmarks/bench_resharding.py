@@ -8,9 +8,9 @@ import torch
 
 from harness import Figure, figure, ratio, seconds
 from raycrew.tensor_transport import DeltaSource, Layout, plan_reshard
-from raycrew.tensor_transport.resharding import offer_shards, pull_shards, replicated, sharded
 from raycrew.tensor_transport.transports.process_vm import ProcessVmTransport
 from raycrew.tensor_transport.transports.shared_memory import SharedMemoryTransport
+from raycrew.tensor_transport.weights.resharding import offer_shards, pull_shards, replicated, sharded
 
 MIB = 1 << 20
 SHAPES = {

@@ -52,7 +52,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "packing/_fitting": ("packing/test_packing.py",),
         "packing/_bins": ("packing/test_packing.py",),
         "packing/_plan": ("packing/test_plan.py",),
-        "weights/_manifest": ("weights/test_checksum.py", "weights/test_weights.py"),
+        "weights/_update/manifest": ("weights/update/test_checksum.py", "weights/test_weights.py"),
     },
     "venv-manager": {
         "_spec/digest": ("spec/test_digest.py", "spec/test_spec.py"),
@@ -149,7 +149,7 @@ def prepare(copy: Path) -> None:
     shutil.copytree(ROOT / "packages", copy / "packages", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "conftest.py"):
         shutil.copy(ROOT / name, copy)
-    found = [*copy.glob("packages/*/src"), *copy.glob("packages/*/tests"), *copy.glob("packages/*/tests/*/")]
+    found = [*copy.glob("packages/*/src"), *copy.glob("packages/*/tests"), *copy.glob("packages/*/tests/**/")]
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, found))
 
 

@@ -23,8 +23,8 @@ from raycrew.tensor_transport.weights import (
     gather_weights,
     join_updates,
 )
-from raycrew.tensor_transport.weights._manifest import TensorEntry
-from raycrew.tensor_transport.weights._regions import check_cover, shard_region
+from raycrew.tensor_transport.weights._update.manifest import TensorEntry
+from raycrew.tensor_transport.weights._update.regions import check_cover, shard_region
 
 
 @pytest.fixture

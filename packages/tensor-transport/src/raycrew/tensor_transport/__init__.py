@@ -20,7 +20,6 @@ from raycrew.tensor_transport.backends.object_store import ObjectStoreBackend
 from raycrew.tensor_transport.backends.ray_refs import RayRefBackend
 from raycrew.tensor_transport.backends.shared_memory import SharedMemoryBackend
 from raycrew.tensor_transport.batch import BatchedDataDict, SlicedDataDict
-from raycrew.tensor_transport.deltas import DeltaSource, DeltaTarget
 from raycrew.tensor_transport.errors import (
     BaseVersionError,
     BatchSchemaError,
@@ -55,7 +54,6 @@ from raycrew.tensor_transport.packing import Packing, balance, pack
 from raycrew.tensor_transport.packing._plan import DynamicBatchingArgs, SequencePackingArgs
 from raycrew.tensor_transport.packing._sharded import ShardedBatch
 from raycrew.tensor_transport.protocols import ByteStore, PeerGroup, PeerResults, ShardBackend
-from raycrew.tensor_transport.resharding import Layout, ReshardPlan, join_layouts, layout_of, plan_reshard
 from raycrew.tensor_transport.rtensor import RTensor
 from raycrew.tensor_transport.weights import (
     RankSpan,
@@ -71,6 +69,14 @@ from raycrew.tensor_transport.weights import (
     join_updates,
     sync_weights,
     sync_weights_async,
+)
+from raycrew.tensor_transport.weights.deltas import DeltaSource, DeltaTarget
+from raycrew.tensor_transport.weights.resharding import (
+    Layout,
+    ReshardPlan,
+    join_layouts,
+    layout_of,
+    plan_reshard,
 )
 
 __all__ = [

@@ -1,0 +1,18 @@
+"""The directory of versions: what it knows and decides, how it is asked, and whom a publisher tells."""
+
+from raycrew.tensor_transport.weights._directory.directory import Until, WeightDirectory
+from raycrew.tensor_transport.weights._directory.record import Record
+from raycrew.tensor_transport.weights._directory.telling import DirectoryTeller, LoneTeller, Teller, release
+from raycrew.tensor_transport.weights._directory.versions import Announced, VersionStatus
+
+__all__ = [
+    "Announced",
+    "DirectoryTeller",
+    "LoneTeller",
+    "Record",
+    "Teller",
+    "Until",
+    "VersionStatus",
+    "WeightDirectory",
+    "release",
+]

@@ -1,0 +1,275 @@
+"""The directory of versions: one record, asked by threads of this process or through a small actor."""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar
+
+from raycrew.tensor_transport import _ray_compat
+from raycrew.tensor_transport.errors import (
+    DirectoryLostError,
+    ShardLostError,
+    TransportError,
+    TransportTimeoutError,
+)
+from raycrew.tensor_transport.weights._directory.record import Record
+from raycrew.tensor_transport.weights._directory.versions import VersionStatus
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Fanout = int | Literal["auto"] | None
+
+_ANSWER_S = 60.0
+_POLL_S = 5.0
+
+
+class Until:
+    """How long to wait: some seconds from now, and no longer than an event says."""
+
+    def __init__(self, timeout_s: float | None, stopped: threading.Event | None = None) -> None:
+        self.timeout_s = timeout_s
+        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._stopped = stopped
+
+    def left(self, most_s: float) -> float:
+        """Seconds that are left, at most so many."""
+        return most_s if self._deadline is None else max(0.0, min(most_s, self._deadline - time.monotonic()))
+
+    def is_over(self) -> bool:
+        """Whether nothing is left."""
+        stopped = self._stopped is not None and self._stopped.is_set()
+        return stopped or (self._deadline is not None and time.monotonic() >= self._deadline)
+
+
+class _Edge(Protocol):
+    def ask(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any: ...
+
+    def poll(self, method: str, args: tuple[Any, ...], wait_s: float) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+class WeightDirectory:
+    """Which versions of a model's weights there are, who holds which, and what became of an update.
+
+    One for each trainer: its ranks publish through it, and generators find versions in it by themselves, also
+    late or after a restart. It decides: a version that `sync_weights` began commits when all receivers have
+    loaded it, and is aborted for all when one fails, is silent for `lease_s`, or the deadline passes. It
+    holds the last `keep` committed versions; with `keep=0` buckets go as soon as all receivers have them, and
+    who comes late finds nothing until the next update.
+
+    Made by `start()` (an actor, picklable, for processes of a Ray cluster) or `local()` (for threads).
+    """
+
+    def __init__(self, edge: _Edge) -> None:
+        self._edge = edge
+
+    @classmethod
+    def start(
+        cls,
+        *,
+        keep: int = 1,
+        lease_s: float = 60.0,
+        fanout: Fanout = "auto",
+        name: str | None = None,
+    ) -> Self:
+        """Start the actor; it ends with `close`, or with whoever started it.
+
+        Args:
+            keep: How many committed versions stay available.
+            lease_s: How long a publisher, or a receiver that fetches, may be silent before it counts as dead.
+            fanout: How many nodes fetch from one in a relay: 1 is a chain, None no relay, "auto" what is
+                earliest done.
+            name: For `find`.
+        """
+        _check(keep, lease_s, fanout)
+        return cls(_ActorEdge(_ray_compat.start_actor(_DirectoryActor, name, keep, lease_s, fanout)))
+
+    @classmethod
+    def local(cls, *, keep: int = 1, lease_s: float = 60.0, fanout: Fanout = "auto") -> Self:
+        """A directory for the threads of this process."""
+        _check(keep, lease_s, fanout)
+        return cls(_LocalEdge(Record(keep, lease_s, fanout)))
+
+    @classmethod
+    def find(cls, name: str) -> Self:
+        """The directory that was started under a name.
+
+        Raises:
+            DirectoryLostError: There is none.
+        """
+        return cls(_ActorEdge(_ray_compat.find_actor(name)))
+
+    @property
+    def latest(self) -> int | None:
+        """The last committed version that is kept."""
+        return self.ask(Record.newest)
+
+    def status(self) -> tuple[VersionStatus, ...]:
+        """Versions that are published, kept or were aborted lately, and who holds them."""
+        return self.ask(Record.status)
+
+    def ask(
+        self,
+        method: Callable[Concatenate[Record, float, P], R],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """The answer of a method of the record, at once.
+
+        Raises:
+            DirectoryLostError: It is gone, or does not answer.
+        """
+        if kwargs:
+            raise TypeError("arguments of the record are given by position")
+        found: R = self._edge.ask(method.__name__, args, _ANSWER_S)
+        return found
+
+    def wait(
+        self,
+        method: Callable[Concatenate[Record, float, P], R | None],
+        until: "Until | float | None",
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """The answer of a method of the record, as soon as it has one.
+
+        Raises:
+            TransportTimeoutError: It has none in time.
+            DirectoryLostError: It is gone, or does not answer.
+        """
+        if kwargs:
+            raise TypeError("arguments of the record are given by position")
+        until = until if isinstance(until, Until) else Until(until)
+        while True:
+            found: R | None = self._edge.poll(method.__name__, args, until.left(_POLL_S))
+            if found is not None:
+                return found
+            if until.is_over():
+                raise TransportTimeoutError(
+                    f"the directory had no {method.__name__} within {until.timeout_s} s"
+                )
+
+    def close(self) -> None:
+        """End the actor, and with it what the directory holds; idempotent."""
+        self._edge.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _check(keep: int, lease_s: float, fanout: Fanout) -> None:
+    if keep < 0:
+        raise ValueError(f"keep must not be negative, got {keep}")
+    if lease_s <= 0:
+        raise ValueError(f"lease_s must be above 0, got {lease_s}")
+    if fanout not in (None, "auto") and (not isinstance(fanout, int) or fanout < 1):
+        raise ValueError(f'fanout must be "auto", None or at least 1, got {fanout!r}')
+
+
+class _LocalEdge:
+    """A record behind a lock."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._changed = threading.Condition()
+        self._closed = False
+        self._pid = os.getpid()
+
+    def ask(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:  # noqa: ARG002
+        with self._entered():
+            try:
+                return getattr(self._record, method)(time.monotonic(), *args)
+            finally:
+                self._changed.notify_all()
+
+    def poll(self, method: str, args: tuple[Any, ...], wait_s: float) -> Any:
+        deadline = time.monotonic() + wait_s
+        with self._entered():
+            while True:
+                now = time.monotonic()
+                found = getattr(self._record, method)(now, *args)
+                if found is not None:
+                    self._changed.notify_all()
+                if found is not None or now >= deadline:
+                    return found
+                self._changed.wait(_until(now, deadline, self._record.next_expiry()))
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _entered(self) -> threading.Condition:
+        if self._closed:
+            raise DirectoryLostError("this WeightDirectory is closed")
+        if os.getpid() != self._pid:
+            raise TransportError(
+                f"this WeightDirectory is that of process {self._pid}: start() one for other processes"
+            )
+        return self._changed
+
+
+class _DirectoryActor:
+    """A record in an actor; waiting calls share its one thread."""
+
+    def __init__(self, keep: int, lease_s: float, fanout: Fanout) -> None:
+        self._record = Record(keep, lease_s, fanout)
+        self._changed = asyncio.Event()
+
+    async def ask(self, method: str, args: tuple[Any, ...]) -> Any:
+        try:
+            return getattr(self._record, method)(time.monotonic(), *args)
+        finally:
+            self._tell()
+
+    async def poll(self, method: str, args: tuple[Any, ...], wait_s: float) -> Any:
+        deadline = time.monotonic() + wait_s
+        while True:
+            now = time.monotonic()
+            found = getattr(self._record, method)(now, *args)
+            if found is not None:
+                self._tell()
+            if found is not None or now >= deadline:
+                return found
+            changed, wait_s = self._changed, _until(now, deadline, self._record.next_expiry())
+            try:
+                await asyncio.wait_for(changed.wait(), wait_s)
+            except TimeoutError:
+                continue
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+class _ActorEdge:
+    """Asks the actor; can be pickled."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def ask(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
+        return self._get(self._actor.ask, (method, args), timeout_s)
+
+    def poll(self, method: str, args: tuple[Any, ...], wait_s: float) -> Any:
+        return self._get(self._actor.poll, (method, args, wait_s), wait_s + _ANSWER_S)
+
+    def close(self) -> None:
+        _ray_compat.kill(self._actor)
+
+    def _get(self, method: Any, args: tuple[Any, ...], timeout_s: float) -> Any:
+        try:
+            return _ray_compat.call_actor(method, args, timeout_s)
+        except (ShardLostError, TransportTimeoutError) as error:
+            raise DirectoryLostError(f"the directory of versions does not answer: {error}") from error
+
+
+def _until(now: float, deadline: float, expiry: float | None) -> float:
+    """How long to wait, at least a moment: what expires now is seen a moment later."""
+    return max(0.001, (deadline if expiry is None else min(deadline, expiry)) - now)

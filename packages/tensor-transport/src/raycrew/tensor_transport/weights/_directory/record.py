@@ -1,0 +1,282 @@
+"""What a directory of versions knows, and what it decides: a state machine without clock, threads or Ray.
+
+Every method takes the time. What returns None is not possible yet: ask again after a change.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from raycrew.tensor_transport.errors import (
+    BucketFetchError,
+    WeightUpdateError,
+)
+from raycrew.tensor_transport.weights._directory.shelf import Shelf
+from raycrew.tensor_transport.weights._directory.versions import (
+    Announced,
+    Begin,
+    Finish,
+    News,
+    Offer,
+    Part,
+    State,
+    VersionStatus,
+)
+from raycrew.tensor_transport.weights._update import WeightUpdate, join_updates, joined_name
+
+
+class Record(Shelf):
+    """The record of one publisher group.
+
+    Args:
+        keep: How many committed versions stay available.
+        lease_s: How long a publisher, or a receiver that fetches, may be silent before it counts as dead.
+        fanout: How many nodes fetch from one; None where all fetch from the publishers' nodes, "auto" for
+            what is earliest done.
+    """
+
+    # What publishers say.
+
+    def enroll(self, now: float, part: int, publisher: str) -> bool:
+        """A publisher starts; whoever published this part before is replaced."""
+        before = self._publishers.get(part)
+        self._publishers[part] = publisher
+        for version in self._live():
+            if before is not None and before != publisher and part in version.parts:
+                self._abort(version, f"the publisher of part {part} was replaced")
+        return self._tidy(now)
+
+    def reserve(self, now: float, voters: int, deadline_s: float | None) -> int:
+        """The number of a version that commits when `voters` receivers have loaded it, and aborts else."""
+        self._tidy(now)
+        for version in self._live():
+            self._abort(version, "another update was begun")
+        deadline = None if deadline_s is None else now + deadline_s
+        return self._open(voters, deadline).number
+
+    def begin(self, now: float, begin: Begin) -> int | None:
+        """A publisher begins its part of a version; which one.
+
+        Raises:
+            StaleVersionError: The publisher was replaced, or the version is not above the last one.
+        """
+        self._tidy(now)
+        self._check_publisher(begin.part, begin.publisher)
+        if begin.names is not None and not self._lineage.bases({begin.part: begin.names}):
+            raise ValueError("there is no version that a partial update could be added to")
+        self._remember(begin)
+        version = self._version_for(begin)
+        if version is None:
+            return None
+        plan = self._plans.get(begin.digest)
+        version.parts[begin.part] = Part(begin, now + self.lease_s, plan)
+        if len(version.parts) == begin.parts:
+            version.bases = self._lineage.bases(version.names)
+        return version.number
+
+    def credit(self, now: float, number: int, part: int, size_bytes: int, window_bytes: int) -> bool | None:
+        """Whether so many bytes more may be put: what is ahead of the slowest voter has to fit the window."""
+        if number in self.versions and part in self.versions[number].parts:
+            self.versions[number].parts[part].expires = now + self.lease_s
+        version = self._living(now, number)
+        ahead = [a for a in version.parts[part].buckets if not self._is_taken(version, a)]
+        if not ahead or sum(a.bucket.size_bytes for a in ahead) + size_bytes <= window_bytes:
+            return True
+        return None
+
+    def announce(self, now: float, number: int, publisher: str, announced: Announced) -> None:
+        """A bucket can be fetched."""
+        version = self._living(now, number)
+        self._check_publisher(announced.part, publisher)
+        part = version.parts[announced.part]
+        part.buckets.append(announced)
+        part.expires = now + self.lease_s
+
+    def finish(self, now: float, number: int, finish: Finish) -> WeightUpdate:
+        """A part is complete; what it is now."""
+        version = self._living(now, number)
+        self._check_publisher(finish.part, finish.publisher)
+        part = version.parts[finish.part]
+        if len(part.buckets) != finish.bucket_count:
+            raise WeightUpdateError(
+                f"version {number}: {len(part.buckets)} of {finish.bucket_count} buckets were announced"
+            )
+        part.finish, part.plan = finish, part.plan or finish.plan
+        update = version.update_of(part)
+        if sum(part.finish is not None for part in version.parts.values()) == version.expected:
+            version.state = "complete"
+            self._decide(version)
+            self._tidy(now)
+        return update
+
+    def abort(self, now: float, number: int, reason: str) -> bool:
+        """Give a version up, unless it is decided; whether it is aborted."""
+        self._tidy(now)
+        version = self.versions.get(number)
+        if version is not None and version.is_live:
+            self._abort(version, reason)
+        return version is None or version.state == "aborted"
+
+    def retire(self, now: float, part: int, publisher: str) -> bool:
+        """A publisher is closed: what it published is given up."""
+        if self._publishers.get(part) != publisher:
+            return False
+        for version in self.versions.values():
+            if part in version.parts:
+                if version.is_live:
+                    self._abort(version, f"the publisher of part {part} was closed")
+                self._drop(version)
+        return self._tidy(now)
+
+    def collect(self, now: float, scope: str) -> list[Any]:
+        """Tickets of buckets that nobody needs any more, for one who can release them; told once."""
+        self._tidy(now)
+        return self._freed.pop(scope, [])
+
+    # What receivers say.
+
+    def offer(self, now: float, number: int, known: frozenset[str] = frozenset()) -> Offer | None:
+        """What a version has, once all its publishers have begun; without plans whose digest is known.
+
+        Raises:
+            UpdateAbortedError: It was given up.
+            BucketFetchError: It is not kept any more.
+        """
+        self._tidy(now)
+        version = self.versions.get(number)
+        if version is None and number > self._last:
+            return None
+        version = self._readable(number)
+        if not version.parts or len(version.parts) < version.expected:
+            return None
+        begins = [version.parts[i].begin for i in sorted(version.parts)]
+        return Offer(
+            number,
+            joined_name([begin.publisher for begin in begins]),
+            tuple(None if b.digest in known else self._plans.get(b.digest) for b in begins),
+            tuple(begin.digest for begin in begins),
+            version.bases,
+            version.voters is not None and version.state != "committed",
+        )
+
+    def news(self, now: float, number: int, receiver: str, node: str, seen: Sequence[int]) -> News | None:
+        """Buckets of a version that a receiver has not seen, `seen` of each part."""
+        if number in self.versions:
+            self.versions[number].fetching[receiver] = now + self.lease_s
+        self._tidy(now)
+        version = self._readable(number)
+        version.nodes.setdefault(node, receiver)
+        self._note_taken(version, receiver, seen)
+        fresh = [
+            announced
+            for index, part in sorted(version.parts.items())
+            for announced in part.buckets[seen[index] :]
+            if self._relayed(version, node, announced)
+        ]
+        total = len(version.buckets)
+        done = version.state != "open" and sum(seen) + len(fresh) == total
+        if not fresh and not done:
+            return None
+        if not fresh:  # It has all, and may take its time to load.
+            version.fetching.pop(receiver, None)
+        return News(tuple(fresh), done)
+
+    def took(self, now: float, number: int, receiver: str, seen: Sequence[int]) -> None:
+        """A receiver has so many buckets of each part."""
+        self._tidy(now)
+        version = self._readable(number)
+        version.fetching[receiver] = now + self.lease_s
+        if version.state != "open" and sum(seen) == len(version.buckets):
+            version.fetching.pop(receiver)
+        self._note_taken(version, receiver, seen)
+
+    def vote(self, now: float, number: int, receiver: str, loaded: bool, reason: str) -> None:
+        """A receiver has loaded a version, or cannot."""
+        self._tidy(now)
+        version = self.versions.get(number)
+        if version is None or not version.is_live:
+            return
+        version.votes[receiver] = loaded
+        version.fetching.pop(receiver, None)
+        if not loaded and version.voters is not None:
+            self._abort(version, f"receiver {receiver}: {reason}")
+        self._decide(version)
+
+    def decision(self, now: float, number: int) -> State | None:
+        """Whether a version is committed or aborted; what is not known any more is aborted."""
+        self._tidy(now)
+        version = self.versions.get(number)
+        if version is None:
+            return "aborted"
+        return None if version.is_live else version.state
+
+    def reason(self, now: float, number: int) -> str:
+        """Why a version was aborted."""
+        self._tidy(now)
+        version = self.versions.get(number)
+        return "it is not known any more" if version is None else version.reason
+
+    def hold(self, now: float, receiver: str, number: int) -> None:
+        """A receiver holds a version, and reads no other one."""
+        self.holders[receiver] = number
+        for version in self.versions.values():
+            version.fetching.pop(receiver, None)
+        self._tidy(now)
+
+    def leave(self, now: float, receiver: str) -> None:
+        """A receiver is gone."""
+        self.holders.pop(receiver, None)
+        for version in self.versions.values():
+            took_part = receiver in version.taken or receiver in version.votes
+            version.forget(receiver)
+            if version.is_live and version.voters is not None and took_part:
+                self._abort(version, f"receiver {receiver} left")
+        self._tidy(now)
+
+    def chain(self, now: float, target: int | None, held: int | None) -> list[int]:
+        """The versions to apply one after another to have a version (the latest: None) from what is held.
+
+        Raises:
+            BucketFetchError: It is not kept.
+        """
+        self._tidy(now)
+        number = self.newest(now) if target is None else target
+        if number is None:
+            raise BucketFetchError(
+                "no version is kept" if self._last else "no version was published yet", version=0
+            )
+        found: list[int] = []
+        while number != held:
+            version = self._readable(number)
+            found.append(number)
+            if version.bases is None or held in version.bases:
+                break
+            number = min(version.bases, default=0)
+        return found[::-1]
+
+    def update(self, now: float, number: int) -> WeightUpdate:
+        """All parts of a version that is complete."""
+        self._tidy(now)
+        version = self._readable(number)
+        if version.state == "open":
+            raise WeightUpdateError(f"version {number} is not complete", version=number)
+        return join_updates([version.update_of(part) for part in version.parts.values()])
+
+    def newest(self, now: float) -> int | None:
+        """The last committed version that is kept."""
+        self._tidy(now)
+        kept = [n for n, v in self.versions.items() if v.state == "committed" and v.parts]
+        return max(kept, default=None)
+
+    def status(self, now: float) -> tuple[VersionStatus, ...]:
+        """All versions that are live, kept, or were aborted lately."""
+        self._tidy(now)
+        return tuple(
+            VersionStatus(
+                v.number,
+                v.state,
+                v.size_bytes,
+                tuple(sorted(r for r, held in self.holders.items() if held == v.number)),
+                v.reason,
+            )
+            for v in self.versions.values()
+        )

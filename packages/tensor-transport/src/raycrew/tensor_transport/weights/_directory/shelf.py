@@ -1,0 +1,214 @@
+"""The versions of a directory, and what follows from time and from what is known of them."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from raycrew.tensor_transport.errors import (
+    BucketFetchError,
+    StaleVersionError,
+    UpdateAbortedError,
+    WeightUpdateError,
+)
+from raycrew.tensor_transport.weights._directory.lineage import Lineage
+from raycrew.tensor_transport.weights._directory.relay import choose_fanout, relay_parent
+from raycrew.tensor_transport.weights._directory.versions import Announced, Begin, Version
+from raycrew.tensor_transport.weights._update import Bucket, BucketPlan
+
+
+class Shelf:
+    """Versions by their number; see `Record`, which says what is said about them."""
+
+    def __init__(
+        self, keep: int = 1, lease_s: float = 60.0, fanout: int | Literal["auto"] | None = "auto"
+    ) -> None:
+        self.keep = keep
+        self.lease_s = lease_s
+        self.fanout = fanout
+        self.versions: dict[int, Version] = {}
+        self.holders: dict[str, int] = {}
+        self._publishers: dict[int, str] = {}
+        self._last = 0
+        self._freed: dict[str, list[Any]] = {}
+        self._plans: dict[str, BucketPlan] = {}
+        self._digests: dict[int, str] = {}
+        self._lineage = Lineage()
+
+    def next_expiry(self) -> float | None:
+        """When something ends if nobody says anything before."""
+        times: list[float] = []
+        for version in self.versions.values():
+            times += version.fetching.values()
+            if version.is_live:
+                times += [part.expires for part in version.parts.values() if part.finish is None]
+                times += [] if version.deadline is None else [version.deadline]
+        return min(times, default=None)
+
+    def _live(self) -> list[Version]:
+        return [version for version in self.versions.values() if version.is_live]
+
+    def _open(self, voters: int | None = None, deadline: float | None = None) -> Version:
+        self._last += 1
+        version = self.versions[self._last] = Version(self._last, voters, deadline)
+        return version
+
+    def _version_for(self, begin: Begin) -> Version | None:
+        for version in self._live():
+            if version.state == "open" and begin.part not in version.parts:
+                return self._joined(version, begin)
+            if version.state == "open" and version.parts[begin.part].finish is None:
+                self._abort(version, f"part {begin.part} was begun again")
+            else:
+                return None  # Others are not done with it.
+        stored = [v for v in self.versions.values() if v.parts and v.state == "committed"]
+        if len(stored) > max(self.keep, len(self._needed())):
+            return None  # A receiver still reads what is to make room.
+        if self.keep == 0:
+            raise WeightUpdateError("a directory with keep=0 takes updates from sync_weights() alone")
+        if begin.version is not None and begin.version <= self._last:
+            raise StaleVersionError(
+                f"the last version is {self._last}: {begin.version} is not above it", version=begin.version
+            )
+        self._last = self._last if begin.version is None else begin.version - 1
+        return self._open()
+
+    def _joined(self, version: Version, begin: Begin) -> Version:
+        """An open version, if this part fits it."""
+        if begin.version not in (None, version.number):
+            raise StaleVersionError(
+                f"version {version.number} is being published, not {begin.version}",
+                version=begin.version or 0,
+            )
+        if version.parts and begin.parts != version.expected:
+            raise WeightUpdateError(
+                f"version {version.number} has {version.expected} parts, not {begin.parts}: all ranks of the "
+                "trainer name the same number"
+            )
+        return version
+
+    def _check_publisher(self, part: int, publisher: str) -> None:
+        current = self._publishers.get(part)
+        if current != publisher:
+            raise StaleVersionError(
+                f"publisher {publisher:.8} of part {part} was replaced by {current or 'nobody':.8}: only the "
+                "one that was made last may publish"
+            )
+
+    def _living(self, now: float, number: int) -> Version:
+        self._tidy(now)
+        version = self.versions.get(number)
+        if version is None or version.state != "open":
+            reason = "it is over" if version is None else version.reason or f"it is {version.state}"
+            raise UpdateAbortedError(f"version {number} was given up: {reason}", version=number)
+        return version
+
+    def _readable(self, number: int) -> Version:
+        version = self.versions.get(number)
+        if version is not None and version.state == "aborted":
+            raise UpdateAbortedError(f"version {number} was given up: {version.reason}", version=number)
+        if version is None or (version.state == "committed" and not version.parts):
+            kept = [n for n, v in self.versions.items() if v.state == "committed" and v.parts]
+            raise BucketFetchError(
+                f"version {number} is not kept (keep={self.keep}); there are {kept}", version=number
+            )
+        return version
+
+    def _relayed(self, version: Version, node: str, announced: Announced) -> bool:
+        """Whether a node may fetch a bucket: its parent in the relay has it."""
+        fanout = self.fanout
+        if fanout == "auto":
+            sizes = [part.plan.bucket_sizes for part in version.parts.values() if part.plan is not None]
+            fanout = choose_fanout(len(version.nodes), max(1, sum(map(len, sizes))))
+        parent = relay_parent(list(version.nodes), node, fanout)
+        if parent is None:
+            return True
+        return version.has_taken(version.nodes[parent], announced)
+
+    def _is_taken(self, version: Version, announced: Announced) -> bool:
+        """Whether all voters have a bucket."""
+        takers = sum(version.has_taken(receiver, announced) for receiver in version.taken)
+        return version.voters is None or takers >= version.voters
+
+    def _note_taken(self, version: Version, receiver: str, seen: Sequence[int]) -> None:
+        version.taken[receiver] = tuple(seen)
+        if self.keep:
+            return
+        for part in version.parts.values():
+            for i, announced in enumerate(part.buckets):
+                if announced.bucket.ticket is not None and self._is_taken(version, announced):
+                    self._free(part.begin.scope, announced)
+                    emptied = Bucket(None, announced.bucket.size_bytes, announced.bucket.checksum)
+                    part.buckets[i] = Announced(part.begin.part, announced.index, emptied, announced.entries)
+
+    def _decide(self, version: Version) -> None:
+        if version.state != "complete":
+            return
+        ready = sum(version.votes.values())
+        if version.voters is None or ready >= version.voters:
+            version.state = "committed"
+            self._lineage.note(version.number, version.names)
+            for receiver, loaded in version.votes.items():
+                if loaded:
+                    self.holders[receiver] = version.number
+
+    def _abort(self, version: Version, reason: str) -> None:
+        version.state, version.reason = "aborted", reason
+        self._drop(version)
+
+    def _drop(self, version: Version) -> None:
+        for part in version.parts.values():
+            for announced in part.buckets:
+                self._free(part.begin.scope, announced)
+        version.parts = {}
+
+    def _free(self, scope: str, announced: Announced) -> None:
+        if scope and announced.bucket.ticket is not None:
+            self._freed.setdefault(scope, []).append(announced.bucket.ticket)
+
+    def _tidy(self, now: float) -> bool:
+        """End what is over: leases, deadlines, versions that nobody needs."""
+        for version in list(self.versions.values()):
+            silent = [r for r, until in version.fetching.items() if until <= now]
+            for receiver in silent:
+                version.forget(receiver)
+                self.holders.pop(receiver, None)
+            if not version.is_live:
+                continue
+            late = [i for i, p in version.parts.items() if p.finish is None and p.expires <= now]
+            if late:
+                self._abort(version, f"the publishers of parts {late} are silent since {self.lease_s:g} s")
+            elif silent and version.voters is not None:
+                self._abort(version, f"receivers {silent} are silent since {self.lease_s:g} s")
+            elif version.deadline is not None and version.deadline <= now:
+                self._abort(version, "not all receivers had loaded it by its deadline")
+        needed = self._needed()
+        for number, version in self.versions.items():
+            if version.state == "committed" and number not in needed and not version.fetching:
+                self._drop(version)
+        self._forget()
+        return True
+
+    def _needed(self) -> set[int]:
+        """The versions to keep: the last ones, and those that they have to be added to."""
+        committed = sorted(n for n, v in self.versions.items() if v.state == "committed")
+        needed = set(committed[len(committed) - self.keep :])
+        for number in sorted(needed, reverse=True):
+            bases = self.versions[number].bases
+            while bases:
+                base = min(bases)
+                needed.add(base)
+                bases = self.versions[base].bases if base in self.versions else None
+        return needed
+
+    def _remember(self, begin: Begin) -> None:
+        """Know a plan as long as a version has it, or its publisher may have it again."""
+        if begin.plan is not None:
+            self._plans[begin.digest] = begin.plan
+        self._digests[begin.part] = begin.digest
+        used = {part.begin.digest for version in self.versions.values() for part in version.parts.values()}
+        used |= set(self._digests.values())
+        self._plans = {digest: plan for digest, plan in self._plans.items() if digest in used}
+
+    def _forget(self, limit: int = 100) -> None:
+        over = [n for n, v in self.versions.items() if not v.is_live and not v.parts]
+        for number in over[: max(0, len(over) - limit)]:
+            del self.versions[number]

@@ -1,0 +1,188 @@
+"""Whom a publisher tells what it does: nobody, or a directory of versions."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Protocol
+
+from raycrew.tensor_transport.errors import DirectoryLostError, TransportError
+from raycrew.tensor_transport.protocols import ByteStore
+from raycrew.tensor_transport.weights._directory.directory import WeightDirectory
+from raycrew.tensor_transport.weights._directory.lineage import Lineage
+from raycrew.tensor_transport.weights._directory.record import Record
+from raycrew.tensor_transport.weights._directory.versions import Announced, Begin, Finish
+from raycrew.tensor_transport.weights._update import (
+    Bucket,
+    BucketPlan,
+    Stopwatch,
+    TensorEntry,
+    WeightUpdate,
+    release_scope,
+    sealed,
+)
+
+
+class Teller(Protocol):
+    """Counts versions, and hears what becomes of them."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether buckets are of use before the last one is put."""
+        ...
+
+    def begin(self, version: int | None, plan: BucketPlan | None, names: frozenset[str] | None) -> int:
+        """A version begins; its number."""
+        ...
+
+    def make_room(self, version: int, size_bytes: int) -> None:
+        """Wait until so many bytes may be put."""
+        ...
+
+    def announce(
+        self, version: int, index: int, bucket: Bucket, entries: tuple[TensorEntry, ...] | None
+    ) -> None:
+        """A bucket was put."""
+        ...
+
+    def finish(
+        self, version: int, plan: BucketPlan, buckets: Sequence[Bucket], watch: Stopwatch, waited_s: float
+    ) -> WeightUpdate:
+        """All buckets were put."""
+        ...
+
+    def abort(self, version: int, reason: str) -> None:
+        """There will be no more buckets."""
+        ...
+
+    def close(self) -> None:
+        """There will be no more versions."""
+        ...
+
+
+class LoneTeller:
+    """Tells nobody."""
+
+    streams = False
+
+    def __init__(self, name: str, part: int, parts: int) -> None:
+        self._name, self._part, self._parts = name, part, parts
+        self._last = 0
+        self._lineage = Lineage()
+        self._names: frozenset[str] | None = None
+
+    def begin(self, version: int | None, plan: BucketPlan | None, names: frozenset[str] | None) -> int:  # noqa: ARG002
+        if version is None:
+            version = self._last + 1
+        elif version <= self._last:
+            raise ValueError(f"version must be above the last one, {self._last}, got {version}")
+        if names is not None and not self._lineage.bases({0: names}):
+            raise ValueError("there is no version that a partial update could be added to")
+        self._names = names
+        return version
+
+    def make_room(self, version: int, size_bytes: int) -> None:
+        pass
+
+    def announce(
+        self, version: int, index: int, bucket: Bucket, entries: tuple[TensorEntry, ...] | None
+    ) -> None:
+        pass
+
+    def finish(
+        self, version: int, plan: BucketPlan, buckets: Sequence[Bucket], watch: Stopwatch, waited_s: float
+    ) -> WeightUpdate:
+        names = {0: self._names}
+        update = WeightUpdate(
+            publisher=self._name,
+            version=version,
+            tensors=plan.tensors,
+            buckets=tuple(buckets),
+            gather_s=watch.total("gather") - waited_s,
+            put_s=watch.total("put"),
+            part=self._part,
+            parts=self._parts,
+            bases=self._lineage.bases(names),
+            spans=watch.spans,
+        )
+        self._lineage.note(version, names)
+        self._last = version
+        return sealed(update, plan)
+
+    def abort(self, version: int, reason: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class DirectoryTeller:
+    """Tells a directory, which numbers versions and says when there is room for more bytes."""
+
+    streams = True
+
+    def __init__(
+        self,
+        directory: WeightDirectory,
+        store: ByteStore,
+        name: str,
+        part: int,
+        parts: int,
+        window_bytes: int | None,
+        timeout_s: float | None,
+    ) -> None:
+        self._directory, self._store, self._name = directory, store, name
+        self._part, self._parts = part, parts
+        self._window_bytes, self._timeout_s = window_bytes, timeout_s
+        self._scope = release_scope(store, name)
+        self._known = ""
+        directory.ask(Record.enroll, part, name)
+
+    def begin(self, version: int | None, plan: BucketPlan | None, names: frozenset[str] | None) -> int:
+        digest = "" if plan is None else plan.digest
+        unknown = plan if digest != self._known else None
+        begin = Begin(self._part, self._parts, self._name, self._scope, version, digest, unknown, names)
+        number = self._directory.wait(Record.begin, self._timeout_s, begin)
+        self._known = digest
+        self._collect()
+        return number
+
+    def make_room(self, version: int, size_bytes: int) -> None:
+        if self._window_bytes is not None:
+            asked = (version, self._part, size_bytes, self._window_bytes)
+            self._directory.wait(Record.credit, self._timeout_s, *asked)
+            self._collect()
+
+    def announce(
+        self, version: int, index: int, bucket: Bucket, entries: tuple[TensorEntry, ...] | None
+    ) -> None:
+        announced = Announced(self._part, index, bucket, entries)
+        self._directory.ask(Record.announce, version, self._name, announced)
+
+    def finish(
+        self, version: int, plan: BucketPlan, buckets: Sequence[Bucket], watch: Stopwatch, waited_s: float
+    ) -> WeightUpdate:
+        late = None if plan.digest == self._known else plan
+        times = (watch.total("gather") - waited_s, watch.total("put"), watch.spans)
+        finish = Finish(self._part, self._name, len(buckets), late, *times)
+        update = self._directory.ask(Record.finish, version, finish)
+        self._collect()
+        return update
+
+    def abort(self, version: int, reason: str) -> None:
+        with contextlib.suppress(DirectoryLostError):  # Receivers see that it is lost, too.
+            self._directory.ask(Record.abort, version, f"part {self._part}: {reason}")
+            self._collect()
+
+    def close(self) -> None:
+        with contextlib.suppress(DirectoryLostError):
+            self._directory.ask(Record.retire, self._part, self._name)
+            self._collect()
+
+    def _collect(self) -> None:
+        release(self._directory, self._store, self._scope)
+
+
+def release(directory: WeightDirectory, store: ByteStore, scope: str) -> None:
+    """Release the buckets that nobody needs any more, if there may be some of this scope."""
+    for ticket in directory.ask(Record.collect, scope) if scope else ():
+        with contextlib.suppress(TransportError):  # Its store, or that of its publisher, is gone.
+            store.release(ticket)

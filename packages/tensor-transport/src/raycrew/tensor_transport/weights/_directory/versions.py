@@ -1,0 +1,189 @@
+"""What publishers and receivers say to a directory of versions, and what it knows of each version."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from raycrew.tensor_transport.weights._update import (
+    Bucket,
+    BucketPlan,
+    Span,
+    TensorEntry,
+    WeightUpdate,
+    sealed,
+)
+
+State = Literal["open", "complete", "committed", "aborted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What a publisher says before its first bucket.
+
+    Attributes:
+        part: Which part of the version it publishes.
+        parts: How many there are.
+        publisher: Its incarnation.
+        scope: Who can release its buckets: all that have the same one; "" where nobody has to.
+        version: The number that it wants, None for the next.
+        digest: Of the plan; empty where that is not known before the tensors are.
+        plan: Left out where the directory knows it by its digest.
+        names: What a partial update changes; None where it is all of the part.
+    """
+
+    part: int
+    parts: int
+    publisher: str
+    scope: str
+    version: int | None
+    digest: str
+    plan: BucketPlan | None
+    names: frozenset[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """What a publisher says after its last bucket; `plan` where there was none before."""
+
+    part: int
+    publisher: str
+    bucket_count: int
+    plan: BucketPlan | None
+    gather_s: float
+    put_s: float
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A bucket that can be fetched; `entries` where there was no plan before."""
+
+    part: int
+    index: int
+    bucket: Bucket
+    entries: tuple[TensorEntry, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What there is of a version before its buckets.
+
+    A plan is None where the receiver knows its digest already, or where entries come with the buckets (the
+    digest is empty then).
+    """
+
+    version: int
+    publisher: str
+    plans: tuple[BucketPlan | None, ...]
+    digests: tuple[str, ...]
+    bases: frozenset[int] | None
+    is_vote: bool
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Buckets that a receiver has not seen; `done` says that there will be no more."""
+
+    buckets: tuple[Announced, ...]
+    done: bool
+
+
+@dataclass
+class Part:
+    """What one publishing rank has published of a version."""
+
+    begin: Begin
+    expires: float
+    plan: BucketPlan | None
+    finish: Finish | None = None
+    buckets: list[Announced] = field(default_factory=list)
+
+
+@dataclass
+class Version:
+    """One version, from its first word to its last."""
+
+    number: int
+    voters: int | None = None
+    deadline: float | None = None
+    state: State = "open"
+    reason: str = ""
+    parts: dict[int, Part] = field(default_factory=dict)
+    bases: frozenset[int] | None = None
+    votes: dict[str, bool] = field(default_factory=dict)
+    taken: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    fetching: dict[str, float] = field(default_factory=dict)
+    nodes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether nothing is decided."""
+        return self.state in ("open", "complete")
+
+    @property
+    def expected(self) -> int:
+        """How many parts it has."""
+        return next(iter(self.parts.values())).begin.parts if self.parts else 1
+
+    @property
+    def buckets(self) -> list[Announced]:
+        """All buckets so far, in the order of their parts."""
+        return [bucket for part in self.parts.values() for bucket in part.buckets]
+
+    @property
+    def names(self) -> dict[int, frozenset[str] | None]:
+        """What each part changes; None where it is all of the part."""
+        return {number: part.begin.names for number, part in self.parts.items()}
+
+    def has_taken(self, receiver: str, announced: Announced) -> bool:
+        """Whether a receiver has a bucket."""
+        seen = self.taken.get(receiver, ())
+        return announced.part < len(seen) and seen[announced.part] > announced.index
+
+    def forget(self, receiver: str) -> None:
+        """A receiver is gone, or has what it wanted."""
+        self.fetching.pop(receiver, None)
+        self.nodes = {node: r for node, r in self.nodes.items() if r != receiver}
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes so far."""
+        return sum(announced.bucket.size_bytes for announced in self.buckets)
+
+    def update_of(self, part: Part) -> WeightUpdate:
+        """One part, as its publisher made it."""
+        plan = part.plan or BucketPlan((), ())
+        finish = part.finish
+        return sealed(
+            WeightUpdate(
+                publisher=part.begin.publisher,
+                version=self.number,
+                tensors=plan.tensors,
+                buckets=tuple(announced.bucket for announced in part.buckets),
+                gather_s=finish.gather_s if finish else 0.0,
+                put_s=finish.put_s if finish else 0.0,
+                part=part.begin.part,
+                parts=part.begin.parts,
+                bases=self.bases,
+                spans=finish.spans if finish else (),
+            ),
+            plan,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VersionStatus:
+    """One version, as a directory knows it.
+
+    Attributes:
+        version: Its number.
+        state: "open" (being published), "complete", "committed" or "aborted".
+        size_bytes: Bytes that its publishers put for it.
+        holders: Receivers that hold it.
+        reason: Why it was aborted.
+    """
+
+    version: int
+    state: State
+    size_bytes: int
+    holders: tuple[str, ...]
+    reason: str = ""

@@ -1,0 +1,244 @@
+"""The trainer's side: pack tensors into buckets, and publish them as one version."""
+
+import os
+import threading
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from raycrew.tensor_transport.errors import TransportClosedError, TransportError
+from raycrew.tensor_transport.protocols import Bytes, ByteStore
+from raycrew.tensor_transport.transports import PullTransport
+from raycrew.tensor_transport.weights._directory import DirectoryTeller, LoneTeller, Teller, WeightDirectory
+from raycrew.tensor_transport.weights._publishing.packing import Arenas, Packer
+from raycrew.tensor_transport.weights._publishing.placing import ALIGNMENT, Placer, PlanCache
+from raycrew.tensor_transport.weights._publishing.selection import Rename, Select, Selection, Transform
+from raycrew.tensor_transport.weights._publishing.source import Weights
+from raycrew.tensor_transport.weights._publishing.taking import Taking
+from raycrew.tensor_transport.weights._update import (
+    Bucket,
+    BucketPlan,
+    Stopwatch,
+    TensorEntry,
+    WeightUpdate,
+    as_store,
+    checksum,
+)
+
+
+class WeightPublisher:
+    """Publishes versions of a model's weights for any number of receivers.
+
+    The bytes go bucket by bucket through reused arenas into a store, so that publishing needs two
+    buckets of memory beside the store's. The latest complete version stays available for retries and
+    late joiners; the one before it is released when a new one is complete.
+
+    With a `directory`, receivers fetch each bucket as soon as it is put, while the next one is packed. Each
+    rank of a trainer may publish its own part: a version is complete with the last of them.
+
+    Threads take turns: a version is complete before the next one begins.
+
+    Args:
+        store: Where the buckets go, a store or a transport: Ray's object store unless given.
+        bucket_bytes: Size of a bucket; a larger tensor has a bucket of its own.
+        directory: Where versions are announced.
+        part: Which part this publisher publishes: its rank.
+        parts: How many parts a version has.
+        sharded: Publish this rank's shards of DTensors, so that no process needs memory for a whole tensor;
+            receivers put them together. Other tensors of a model with DTensors are published by part 0.
+        keep: How many complete versions stay available; with a directory, that one's `keep` counts.
+        window_bytes: With a directory: how many bytes may be put that not all receivers of an update by
+            `sync_weights` have fetched; None for no limit.
+        timeout_s: With a directory: how long to wait for receivers that lag, and for other ranks.
+        checksums: Make a checksum of each bucket; receivers verify what has one.
+        dtype: Cast floating-point tensors to this.
+        transform: Called with the name and the whole tensor; returns what to publish in its place, one
+            tensor or several with names: a quantisation with its scales, for example.
+        rename: Name -> name that receivers know; a mapping leaves names that it lacks.
+        select: Names to publish, or a predicate; an adapter's, for example.
+
+    Raises:
+        ValueError: An option is out of its range, or does not go with another.
+    """
+
+    def __init__(
+        self,
+        store: ByteStore | PullTransport | None = None,
+        *,
+        bucket_bytes: int = 16 << 20,
+        directory: WeightDirectory | None = None,
+        part: int = 0,
+        parts: int = 1,
+        sharded: bool = False,
+        keep: int = 1,
+        window_bytes: int | None = None,
+        timeout_s: float | None = 600.0,
+        checksums: bool = True,
+        dtype: torch.dtype | None = None,
+        transform: Transform | None = None,
+        rename: Rename | None = None,
+        select: Select | None = None,
+    ) -> None:
+        if bucket_bytes < ALIGNMENT:
+            raise ValueError(f"bucket_bytes must be at least {ALIGNMENT}, got {bucket_bytes}")
+        if not 0 <= part < parts:
+            raise ValueError(f"part must be from 0 to {parts - 1}, got {part}")
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}: a directory may keep none")
+        if sharded and transform is not None:
+            raise ValueError("transform= takes whole tensors, and sharded=True has none")
+        self._store = as_store(store)
+        self._bucket_bytes = bucket_bytes
+        self._part, self._parts, self._sharded, self._checksums = part, parts, sharded, checksums
+        self._selection = Selection(select, dtype, transform, rename)
+        self._arenas, self._plans = Arenas(), PlanCache(bucket_bytes)
+        self._name = uuid.uuid4().hex
+        self._keep = keep
+        self._kept: deque[WeightUpdate] = deque()
+        self._closed = False
+        self._lock = threading.RLock()
+        self._publishing = False
+        self._pid = os.getpid()
+        self._teller: Teller = (
+            LoneTeller(self._name, part, parts)
+            if directory is None
+            else DirectoryTeller(directory, self._store, self._name, part, parts, window_bytes, timeout_s)
+        )
+
+    @property
+    def latest(self) -> WeightUpdate | None:
+        """The latest complete version, or this rank's part of it; None with a directory, which keeps it."""
+        return self._kept[-1] if self._kept else None
+
+    def publish(self, weights: Weights, *, version: int | None = None, partial: bool = False) -> WeightUpdate:
+        """Publish a state dict, or an iterator that yields (name, tensor), as one version.
+
+        Tied tensors of a state dict (same memory, dtype, shape and strides) are sent once. A `DTensor` is
+        gathered by its `full_tensor()`, a collective: the other ranks drain `gather_weights` meanwhile
+        (unless `sharded`).
+
+        Nobody may write to the tensors meanwhile, as a training step in another thread would: a version that
+        mixes several states of the model is refused. (What cannot be seen is a writer that stands still, half
+        done, during all of it.) What receivers had of such a version is given up by them, too.
+
+        Args:
+            weights: The tensors; an iterator may make each one as it is asked for it, where all tensors of a
+                mapping or list are held until the end.
+            version: One more than the last version unless given; with a directory, what it says.
+            partial: These are the only tensors that changed since the version before: receivers that hold it
+                keep their others.
+
+        Raises:
+            ValueError: `version` does not rise, a name comes twice, there is no tensor, or nothing to which
+                a partial version could be added.
+            UnsupportedTensorError: A tensor has no plain bytes (quantised, sparse, meta).
+            SourceChangedError: Tensors were written to meanwhile; the latest version stays what it was.
+            StaleVersionError: Another publisher of this part was made since.
+            UpdateAbortedError: A receiver or another rank failed, and the version was given up.
+            TransportTimeoutError: Receivers or other ranks lag for longer than `timeout_s`.
+            TransportClosedError: The publisher is closed.
+            TransportError: The publisher is another process's, or is publishing in this thread already.
+        """
+        with self._turn():
+            taking = Taking(weights, self._selection, sharded=self._sharded, first_part=self._part == 0)
+            specs = taking.specs()
+            plan = None if specs is None else self._plans.plan(specs, taking.ties)
+            names = self._changed_names(plan) if partial else None
+            number = self._teller.begin(version, plan, names)
+            try:
+                update = self._pack(taking, number, plan)
+            except BaseException as error:
+                self._teller.abort(number, f"its publisher raised {error!r}")
+                raise
+            self._keep_only(update)
+            return update
+
+    def _changed_names(self, plan: BucketPlan | None) -> frozenset[str]:
+        if plan is None:
+            raise ValueError("a partial update needs a mapping or a list of tensors, and no transform=")
+        return frozenset(plan.schema)
+
+    def _pack(self, taking: Taking, number: int, plan: BucketPlan | None) -> WeightUpdate:
+        watch, placer, buckets = Stopwatch(), Placer(self._bucket_bytes), list[Bucket]()
+
+        def send(index: int, data: Bytes, entries: list[TensorEntry]) -> None:
+            self._teller.make_room(number, data.size)
+            with watch.measure("put"):
+                summed = checksum(data) if self._checksums else None
+                buckets.append(Bucket(self._store.put(data), data.size, summed))
+            self._teller.announce(number, index, buckets[-1], None if plan else tuple(entries))
+
+        packer = Packer(placer, self._arenas, send, self._bucket_bytes, overlap=self._teller.streams)
+        try:
+            try:
+                with watch.measure("gather"):
+                    for taken in taking:
+                        packer.add(taken)
+                    packer.finish()
+            finally:
+                packer.close()
+            if not placer.entries and self._parts == 1:
+                raise ValueError("there is no tensor to publish")
+            taking.check()
+            return self._teller.finish(number, plan or placer.plan(), buckets, watch, packer.waited_s)
+        except BaseException:
+            self._release(buckets)
+            raise
+
+    def release(self) -> None:
+        """Give up the versions that are kept; receivers that already fetch from Ray's store can finish."""
+        with self._lock:
+            while self._kept:
+                self._release(self._kept.popleft().buckets)
+
+    def close(self) -> None:
+        """Release everything, after a publication that is going on; idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self.release()
+            self._arenas.clear()
+            self._teller.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait until nobody else publishes: there is one next version."""
+        if os.getpid() != self._pid:
+            raise TransportError(
+                f"this WeightPublisher is that of process {self._pid}; after a fork, make another one"
+            )
+        with self._lock:
+            if self._closed:
+                raise TransportClosedError("this WeightPublisher is closed")
+            if self._publishing:
+                raise TransportError("publish() was called by the iterator that it takes its weights from")
+            self._publishing = True
+            try:
+                yield
+            finally:
+                self._publishing = False
+
+    def _keep_only(self, update: WeightUpdate) -> None:
+        if self._teller.streams:
+            return
+        while len(self._kept) >= self._keep:
+            self._release(self._kept.popleft().buckets)
+        self._kept.append(update)
+
+    def _release(self, buckets: Iterable[Bucket]) -> None:
+        for bucket in buckets:
+            self._store.release(bucket.ticket)

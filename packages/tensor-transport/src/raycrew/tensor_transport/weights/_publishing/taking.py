@@ -1,0 +1,138 @@
+"""The tensors to publish, one after another, as they are wanted, and watched until all were taken."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from raycrew.tensor_transport.weights._publishing.placing import TensorSpec
+from raycrew.tensor_transport.weights._publishing.selection import Selection
+from raycrew.tensor_transport.weights._publishing.source import (
+    SourceWatch,
+    Weights,
+    find_ties,
+    listed,
+    refuse_without_bytes,
+)
+from raycrew.tensor_transport.weights._update import Region, dtype_name, region_of
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A tensor to be copied; `copied` is called with the copy, unless it shares the place of `twin`."""
+
+    spec: TensorSpec
+    tensor: torch.Tensor
+    twin: str | None
+    copied: Callable[[torch.Tensor], None]
+
+
+class Taking:
+    """One pass over a model's weights.
+
+    Args:
+        weights: The tensors.
+        selection: Which, and how.
+        sharded: Take this rank's shards of DTensors in place of the gathered tensors. Where there are
+            DTensors, all ranks hold the other tensors alike: only the first part takes them.
+        first_part: Whether this is the first part.
+    """
+
+    def __init__(self, weights: Weights, selection: Selection, *, sharded: bool, first_part: bool) -> None:
+        pairs, self._held = listed(weights)
+        self._selection = selection
+        self._sharded = sharded
+        if self._held:
+            pairs = [(name, tensor) for name, tensor in pairs if selection.wants(name)]
+            if sharded and not first_part and any(_is_sharded(tensor) for _, tensor in pairs):
+                pairs = [(name, tensor) for name, tensor in pairs if _is_sharded(tensor)]
+        self._pairs = pairs
+        self._watch = SourceWatch(held=self._held)
+        names_stay = self._held and selection.keeps_shapes
+        self.ties = (
+            {selection.name_of(n): selection.name_of(t) for n, t in find_ties(pairs).items()}
+            if names_stay
+            else {}
+        )
+
+    def specs(self) -> list[TensorSpec] | None:
+        """All that is going to be taken, before any of it is; None where that is not known."""
+        if not (self._held and self._selection.keeps_shapes):
+            return None
+        found = []
+        for name, tensor in self._pairs:
+            if not _is_tensor(tensor):
+                return None  # Refused by name when it is its turn.
+            region = self._region(name, tensor)
+            if region is not None:
+                found.append(self._spec(name, tensor.dtype, region, tuple(tensor.shape)))
+        return found
+
+    def __iter__(self) -> Iterator[Taken]:
+        """The tensors to publish.
+
+        Raises:
+            UnsupportedTensorError: One has no plain bytes.
+            SourceChangedError: Somebody wrote to one meanwhile.
+        """
+        for name, tensor in self._pairs:
+            if not self._held and not self._selection.wants(name):
+                continue
+            yield from self._take(name, tensor)
+
+    def check(self) -> None:
+        """Compare all tensors with what was taken of them.
+
+        Raises:
+            SourceChangedError: Some were written to.
+        """
+        self._watch.check()
+
+    def _take(self, name: str, tensor: torch.Tensor) -> Iterator[Taken]:
+        region = self._region(name, tensor) if _is_tensor(tensor) else None
+        if region is None and _is_tensor(tensor):
+            return
+        full = self._watch.gather(name, tensor, whole=not self._sharded)
+        refuse_without_bytes(name, full)
+        target = self._selection.dtype_of(full.dtype)
+        if self._selection.keeps_shapes and target == full.dtype:
+            spec = self._spec(name, full.dtype, region or _all_of(full), tuple(tensor.shape))
+            yield Taken(
+                spec, full, self.ties.get(spec.name), lambda copy: self._watch.copied(name, tensor, copy)
+            )
+            return
+        self._watch.changing(name, tensor)
+        for inner, made in self._selection.apply(name, full):
+            refuse_without_bytes(inner, made)
+            if self._selection.keeps_shapes:
+                spec = self._spec(name, made.dtype, region or _all_of(made), tuple(tensor.shape))
+            else:
+                spec = TensorSpec(inner, dtype_name(made.dtype), tuple(made.shape))
+            yield Taken(spec, made.detach(), self.ties.get(spec.name), lambda _: None)
+
+    def _region(self, name: str, tensor: torch.Tensor) -> Region | None:
+        if self._sharded and _is_sharded(tensor):
+            return region_of(name, tensor)
+        if not callable(getattr(tensor, "full_tensor", None)):
+            refuse_without_bytes(name, tensor)
+        return _all_of(tensor)
+
+    def _spec(self, name: str, dtype: torch.dtype, region: Region, whole: tuple[int, ...]) -> TensorSpec:
+        start, shape = region
+        name, kind = self._selection.name_of(name), dtype_name(self._selection.dtype_of(dtype))
+        if shape == whole:
+            return TensorSpec(name, kind, shape)
+        return TensorSpec(name, kind, shape, start, whole)
+
+
+def _is_tensor(value: object) -> bool:
+    """Whether a value is a tensor, whatever was promised."""
+    return isinstance(value, torch.Tensor)
+
+
+def _is_sharded(tensor: object) -> bool:
+    return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
+
+
+def _all_of(tensor: torch.Tensor) -> Region:
+    return (0,) * tensor.ndim, tuple(tensor.shape)

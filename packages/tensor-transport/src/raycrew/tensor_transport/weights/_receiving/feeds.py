@@ -1,0 +1,147 @@
+"""Where a receiver hears of buckets: an update that is complete, or the directory, as they are put."""
+
+import threading
+from collections.abc import Sequence
+
+from raycrew.tensor_transport.errors import ManifestMismatchError, UpdateAbortedError, WeightUpdateError
+from raycrew.tensor_transport.weights._directory import Announced, Record, Until, WeightDirectory
+from raycrew.tensor_transport.weights._receiving.fetching import Heading, Parcel
+from raycrew.tensor_transport.weights._update import BucketPlan, TensorEntry, WeightUpdate, check_digest
+
+
+class UpdateFeed:
+    """The buckets of a complete update."""
+
+    def __init__(self, update: WeightUpdate) -> None:
+        if update.parts != 1:
+            raise WeightUpdateError(
+                f"this is part {update.part} of {update.parts} of version {update.version}: join_updates() "
+                "makes one update of all parts",
+                version=update.version,
+            )
+        self._update = update
+        self._plan = update.plan
+        self._index = 0
+
+    def heading(self, timeout_s: float | None) -> Heading:  # noqa: ARG002
+        """What is known before a byte moves."""
+        update = self._update
+        check_digest(update)
+        return Heading(update.version, update.publisher, update.bases, update.tensors, self._plan.schema)
+
+    def next(self, timeout_s: float | None) -> Parcel | None:  # noqa: ARG002
+        """The next bucket."""
+        index, count = self._index, len(self._update.buckets)
+        if index == count:
+            return None
+        self._index += 1
+        return Parcel(index, str(count), self._update.buckets[index], self._plan.by_bucket[index])
+
+    def check(self) -> None:
+        """A complete update is not given up."""
+
+    def stop(self) -> None:
+        """Nobody waits."""
+
+
+class PlanMemory:
+    """The plans that a receiver knows by their digests: they are not sent again."""
+
+    def __init__(self, limit: int = 32) -> None:
+        self._known: dict[str, BucketPlan] = {}
+        self._limit = limit
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """What is known."""
+        return frozenset(self._known)
+
+    def find(self, plans: Sequence[BucketPlan | None], digests: Sequence[str]) -> list[BucketPlan | None]:
+        """The plan of each digest, that was sent or is known; None where there is none yet.
+
+        Raises:
+            ManifestMismatchError: What was sent has another digest.
+        """
+        found = [self._one(plan, digest) for plan, digest in zip(plans, digests, strict=True)]
+        for digest, plan in zip(digests, found, strict=True):
+            if plan is not None:
+                self._known.pop(digest, None)
+                self._known[digest] = plan
+        while len(self._known) > max(self._limit, len(digests)):
+            self._known.pop(next(iter(self._known)))
+        return found
+
+    def _one(self, plan: BucketPlan | None, digest: str) -> BucketPlan | None:
+        if not digest:
+            return None
+        if plan is None:
+            return self._known[digest]
+        if plan.digest != digest:
+            raise ManifestMismatchError(
+                "the digest of the manifest differs from that of its publisher; nothing was fetched. "
+                "Publisher and receiver may run different releases of raycrew"
+            )
+        return plan
+
+
+class DirectoryFeed:
+    """The buckets of a version as its publishers put them, or of a version that is kept."""
+
+    def __init__(
+        self, directory: WeightDirectory, version: int, receiver: str, node: str, memory: PlanMemory
+    ) -> None:
+        self._directory, self._version = directory, version
+        self._receiver, self._node = receiver, node
+        self._memory = memory
+        self._plans: Sequence[BucketPlan | None] = ()
+        self._seen: list[int] = []
+        self._handed: list[int] = []
+        self._waiting: list[Announced] = []
+        self._done = False
+        self._stopped = threading.Event()
+
+    def heading(self, timeout_s: float | None) -> Heading:
+        """What is known before a byte moves, once all publishers have begun."""
+        known = self._memory.digests
+        offer = self._directory.wait(Record.offer, timeout_s, self._version, known)
+        self._plans = self._memory.find(offer.plans, offer.digests)
+        self._seen, self._handed = [0] * len(self._plans), [0] * len(self._plans)
+        entries: list[TensorEntry] | None = []
+        for plan in self._plans:
+            entries = None if plan is None or entries is None else entries + list(plan.tensors)
+        schema = None
+        if entries is not None:
+            schema = {name: what for plan in self._plans if plan for name, what in plan.schema.items()}
+        return Heading(self._version, offer.publisher, offer.bases, entries, schema, offer.is_vote)
+
+    def check(self) -> None:
+        """Raise UpdateAbortedError if the version was given up."""
+        if self._directory.ask(Record.decision, self._version) == "aborted":
+            reason = self._directory.ask(Record.reason, self._version)
+            raise UpdateAbortedError(f"version {self._version} was given up: {reason}")
+
+    def stop(self) -> None:
+        """Nobody wants more."""
+        self._stopped.set()
+
+    def next(self, timeout_s: float | None) -> Parcel | None:
+        """The next bucket of any part, as soon as it was put."""
+        if self._waiting or self._done:
+            self._directory.ask(Record.took, self._version, self._receiver, tuple(self._handed))
+        else:
+            asked = (self._version, self._receiver, self._node, tuple(self._seen))
+            until = Until(timeout_s, self._stopped)
+            news = self._directory.wait(Record.news, until, *asked)
+            self._waiting, self._done = list(news.buckets), news.done
+            for announced in news.buckets:
+                self._seen[announced.part] += 1
+        if not self._waiting:
+            return None
+        announced = self._waiting.pop(0)
+        self._handed[announced.part] += 1
+        plan = self._plans[announced.part]
+        entries = announced.entries or ()
+        if plan is not None:
+            entries = plan.by_bucket[announced.index]
+        of = "?" if plan is None else str(len(plan.bucket_sizes))
+        return Parcel(sum(self._handed) - 1, of, announced.bucket, entries)

@@ -1,0 +1,227 @@
+"""Buckets of a version, one after another, fetched while those before are loaded."""
+
+import dataclasses
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from raycrew.tensor_transport.errors import (
+    BucketFetchError,
+    ChecksumMismatchError,
+    TransportError,
+    TransportTimeoutError,
+    WeightUpdateError,
+)
+from raycrew.tensor_transport.protocols import Bytes, ByteStore
+from raycrew.tensor_transport.weights._update import Bucket, Schema, Stopwatch, TensorEntry, checksum
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What is known of a version before its buckets; `entries` is None where they come with the buckets."""
+
+    version: int
+    publisher: str
+    bases: frozenset[int] | None
+    entries: Sequence[TensorEntry] | None
+    schema: Schema | None
+    is_vote: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A bucket that can be fetched; `of` says which of how many, as far as is known."""
+
+    index: int
+    of: str
+    bucket: Bucket
+    entries: Sequence[TensorEntry]
+
+
+class Feed(Protocol):
+    """Tells what a version has."""
+
+    def heading(self, timeout_s: float | None) -> Heading:
+        """What is known before a byte moves; both sides' digests have been compared."""
+        ...
+
+    def next(self, timeout_s: float | None) -> Parcel | None:
+        """The next bucket, None after the last one."""
+        ...
+
+    def check(self) -> None:
+        """Raise UpdateAbortedError if the version was given up: that explains why a bucket is gone."""
+        ...
+
+    def stop(self) -> None:
+        """Nobody wants more: whoever waits in `next` need not."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A bucket at hand; kept for a rollback, it is verified again when it is used again."""
+
+    parcel: Parcel
+    data: Bytes
+
+    def tensors(self) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
+        """Its tensors and pieces of tensors, in place."""
+        memory = _as_tensor(self.data)
+        for entry in self.parcel.entries:
+            yield entry, entry.view(memory)
+
+    def verify(self, version: int) -> None:
+        """Compare it with its checksum.
+
+        Raises:
+            ChecksumMismatchError: These are not the bytes that were published.
+        """
+        bucket = self.parcel.bucket
+        if self.data.size != bucket.size_bytes:
+            what = f"{self.data.size} bytes in place of {bucket.size_bytes}"
+        elif bucket.checksum is not None and checksum(self.data) != bucket.checksum:
+            what = "its checksum differs"
+        else:
+            return
+        failure = ChecksumMismatchError(
+            f"update {version}: bucket {self.parcel.index} arrived damaged: {what}"
+        )
+        failure.bucket = self.parcel.index
+        raise failure
+
+
+class Fetcher:
+    """Gets buckets out of a store.
+
+    Args:
+        store: Where they are.
+        borrow: Hand out the store's own memory.
+        verify: Compare checksums.
+    """
+
+    def __init__(self, store: ByteStore, *, borrow: bool, verify: bool) -> None:
+        self._store = store
+        self._borrow = borrow or bool(getattr(store, "gives_own_memory", False))
+        self._verify = verify
+
+    def fetch(self, version: int, parcel: Parcel, timeout_s: float | None) -> Fetched:
+        """One bucket, verified.
+
+        Raises:
+            BucketFetchError: It is lost, or did not arrive in time.
+            ChecksumMismatchError: It arrived damaged.
+        """
+        try:
+            if parcel.bucket.ticket is None:
+                raise TransportError("all receivers had it, and it is not kept")
+            data = self._store.get(parcel.bucket.ticket, timeout_s)
+        except TransportError as error:
+            failure = BucketFetchError(
+                f"update {version}: bucket {parcel.index} of {parcel.of} cannot be had: {error}"
+            )
+            failure.bucket = parcel.index
+            raise failure from error
+        found = Fetched(parcel, data if self._borrow else data.copy())
+        if self._verify or data.size != parcel.bucket.size_bytes:
+            found.verify(version)
+        return found
+
+
+class Stream:
+    """One pass over a version's buckets."""
+
+    def __init__(
+        self, feed: Feed, version: int, fetcher: Fetcher, watch: Stopwatch, deadline: float | None
+    ) -> None:
+        self.size_bytes = 0
+        self._feed, self._version, self._fetcher = feed, version, fetcher
+        self._watch = watch
+        self._deadline = deadline
+
+    def __iter__(self) -> Iterator[Fetched]:
+        """The buckets; the next one is fetched while the current one is used."""
+        pool = ThreadPoolExecutor(1, thread_name_prefix="weight-fetch")
+        try:
+            pending = pool.submit(self._next)
+            while (found := self._result(pending)) is not None:
+                self.size_bytes += found.data.size
+                pending = pool.submit(self._next)
+                yield found
+        finally:
+            self._feed.stop()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _result(self, pending: "Future[Fetched | None]") -> Fetched | None:
+        with self._watch.measure("wire"):
+            return pending.result()
+
+    def _next(self) -> Fetched | None:
+        try:
+            parcel = self._feed.next(self._left())
+        except TransportTimeoutError as error:
+            raise BucketFetchError(f"update {self._version}: its publisher lags: {error}") from error
+        if parcel is None:
+            return None
+        try:
+            return self._fetcher.fetch(self._version, parcel, self._left())
+        except BucketFetchError:
+            self._feed.check()
+            raise
+
+    def _left(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+
+class Assembler:
+    """Hands out whole tensors: those that come in pieces once all pieces are there."""
+
+    def __init__(self, version: int) -> None:
+        self._version = version
+        self._open: dict[str, tuple[torch.Tensor, int]] = {}
+
+    def whole(self, parts: Iterable[tuple[TensorEntry, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, tensor) of each tensor that is complete."""
+        for entry, tensor in parts:
+            if not entry.is_piece:
+                yield entry.name, tensor
+                continue
+            target, missing = self._open.get(entry.name) or self._begin(entry)
+            where = tuple(slice(a, a + n) for a, n in zip(entry.start, entry.shape, strict=True))
+            target[where].copy_(tensor)
+            missing -= tensor.numel()
+            if missing:
+                self._open[entry.name] = (target, missing)
+                continue
+            self._open.pop(entry.name, None)
+            yield entry.name, target
+
+    def check_empty(self) -> None:
+        """Raise WeightUpdateError if a tensor lacks pieces."""
+        if self._open:
+            names = sorted(self._open)
+            raise WeightUpdateError(f"update {self._version}: pieces of {names[:5]} are missing")
+
+    @staticmethod
+    def _begin(entry: TensorEntry) -> tuple[torch.Tensor, int]:
+        target = torch.empty(entry.whole, dtype=getattr(torch, entry.dtype))
+        return target, target.numel()
+
+
+def without(parcel: Parcel, names: frozenset[str]) -> Parcel:
+    """The parcel with the entries of these names alone."""
+    return dataclasses.replace(parcel, entries=[e for e in parcel.entries if e.name in names])
+
+
+def _as_tensor(data: Bytes) -> torch.Tensor:
+    """`data` as a tensor over the same memory, also where it is read-only."""
+    if data.flags.writeable:
+        return torch.from_numpy(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.from_numpy(data)

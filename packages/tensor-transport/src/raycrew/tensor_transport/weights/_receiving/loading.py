@@ -1,0 +1,123 @@
+"""Hands the tensors of a version to `load`, and notes what was handed out."""
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from raycrew.tensor_transport.errors import WeightUpdateError
+from raycrew.tensor_transport.weights._receiving.fetching import Assembler, Fetched, Heading
+from raycrew.tensor_transport.weights._receiving.rollback import bare
+from raycrew.tensor_transport.weights._update import (
+    Schema,
+    Stopwatch,
+    TensorEntry,
+    check_cover,
+    compare_schemas,
+)
+
+Load = Callable[[Iterator[tuple[str, torch.Tensor]]], Any]
+
+
+class Loading:
+    """One version on its way into a model.
+
+    Attributes:
+        touched: Whether `load` was given anything.
+        fetched: The buckets so far; without their bytes unless they are kept.
+        size_bytes: Bytes of the buckets so far.
+        taken: How many tensors `load` took.
+        failure: What went wrong with the buckets.
+    """
+
+    def __init__(self, heading: Heading, expected: Schema | None, *, keep: bool) -> None:
+        self.touched = False
+        self.failure: Exception | None = None
+        self.fetched: list[Fetched] = []
+        self.size_bytes = self.taken = 0
+        self._heading, self._expected, self._keep = heading, expected, keep
+        self._schema: dict[str, tuple[str, tuple[int, ...]]] = {}
+
+    @property
+    def version(self) -> int:
+        """Which one."""
+        return self._heading.version
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the version, as far as they are known."""
+        return frozenset(self._schema if self._heading.schema is None else self._heading.schema)
+
+    @property
+    def schema(self) -> Schema:
+        """Name -> (dtype, shape)."""
+        return self._schema if self._heading.schema is None else self._heading.schema
+
+    def tensors(self, buckets: Iterable[Fetched]) -> Generator[tuple[str, torch.Tensor], None, None]:
+        """(name, tensor) of all buckets, those that come in pieces put together."""
+        assembler = Assembler(self._heading.version)
+        try:
+            for fetched in buckets:
+                self._note(fetched)
+                for name, tensor in assembler.whole(fetched.tensors()):
+                    self.touched = True
+                    self.taken += 1
+                    yield name, tensor
+            assembler.check_empty()
+            self._check_all()
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def check_taken(self, rest: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Raise WeightUpdateError if `load` left something, or what went wrong after all."""
+        taken = self.taken
+        left = next(rest, None)
+        if left is not None or taken != len(self.schema):
+            raise WeightUpdateError(
+                f"update {self._heading.version}: load() took {taken} of {len(self.schema)} tensors; "
+                "it has to exhaust its iterator"
+            )
+
+    def _note(self, fetched: Fetched) -> None:
+        self.size_bytes += fetched.data.size
+        self.fetched.append(fetched if self._keep else bare(fetched))
+        if self._heading.schema is not None:
+            return
+        fresh = {entry.name: (entry.dtype, entry.full_shape) for entry in fetched.parcel.entries}
+        if self._expected is not None:
+            compare_schemas(self._expected, fresh, self._heading.version, partial=True)
+        self._schema |= fresh
+
+    def _check_all(self) -> None:
+        """What came with the buckets is checked when all are there."""
+        if self._heading.schema is not None:
+            return
+        entries: list[TensorEntry] = [e for fetched in self.fetched for e in fetched.parcel.entries]
+        check_cover(entries, self._heading.version)
+        if self._expected is not None:
+            partial = self._heading.bases is not None
+            compare_schemas(self._expected, self._schema, self._heading.version, partial=partial)
+
+
+def load_whole(load: Load, loading: Loading, stream: Iterable[Fetched], watch: Stopwatch) -> None:
+    """Load a version.
+
+    Raises:
+        WeightUpdateError: `load` raised, or did not take every tensor.
+        Exception: What went wrong with the buckets.
+    """
+    tensors = loading.tensors(stream)
+    try:
+        with watch.measure("load"):
+            load(tensors)
+    except Exception as error:
+        if loading.failure is None:
+            raise WeightUpdateError(f"update {loading.version}: load() raised {error!r}") from error
+        raise loading.failure from (None if error is loading.failure else error)
+    else:
+        if loading.failure is not None:
+            raise loading.failure
+        loading.check_taken(tensors)
+    finally:
+        tensors.close()

@@ -1,0 +1,309 @@
+"""The driver's side: publish in the trainer, apply in the generators, check that all hold one version."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from raycrew.tensor_transport.errors import DirectoryLostError, WeightUpdateError
+from raycrew.tensor_transport.protocols import PeerGroup
+from raycrew.tensor_transport.weights._directory import Record, WeightDirectory
+from raycrew.tensor_transport.weights._receiving import WeightReceipt
+from raycrew.tensor_transport.weights._syncing.report import (
+    RankSpan,
+    SyncProgress,
+    WeightSyncReport,
+    checked_receipts,
+)
+from raycrew.tensor_transport.weights._syncing.session import Progress, Session, members_of
+from raycrew.tensor_transport.weights._update import Stopwatch, WeightUpdate, join_updates
+
+Generators = PeerGroup | Sequence[PeerGroup]
+
+
+def sync_weights(
+    trainer: PeerGroup,
+    generators: Generators,
+    *,
+    publish: str = "publish_weights",
+    apply: str = "apply_weights",
+    pause: str | None = None,
+    resume: str | None = None,
+    timeout_s: float | None = 600.0,
+    directory: WeightDirectory | None = None,
+    prepare: str | None = None,
+    recipients: Sequence[int] | None = None,
+    progress: Progress | None = None,
+) -> WeightSyncReport:
+    """Bring the generators to the trainer's weights; only a small `WeightUpdate` passes through the driver.
+
+    With a `directory`, which the publishers and receivers have, too, generators fetch what the trainer has
+    put while it puts the rest, and are paused only to load it. The version counts when all of them have
+    loaded it; if one fails, all return to what they had (see `WeightReceiver`'s `rollback`).
+
+    Args:
+        trainer: Its ranks have a method `publish` that returns the `WeightUpdate` on one rank, else None; or
+            each rank returns its part.
+        generators: Their ranks have a method `apply` that takes the update and returns the `WeightReceipt`.
+            Several groups are updated as one.
+        publish: Name of the trainer's method.
+        apply: Name of the generators' method; with a directory it is given the version's number.
+        pause: Method called on the generators before the update is applied.
+        resume: Method called on the generators afterwards, also when a pause or the update failed: on each
+            rank but those whose weights are, or may be, a mixture. These stay paused until an update reaches
+            them. It has to bear being called on a rank whose pause failed.
+        timeout_s: Deadline of each of the steps; with a directory, of everything up to its decision.
+        directory: Where the trainer announces its versions.
+        prepare: With a directory: name of the generators' method that takes the version's number and calls
+            `WeightReceiver.prepare`, before the pause. Without it they fetch while they are paused.
+        recipients: The generators to update, numbered through all groups; all unless given.
+        progress: Called with a `SyncProgress` whenever a rank has done a step, maybe in another thread.
+
+    Raises:
+        ValueError: There are no such recipients, or `prepare` has no directory.
+        WeightUpdateError: No rank, or not the right ranks published, or the generators report different
+            versions.
+        Exception: What the group raises for the first rank that failed; its notes name the other ranks, and
+            those that were not resumed. Generators that failed still report their previous version. Without a
+            directory the update stays published, and calling this again brings all of them to one version.
+    """
+    return _Synchronisation(
+        trainer,
+        generators,
+        publish,
+        apply,
+        pause,
+        resume,
+        timeout_s,
+        directory,
+        prepare,
+        recipients,
+        progress,
+    ).run()
+
+
+async def sync_weights_async(
+    trainer: PeerGroup,
+    generators: Generators,
+    *,
+    publish: str = "publish_weights",
+    apply: str = "apply_weights",
+    pause: str | None = None,
+    resume: str | None = None,
+    timeout_s: float | None = 600.0,
+    directory: WeightDirectory | None = None,
+    prepare: str | None = None,
+    recipients: Sequence[int] | None = None,
+    progress: Progress | None = None,
+) -> WeightSyncReport:
+    """`sync_weights` without blocking the event loop.
+
+    If it is cancelled, a version in a directory is given up, and the generators are resumed in the
+    background; without a directory the update goes on there.
+
+    Args:
+        trainer: As for `sync_weights`, and all others.
+        generators: The same.
+        publish: The same.
+        apply: The same.
+        pause: The same.
+        resume: The same.
+        timeout_s: The same.
+        directory: The same.
+        prepare: The same.
+        recipients: The same.
+        progress: The same; called in another thread.
+    """
+    running = _Synchronisation(
+        trainer,
+        generators,
+        publish,
+        apply,
+        pause,
+        resume,
+        timeout_s,
+        directory,
+        prepare,
+        recipients,
+        progress,
+    )
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[WeightSyncReport] = loop.create_future()
+    thread = threading.Thread(target=_run_for, args=(running, loop, done), name="weight-sync", daemon=True)
+    thread.start()
+    try:
+        return await done
+    except asyncio.CancelledError:
+        await asyncio.to_thread(running.give_up, "the synchronisation was cancelled")
+        raise
+
+
+def _run_for(
+    running: "_Synchronisation", loop: asyncio.AbstractEventLoop, done: "asyncio.Future[WeightSyncReport]"
+) -> None:
+    def settle(report: WeightSyncReport | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if report is not None:
+            done.set_result(report)
+        elif error is not None:
+            done.set_exception(error)
+
+    try:
+        outcome: tuple[WeightSyncReport | None, BaseException | None] = (running.run(), None)
+    except BaseException as error:  # noqa: BLE001 - it is raised in the event loop
+        outcome = (None, error)
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(settle, *outcome)
+
+
+@dataclass
+class _Synchronisation:
+    """One call of `sync_weights`."""
+
+    trainer: PeerGroup
+    generators: Generators
+    publish: str
+    apply: str
+    pause: str | None
+    resume: str | None
+    timeout_s: float | None
+    directory: WeightDirectory | None
+    prepare: str | None
+    recipients: Sequence[int] | None
+    progress: Progress | None
+
+    def __post_init__(self) -> None:
+        if self.prepare is not None and self.directory is None:
+            raise ValueError("prepare= fetches what a directory announces: give directory=, too")
+        groups = list(self.generators) if isinstance(self.generators, list | tuple) else [self.generators]
+        members = members_of(groups, self.recipients)  # type: ignore[arg-type]
+        streams = self.directory is not None
+        self._session = Session(members, self.timeout_s, together=streams, progress=self.progress)
+        self._labels = [f"generator {member.number}" for member in members]
+        self._watch = Stopwatch()
+        self._version: int | None = None
+
+    def run(self) -> WeightSyncReport:
+        """All steps."""
+        self._started, start = time.time(), time.perf_counter()
+        update, receipts = self._streamed() if self.directory is not None else self._whole()
+        return WeightSyncReport(
+            version=update.version,
+            size_bytes=max(receipt.size_bytes for receipt in receipts),
+            gather_s=update.gather_s + update.put_s,
+            wire_s=max(receipt.wire_s for receipt in receipts),
+            load_s=max(receipt.load_s for receipt in receipts),
+            pause_s=self._watch.total("pause"),
+            total_s=time.perf_counter() - start,
+            receipts=receipts,
+            spans=self._spans(update, receipts),
+        )
+
+    def give_up(self, reason: str) -> None:
+        """Abort the version, unless it is decided; a directory that is lost keeps no version."""
+        if self.directory is not None and self._version is not None:
+            with contextlib.suppress(DirectoryLostError):
+                self.directory.ask(Record.abort, self._version, reason)
+
+    def _whole(self) -> tuple[WeightUpdate, tuple[WeightReceipt, ...]]:
+        """Publish, then apply."""
+        results = self.trainer.call(self.publish).get_results(timeout=self.timeout_s)
+        update = _the_update(results, self.publish)
+        self._tell("publish", 1, 1)
+        with self._watch.measure("pause"):
+            found = self._paused(update)
+        self._session.raise_first(update.version)
+        return update, checked_receipts(list(found.values()), update.version, self.apply)
+
+    def _streamed(self) -> tuple[WeightUpdate, tuple[WeightReceipt, ...]]:
+        """Publish and fetch at once; load when all is there, or at once, too."""
+        directory = self.directory
+        if directory is None:
+            raise ValueError("there is no directory")
+        self._version = version = directory.ask(Record.reserve, self._session.count, self.timeout_s)
+        self._session.on_failure = self.give_up
+        publishing: Future[list[object]] = Future()
+        threading.Thread(target=self._publish_into, args=(publishing,), daemon=True).start()
+        try:
+            prepared = self._session.call("prepare", self.prepare, version) if self.prepare else {}
+            if self.prepare:
+                publishing.exception()
+            failed = self._session.failures or (publishing.done() and publishing.exception())
+            if failed:
+                self._session.drop(list(prepared), self.apply, version)
+                found: Mapping[int, object] = {}
+            else:
+                with self._watch.measure("pause"):
+                    found = self._paused(version)
+            cause = publishing.exception()
+        except BaseException as error:
+            self.give_up(f"the driver raised {error!r}")
+            raise
+        self._session.raise_first(version, cause if isinstance(cause, Exception) else None)
+        receipts = checked_receipts(list(found.values()), version, self.apply)
+        update = _joined(publishing.result(), self.publish)
+        if update.version != version:
+            raise WeightUpdateError(
+                f"{self.publish}() published version {update.version}: something else had been published as "
+                f"version {version}, which the generators hold now; let nobody else publish meanwhile",
+                version=update.version,
+                current_version=version,
+            )
+        return update, receipts
+
+    def _paused(self, update: WeightUpdate | int) -> Mapping[int, object]:
+        session = self._session
+        if self.pause is not None:
+            session.call("pause", self.pause)
+        results: Mapping[int, object] = {}
+        if not session.failures:
+            results = session.call("apply", self.apply, update, changes_weights=True)
+        if self.resume is not None:
+            session.resume(self.resume)
+        return results
+
+    def _publish_into(self, publishing: "Future[list[object]]") -> None:
+        try:
+            results = self.trainer.call(self.publish).get_results(timeout=self.timeout_s)
+            _joined(results, self.publish)
+            self._tell("publish", 1, 1)
+        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits for it
+            self.give_up(f"{self.publish}() failed: {error!r}")
+            publishing.set_exception(error)
+        else:
+            publishing.set_result(results)
+
+    def _tell(self, phase: str, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(SyncProgress(phase, done, total))
+
+    def _spans(self, update: WeightUpdate, receipts: Sequence[WeightReceipt]) -> tuple[RankSpan, ...]:
+        sides = [("trainer", update.spans), ("generators", self._watch.spans)]
+        sides += [(label, receipt.spans) for label, receipt in zip(self._labels, receipts, strict=False)]
+        return tuple(
+            RankSpan(label, span.phase, span.start_s - self._started, span.end_s - self._started)
+            for label, spans in sides
+            for span in spans
+        )
+
+
+def _joined(results: Sequence[object], method: str) -> WeightUpdate:
+    updates = [result for result in results if isinstance(result, WeightUpdate)]
+    if not updates:
+        raise WeightUpdateError(f"{method}() has to return a WeightUpdate on the ranks that publish")
+    return join_updates(updates)
+
+
+def _the_update(results: Sequence[object], method: str) -> WeightUpdate:
+    updates = [result for result in results if isinstance(result, WeightUpdate)]
+    strangers = [type(r).__name__ for r in results if r is not None and not isinstance(r, WeightUpdate)]
+    if not strangers and len(updates) > 1 and {u.parts for u in updates} == {len(updates)}:
+        return join_updates(updates)
+    if len(updates) != 1 or strangers:
+        found = ", ".join(strangers) or f"{len(updates)} updates"
+        raise WeightUpdateError(f"{method}() has to return a WeightUpdate on exactly one rank; got {found}")
+    return join_updates(updates)

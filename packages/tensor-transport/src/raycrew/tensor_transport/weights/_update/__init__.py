@@ -1,0 +1,44 @@
+"""What an update is: tensors in buckets with checksums, regions of them, and where their bytes lie."""
+
+from raycrew.tensor_transport.weights._update.checksums import checksum, digest_weights
+from raycrew.tensor_transport.weights._update.manifest import (
+    Bucket,
+    BucketPlan,
+    Schema,
+    TensorEntry,
+    WeightUpdate,
+    check_digest,
+    compare_schemas,
+    dtype_name,
+    join_updates,
+    joined_name,
+    schema_of,
+    sealed,
+)
+from raycrew.tensor_transport.weights._update.regions import Region, check_cover, region_of
+from raycrew.tensor_transport.weights._update.spans import Span, Stopwatch
+from raycrew.tensor_transport.weights._update.stores import as_store, release_scope
+
+__all__ = [
+    "Bucket",
+    "BucketPlan",
+    "Region",
+    "Schema",
+    "Span",
+    "Stopwatch",
+    "TensorEntry",
+    "WeightUpdate",
+    "as_store",
+    "check_cover",
+    "check_digest",
+    "checksum",
+    "compare_schemas",
+    "digest_weights",
+    "dtype_name",
+    "join_updates",
+    "joined_name",
+    "region_of",
+    "release_scope",
+    "schema_of",
+    "sealed",
+]

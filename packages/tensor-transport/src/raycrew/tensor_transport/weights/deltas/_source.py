@@ -1,0 +1,139 @@
+"""The publisher's end of deltas: one copy of its tensors, as of the version that was committed last."""
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from raycrew.tensor_transport._bytes import tensor_bytes
+from raycrew.tensor_transport.errors import TransportClosedError, TransportError
+from raycrew.tensor_transport.protocols import Bytes
+from raycrew.tensor_transport.weights.deltas._packed import Delta, encode_delta
+
+Pairs = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
+_UNDOABLE = 4
+
+
+@dataclass
+class DeltaUpdate:
+    """What a `DeltaSource` has to tell, as something to be published in place of the weights.
+
+    Attributes:
+        tensors: (name, tensor of uint8): a list of what changed, or, where all is told, one after another as
+            they are asked for, so that it takes no memory.
+        partial: Whether receivers need the version before: `publish(update.tensors, partial=update.partial)`.
+        size_bytes: Bytes of the tensors so far.
+        whole_bytes: Bytes of the weights that they stand for.
+    """
+
+    tensors: Iterable[tuple[str, torch.Tensor]]
+    partial: bool
+    size_bytes: int = 0
+    whole_bytes: int = 0
+
+
+class DeltaSource:
+    """Tells what changed in some tensors since the version that was committed last.
+
+    It keeps one copy of them on the CPU. Who publishes calls `commit()` when the receivers have an update;
+    without that, the next one is told against the version before, as if this one had never been.
+    """
+
+    def __init__(self) -> None:
+        self._id = secrets.randbits(63)
+        self._kept: dict[str, Bytes] = {}
+        self._undo: dict[str, Delta | None] = {}
+        self._version: int | None = None
+        self._told = 0
+        self._complete = False
+        self._closed = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the copy."""
+        return sum(kept.nbytes for kept in self._kept.values())
+
+    def encode(self, weights: Pairs, *, full: bool = False) -> DeltaUpdate:
+        """The next version: what changed, bit by bit, in each tensor; all of it where that takes less.
+
+        Args:
+            weights: State dict, or (name, tensor), with the same names and shapes each time.
+            full: Tell everything, for receivers that hold another version than the last one.
+
+        Returns:
+            What to publish. Its tensors are used up before the next call of any method.
+
+        Raises:
+            TransportClosedError: The source is closed.
+        """
+        if self._closed:
+            raise TransportClosedError("this DeltaSource is closed")
+        self.abort()
+        base = None if full else self._version
+        self._told += 1
+        update = DeltaUpdate((), base is not None)
+        tensors = self._tell(weights, base, self._told, update)
+        update.tensors = tensors if base is None else list(tensors)
+        return update
+
+    def commit(self) -> None:
+        """The receivers have the update that was encoded last; later ones are told against it.
+
+        Raises:
+            TransportError: Nothing was encoded, or it was not used up.
+        """
+        if not self._complete:
+            raise TransportError("there is no update to commit: encode one, and use up its tensors")
+        self._version, self._undo, self._complete = self._told, {}, False
+
+    def abort(self) -> None:
+        """The receivers do not have the update that was encoded last; idempotent."""
+        for name, undo in self._undo.items():
+            if undo is None:
+                del self._kept[name]
+            else:
+                undo.apply(self._kept[name], verify=False)
+        self._undo, self._complete = {}, False
+
+    def close(self) -> None:
+        """Give up the copy; idempotent."""
+        self._closed, self._complete = True, False
+        self._kept, self._undo = {}, {}
+
+    def _tell(
+        self, weights: Pairs, base: int | None, version: int, update: DeltaUpdate
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        told: set[str] = set()
+        for name, tensor in weights.items() if isinstance(weights, Mapping) else weights:
+            if version != self._told or self._closed:
+                raise TransportError(f"update {version} of this DeltaSource was given up")
+            if name in told:
+                raise ValueError(f"the name {name!r} comes twice")
+            told.add(name)
+            delta = self._encode(name, tensor, base, version)
+            packed = delta.packed()
+            update.size_bytes += packed.nbytes
+            update.whole_bytes += delta.whole_bytes
+            yield f"{name}@{version}", torch.from_numpy(packed)
+        for name in self._kept.keys() - told:
+            del self._kept[name]
+        self._complete = True
+
+    def _encode(self, name: str, tensor: torch.Tensor, base: int | None, version: int) -> Delta:
+        """The delta of one tensor; its new values are kept, and what undoes that if it is little."""
+        data = tensor_bytes(tensor, name)
+        kept = self._kept.get(name)
+        if kept is not None and kept.nbytes != data.nbytes:
+            kept = None
+        known = kept if base is not None else None
+        options = {"source": self._id, "version": version, "base": base or 0}
+        delta = encode_delta(known, data, tensor.element_size(), **options)
+        if kept is None:
+            self._kept[name], self._undo[name] = data.copy(), None
+        elif known is None or delta.size_bytes > delta.whole_bytes // _UNDOABLE:
+            kept[:] = data
+            self._undo[name] = None
+        else:
+            self._undo[name] = delta.apply(kept, verify=False)
+        return delta

@@ -1,0 +1,131 @@
+"""The receiver's end of deltas: tensors into which what changed is written, whole updates or nothing."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+
+from raycrew.tensor_transport._bytes import check_tensor, tensor_bytes, tensor_over
+from raycrew.tensor_transport.errors import BaseVersionError, DecodeError, ManifestMismatchError
+from raycrew.tensor_transport.protocols import Bytes
+from raycrew.tensor_transport.weights.deltas._packed import NO_VERSION, Delta
+
+
+class DeltaTarget:
+    """Applies what a `DeltaSource` tells to tensors in place: `WeightReceiver(target.load, deltas=target)`.
+
+    An update is applied whole, or undone: what it overwrites is kept until it is committed, which takes as
+    much memory as the changes, and one copy of the tensors during a full update that replaces another one.
+
+    Args:
+        weights: The tensors, on any device, under the names that the source uses. Nobody else may write to
+            them: changes are told against what they hold.
+        verify: Compare the fold of each tensor afterwards.
+
+    Raises:
+        UnsupportedTensorError: A tensor has no plain bytes.
+    """
+
+    keeps_buckets = False
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], *, verify: bool = True) -> None:
+        for name, tensor in weights.items():
+            check_tensor(tensor, name)
+        self._weights = dict(weights)
+        self._verify = verify
+        self._held: tuple[int, int] | None = None
+        self._before: tuple[int, int] | None = None
+        self._undo: list[tuple[str, Delta]] = []
+
+    @property
+    def version(self) -> int | None:
+        """The source's number of the version that the tensors hold; None before the first."""
+        return None if self._held is None else self._held[1]
+
+    def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Apply one update.
+
+        Raises:
+            BaseVersionError: It is told against another version than is held: a full update is needed.
+            ManifestMismatchError: Names or sizes are not those of the tensors.
+            DecodeError: A delta is damaged.
+            DamagedBytesError: The result of one is not what it should be.
+        """
+        self.committed(0, ())
+        self._before = self._held
+        told: tuple[int, int] | None = None
+        names = set()
+        try:
+            for key, packed in tensors:
+                name = key.rpartition("@")[0]
+                delta = Delta.unpacked(tensor_bytes(packed, key))
+                told = self._check(name, delta, told)
+                self._apply(name, delta)
+                names.add(name)
+            if told is not None and (missing := sorted(self._weights.keys() - names)):
+                raise _mismatch(f"it lacks {', '.join(map(repr, missing[:5]))}", told[1], missing)
+        except BaseException:
+            self.revert()
+            raise
+        self._held = told or self._held
+
+    def revert(self) -> None:
+        """Return to the version before the update that was loaded last, unless it was committed."""
+        for name, undo in reversed(self._undo):
+            self._write(name, undo, verify=False)
+        self._undo, self._held = [], self._before
+
+    def committed(self, version: int, fetched: Sequence[object]) -> None:  # noqa: ARG002 - a receiver's Rollback
+        """There is no way back from what was loaded last."""
+        self._undo, self._before = [], self._held
+
+    def weights(self, names: frozenset[str]) -> Iterator[tuple[str, torch.Tensor]]:  # noqa: ARG002 - as above
+        """Return to the version before; nothing is left to be loaded then."""
+        self.revert()
+        return iter(())
+
+    def _check(self, name: str, delta: Delta, told: tuple[int, int] | None) -> tuple[int, int]:
+        """Raise unless a delta is of this update, of these tensors, and against what they hold."""
+        this = (delta.source, delta.version)
+        if told is not None and told != this:
+            raise DecodeError(
+                f"the deltas of one update are those of one version, not of {told[1]} and {this[1]}"
+            )
+        if name not in self._weights:
+            raise _mismatch(f"{name!r} is unknown", delta.version, [name])
+        tensor = self._weights[name]
+        size = tensor.numel() * tensor.element_size()
+        if (delta.whole_bytes, delta.itemsize) != (size, tensor.element_size()):
+            raise _mismatch(
+                f"{name!r} has {delta.whole_bytes} bytes in elements of {delta.itemsize} at the source, and "
+                f"{size} in elements of {tensor.element_size()} here",
+                delta.version,
+                [name],
+            )
+        if delta.base != NO_VERSION and self._before != (delta.source, delta.base):
+            held = "nothing of it" if self._before is None else f"version {self._before[1]}"
+            error = BaseVersionError(
+                f"update {delta.version} of a DeltaSource says what changed since its version "
+                f"{delta.base}, and this receiver holds {held}: have it told in full (encode(..., full=True))"
+            )
+            error.bases = (delta.base,)
+            raise error
+        return this
+
+    def _apply(self, name: str, delta: Delta) -> None:
+        undo = self._write(name, delta, verify=self._verify)
+        if self._before is not None:
+            self._undo.append((name, undo))
+
+    def _write(self, name: str, delta: Delta, *, verify: bool) -> Delta:
+        tensor = self._weights[name].detach()
+        data: Bytes = tensor_bytes(tensor, name)
+        undo = delta.apply(data, verify=verify)
+        if not tensor.numel() or data.ctypes.data != tensor.data_ptr():
+            tensor.copy_(tensor_over(data, tensor.dtype, tensor.shape))
+        return undo
+
+
+def _mismatch(what: str, version: int, names: Sequence[str]) -> ManifestMismatchError:
+    error = ManifestMismatchError(f"update {version} does not fit the tensors: {what}", version=version)
+    error.mismatched = tuple(names)
+    return error

@@ -1,0 +1,55 @@
+"""Weights from shard to shard: layouts as data, the plan that follows from two of them, and its execution."""
+
+from raycrew.tensor_transport.weights.resharding._layouts import (
+    Block,
+    Box,
+    Layout,
+    Memory,
+    Region,
+    Share,
+    Split,
+    TensorLayout,
+    flat_sharded,
+    fused,
+    join_layouts,
+    layout_of,
+    on_mesh,
+    qkv_parts,
+    replicated,
+    sharded,
+    stacked,
+)
+from raycrew.tensor_transport.weights.resharding._moving import (
+    ReshardReceipt,
+    ShardOffers,
+    offer_shards,
+    pull_shards,
+)
+from raycrew.tensor_transport.weights.resharding._planning import Move, ReshardPlan, plan_reshard
+
+__all__ = [
+    "Block",
+    "Box",
+    "Layout",
+    "Memory",
+    "Move",
+    "Region",
+    "ReshardPlan",
+    "ReshardReceipt",
+    "ShardOffers",
+    "Share",
+    "Split",
+    "TensorLayout",
+    "flat_sharded",
+    "fused",
+    "join_layouts",
+    "layout_of",
+    "offer_shards",
+    "on_mesh",
+    "plan_reshard",
+    "pull_shards",
+    "qkv_parts",
+    "replicated",
+    "sharded",
+    "stacked",
+]

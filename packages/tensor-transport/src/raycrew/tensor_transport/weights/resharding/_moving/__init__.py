@@ -1,0 +1,15 @@
+"""Plans carried out: shards are offered, pulled, and written into the receivers' parameters."""
+
+from raycrew.tensor_transport.weights.resharding._moving.moving import (
+    ReshardReceipt,
+    ShardOffers,
+    offer_shards,
+    pull_shards,
+)
+
+__all__ = [
+    "ReshardReceipt",
+    "ShardOffers",
+    "offer_shards",
+    "pull_shards",
+]

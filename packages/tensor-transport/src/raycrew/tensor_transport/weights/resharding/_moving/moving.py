@@ -1,0 +1,209 @@
+"""Plans carried out: sources offer their shards, and each target pulls what it needs into its parameters."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import torch
+
+from raycrew.tensor_transport._bytes import arrange, tensor_bytes
+from raycrew.tensor_transport.errors import DamagedBytesError, ReshardError
+from raycrew.tensor_transport.transports import Offer, PullTransport
+from raycrew.tensor_transport.weights.resharding._moving.filling import Filler, Source
+from raycrew.tensor_transport.weights.resharding._moving.memories import Slot, fold_region, memories_of
+from raycrew.tensor_transport.weights.resharding._planning import Move, ReshardPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ShardOffers:
+    """What one source rank has ready for the targets of a plan; small and picklable.
+
+    Attributes:
+        rank: The source.
+        layouts: Digests of the plan's two layouts.
+        offers: To be withdrawn by whoever made them, once no target needs them any more.
+        slots: Parameter -> where its memory begins in the offers.
+        folds: (target rank, number of the move) -> fold of what moves; None without checksums.
+    """
+
+    rank: int
+    layouts: tuple[str, str]
+    offers: tuple[Offer, ...] = field(repr=False)
+    slots: Mapping[str, Slot] = field(repr=False)
+    folds: Mapping[tuple[int, int], int] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ReshardReceipt:
+    """What one target got.
+
+    Attributes:
+        rank: The target.
+        size_bytes: Bytes that moved.
+        moves: How many moves those were.
+        seconds: How long it took.
+    """
+
+    rank: int
+    size_bytes: int
+    moves: int
+    seconds: float
+
+
+def offer_shards(
+    state: Mapping[str, torch.Tensor],
+    plan: ReshardPlan,
+    rank: int,
+    transport: PullTransport,
+    *,
+    checksums: bool = False,
+) -> ShardOffers:
+    """Have this rank's parameters ready for the targets of a plan: those that some target takes a part of.
+
+    Large parameters are offered from the memory they have, small ones together from a copy. Unless the
+    transport keeps copies (`capabilities.keeps_copy`), nobody may write to them until they are withdrawn by
+    `transport.withdraw(offers.offers)`.
+
+    Args:
+        state: This rank's tensors and DTensors by name of the parameter.
+        plan: The same on all ranks.
+        rank: This rank among the sources.
+        transport: How the targets pull.
+        checksums: Take a fold of each move, for the targets to compare.
+
+    Raises:
+        ReshardError: The parameters are not those of the plan's layout.
+        TransportError: There is no room, or the transport is not available here.
+    """
+    memories = memories_of(state, plan.source, rank, plan.parameters_from(rank))
+    held = [name for name, memory in memories.items() if memory.numel()]
+    slots, buffers = arrange([tensor_bytes(memories[name], name) for name in held])
+    folds = _folds(memories, plan, rank) if checksums else None
+    offers: list[Offer] = []
+    try:
+        offers.extend(transport.offer(buffer) for buffer in buffers)
+    except BaseException:
+        transport.withdraw(offers)
+        raise
+    places = {name: Slot(slot.buffer, slot.offset) for name, slot in zip(held, slots, strict=True)}
+    return ShardOffers(rank, (plan.source.digest, plan.target.digest), tuple(offers), places, folds)
+
+
+def pull_shards(
+    state: Mapping[str, torch.Tensor],
+    plan: ReshardPlan,
+    rank: int,
+    offers: Iterable[ShardOffers],
+    transport: PullTransport,
+    *,
+    bucket_bytes: int = 16 << 20,
+    timeout_s: float | None = None,
+) -> ReshardReceipt:
+    """Fill this rank's parameters from the sources' shards, each byte once, in place.
+
+    Regions that are contiguous on both sides arrive in the parameters themselves; others go through two
+    buffers of `bucket_bytes`, one of which is filled while the other one is taken apart. Where the transport
+    maps, they are copied out of the sources' memory in one go. If this fails, the parameters hold anything.
+
+    Args:
+        state: This rank's tensors and DTensors by name of the parameter.
+        plan: The same on all ranks.
+        rank: This rank among the targets.
+        offers: What `offer_shards` gave on each source.
+        transport: How to pull.
+        bucket_bytes: Size of each of the two buffers.
+        timeout_s: Deadline for all of it.
+
+    Raises:
+        ReshardError: Before a byte moves: the parameters are not those of the plan's layout, offers are those
+            of another plan, or a source is missing.
+        DamagedBytesError: A fold differs; the message names tensor and source.
+        TransportTimeoutError: The deadline passed.
+        ShardLostError: A source died or cannot be reached.
+        StaleHandleError: Offers were withdrawn.
+    """
+    if bucket_bytes < 1 << 10:
+        raise ValueError(f"bucket_bytes must be at least 1024, got {bucket_bytes}")
+    start = time.perf_counter()
+    memories = memories_of(state, plan.target, rank)
+    moves = plan.moves_to(rank)
+    sources = _sources(moves, plan, offers)
+    filler = Filler(memories, transport, bucket_bytes, timeout_s)
+    filler.fill((_place(sources[move.source_rank], move), move) for move in _rotated(moves, rank))
+    _compare(memories, moves, rank, sources)
+    size = sum(move.size_bytes for move in moves)
+    return ReshardReceipt(rank, size, len(moves), time.perf_counter() - start)
+
+
+def _folds(memories: Mapping[str, torch.Tensor], plan: ReshardPlan, rank: int) -> dict[tuple[int, int], int]:
+    found = {}
+    for target in plan.target_ranks:
+        for i, move in enumerate(plan.moves_to(target)):
+            if move.source_rank == rank:
+                _refuse_cast(move)
+                found[target, i] = fold_region(memories[move.source_parameter], move.source)
+    return found
+
+
+def _refuse_cast(move: Move) -> None:
+    if move.dtype != move.target_dtype:
+        raise ValueError(
+            f"checksums compare values that arrive as they were sent; {move.tensor!r} is cast from "
+            f"{move.dtype} to {move.target_dtype}"
+        )
+
+
+def _sources(
+    moves: Sequence[Move], plan: ReshardPlan, offers: Iterable[ShardOffers]
+) -> dict[int, ShardOffers]:
+    """The offers by source rank, checked."""
+    found: dict[int, ShardOffers] = {}
+    layouts = (plan.source.digest, plan.target.digest)
+    for each in offers:
+        if each.layouts != layouts:
+            raise ReshardError(
+                f"source rank {each.rank} offers its shards for other layouts ({each.layouts[0]} to "
+                f"{each.layouts[1]}) than this target's ({layouts[0]} to {layouts[1]}): plan from the same "
+                "layouts on all ranks"
+            )
+        if each.rank in found:
+            raise ReshardError(f"source rank {each.rank} offers its shards twice")
+        found[each.rank] = each
+    for move in moves:
+        if move.source_rank not in found or move.source_parameter not in found[move.source_rank].slots:
+            raise ReshardError(
+                f"source rank {move.source_rank} offers no {move.source_parameter!r}, of which "
+                f"{move.tensor!r} is to be filled",
+                tensor=move.tensor,
+            )
+    return found
+
+
+def _place(offers: ShardOffers, move: Move) -> Source:
+    slot = offers.slots[move.source_parameter]
+    return Source(offers.offers[slot.offer], slot.offset)
+
+
+def _rotated(moves: Sequence[Move], rank: int) -> Iterator[Move]:
+    """The moves by source, each target beginning with another one."""
+    groups = [list(found) for _, found in groupby(moves, key=lambda move: move.source_rank)]
+    first = rank % len(groups) if groups else 0
+    for group in groups[first:] + groups[:first]:
+        yield from group
+
+
+def _compare(
+    memories: Mapping[str, torch.Tensor], moves: Sequence[Move], rank: int, sources: Mapping[int, ShardOffers]
+) -> None:
+    for i, move in enumerate(moves):
+        source = sources[move.source_rank]
+        if source.folds is None:
+            continue
+        if source.folds.get((rank, i)) != fold_region(memories[move.target_parameter], move.target):
+            owner = source.offers[source.slots[move.source_parameter].offer].owner
+            raise DamagedBytesError(
+                f"{move.tensor!r} from source rank {move.source_rank} ({owner}) arrived damaged, or was "
+                "written to meanwhile: its fold differs",
+                owner=str(owner),
+            )

@@ -1,0 +1,248 @@
+"""What a directory decides, without a clock: every method is given the time."""
+
+import pytest
+
+from raycrew.tensor_transport.errors import BucketFetchError, StaleVersionError, UpdateAbortedError
+from raycrew.tensor_transport.weights._directory.lineage import Lineage
+from raycrew.tensor_transport.weights._directory.record import Record
+from raycrew.tensor_transport.weights._directory.relay import choose_fanout, relay_parent
+from raycrew.tensor_transport.weights._directory.versions import Announced, Begin, Finish
+from raycrew.tensor_transport.weights._receiving.feeds import PlanMemory
+from raycrew.tensor_transport.weights._update.manifest import Bucket, BucketPlan, TensorEntry
+
+PLAN = BucketPlan(
+    (TensorEntry("x", "uint8", (4,), 0, 0, 4), TensorEntry("y", "uint8", (4,), 1, 0, 4)), (4, 4)
+)
+
+
+class Author:
+    """Publishes the two buckets of a plan, as part of a version."""
+
+    def __init__(self, record, part=0, parts=1, name=None):
+        self.record, self.part, self.parts = record, part, parts
+        self.name = name or f"publisher {part}"
+        self.scope = "node"
+        record.enroll(0, part, self.name)
+        self.tickets = 0
+
+    def begin(self, now=0, version=None):
+        begin = Begin(self.part, self.parts, self.name, self.scope, version, PLAN.digest, PLAN, None)
+        self.number = self.record.begin(now, begin)
+        return self.number
+
+    def put(self, now=0, count=2):
+        for index in range(count):
+            ticket = f"{self.number}/{self.part}/{index}"
+            announced = Announced(self.part, index, Bucket(ticket, 4, 0), None)
+            self.record.announce(now, self.number, self.name, announced)
+
+    def finish(self, now=0):
+        return self.record.finish(now, self.number, Finish(self.part, self.name, 2, None, 0.0, 0.0, ()))
+
+    def publish(self, now=0):
+        self.begin(now)
+        self.put(now)
+        self.finish(now)
+        return self.number
+
+
+def test_a_version_is_complete_with_its_last_part():
+    record = Record()
+    authors = [Author(record, part, 2) for part in range(2)]
+    assert authors[0].publish() == 1
+    assert record.newest(0) is None
+    assert authors[0].begin() is None, "others are not done with the version before"
+    assert authors[1].publish() == 1
+    assert record.newest(0) == 1
+    assert record.update(0, 1).size_bytes == 16
+
+
+def test_votes_decide_and_the_first_word_holds():
+    record = Record(keep=1)
+    author = Author(record)
+    number = record.reserve(0, voters=2, deadline_s=10)
+    assert author.publish() == number
+    record.vote(0, number, "a", True, "")
+    assert record.decision(0, number) is None
+    record.vote(0, number, "b", True, "")
+    assert record.decision(0, number) == "committed"
+    assert not record.abort(1, number, "too late")
+    assert record.holders == {"a": 1, "b": 1}
+    again = record.reserve(0, voters=2, deadline_s=10)
+    author.publish()
+    record.vote(0, again, "a", True, "")
+    record.vote(0, again, "b", False, "no room")
+    record.vote(0, again, "b", True, "")
+    assert record.decision(0, again) == "aborted"
+    assert record.reason(0, again) == "receiver b: no room"
+    assert record.newest(0) == 1
+
+
+def test_a_deadline_and_a_new_reservation_end_a_version():
+    record = Record()
+    author = Author(record)
+    first = record.reserve(0, 1, 5)
+    author.publish()
+    assert record.decision(4.9, first) is None
+    assert record.next_expiry() == 5
+    assert record.decision(5, first) == "aborted"
+    second = record.reserve(6, 1, None)
+    third = record.reserve(7, 1, None)
+    assert record.decision(8, second) == "aborted"
+    assert record.decision(8, third) is None
+
+
+def test_the_last_versions_are_kept_and_the_others_freed_once():
+    record = Record(keep=2)
+    author = Author(record)
+    for _ in range(4):
+        author.publish()
+    assert record.collect(0, "node") == ["1/0/0", "1/0/1", "2/0/0", "2/0/1"]
+    assert record.collect(0, "node") == []
+    with pytest.raises(BucketFetchError, match=r"there are \[3, 4\]"):
+        record.offer(0, 2)
+
+
+def test_what_somebody_reads_is_kept_until_its_lease_ends():
+    record = Record(keep=1, lease_s=10)
+    author = Author(record)
+    author.publish()
+    assert record.news(0, 1, "slow", "n", (0,)).done
+    author.publish(1)
+    assert record.collect(1, "node") == []
+    assert author.begin(2) is None, "the publisher waits for who lags"
+    assert author.begin(10) == 3
+    assert record.collect(10, "node") == ["1/0/0", "1/0/1"]
+
+
+def test_credit_is_what_the_slowest_voter_has():
+    record = Record(keep=0)
+    author = Author(record)
+    number = record.reserve(0, 2, None)
+    author.begin()
+    assert record.credit(0, number, 0, 4, 4)
+    author.put(count=1)
+    for receiver in ("fast", "slow"):
+        assert record.news(0, number, receiver, "n", (0,)).buckets
+    assert record.credit(0, number, 0, 4, 4) is None
+    record.took(0, number, "fast", (1,))
+    assert record.credit(0, number, 0, 4, 4) is None
+    record.took(0, number, "slow", (1,))
+    assert record.credit(0, number, 0, 4, 4)
+    assert record.collect(0, "node") == ["1/0/0"]
+
+
+def test_silence_ends_a_version():
+    record = Record(lease_s=10)
+    author = Author(record)
+    number = author.begin(0)
+    author.put(5, count=1)
+    with pytest.raises(UpdateAbortedError, match=r"parts \[0\] are silent since 10 s"):
+        record.offer(15, number)
+    with pytest.raises(UpdateAbortedError):
+        author.finish(15)
+    assert record.collect(15, "node") == ["1/0/0"]
+
+
+def test_a_voter_that_leaves_ends_its_version_and_no_other():
+    record = Record()
+    author = Author(record)
+    author.publish()
+    record.news(0, 1, "a", "n", (0,))
+    record.leave(0, "a")
+    assert record.newest(0) == 1
+    number = record.reserve(0, 1, None)
+    author.begin()
+    author.put(count=1)
+    record.news(0, number, "a", "n", (0,))
+    record.leave(0, "a")
+    assert record.reason(0, number) == "receiver a left"
+
+
+def test_numbers_rise_and_stale_publishers_are_refused():
+    record = Record(keep=5)
+    author = Author(record)
+    assert author.begin(version=7) == 7
+    author.put()
+    author.finish()
+    with pytest.raises(StaleVersionError, match="the last version is 7: 7 is not above it"):
+        author.begin(version=7)
+    assert Author(record, name="newer").publish() == 8
+    with pytest.raises(StaleVersionError, match="was replaced by newer"):
+        author.begin()
+    assert not record.retire(0, 0, author.name)
+    assert record.newest(0) == 8
+
+
+def test_partial_versions_can_be_added_where_all_changes_since_are_among_theirs():
+    lineage, x, xy = Lineage(), {0: frozenset("x")}, {0: frozenset("xy")}
+    assert lineage.bases(x) == frozenset()
+    lineage.note(1, {0: None})
+    lineage.note(2, x)
+    assert lineage.bases(x) == {1, 2}
+    lineage.note(3, xy)
+    assert lineage.bases(x) == {3}
+    assert lineage.bases(xy) == {1, 2, 3}
+    assert lineage.bases({0: None}) is None
+    lineage.note(4, {0: None})
+    assert lineage.bases(x) == {4}
+
+
+def test_a_relay_is_a_chain_or_a_tree():
+    nodes = list("abcdefg")
+    assert [relay_parent(nodes, n, 1) for n in nodes] == [None, *"abcdef"]
+    assert [relay_parent(nodes, n, 2) for n in nodes] == [None, *"aabbcc"]
+    assert {relay_parent(nodes, n, None) for n in nodes} == {None}
+    assert choose_fanout(1, 100) is None
+    assert choose_fanout(8, 100) == 1, "many buckets: a chain is busy all the time"
+    assert choose_fanout(64, 1) in (2, 3), "one bucket: a tree is not as deep"
+    assert choose_fanout(2, 1) in (None, 1)
+
+
+def test_a_node_of_a_relay_waits_for_the_one_before():
+    record = Record(fanout=1)
+    author = Author(record)
+    author.begin()
+    author.put(count=1)
+    assert record.news(0, 1, "a", "first", (0,)).buckets
+    assert record.news(0, 1, "b", "second", (0,)) is None
+    record.took(0, 1, "a", (1,))
+    assert record.news(0, 1, "b", "second", (0,)).buckets
+    record.leave(0, "a")
+    author.put(count=0)
+    assert record.news(0, 1, "c", "third", (0,)) is None
+    record.took(0, 1, "b", (1,))
+    assert record.news(0, 1, "c", "third", (0,)).buckets
+
+
+def plan_of(rows):
+    return BucketPlan((TensorEntry("x", "uint8", (rows,), 0, 0, rows),), (rows,))
+
+
+def test_an_offer_of_more_parts_than_plans_are_remembered_is_understood_again():
+    memory = PlanMemory(limit=3)
+    parts = [plan_of(rows) for rows in range(1, 6)]
+    digests = [plan.digest for plan in parts]
+    for _ in range(3):
+        sent = [None if plan.digest in memory.digests else plan for plan in parts]
+        assert memory.find(sent, digests) == parts
+    changed = [plan_of(rows) for rows in range(10, 20)]
+    for plan in changed:  # One part that changes beside four that do not.
+        now = [*parts[:4], plan]
+        sent = [None if one.digest in memory.digests else one for one in now]
+        assert memory.find(sent, [one.digest for one in now]) == now
+    assert len(memory.digests) == 5
+
+
+def test_a_receiver_that_has_all_is_not_silent_however_long_it_waits_to_load():
+    record = Record(lease_s=10)
+    number = record.reserve(0, 1, None)
+    author = Author(record)
+    author.begin(0)
+    author.put(0)
+    assert len(record.news(0, number, "r", "node", (0,)).buckets) == 2
+    author.finish(1)
+    assert record.news(1, number, "r", "node", (2,)).done
+    assert record.decision(100, number) is None
+    record.vote(100, number, "r", True, "")
+    assert record.decision(100, number) == "committed"

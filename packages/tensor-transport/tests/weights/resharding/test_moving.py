@@ -1,0 +1,220 @@
+"""Plans carried out within one process: random layouts, strided parameters, deadlines, damage."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lending import LendingTransport
+from resharded import held_of, numbered
+from test_reshard_plan import SHAPES, random_layout
+
+from raycrew.tensor_transport.errors import (
+    DamagedBytesError,
+    ReshardError,
+    StaleHandleError,
+    TransportTimeoutError,
+)
+from raycrew.tensor_transport.weights.resharding import (
+    Layout,
+    TensorLayout,
+    join_layouts,
+    layout_of,
+    offer_shards,
+    plan_reshard,
+    pull_shards,
+    replicated,
+    sharded,
+)
+
+
+def states(layout, whole, dtype):
+    """rank -> parameter -> tensor of its own shape, as the layout says."""
+    shapes = {}
+    for name, tensor in layout.tensors.items():
+        for share in tensor.shares:
+            shapes[share.rank, (tensor.parameters or (name,))[share.parameter]] = share.memory.shape
+    return {
+        rank: {n: torch.from_numpy(a).to(dtype).reshape(shapes[rank, n]) for n, a in parameters.items()}
+        for rank, parameters in held_of(layout, whole).items()
+    }
+
+
+def of_dtype(layout, dtype):
+    return Layout(
+        {n: TensorLayout(t.shape, dtype, t.shares, t.parameters) for n, t in layout.tensors.items()}
+    )
+
+
+def move(plan, sources, targets, transport, **options):
+    checksums = options.pop("checksums", False)
+    offers = [
+        offer_shards(state, plan, rank, transport, checksums=checksums) for rank, state in sources.items()
+    ]
+    receipts = [
+        pull_shards(state, plan, rank, offers, transport, **options) for rank, state in targets.items()
+    ]
+    for each in offers:
+        transport.withdraw(each.offers)
+    assert not transport.held
+    return receipts
+
+
+@pytest.mark.parametrize("maps", [False, True])
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(SHAPES, min_size=1, max_size=4),
+    st.integers(0, 2**32),
+    st.sampled_from(["int64", "bfloat16", "uint8"]),
+)
+def test_random_layouts_move_exactly(maps, shapes, seed, dtype):
+    draw = random.Random(seed)
+    shapes = {f"t{i}": shape for i, shape in enumerate(shapes)}
+    source, target = (of_dtype(random_layout(shapes, draw), dtype) for _ in range(2))
+    whole = {name: array % 251 for name, array in numbered(shapes).items()}
+    wanted = states(target, whole, getattr(torch, dtype))
+    plan = plan_reshard(source, target)
+    transport = LendingTransport(maps)
+    targets = {
+        rank: {n: torch.full_like(t, -1 if dtype != "uint8" else 255) for n, t in state.items()}
+        for rank, state in wanted.items()
+    }
+    receipts = move(
+        plan,
+        states(source, whole, getattr(torch, dtype)),
+        targets,
+        transport,
+        bucket_bytes=1024,
+        checksums=True,
+    )
+    for rank, state in wanted.items():
+        assert all(torch.equal(targets[rank][name], tensor) for name, tensor in state.items())
+    assert sum(r.size_bytes for r in receipts) == plan.size_bytes
+    assert maps or transport.pulled_bytes == plan.size_bytes, "nothing is moved twice"
+
+
+@pytest.mark.parametrize("maps", [False, True])
+def test_any_bits_arrive_as_they_are(maps):
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn):
+        weight = bits.view(dtype).reshape(256, -1)
+        name = str(dtype).removeprefix("torch.")
+        source = join_layouts(layout_of({"w": part}, rank=0) for part in [weight])
+        target = Layout({"w": sharded(weight.shape, name, range(2), 1)})
+        targets = {r: {"w": torch.zeros(256, weight.shape[1] // 2, dtype=dtype)} for r in range(2)}
+        move(plan_reshard(source, target), {0: {"w": weight}}, targets, LendingTransport(maps))
+        found = torch.cat([targets[r]["w"].view(torch.uint8) for r in range(2)], 1)
+        assert torch.equal(found, weight.view(torch.uint8).reshape(256, -1))
+
+
+@pytest.mark.parametrize("maps", [False, True])
+def test_parameters_that_are_turned_or_part_of_something(maps):
+    whole = torch.arange(48.0).reshape(6, 8)
+    turned = whole.t().contiguous().t()
+    base = torch.zeros(6, 20)
+    state = {"turned": base[:, 2:10], "straight": torch.zeros(8, 6).t()}
+    source = layout_of({"turned": turned, "straight": whole}, rank=0)
+    plan = plan_reshard(source, layout_of(state, rank=0))
+    move(plan, {0: {"turned": turned, "straight": whole}}, {0: state}, LendingTransport(maps), checksums=True)
+    assert torch.equal(state["turned"], whole) and torch.equal(state["straight"], whole)
+    assert not base[:, :2].any() and not base[:, 10:].any()
+
+
+def test_a_named_cast_arrives_cast():
+    source = Layout({"w": sharded((5, 4), "bfloat16", range(2))})
+    target = Layout({"w": replicated((5, 4), "float32", [0])})
+    plan = plan_reshard(source, target, casts={"w": "float32"})
+    whole = torch.arange(20).reshape(5, 4).bfloat16()
+    state = {"w": torch.zeros(5, 4)}
+    sources = {0: {"w": whole[:3]}, 1: {"w": whole[3:]}}
+    move(plan, sources, {0: state}, LendingTransport(True))
+    assert torch.equal(state["w"], whole.float())
+    with pytest.raises(ValueError, match="'w' is cast from bfloat16 to float32"):
+        offer_shards(sources[0], plan, 0, LendingTransport(), checksums=True)
+
+
+def columns(rows=512):
+    """A tensor whose columns are wanted where rows are held, and so has to be staged."""
+    plan = plan_reshard(
+        Layout({"w": sharded((rows, 64), "float32", range(2))}),
+        Layout({"w": sharded((rows, 64), "float32", range(2), 1)}),
+    )
+    whole = torch.randn(rows, 64)
+    sources = {r: {"w": whole.chunk(2)[r]} for r in range(2)}
+    return plan, whole, sources, {r: {"w": torch.zeros(rows, 32)} for r in range(2)}
+
+
+def test_memory_is_two_buckets_at_most():
+    plan, whole, sources, targets = columns()
+    transport = LendingTransport()
+    move(plan, sources, targets, transport, bucket_bytes=4096)
+    assert torch.equal(torch.cat([targets[r]["w"] for r in range(2)], 1), whole)
+    assert transport.largest_bytes <= 4096
+
+
+@pytest.mark.hostile
+def test_a_deadline_ends_it_and_nothing_is_written_afterwards():
+    plan, _, sources, targets = columns()
+    transport = LendingTransport()
+    offers = [offer_shards(state, plan, rank, transport) for rank, state in sources.items()]
+    transport.stalled.clear()
+    with pytest.raises(TransportTimeoutError):
+        pull_shards(targets[0], plan, 0, offers, transport, timeout_s=0.05, bucket_bytes=4096)
+    transport.stalled.set()
+    assert not targets[0]["w"].any()
+
+
+@pytest.mark.hostile
+def test_damage_is_named_with_tensor_and_source():
+    plan, _, sources, targets = columns()
+    transport = LendingTransport()
+    transport.damage = True
+    with pytest.raises(DamagedBytesError, match="'w' from source rank 0"):
+        move(plan, sources, targets, transport, checksums=True)
+
+
+@pytest.mark.hostile
+def test_a_source_that_is_written_to_meanwhile_is_seen():
+    plan, _, sources, targets = columns(4096)
+    transport = LendingTransport(True)
+    offers = [offer_shards(state, plan, rank, transport, checksums=True) for rank, state in sources.items()]
+    sources[1]["w"][7, 40] += 1
+    pull_shards(targets[0], plan, 0, offers, transport)
+    with pytest.raises(DamagedBytesError, match="'w' from source rank 1"):
+        pull_shards(targets[1], plan, 1, offers, transport)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("maps", [False, True])
+def test_withdrawn_offers_are_told(maps):
+    plan, _, sources, targets = columns()
+    transport = LendingTransport(maps)
+    offers = [offer_shards(state, plan, rank, transport) for rank, state in sources.items()]
+    transport.withdraw(offers[1].offers)
+    with pytest.raises(StaleHandleError):
+        pull_shards(targets[0], plan, 0, offers, transport)
+
+
+@pytest.mark.hostile
+def test_whatever_does_not_fit_the_plan_is_refused_before_a_byte_moves():
+    plan, _, sources, targets = columns()
+    transport = LendingTransport()
+    with pytest.raises(ReshardError, match=r"'w' of rank 0 is float64\[256, 64\]"):
+        offer_shards({"w": sources[0]["w"].double()}, plan, 0, transport)
+    with pytest.raises(ReshardError, match=r"'w' of rank 1 is float32\[255, 64\]"):
+        offer_shards({"w": sources[0]["w"][1:]}, plan, 1, transport)
+    with pytest.raises(ReshardError, match=r"with strides \[1, 256\]; the layout says .* strides \[64, 1\]"):
+        offer_shards({"w": sources[0]["w"].t().contiguous().t()}, plan, 0, transport)
+    with pytest.raises(ReshardError, match="rank 0 has no 'w'"):
+        offer_shards({}, plan, 0, transport)
+    offers = [offer_shards(state, plan, rank, transport) for rank, state in sources.items()]
+    with pytest.raises(ReshardError, match="source rank 1 offers no 'w'"):
+        pull_shards(targets[0], plan, 0, offers[:1], transport)
+    with pytest.raises(ReshardError, match="source rank 0 offers its shards twice"):
+        pull_shards(targets[0], plan, 0, offers + offers[:1], transport)
+    other, *_ = columns(256)
+    with pytest.raises(ReshardError, match="source rank 0 offers its shards for other layouts"):
+        pull_shards({"w": torch.zeros(256, 32)}, other, 0, offers, transport)
+    assert transport.pulled_bytes == 0 and not np.any(targets[0]["w"].numpy())
