@@ -511,6 +511,68 @@ def test_an_update_can_be_awaited_and_cancelled(store, directory):
     assert directory.latest == 1
 
 
+@pytest.mark.hostile
+@pytest.mark.parametrize("phase", ["prepare", "pause", "apply"])
+def test_generators_go_on_when_progress_raises(store, directory, phase):
+    trainer, generators = Trainer(store, directory), [Generator(store, directory) for _ in range(2)]
+    sync([trainer], generators, directory)
+
+    def progress(step):
+        if step.phase == phase:
+            raise RuntimeError("no display")
+
+    trainer.seed = 1
+    with pytest.raises(RuntimeError, match="no display"):
+        sync([trainer], generators, directory, progress=progress, prepare="prepare_weights")
+    held = {g.receiver.version for g in generators}
+    assert held == ({2} if phase == "apply" else {1}), (
+        "the first to tell of the loading tells what was decided"
+    )
+    for generator in generators:
+        assert_same(generator.model.tensors, weights(max(held) - 1))
+        assert generator.events.count("stop") == generator.events.count("go")
+    sync([trainer], generators, directory, prepare="prepare_weights")
+    for generator in generators:
+        assert_same(generator.model.tensors, weights(1))
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_update_that_is_cancelled_while_its_number_is_asked_for_does_not_go_on(store, directory, when):
+    trainer, generator = Trainer(store, directory), Generator(store, directory)
+    asked, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(WeightDirectory):
+        def ask(self, method, /, *args):
+            if method is not Record.reserve:
+                return super().ask(method, *args)
+            number = super().ask(method, *args) if when == "after" else None
+            asked.set()
+            go_on.wait(TIMEOUT_S)
+            try:
+                return number or super().ask(method, *args)
+            finally:
+                ended.set()
+
+    async def run():
+        options = {"pause": "stop", "resume": "go", "directory": Slow(directory._edge)}
+        peers = (LocalPeers([trainer]), LocalPeers([generator]))
+        task = asyncio.create_task(sync_weights_async(*peers, **options, timeout_s=TIMEOUT_S))
+        await asyncio.to_thread(asked.wait, TIMEOUT_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    go_on.set()
+    ended.wait(TIMEOUT_S)
+    for thread in threading.enumerate():
+        if thread.name == "weight-sync":
+            thread.join(TIMEOUT_S)
+    assert [s.reason for s in directory.status()] == ["the synchronisation was cancelled"]
+    assert generator.events == []
+
+
 def test_only_some_generators_are_updated(store, directory):
     trainer, generators = Trainer(store, directory), [Generator(store, directory) for _ in range(3)]
     groups = [LocalPeers(generators[:2]), LocalPeers(generators[2:])]

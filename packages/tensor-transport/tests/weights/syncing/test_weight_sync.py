@@ -178,3 +178,92 @@ def test_a_resumption_that_fails_is_raised_without_blaming_the_update(crew):
         sync_weights(LocalPeers(trainers), LocalPeers(generators), resume="go")
     assert not any("did not reach" in note for note in caught.value.__notes__)
     assert [g.receiver.version for g in generators] == [1, 1]
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("phase", ["pause", "apply", "resume"])
+def test_ranks_go_on_when_progress_raises(crew, phase):
+    trainers, generators = crew
+
+    def progress(step):
+        if step.phase == phase:
+            raise RuntimeError("no display")
+
+    peers = LocalPeers(trainers), LocalPeers(generators)
+    with pytest.raises(RuntimeError, match="no display"):
+        sync_weights(*peers, pause="stop", resume="go", progress=progress)
+    for generator in generators:
+        assert generator.events == ["stop"] + ["apply"] * (phase != "pause") + ["go"]
+        assert generator.receiver.version == (None if phase == "pause" else 1)
+    report = sync_weights(*peers, publish="latest", pause="stop", resume="go")
+    assert report.version == 1
+
+
+class Impatient(LocalPeers):
+    """Somebody presses Ctrl-C so often while the answers of a method are waited for."""
+
+    def __init__(self, workers, method, presses=1):
+        super().__init__(workers)
+        self.method, self.left = method, [presses]
+
+    def on(self, *, ranks):
+        found = Impatient((), self.method)
+        found._workers, found.left = super().on(ranks=ranks)._workers, self.left
+        return found
+
+    def call(self, method, /, *args, **kwargs):
+        results = super().call(method, *args, **kwargs)
+        return Pressed(results, self.left) if method == self.method else results
+
+
+class Pressed:
+    def __init__(self, results, left):
+        self.results, self.left = results, left
+
+    def get_results(self, *, timeout=None):
+        if self.left[0]:
+            self.left[0] -= 1
+            raise KeyboardInterrupt
+        return self.results.get_results(timeout=timeout)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("method", ["stop", "apply_weights"])
+def test_ranks_go_on_when_the_driver_is_interrupted(crew, method):
+    trainers, generators = crew
+    peers = Impatient(generators, method)
+    with pytest.raises(KeyboardInterrupt):
+        sync_weights(LocalPeers(trainers), peers, pause="stop", resume="go")
+    for generator in generators:
+        assert [generator.events[0], generator.events[-1]] == ["stop", "go"]
+
+
+@pytest.mark.hostile
+def test_ranks_of_which_nobody_knows_stay_paused_when_the_driver_is_interrupted_for_good(crew):
+    trainers, generators = crew
+    peers = Impatient(generators, "apply_weights", presses=2)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        sync_weights(LocalPeers(trainers), peers, pause="stop", resume="go")
+    assert [g.events for g in generators] == [["stop", "apply"]] * 2
+    assert sum("is not resumed" in note for note in caught.value.__notes__) == 2
+    sync_weights(LocalPeers(trainers), peers, publish="latest", pause="stop", resume="go")
+    assert [g.events[-1] for g in generators] == ["go", "go"]
+
+
+@pytest.mark.hostile
+def test_a_rank_that_is_interrupted_itself_stays_paused(crew):
+    """As where the ranks are objects of the driver's own process."""
+    trainers, generators = crew
+
+    def interrupted(tensors):
+        next(tensors)
+        raise KeyboardInterrupt
+
+    sync_weights(LocalPeers(trainers), LocalPeers(generators), pause="stop", resume="go")
+    generators[0].receiver._load, trainers[0].seed = interrupted, 1
+    with pytest.raises(KeyboardInterrupt):
+        sync_weights(LocalPeers(trainers), LocalPeers(generators), pause="stop", resume="go")
+    assert generators[0].events[-1] == "apply"
+    assert not generators[0].receiver.intact
+    assert generators[1].events[-2:] == ["stop", "go"]
+    assert generators[1].receiver.version == 1

@@ -1,12 +1,11 @@
 """Calls on every rank of some groups, and what is known of each rank afterwards."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from raycrew.tensor_transport.errors import UpdateAbortedError, WeightUpdateError
-from raycrew.tensor_transport.protocols import PeerGroup, PeerResults, Peers
+from raycrew.tensor_transport.protocols import PeerGroup, Peers
+from raycrew.tensor_transport.weights._syncing.calling import Calls, PlainCalls, ThreadedCalls
 from raycrew.tensor_transport.weights._syncing.report import SyncProgress
 
 Progress = Callable[[SyncProgress], object]
@@ -76,35 +75,48 @@ class Session:
     def call(
         self, phase: str, method: str, *args: object, changes_weights: bool = False
     ) -> dict[int, object]:
-        """Call a method on all ranks; their results, and failures are kept."""
-        results, failures = self._call(list(self._members), phase, method, *args)
-        self.failures |= failures
+        """Call a method on all ranks; their results, and failures are kept.
+
+        Raises:
+            BaseException: What `progress` raised, or what interrupted the waiting, once all ranks answered.
+        """
+        found = self._call(list(self._members), phase, method, *args)
+        self.failures |= found.failures
         if changes_weights:
-            self._mixed = {number for number, error in failures.items() if not _is_intact(error)}
-        return results
+            silent = {number for number, error in found.failures.items() if not _is_intact(error)}
+            self._mixed = silent | found.unknown
+        return found.checked()
 
     def drop(self, numbers: Sequence[int], method: str, version: int) -> None:
         """Have ranks forget a version that was given up: to apply it drops what is fetched of it."""
-        _, failures = self._call(numbers, "apply", method, version)
+        found = self._call(numbers, "apply", method, version)
         self._notes += [
             f"{method}() failed on {self._label(number)}: {error!r}"
-            for number, error in failures.items()
+            for number, error in found.failures.items()
             if not is_abortion(error)
         ]
+        found.checked()
 
     def resume(self, method: str) -> None:
         """Call a method on the ranks whose weights are those of one version."""
         healthy = [number for number in self._members if number not in self._mixed]
-        _, failures = self._call(healthy, "resume", method)
+        found = self._call(healthy, "resume", method)
         self._notes += [
-            f"{method}() failed on {self._label(number)}: {error!r}" for number, error in failures.items()
+            f"{method}() failed on {self._label(number)}: {error!r}"
+            for number, error in found.failures.items()
         ]
         self._notes += [
             f"{self._label(number)} is not resumed: its weights are, or may be, a mixture of two versions"
             for number in sorted(self._mixed)
         ]
+        found.checked()
         if not self.failures:
-            self.failures, self._reached_all = failures, True
+            self.failures, self._reached_all = found.failures, True
+
+    def explain(self, error: BaseException) -> None:
+        """Add what is known of the ranks to an error."""
+        for note in self._notes:
+            error.add_note(note)
 
     def raise_first(self, version: int, cause: Exception | None = None) -> None:
         """Raise the first failure, if there was one: the trainer's, or one that others followed."""
@@ -121,53 +133,35 @@ class Session:
                 f"{self._label(first)} failed: weight update {version} did not reach every generator; "
                 "it can be applied again"
             )
-        for note in self._notes:
-            error.add_note(note)
+        self.explain(error)
         raise error
 
-    def _call(
-        self, numbers: Sequence[int], phase: str, method: str, *args: object
-    ) -> tuple[dict[int, object], dict[int, Exception]]:
-        results: dict[int, object] = {}
-        failures: dict[int, Exception] = {}
-        answers = self._in_threads if self._together else self._one_by_one
-        for number, outcome in answers(numbers, method, args):
+    def _call(self, numbers: Sequence[int], phase: str, method: str, *args: object) -> "_Round":
+        make = ThreadedCalls if self._together else PlainCalls
+        calls = make({n: self._members[n].peers for n in numbers}, method, args, self._timeout_s)
+        found = _Round(calls.unknown)
+        try:
+            calls.start()
+            self._hear(calls, found, phase, method)
+        except BaseException as error:  # noqa: BLE001 - raised once it is known where each rank is
+            found.interruption, self._progress = error, None
+            try:
+                self._say(f"the driver raised {error!r}")
+                self._hear(calls, found, phase, method)
+            except BaseException as second:  # noqa: BLE001 - as above: then nobody waits any more
+                found.interruption = second
+        return found
+
+    def _hear(self, calls: Calls, found: "_Round", phase: str, method: str) -> None:
+        for number, outcome in calls.outcomes():
             if isinstance(outcome, Exception):
-                failures[number] = outcome
+                found.failures[number] = outcome
                 self._say(f"{method}() failed on {self._label(number)}: {outcome!r}")
             else:
-                results[number] = outcome
+                found.results[number] = outcome
             if self._progress is not None:
-                self._progress(SyncProgress(phase, len(results) + len(failures), len(numbers)))
-        return dict(sorted(results.items())), failures
-
-    def _one_by_one(
-        self, numbers: Sequence[int], method: str, args: tuple[object, ...]
-    ) -> Iterator[tuple[int, object]]:
-        deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
-        pending: dict[int, PeerResults | Exception] = {}
-        for number in numbers:
-            try:
-                pending[number] = self._members[number].peers.call(method, *args)
-            except Exception as error:  # noqa: BLE001 - raised once all ranks are where they have to be
-                pending[number] = error
-        for number, answer in pending.items():
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            yield number, answer if isinstance(answer, Exception) else _result(answer, left)
-
-    def _in_threads(
-        self, numbers: Sequence[int], method: str, args: tuple[object, ...]
-    ) -> Iterator[tuple[int, object]]:
-        pool = ThreadPoolExecutor(max(1, len(numbers)), thread_name_prefix="weight-sync")
-        try:
-            pending: dict[Future[object], int] = {
-                pool.submit(call, self._members[number].peers, method, args, self._timeout_s): number
-                for number in numbers
-            }
-            for future in as_completed(pending):
-                yield pending[future], future.result()
-        finally:
-            pool.shutdown(wait=False)
+                done = len(found.results) + len(found.failures)
+                self._progress(SyncProgress(phase, done, calls.count))
 
     def _say(self, reason: str) -> None:
         if self.on_failure is not None:
@@ -177,25 +171,25 @@ class Session:
         return self._members[number].label
 
 
-def call(peers: Peers, method: str, args: tuple[object, ...], timeout_s: float | None) -> object:
-    """What a rank answers, or why it does not."""
-    try:
-        return _result(peers.call(method, *args), timeout_s)
-    except Exception as error:  # noqa: BLE001 - raised once all ranks are where they have to be
-        return error
+@dataclass
+class _Round:
+    """What is known after a call: of each rank, and of what interrupted the waiting for them."""
+
+    unknown: set[int]
+    results: dict[int, object] = field(default_factory=dict)
+    failures: dict[int, Exception] = field(default_factory=dict)
+    interruption: BaseException | None = None
+
+    def checked(self) -> dict[int, object]:
+        """The results in the order of the ranks, unless something interrupted the waiting for them."""
+        if self.interruption is not None:
+            raise self.interruption
+        return dict(sorted(self.results.items()))
 
 
 def is_abortion(error: BaseException) -> bool:
     """Whether a rank failed only because the version was given up elsewhere."""
     return any(isinstance(found, UpdateAbortedError) for found in _chain(error))
-
-
-def _result(answer: PeerResults, timeout_s: float | None) -> object:
-    try:
-        results = answer.get_results(timeout=timeout_s)
-    except Exception as error:  # noqa: BLE001 - as above
-        return error
-    return results[0] if results else None
 
 
 def _is_intact(error: BaseException) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from raycrew.tensor_transport.errors import DirectoryLostError, WeightUpdateError
+from raycrew.tensor_transport.errors import DirectoryLostError, UpdateAbortedError, WeightUpdateError
 from raycrew.tensor_transport.protocols import PeerGroup
 from raycrew.tensor_transport.weights._directory import Record, WeightDirectory
 from raycrew.tensor_transport.weights._receiving import WeightReceipt
@@ -60,7 +60,9 @@ def sync_weights(
         prepare: With a directory: name of the generators' method that takes the version's number and calls
             `WeightReceiver.prepare`, before the pause. Without it they fetch while they are paused.
         recipients: The generators to update, numbered through all groups; all unless given.
-        progress: Called with a `SyncProgress` whenever a rank has done a step, maybe in another thread.
+        progress: Called with a `SyncProgress` whenever a rank has done a step, maybe in another thread. What
+            it raises, this does, once all ranks have ended the step and were resumed; a version in a
+            directory is given up, unless it is decided. The same holds for an interrupt from the keyboard.
 
     Raises:
         ValueError: There are no such recipients, or `prepare` has no directory.
@@ -185,7 +187,9 @@ class _Synchronisation:
         self._session = Session(members, self.timeout_s, together=streams, progress=self.progress)
         self._labels = [f"generator {member.number}" for member in members]
         self._watch = Stopwatch()
+        self._lock = threading.Lock()
         self._version: int | None = None
+        self._over = ""
 
     def run(self) -> WeightSyncReport:
         """All steps."""
@@ -204,10 +208,15 @@ class _Synchronisation:
         )
 
     def give_up(self, reason: str) -> None:
-        """Abort the version, unless it is decided; a directory that is lost keeps no version."""
-        if self.directory is not None and self._version is not None:
+        """Abort the version, unless it is decided; a directory that is lost keeps no version.
+
+        One that is not begun is not begun any more.
+        """
+        with self._lock:
+            self._over, version = self._over or reason, self._version
+        if self.directory is not None and version is not None:
             with contextlib.suppress(DirectoryLostError):
-                self.directory.ask(Record.abort, self._version, reason)
+                self.directory.ask(Record.abort, version, reason)
 
     def _whole(self) -> tuple[WeightUpdate, tuple[WeightReceipt, ...]]:
         """Publish, then apply."""
@@ -224,7 +233,7 @@ class _Synchronisation:
         directory = self.directory
         if directory is None:
             raise ValueError("there is no directory")
-        self._version = version = directory.ask(Record.reserve, self._session.count, self.timeout_s)
+        version = self._reserve(directory)
         self._session.on_failure = self.give_up
         publishing: Future[list[object]] = Future()
         threading.Thread(target=self._publish_into, args=(publishing,), daemon=True).start()
@@ -255,16 +264,40 @@ class _Synchronisation:
             )
         return update, receipts
 
+    def _reserve(self, directory: WeightDirectory) -> int:
+        """The number of this version, unless it was given up before there was one."""
+        self._check_wanted()
+        version = directory.ask(Record.reserve, self._session.count, self.timeout_s)
+        with self._lock:
+            self._version, over = version, self._over
+        if over:
+            self.give_up(over)
+            self._check_wanted()
+        return version
+
+    def _check_wanted(self) -> None:
+        if self._over:
+            raise UpdateAbortedError(f"the update was given up before it began: {self._over}")
+
     def _paused(self, update: WeightUpdate | int) -> Mapping[int, object]:
+        """Apply an update while the generators are paused; they are resumed whatever happens."""
+        try:
+            try:
+                return self._swapped(update)
+            finally:
+                if self.resume is not None:
+                    self._session.resume(self.resume)
+        except BaseException as error:
+            self._session.explain(error)
+            raise
+
+    def _swapped(self, update: WeightUpdate | int) -> Mapping[int, object]:
         session = self._session
         if self.pause is not None:
             session.call("pause", self.pause)
-        results: Mapping[int, object] = {}
-        if not session.failures:
-            results = session.call("apply", self.apply, update, changes_weights=True)
-        if self.resume is not None:
-            session.resume(self.resume)
-        return results
+        if session.failures:
+            return {}
+        return session.call("apply", self.apply, update, changes_weights=True)
 
     def _publish_into(self, publishing: "Future[list[object]]") -> None:
         try:
