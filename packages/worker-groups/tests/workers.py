@@ -296,3 +296,38 @@ class SlowAgain:
 
     def die(self):
         os._exit(7)
+
+
+class Listener:
+    """Notes what it hears of generations, and at which port they meet."""
+
+    def __init__(self):
+        self.heard = []
+
+    def on_generation(self, worker):
+        self.heard.append((worker.generation, worker.master_port, os.environ["MASTER_PORT"]))
+        if worker.generation in self.refused():
+            raise RuntimeError(f"generation {worker.generation} is not for rank {worker.rank}")
+
+    def refused(self):
+        return {int(number) for number in os.environ.get("REFUSED", "").split(",") if number}
+
+    def get_heard(self):
+        return self.heard
+
+    def die_on(self, ranks):
+        if current_worker().rank in ranks:
+            os._exit(7)
+
+    def pid(self):
+        return os.getpid()
+
+
+class GeneratorListener:
+    def on_generation(self, worker):
+        yield worker
+
+
+class DeafListener:
+    def on_generation(self):
+        pass

@@ -149,6 +149,10 @@ class WorkerGroup(GroupFacts, GroupCalls):
         """Send each call of a dispatch to workers that can take it."""
 
     @abstractmethod
+    def _next_generation(self, ranks: Sequence[int]) -> None:
+        """Replace the workers of some ranks, perhaps of none, and give the whole group a new generation."""
+
+    @abstractmethod
     def _resource_use(self) -> Mapping[int, float]:
         """CPU use by rank, as far as it is known."""
 
@@ -175,6 +179,24 @@ class WorkerGroup(GroupFacts, GroupCalls):
     def __repr__(self) -> str:
         state = f"{self.world_size} workers" if self._life.state in ("open", "restarting") else "shut down"
         return f"{type(self).__name__}({self.name!r}, {self._started.info.name}, {state})"
+
+    def renew_rendezvous(self) -> int:
+        """Give the group a new generation with a new master port, its workers staying; returns its number.
+
+        For a group whose processes have to meet anew although none is dead, after a collective operation that
+        failed, say. Workers hear of it as of a restart: see `restart_failed_workers`.
+
+        Raises:
+            WorkerFailureError: A worker failed or was late in its `on_generation`; this can be tried again.
+            WorkerGroupClosedError: The group was shut down, perhaps meanwhile.
+        """
+
+        def renew() -> list[int]:
+            self._next_generation(())
+            return []
+
+        self._life.restart(renew, "renew_rendezvous")
+        return self.generation
 
     # The end.
 

@@ -1,7 +1,7 @@
 """A group of workers on Ray, one actor per rank, called as a unit."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from raycrew.worker_groups._ray import (
     runs_in_order,
     worker_status,
 )
-from raycrew.worker_groups._start import Handle, Started, for_the_way, restart_workers, start_group
+from raycrew.worker_groups._start import HOOK, Handle, Started, for_the_way, next_generation, start_group
 from raycrew.worker_groups.balancing import ProcessUsage
 
 logger = logging.getLogger(__name__)
@@ -132,27 +132,42 @@ class RayWorkerGroup(WorkerGroup):
     def restart_failed_workers(self) -> list[int]:
         """Replace dead workers: same rank, bundle and arguments, new process; returns their ranks.
 
-        The group gets a new generation, and a new master port if rank 0 was replaced. Workers that live keep
-        their state; they see the new generation in `current_worker()` once their running call is over. While
-        another thread restarts the group, this waits for it and has the same outcome; calls on the ranks that
-        are replaced wait too, those on others go on.
+        Where one rank of a tied group is dead, all of that tied group are replaced. The group gets a new
+        generation and a new master port. Workers that live keep their state; they see the new generation in
+        `current_worker()` once their running call is over. Where the class has an `on_generation(worker)`,
+        this waits until it has returned on every rank, in any order among them; calls wait meanwhile. Without
+        one, calls on the ranks that are replaced wait, those on others go on. While another thread restarts
+        the group, this waits for it and has the same outcome.
 
         Raises:
-            WorkerFailureError: A new worker failed or was late; this can be tried again.
+            WorkerFailureError: A new worker failed or was late; this can be tried again. Or `on_generation`
+                failed on a rank: dead ones can be restarted again, the living called again by
+                `renew_rendezvous()`.
             WorkerGroupClosedError: The group was shut down, perhaps meanwhile; no new worker is left.
         """
         return self._life.restart(self._replace_dead)
 
     def _replace_dead(self) -> list[int]:
-        dead = [rank for rank, status in self.get_worker_status().items() if status == "dead"]
-        if dead:
-            logger.warning("%s: restarting ranks %s", self.name, dead)
-            self._life.replacing(dead)
-            on_end = partial(log_left, self.name)
-            self._started = restart_workers(self._spec, self._claim, self._started, dead, on_end, self._open)
-            self._crew.handles, self._crew.facts = self._started.handles, self._started.facts
-            self._note_places()
-        return dead
+        dead = {rank for rank, status in self.get_worker_status().items() if status == "dead"}
+        ranks = sorted(rank for tied in self._tied_groups if dead.intersection(tied) for rank in tied)
+        if ranks:
+            logger.warning("%s: ranks %s are dead, restarting %s", self.name, sorted(dead), ranks)
+            self._next_generation(ranks)
+        return ranks
+
+    def _next_generation(self, ranks: Sequence[int]) -> None:
+        self._life.replacing(ranks)
+        on_end = partial(log_left, self.name)
+        next_generation(
+            self._spec, self._claim, self._started, ranks, on_end, self._open, self._take_generation
+        )
+
+    def _take_generation(self, started: Started) -> None:
+        self._started = started
+        self._crew.handles, self._crew.facts = started.handles, started.facts
+        self._note_places()
+        if HOOK in started.info.methods:
+            self._life.replacing(range(self.world_size))
 
     def _deliver(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
         return send_to_actors(

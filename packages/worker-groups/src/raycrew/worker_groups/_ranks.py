@@ -29,7 +29,7 @@ class RankInfo:
         master_port: Port that rank 0's process has leased for the group's rendezvous.
         ports: Further ports that this worker's process has leased.
         group_name: Name of the group.
-        generation: 0 at first; grows whenever workers of the group are replaced.
+        generation: 0 at first; grows whenever workers of the group are replaced or its rendezvous is renewed.
     """
 
     rank: int
@@ -95,7 +95,8 @@ class WorkerFacts:
     """What a worker's process says about itself before it gets a rank.
 
     `pid` in `pid_namespace` with its start (`started`, in clock ticks since the node's boot) is this process
-    and no later one; `mark` is carried by all that it starts.
+    and no later one; `mark` is carried by all that it starts. Should it be rank 0, the group meets at
+    `master_port`, and in its next generation at `spare_port`.
     """
 
     node_id: str
@@ -105,6 +106,7 @@ class WorkerFacts:
     device_index: int | None = None
     local_device_index: int | None = None
     master_port: int = 0
+    spare_port: int = 0
     ports: tuple[int, ...] = ()
     log_paths: tuple[str, ...] = ()
     process_age_s: float = 0.0

@@ -112,14 +112,19 @@ def _text(part: object) -> str:
 
 
 def start_timeout(
-    where: Whereabouts, stage: str, others: Sequence[str], timeout_s: float, log_tail: str = ""
+    where: Whereabouts,
+    stage: str,
+    others: Sequence[str],
+    timeout_s: float,
+    log_tail: str = "",
+    method: str = "__init__",
 ) -> WorkerStartTimeoutError:
     """The error of a group whose start-up took too long, told by its first worker that was not done."""
     text = f"{where}: {stage} within the {timeout_s:g} s of init_timeout_s"
     if others:
         text += f"; neither had {len(others)} more: {', '.join(others[:8])}"
     return WorkerStartTimeoutError(
-        text, **where.details, method="__init__", elapsed_s=timeout_s, log_tail=log_tail
+        text, **where.details, method=method, elapsed_s=timeout_s, log_tail=log_tail
     )
 
 

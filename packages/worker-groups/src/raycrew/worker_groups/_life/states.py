@@ -29,6 +29,7 @@ class Lifecycle:
         self._lock = threading.RLock()
         self._state = state
         self._restart: Future[list[int]] | None = None
+        self._restart_name = ""
         self._restarter = 0
         self._replaced: frozenset[int] = frozenset()
         self._ending: Future[bool] | None = None
@@ -51,22 +52,23 @@ class Lifecycle:
         if self._state in ("closing", "closed"):
             raise WorkerGroupClosedError(f"worker group {self._name!r} was shut down")
 
-    def restart(self, work: Callable[[], list[int]]) -> list[int]:
-        """Do a restart; where another thread does one, wait for it and give its outcome.
+    def restart(self, work: Callable[[], list[int]], name: str = "restart_failed_workers") -> list[int]:
+        """Do a restart; where another thread does the same, wait for it and give its outcome.
+
+        Args:
+            work: Does it.
+            name: What is done, as it is called.
 
         Raises:
             WorkerGroupClosedError: The group is shut down.
             WorkerGroupError: The other thread was interrupted, or the restart itself asks.
         """
-        with self._lock:
-            self.check()
-            running = self._restart
-            if running is None:
-                outcome = self._restart = Future()
-                self._restarter, self._state = threading.get_ident(), "restarting"
-        if running is not None:
+        outcome: Future[list[int]] = Future()
+        while (running := self._begin(outcome, name)) is not None:
             self._refuse_own("restarted")
-            return list(running.result())
+            if running[1] == name:
+                return list(running[0].result())
+            wait([running[0]])
         try:
             outcome.set_result(work())
         except Exception as error:  # noqa: BLE001 - raised below, and to all who wait
@@ -77,6 +79,16 @@ class Lifecycle:
         finally:
             self._restarted()
         return outcome.result()
+
+    def _begin(self, outcome: Future[list[int]], name: str) -> tuple[Future[list[int]], str] | None:
+        """Begin a restart, unless one runs: that and its name are given then."""
+        with self._lock:
+            self.check()
+            if self._restart is not None:
+                return self._restart, self._restart_name
+            self._restart, self._restart_name = outcome, name
+            self._restarter, self._state = threading.get_ident(), "restarting"
+        return None
 
     def _restarted(self) -> None:
         with self._lock:
@@ -142,13 +154,13 @@ class Lifecycle:
 class CopiedLifecycle(Lifecycle):
     """The state of a copy of a group in another process, which can be called, but is not its owner."""
 
-    def restart(self, work: Callable[[], list[int]]) -> list[int]:  # noqa: ARG002
+    def restart(self, work: Callable[[], list[int]], name: str = "restart_failed_workers") -> list[int]:  # noqa: ARG002
         """Never.
 
         Raises:
             WorkerGroupError: Always.
         """
-        raise self._not_the_owner("restart_failed_workers")
+        raise self._not_the_owner(name)
 
     def close(self, work: Callable[[], bool], left: Callable[[], bool] | None = None) -> bool:  # noqa: ARG002
         """Never.

@@ -2,13 +2,22 @@
 
 from raycrew.worker_groups._start.copies import for_the_way
 from raycrew.worker_groups._start.facts import GroupFacts
+from raycrew.worker_groups._start.generations import next_generation
 from raycrew.worker_groups._start.options import GroupOptions
 from raycrew.worker_groups._start.plugins import transport_of
 from raycrew.worker_groups._start.report import StartupReport, Stopwatch
-from raycrew.worker_groups._start.spec import GroupSpec, RayWorkerBuilder, check_init, worker_aliases
-from raycrew.worker_groups._start.startup import Handle, Started, restart_workers, start_group
+from raycrew.worker_groups._start.spec import (
+    HOOK,
+    GroupSpec,
+    RayWorkerBuilder,
+    check_hook,
+    check_init,
+    worker_aliases,
+)
+from raycrew.worker_groups._start.startup import Handle, Started, start_group
 
 __all__ = [
+    "HOOK",
     "GroupFacts",
     "GroupOptions",
     "GroupSpec",
@@ -17,9 +26,10 @@ __all__ = [
     "Started",
     "StartupReport",
     "Stopwatch",
+    "check_hook",
     "check_init",
     "for_the_way",
-    "restart_workers",
+    "next_generation",
     "start_group",
     "transport_of",
     "worker_aliases",

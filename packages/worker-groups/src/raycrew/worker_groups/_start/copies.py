@@ -26,7 +26,7 @@ def for_the_way(state: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{name: value for name, value in state.items() if name not in _OF_ONE_PROCESS},
         "_spec": bare,
-        "_started": replace(started, options=[]),
+        "_started": replace(started, options=[], spare_port=0),
         "_balancer": state["_balancer"] is not None,
         # Behind a proxy a session is this process's own; where this arrives, the handles are that one's.
         "_session": None if is_behind_proxy() else state["_session"],

@@ -11,6 +11,9 @@ from raycrew.worker_groups._start.options import GroupOptions
 from raycrew.worker_groups._worker import ClassInfo, fqn_of
 from raycrew.worker_groups.protocols import ArgumentTransport
 
+#: A method that a worker class may have: called after its `__init__`, and at every new generation.
+HOOK = "on_generation"
+
 
 class RayWorkerBuilder:
     """A worker class with the arguments of its `__init__`.
@@ -78,6 +81,24 @@ def check_init(info: ClassInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         info.init.bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(f"{info.name}.__init__{info.init}: {error}") from None
+
+
+def check_hook(info: ClassInfo) -> None:
+    """Check that what a worker class does in a new generation can be called.
+
+    Raises:
+        TypeError: It is a generator, or takes anything else than a worker.
+    """
+    hook = info.methods.get(HOOK)
+    if hook is None:
+        return
+    wanted = f"{info.name}.{HOOK} is called with the current worker at every new generation"
+    if "generator" in hook.kind:
+        raise TypeError(f"{wanted}; it can't be {hook.kind}")
+    try:
+        hook.signature.bind(None)
+    except TypeError as error:
+        raise TypeError(f"{wanted}; with {hook.signature} that fails: {error}") from None
 
 
 def worker_aliases(group_name: str, plan: SeatPlan) -> list[str]:

@@ -34,7 +34,7 @@ from raycrew.worker_groups._start.bundles import BundleLook
 from raycrew.worker_groups._start.describing import describe_worker
 from raycrew.worker_groups._start.plugins import interpreter_for
 from raycrew.worker_groups._start.report import StartupProgress, StartupReport, Stopwatch, startup_progress
-from raycrew.worker_groups._start.spec import GroupSpec, check_init, worker_aliases
+from raycrew.worker_groups._start.spec import HOOK, GroupSpec, check_hook, check_init, worker_aliases
 from raycrew.worker_groups._worker import (
     ClassInfo,
     ClassSource,
@@ -47,7 +47,6 @@ from raycrew.worker_groups._worker import (
 )
 from raycrew.worker_groups.errors import (
     WorkerFailureError,
-    WorkerGroupError,
     WorkerStartTimeoutError,
     combine,
 )
@@ -70,6 +69,8 @@ class Started:
     info: ClassInfo
     options: list[WorkerOptions]
     report: StartupReport
+    #: Where the next generation meets if rank 0 lives: a port, or a call of rank 0's that says so.
+    spare_port: Any = 0
 
 
 def start_group(
@@ -89,42 +90,13 @@ def start_group(
         ValueError: An option can't be satisfied, or the arguments don't fit `__init__`.
         EnvironmentProviderError: There is no interpreter for the workers.
     """
-    with _starting(spec, len(spec.plan.seats)) as progress:
-        return _Launch(spec, claim, progress, range(len(spec.plan.seats)), on_end, go_on).run()
-
-
-def restart_workers(
-    spec: GroupSpec,
-    claim: Claim,
-    started: Started,
-    ranks: Sequence[int],
-    on_end: Callable[[Ended], None],
-    go_on: Callable[[], object],
-) -> Started:
-    """Replace the workers of some ranks: same rank and bundle, and a new generation for the whole group.
-
-    What is left of the old ones is ended first. The others are told at their next turn, after what they are
-    doing. `go_on` is called now and then; what it raises ends the new workers.
-
-    Raises:
-        WorkerFailureError: A new worker failed or was late; the new ones have been ended.
-        WorkerGroupError: An old one could not be ended.
-    """
-    positions = [started.order[rank] for rank in ranks]
-    with _starting(spec, len(ranks)) as progress:
-        _end_old(spec.name, started, ranks)
-        return _Launch(spec, claim, progress, positions, on_end, go_on).run_again(started)
-
-
-def _end_old(group_name: str, started: Started, ranks: Sequence[int]) -> None:
-    ended = end_workers({r: started.handles[r] for r in ranks}, {r: started.facts[r] for r in ranks})
-    if ended.occupied:
-        who = "; ".join(f"rank {rank}: {why}" for rank, why in ended.left.items())
-        raise WorkerGroupError(f"{group_name}: a worker can't be replaced before it has ended ({who})")
+    with starting(spec, len(spec.plan.seats)) as progress:
+        return Launch(spec, claim, progress, range(len(spec.plan.seats)), on_end, go_on).run()
 
 
 @contextmanager
-def _starting(spec: GroupSpec, n_workers: int) -> Iterator[StartupProgress]:
+def starting(spec: GroupSpec, n_workers: int) -> Iterator[StartupProgress]:
+    """Show the progress of a start-up; where Ray itself does not answer, that was late, too."""
     try:
         with startup_progress(spec.name, n_workers, spec.options.progress) as progress:
             yield progress
@@ -132,7 +104,7 @@ def _starting(spec: GroupSpec, n_workers: int) -> Iterator[StartupProgress]:
         raise WorkerStartTimeoutError(f"{spec.name}: {error}", group_name=spec.name) from error
 
 
-class _Launch:
+class Launch:
     """One start-up of the workers at some positions, step by step."""
 
     def __init__(
@@ -164,6 +136,7 @@ class _Launch:
         info = describe_worker(self.spec, self.claim, self.source, python, self.deadline, self.go_on)
         options = [self._options(info, position, python) for position in range(len(self.spec.plan.seats))]
         self._check_init(info, options)
+        check_hook(info)
         self.report.environment_s = self.watch.lap()
         try:
             self._create(info, options)
@@ -172,33 +145,14 @@ class _Launch:
             order = rank_order(self.spec.plan, facts)
             ranks = self._rank(order, facts)
             timings = self._begin(order, ranks, facts, options)
+            handles = [self.handles[position] for position in order]
+            here = [facts[position] for position in order]
+            self._tell(info, handles, ranks, here)
         except BaseException:
             self._end()
             raise
         self._note_phases(order, facts, timings)
-        handles = [self.handles[position] for position in order]
-        return Started(handles, ranks, [facts[p] for p in order], order, info, options, self.report)
-
-    def run_again(self, started: Started) -> Started:
-        # A node that joined since the start may not have the environment yet.
-        interpreter_for(self.spec.options.environments, self.spec.builder.fqn, self.spec.cluster)
-        order, options = started.order, started.options
-        before = dict(zip(order, started.facts, strict=True))
-        try:
-            self._create(started.info, options)
-            found = {**before, **self._locate()}
-            facts = [found[position] for position in range(len(order))]
-            ranks = self._rank(order, facts, generation=started.ranks[0].generation + 1)
-            timings = self._begin(order, ranks, facts, options)
-        except BaseException:
-            self._end()
-            raise
-        self._note_phases(order, facts, timings)
-        handles = [self.handles.get(p, handle) for p, handle in zip(order, started.handles, strict=True)]
-        for rank, position in enumerate(order):
-            if position not in self.handles:
-                self._prepare(handles[rank], ranks[rank], facts[position], options[position])
-        return Started(handles, ranks, [facts[p] for p in order], order, started.info, options, self.report)
+        return Started(handles, ranks, here, order, info, options, self.report, here[0].spare_port)
 
     def _options(self, info: ClassInfo, position: int, python: str | None) -> WorkerOptions:
         options = merge_options(
@@ -287,6 +241,23 @@ class _Launch:
         )
         return handle._raycrew_prepare.remote(orders)  # noqa: SLF001
 
+    @staticmethod
+    def _has_hook(info: ClassInfo) -> bool:
+        return HOOK in info.methods
+
+    def _tell(
+        self, info: ClassInfo, handles: Sequence[Any], ranks: Sequence[RankInfo], facts: Sequence[WorkerFacts]
+    ) -> None:
+        """Have all workers, in rank order, do what their class does in a new generation."""
+        if not self._has_hook(info):
+            return
+        self.progress.step(HOOK)
+        communication = self.spec.options.communication
+        told = [as_current(rank, fact, communication) for rank, fact in zip(ranks, facts, strict=True)]
+        settled = self._settle([getattr(h, HOOK).remote(own) for h, own in zip(handles, told, strict=True)])
+        places = [Whereabouts(self.spec.name, *place) for place in zip(ranks, facts, strict=True)]
+        self._raise_failed(settled, places, HOOK)
+
     def _settle(self, refs: Sequence[Any]) -> Settled:
         return settle(refs, self.deadline, self.go_on, on_done=self.progress.advance)
 
@@ -294,7 +265,9 @@ class _Launch:
         bundle = self.claim.bundles[position]
         return Whereabouts(self.spec.name, bundle_index=bundle.index, seat=f"worker {self.aliases[position]}")
 
-    def _raise_failed(self, settled: Settled, places: Sequence[Whereabouts]) -> None:
+    def _raise_failed(
+        self, settled: Settled, places: Sequence[Whereabouts], method: str = "__init__"
+    ) -> None:
         if settled.errors:
             with suppress(NodeLostError):  # The failures of its workers say more.
                 self.go_on.look()
@@ -305,19 +278,18 @@ class _Launch:
                 elapsed = settled.elapsed_s[position]
                 where = places[position]
                 failures.append(
-                    failure(where, error, "__init__", elapsed_s=elapsed, pending=pending, log_tail=tail)
+                    failure(where, error, method, elapsed_s=elapsed, pending=pending, log_tail=tail)
                 )
             failures.sort(key=lambda f: -1 if f.rank is None else f.rank)
             raise combine(failures)
         if settled.pending:
             late = [places[position] for position in settled.pending]
-            stage = "its __init__ did not return"
+            stage = f"its {method} did not return"
             if late[0].facts is None:
                 stage = "its process did not answer (it was not placed, or its interpreter does not start)"
             others = [str(place) for place in late[1:]]
-            raise start_timeout(
-                late[0], stage, others, self.spec.options.init_timeout_s, log_tail(late[0].facts)
-            )
+            timeout_s = self.spec.options.init_timeout_s
+            raise start_timeout(late[0], stage, others, timeout_s, log_tail(late[0].facts), method)
 
     def _end(self) -> None:
         self.on_end(end_workers(self.handles, self.located))

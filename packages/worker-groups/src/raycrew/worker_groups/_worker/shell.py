@@ -23,6 +23,7 @@ from raycrew.cluster_core import DEFAULT_POLICY, PortLease, bind_device, lease_p
 from raycrew.worker_groups._health import mark_own_process, own_process, pid_namespace
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, rank_environment
 from raycrew.worker_groups._ray import assigned_accelerators, call_cancelled, own_call_id, own_node
+from raycrew.worker_groups._worker.meeting import MeetingPorts
 from raycrew.worker_groups._worker.raised import as_portable
 from raycrew.worker_groups._worker.recalls import Inbox
 from raycrew.worker_groups._worker.worker_class import ClassInfo, ClassSource, MethodInfo, load_class
@@ -121,18 +122,20 @@ class Shell:
     def __init__(self) -> None:
         self._raycrew_instance: Any = None
         self._raycrew_transport: ArgumentTransport | None = None
-        self._raycrew_leases: list[PortLease] = []
+        self._raycrew_meeting: MeetingPorts | None = None
+        self._raycrew_lease: PortLease | None = None
         self._raycrew_device: Mapping[str, str] = {}
         self._raycrew_inbox = Inbox()
 
     def _raycrew_locate(self, n_ports: int, port_range: tuple[int, int] | None) -> WorkerFacts:
-        """Where this process is; leases a rendezvous port, in case it gets rank 0, and its own ports."""
+        """Where this process is; leases ports to meet at, in case it gets rank 0, and its own."""
         node_id, address = own_node()
         device = bind_device(assigned_accelerators(), os.environ)
         self._raycrew_device = device.environment
         process, mark = own_process(), mark_own_process()
-        leases = [lease_ports(n, port_range=port_range) for n in (1, n_ports) if n]
-        self._raycrew_leases = leases
+        self._raycrew_meeting = MeetingPorts(port_range)
+        self._raycrew_lease = lease_ports(n_ports, port_range=port_range) if n_ports else None
+        master_port, spare_port = self._raycrew_meeting.ports
         return WorkerFacts(
             node_id=node_id,
             node_address=address,
@@ -140,8 +143,9 @@ class Shell:
             device_kind=device.kind,
             device_index=device.device_index,
             local_device_index=device.local_index,
-            master_port=leases[0].port,
-            ports=leases[1].ports if n_ports else (),
+            master_port=master_port,
+            spare_port=spare_port,
+            ports=self._raycrew_lease.ports if self._raycrew_lease else (),
             log_paths=_log_paths(),
             process_age_s=time.time() - psutil.Process().create_time(),
             inbox=self._raycrew_inbox.address,
@@ -150,20 +154,24 @@ class Shell:
             mark=mark,
         )
 
-    def _raycrew_prepare(self, orders: Orders) -> None:
-        """Take the rank and its environment, before the user's code is imported; or a new generation's."""
-        if orders.worker.rank != 0:
-            self._raycrew_leases[0].release()
+    def _raycrew_prepare(self, orders: Orders) -> int:
+        """Take the rank and its environment, before the user's code is imported; or a new generation's.
+
+        Returns:
+            Of rank 0, the port of the generation after this one.
+        """
+        spare_port = 0 if self._raycrew_meeting is None else self._raycrew_meeting.take(orders.worker)
         for name in DEFAULT_POLICY.scrubbed(os.environ):
             del os.environ[name]
         os.environ.update(self._raycrew_device)
         os.environ.update(orders.env_vars)
         os.environ.update(rank_environment(orders.worker))
         _process_worker.append(orders.worker)
+        return spare_port
 
     def _raycrew_begin(
         self,
-        _prepared: None,
+        _prepared: int,
         source: ClassSource,
         transport: ArgumentTransport | None,
         /,

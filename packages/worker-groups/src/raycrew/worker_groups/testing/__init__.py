@@ -5,20 +5,18 @@ with InProcessGroup(FakeCluster([2]), Policy, scale=10) as group:
 """
 
 import asyncio
-import inspect
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import (
     ALL_COMPLETED,
     FIRST_COMPLETED,
     CancelledError,
     Future,
-    ThreadPoolExecutor,
     wait,
 )
-from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from dataclasses import replace
+from typing import Any, cast
 
 from raycrew.worker_groups._base import WorkerGroup
 from raycrew.worker_groups._calls import (
@@ -30,17 +28,28 @@ from raycrew.worker_groups._calls import (
     refuse_stream,
     start_timeout,
 )
-from raycrew.worker_groups._health import Ended
-from raycrew.worker_groups._ranks import WorkerFacts, assign_ranks, rank_order
+from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, rank_order
 from raycrew.worker_groups._ray import WorkerStatus, unwrap_actor_class
-from raycrew.worker_groups._start import Handle, Started, StartupReport, Stopwatch, check_init
-from raycrew.worker_groups._worker import CurrentWorker, as_current, be_current, describe_class, load_class
+from raycrew.worker_groups._start import (
+    HOOK,
+    Handle,
+    Started,
+    StartupReport,
+    Stopwatch,
+    check_hook,
+    check_init,
+)
+from raycrew.worker_groups._worker import (
+    ClassInfo,
+    as_current,
+    be_current,
+    describe_class,
+    load_class,
+)
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError, combine
-from raycrew.worker_groups.protocols import ArgumentTransport
+from raycrew.worker_groups.testing._threads import ThreadHandle, Threads, WorkerThread, nothing
 
 __all__ = ["InProcessFuture", "InProcessGroup"]
-
-T = TypeVar("T")
 
 
 class InProcessFuture(MultiWorkerFuture[Any]):
@@ -134,15 +143,16 @@ class InProcessGroup(WorkerGroup):
         kwargs = [{**spec.builder.kwargs, **spec.init_kwargs, **own.init_kwargs} for own in info.configured]
         for each in kwargs:
             check_init(info, spec.builder.args, each)
+        check_hook(info)
         report = StartupReport(spec.name, environment_s=watch.lap())
         bundles = self._claim.bundles
         facts = [self._facts(bundle.index) for bundle in bundles]
         order = rank_order(spec.plan, facts)
         ranks = assign_ranks(order, facts, [bundle.index for bundle in bundles], spec.name)
         here = [facts[position] for position in order]
-        self._crew: _Threads = _Threads(spec.name)
+        self._crew: Threads = Threads(spec.name)
         self._crew.workers = [
-            _Worker(as_current(rank, fact, spec.options.communication), spec.transport)
+            WorkerThread(as_current(rank, fact, spec.options.communication), spec.transport)
             for rank, fact in zip(ranks, here, strict=True)
         ]
         calls = [
@@ -152,22 +162,29 @@ class InProcessGroup(WorkerGroup):
         places = {
             info.rank: Whereabouts(spec.name, info, fact) for info, fact in zip(ranks, here, strict=True)
         }
-        starting = InProcessFuture(calls, method="__init__", group_name=spec.name, places=places)
         try:
-            init_s = starting.get_results(timeout=spec.options.init_timeout_s)
-        except ResultTimeoutError as late:
-            self._crew.end(0.0, force=True)
-            others = [str(places[rank]) for rank in late.pending[1:]]
-            stage = "its __init__ did not return"
-            raise start_timeout(places[late.pending[0]], stage, others, spec.options.init_timeout_s) from None
+            init_s = self._await_start("__init__", calls, places)
+            self._tell_generation(info, ranks, here)
         except BaseException:
             self._crew.end(0.0, force=True)
             raise
         for rank, seconds in enumerate(init_s):
             report.workers[rank] = {"placement": 0.0, "process": 0.0, "import": 0.0, "init": seconds}
         report.total_s = watch.total_s
-        handles = [cast("Handle", _Handle(worker)) for worker in self._crew.workers]
+        handles = [cast("Handle", ThreadHandle(worker)) for worker in self._crew.workers]
         return Started(handles, ranks, here, order, info, [], report)
+
+    def _await_start(
+        self, method: str, calls: Sequence[Future[Any]], places: Mapping[int, Whereabouts]
+    ) -> list[Any]:
+        name, timeout_s = self._spec.name, self._spec.options.init_timeout_s
+        starting = InProcessFuture(calls, method=method, group_name=name, places=places)
+        try:
+            return starting.get_results(timeout=timeout_s)
+        except ResultTimeoutError as late:
+            others = [str(places[rank]) for rank in late.pending[1:]]
+            stage = f"its {method} did not return"
+            raise start_timeout(places[late.pending[0]], stage, others, timeout_s, method=method) from None
 
     def _facts(self, bundle_index: int) -> WorkerFacts:
         leased = self.cluster.rendezvous(bundle_index, 1 + self._spec.options.ports_per_worker)
@@ -187,7 +204,7 @@ class InProcessGroup(WorkerGroup):
     def get_worker_status(self, timeout: float = 1.0) -> dict[int, WorkerStatus]:
         """What each rank is up to: "ready", or "busy" (it did not answer within `timeout` seconds)."""
         self._open()
-        asked = [worker.thread.submit(_nothing) for worker in self._crew.workers]
+        asked = [worker.thread.submit(nothing) for worker in self._crew.workers]
         done = wait(asked, timeout).done
         return {rank: "ready" if call in done else "busy" for rank, call in enumerate(asked)}
 
@@ -195,6 +212,31 @@ class InProcessGroup(WorkerGroup):
         """Nothing, as none is ever lost."""
         self._open()
         return self._life.restart(list)
+
+    def _next_generation(self, ranks: Sequence[int]) -> None:  # noqa: ARG002 - never any
+        old = self._started
+        port = self.cluster.rendezvous(old.ranks[0].bundle_index).ports[0]
+        generation = old.ranks[0].generation + 1
+        infos = [replace(info, master_port=port, generation=generation) for info in old.ranks]
+        self._started = replace(old, ranks=infos)
+        self._note_places()
+        self._life.replacing(range(self.world_size))
+        for worker, info, facts in zip(self._crew.workers, infos, old.facts, strict=True):
+            worker.thread.submit(be_current, as_current(info, facts, self._spec.options.communication))
+        self._tell_generation(old.info, infos, old.facts)
+
+    def _tell_generation(
+        self, info: ClassInfo, ranks: Sequence[RankInfo], facts: Sequence[WorkerFacts]
+    ) -> None:
+        if HOOK not in info.methods:
+            return
+        told = zip(self._crew.workers, ranks, facts, strict=True)
+        options = self._spec.options
+        calls = [w.send(HOOK, [as_current(r, f, options.communication)], {}) for w, r, f in told]
+        places = {
+            rank.rank: Whereabouts(self._spec.name, rank, f) for rank, f in zip(ranks, facts, strict=True)
+        }
+        self._await_start(HOOK, calls, places)
 
     def __reduce__(self) -> str:
         raise TypeError(f"{self.name!r} is a group of threads of this process, and can't be pickled")
@@ -222,114 +264,3 @@ class InProcessGroup(WorkerGroup):
 
 def _class_of(worker: Any) -> tuple[type, dict[str, Any]]:
     return load_class(worker) if isinstance(worker, str) else unwrap_actor_class(worker)
-
-
-def _nothing() -> None:
-    """What a worker that has time can do at once."""
-
-
-class _Worker:
-    """One worker with its thread."""
-
-    def __init__(self, current: CurrentWorker, transport: ArgumentTransport | None) -> None:
-        self.instance: Any = None
-        self.busy = False
-        self._transport = transport
-        self.thread = ThreadPoolExecutor(1, f"{current.group_name}-{current.rank}", be_current, (current,))
-
-    def start(self, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[float]:
-        """Construct the worker; gives the seconds that took."""
-        sent = self._sent(args, kwargs)
-
-        def construct() -> float:
-            begin = time.perf_counter()
-            self.instance = self._call(cls, *sent)
-            return time.perf_counter() - begin
-
-        return self._submit(construct)
-
-    def send(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
-        """Call a method when it is its turn."""
-        return self._submit(self._run, getattr(self.instance, name), *self._sent(args, kwargs))
-
-    def _submit(self, fn: Callable[..., T], *args: Any) -> Future[T]:
-        return self.thread.submit(self._noted, fn, *args)
-
-    def _noted(self, fn: Callable[..., T], *args: Any) -> T:
-        self.busy = True
-        try:
-            return fn(*args)
-        finally:
-            self.busy = False
-
-    def _run(self, method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        result = self._call(method, args, kwargs)
-        if inspect.iscoroutine(result):
-            return self._out(asyncio.run(result))
-        if inspect.isasyncgen(result):
-            return list(map(self._out, asyncio.run(_listed(result))))
-        return list(map(self._out, result)) if inspect.isgenerator(result) else self._out(result)
-
-    def _call(self, method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return method(*map(self._in, args), **{name: self._in(value) for name, value in kwargs.items()})
-
-    def _sent(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        return [self._pack(arg) for arg in args], {name: self._pack(value) for name, value in kwargs.items()}
-
-    def _pack(self, value: Any) -> Any:
-        return value if isinstance(value, MultiWorkerFuture | Future) else self._out(value)
-
-    def _out(self, value: Any) -> Any:
-        return value if self._transport is None else self._transport.encode(value)
-
-    def _in(self, value: Any) -> Any:
-        if isinstance(value, MultiWorkerFuture):
-            return [self._in(call) for call in value]
-        if isinstance(value, Future):
-            value = value.result()
-        return value if self._transport is None else self._transport.decode(value)
-
-
-@dataclass
-class _Threads:
-    """The workers of a group in this process, without the group."""
-
-    name: str
-    workers: list[_Worker] = field(default_factory=list)
-    ended: bool = False
-
-    def is_reachable(self) -> bool:
-        return True
-
-    def end(self, timeout_s: float, force: bool) -> Ended:
-        """A thread can't be killed: what still runs after its time goes on, and is not waited for."""
-        if not force and not self.ended:
-            wait([worker.thread.submit(_nothing) for worker in self.workers], timeout_s)
-        self.ended = True
-        for worker in self.workers:
-            worker.thread.shutdown(wait=False, cancel_futures=True)
-        busy = [rank for rank, worker in enumerate(self.workers) if worker.busy]
-        return Ended(tuple(busy), dict.fromkeys(busy, "a thread can't be killed, and it still runs a call"))
-
-
-@dataclass(frozen=True)
-class _Handle:
-    """A worker, called past its group: `handle.method.remote(...)` gives a future of the result."""
-
-    worker: _Worker
-
-    def __getattr__(self, name: str) -> Any:
-        return _Method(self.worker, name)
-
-
-@dataclass(frozen=True)
-class _Method:
-    worker: _Worker
-    name: str
-
-    def remote(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        return self.worker.send(self.name, args, kwargs)
-
-
-async def _listed(items: Any) -> list[Any]:
-    return [item async for item in items]

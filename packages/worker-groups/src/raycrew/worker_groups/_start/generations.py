@@ -1,0 +1,115 @@
+"""The next generation of a started group: the dead replaced, a new place to meet, and all told of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from raycrew.cluster_core import Claim
+from raycrew.worker_groups._calls import Whereabouts
+from raycrew.worker_groups._health import Ended, end_workers
+from raycrew.worker_groups._ranks import RankInfo, WorkerFacts
+from raycrew.worker_groups._start.plugins import interpreter_for
+from raycrew.worker_groups._start.spec import GroupSpec
+from raycrew.worker_groups._start.startup import Launch, Started, starting
+from raycrew.worker_groups.errors import WorkerGroupError
+
+
+def next_generation(
+    spec: GroupSpec,
+    claim: Claim,
+    started: Started,
+    ranks: Sequence[int],
+    on_end: Callable[[Ended], None],
+    go_on: Callable[[], object],
+    on_built: Callable[[Started], None],
+) -> None:
+    """Replace the workers of some ranks, perhaps of none, and give the whole group a new generation.
+
+    What is left of the old ones is ended first. The others are told at their next turn, after what they are
+    doing, and only once the new ones' `__init__` has returned. All meet at a port that no generation before
+    has had.
+
+    Args:
+        spec: What the group is.
+        claim: Where.
+        started: What it was so far.
+        ranks: Whom to replace.
+        on_end: Told what became of the new workers, when their start fails.
+        go_on: Called now and then; what it raises ends the new workers.
+        on_built: Told of the new generation once it stands, before the workers' own code hears of it.
+
+    Raises:
+        WorkerFailureError: A new worker failed or was late, and the new ones have been ended; or a worker
+            failed or was late in hearing of the generation, which stands all the same.
+        WorkerGroupError: An old one could not be ended.
+    """
+    positions = [started.order[rank] for rank in ranks]
+    with starting(spec, len(ranks)) as progress:
+        if ranks:
+            _end_old(spec.name, started, ranks)
+        launch = _Succession(spec, claim, progress, positions, on_end, go_on)
+        successor, told = launch.build(started)
+        on_built(successor)
+        launch.tell(successor, told)
+
+
+def _end_old(group_name: str, started: Started, ranks: Sequence[int]) -> None:
+    ended = end_workers({r: started.handles[r] for r in ranks}, {r: started.facts[r] for r in ranks})
+    if ended.occupied:
+        who = "; ".join(f"rank {rank}: {why}" for rank, why in ended.left.items())
+        raise WorkerGroupError(f"{group_name}: a worker can't be replaced before it has ended ({who})")
+
+
+class _Succession(Launch):
+    """One replacement of the workers at some positions, step by step."""
+
+    def build(self, started: Started) -> tuple[Started, dict[int, Any]]:
+        """The new generation, and by rank the calls in which those that live take their place in it."""
+        # A node that joined since the start may not have the environment yet.
+        interpreter_for(self.spec.options.environments, self.spec.builder.fqn, self.spec.cluster)
+        order, options = started.order, started.options
+        try:
+            self._create(started.info, options)
+            facts = self._facts(started)
+            ranks = self._rank(order, facts, generation=started.ranks[0].generation + 1)
+            timings = self._begin(order, ranks, facts, options)
+        except BaseException:
+            self._end()
+            raise
+        self._note_phases(order, facts, timings)
+        handles = [self.handles.get(p, handle) for p, handle in zip(order, started.handles, strict=True)]
+        here = [facts[position] for position in order]
+        told = {
+            rank: self._prepare(handles[rank], ranks[rank], here[rank], options[position])
+            for rank, position in enumerate(order)
+            if position not in self.handles
+        }
+        spare_port = told.get(0, here[0].spare_port)
+        return Started(handles, ranks, here, order, started.info, options, self.report, spare_port), told
+
+    def tell(self, started: Started, told: dict[int, Any]) -> None:
+        """Have all workers do what their class does in a new generation, where it does anything."""
+        if self._has_hook(started.info):
+            places = [Whereabouts(self.spec.name, started.ranks[rank], started.facts[rank]) for rank in told]
+            self._raise_failed(
+                self._settle(list(told.values())), places, "the call before the new generation"
+            )
+            self._tell(started.info, started.handles, started.ranks, started.facts)
+
+    def _facts(self, started: Started) -> list[WorkerFacts]:
+        """What each position's worker says; rank 0 leads to another port than it has so far."""
+        found = dict(zip(started.order, started.facts, strict=True))
+        first = started.order[0]
+        if first not in self.positions:
+            port = self._spare_port(started.spare_port, started.ranks[0], started.facts[0])
+            found[first] = replace(found[first], master_port=port)
+        found |= self._locate()
+        return [found[position] for position in range(len(found))]
+
+    def _spare_port(self, known: Any, info: RankInfo, facts: WorkerFacts) -> int:
+        if isinstance(known, int):
+            return known
+        settled = self._settle([known])
+        place = Whereabouts(self.spec.name, info, facts)
+        self._raise_failed(settled, [place], f"the call before generation {info.generation}")
+        return int(settled.values[0])

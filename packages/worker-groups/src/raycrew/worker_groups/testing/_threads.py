@@ -1,0 +1,127 @@
+"""Workers that are objects of this process, each with a thread of its own."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from raycrew.worker_groups._calls import MultiWorkerFuture
+from raycrew.worker_groups._health import Ended
+from raycrew.worker_groups._worker import CurrentWorker, be_current
+from raycrew.worker_groups.protocols import ArgumentTransport
+
+T = TypeVar("T")
+
+
+def nothing() -> None:
+    """What a worker that has time can do at once."""
+
+
+class WorkerThread:
+    """One worker with its thread."""
+
+    def __init__(self, current: CurrentWorker, transport: ArgumentTransport | None) -> None:
+        self.instance: Any = None
+        self.busy = False
+        self._transport = transport
+        self.thread = ThreadPoolExecutor(1, f"{current.group_name}-{current.rank}", be_current, (current,))
+
+    def start(self, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[float]:
+        """Construct the worker; gives the seconds that took."""
+        sent = self._sent(args, kwargs)
+
+        def construct() -> float:
+            begin = time.perf_counter()
+            self.instance = self._call(cls, *sent)
+            return time.perf_counter() - begin
+
+        return self._submit(construct)
+
+    def send(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
+        """Call a method when it is its turn."""
+        return self._submit(self._run, getattr(self.instance, name), *self._sent(args, kwargs))
+
+    def _submit(self, fn: Callable[..., T], *args: Any) -> Future[T]:
+        return self.thread.submit(self._noted, fn, *args)
+
+    def _noted(self, fn: Callable[..., T], *args: Any) -> T:
+        self.busy = True
+        try:
+            return fn(*args)
+        finally:
+            self.busy = False
+
+    def _run(self, method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        result = self._call(method, args, kwargs)
+        if inspect.iscoroutine(result):
+            return self._out(asyncio.run(result))
+        if inspect.isasyncgen(result):
+            return list(map(self._out, asyncio.run(_listed(result))))
+        return list(map(self._out, result)) if inspect.isgenerator(result) else self._out(result)
+
+    def _call(self, method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return method(*map(self._in, args), **{name: self._in(value) for name, value in kwargs.items()})
+
+    def _sent(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        return [self._pack(arg) for arg in args], {name: self._pack(value) for name, value in kwargs.items()}
+
+    def _pack(self, value: Any) -> Any:
+        return value if isinstance(value, MultiWorkerFuture | Future) else self._out(value)
+
+    def _out(self, value: Any) -> Any:
+        return value if self._transport is None else self._transport.encode(value)
+
+    def _in(self, value: Any) -> Any:
+        if isinstance(value, MultiWorkerFuture):
+            return [self._in(call) for call in value]
+        if isinstance(value, Future):
+            value = value.result()
+        return value if self._transport is None else self._transport.decode(value)
+
+
+@dataclass
+class Threads:
+    """The workers of a group in this process, without the group."""
+
+    name: str
+    workers: list[WorkerThread] = field(default_factory=list)
+    ended: bool = False
+
+    def is_reachable(self) -> bool:
+        return True
+
+    def end(self, timeout_s: float, force: bool) -> Ended:
+        """A thread can't be killed: what still runs after its time goes on, and is not waited for."""
+        if not force and not self.ended:
+            wait([worker.thread.submit(nothing) for worker in self.workers], timeout_s)
+        self.ended = True
+        for worker in self.workers:
+            worker.thread.shutdown(wait=False, cancel_futures=True)
+        busy = [rank for rank, worker in enumerate(self.workers) if worker.busy]
+        return Ended(tuple(busy), dict.fromkeys(busy, "a thread can't be killed, and it still runs a call"))
+
+
+@dataclass(frozen=True)
+class ThreadHandle:
+    """A worker, called past its group: `handle.method.remote(...)` gives a future of the result."""
+
+    worker: WorkerThread
+
+    def __getattr__(self, name: str) -> Any:
+        return _Method(self.worker, name)
+
+
+@dataclass(frozen=True)
+class _Method:
+    worker: WorkerThread
+    name: str
+
+    def remote(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        return self.worker.send(self.name, args, kwargs)
+
+
+async def _listed(items: Any) -> list[Any]:
+    return [item async for item in items]

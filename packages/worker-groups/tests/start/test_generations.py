@@ -1,0 +1,97 @@
+import pytest
+from patience import eventually
+from workers import DeafListener, GeneratorListener, Listener
+
+from raycrew.cluster_core import RayVirtualCluster
+from raycrew.cluster_core.testing import FakeCluster
+from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
+from raycrew.worker_groups.testing import InProcessGroup
+
+
+def lose(group, rank):
+    with pytest.raises(WorkerFailureError, match="died"):
+        group.on(ranks=[rank]).call("die_on", [rank]).get_results()
+    eventually(lambda: group.get_worker_status()[rank] == "dead", "the dead worker is told")
+
+
+def heard(group):
+    """What each rank heard: the generations, and the ports, which are the environment's too."""
+    said = group.call("get_heard").get_results(timeout=60)
+    assert all(str(port) == variable for rank in said for _, port, variable in rank)
+    return [[generation for generation, _, _ in rank] for rank in said], [
+        [port for _, port, _ in rank] for rank in said
+    ]
+
+
+@pytest.mark.hostile
+def test_survivors_and_newcomers_meet_at_a_new_port_each_time(local_ray):
+    with RayVirtualCluster([2], use_gpus=False) as cluster, RayWorkerGroup(cluster, Listener) as group:
+        ports = [group.master_port]
+        lose(group, 1)
+        assert group.restart_failed_workers() == [1]
+        ports.append(group.master_port)
+        assert heard(group) == ([[0, 1], [1]], [ports, ports[1:]])
+        lose(group, 0)
+        assert group.restart_failed_workers() == [0]
+        ports.append(group.master_port)
+        assert heard(group) == ([[2], [1, 2]], [ports[2:], ports[1:]])
+        assert [group.renew_rendezvous(), group.renew_rendezvous()] == [3, 4]
+        assert heard(group)[0] == [[2, 3, 4], [1, 2, 3, 4]]
+        ports += heard(group)[1][0][1:]
+        assert len(set(ports)) == 5
+        assert group.restart_failed_workers() == []
+        assert [info.generation for info in group.ranks] == [4, 4]
+
+
+@pytest.mark.hostile
+def test_a_tied_group_is_replaced_as_one(local_ray):
+    with (
+        RayVirtualCluster([3], use_gpus=False) as cluster,
+        RayWorkerGroup(cluster, Listener, bundle_indices_list=[[0, 1], [2]]) as group,
+    ):
+        before = group.call("pid").get_results()
+        lose(group, 1)
+        assert group.restart_failed_workers() == [0, 1]
+        after = group.call("pid").get_results()
+        assert [a == b for a, b in zip(after, before, strict=True)] == [False, False, True]
+        assert heard(group)[0] == [[1], [1], [0, 1]]
+
+
+@pytest.mark.hostile
+def test_a_generation_that_a_rank_refuses_is_told_and_the_next_one_is_another(local_ray):
+    with (
+        RayVirtualCluster([1], use_gpus=False) as cluster,
+        RayWorkerGroup(cluster, Listener, env_vars={"REFUSED": "1"}) as group,
+    ):
+        with pytest.raises(WorkerFailureError, match="generation 1 is not for rank 0") as refused:
+            group.renew_rendezvous()
+        assert (refused.value.rank, refused.value.method) == (0, "on_generation")
+        assert group.renew_rendezvous() == 2
+        assert heard(group)[0] == [[0, 1, 2]]
+
+
+def test_the_same_in_process(monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", "0")
+    with InProcessGroup(FakeCluster([2]), Listener) as group:
+        port = group.master_port
+        assert group.renew_rendezvous() == 1
+        said = group.call("get_heard").get_results()
+        assert [rank[0][:2] for rank in said] == [(0, port)] * 2
+        assert [rank[1][:2] for rank in said] == [(1, group.master_port)] * 2
+        assert port != group.master_port
+        monkeypatch.setenv("REFUSED", "2")
+        with pytest.raises(WorkerFailureError, match="generation 2 is not for rank"):
+            group.renew_rendezvous()
+
+
+def test_a_start_fails_with_what_the_first_generation_raises(monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", "0")
+    monkeypatch.setenv("REFUSED", "0")
+    with pytest.raises(WorkerFailureError, match="generation 0 is not for rank"):
+        InProcessGroup(FakeCluster([2]), Listener)
+
+
+@pytest.mark.parametrize(("worker", "said"), [(GeneratorListener, "generator"), (DeafListener, "too many")])
+def test_what_can_not_be_called_is_refused_before_anything_is_started(worker, said):
+    with pytest.raises(TypeError, match=f"on_generation is called with the current worker.*{said}"):
+        InProcessGroup(FakeCluster([1]), worker)
