@@ -13,8 +13,12 @@ import torch
 from torch import nn
 
 from harness import Figure, figure
-from raycrew.tensor_transport.communication import CommunicationSettings, PowerSGD, apply_communication
 from raycrew.tensor_transport.process_groups import GroupHost, Invitation, join_group
+from raycrew.tensor_transport.process_groups.communication import (
+    CommunicationSettings,
+    PowerSGD,
+    apply_communication,
+)
 
 MIB = 1 << 20
 _BYTES_ACKED = 120

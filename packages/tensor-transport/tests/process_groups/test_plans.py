@@ -17,15 +17,15 @@ from raycrew.tensor_transport.errors import (
     UnsupportedTensorError,
 )
 from raycrew.tensor_transport.process_groups import GroupHost, member_names
-from raycrew.tensor_transport.process_groups._cause import Cause
-from raycrew.tensor_transport.process_groups._fabric import _port
-from raycrew.tensor_transport.process_groups._invitation import Invitation
-from raycrew.tensor_transport.process_groups._lifeline import Lifeline, is_gone
-from raycrew.tensor_transport.process_groups._pieces import plan_pieces
-from raycrew.tensor_transport.process_groups._seat import Seat, choose_backend
-from raycrew.tensor_transport.process_groups._session import Wish, agreed_root
-from raycrew.tensor_transport.process_groups._sockets import address_towards
-from raycrew.tensor_transport.process_groups._views import as_source, as_target
+from raycrew.tensor_transport.process_groups._broadcasting.fabric import _port
+from raycrew.tensor_transport.process_groups._broadcasting.pieces import plan_pieces
+from raycrew.tensor_transport.process_groups._broadcasting.session import Wish, agreed_root
+from raycrew.tensor_transport.process_groups._broadcasting.views import as_source, as_target
+from raycrew.tensor_transport.process_groups._membership.cause import Cause
+from raycrew.tensor_transport.process_groups._membership.invitation import Invitation
+from raycrew.tensor_transport.process_groups._membership.lifeline import Lifeline, is_gone
+from raycrew.tensor_transport.process_groups._membership.seat import Seat, choose_backend
+from raycrew.tensor_transport.process_groups._process.sockets import address_towards
 from raycrew.tensor_transport.transports import member_facts
 
 CPU = torch.device("cpu")

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from raycrew.tensor_transport.process_groups._deadline import Deadline
 from raycrew.tensor_transport.process_groups._host import GroupHost
-from raycrew.tensor_transport.process_groups._invitation import member_names, ranks_of
+from raycrew.tensor_transport.process_groups._membership import member_names, ranks_of
+from raycrew.tensor_transport.process_groups._process import Deadline
 from raycrew.tensor_transport.protocols import PeerGroup, PeerResults
 
 _ANSWER_S = 5.0

@@ -12,16 +12,16 @@ from typing import Any, Self
 from raycrew.tensor_transport._forks import remake_in_child
 from raycrew.tensor_transport._ray_compat import node_address
 from raycrew.tensor_transport.errors import TransportClosedError, TransportError
-from raycrew.tensor_transport.process_groups._board import BROKEN_KEY, TOKEN_KEY
-from raycrew.tensor_transport.process_groups._cause import Cause
-from raycrew.tensor_transport.process_groups._forks import keep_for_ever
-from raycrew.tensor_transport.process_groups._invitation import (
+from raycrew.tensor_transport.process_groups._membership import (
+    BROKEN_KEY,
+    TOKEN_KEY,
     Backend,
+    Cause,
     Invitation,
     check_backend,
     check_members,
 )
-from raycrew.tensor_transport.process_groups._sockets import endpoint_of, listen_on
+from raycrew.tensor_transport.process_groups._process import endpoint_of, keep_for_ever, listen_on
 
 log = logging.getLogger(__name__)
 

@@ -5,18 +5,18 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from raycrew.tensor_transport.errors import GroupError, GroupTimeoutError, TransportError
-from raycrew.tensor_transport.process_groups._board import Board
-from raycrew.tensor_transport.process_groups._cause import Cause, group_error
-from raycrew.tensor_transport.process_groups._deadline import Deadline
-from raycrew.tensor_transport.process_groups._fabric import Fabric, fabric_for
-from raycrew.tensor_transport.process_groups._gate import Gate
-from raycrew.tensor_transport.process_groups._group import CollectiveGroup
-from raycrew.tensor_transport.process_groups._invitation import Invitation
-from raycrew.tensor_transport.process_groups._lifeline import Lifeline
-from raycrew.tensor_transport.process_groups._seat import Seat, choose_backend
-from raycrew.tensor_transport.process_groups._session import Party
-from raycrew.tensor_transport.process_groups._sockets import address_towards
-from raycrew.tensor_transport.process_groups._watch import Watch
+from raycrew.tensor_transport.process_groups._broadcasting import CollectiveGroup, Fabric, Party, fabric_for
+from raycrew.tensor_transport.process_groups._membership import (
+    Board,
+    Cause,
+    Invitation,
+    Lifeline,
+    Seat,
+    Watch,
+    choose_backend,
+    group_error,
+)
+from raycrew.tensor_transport.process_groups._process import Deadline, Gate, address_towards
 from raycrew.tensor_transport.transports import Choice, member_facts
 
 T = TypeVar("T")

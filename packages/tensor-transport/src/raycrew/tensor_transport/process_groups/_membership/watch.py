@@ -5,11 +5,11 @@ import time
 from collections.abc import Collection, Sequence
 
 from raycrew.tensor_transport.errors import GroupError, GroupTimeoutError, PeerLostError
-from raycrew.tensor_transport.process_groups._board import Board
-from raycrew.tensor_transport.process_groups._cause import Cause, group_error
-from raycrew.tensor_transport.process_groups._invitation import Invitation
-from raycrew.tensor_transport.process_groups._lifeline import Lifeline, is_gone
-from raycrew.tensor_transport.process_groups._seat import Seat
+from raycrew.tensor_transport.process_groups._membership.board import Board
+from raycrew.tensor_transport.process_groups._membership.cause import Cause, group_error
+from raycrew.tensor_transport.process_groups._membership.invitation import Invitation
+from raycrew.tensor_transport.process_groups._membership.lifeline import Lifeline, is_gone
+from raycrew.tensor_transport.process_groups._membership.seat import Seat
 
 _SETTLE_S = 1.0
 _SETTLE_PAUSE_S = 0.05

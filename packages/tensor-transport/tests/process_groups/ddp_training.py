@@ -8,8 +8,8 @@ import time
 import torch
 from torch import nn
 
-from raycrew.tensor_transport.communication import CommunicationSettings, apply_communication
-from raycrew.tensor_transport.process_groups._sockets import _connections
+from raycrew.tensor_transport.process_groups._process.sockets import _connections
+from raycrew.tensor_transport.process_groups.communication import CommunicationSettings, apply_communication
 
 _BYTES_ACKED = 120
 

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
-from raycrew.tensor_transport.process_groups._seat import Seat
-from raycrew.tensor_transport.process_groups._sockets import Endpoint, cut
+from raycrew.tensor_transport.process_groups._membership import Seat
+from raycrew.tensor_transport.process_groups._process import Endpoint, cut
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from raycrew.tensor_transport.errors import (
     PeerLostError,
     StaleGenerationError,
 )
-from raycrew.tensor_transport.process_groups._invitation import Invitation
+from raycrew.tensor_transport.process_groups._membership.invitation import Invitation
 
 _ERRORS: dict[str, type[GroupError]] = {
     "over": StaleGenerationError,

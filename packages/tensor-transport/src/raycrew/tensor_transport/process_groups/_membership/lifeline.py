@@ -7,7 +7,7 @@ process lives, and refuses them as soon as it is gone, also while forked childre
 import contextlib
 import socket
 
-from raycrew.tensor_transport.process_groups._sockets import endpoint_of, listen_on
+from raycrew.tensor_transport.process_groups._process import endpoint_of, listen_on
 
 _PROBE_S = 1.0
 

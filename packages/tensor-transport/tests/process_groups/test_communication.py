@@ -7,12 +7,12 @@ import pytest
 import torch
 from ddp_training import train_in_two_processes
 
-from raycrew.tensor_transport.communication import (
+from raycrew.tensor_transport.errors import NoTransportError
+from raycrew.tensor_transport.process_groups.communication import (
     CommunicationSettings,
     PowerSGD,
     apply_communication,
 )
-from raycrew.tensor_transport.errors import NoTransportError
 
 POWER = PowerSGD(rank=2, start_step=2)
 VARIANTS = {

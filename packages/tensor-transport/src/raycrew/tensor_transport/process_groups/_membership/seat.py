@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from raycrew.tensor_transport.process_groups._invitation import Backend
-from raycrew.tensor_transport.process_groups._sockets import Endpoint
+from raycrew.tensor_transport.process_groups._membership.invitation import Backend
+from raycrew.tensor_transport.process_groups._process import Endpoint
 from raycrew.tensor_transport.transports import Choice, MemberFacts, Owner, choose_transport
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from raycrew.tensor_transport.errors import NoTransportError, TransportError
-from raycrew.tensor_transport.process_groups import Backend
+from raycrew.tensor_transport.process_groups._membership import Backend
 from raycrew.tensor_transport.transports import member_facts
 
 

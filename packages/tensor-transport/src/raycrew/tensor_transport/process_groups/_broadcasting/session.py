@@ -15,12 +15,14 @@ from raycrew.tensor_transport.errors import (
     GroupTimeoutError,
     TransportTimeoutError,
 )
-from raycrew.tensor_transport.process_groups._board import Board
-from raycrew.tensor_transport.process_groups._cause import group_error
-from raycrew.tensor_transport.process_groups._fabric import Fabric
-from raycrew.tensor_transport.process_groups._invitation import Invitation
-from raycrew.tensor_transport.process_groups._pieces import PIECE_BYTES, SMALL_BYTES, Piece, plan_pieces
-from raycrew.tensor_transport.process_groups._watch import Watch
+from raycrew.tensor_transport.process_groups._broadcasting.fabric import Fabric
+from raycrew.tensor_transport.process_groups._broadcasting.pieces import (
+    PIECE_BYTES,
+    SMALL_BYTES,
+    Piece,
+    plan_pieces,
+)
+from raycrew.tensor_transport.process_groups._membership import Board, Invitation, Watch, group_error
 from raycrew.tensor_transport.transports import Guard
 
 _SLICE_S = 0.25

@@ -16,13 +16,11 @@ from raycrew.tensor_transport.errors import (
     TransportClosedError,
     TransportError,
 )
-from raycrew.tensor_transport.process_groups._cause import Cause, group_error
-from raycrew.tensor_transport.process_groups._forks import keep_for_ever
-from raycrew.tensor_transport.process_groups._gate import Gate
-from raycrew.tensor_transport.process_groups._lifeline import Lifeline
-from raycrew.tensor_transport.process_groups._pieces import PIECE_BYTES
-from raycrew.tensor_transport.process_groups._session import Party, Wish
-from raycrew.tensor_transport.process_groups._views import as_source, as_target
+from raycrew.tensor_transport.process_groups._broadcasting.pieces import PIECE_BYTES
+from raycrew.tensor_transport.process_groups._broadcasting.session import Party, Wish
+from raycrew.tensor_transport.process_groups._broadcasting.views import as_source, as_target
+from raycrew.tensor_transport.process_groups._membership import Cause, Lifeline, group_error
+from raycrew.tensor_transport.process_groups._process import Gate, keep_for_ever
 from raycrew.tensor_transport.transports import Buffer, Capabilities, Choice, Guard, Transfer
 
 log = logging.getLogger(__name__)

@@ -7,10 +7,9 @@ from datetime import timedelta
 from typing import Any, Self
 
 from raycrew.tensor_transport.errors import GroupError, StaleGenerationError, TransportTimeoutError
-from raycrew.tensor_transport.process_groups._cause import Cause, group_error
-from raycrew.tensor_transport.process_groups._deadline import Deadline
-from raycrew.tensor_transport.process_groups._gate import Gate
-from raycrew.tensor_transport.process_groups._invitation import Invitation
+from raycrew.tensor_transport.process_groups._membership.cause import Cause, group_error
+from raycrew.tensor_transport.process_groups._membership.invitation import Invitation
+from raycrew.tensor_transport.process_groups._process import Deadline, Gate
 
 TOKEN_KEY = "raycrew/token"
 """Says which generation a store belongs to: ports are given to others once they are free."""
