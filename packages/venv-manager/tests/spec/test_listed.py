@@ -18,7 +18,11 @@ LOCAL = [
     ("--editable=./lib[x]", "/base/lib", "/base/lib[x]"),
     ("-e file:///a%20b/lib", "/a b/lib", "file:///a%20b/lib"),
     ("lib @ ./lib", "/base/lib", "lib @ file:///base/lib"),
-    ("lib[x]@file:///lib ; python_version > '3'", "/lib", "lib[x] @ file:///lib ; python_version > '3'"),
+    (
+        "lib[x]@file:///m/lib ; python_version > '3'",
+        "/m/lib",
+        "lib[x] @ file:///m/lib ; python_version > '3'",
+    ),
     ("/abs/lib ; sys_platform == 'linux'", "/abs/lib", "/abs/lib ; sys_platform == 'linux'"),
     ("./lib --config-settings a=b/c", "/base/lib", "/base/lib --config-settings a=b/c"),
     ("lib-1-py3-none-any.whl", "/base/lib-1-py3-none-any.whl", "/base/lib-1-py3-none-any.whl"),

@@ -5,6 +5,7 @@ import csv
 import hashlib
 import importlib.metadata
 import io
+import shutil
 import sys
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -43,11 +44,13 @@ def build_wheel(
 def build_file(
     what: str, source: Path, into: Path, environ: Mapping[str, str], python: str | None, timeout_s: float
 ) -> Path:
-    """Build a wheel or a source archive (`--wheel`, `--sdist`) into an empty folder.
+    """Build a wheel or a source archive (`--wheel`, `--sdist`) into an empty folder; a wheel is one already.
 
     Raises:
         UvError: It does not build.
     """
+    if source.suffix == ".whl":
+        return Path(shutil.copy(source, into))
     isolation = ["--no-build-isolation"] if python is None and _backend_is_here(source) else []
     words: list[str | Path] = ["build", what, *isolation, "--python", python or sys.executable]
     run_uv([*words, "--out-dir", into, source], environ=environ, timeout_s=timeout_s)

@@ -16,7 +16,7 @@ from raycrew.venv_manager._spec.spec import EnvironmentSpec
 from raycrew.venv_manager._spec.uv_settings import counted_settings
 from raycrew.venv_manager._spec.variables import counted_variables
 
-FORMAT = 2  # of the layout of an environment in the store: a change makes every key new
+FORMAT = 3  # of the layout of an environment in the store: a change makes every key new
 KEY_LENGTH = 24
 # Fields of a spec that count by what lies there, or by the variables that uv is given.
 _NOT_AS_WRITTEN = frozenset({

@@ -21,7 +21,7 @@ from raycrew.venv_manager._spec.listed import (
     requirement_lines,
     statements_hash,
 )
-from raycrew.venv_manager._spec.sources import local_sources, member, read_toml, workspace_root
+from raycrew.venv_manager._spec.sources import local_sources, member, read_toml, with_theirs, workspace_root
 from raycrew.venv_manager._spec.spec import EnvironmentSpec
 from raycrew.venv_manager._spec.uv_settings import inline_metadata
 from raycrew.venv_manager.errors import SpecError
@@ -123,7 +123,7 @@ def wheelhouse(spec: EnvironmentSpec) -> dict[str, str]:
 def source_paths(spec: EnvironmentSpec, environ: Mapping[str, str]) -> dict[str, Path]:
     """The folders and files of this machine that packages are built from, by names that are no paths."""
     found: dict[str, Path] = {}
-    for path in dict.fromkeys(_local(spec, environ)):
+    for path in _local(spec, environ):
         label = _label(path)
         again = sum(name == label or name.startswith(f"{label} (") for name in found)
         found[f"{label} ({again + 1})" if again else label] = path
@@ -144,9 +144,12 @@ def requirements_hash(path: Path, fingerprint: str) -> str:
     return project_hash(file)
 
 
-def _local(spec: EnvironmentSpec, environ: Mapping[str, str]) -> Iterator[Path]:
-    if spec.kind == "project":
-        yield from local_sources(project_folder(spec))
+def _local(spec: EnvironmentSpec, environ: Mapping[str, str]) -> list[Path]:
+    own = local_sources(project_folder(spec)) if spec.kind == "project" else []
+    return list(dict.fromkeys([*own, *with_theirs(_named(spec, environ))]))
+
+
+def _named(spec: EnvironmentSpec, environ: Mapping[str, str]) -> Iterator[Path]:
     if spec.kind == "script":
         yield from script_sources(Path(spec.path)).values()
     if spec.kind == "pylock":

@@ -7,6 +7,9 @@ from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import unquote
 
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
 from raycrew.venv_manager._spec.credentials import without_credentials
 from raycrew.venv_manager.errors import SpecError
 
@@ -75,6 +78,14 @@ def statements_hash(
     return hashlib.sha256(without_credentials("\n".join(lines)).encode()).hexdigest()
 
 
+def required_name(text: str) -> str | None:
+    """The canonical name of the package that a requirement asks for, or None where it says none."""
+    try:
+        return str(canonicalize_name(Requirement(text.split(" #")[0].strip()).name))
+    except InvalidRequirement:
+        return None
+
+
 def local_requirement(text: str, base: Path | None = None) -> Path | None:
     """The folder or file that a requirement names, or None for one from an index."""
     return _split(text, base)[1]
@@ -110,7 +121,7 @@ def _split(text: str, base: Path | None) -> tuple[str, Path | None, str, str]:
 
 def _path(target: str, base: Path) -> Path | None:
     if target.startswith("file://"):
-        return Path(unquote(target.removeprefix("file://").partition("#")[0]))
+        return Path(unquote(target.removeprefix("file://").partition("#")[0])).resolve()
     if "://" in target or target.startswith("-"):  # an index's, or an option
         return None
     is_path = "/" in target or target in (".", "..") or target.endswith(_ARCHIVES)  # which no name can be

@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from raycrew.venv_manager.errors import SpecError
 
 HEADER = 'lock-version = "1.0"\ncreated-by = "raycrew-venv-manager"\n'
+_LOCAL = re.compile(r"^\s*source\s*=\s*\{\s*(directory|editable|path)\s*=", re.MULTILINE)
 _BLOCK = re.compile(r"^\[\[packages\]\]\s*$", re.MULTILINE)
 
 
@@ -75,6 +76,14 @@ def read_lock_file(path: Path) -> list[Package]:
         return read_lock(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise SpecError(f"{path} is no lock file that can be read: {error}") from error
+
+
+def names_local_sources(lock: Path) -> bool:
+    """Whether a lock file of uv names folders or files of this machine that packages are built from.
+
+    It is not parsed, which takes long in Python.
+    """
+    return _LOCAL.search(lock.read_text(encoding="utf-8")) is not None
 
 
 def locked_versions(text: str) -> list[tuple[str, str | None, tuple[str, ...]]]:

@@ -1,11 +1,14 @@
 """Where a project's own sources lie: itself, its workspace, and the local folders and files that it names."""
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
+from raycrew.venv_manager._spec.listed import local_requirement, required_name
 from raycrew.venv_manager.errors import SpecError
 
 
@@ -32,7 +35,7 @@ def workspace_root(project: Path) -> Path:
     for folder in (project, *project.parents):
         file = folder / "pyproject.toml"
         if file.is_file() and "workspace" in read_toml(file).get("tool", {}).get("uv", {}):
-            return folder
+            return folder if project in (folder, *_members(folder)) else project
     return project
 
 
@@ -43,31 +46,70 @@ def is_package(project: dict[str, Any]) -> bool:
 
 
 def local_sources(project: Path) -> list[Path]:
-    """All local folders and files that a project is made of: itself, its path sources, and theirs in turn.
+    """All local folders and files that a project is made of: itself, its path sources, and theirs in turn."""
+    found = with_theirs([project])
+    return found if is_package(_project_file(project)) else found[1:]
+
+
+def with_theirs(sources: Iterable[Path]) -> list[Path]:
+    """Local folders and files, with those that their project files name, and these in turn.
 
     Their order is that of the project files, wherever these lie.
     """
     found: dict[Path, None] = {}
-    waiting = [project]
+    waiting = list(sources)[::-1]
     while waiting:
-        folder = waiting.pop()
-        if folder in found:
-            continue
-        data = read_toml(folder / "pyproject.toml") if (folder / "pyproject.toml").is_file() else {}
-        if folder != project or is_package(data):
-            found[folder] = None
-        waiting += [path for path in _declared(folder, data) if path not in found]
+        path = waiting.pop()
+        if path not in found:
+            found[path] = None
+            waiting += _named(path)
     return list(found)
 
 
-def _declared(folder: Path, data: dict[str, Any]) -> Iterator[Path]:
-    uv = data.get("tool", {}).get("uv", {})
-    for declared in uv.get("sources", {}).values():
+def _project_file(folder: Path) -> dict[str, Any]:
+    file = folder / "pyproject.toml"
+    return read_toml(file) if file.is_file() else {}
+
+
+def _named(folder: Path) -> Iterator[Path]:
+    """What a project file names: own sources, those that its workspace gives it, direct references."""
+    data = _project_file(folder)
+    if not data:
+        return
+    texts = list(_requirements(data))
+    yield from (path for text in texts if (path := local_requirement(text, folder)) is not None)
+    root = workspace_root(folder)
+    sources = data.get("tool", {}).get("uv", {}).get("sources", {})
+    yield from sources_named(sources, folder)
+    if root != folder:
+        given = _project_file(root).get("tool", {}).get("uv", {}).get("sources", {})
+        needed = {required_name(text) for text in texts} - {canonicalize_name(name) for name in sources}
+        unsaid = not {"dependencies", "optional-dependencies"}.isdisjoint(
+            data.get("project", {}).get("dynamic", ())
+        )
+        mine = {name: s for name, s in given.items() if unsaid or canonicalize_name(name) in needed}
+        yield from sources_named(mine, root)
+
+
+def sources_named(sources: Mapping[str, Any], base: Path) -> Iterator[Path]:
+    """The local folders and files among the sources that a file names."""
+    for name, declared in sources.items():
         for source in declared if isinstance(declared, list) else [declared]:
             if "path" in source:
-                yield (folder / source["path"]).resolve()
-            elif source.get("workspace"):
-                yield from _members(workspace_root(folder))
+                yield (base / source["path"]).resolve()
+            elif source.get("workspace") and (path := _members_by_name(base).get(canonicalize_name(name))):
+                yield path
+
+
+def _requirements(data: Mapping[str, Any]) -> Iterator[str]:
+    """All requirements of a project file, for running and for building it."""
+    project, uv = data.get("project", {}), data.get("tool", {}).get("uv", {})
+    tables = (project.get("optional-dependencies", {}), data.get("dependency-groups", {}))
+    lists = [
+        project.get("dependencies", ()), uv.get("dev-dependencies", ()),
+        data.get("build-system", {}).get("requires", ()), *(v for table in tables for v in table.values()),
+    ]  # fmt: skip
+    yield from (text for listed in lists for text in listed if isinstance(text, str))
 
 
 def _members(root: Path) -> Iterator[Path]:
@@ -79,18 +121,23 @@ def _members(root: Path) -> Iterator[Path]:
                 yield path.resolve()
 
 
+def _members_by_name(folder: Path) -> dict[str, Path]:
+    root = workspace_root(folder)
+    names = (
+        (_project_file(path).get("project", {}).get("name", ""), path) for path in (root, *_members(root))
+    )
+    return {canonicalize_name(name): path for name, path in names}
+
+
 def member(root: Path, package: str) -> Path:
     """Folder of the workspace member with this name.
 
     Raises:
         SpecError: There is none.
     """
-    names = {}
-    for folder in (root, *_members(root)):
-        name = read_toml(folder / "pyproject.toml").get("project", {}).get("name", "")
-        names[name.lower().replace("_", "-")] = folder
+    names = _members_by_name(root)
     try:
-        return names[package.lower().replace("_", "-")]
+        return names[canonicalize_name(package)]
     except KeyError:
         raise SpecError(
             f"the workspace {root} has no package {package!r}; it has {', '.join(sorted(names))}"

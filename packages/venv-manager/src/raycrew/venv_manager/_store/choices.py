@@ -23,7 +23,7 @@ class Choice:
         lock: A lock file (PEP 751) of what comes from indexes and URLs.
         packages: Names to versions and hashes of those, which count in the key: places do not.
         sources: Names of distributions that are built here, to the names of their sources among what was
-            asked for, or to the paths of those that nothing asked for by itself.
+            asked for.
         carried: Names of those that the driver gives along.
     """
 

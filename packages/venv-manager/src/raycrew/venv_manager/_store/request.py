@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from raycrew.venv_manager import _spec
@@ -181,9 +180,9 @@ class Request:
 
     def _source(self, choice: Choice, name: str) -> Source:
         label = choice.sources[name]
-        path = self._paths.get(label, Path(label))
-        counted = self.asked["sources"].get(label) or _spec.fingerprint(path)
-        return Source(path, counted, {part: self.asked[part] for part in _SETTING})
+        return Source(
+            self._paths[label], self.asked["sources"][label], {part: self.asked[part] for part in _SETTING}
+        )
 
     def _built(self, choice: Choice, report: Report) -> Iterator[tuple[str, Built]]:
         """The wheels of all local sources that a choice has, those that changed built now, some at a time."""

@@ -15,6 +15,7 @@ from raycrew.venv_manager._spec import (
     counts,
     local_sources,
     lock_file,
+    names_local_sources,
     project_folder,
     settings,
 )
@@ -23,6 +24,7 @@ from raycrew.venv_manager._store.flags import export_flags, lock_flag, python_fl
 from raycrew.venv_manager._store.wanted import Wanted
 from raycrew.venv_manager._uv import access_of, build_environment, run_uv, told_to_uv
 from raycrew.venv_manager._waiting import result_of, scratch, workers
+from raycrew.venv_manager.errors import SpecError
 
 
 def choose(
@@ -76,7 +78,8 @@ def is_synced(spec: EnvironmentSpec, carried: Luggage) -> bool:
     carries = carried.ray or carried.distributions
     if spec.kind != "project" or carries or spec.packages or spec.requirement_files:
         return False
-    return lock_file(spec) is not None and not local_sources(project_folder(spec))
+    lock = lock_file(spec)
+    return lock is not None and not names_local_sources(lock) and not local_sources(project_folder(spec))
 
 
 def sync_of(spec: EnvironmentSpec, environ: Mapping[str, str]) -> Sync:
@@ -149,7 +152,7 @@ class _Job:
             elif path.parent == self.folder / "carried":
                 carried.append(package.name)
             else:
-                sources[package.name] = names.get(path, str(path))
+                sources[package.name] = _counted(package, path, names)
         return Choice.of(elsewhere, sources, carried)
 
     def _packages(self) -> list[tuple[_spec.Package, Path]]:
@@ -248,6 +251,20 @@ class _Job:
             yield f"{canonicalize_name(name.split('-')[0])} @ {path.as_uri()}"
         if self.carried.ray and "ray" not in named:
             yield f"ray=={self.carried.ray}"
+
+
+def _counted(package: _spec.Package, path: Path, names: Mapping[Path, str]) -> str:
+    """The name of a source among what is asked for: what counts in no key is not built.
+
+    Raises:
+        SpecError: It is not among that.
+    """
+    if path not in names:
+        raise SpecError(
+            f"{package.name} is built from {path}, which nothing that the environment is made from names: a "
+            "change there would go unseen; lock the project anew (`uv lock`), or name it as a requirement"
+        )
+    return names[path]
 
 
 def _local_path(package: _spec.Package, base: Path) -> Path | None:

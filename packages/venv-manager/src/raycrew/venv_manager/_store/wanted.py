@@ -4,9 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
-
 from raycrew.venv_manager._spec import (
     EnvironmentSpec,
     Package,
@@ -15,6 +12,7 @@ from raycrew.venv_manager._spec import (
     is_package,
     project_folder,
     read_toml,
+    required_name,
     requirement_files,
     requirement_lines,
     script_sources,
@@ -101,11 +99,4 @@ class Wanted:
                 *data.get("dependency-groups", {}).values(),
             ):
                 texts += [text for text in listed if isinstance(text, str)]
-        return {name for text in texts if (name := _name_of(text))}
-
-
-def _name_of(text: str) -> str | None:
-    try:
-        return str(canonicalize_name(Requirement(text.split(" #")[0].strip()).name))
-    except InvalidRequirement:
-        return None
+        return {name for text in texts if (name := required_name(text))}
