@@ -109,6 +109,80 @@ def test_the_wing_asks_only_in_questions(package):
     assert not past
 
 
+# What goes through Ray's connection without asking its control service, and would make Ray connect by itself.
+CONNECTING = {"remote", "put", "kill", "cancel", "get", "wait"}
+OVER_A_SESSION = ("while_connected", "ask", "over_session")
+IN_ONE = {
+    ("_ray/session.py", "wait"): "part of a wait over a session",
+    ("_calls/sizes.py", "put"): "who sends does it, over a session",
+    ("_calls/sending.py", "put"): "who sends does it, over a session",
+    ("_worker/shell.py", "get"): "in the worker: values of a call that Ray has sent there",
+}
+
+
+def connecting(tree):
+    """Calls that would connect, where nothing says over which session; names are not looked through."""
+    for node in beside_sessions(tree):
+        called = node.func
+        on_ray = isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name)
+        if isinstance(called, ast.Attribute) and called.attr == "remote" and not makes_class(called):
+            yield node.lineno, "remote"
+        elif on_ray and called.value.id == "ray" and called.attr in CONNECTING - {"remote"}:
+            yield node.lineno, called.attr
+
+
+def makes_class(called):
+    """`ray.remote(…)` itself."""
+    return isinstance(called.value, ast.Name) and called.value.id == "ray"
+
+
+def beside_sessions(node):
+    if isinstance(node, ast.With) and any(
+        names(item.context_expr) & {*OVER_A_SESSION} for item in node.items
+    ):
+        return
+    if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Name) and node.func.id == "ask":
+            return
+        yield node
+    for child in ast.iter_child_nodes(node):
+        yield from beside_sessions(child)
+
+
+def names(tree):
+    nodes = list(ast.walk(tree))
+    return {n.attr for n in nodes if isinstance(n, ast.Attribute)} | {
+        n.id for n in nodes if isinstance(n, ast.Name)
+    }
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("package", ["cluster-core", "worker-groups"])
+def test_nothing_is_sent_but_over_a_session(package):
+    past = {
+        f"{name}: line {line}: {called}"
+        for name, tree in sources(package).items()
+        for line, called in connecting(tree)
+        if (name, called) not in IN_ONE
+    }
+    assert not past
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("handle.method.remote()", True),
+        ("with session.while_connected():\n    handle.method.remote()", False),
+        ("ask(lambda: f.remote())", False),
+        ("ray.remote(f)", False),
+        ("ray.put(1)", True),
+        ("queue.put(1)", False),
+    ],
+)
+def test_what_may_connect_is_seen(text, seen):
+    assert bool(list(connecting(ast.parse(text)))) == seen
+
+
 @pytest.mark.parametrize(
     ("text", "seen"),
     [

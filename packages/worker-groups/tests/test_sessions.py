@@ -12,7 +12,13 @@ from workers import Worker
 
 from raycrew.cluster_core import RayVirtualCluster, Session
 from raycrew.cluster_core.testing import FakeCluster, connected
-from raycrew.worker_groups import RayWorkerGroup, WorkerGroupClosedError, WorkerGroupError, fan_out
+from raycrew.worker_groups import (
+    RayWorkerGroup,
+    WorkerGroupClosedError,
+    WorkerGroupError,
+    fan_out,
+    fan_out_as_completed,
+)
 from raycrew.worker_groups._calls import futures as futures
 from raycrew.worker_groups._ray import check_session
 
@@ -155,6 +161,19 @@ def test_a_fan_out_ends_with_the_connection(local_ray, tmp_path):
     ray.shutdown()
     eventually(lambda: outcomes, "the wait has ended")
     assert isinstance(outcomes[0], WorkerGroupClosedError), outcomes
+    assert not ray.is_initialized()
+
+
+def double(item):
+    return 2 * item
+
+
+def test_a_fan_out_after_the_users_own_shutdown_starts_no_cluster(local_ray):
+    outcomes = fan_out_as_completed(double, range(100), batch_size=1)
+    next(outcomes)
+    ray.shutdown()
+    with pytest.raises(WorkerGroupClosedError, match="connection to Ray"):
+        list(outcomes)
     assert not ray.is_initialized()
 
 

@@ -47,6 +47,59 @@ def test_waiting_over_a_session_never_joins_another_cluster(local_ray, ray_nodes
     assert not ray.is_initialized()
 
 
+class Counter:
+    def value(self):
+        return 1
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda counter, ref: counter.value.remote(),
+        lambda counter, ref: ray.kill(counter),
+        lambda counter, ref: ray.cancel(ref),
+        lambda counter, ref: ray.put(1),
+        lambda counter, ref: session_of_a_task.remote(),
+        lambda counter, ref: ray.remote(Counter).remote(),
+    ],
+    ids=["method", "kill", "cancel", "put", "task", "actor"],
+)
+def test_nothing_over_a_session_connects(local_ray, ray_nodes_session, monkeypatch, use):
+    """The session is there when it is looked for, and gone when Ray is called."""
+    counter, session = ray.remote(num_cpus=0)(Counter).remote(), Session.current()
+    ref = counter.value.remote()
+    ray.shutdown()
+    monkeypatch.setenv("RAY_ADDRESS", ray_nodes_session)  # where Ray would connect by itself
+    seen = iter([session])
+    monkeypatch.setattr(Session, "current", partial(next, seen, None))
+    with pytest.raises(ClusterClosedError, match="has ended"), session.while_connected():
+        use(counter, ref)
+    assert not ray.is_initialized()
+
+
+def test_the_users_own_code_connects_by_itself_as_before(local_ray, ray_nodes_session, monkeypatch):
+    session = Session.current()
+    with session.while_connected():
+        ref = ray.put(1)
+    ray.shutdown()
+    with pytest.raises(ClusterClosedError):
+        session.get(ref)
+    monkeypatch.setenv("RAY_ADDRESS", ray_nodes_session)
+    assert ray.get(ray.put(2)) == 2
+    assert ray.get_runtime_context().gcs_address == ray_nodes_session
+
+
+def test_nor_is_another_thread_kept_from_connecting(local_ray, ray_nodes_session, monkeypatch):
+    session = Session.current()
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ClusterClosedError), session.while_connected():
+        ray.shutdown()
+        monkeypatch.setenv("RAY_ADDRESS", ray_nodes_session)
+        assert pool.submit(lambda: ray.get(ray.put(2))).result(60) == 2
+        session.check()
+    ray.shutdown()
+
+
 def test_a_session_is_the_same_for_a_driver_its_threads_and_its_workers(local_ray):
     session = Session.current()
     assert session == Session.current()

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from raycrew.cluster_core import Session
+from ray.exceptions import RayError
+
+from raycrew.cluster_core import ClusterClosedError, Session
 from raycrew.worker_groups._base import WorkerGroup, log_left
 from raycrew.worker_groups._calls import Dispatch, MultiWorkerFuture, send_to_actors
 from raycrew.worker_groups._health import Ended, end_workers
@@ -21,6 +23,7 @@ from raycrew.worker_groups._ray import (
 )
 from raycrew.worker_groups._start import HOOK, Handle, Started, for_the_way, next_generation, start_group
 from raycrew.worker_groups.balancing import ProcessUsage
+from raycrew.worker_groups.errors import WorkerGroupError
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +44,14 @@ class Actors:
     def end(self, timeout_s: float, force: bool) -> Ended:
         """End them, by rank; they may have ended before."""
         handles = dict(enumerate(self.handles))
-        if not self.is_reachable():
-            why = "Ray is down already; it ends what it has started, but can't be asked"
-            return Ended(left=dict.fromkeys(handles, why))
-        return end_workers(handles, dict(enumerate(self.facts)), 0.0 if force else timeout_s)
+        try:
+            if self.is_reachable():
+                return end_workers(handles, dict(enumerate(self.facts)), 0.0 if force else timeout_s)
+        except (WorkerGroupError, ClusterClosedError, RayError):
+            if self.is_reachable():
+                raise
+        why = "Ray is down already; it ends what it has started, but can't be asked"
+        return Ended(left=dict.fromkeys(handles, why))
 
 
 class RayWorkerGroup(WorkerGroup):

@@ -41,11 +41,12 @@ def probe_devices(
         PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
         for group, bundle in places
     ]
+    session = check_connected()
     refs = start_tasks(_device_here, [{**asked, "scheduling_strategy": one} for one in strategies])
     try:
-        devices: list[int | None] = check_connected().get(refs, timeout=timeout_s)
+        devices: list[int | None] = session.get(refs, timeout=timeout_s)
     except RayError as error:
-        cancel_tasks(refs)
+        cancel_tasks(refs, session)
         raise ClusterError(
             f"{len(refs)} bundles were asked which {resource} they hold, and not all answered: {error}"
         ) from error

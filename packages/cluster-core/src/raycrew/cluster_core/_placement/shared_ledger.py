@@ -56,9 +56,9 @@ class SharedLedger:
         return cls(_ray.start_actor({"num_cpus": 0}, LedgerKeeper, ledger), ledger.slots)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        self._session.check()
         try:
-            return self._session.get(self._keeper.call.remote(name, *arguments), timeout=_ANSWER_S)
+            with self._session.while_connected():
+                return self._session.get(self._keeper.call.remote(name, *arguments), timeout=_ANSWER_S)
         except RayTaskError as error:
             if isinstance(error.cause, (ClusterError, ValueError, TypeError)):
                 raise error.cause from None

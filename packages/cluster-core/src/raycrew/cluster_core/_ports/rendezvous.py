@@ -55,12 +55,14 @@ class PortKeepers:
 
     def start(self, node_id: str, count: int = 1, *, consecutive: bool = False) -> Callable[[], Rendezvous]:
         """Ask for ports on a node without waiting; the returned function waits for them."""
-        ref = self._keeper(node_id).lease.remote(count, self._port_range, consecutive)
-        return lambda: self._wait(node_id, ref)
+        session, keeper = _ray.check_connected(), self._keeper(node_id)
+        with session.while_connected():
+            ref = keeper.lease.remote(count, self._port_range, consecutive)
+        return lambda: self._wait(node_id, session, ref)
 
-    def _wait(self, node_id: str, ref: Any) -> Rendezvous:
+    def _wait(self, node_id: str, session: _ray.Session, ref: Any) -> Rendezvous:
         try:
-            address, ports = _ray.check_connected().get(ref, timeout=self._timeout_s)
+            address, ports = session.get(ref, timeout=self._timeout_s)
         except RayTaskError as error:
             if isinstance(error.cause, (ClusterError, ValueError, TypeError)):
                 raise error.cause from None

@@ -1,14 +1,13 @@
 """What no public call of Ray offers, or what its versions do in different ways; one function each."""
 
-import functools
 import importlib
 import logging
 import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import ray
@@ -17,6 +16,7 @@ _Known = tuple[weakref.ref[Any], str]
 
 # Ray's public ways to its own ids connect where there is no connection, or ask the proxy.
 _worker_module: Any = importlib.import_module("ray._private.worker")
+_auto_connect: Any = importlib.import_module("ray._private.auto_init_hook")
 _known: list[_Known | None] = [None]
 
 
@@ -69,11 +69,35 @@ def await_shutdown(timeout_s: float) -> None:
         lock.release()
 
 
-@functools.cache
-def without_connecting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """One of Ray's functions without what it does first: connect where there is no connection (any more)."""
-    connects = function.__code__.co_name == "auto_init_wrapper"
-    return function.__wrapped__ if connects else function  # type: ignore[attr-defined]
+class _AutoConnect(threading.local):
+    """In place of Ray's own switch, which is for the whole process: off in threads that say so.
+
+    The user's code keeps what it had: it connects by itself even after all that this package did.
+    """
+
+    def __init__(self, allowed: object) -> None:
+        self.allowed = allowed
+        self.refusals = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.allowed) and not self.refusals
+
+
+@contextmanager
+def never_connecting() -> Iterator[None]:
+    """What this thread asks of Ray in here fails where there is no connection (any more), or never was.
+
+    Else most of Ray's functions connect, to whatever cluster they find, or start one: so do `remote()`,
+    `put`, `get`, `wait`, `kill` and `cancel`.
+    """
+    switch = _auto_connect.enable_auto_connect
+    if not isinstance(switch, _AutoConnect):
+        switch = _auto_connect.enable_auto_connect = _AutoConnect(switch)
+    switch.refusals += 1
+    try:
+        yield
+    finally:
+        switch.refusals -= 1
 
 
 def node_table() -> Any:

@@ -139,6 +139,7 @@ def _undo(undo: Callable[[Any], object], found: Any, session: Session | None) ->
     if session is not None and Session.current() != session:
         return  # What it made ended with the connection.
     try:
-        undo(found)
+        with session.while_connected() if session is not None else nullcontext():
+            undo(found)
     except Exception:
         logger.exception("what Ray made after it was given up could not be taken back: %r", found)

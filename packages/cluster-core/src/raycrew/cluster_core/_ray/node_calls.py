@@ -76,8 +76,7 @@ def _collect(
             else:
                 yield node_id, result
     finally:
-        if Session.current() == session:
-            cancel_tasks(pending)
+        cancel_tasks(pending, session)
     if len(failures) == 1:
         raise failures[0]
     if failures:

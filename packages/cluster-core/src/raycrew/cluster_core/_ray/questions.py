@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,11 @@ from ray.util.placement_group import (
 )
 
 from raycrew.cluster_core._ray.compat import node_table
-from raycrew.cluster_core._ray.gate import answer_s, ask
+from raycrew.cluster_core._ray.gate import answer_s, ask, check_connected
+from raycrew.cluster_core._ray.session import Session
 from raycrew.cluster_core.errors import (
     ClusterAuthenticationError,
+    ClusterClosedError,
     ClusterConnectionError,
     ClusterError,
     ClusterUnreachableError,
@@ -199,14 +202,19 @@ def start_tasks(fn: Callable[[], Any], options: Iterable[Mapping[str, Any]]) -> 
     """
     make: Any = ray.remote(num_cpus=0, max_retries=0)
     task = make(fn)
-    started: list[Any] = ask(lambda: [task.options(**one).remote() for one in options], undo=cancel_tasks)
+    session = check_connected()
+    started: list[Any] = ask(
+        lambda: [task.options(**one).remote() for one in options],
+        undo=lambda refs: cancel_tasks(refs, session),
+    )
     return started
 
 
-def cancel_tasks(refs: Iterable[Any]) -> None:
-    """Cancel tasks, those that run too."""
-    for ref in refs:
-        ray.cancel(ref, force=True)
+def cancel_tasks(refs: Iterable[Any], session: Session) -> None:
+    """Cancel tasks of a session, those that run too; they ended with it, if it has."""
+    with suppress(ClusterClosedError), session.while_connected():
+        for ref in refs:
+            ray.cancel(ref, force=True)
 
 
 def end_actor(actor: Any) -> None:

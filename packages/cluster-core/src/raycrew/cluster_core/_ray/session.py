@@ -15,8 +15,8 @@ from raycrew.cluster_core._ray.compat import (
     client_id,
     is_client,
     job_id,
+    never_connecting,
     no_shutdown,
-    without_connecting,
 )
 from raycrew.cluster_core.errors import ClusterClosedError
 
@@ -74,7 +74,7 @@ class Session:
         """
         with self.while_connected():
             left = self._await_ready(refs, timeout) if self._is_beside() else timeout
-            return without_connecting(ray.get)(refs, timeout=left)
+            return ray.get(refs, timeout=left)
 
     def wait(
         self, refs: Sequence[Any], *, num_returns: int = 1, timeout: float | None = None
@@ -91,14 +91,17 @@ class Session:
 
     @contextmanager
     def while_connected(self) -> Iterator[None]:
-        """What fails in here because the session has ended raises a `ClusterClosedError`, whatever Ray says.
+        """What is asked of Ray in here goes over this session, and never makes Ray connect by itself.
+
+        What fails because it has ended raises a `ClusterClosedError`, whatever Ray says.
 
         Raises:
             ClusterClosedError: The session had ended before, or has meanwhile.
         """
         self.check()
         try:
-            yield
+            with never_connecting():
+                yield
         except SystemExit:  # So Ray ends what waits, when its connection is about to end.
             await_shutdown(_ENDING_S)
             self.check()
@@ -140,5 +143,4 @@ class Session:
 
 
 def _ready(refs: Sequence[Any], num_returns: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
-    ready, pending = without_connecting(ray.wait)(list(refs), num_returns=num_returns, timeout=timeout)
-    return ready, pending
+    return ray.wait(list(refs), num_returns=num_returns, timeout=timeout)

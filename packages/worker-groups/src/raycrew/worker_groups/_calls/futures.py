@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import ray
@@ -25,7 +26,12 @@ from raycrew.worker_groups._ray import (
     while_connected,
 )
 from raycrew.worker_groups._worker import recall, recall_all
-from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError, combine
+from raycrew.worker_groups.errors import (
+    ResultTimeoutError,
+    WorkerFailureError,
+    WorkerGroupClosedError,
+    combine,
+)
 
 R = TypeVar("R")
 
@@ -171,13 +177,12 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         The result of a cancelled call is a `WorkerFailureError` whose cause is Ray's `TaskCancelledError`.
         Workers that run their calls one after the other skip cancelled ones when it is their turn.
         """
-        if Session.current() != self._session:  # the calls are gone, and cancelling would join another Ray
-            return
-        if self.in_order:
-            self._recall()
-            return
-        for ref in self:
-            ray.cancel(ref, recursive=False)
+        with suppress(WorkerGroupClosedError), while_connected(self._check):  # else the calls are gone
+            if self.in_order:
+                self._recall()
+                return
+            for ref in self:
+                ray.cancel(ref, recursive=False)
 
     # For balancers.
 

@@ -1,6 +1,7 @@
 """Sending what was dispatched to Ray actors."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import ray
@@ -10,6 +11,7 @@ from raycrew.worker_groups._calls.dispatch import Dispatch
 from raycrew.worker_groups._calls.encoding import Packer
 from raycrew.worker_groups._calls.failures import Whereabouts
 from raycrew.worker_groups._calls.futures import MultiWorkerFuture
+from raycrew.worker_groups._ray import check_session, while_connected
 from raycrew.worker_groups._worker import Gathered
 from raycrew.worker_groups.protocols import ArgumentTransport
 
@@ -41,12 +43,17 @@ def send_to_actors(
 
     Raises:
         TypeError: An argument can't be pickled, or is a stream; nothing has been sent.
+        WorkerGroupClosedError: The connection has ended.
     """
     packer = Packer(transport)
     name = dispatch.method.name
-    packed = [(send.rank, packer.pack(send.args), packer.pack_named(send.kwargs)) for send in dispatch.sends]
-    _check_picklable(packed, f"{group_name}.{name}")
-    refs = [getattr(handles[rank], name).remote(*args, **kwargs) for rank, args, kwargs in packed]
+    called = f"{group_name}.{name}"
+    with while_connected(partial(check_session, session, called)):
+        packed = [
+            (send.rank, packer.pack(send.args), packer.pack_named(send.kwargs)) for send in dispatch.sends
+        ]
+        _check_picklable(packed, called)
+        refs = [getattr(handles[rank], name).remote(*args, **kwargs) for rank, args, kwargs in packed]
     return MultiWorkerFuture(
         refs,
         [send.rank for send in dispatch.sends],

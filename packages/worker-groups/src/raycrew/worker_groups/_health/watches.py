@@ -1,6 +1,5 @@
 """The watches of this driver's session: one on each node that it has workers on, asked with deadlines."""
 
-import contextlib
 import functools
 import threading
 import time
@@ -15,11 +14,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raycrew.cluster_core import ClusterClosedError
 from raycrew.worker_groups._health import family, marks, process_table, watch
 from raycrew.worker_groups._ranks import WorkerFacts
-from raycrew.worker_groups._ray import connection, current_session, is_alive_node, start_actor
+from raycrew.worker_groups._ray import connection, current_session, end_actors, is_alive_node, start_actor
 from raycrew.worker_groups.errors import WorkerGroupError
 
 _ANSWER_S = 10.0  # for a watch to be made anew and to answer, besides what it is asked to wait
+_LOOK_S = 1.0  # for a look at what nodes there are, when all that is over
 _TRIES = 3
+_FAILURES = (RayError, ClusterClosedError, WorkerGroupError)
 
 _lock = threading.Lock()
 _watches: dict[tuple[str | None, str], Any] = {}
@@ -46,7 +47,9 @@ def stand_by(node_ids: Sequence[str]) -> None:
 def follow(workers: Sequence[WorkerFacts]) -> None:
     """Have the watches remember from now on what these workers start, without waiting for them."""
     for node_id, here in by_node(dict(enumerate(workers))).items():
-        _watch(node_id).follow.remote([_told(workers[key]) for key in here])
+        following = _watch(node_id)
+        with current_session().while_connected():
+            following.follow.remote([_told(workers[key]) for key in here])
 
 
 def by_node(workers: Mapping[int, WorkerFacts]) -> dict[str, list[int]]:
@@ -65,72 +68,86 @@ def ask(
     Args:
         method: A method of `Watch` that takes workers and a time.
         workers: Whom to ask about.
-        timeout_s: That time; an answer may take a moment longer.
+        timeout_s: That time; all answers together may take a moment longer.
 
     Returns:
         By node, the answer for its workers in the order of `by_node`, or why there is none.
     """
-    deadline = time.monotonic() + timeout_s
-    questions = {
-        node_id: _Question(node_id, method, [_told(workers[key]) for key in keys], deadline)
-        for node_id, keys in by_node(workers).items()
-    }
-    return {node_id: question.answer() for node_id, question in questions.items()}
+    due, nodes = time.monotonic() + timeout_s, by_node(workers)
+    # A watch that has to be made first may take all the time there is.
+    in_turn = sorted(nodes, key=lambda node_id: (connection(), node_id) not in _watches)
+    told = {node_id: [_told(workers[key]) for key in keys] for node_id, keys in nodes.items()}
+    questions = {node_id: _Question(node_id, method, told[node_id], due) for node_id in in_turn}
+    return {node_id: questions[node_id].answer() for node_id in nodes}
 
 
 class _Question:
-    """One question to one node's watch, on its way."""
+    """One question to one node's watch, on its way; all of them are given up at the same time."""
 
-    def __init__(self, node_id: str, method: str, workers: list[watch.Told], deadline: float) -> None:
-        self._node_id, self._method, self._workers, self._deadline = node_id, method, workers, deadline
+    def __init__(self, node_id: str, method: str, workers: list[watch.Told], due: float) -> None:
+        self._node_id, self._method, self._workers, self._due = node_id, method, workers, due
+        self._asked: Any = None
         self._send()
 
     def _send(self) -> None:
-        self._reference = None
-        with contextlib.suppress(GetTimeoutError):  # Ray makes no watch now
-            self._asked = _watch(self._node_id)
-            left_s = max(0.0, self._deadline - time.monotonic())
-            self._reference = getattr(self._asked, self._method).remote(self._workers, left_s)
+        self._reference = self._failure = None
+        try:
+            self._asked = _watch(self._node_id, _left(self._due + _ANSWER_S))
+            with current_session().while_connected():
+                self._reference = getattr(self._asked, self._method).remote(self._workers, _left(self._due))
+        except _FAILURES as error:  # told by the answer: other nodes are asked all the same
+            self._failure = error
 
     def answer(self) -> list[Any] | UnansweredError:
-        tries = _TRIES
-        while True:
-            tries -= 1
-            if self._reference is None:
-                return self._unanswered("gets no watch, as Ray does not answer", node_is_gone=False)
-            try:
-                left_s = max(0.0, self._deadline - time.monotonic())
-                return current_session().get(self._reference, timeout=left_s + _ANSWER_S)  # type: ignore[no-any-return]
-            except GetTimeoutError:
-                return self._unanswered("does not answer", node_is_gone=False)
-            except (ClusterClosedError, WorkerGroupError) as error:
-                return self._unanswered(f"can't be asked any more: {error}", node_is_gone=False)
-            except RayError as error:  # The watch has died, or the node has.
+        try:
+            for _ in range(_TRIES):
+                try:
+                    return self._take()
+                except GetTimeoutError:
+                    return self._unanswered("does not answer")
+                except RayError as error:  # The watch has died, or the node has.
+                    problem = error
                 _forget(self._node_id, self._asked)
-                if not is_alive_node(self._node_id):
+                if not is_alive_node(self._node_id, _left(self._due + _ANSWER_S + _LOOK_S)):
                     return self._unanswered("is gone", node_is_gone=True)
-                if not tries:
-                    return self._unanswered(f"has no watch: {error}", node_is_gone=False)
                 self._send()
+        except _FAILURES as error:
+            return self._unanswered(f"can't be asked: {error}")
+        return self._unanswered(f"has no watch: {problem}")
 
-    def _unanswered(self, what: str, *, node_is_gone: bool) -> UnansweredError:
+    def _take(self) -> list[Any]:
+        if self._failure is not None:
+            raise self._failure
+        return current_session().get(self._reference, timeout=_left(self._due + _ANSWER_S))  # type: ignore[no-any-return]
+
+    def _unanswered(self, what: str, *, node_is_gone: bool = False) -> UnansweredError:
         return UnansweredError(f"its node {self._node_id} {what}", node_is_gone=node_is_gone)
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
 
 
 def _told(facts: WorkerFacts) -> watch.Told:
     return facts.pid, facts.started, facts.mark, facts.pid_namespace
 
 
-def _watch(node_id: str) -> Any:
+def _watch(node_id: str, timeout_s: float = _ANSWER_S) -> Any:
     session = connection()
     with _lock:
         for other in [key for key in _watches if key[0] != session]:
             del _watches[other]
-        if (session, node_id) not in _watches:
-            # Not softly: on another node it would read another process table.
-            here = NodeAffinitySchedulingStrategy(node_id, soft=False)
-            _watches[session, node_id] = start_actor(_actor_class(), {"scheduling_strategy": here})
-        return _watches[session, node_id]
+        known = _watches.get((session, node_id))
+    if known is not None:
+        return known
+    # Not softly: on another node it would read another process table.
+    here = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    made = start_actor(_actor_class(), {"scheduling_strategy": here}, timeout_s)
+    with _lock:  # Ray may take its time, for which nobody else should wait
+        kept = _watches.setdefault((session, node_id), made)
+    if kept is not made:
+        end_actors([made])
+    return kept
 
 
 def _forget(node_id: str, dead: Any) -> None:

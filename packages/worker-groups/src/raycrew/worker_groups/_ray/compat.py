@@ -151,23 +151,23 @@ def start_actor(
     )
 
 
-def living_nodes() -> list[Mapping[str, Any]]:
+def living_nodes(timeout_s: float = ANSWER_S) -> list[Mapping[str, Any]]:
     """The entries of `ray.nodes()` for the nodes that Ray counts as alive.
 
     Raises:
         GetTimeoutError: Ray's control service does not answer.
     """
     nodes: Any = ray.nodes  # Without annotations in Ray.
-    return [node for node in ask(nodes) if node["Alive"]]
+    return [node for node in ask(nodes, timeout_s=timeout_s) if node["Alive"]]
 
 
-def is_alive_node(node_id: str) -> bool:
+def is_alive_node(node_id: str, timeout_s: float = ANSWER_S) -> bool:
     """Whether Ray counts a node as alive.
 
     Raises:
         GetTimeoutError: Ray's control service does not answer.
     """
-    return any(node["NodeID"] == node_id for node in living_nodes())
+    return any(node["NodeID"] == node_id for node in living_nodes(timeout_s))
 
 
 def cause_of(error: BaseException) -> tuple[BaseException, str, int | None]:
@@ -186,8 +186,9 @@ def is_death(error: BaseException) -> bool:
 
 def worker_status(handles: Sequence[ActorHandle[Any]], timeout_s: float) -> dict[int, WorkerStatus]:
     """Whether each actor answers, keeps its caller waiting, or is gone, by position."""
-    refs: list[Any] = [handle.__ray_ready__.remote() for handle in handles]
     session = current_session()
+    with session.while_connected():
+        refs: list[Any] = [handle.__ray_ready__.remote() for handle in handles]
     done, _ = session.wait(refs, num_returns=len(refs), timeout=timeout_s)
     answered = set(done)
     return {i: _status(session, ref) if ref in answered else "busy" for i, ref in enumerate(refs)}
@@ -203,8 +204,9 @@ def _status(session: Session, ref: Any) -> WorkerStatus:
 
 def request_exit(handles: Sequence[ActorHandle[Any]]) -> None:
     """Ask actors to end after what they are doing, with their exit handlers."""
-    for handle in handles:
-        handle.__ray_terminate__.remote()
+    with current_session().while_connected():
+        for handle in handles:
+            handle.__ray_terminate__.remote()
 
 
 def end_actors(handles: Sequence[ActorHandle[Any]]) -> None:
@@ -220,9 +222,10 @@ def await_end(handles: Sequence[ActorHandle[Any]], timeout_s: float) -> list[int
     deadline, session = time.monotonic() + timeout_s, current_session()
     living = dict(enumerate(handles))
     while living:
-        refs: dict[Any, int] = {
-            handle.__ray_ready__.remote(): position for position, handle in living.items()
-        }
+        with session.while_connected():
+            refs: dict[Any, int] = {
+                handle.__ray_ready__.remote(): position for position, handle in living.items()
+            }
         for ref, position in refs.items():
             try:
                 session.get(ref, timeout=max(0.0, deadline - time.monotonic()))

@@ -41,7 +41,8 @@ def current_session() -> Session:
 
 @contextmanager
 def while_connected(check: Callable[[], object]) -> Iterator[Session]:
-    """The session of this process; what fails in here because it ends raises what `check` does."""
+    """The session of this process, which alone is used in here; once it has ended, raises as `check` does."""
+    check()
     try:
         session = current_session()
         with session.while_connected():
@@ -134,6 +135,7 @@ def _undo(undo: Callable[[Any], object], found: Any, session: Session) -> None:
     if Session.current() != session:
         return  # What it made ended with the connection.
     try:
-        undo(found)
+        with session.while_connected():
+            undo(found)
     except Exception:
         logger.exception("what Ray made after it was given up could not be taken back: %r", found)

@@ -27,9 +27,7 @@ from raycrew.worker_groups._calls import (
 )
 from raycrew.worker_groups._health import Ended, end_workers, follow, stand_by
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, rank_order
-from raycrew.worker_groups._ray import (
-    start_actor,
-)
+from raycrew.worker_groups._ray import start_actor, while_connected
 from raycrew.worker_groups._start.bundles import BundleLook
 from raycrew.worker_groups._start.describing import describe_worker
 from raycrew.worker_groups._start.plugins import interpreter_for
@@ -194,7 +192,9 @@ class Launch:
         self.progress.step("processes")
         ports = (self.spec.options.ports_per_worker, self.spec.options.port_range)
         handles: list[Any] = [self.handles[position] for position in self.positions]
-        settled = self._settle([handle._raycrew_locate.remote(*ports) for handle in handles])  # noqa: SLF001
+        with while_connected(self.go_on):
+            asked = [handle._raycrew_locate.remote(*ports) for handle in handles]  # noqa: SLF001
+        settled = self._settle(asked)
         self.located = {self.positions[i]: facts for i, facts in settled.values.items()}
         self._raise_failed(settled, [self._whereabouts(position) for position in self.positions])
         follow(list(self.located.values()))
@@ -218,18 +218,19 @@ class Launch:
         options: Sequence[WorkerOptions],
     ) -> dict[int, tuple[float, float]]:
         self.progress.step("import and __init__")
-        packer, source = Packer(self.spec.transport), SharedStore().share(self.source)
-        args = packer.pack(self.spec.builder.args)
         info_of = dict(zip(order, ranks, strict=True))
         refs = []
-        for position in self.positions:
-            handle: Any = self.handles[position]
-            worker = options[position]
-            prepared = self._prepare(handle, info_of[position], facts[position], worker)
-            kwargs = packer.pack_named(worker.init_kwargs)
-            # `prepared` as an argument keeps the rest from being unpickled before the environment is set.
-            own = (prepared, source, self.spec.transport)
-            refs.append(handle._raycrew_begin.remote(*own, *args, **kwargs))  # noqa: SLF001
+        with while_connected(self.go_on):
+            packer, source = Packer(self.spec.transport), SharedStore().share(self.source)
+            args = packer.pack(self.spec.builder.args)
+            for position in self.positions:
+                handle: Any = self.handles[position]
+                worker = options[position]
+                prepared = self._prepare(handle, info_of[position], facts[position], worker)
+                kwargs = packer.pack_named(worker.init_kwargs)
+                # `prepared` as an argument keeps the rest from being unpickled before the environment is set.
+                own = (prepared, source, self.spec.transport)
+                refs.append(handle._raycrew_begin.remote(*own, *args, **kwargs))  # noqa: SLF001
         settled = self._settle(refs)
         places = [replace(self._whereabouts(p), info=info_of[p], facts=facts[p]) for p in self.positions]
         self._raise_failed(settled, places)
@@ -239,7 +240,8 @@ class Launch:
         orders = Orders(
             as_current(info, facts, self.spec.options.communication), {**worker.env_vars, **self.spec.secrets}
         )
-        return handle._raycrew_prepare.remote(orders)  # noqa: SLF001
+        with while_connected(self.go_on):
+            return handle._raycrew_prepare.remote(orders)  # noqa: SLF001
 
     @staticmethod
     def _has_hook(info: ClassInfo) -> bool:

@@ -147,7 +147,8 @@ class Pool:
                 remote: Any = ray.remote
                 actor_class = remote(concurrency_groups={CONTROL: 2})(FanOutHost)
                 handle: Any = _ray.start_actor(actor_class, options)
-                self._members[node_id] = Member(node_id, handle, handle.ready.remote())
+                with _ray.while_connected(self.check_open):
+                    self._members[node_id] = Member(node_id, handle, handle.ready.remote())
             return self._members[node_id]
 
     def drop(self, member: Member) -> None:
@@ -165,6 +166,9 @@ class Pool:
         """
         if self._closed:
             raise WorkerGroupClosedError("the fan-out pool was closed while items were still running")
+        self._check_session()
+
+    def _check_session(self) -> None:
         _ray.check_session(Session(self.owner), "the fan-out pool")
 
     def is_reachable(self) -> bool:
@@ -180,7 +184,8 @@ class Pool:
         if code.data is None or len(code.data) <= LARGE_BYTES:
             return code.data
         with self._lock:
-            ref = self._stored.get(code.key) or ray.put(code.data)
+            with _ray.while_connected(self.check_open):
+                ref = self._stored.get(code.key) or ray.put(code.data)
             self._stored.use(code.key, ref)
             return ref
 
@@ -196,10 +201,16 @@ class Pool:
             if not self.is_reachable():
                 return
             self._release()
-        closing = [member.handle.close.remote() for member in members]
-        if closing:
-            _ray.current_session().wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT_S)
-        _ray.end_actors([member.handle for member in members])
+        if not members:
+            return
+        # Else they have ended with the connection.
+        with (
+            contextlib.suppress(WorkerGroupClosedError),
+            _ray.while_connected(self._check_session) as session,
+        ):
+            closing = [member.handle.close.remote() for member in members]
+            session.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT_S)
+            _ray.end_actors([member.handle for member in members])
 
     def _total_slots(self, node_id: str) -> int:
         free_and_total = _ray.node_cpus().get(node_id, (0.0, 1.0))

@@ -5,6 +5,7 @@ import pickle
 import uuid
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from ray.exceptions import RayActorError, RayError
 
 from raycrew.cluster_core import Session
 from raycrew.worker_groups._ray import while_connected
-from raycrew.worker_groups.errors import WorkerGroupError
+from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
 from raycrew.worker_groups.fan_out._batches import Backlog, BatchSizer, Entry
 from raycrew.worker_groups.fan_out._code import Function, dumps
 from raycrew.worker_groups.fan_out._journal import Finished, StrayMessageError, finished
@@ -137,6 +138,7 @@ class Run:
     # Out
 
     def _fill(self) -> None:
+        self._pool.check_open()
         while (member := self._with_room()) is not None:
             size = self._sizer.size(sum(self._slots.values()), self._backlog.remaining)
             if self._limits.max_in_flight is not None:
@@ -167,32 +169,34 @@ class Run:
 
     def _send(self, member: Member, entries: list[Entry]) -> None:
         number = self._pool.next_batch()
-        ref = member.handle.run.remote(
-            self._call_id,
-            self._slots[member.node_id],
-            number,
-            self._keys,
-            self._code,
-            self._initializer,
-            [entry.payload for entry in entries],
-            self._limits.timeout_s,
-        )
+        with while_connected(self._pool.check_open):
+            ref = member.handle.run.remote(
+                self._call_id,
+                self._slots[member.node_id],
+                number,
+                self._keys,
+                self._code,
+                self._initializer,
+                [entry.payload for entry in entries],
+                self._limits.timeout_s,
+            )
         self._in_flight[ref] = _Batch(number, member, entries)
         self._sent[member] += 1
         if entries[0].suspect:
             self._isolated.add(member)
 
     def _give_up(self) -> None:
-        if self._in_flight and self._pool.is_reachable():
-            for member in {batch.member for batch in self._in_flight.values()}:
-                member.handle.cancel.remote(self._call_id)
+        busy = {batch.member for batch in self._in_flight.values()}
         self._in_flight.clear()
+        if busy:
+            with suppress(WorkerGroupClosedError), while_connected(self._pool.check_open):
+                for member in busy:
+                    member.handle.cancel.remote(self._call_id)
 
     # In
 
     def _wait(self) -> None:
         with while_connected(self._pool.check_open) as session:
-            self._pool.check_open()
             self._pool.look_again()
             self._take_one(session)
 

@@ -1,0 +1,138 @@
+"""Questions to the watches of several nodes, some of which can't be asked; no Ray is needed."""
+
+import contextlib
+
+import pytest
+from ray.exceptions import GetTimeoutError, RayActorError, RaySystemError
+
+from raycrew.cluster_core import ClusterClosedError
+from raycrew.worker_groups import WorkerGroupError
+from raycrew.worker_groups._health import ending, watches
+from raycrew.worker_groups._ranks import WorkerFacts
+
+pytestmark = pytest.mark.hostile
+
+NODES = ["a", "b", "c"]
+WORKERS = {rank: WorkerFacts(NODES[rank // 2], "10.0.0.1", rank) for rank in range(6)}
+
+
+class Time:
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+class Session:
+    """Waits for answers: "deaf" never comes."""
+
+    def __init__(self, time):
+        self.time = time
+
+    def while_connected(self):
+        return contextlib.nullcontext()
+
+    def get(self, answer, timeout):
+        if answer == "deaf":
+            self.time.now += timeout
+            raise GetTimeoutError("no answer")
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Method:
+    def __init__(self, answer):
+        self.answer = answer
+        self.asked = []
+
+    def remote(self, workers, timeout_s):
+        self.asked.append(timeout_s)
+        return self.answer
+
+
+class Watch:
+    """All workers end well, or every question has one and the same answer."""
+
+    def __init__(self, *answer):
+        self.end = Method(*answer or ([[], []],))
+        self.await_exit = Method(*answer or ([],))
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """Nodes with watches that answer, or errors of Ray's on the way to them."""
+    time, found = Time(), {node: Watch() for node in NODES}
+
+    def watch(node_id, timeout_s=10.0):
+        if isinstance(found[node_id], Exception):
+            if isinstance(found[node_id], TimeoutError):
+                time.now += timeout_s
+            raise found[node_id]
+        return found[node_id]
+
+    monkeypatch.setattr(watches, "_watch", watch)
+    monkeypatch.setattr(watches, "_watches", {(None, node): 1 for node in NODES})
+    monkeypatch.setattr(watches, "connection", lambda: None)
+    monkeypatch.setattr(watches, "time", time)
+    monkeypatch.setattr(watches, "current_session", lambda: Session(time))
+    monkeypatch.setattr(watches, "is_alive_node", lambda *_: True)
+    monkeypatch.setattr(ending, "request_exit", lambda handles: None)
+    monkeypatch.setattr(ending, "end_actors", lambda handles: None)
+    monkeypatch.setattr(ending, "await_end", lambda handles, timeout_s: [])
+    found["time"] = time
+    return found
+
+
+def test_all_deaf_nodes_together_take_one_deadline(world):
+    world.update({node: Watch("deaf") for node in NODES})
+    answers = watches.ask("end", WORKERS, 5.0)
+    assert world["time"].now <= 100 + 5 + watches._ANSWER_S
+    assert list(answers) == NODES
+    assert all("does not answer" in str(answer) for answer in answers.values())
+
+
+def test_nodes_where_no_watch_can_be_made_take_one_deadline_and_nothing_from_others(world):
+    world.update(a=GetTimeoutError("stopped"), b=GetTimeoutError("stopped"))
+    watches._watches.clear()
+    watches._watches[None, "c"] = 1
+    answers = watches.ask("end", WORKERS, 5.0)
+    assert world["time"].now <= 100 + 5 + watches._ANSWER_S + watches._LOOK_S
+    assert world["c"].end.asked == [5.0]
+    assert answers["c"] == [[], []]
+    assert list(answers) == NODES
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        GetTimeoutError("stopped"),
+        RaySystemError("no"),
+        WorkerGroupError("not connected"),
+        ClusterClosedError("ended"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("where", ["make", "ask", "look"])
+def test_a_node_that_can_not_be_asked_is_named_by_its_ranks(world, monkeypatch, error, where):
+    def look(node_id, timeout_s=10.0):
+        raise error
+
+    if where == "look":
+        monkeypatch.setattr(watches, "is_alive_node", look)
+        world["b"] = Watch(RayActorError())
+    else:
+        world["b"] = error if where == "make" else Watch(error)
+    ended = ending.end_workers({rank: object() for rank in WORKERS}, WORKERS, grace_s=1.0)
+    assert list(ended.left) == [2, 3]
+    assert all("its node b" in why for why in ended.left.values())
+    assert ended.occupied
+
+
+def test_a_node_that_is_gone_has_no_bundles(world, monkeypatch):
+    world["b"] = Watch(RayActorError())
+    monkeypatch.setattr(watches, "is_alive_node", lambda *_: False)
+    ended = ending.end_workers({rank: object() for rank in WORKERS}, WORKERS)
+    assert list(ended.left) == [2, 3]
+    assert not ended.occupied
