@@ -10,7 +10,8 @@ from peers import TransportProcess
 
 from raycrew.tensor_transport.errors import ShardLostError, StaleHandleError
 from raycrew.tensor_transport.testing import PullCase, check_transport
-from raycrew.tensor_transport.transports import ProcessVmTransport, _reasons
+from raycrew.tensor_transport.transports import ProcessVmTransport
+from raycrew.tensor_transport.transports._choosing import reasons as _reasons
 
 needs_it = pytest.mark.skipif(_reasons.no_process_vm() is not None, reason=str(_reasons.no_process_vm()))
 

@@ -13,7 +13,8 @@ from peers import TransportProcess
 
 from raycrew.tensor_transport.errors import ShardLostError, StaleHandleError
 from raycrew.tensor_transport.testing import PullCase, check_transport, nothing_left
-from raycrew.tensor_transport.transports import TcpTransport, _wire
+from raycrew.tensor_transport.transports import TcpTransport
+from raycrew.tensor_transport.transports._sockets import wire as _wire
 
 MIB = 1 << 20
 

@@ -1,10 +1,11 @@
 """How bytes move between processes: pulled by their readers, or broadcast to a group."""
 
-from raycrew.tensor_transport.transports._addresses import address_for_others
-from raycrew.tensor_transport.transports._choice import Candidate, Choice, choose_transport
-from raycrew.tensor_transport.transports._facts import (
+from raycrew.tensor_transport.transports._choosing import (
+    Candidate,
+    Choice,
     MemberFacts,
     boot_id,
+    choose_transport,
     member_facts,
     start_of,
     this_process,
@@ -13,13 +14,15 @@ from raycrew.tensor_transport.transports._interface import (
     BroadcastTransport,
     Buffer,
     Capabilities,
+    Guard,
     Offer,
     Owner,
     PullTransport,
     Region,
+    Transfer,
     Transport,
 )
-from raycrew.tensor_transport.transports._transfer import Guard, Transfer
+from raycrew.tensor_transport.transports._sockets import address_for_others
 from raycrew.tensor_transport.transports.cuda_ipc import CudaIpcTransport
 from raycrew.tensor_transport.transports.nixl import NixlTransport
 from raycrew.tensor_transport.transports.object_store import ObjectStoreTransport

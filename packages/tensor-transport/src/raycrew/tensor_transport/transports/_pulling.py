@@ -30,10 +30,15 @@ from raycrew.tensor_transport.errors import (
     TransportError,
 )
 from raycrew.tensor_transport.protocols import Bytes
-from raycrew.tensor_transport.transports._facts import start_of, this_process
-from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Offer, Region
-from raycrew.tensor_transport.transports._reasons import WHY_NOT
-from raycrew.tensor_transport.transports._transfer import Guard, Transfer
+from raycrew.tensor_transport.transports._choosing import WHY_NOT, start_of, this_process
+from raycrew.tensor_transport.transports._interface import (
+    Buffer,
+    Capabilities,
+    Guard,
+    Offer,
+    Region,
+    Transfer,
+)
 
 _FOLDED_BLOCK = 4 * FOLD_BYTES
 _THREADS = 64

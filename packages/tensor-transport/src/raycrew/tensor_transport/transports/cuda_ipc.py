@@ -12,9 +12,16 @@ import torch
 
 from raycrew.tensor_transport._bytes import check_tensor, fold_in_sections
 from raycrew.tensor_transport.errors import TransportError
-from raycrew.tensor_transport.transports import _cuda_driver
-from raycrew.tensor_transport.transports._facts import this_process
-from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Offer, Region
+from raycrew.tensor_transport.transports._choosing import this_process
+from raycrew.tensor_transport.transports._interface import (
+    Buffer,
+    Capabilities,
+    Guard,
+    Offer,
+    Region,
+    Transfer,
+)
+from raycrew.tensor_transport.transports._native import cuda_driver
 from raycrew.tensor_transport.transports._pulling import (
     Job,
     Puller,
@@ -25,7 +32,6 @@ from raycrew.tensor_transport.transports._pulling import (
     is_alive,
     lost,
 )
-from raycrew.tensor_transport.transports._transfer import Guard, Transfer
 
 _BLOCK = 256 << 20
 _MARKS = 4096
@@ -70,7 +76,7 @@ class CudaIpcTransport(Puller):
         self._ready_to_offer()
         raw = _device_bytes(data)
         torch.cuda.current_stream(raw.device).synchronize()
-        handle, offset = _cuda_driver.export(raw) if raw.numel() else (b"", 0)
+        handle, offset = cuda_driver.export(raw) if raw.numel() else (b"", 0)
         device = str(torch.cuda.get_device_properties(raw.device).uuid)
         marks_handle, marks_offset, mark = self._mark(raw)
         key = _Key(device, handle, offset, raw.numel(), marks_handle, marks_offset, mark)
@@ -109,7 +115,7 @@ class CudaIpcTransport(Puller):
             marks[slot] = mark
             torch.cuda.current_stream(raw.device).synchronize()
             self._held[mark] = (raw, slot)
-            handle, offset = _cuda_driver.export(marks)
+            handle, offset = cuda_driver.export(marks)
         return handle, offset + 8 * slot, mark
 
     def _target(self, i: int, region: Region, buffer: Buffer) -> torch.Tensor:  # type: ignore[override]
@@ -128,7 +134,7 @@ class CudaIpcTransport(Puller):
 
     def _move_from(self, offer: Offer, jobs: Sequence[Job], guard: Guard) -> None:
         key: _Key = offer.key
-        device = _cuda_driver.device_of(key.device)
+        device = cuda_driver.device_of(key.device)
         if device is None:
             raise lost(offer, f"this process does not see the device {key.device}")
         guard.check()
@@ -154,7 +160,7 @@ class CudaIpcTransport(Puller):
                 return held[0]
         if not key.size_bytes:
             return torch.empty(0, dtype=torch.uint8, device=f"cuda:{device}")
-        return stack.enter_context(_cuda_driver.opened(key.handle, key.offset, key.size_bytes, device))
+        return stack.enter_context(cuda_driver.opened(key.handle, key.offset, key.size_bytes, device))
 
     def _check(self, offer: Offer, device: int) -> None:
         """Raise unless the offer stands, and its owner is who made it."""
@@ -165,7 +171,7 @@ class CudaIpcTransport(Puller):
         if offer.owner == this_process():
             mark = key.mark if key.mark in self._held else 0
         else:
-            with _cuda_driver.opened(key.marks_handle, key.marks_offset, 8, device) as raw:
+            with cuda_driver.opened(key.marks_handle, key.marks_offset, 8, device) as raw:
                 mark = int.from_bytes(bytes(raw.cpu().tolist()), "little")
         if mark != key.mark or offer.size_bytes != key.size_bytes:
             raise gone(offer, "it was withdrawn, or its memory is used otherwise")

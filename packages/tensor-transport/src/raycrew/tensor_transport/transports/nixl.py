@@ -8,10 +8,9 @@ import torch
 
 from raycrew.tensor_transport import _ray_compat
 from raycrew.tensor_transport._bytes import check_tensor, fold_in_sections, tensor_bytes
-from raycrew.tensor_transport.transports._facts import this_process
-from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Offer
+from raycrew.tensor_transport.transports._choosing import this_process
+from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Guard, Offer
 from raycrew.tensor_transport.transports._pulling import Job, Puller, gone
-from raycrew.tensor_transport.transports._transfer import Guard
 
 
 class NixlTransport(Puller):

@@ -7,9 +7,8 @@ from typing import Any
 from raycrew.tensor_transport import _ray_compat
 from raycrew.tensor_transport.errors import ShardLostError
 from raycrew.tensor_transport.protocols import Bytes
-from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Offer
+from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Guard, Offer
 from raycrew.tensor_transport.transports._pulling import Job, Puller, lost, source_bytes
-from raycrew.tensor_transport.transports._transfer import Guard
 
 _LOOK_S = 0.1
 """Ray's waits can't be interrupted: so often a cancellation is looked for."""

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from raycrew.tensor_transport.errors import TransportError
 from raycrew.tensor_transport.protocols import Bytes
-from raycrew.tensor_transport.transports import _readv
-from raycrew.tensor_transport.transports._facts import this_process
-from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Offer, Owner
+from raycrew.tensor_transport.transports._choosing import no_process_vm, this_process
+from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Guard, Offer, Owner
+from raycrew.tensor_transport.transports._native import readv
 from raycrew.tensor_transport.transports._pulling import (
     Job,
     Puller,
@@ -24,8 +24,6 @@ from raycrew.tensor_transport.transports._pulling import (
     lost,
     source_bytes,
 )
-from raycrew.tensor_transport.transports._reasons import no_process_vm
-from raycrew.tensor_transport.transports._transfer import Guard
 
 _TABLE = 4096
 _SMALL = 64 << 10
@@ -153,9 +151,9 @@ def _check_owner(offer: Offer) -> None:
 def _copy(jobs: Sequence[Job], guard: Guard) -> None:
     """Small regions many at a time, others block by block."""
     small = [job for job in jobs if job.target.nbytes <= _SMALL and job.offer.fold is None]
-    for start in range(0, len(small), _readv.MAX_RUNS):
+    for start in range(0, len(small), readv.MAX_RUNS):
         guard.check()
-        some = small[start : start + _readv.MAX_RUNS]
+        some = small[start : start + readv.MAX_RUNS]
         runs = [(job.offer.key.address + job.region.offset, _address(job.target)) for job in some]
         _read(some[0].offer, [(*run, job.target.nbytes) for run, job in zip(runs, some, strict=True)])
     for job in jobs:
@@ -173,11 +171,11 @@ def _fill(job: Job, guard: Guard) -> None:
 
 def _read(offer: Offer, runs: Sequence[tuple[int, int, int]]) -> None:
     """Read (source, target, size) runs of the owner's memory, all of them."""
-    for start in range(0, len(runs), _readv.MAX_RUNS):
-        some = runs[start : start + _readv.MAX_RUNS]
+    for start in range(0, len(runs), readv.MAX_RUNS):
+        some = runs[start : start + readv.MAX_RUNS]
         sources, targets, sizes = (list(column) for column in zip(*some, strict=True))
         try:
-            done = _readv.read(offer.owner.pid, sources, targets, sizes)
+            done = readv.read(offer.owner.pid, sources, targets, sizes)
         except OSError as error:
             raise _translated(offer, error) from error
         if done < sum(sizes):

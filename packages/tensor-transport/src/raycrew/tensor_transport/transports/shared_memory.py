@@ -8,7 +8,7 @@ from typing import NamedTuple
 from raycrew.tensor_transport._memory import ArenaReader, ArenaSession, Run, Spot, is_arena, named_errors
 from raycrew.tensor_transport.errors import ShardError
 from raycrew.tensor_transport.protocols import Bytes
-from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Offer
+from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Guard, Offer
 from raycrew.tensor_transport.transports._pulling import (
     Job,
     Puller,
@@ -18,7 +18,6 @@ from raycrew.tensor_transport.transports._pulling import (
     lost,
     source_bytes,
 )
-from raycrew.tensor_transport.transports._transfer import Guard
 
 _FILES = named_errors("shared memory")
 

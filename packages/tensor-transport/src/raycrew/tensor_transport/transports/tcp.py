@@ -10,17 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from raycrew.tensor_transport.protocols import Bytes
-from raycrew.tensor_transport.transports._addresses import address_for_others
-from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Offer
+from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Guard, Offer
 from raycrew.tensor_transport.transports._pulling import Job, Puller, gone, lost, source_bytes
-from raycrew.tensor_transport.transports._serving import Listener
-from raycrew.tensor_transport.transports._transfer import Guard
-from raycrew.tensor_transport.transports._wire import (
+from raycrew.tensor_transport.transports._sockets import (
     GONE,
     HERE,
     MAX_REQUESTS,
     HangupError,
+    Listener,
     Request,
+    address_for_others,
     fill,
     greet,
     packed,

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 import torch
 
 from raycrew.tensor_transport.protocols import Bytes
-from raycrew.tensor_transport.transports._transfer import Transfer
+from raycrew.tensor_transport.transports._interface.transfer import Transfer
 
 Buffer: TypeAlias = Bytes | torch.Tensor
 """Memory of a caller: a 1-D array of uint8, or a contiguous tensor of any dtype."""

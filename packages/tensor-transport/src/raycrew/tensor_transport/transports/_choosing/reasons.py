@@ -109,11 +109,11 @@ def _may_trace_anybody() -> bool:
 @functools.cache
 def _refused_call() -> str | None:
     """A filter of system calls, as containers have them, refuses even a read of one's own memory."""
-    from raycrew.tensor_transport.transports import _readv
+    from raycrew.tensor_transport.transports._native import readv
 
     source, target = ctypes.create_string_buffer(b"x"), ctypes.create_string_buffer(1)
     try:
-        _readv.read(os.getpid(), [ctypes.addressof(source)], [ctypes.addressof(target)], [1])
+        readv.read(os.getpid(), [ctypes.addressof(source)], [ctypes.addressof(target)], [1])
     except OSError as error:
         return f"the system refuses process_vm_readv: {error}"
     return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from raycrew.tensor_transport.errors import NoTransportError
-from raycrew.tensor_transport.transports._facts import MemberFacts
+from raycrew.tensor_transport.transports._choosing.facts import MemberFacts
 
 Purpose = Literal["pull", "broadcast"]
 Device = Literal["cpu", "cuda"]

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from raycrew.tensor_transport import _ray_compat
+from raycrew.tensor_transport.transports._choosing.reasons import WHY_NOT
 from raycrew.tensor_transport.transports._interface import Owner
-from raycrew.tensor_transport.transports._reasons import WHY_NOT
 
 _PACKAGES = ("raycrew-tensor-transport", "torch", "ray", "nixl")
 _SHM = Path("/dev/shm")
