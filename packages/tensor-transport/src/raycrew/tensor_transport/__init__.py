@@ -1,6 +1,6 @@
 """Batches, tensor handles, transports and weight updates."""
 
-from raycrew.tensor_transport._columns import BatchIterator, PackedSequences
+from raycrew.tensor_transport._columns import BatchIterator, PackedSequences, PackedTensor, RaggedTensor
 from raycrew.tensor_transport._handles import (
     CacheStats,
     ShardRegistry,
@@ -12,7 +12,6 @@ from raycrew.tensor_transport._handles import (
     release,
     remotize,
 )
-from raycrew.tensor_transport._kinds import PackedTensor, RaggedTensor
 from raycrew.tensor_transport._shards import ShardRead, StoreStats, TensorShardInfo
 from raycrew.tensor_transport.backends.inline import InlineBackend
 from raycrew.tensor_transport.backends.node_memory import NodeMemoryBackend

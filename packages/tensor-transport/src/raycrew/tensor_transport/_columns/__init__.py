@@ -1,16 +1,19 @@
 """Columns of batches: their kinds, the checked table and its operations, joining, padding and frames."""
 
-from raycrew.tensor_transport._columns.column_operations import ColumnOperations
 from raycrew.tensor_transport._columns.iterating import BatchIterator
-from raycrew.tensor_transport._columns.joining_operations import JoiningOperations
+from raycrew.tensor_transport._columns.joining import MetadataRule, MetadataRules
+from raycrew.tensor_transport._columns.kinds import PackedTensor, RaggedTensor
 from raycrew.tensor_transport._columns.lengths import named_column, padded_width, row_lengths
-from raycrew.tensor_transport._columns.metadata import MetadataRule, MetadataRules
 from raycrew.tensor_transport._columns.naming import refuse_unknown
-from raycrew.tensor_transport._columns.row_operations import RowOperations
-from raycrew.tensor_transport._columns.saving_operations import SavingOperations
-from raycrew.tensor_transport._columns.sequence_operations import SequenceOperations
+from raycrew.tensor_transport._columns.operations import (
+    ColumnOperations,
+    JoiningOperations,
+    RowOperations,
+    SavingOperations,
+    SequenceOperations,
+    TensorDictOperations,
+)
 from raycrew.tensor_transport._columns.sequences import PackedSequences
-from raycrew.tensor_transport._columns.tensordicts import TensorDictOperations
 
 __all__ = [
     "BatchIterator",
@@ -19,6 +22,8 @@ __all__ = [
     "MetadataRule",
     "MetadataRules",
     "PackedSequences",
+    "PackedTensor",
+    "RaggedTensor",
     "RowOperations",
     "SavingOperations",
     "SequenceOperations",

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from raycrew.tensor_transport._kinds import PackedTensor, RaggedTensor
+from raycrew.tensor_transport._columns.kinds import PackedTensor, RaggedTensor
 
 
 def equal(a: Any, b: Any) -> bool:

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from raycrew.tensor_transport._columns.kinds import bare
 from raycrew.tensor_transport._columns.naming import refuse_unknown
-from raycrew.tensor_transport._kinds import bare
 from raycrew.tensor_transport.errors import BatchSchemaError
 from raycrew.tensor_transport.protocols import RowHandle
 

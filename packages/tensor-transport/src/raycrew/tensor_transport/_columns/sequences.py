@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from raycrew.tensor_transport._kinds import Number, PadSide, RaggedTensor, check_pad_value, raw
+from raycrew.tensor_transport._columns.kinds import Number, PadSide, RaggedTensor, check_pad_value, raw
 from raycrew.tensor_transport.errors import BatchSchemaError
 
 _MOST_TOKENS = 2**31 - 1

@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from typing import Any, ClassVar, Self, TypeVar, overload
 
 from raycrew.tensor_transport._bytes import Encoded, finish
+from raycrew.tensor_transport._columns.encoding import decode_columns, encode_columns
 from raycrew.tensor_transport._columns.equality import equal
-from raycrew.tensor_transport._columns.frame import decode_columns, encode_columns
-from raycrew.tensor_transport._columns.metadata import MetadataRules, join_metadata, rules_for
-from raycrew.tensor_transport._columns.naming import name_columns
-from raycrew.tensor_transport._kinds import (
+from raycrew.tensor_transport._columns.joining import MetadataRules, join_metadata, rules_for
+from raycrew.tensor_transport._columns.kinds import (
     Received,
     accept_column,
     bare,
@@ -17,6 +16,7 @@ from raycrew.tensor_transport._kinds import (
     row_count,
     transform,
 )
+from raycrew.tensor_transport._columns.naming import name_columns
 from raycrew.tensor_transport._rows import RowIndex, Rows, normalize_rows
 from raycrew.tensor_transport.errors import BatchSchemaError
 from raycrew.tensor_transport.protocols import Bytes

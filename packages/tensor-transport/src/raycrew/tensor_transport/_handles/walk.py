@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from raycrew.tensor_transport._bytes import check_tensor
+from raycrew.tensor_transport._columns import PackedTensor, RaggedTensor
 from raycrew.tensor_transport._handles.registry import ShardRegistry
-from raycrew.tensor_transport._kinds import PackedTensor, RaggedTensor
 from raycrew.tensor_transport._shards import TensorShardInfo
 from raycrew.tensor_transport.batch import BatchedDataDict
 from raycrew.tensor_transport.errors import TransportError

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from raycrew.tensor_transport._bytes import reduce_through
-from raycrew.tensor_transport._kinds.padding import (
+from raycrew.tensor_transport._columns.kinds.padding import (
     Number,
     PadSide,
     check_pad_side,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from raycrew.tensor_transport._kinds import KINDS, PackedTensor, RaggedTensor, kind_of
+from raycrew.tensor_transport._columns.kinds import KINDS, PackedTensor, RaggedTensor, kind_of
 from raycrew.tensor_transport.errors import BatchSchemaError, DecodeError
 from raycrew.tensor_transport.protocols import Bytes
 

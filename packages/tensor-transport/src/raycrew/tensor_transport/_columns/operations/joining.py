@@ -4,12 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from raycrew.tensor_transport._bytes import Encoded
-from raycrew.tensor_transport._columns.gather import gather_encoded
-from raycrew.tensor_transport._columns.joining import join_columns
-from raycrew.tensor_transport._columns.metadata import MetadataRules
+from raycrew.tensor_transport._columns.joining import MetadataRules, gather_encoded, join_columns
+from raycrew.tensor_transport._columns.kinds import Number, Padding, PadSide, check_pad_side
 from raycrew.tensor_transport._columns.naming import refuse_unknown
 from raycrew.tensor_transport._columns.table import ColumnTable
-from raycrew.tensor_transport._kinds import Number, Padding, PadSide, check_pad_side
 from raycrew.tensor_transport.packing._sharded import ShardedBatch
 
 if TYPE_CHECKING:

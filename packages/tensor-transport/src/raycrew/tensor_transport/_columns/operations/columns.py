@@ -6,10 +6,10 @@ from typing import Any, Self, overload
 import torch
 
 from raycrew.tensor_transport._columns.equality import equal
-from raycrew.tensor_transport._columns.metadata import MetadataRules
+from raycrew.tensor_transport._columns.joining import MetadataRules
+from raycrew.tensor_transport._columns.kinds import Received, bare, is_column, kind_of, row_count, transform
 from raycrew.tensor_transport._columns.naming import listed_columns
 from raycrew.tensor_transport._columns.table import ColumnTable
-from raycrew.tensor_transport._kinds import Received, bare, is_column, kind_of, row_count, transform
 from raycrew.tensor_transport.errors import BatchSchemaError
 
 _UNSET: Any = object()

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from raycrew.tensor_transport._bytes import private_copy, tensor_bytes
-from raycrew.tensor_transport._kinds.casting import check_dtype
-from raycrew.tensor_transport._kinds.kinds import (
+from raycrew.tensor_transport._columns.kinds.casting import check_dtype
+from raycrew.tensor_transport._columns.kinds.kinds import (
     HandleKind,
     Kind,
     Padding,
@@ -16,8 +16,8 @@ from raycrew.tensor_transport._kinds.kinds import (
     assemble_tensor,
     describe_tensor,
 )
-from raycrew.tensor_transport._kinds.packed import PackedTensor, common_dim, map_row, segments_of
-from raycrew.tensor_transport._kinds.ragged import RaggedTensor
+from raycrew.tensor_transport._columns.kinds.packed import PackedTensor, common_dim, map_row, segments_of
+from raycrew.tensor_transport._columns.kinds.ragged import RaggedTensor
 from raycrew.tensor_transport._rows import Rows
 from raycrew.tensor_transport.errors import BatchSchemaError, DecodeError
 from raycrew.tensor_transport.protocols import Bytes

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from raycrew.tensor_transport._columns.kinds import Number, PadSide, check_pad_side
 from raycrew.tensor_transport._columns.lengths import named_column, row_lengths
 from raycrew.tensor_transport._columns.naming import listed_columns, refuse_unknown
 from raycrew.tensor_transport._columns.sequences import PackedSequences, pack_columns
 from raycrew.tensor_transport._columns.table import ColumnTable
-from raycrew.tensor_transport._kinds import Number, PadSide, check_pad_side
 
 
 class SequenceOperations(ColumnTable):

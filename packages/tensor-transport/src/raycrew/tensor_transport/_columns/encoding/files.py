@@ -20,8 +20,8 @@ from raycrew.tensor_transport._bytes import (
     tensor_over,
     write_whole,
 )
-from raycrew.tensor_transport._columns.plain_objects import from_plain, to_plain
-from raycrew.tensor_transport._kinds import KINDS, RaggedTensor, bare, kind_of, row_count
+from raycrew.tensor_transport._columns.encoding.plain_objects import from_plain, to_plain
+from raycrew.tensor_transport._columns.kinds import KINDS, RaggedTensor, bare, kind_of, row_count
 from raycrew.tensor_transport.errors import BatchSchemaError, DecodeError
 from raycrew.tensor_transport.protocols import Bytes
 

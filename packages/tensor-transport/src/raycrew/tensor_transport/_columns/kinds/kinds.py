@@ -22,8 +22,8 @@ from raycrew.tensor_transport._bytes import (
     tensor_bytes,
     tensor_over,
 )
-from raycrew.tensor_transport._kinds.casting import cast_array, cast_tensor
-from raycrew.tensor_transport._kinds.padding import Number, PadSide, join
+from raycrew.tensor_transport._columns.kinds.casting import cast_array, cast_tensor
+from raycrew.tensor_transport._columns.kinds.padding import Number, PadSide, join
 from raycrew.tensor_transport._rows import Rows
 from raycrew.tensor_transport.errors import BatchSchemaError, DecodeError
 from raycrew.tensor_transport.protocols import Bytes, RowHandle

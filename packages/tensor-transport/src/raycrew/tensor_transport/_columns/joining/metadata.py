@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeGuard
 
 from raycrew.tensor_transport._columns.equality import equal
-from raycrew.tensor_transport._columns.metrics import REDUCTIONS, Path, named, reduce_values
+from raycrew.tensor_transport._columns.joining.metrics import REDUCTIONS, Path, named, reduce_values
 from raycrew.tensor_transport._columns.naming import refuse_unknown
 from raycrew.tensor_transport.errors import BatchSchemaError
 

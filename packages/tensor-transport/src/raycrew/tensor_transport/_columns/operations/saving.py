@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from typing import Self
 
-from raycrew.tensor_transport._columns.column_operations import ColumnOperations
-from raycrew.tensor_transport._columns.files import read_columns, write_columns
+from raycrew.tensor_transport._columns.encoding import read_columns, write_columns
+from raycrew.tensor_transport._columns.operations.columns import ColumnOperations
 from raycrew.tensor_transport.errors import DecodeError
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from raycrew.tensor_transport._bytes import Slot, arrange, dump, load, locate, unlocked
-from raycrew.tensor_transport._kinds import KINDS, Kind, Received, bare, kind_of, row_count
+from raycrew.tensor_transport._columns.kinds import KINDS, Kind, Received, bare, kind_of, row_count
 from raycrew.tensor_transport.errors import DecodeError
 from raycrew.tensor_transport.protocols import Bytes
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from raycrew.tensor_transport._columns.kinds import Padding, Received, bare, kind_of, row_count
 from raycrew.tensor_transport._columns.naming import name_columns
-from raycrew.tensor_transport._kinds import Padding, Received, bare, kind_of, row_count
 from raycrew.tensor_transport.errors import BatchSchemaError
 
 

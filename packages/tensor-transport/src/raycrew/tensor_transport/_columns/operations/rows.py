@@ -4,8 +4,8 @@ from typing import Self
 
 import numpy as np
 
+from raycrew.tensor_transport._columns.kinds import transform
 from raycrew.tensor_transport._columns.table import ColumnTable, take_rows
-from raycrew.tensor_transport._kinds import transform
 from raycrew.tensor_transport._rows import (
     RowIndex,
     Rows,

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
+from raycrew.tensor_transport._columns.kinds import RaggedTensor, kind_of
 from raycrew.tensor_transport._columns.naming import listed_columns
 from raycrew.tensor_transport._columns.table import ColumnTable
-from raycrew.tensor_transport._kinds import RaggedTensor, kind_of
 from raycrew.tensor_transport.errors import BatchSchemaError, TransportError
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from raycrew.tensor_transport._kinds.columns import is_column
-from raycrew.tensor_transport._kinds.packed import PackedTensor, segments_of
-from raycrew.tensor_transport._kinds.ragged import RaggedTensor
+from raycrew.tensor_transport._columns.kinds.columns import is_column
+from raycrew.tensor_transport._columns.kinds.packed import PackedTensor, segments_of
+from raycrew.tensor_transport._columns.kinds.ragged import RaggedTensor
 from raycrew.tensor_transport._rows import refuse_special_array
 from raycrew.tensor_transport.errors import BatchSchemaError
 

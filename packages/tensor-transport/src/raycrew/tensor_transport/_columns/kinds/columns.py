@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from raycrew.tensor_transport._kinds.kinds import ArrayKind, HandleKind, Kind, ListKind, TensorKind
-from raycrew.tensor_transport._kinds.packed import PackedTensor
-from raycrew.tensor_transport._kinds.ragged import RaggedTensor
-from raycrew.tensor_transport._kinds.ragged_kinds import PackedKind, RaggedKind
+from raycrew.tensor_transport._columns.kinds.kinds import ArrayKind, HandleKind, Kind, ListKind, TensorKind
+from raycrew.tensor_transport._columns.kinds.packed import PackedTensor
+from raycrew.tensor_transport._columns.kinds.ragged import RaggedTensor
+from raycrew.tensor_transport._columns.kinds.ragged_kinds import PackedKind, RaggedKind
 from raycrew.tensor_transport.protocols import RowHandle
 
 _TENSOR, _ARRAY, _LIST, _HANDLE = TensorKind(), ArrayKind(), ListKind(), HandleKind()
