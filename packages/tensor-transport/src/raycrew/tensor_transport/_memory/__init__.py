@@ -1,6 +1,7 @@
-"""Arenas of shared memory that belong to one user: files, owners, readers, and sessions of processes."""
+"""Memory that processes share, in arenas of one user, and what a forked child may not share."""
 
 from raycrew.tensor_transport._memory.arena_files import HEADER_BYTES, NO_STEP, SIZE, STEP, Arena, Header
+from raycrew.tensor_transport._memory.forks import remake_in_child
 from raycrew.tensor_transport._memory.machine import memory_left
 from raycrew.tensor_transport._memory.mappings import Place, read_arena
 from raycrew.tensor_transport._memory.own_files import (
@@ -32,4 +33,5 @@ __all__ = [
     "named_errors",
     "own_folder",
     "read_arena",
+    "remake_in_child",
 ]

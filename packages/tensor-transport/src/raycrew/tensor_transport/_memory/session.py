@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from raycrew.tensor_transport._forks import remake_in_child
 from raycrew.tensor_transport._memory.arena_files import (
     HEADER_BYTES,
     NO_STEP,
@@ -20,6 +19,7 @@ from raycrew.tensor_transport._memory.arena_files import (
     Words,
     shared_header,
 )
+from raycrew.tensor_transport._memory.forks import remake_in_child
 from raycrew.tensor_transport._memory.own_files import (
     PREFIX,
     LockFile,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from raycrew.tensor_transport._bytes import tensor_bytes, tensor_over
-from raycrew.tensor_transport._forks import remake_in_child
+from raycrew.tensor_transport._memory import remake_in_child
 from raycrew.tensor_transport._shards import (
     ShardRead,
     StoreStats,

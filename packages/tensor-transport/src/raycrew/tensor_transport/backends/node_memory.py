@@ -15,7 +15,6 @@ import torch
 
 from raycrew.tensor_transport import _ray_compat
 from raycrew.tensor_transport._bytes import tensor_bytes, tensor_from
-from raycrew.tensor_transport._forks import remake_in_child
 from raycrew.tensor_transport._memory import (
     SIZE,
     Arena,
@@ -25,6 +24,7 @@ from raycrew.tensor_transport._memory import (
     memory_left,
     named_errors,
     read_arena,
+    remake_in_child,
 )
 from raycrew.tensor_transport._shards import (
     ShardRead,

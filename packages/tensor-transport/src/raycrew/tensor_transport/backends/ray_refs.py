@@ -9,7 +9,7 @@ import torch
 
 from raycrew.tensor_transport import _ray_compat
 from raycrew.tensor_transport._bytes import arrange, tensor_bytes, tensor_over, unlocked
-from raycrew.tensor_transport._forks import remake_in_child
+from raycrew.tensor_transport._memory import remake_in_child
 from raycrew.tensor_transport._shards import (
     ShardRead,
     StoreStats,

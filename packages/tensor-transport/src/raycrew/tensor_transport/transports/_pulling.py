@@ -21,7 +21,7 @@ from raycrew.tensor_transport._bytes import (
     in_sections,
     tensor_bytes,
 )
-from raycrew.tensor_transport._forks import remake_in_child
+from raycrew.tensor_transport._memory import remake_in_child
 from raycrew.tensor_transport.errors import (
     DamagedBytesError,
     ShardLostError,

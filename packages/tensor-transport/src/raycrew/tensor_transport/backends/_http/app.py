@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from raycrew.tensor_transport._bytes import frame
-from raycrew.tensor_transport._forks import remake_in_child
+from raycrew.tensor_transport._memory import remake_in_child
 from raycrew.tensor_transport._shards import Rows, ShardRead, TensorShardInfo, dtype_name
 from raycrew.tensor_transport.backends._http.body import Body, read_header, read_tensors
 from raycrew.tensor_transport.backends._ledger import Ledger, LedgerStore

@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 import torch
 
-from raycrew.tensor_transport._forks import remake_in_child
+from raycrew.tensor_transport._memory import remake_in_child
 from raycrew.tensor_transport.errors import (
     GroupError,
     GroupMismatchError,
