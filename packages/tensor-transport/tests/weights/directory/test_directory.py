@@ -26,7 +26,7 @@ from raycrew.tensor_transport.weights import (
     sync_weights,
     sync_weights_async,
 )
-from raycrew.tensor_transport.weights._directory.record import Record
+from raycrew.tensor_transport.weights._directory import RecipientVersion, Record
 
 TIMEOUT_S = 120.0
 
@@ -309,7 +309,7 @@ def test_the_publisher_waits_for_receivers_that_lag(store):
 @pytest.mark.hostile
 def test_waiting_for_receivers_has_a_deadline(store, directory):
     trainer = Trainer(store, directory)
-    directory.ask(Record.reserve, 1, None)
+    directory.ask(Record.reserve, ["ballot"], None)
     publisher = WeightPublisher(store, directory=directory, bucket_bytes=512, window_bytes=512, timeout_s=0.2)
     with pytest.raises(TransportTimeoutError, match=r"no credit within 0.2 s"):
         publisher.publish(weights())
@@ -425,7 +425,8 @@ def test_the_record_decides_when_the_coordinator_is_gone(store, directory):
     generator = Generator(store, directory, rollback="shadow")
     sync([trainer], [generator], directory)
     trainer.seed = 1
-    version = directory.ask(Record.reserve, 2, 1.0)  # The other voter, and the driver, are never heard of.
+    number = directory.ask(Record.reserve, ["mine", "other"], 1.0)  # The other, and the driver, are silent.
+    version = RecipientVersion(number, "mine")
     trainer.publish_weights()
     with pytest.raises(UpdateAbortedError, match="not all receivers had loaded it by its deadline"):
         generator.apply_weights(version)
@@ -571,6 +572,106 @@ def test_an_update_that_is_cancelled_while_its_number_is_asked_for_does_not_go_o
             thread.join(TIMEOUT_S)
     assert [s.reason for s in directory.status()] == ["the synchronisation was cancelled"]
     assert generator.events == []
+
+
+@pytest.mark.hostile
+def test_a_generator_that_is_restarted_while_it_waits_has_one_vote(store, directory):
+    """What it loaded before it died counts no more, and never in the place of what others load."""
+    trainer = Trainer(store, directory)
+    generators = [Generator(store, directory, rollback="shadow") for _ in range(2)]
+    sync([trainer], generators, directory)
+    restarted = Generator(store, directory, rollback="shadow")
+    restarted.receiver.pull()
+    voted, twice = threading.Event(), threading.Event()
+
+    class Heard(WeightDirectory):
+        def ask(self, method, /, *args):
+            answer = super().ask(method, *args)
+            if method is Record.vote:
+                (twice if voted.is_set() else voted).set()
+            return answer
+
+    for generator in (generators[0], restarted):
+        generator.receiver._directory = Heard(directory._edge)
+    first = generators[0].apply_weights
+
+    def dies(version):
+        with pytest.raises(UpdateAbortedError):
+            first(version)
+
+    def apply_again(version):
+        dying = threading.Thread(target=dies, args=(version,))
+        dying.start()
+        voted.wait(TIMEOUT_S)
+        try:
+            return restarted.apply_weights(version)
+        finally:
+            dying.join(TIMEOUT_S)
+
+    def fails():
+        twice.wait(TIMEOUT_S)
+        raise MemoryError("no room")
+
+    generators[0].apply_weights, generators[1].before_load, trainer.seed = apply_again, fails, 1
+    with pytest.raises(WeightUpdateError, match="no room"):
+        sync([trainer], generators, directory)
+    assert directory.latest == 1
+    for generator in (restarted, generators[1]):
+        assert generator.receiver.version == 1 and generator.receiver.intact
+        assert_same(generator.model.tensors, weights(0))
+
+
+@pytest.mark.hostile
+def test_what_somebody_else_publishes_meanwhile_is_kept_by_no_generator(store, directory):
+    trainer, generator = Trainer(store, directory), Generator(store, directory, rollback="shadow")
+    sync([trainer], [generator], directory)
+    theirs = {name: torch.zeros_like(tensor) for name, tensor in weights().items()}
+
+    class Disturbed:
+        def publish_weights(self):
+            trainer.publisher.publish(theirs)
+            return trainer.publish_weights()
+
+    trainer.seed = 1
+    with pytest.raises(WeightUpdateError, match="let nobody else publish meanwhile"):
+        sync([Disturbed()], [generator], directory)
+    assert generator.receiver.version == 1 and generator.receiver.intact
+    assert_same(generator.model.tensors, weights(0))
+    assert generator.events[-1] == "go"
+    sync([trainer], [generator], directory)
+    assert_same(generator.model.tensors, weights(1))
+
+
+@pytest.mark.hostile
+def test_rows_are_not_tagged_while_a_version_is_loaded_or_not_decided(store, directory):
+    trainer = Trainer(store, directory)
+    generators = [Generator(store, directory) for _ in range(2)]
+    sync([trainer], generators, directory)
+    receiver = generators[0].receiver
+    seen = []
+
+    def look(when):
+        with pytest.raises(WeightUpdateError, match="version 2 is being loaded, is not decided"):
+            receiver.tag(3)
+        seen.append((when, receiver.version, receiver.intact))
+
+    def load(tensors):
+        assert receiver.tag(1).tolist() == [1], "nothing was loaded yet"
+        first = next(tensors)
+        look("loading")
+        generators[0].model.load([first, *tensors])
+
+    class Heard(WeightDirectory):
+        def ask(self, method, /, *args):
+            if method is Record.vote:
+                look("not decided")
+            return super().ask(method, *args)
+
+    receiver._load, receiver._directory, trainer.seed = load, Heard(directory._edge), 1
+    sync([trainer], generators, directory)
+    assert seen == [("loading", 1, False), ("not decided", 1, False)]
+    assert receiver.intact
+    assert receiver.tag(2).tolist() == [2, 2]
 
 
 def test_only_some_generators_are_updated(store, directory):

@@ -2,7 +2,12 @@
 
 import pytest
 
-from raycrew.tensor_transport.errors import BucketFetchError, StaleVersionError, UpdateAbortedError
+from raycrew.tensor_transport.errors import (
+    BucketFetchError,
+    StaleVersionError,
+    UpdateAbortedError,
+    WeightUpdateError,
+)
 from raycrew.tensor_transport.weights._directory.lineage import Lineage
 from raycrew.tensor_transport.weights._directory.record import Record
 from raycrew.tensor_transport.weights._directory.relay import choose_fanout, relay_parent
@@ -46,6 +51,11 @@ class Author:
         return self.number
 
 
+def enter(record, number, **ballots):
+    for receiver, ballot in ballots.items():
+        record.offer(0, number, frozenset(), receiver, ballot)
+
+
 def test_a_version_is_complete_with_its_last_part():
     record = Record()
     authors = [Author(record, part, 2) for part in range(2)]
@@ -60,7 +70,8 @@ def test_a_version_is_complete_with_its_last_part():
 def test_votes_decide_and_the_first_word_holds():
     record = Record(keep=1)
     author = Author(record)
-    number = record.reserve(0, voters=2, deadline_s=10)
+    number = record.reserve(0, ["1", "2"], 10)
+    enter(record, number, a="1", b="2")
     assert author.publish() == number
     record.vote(0, number, "a", True, "")
     assert record.decision(0, number) is None
@@ -68,7 +79,8 @@ def test_votes_decide_and_the_first_word_holds():
     assert record.decision(0, number) == "committed"
     assert not record.abort(1, number, "too late")
     assert record.holders == {"a": 1, "b": 1}
-    again = record.reserve(0, voters=2, deadline_s=10)
+    again = record.reserve(0, ["3", "4"], 10)
+    enter(record, again, a="3", b="4")
     author.publish()
     record.vote(0, again, "a", True, "")
     record.vote(0, again, "b", False, "no room")
@@ -81,13 +93,13 @@ def test_votes_decide_and_the_first_word_holds():
 def test_a_deadline_and_a_new_reservation_end_a_version():
     record = Record()
     author = Author(record)
-    first = record.reserve(0, 1, 5)
+    first = record.reserve(0, ["1"], 5)
     author.publish()
     assert record.decision(4.9, first) is None
     assert record.next_expiry() == 5
     assert record.decision(5, first) == "aborted"
-    second = record.reserve(6, 1, None)
-    third = record.reserve(7, 1, None)
+    second = record.reserve(6, ["1"], None)
+    third = record.reserve(7, ["1"], None)
     assert record.decision(8, second) == "aborted"
     assert record.decision(8, third) is None
 
@@ -118,7 +130,8 @@ def test_what_somebody_reads_is_kept_until_its_lease_ends():
 def test_credit_is_what_the_slowest_voter_has():
     record = Record(keep=0)
     author = Author(record)
-    number = record.reserve(0, 2, None)
+    number = record.reserve(0, ["1", "2"], None)
+    enter(record, number, fast="1", slow="2")
     author.begin()
     assert record.credit(0, number, 0, 4, 4)
     author.put(count=1)
@@ -151,7 +164,8 @@ def test_a_voter_that_leaves_ends_its_version_and_no_other():
     record.news(0, 1, "a", "n", (0,))
     record.leave(0, "a")
     assert record.newest(0) == 1
-    number = record.reserve(0, 1, None)
+    number = record.reserve(0, ["1"], None)
+    enter(record, number, a="1")
     author.begin()
     author.put(count=1)
     record.news(0, number, "a", "n", (0,))
@@ -236,7 +250,8 @@ def test_an_offer_of_more_parts_than_plans_are_remembered_is_understood_again():
 
 def test_a_receiver_that_has_all_is_not_silent_however_long_it_waits_to_load():
     record = Record(lease_s=10)
-    number = record.reserve(0, 1, None)
+    number = record.reserve(0, ["1"], None)
+    enter(record, number, r="1")
     author = Author(record)
     author.begin(0)
     author.put(0)
@@ -246,3 +261,81 @@ def test_a_receiver_that_has_all_is_not_silent_however_long_it_waits_to_load():
     assert record.decision(100, number) is None
     record.vote(100, number, "r", True, "")
     assert record.decision(100, number) == "committed"
+
+
+@pytest.mark.hostile
+def test_a_recipient_that_was_restarted_has_one_vote():
+    record = Record(keep=0)
+    author = Author(record)
+    number = record.reserve(0, ["1", "2"], None)
+    enter(record, number, a="1")
+    author.publish()
+    record.vote(0, number, "a", True, "")
+    enter(record, number, again="1")
+    record.vote(0, number, "again", True, "")
+    record.took(0, number, "again", (2,))
+    record.vote(0, number, "a", True, "")
+    record.vote(0, number, "a", False, "the one before is not dead at all")
+    assert record.decision(0, number) is None
+    assert record.collect(0, "node") == [], "the other recipient has to fetch it yet"
+    with pytest.raises(UpdateAbortedError, match="another receiver took the place of a"):
+        record.news(0, number, "a", "n", (0,))
+    enter(record, number, b="2")
+    record.vote(0, number, "b", True, "")
+    assert record.decision(0, number) == "committed"
+    assert record.holders == {"again": number, "b": number}
+
+
+@pytest.mark.hostile
+def test_only_recipients_decide():
+    record = Record()
+    author = Author(record)
+    number = record.reserve(0, ["1", "2"], None)
+    with pytest.raises(WeightUpdateError, match="receiver late is not one that decides"):
+        enter(record, number, late="")
+    with pytest.raises(WeightUpdateError, match="two receivers are called a"):
+        enter(record, number, a="1") or enter(record, number, a="2")
+    author.publish()
+    record.vote(0, number, "late", False, "no room")
+    record.vote(0, number, "late", True, "")
+    record.vote(0, number, "a", True, "")
+    assert record.decision(0, number) is None
+
+
+@pytest.mark.hostile
+def test_a_version_that_was_asked_for_commits_when_it_is_confirmed():
+    record = Record()
+    author = Author(record)
+    first, key = record.reserve(0, ["1"], None, "key"), "key"
+    enter(record, first, a="1")
+    author.publish()
+    record.vote(0, first, "a", True, "")
+    assert record.decision(0, first) is None
+    with pytest.raises(WeightUpdateError, match="by somebody else"):
+        record.confirm(0, first, "", author.name)
+    record.confirm(0, first, key, author.name)
+    assert record.decision(0, first) == "committed"
+    second = record.reserve(0, ["1"], None, key)
+    author.publish()
+    record.confirm(0, second, key, "another publisher")
+    assert "somebody else published" in record.reason(0, second)
+    third = record.reserve(0, ["1"], None, key)
+    assert author.publish() == third
+    assert author.publish() > third
+    assert "part 0 was begun again" in record.reason(0, third)
+
+
+def test_a_receiver_goes_on_to_hold_what_it_had_when_an_update_is_given_up():
+    record = Record(lease_s=10)
+    author = Author(record)
+    author.publish()
+    record.hold(0, "a", 1)
+    number = record.reserve(0, ["1"], None)
+    enter(record, number, a="1")
+    author.begin()
+    record.news(0, number, "a", "n", (0,))
+    record.abort(0, number, "no room")
+    with pytest.raises(UpdateAbortedError):
+        record.news(1, number, "a", "n", (0,))
+    record.leave(100, "nobody")
+    assert record.holders == {"a": 1}

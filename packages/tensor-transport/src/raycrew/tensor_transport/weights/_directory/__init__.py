@@ -1,5 +1,6 @@
 """The directory of versions: what it knows and decides, how it is asked, and whom a publisher tells."""
 
+from raycrew.tensor_transport.weights._directory.ballots import RecipientVersion
 from raycrew.tensor_transport.weights._directory.directory import Until, WeightDirectory
 from raycrew.tensor_transport.weights._directory.record import Record
 from raycrew.tensor_transport.weights._directory.telling import DirectoryTeller, LoneTeller, Teller, release
@@ -9,6 +10,7 @@ __all__ = [
     "Announced",
     "DirectoryTeller",
     "LoneTeller",
+    "RecipientVersion",
     "Record",
     "Teller",
     "Until",

@@ -8,8 +8,10 @@ from typing import Any
 
 from raycrew.tensor_transport.errors import (
     BucketFetchError,
+    UpdateAbortedError,
     WeightUpdateError,
 )
+from raycrew.tensor_transport.weights._directory.ballots import Ballots
 from raycrew.tensor_transport.weights._directory.shelf import Shelf
 from raycrew.tensor_transport.weights._directory.versions import (
     Announced,
@@ -45,13 +47,37 @@ class Record(Shelf):
                 self._abort(version, f"the publisher of part {part} was replaced")
         return self._tidy(now)
 
-    def reserve(self, now: float, voters: int, deadline_s: float | None) -> int:
-        """The number of a version that commits when `voters` receivers have loaded it, and aborts else."""
+    def reserve(self, now: float, ballots: Sequence[str], deadline_s: float | None, key: str = "") -> int:
+        """The number of a version that commits when all recipients have loaded it, and aborts else.
+
+        Args:
+            now: The time.
+            ballots: What each recipient shows; see `RecipientVersion`.
+            deadline_s: Until when.
+            key: With one, it commits when it is confirmed, too.
+        """
         self._tidy(now)
         for version in self._live():
             self._abort(version, "another update was begun")
         deadline = None if deadline_s is None else now + deadline_s
-        return self._open(voters, deadline).number
+        return self._open(Ballots(ballots, key), deadline).number
+
+    def confirm(self, now: float, number: int, key: str, publisher: str) -> None:
+        """Who asked for a version says who published what it wanted; else the version is given up.
+
+        Raises:
+            WeightUpdateError: Somebody else asked for it.
+        """
+        self._tidy(now)
+        version = self.versions.get(number)
+        if version is None or version.ballots is None or not version.is_live:
+            return
+        version.ballots.confirm(number, key)
+        begins = [version.parts[part].begin for part in sorted(version.parts)]
+        if version.state != "complete" or joined_name([begin.publisher for begin in begins]) != publisher:
+            self._abort(version, "somebody else published, too: let nobody else publish meanwhile")
+        self._decide(version)
+        self._tidy(now)
 
     def begin(self, now: float, begin: Begin) -> int | None:
         """A publisher begins its part of a version; which one.
@@ -78,7 +104,7 @@ class Record(Shelf):
         if number in self.versions and part in self.versions[number].parts:
             self.versions[number].parts[part].expires = now + self.lease_s
         version = self._living(now, number)
-        ahead = [a for a in version.parts[part].buckets if not self._is_taken(version, a)]
+        ahead = [a for a in version.parts[part].buckets if not version.is_taken(a)]
         if not ahead or sum(a.bucket.size_bytes for a in ahead) + size_bytes <= window_bytes:
             return True
         return None
@@ -134,10 +160,18 @@ class Record(Shelf):
 
     # What receivers say.
 
-    def offer(self, now: float, number: int, known: frozenset[str] = frozenset()) -> Offer | None:
+    def offer(
+        self,
+        now: float,
+        number: int,
+        known: frozenset[str] = frozenset(),
+        receiver: str = "",
+        ballot: str = "",
+    ) -> Offer | None:
         """What a version has, once all its publishers have begun; without plans whose digest is known.
 
         Raises:
+            WeightUpdateError: It is being decided by others, to whose ballots this one does not belong.
             UpdateAbortedError: It was given up.
             BucketFetchError: It is not kept any more.
         """
@@ -146,6 +180,7 @@ class Record(Shelf):
         if version is None and number > self._last:
             return None
         version = self._readable(number)
+        self._admit(version, receiver, ballot)
         if not version.parts or len(version.parts) < version.expected:
             return None
         begins = [version.parts[i].begin for i in sorted(version.parts)]
@@ -155,14 +190,12 @@ class Record(Shelf):
             tuple(None if b.digest in known else self._plans.get(b.digest) for b in begins),
             tuple(begin.digest for begin in begins),
             version.bases,
-            version.voters is not None and version.state != "committed",
+            version.ballots is not None and version.state != "committed",
         )
 
     def news(self, now: float, number: int, receiver: str, node: str, seen: Sequence[int]) -> News | None:
         """Buckets of a version that a receiver has not seen, `seen` of each part."""
-        if number in self.versions:
-            self.versions[number].fetching[receiver] = now + self.lease_s
-        self._tidy(now)
+        self._read_by(now, number, receiver)
         version = self._readable(number)
         version.nodes.setdefault(node, receiver)
         self._note_taken(version, receiver, seen)
@@ -182,24 +215,36 @@ class Record(Shelf):
 
     def took(self, now: float, number: int, receiver: str, seen: Sequence[int]) -> None:
         """A receiver has so many buckets of each part."""
-        self._tidy(now)
+        self._read_by(now, number, receiver)
         version = self._readable(number)
-        version.fetching[receiver] = now + self.lease_s
         if version.state != "open" and sum(seen) == len(version.buckets):
-            version.fetching.pop(receiver)
+            version.fetching.pop(receiver, None)
         self._note_taken(version, receiver, seen)
 
     def vote(self, now: float, number: int, receiver: str, loaded: bool, reason: str) -> None:
         """A receiver has loaded a version, or cannot."""
         self._tidy(now)
         version = self.versions.get(number)
-        if version is None or not version.is_live:
+        if version is None or not version.is_live or not version.is_voter(receiver):
             return
         version.votes[receiver] = loaded
         version.fetching.pop(receiver, None)
-        if not loaded and version.voters is not None:
+        if not loaded and version.ballots is not None:
             self._abort(version, f"receiver {receiver}: {reason}")
         self._decide(version)
+
+    def _read_by(self, now: float, number: int, receiver: str) -> None:
+        """A receiver reads a version.
+
+        Raises:
+            UpdateAbortedError: It is not decided, and another receiver took this one's place.
+        """
+        version = self.versions.get(number)
+        if version is not None and version.is_live and not version.is_voter(receiver):
+            raise UpdateAbortedError(f"version {number}: another receiver took the place of {receiver}")
+        if version is not None and version.state != "aborted":
+            version.fetching[receiver] = now + self.lease_s
+        self._tidy(now)
 
     def decision(self, now: float, number: int) -> State | None:
         """Whether a version is committed or aborted; what is not known any more is aborted."""
@@ -228,7 +273,7 @@ class Record(Shelf):
         for version in self.versions.values():
             took_part = receiver in version.taken or receiver in version.votes
             version.forget(receiver)
-            if version.is_live and version.voters is not None and took_part:
+            if version.is_live and version.ballots is not None and took_part:
                 self._abort(version, f"receiver {receiver} left")
         self._tidy(now)
 

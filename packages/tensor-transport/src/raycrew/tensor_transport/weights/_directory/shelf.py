@@ -9,6 +9,7 @@ from raycrew.tensor_transport.errors import (
     UpdateAbortedError,
     WeightUpdateError,
 )
+from raycrew.tensor_transport.weights._directory.ballots import Ballots
 from raycrew.tensor_transport.weights._directory.lineage import Lineage
 from raycrew.tensor_transport.weights._directory.relay import choose_fanout, relay_parent
 from raycrew.tensor_transport.weights._directory.versions import Announced, Begin, Version
@@ -46,17 +47,18 @@ class Shelf:
     def _live(self) -> list[Version]:
         return [version for version in self.versions.values() if version.is_live]
 
-    def _open(self, voters: int | None = None, deadline: float | None = None) -> Version:
+    def _open(self, ballots: Ballots | None = None, deadline: float | None = None) -> Version:
         self._last += 1
-        version = self.versions[self._last] = Version(self._last, voters, deadline)
+        version = self.versions[self._last] = Version(self._last, ballots, deadline)
         return version
 
     def _version_for(self, begin: Begin) -> Version | None:
         for version in self._live():
             if version.state == "open" and begin.part not in version.parts:
                 return self._joined(version, begin)
-            if version.state == "open" and version.parts[begin.part].finish is None:
-                self._abort(version, f"part {begin.part} was begun again")
+            unfinished = version.state == "open" and version.parts[begin.part].finish is None
+            if unfinished or (version.is_unconfirmed and begin.part in version.parts):
+                self._abort(version, f"part {begin.part} was begun again: let nobody else publish meanwhile")
             else:
                 return None  # Others are not done with it.
         stored = [v for v in self.versions.values() if v.parts and v.state == "committed"]
@@ -123,10 +125,16 @@ class Shelf:
             return True
         return version.has_taken(version.nodes[parent], announced)
 
-    def _is_taken(self, version: Version, announced: Announced) -> bool:
-        """Whether all voters have a bucket."""
-        takers = sum(version.has_taken(receiver, announced) for receiver in version.taken)
-        return version.voters is None or takers >= version.voters
+    def _admit(self, version: Version, receiver: str, ballot: str) -> None:
+        """Let a receiver count for a recipient, in place of the one that did so far."""
+        if version.ballots is None or not version.is_live:
+            return
+        before = version.ballots.admit(version.number, receiver, ballot)
+        if before:
+            version.forget(before)
+            version.votes.pop(before, None)
+            version.taken.pop(before, None)
+            self.holders.pop(before, None)
 
     def _note_taken(self, version: Version, receiver: str, seen: Sequence[int]) -> None:
         version.taken[receiver] = tuple(seen)
@@ -134,16 +142,13 @@ class Shelf:
             return
         for part in version.parts.values():
             for i, announced in enumerate(part.buckets):
-                if announced.bucket.ticket is not None and self._is_taken(version, announced):
+                if announced.bucket.ticket is not None and version.is_taken(announced):
                     self._free(part.begin.scope, announced)
                     emptied = Bucket(None, announced.bucket.size_bytes, announced.bucket.checksum)
                     part.buckets[i] = Announced(part.begin.part, announced.index, emptied, announced.entries)
 
     def _decide(self, version: Version) -> None:
-        if version.state != "complete":
-            return
-        ready = sum(version.votes.values())
-        if version.voters is None or ready >= version.voters:
+        if version.state == "complete" and version.is_chosen:
             version.state = "committed"
             self._lineage.note(version.number, version.names)
             for receiver, loaded in version.votes.items():
@@ -151,7 +156,7 @@ class Shelf:
                     self.holders[receiver] = version.number
 
     def _abort(self, version: Version, reason: str) -> None:
-        version.state, version.reason = "aborted", reason
+        version.state, version.reason, version.fetching = "aborted", reason, {}
         self._drop(version)
 
     def _drop(self, version: Version) -> None:
@@ -176,7 +181,7 @@ class Shelf:
             late = [i for i, p in version.parts.items() if p.finish is None and p.expires <= now]
             if late:
                 self._abort(version, f"the publishers of parts {late} are silent since {self.lease_s:g} s")
-            elif silent and version.voters is not None:
+            elif silent and version.ballots is not None:
                 self._abort(version, f"receivers {silent} are silent since {self.lease_s:g} s")
             elif version.deadline is not None and version.deadline <= now:
                 self._abort(version, "not all receivers had loaded it by its deadline")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from raycrew.tensor_transport.weights._directory.ballots import Ballots
 from raycrew.tensor_transport.weights._update import (
     Bucket,
     BucketPlan,
@@ -103,7 +104,7 @@ class Version:
     """One version, from its first word to its last."""
 
     number: int
-    voters: int | None = None
+    ballots: Ballots | None = None
     deadline: float | None = None
     state: State = "open"
     reason: str = ""
@@ -118,6 +119,26 @@ class Version:
     def is_live(self) -> bool:
         """Whether nothing is decided."""
         return self.state in ("open", "complete")
+
+    @property
+    def is_unconfirmed(self) -> bool:
+        """Whether who asked for it does not know yet that it was published."""
+        return self.ballots is not None and not self.ballots.is_confirmed
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether all that have to say so want it."""
+        if self.ballots is None:
+            return True
+        return self.ballots.is_confirmed and all(self.votes.get(r) for r in self.ballots.receivers)
+
+    def is_taken(self, announced: Announced) -> bool:
+        """Whether all recipients have a bucket."""
+        return self.ballots is None or all(self.has_taken(r, announced) for r in self.ballots.receivers)
+
+    def is_voter(self, receiver: str) -> bool:
+        """Whether a receiver counts: all do, where it was made for nobody alone."""
+        return self.ballots is None or receiver in self.ballots.receivers
 
     @property
     def expected(self) -> int:

@@ -4,7 +4,13 @@ import threading
 from collections.abc import Sequence
 
 from raycrew.tensor_transport.errors import ManifestMismatchError, UpdateAbortedError, WeightUpdateError
-from raycrew.tensor_transport.weights._directory import Announced, Record, Until, WeightDirectory
+from raycrew.tensor_transport.weights._directory import (
+    Announced,
+    RecipientVersion,
+    Record,
+    Until,
+    WeightDirectory,
+)
 from raycrew.tensor_transport.weights._receiving.fetching import Heading, Parcel
 from raycrew.tensor_transport.weights._update import BucketPlan, TensorEntry, WeightUpdate, check_digest
 
@@ -90,7 +96,8 @@ class DirectoryFeed:
     def __init__(
         self, directory: WeightDirectory, version: int, receiver: str, node: str, memory: PlanMemory
     ) -> None:
-        self._directory, self._version = directory, version
+        self._directory, self._version = directory, int(version)
+        self._ballot = version.ballot if isinstance(version, RecipientVersion) else ""
         self._receiver, self._node = receiver, node
         self._memory = memory
         self._plans: Sequence[BucketPlan | None] = ()
@@ -103,7 +110,8 @@ class DirectoryFeed:
     def heading(self, timeout_s: float | None) -> Heading:
         """What is known before a byte moves, once all publishers have begun."""
         known = self._memory.digests
-        offer = self._directory.wait(Record.offer, timeout_s, self._version, known)
+        asked = (self._version, known, self._receiver, self._ballot)
+        offer = self._directory.wait(Record.offer, timeout_s, *asked)
         self._plans = self._memory.find(offer.plans, offer.digests)
         self._seen, self._handed = [0] * len(self._plans), [0] * len(self._plans)
         entries: list[TensorEntry] | None = []

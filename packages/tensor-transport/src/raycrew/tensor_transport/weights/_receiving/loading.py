@@ -30,12 +30,20 @@ class Loading:
         failure: What went wrong with the buckets.
     """
 
-    def __init__(self, heading: Heading, expected: Schema | None, *, keep: bool) -> None:
+    def __init__(
+        self,
+        heading: Heading,
+        expected: Schema | None,
+        *,
+        keep: bool,
+        on_touch: Callable[[int], object] = lambda _: None,
+    ) -> None:
         self.touched = False
         self.failure: Exception | None = None
         self.fetched: list[Fetched] = []
         self.size_bytes = self.taken = 0
         self._heading, self._expected, self._keep = heading, expected, keep
+        self._on_touch = on_touch
         self._schema: dict[str, tuple[str, tuple[int, ...]]] = {}
 
     @property
@@ -60,7 +68,7 @@ class Loading:
             for fetched in buckets:
                 self._note(fetched)
                 for name, tensor in assembler.whole(fetched.tensors()):
-                    self.touched = True
+                    self._touch()
                     self.taken += 1
                     yield name, tensor
             assembler.check_empty()
@@ -78,6 +86,11 @@ class Loading:
                 f"update {self._heading.version}: load() took {taken} of {len(self.schema)} tensors; "
                 "it has to exhaust its iterator"
             )
+
+    def _touch(self) -> None:
+        if not self.touched:
+            self._on_touch(self.version)
+        self.touched = True
 
     def _note(self, fetched: Fetched) -> None:
         self.size_bytes += fetched.data.size

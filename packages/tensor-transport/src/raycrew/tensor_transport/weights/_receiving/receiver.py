@@ -1,6 +1,7 @@
 """The generator's side: check a version, fetch it bucket by bucket, load it, say which version is held."""
 
 import contextlib
+import dataclasses
 import os
 import threading
 import time
@@ -29,6 +30,7 @@ from raycrew.tensor_transport.transports import PullTransport
 from raycrew.tensor_transport.weights._directory import Record, WeightDirectory, release
 from raycrew.tensor_transport.weights._receiving.feeds import DirectoryFeed, PlanMemory, UpdateFeed
 from raycrew.tensor_transport.weights._receiving.fetching import Feed, Fetched, Fetcher, Heading, Stream
+from raycrew.tensor_transport.weights._receiving.held import Held
 from raycrew.tensor_transport.weights._receiving.loading import Load, Loading, load_whole
 from raycrew.tensor_transport.weights._receiving.receipt import WeightReceipt
 from raycrew.tensor_transport.weights._receiving.rollback import (
@@ -132,12 +134,10 @@ class WeightReceiver:
         self._name = name or uuid.uuid4().hex[:12]
         self._memory = PlanMemory()
         self._lock = threading.Lock()
-        self._version: int | None = None
-        self._publisher: str | None = None
+        self._held = Held()
         self._superseded: set[str] = set()
         self._updates: dict[int, WeightUpdate] = {}
         self._prepared: _Prepared | None = None
-        self._intact = True
         self._closed = False
         self._pid = os.getpid()
 
@@ -148,23 +148,35 @@ class WeightReceiver:
 
     @property
     def version(self) -> int | None:
-        """The version of the last update that was applied whole, None before the first."""
-        return self._version
+        """The version of the last update that was applied whole, None before the first.
+
+        While another one is loaded, and until it is decided, `intact` is False.
+        """
+        return self._held.version
 
     @property
     def intact(self) -> bool:
-        """Whether the weights are those of `version`; False after an update that failed while loading."""
-        return self._intact
+        """Whether the weights are those of `version`.
+
+        False from the first tensor that `load` is given to the end of the update, as other threads see it,
+        and after one that failed while loading.
+        """
+        return self._held.intact
 
     def tag(self, rows: int) -> torch.Tensor:
         """The version for each of so many rows that were made with these weights: int64, [rows].
 
+        A thread that makes rows while another one applies updates has to ask before and after, and to drop
+        the rows where it is refused once, or the answers differ.
+
         Raises:
-            WeightUpdateError: No version is held, or the weights are a mixture.
+            WeightUpdateError: No version is held, the weights are a mixture, or another version is loaded or
+                not decided yet.
         """
-        if self._version is None or not self._intact:
-            raise WeightUpdateError(self._standing(), current_version=self._version, intact=self._intact)
-        return torch.full((rows,), self._version, dtype=torch.int64)
+        held = self._held
+        if held.version is None or not held.intact:
+            raise WeightUpdateError(held.standing(), current_version=held.version, intact=held.intact)
+        return torch.full((rows,), held.version, dtype=torch.int64)
 
     def apply(self, update: WeightUpdate | int, *, timeout_s: float | None = 600.0) -> WeightReceipt:
         """Fetch, verify and load one update; holding it already is a success that moves nothing.
@@ -209,7 +221,7 @@ class WeightReceiver:
                 self._refuse(version, error)
                 raise
             return WeightReceipt(
-                version, stream.size_bytes, watch.total("wire"), 0.0, self._version, watch.spans
+                int(version), stream.size_bytes, watch.total("wire"), 0.0, self.version, watch.spans
             )
 
     def pull(self, version: int | None = None, *, timeout_s: float | None = 600.0) -> WeightReceipt:
@@ -225,7 +237,7 @@ class WeightReceiver:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._check_usable()
         while True:
-            held = self._version if self._intact else None
+            held = self._held.version if self._held.intact else None
             chain = self._need_directory().ask(Record.chain, version, held)
             try:
                 return self._pull(chain, deadline)
@@ -262,8 +274,9 @@ class WeightReceiver:
             try:
                 yield
             except WeightUpdateError as error:
-                error.version, error.current_version, error.intact = version, self._version, self._intact
-                error.add_note(self._standing())
+                held = self._held
+                error.version, error.current_version, error.intact = int(version), held.version, held.intact
+                error.add_note(held.standing())
                 raise
 
     def _check_usable(self) -> None:
@@ -275,7 +288,7 @@ class WeightReceiver:
             raise TransportClosedError("this WeightReceiver is closed")
 
     def _pull(self, chain: list[int], deadline: float | None) -> WeightReceipt:
-        receipt = WeightReceipt(self._version or 0, 0, 0.0, 0.0, self._version)
+        receipt = WeightReceipt(self.version or 0, 0, 0.0, 0.0, self.version)
         for number in chain:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             receipt = self.apply(number, timeout_s=left)
@@ -288,13 +301,13 @@ class WeightReceiver:
         try:
             stream: Iterable[Fetched]
             if ready and prepared is not None:
-                self._need_directory().ask(Record.offer, prepared.heading.version)  # Unless it was given up.
+                self._feed(update).heading(timeout_s)  # Unless it was given up.
                 heading, stream, watch = prepared.heading, prepared.fetched, prepared.watch
             else:
                 heading, stream, watch = self._begin(update, timeout_s)
             waited_s = watch.total("wire")
             if self._holds(heading):
-                return WeightReceipt(heading.version, 0, 0.0, 0.0, self._version)
+                return WeightReceipt(heading.version, 0, 0.0, 0.0, self.version)
             self._check(heading)
             loading = self._load_all(heading, stream, watch)
         except Exception as error:
@@ -326,22 +339,23 @@ class WeightReceiver:
         return self._directory
 
     def _holds(self, heading: Heading) -> bool:
-        same = heading.publisher == self._publisher and heading.version == self._version
-        return same and self._intact
+        held = self._held
+        same = heading.publisher == held.publisher and heading.version == held.version
+        return same and held.intact
 
     def _check(self, heading: Heading) -> None:
         """Refuse, before a byte moves, what does not fit."""
-        version, previous = heading.version, self._version
-        same = heading.publisher == self._publisher
+        version, held = heading.version, self._held
+        previous, same = held.version, heading.publisher == held.publisher
         if same and previous is not None and version < previous:
             raise StaleVersionError(f"update {version} is stale: version {previous} is held already")
         if heading.publisher in self._superseded:
             raise StaleVersionError(
                 f"update {version} is stale: its publisher {heading.publisher:.8} was replaced by "
-                f"{self._publisher:.8}, whose version {previous} was applied; only a publisher that is not "
+                f"{held.publisher:.8}, whose version {previous} was applied; only a publisher that is not "
                 "replaced may go on"
             )
-        if heading.bases is not None and (previous not in heading.bases or not self._intact):
+        if heading.bases is not None and (previous not in heading.bases or not held.intact):
             error = BaseVersionError(
                 f"update {version} has to be added to one of the versions {sorted(heading.bases)}: apply one "
                 "of them first, or pull()"
@@ -354,13 +368,14 @@ class WeightReceiver:
             compare_schemas(self._expected, heading.schema, version, partial=heading.bases is not None)
 
     def _load_all(self, heading: Heading, stream: Iterable[Fetched], watch: Stopwatch) -> Loading:
-        loading = Loading(heading, self._expected, keep=self._rollback.keeps_buckets)
+        loading = Loading(
+            heading, self._expected, keep=self._rollback.keeps_buckets, on_touch=self._let_go_of_held
+        )
         if self._verify_first:
             stream = list(stream)
         try:
             load_whole(self._load, loading, stream, watch)
         except BaseException as error:
-            self._intact = self._intact and not loading.touched
             if isinstance(error, Exception):
                 self._roll_back(loading, error)
             raise
@@ -373,7 +388,6 @@ class WeightReceiver:
         try:
             self._hear(heading.version, deadline)
         except BaseException as error:
-            self._intact = False
             if isinstance(error, Exception):
                 self._roll_back(loading, error)
             raise
@@ -405,12 +419,12 @@ class WeightReceiver:
         watch: Stopwatch,
         waited_s: float,
     ) -> WeightReceipt:
-        previous = self._version
+        previous = self._held
         if self._expected is None and self._fixed:
             self._expected = loading.schema
-        if self._publisher is not None and heading.publisher != self._publisher:
-            self._superseded.add(self._publisher)
-        self._publisher, self._version, self._intact = heading.publisher, heading.version, True
+        if previous.publisher is not None and heading.publisher != previous.publisher:
+            self._superseded.add(previous.publisher)
+        self._held = Held(heading.version, heading.publisher)
         self._rollback.committed(heading.version, loading.fetched)
         if isinstance(update, WeightUpdate):
             self._keep_update(update)
@@ -423,7 +437,7 @@ class WeightReceiver:
             loading.size_bytes,
             watch.total("wire"),
             max(0.0, watch.total("load") - (watch.total("wire") - waited_s)),
-            previous,
+            previous.version,
             watch.spans,
         )
 
@@ -437,23 +451,28 @@ class WeightReceiver:
         """Tell the others that this receiver does not have the version."""
         if isinstance(update, int) and self._directory is not None:
             with contextlib.suppress(DirectoryLostError):
-                self._directory.ask(Record.vote, update, self._name, False, repr(error))
+                self._directory.ask(Record.vote, int(update), self._name, False, repr(error))
+
+    def _let_go_of_held(self, version: int) -> None:
+        """Something of a version goes into the weights: they are no longer those that were held."""
+        self._held = dataclasses.replace(self._held, intact=False, loading=version)
 
     def _roll_back(self, loading: Loading, error: BaseException) -> None:
         """Return to the version before, if something was loaded; else there is nothing to do."""
         if not loading.touched:
             return
-        self._intact = False
-        weights = None if self._version is None else self._rollback.weights(loading.names)
+        held = self._held
+        weights = None if held.version is None else self._rollback.weights(loading.names)
         if weights is None:
             return
         try:
             self._load(weights)
-            self._intact = next(weights, None) is None
+            complete = next(weights, None) is None
         except Exception as second:  # noqa: BLE001 - the first error is raised, and says that it is a mixture
-            error.add_note(f"returning to version {self._version} failed, too: {second!r}")
+            error.add_note(f"returning to version {held.version} failed, too: {second!r}")
             return
-        error.add_note(f"the receiver returned to version {self._version}")
+        self._held = dataclasses.replace(held, intact=complete)
+        error.add_note(f"the receiver returned to version {held.version}")
 
     def _refetch(self, version: int) -> Iterator[Fetched]:
         update = self._updates.get(version)
@@ -462,9 +481,3 @@ class WeightReceiver:
         feed = UpdateFeed(update)
         feed.heading(None)
         yield from Stream(feed, version, self._fetcher, Stopwatch(), None)
-
-    def _standing(self) -> str:
-        held = "no version" if self._version is None else f"version {self._version}"
-        if self._intact:
-            return f"the receiver still holds and reports {held}"
-        return f"the receiver still reports {held}, but its weights are a mixture: apply an update again"

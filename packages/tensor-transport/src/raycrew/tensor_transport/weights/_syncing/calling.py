@@ -1,7 +1,7 @@
 """A method called on several ranks, and what each of them answers."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
 from raycrew.tensor_transport.protocols import PeerResults, Peers
@@ -13,12 +13,16 @@ class Calls:
     Args:
         peers: The ranks, by their numbers.
         method: What is called.
-        args: With what.
+        args: With what, for each rank.
         timeout_s: Deadline of each call.
     """
 
     def __init__(
-        self, peers: Mapping[int, Peers], method: str, args: Sequence[object], timeout_s: float | None
+        self,
+        peers: Mapping[int, Peers],
+        method: str,
+        args: Callable[[int], Sequence[object]],
+        timeout_s: float | None,
     ) -> None:
         self.unknown: set[int] = set()
         """Ranks that were called, and did not answer yet."""
@@ -47,7 +51,7 @@ class PlainCalls(Calls):
         for number, peers in self._peers.items():
             self.unknown.add(number)
             try:
-                self._pending[number] = peers.call(self._method, *self._args)
+                self._pending[number] = peers.call(self._method, *self._args(number))
             except Exception as error:  # noqa: BLE001 - raised once all ranks are where they have to be
                 self._pending[number] = error
 
@@ -69,7 +73,7 @@ class ThreadedCalls(Calls):
         try:
             for number, peers in self._peers.items():
                 self.unknown.add(number)
-                self._pending[pool.submit(self._call, peers)] = number
+                self._pending[pool.submit(self._call, peers, number)] = number
         finally:
             pool.shutdown(wait=False)
 
@@ -80,9 +84,9 @@ class ThreadedCalls(Calls):
             self.unknown.discard(number)
             yield number, outcome
 
-    def _call(self, peers: Peers) -> object:
+    def _call(self, peers: Peers, number: int) -> object:
         try:
-            return _result(peers.call(self._method, *self._args), self._timeout_s)
+            return _result(peers.call(self._method, *self._args(number)), self._timeout_s)
         except Exception as error:  # noqa: BLE001 - raised once all ranks are where they have to be
             return error
 

@@ -9,6 +9,8 @@ from raycrew.tensor_transport.weights._syncing.calling import Calls, PlainCalls,
 from raycrew.tensor_transport.weights._syncing.report import SyncProgress
 
 Progress = Callable[[SyncProgress], object]
+Argument = Callable[[int], object]
+"""What a rank is given."""
 
 
 @dataclass(frozen=True)
@@ -68,26 +70,26 @@ class Session:
         self._reached_all = False
 
     @property
-    def count(self) -> int:
-        """How many ranks there are."""
-        return len(self._members)
+    def numbers(self) -> list[int]:
+        """The ranks."""
+        return list(self._members)
 
     def call(
-        self, phase: str, method: str, *args: object, changes_weights: bool = False
+        self, phase: str, method: str, argument: Argument | None = None, *, changes_weights: bool = False
     ) -> dict[int, object]:
-        """Call a method on all ranks; their results, and failures are kept.
+        """Call a method on all ranks, each with its argument; their results, and failures are kept.
 
         Raises:
             BaseException: What `progress` raised, or what interrupted the waiting, once all ranks answered.
         """
-        found = self._call(list(self._members), phase, method, *args)
+        found = self._call(list(self._members), phase, method, argument)
         self.failures |= found.failures
         if changes_weights:
             silent = {number for number, error in found.failures.items() if not _is_intact(error)}
             self._mixed = silent | found.unknown
         return found.checked()
 
-    def drop(self, numbers: Sequence[int], method: str, version: int) -> None:
+    def drop(self, numbers: Sequence[int], method: str, version: Argument) -> None:
         """Have ranks forget a version that was given up: to apply it drops what is fetched of it."""
         found = self._call(numbers, "apply", method, version)
         self._notes += [
@@ -136,7 +138,12 @@ class Session:
         self.explain(error)
         raise error
 
-    def _call(self, numbers: Sequence[int], phase: str, method: str, *args: object) -> "_Round":
+    def _call(
+        self, numbers: Sequence[int], phase: str, method: str, argument: Argument | None = None
+    ) -> "_Round":
+        def args(number: int) -> tuple[object, ...]:
+            return () if argument is None else (argument(number),)
+
         make = ThreadedCalls if self._together else PlainCalls
         calls = make({n: self._members[n].peers for n in numbers}, method, args, self._timeout_s)
         found = _Round(calls.unknown)

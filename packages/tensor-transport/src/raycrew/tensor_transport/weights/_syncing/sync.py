@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import threading
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from raycrew.tensor_transport.errors import DirectoryLostError, UpdateAbortedError, WeightUpdateError
 from raycrew.tensor_transport.protocols import PeerGroup
-from raycrew.tensor_transport.weights._directory import Record, WeightDirectory
+from raycrew.tensor_transport.weights._directory import RecipientVersion, Record, WeightDirectory
 from raycrew.tensor_transport.weights._receiving import WeightReceipt
 from raycrew.tensor_transport.weights._syncing.report import (
     RankSpan,
@@ -18,7 +19,7 @@ from raycrew.tensor_transport.weights._syncing.report import (
     WeightSyncReport,
     checked_receipts,
 )
-from raycrew.tensor_transport.weights._syncing.session import Progress, Session, members_of
+from raycrew.tensor_transport.weights._syncing.session import Argument, Progress, Session, members_of
 from raycrew.tensor_transport.weights._update import Stopwatch, WeightUpdate, join_updates
 
 Generators = PeerGroup | Sequence[PeerGroup]
@@ -50,7 +51,8 @@ def sync_weights(
         generators: Their ranks have a method `apply` that takes the update and returns the `WeightReceipt`.
             Several groups are updated as one.
         publish: Name of the trainer's method.
-        apply: Name of the generators' method; with a directory it is given the version's number.
+        apply: Name of the generators' method; with a directory it is given the version's number, to be
+            handed on as it is.
         pause: Method called on the generators before the update is applied.
         resume: Method called on the generators afterwards, also when a pause or the update failed: on each
             rank but those whose weights are, or may be, a mixture. These stay paused until an update reaches
@@ -189,7 +191,7 @@ class _Synchronisation:
         self._watch = Stopwatch()
         self._lock = threading.Lock()
         self._version: int | None = None
-        self._over = ""
+        self._over, self._key = "", uuid.uuid4().hex
 
     def run(self) -> WeightSyncReport:
         """All steps."""
@@ -224,7 +226,7 @@ class _Synchronisation:
         update = _the_update(results, self.publish)
         self._tell("publish", 1, 1)
         with self._watch.measure("pause"):
-            found = self._paused(update)
+            found = self._paused(lambda _: update)
         self._session.raise_first(update.version)
         return update, checked_receipts(list(found.values()), update.version, self.apply)
 
@@ -233,53 +235,47 @@ class _Synchronisation:
         directory = self.directory
         if directory is None:
             raise ValueError("there is no directory")
-        version = self._reserve(directory)
+        version, told = self._reserve(directory)
         self._session.on_failure = self.give_up
         publishing: Future[list[object]] = Future()
         threading.Thread(target=self._publish_into, args=(publishing,), daemon=True).start()
         try:
-            prepared = self._session.call("prepare", self.prepare, version) if self.prepare else {}
+            prepared = self._session.call("prepare", self.prepare, told) if self.prepare else {}
             if self.prepare:
                 publishing.exception()
             failed = self._session.failures or (publishing.done() and publishing.exception())
             if failed:
-                self._session.drop(list(prepared), self.apply, version)
+                self._session.drop(list(prepared), self.apply, told)
                 found: Mapping[int, object] = {}
             else:
                 with self._watch.measure("pause"):
-                    found = self._paused(version)
+                    found = self._paused(told)
             cause = publishing.exception()
         except BaseException as error:
             self.give_up(f"the driver raised {error!r}")
             raise
         self._session.raise_first(version, cause if isinstance(cause, Exception) else None)
         receipts = checked_receipts(list(found.values()), version, self.apply)
-        update = _joined(publishing.result(), self.publish)
-        if update.version != version:
-            raise WeightUpdateError(
-                f"{self.publish}() published version {update.version}: something else had been published as "
-                f"version {version}, which the generators hold now; let nobody else publish meanwhile",
-                version=update.version,
-                current_version=version,
-            )
-        return update, receipts
+        return _joined(publishing.result(), self.publish), receipts
 
-    def _reserve(self, directory: WeightDirectory) -> int:
-        """The number of this version, unless it was given up before there was one."""
+    def _reserve(self, directory: WeightDirectory) -> tuple[int, Argument]:
+        """The number of this version, and as each rank is told it; unless it was given up before."""
         self._check_wanted()
-        version = directory.ask(Record.reserve, self._session.count, self.timeout_s)
+        ballots = {number: uuid.uuid4().hex for number in self._session.numbers}
+        asked = (list(ballots.values()), self.timeout_s, self._key)
+        version = directory.ask(Record.reserve, *asked)
         with self._lock:
             self._version, over = version, self._over
         if over:
             self.give_up(over)
             self._check_wanted()
-        return version
+        return version, lambda number: RecipientVersion(version, ballots[number])
 
     def _check_wanted(self) -> None:
         if self._over:
             raise UpdateAbortedError(f"the update was given up before it began: {self._over}")
 
-    def _paused(self, update: WeightUpdate | int) -> Mapping[int, object]:
+    def _paused(self, update: Argument) -> Mapping[int, object]:
         """Apply an update while the generators are paused; they are resumed whatever happens."""
         try:
             try:
@@ -291,7 +287,7 @@ class _Synchronisation:
             self._session.explain(error)
             raise
 
-    def _swapped(self, update: WeightUpdate | int) -> Mapping[int, object]:
+    def _swapped(self, update: Argument) -> Mapping[int, object]:
         session = self._session
         if self.pause is not None:
             session.call("pause", self.pause)
@@ -302,13 +298,25 @@ class _Synchronisation:
     def _publish_into(self, publishing: "Future[list[object]]") -> None:
         try:
             results = self.trainer.call(self.publish).get_results(timeout=self.timeout_s)
-            _joined(results, self.publish)
+            self._confirm(_joined(results, self.publish))
             self._tell("publish", 1, 1)
         except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits for it
             self.give_up(f"{self.publish}() failed: {error!r}")
             publishing.set_exception(error)
         else:
             publishing.set_result(results)
+
+    def _confirm(self, update: WeightUpdate) -> None:
+        """Tell the directory that the version is what the trainer published: it does not count before."""
+        version, directory = self._version, self.directory
+        if update.version != version:
+            raise WeightUpdateError(
+                f"{self.publish}() published version {update.version}: something else was published as "
+                f"version {version}, which no generator keeps; let nobody else publish meanwhile",
+                version=update.version,
+            )
+        if directory is not None:
+            directory.ask(Record.confirm, version, self._key, update.publisher)
 
     def _tell(self, phase: str, done: int, total: int) -> None:
         if self.progress is not None:

@@ -1,0 +1,73 @@
+"""Who decides about a version that was made for some receivers: each of them once, and who asked for it."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from raycrew.tensor_transport.errors import WeightUpdateError
+
+
+class RecipientVersion(int):
+    """A version's number as one recipient is told it, with the ballot that makes it a voter.
+
+    Whatever process of the recipient has it last counts: a restarted one in place of the one before.
+    """
+
+    ballot: str
+
+    def __new__(cls, number: int, ballot: str) -> "RecipientVersion":
+        """A number and a ballot."""
+        made = super().__new__(cls, number)
+        made.ballot = ballot
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RecipientVersion, (int(self), self.ballot)
+
+
+class Ballots:
+    """The ballots of a version.
+
+    Args:
+        ballots: One for each recipient.
+        key: What shows that somebody is who asked for the version; "" where nobody has to confirm it.
+
+    Attributes:
+        is_confirmed: Whether who asked for the version knows that what it wanted was published as it.
+    """
+
+    def __init__(self, ballots: Iterable[str], key: str) -> None:
+        self.is_confirmed = not key
+        self._key = key
+        self._shown = dict.fromkeys(ballots, "")
+
+    @property
+    def receivers(self) -> list[str]:
+        """Who showed each ballot last; "" where nobody did."""
+        return list(self._shown.values())
+
+    def admit(self, number: int, receiver: str, ballot: str) -> str:
+        """Let a receiver count for a ballot; who did before, if it was another one.
+
+        Raises:
+            WeightUpdateError: There is no such ballot, or the receiver has another one.
+        """
+        before = self._shown.get(ballot)
+        if before is None:
+            raise WeightUpdateError(
+                f"version {number} is not decided yet, and receiver {receiver} is not one that decides: hand "
+                "on to WeightReceiver what sync_weights() gave, as it is; others pull() what is committed"
+            )
+        if any(shown == receiver for other, shown in self._shown.items() if other != ballot):
+            raise WeightUpdateError(f"version {number}: two receivers are called {receiver}")
+        self._shown[ballot] = receiver
+        return "" if before == receiver else before
+
+    def confirm(self, number: int, key: str) -> None:
+        """What was published is what was asked for.
+
+        Raises:
+            WeightUpdateError: It was somebody else that asked.
+        """
+        if key != self._key:
+            raise WeightUpdateError(f"version {number} was asked for by somebody else")
+        self.is_confirmed = True
