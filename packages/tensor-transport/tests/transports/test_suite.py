@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from raycrew.tensor_transport.testing import PullCase, _pulling, nothing_left
+from raycrew.tensor_transport.testing import PullCase, nothing_left
+from raycrew.tensor_transport.testing._pulling.case import _check_alone
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 from raycrew.tensor_transport.transports import _pulling as base
 
@@ -57,7 +58,7 @@ def _without_fold(job):
 def test_a_fault_is_seen(broken, seen):
     case = PullCase(broken, lambda: None)
     with pytest.raises(AssertionError, match=seen):
-        _pulling._check_alone(case)
+        _check_alone(case)
 
 
 @pytest.mark.hostile

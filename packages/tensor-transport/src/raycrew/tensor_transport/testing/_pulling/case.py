@@ -1,0 +1,101 @@
+"""What every `PullTransport` promises, as a list of checks."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from raycrew.tensor_transport.testing._conformance import Peer
+from raycrew.tensor_transport.testing._pulling.alone import (
+    check_closing,
+    check_folds,
+    check_own_offers,
+    check_refusals,
+)
+from raycrew.tensor_transport.testing._pulling.between import (
+    check_awaiting,
+    check_closed_owner,
+    check_mapping,
+    check_oversized,
+    check_regions,
+    check_samples,
+    check_threads,
+    check_tiny,
+    check_withdrawing,
+)
+from raycrew.tensor_transport.testing._pulling.interrupted import (
+    check_cancelling,
+    check_killed,
+    check_stopped_peer,
+)
+from raycrew.tensor_transport.testing._pulling.peers import pull
+from raycrew.tensor_transport.testing._transports import expect, nothing_left
+from raycrew.tensor_transport.transports import PullTransport
+
+
+@dataclass(frozen=True)
+class PullCase:
+    """A pulling transport under test.
+
+    Attributes:
+        make: Makes one in this process.
+        start_peer: Starts another process that has one of the same kind.
+    """
+
+    make: Callable[[], PullTransport]
+    start_peer: Callable[[], Peer]
+
+    def checks(self) -> Sequence[Callable[[], None]]:
+        """See `TransportCase.checks`."""
+        return [lambda: _check_alone(self), lambda: _check_with_peer(self), lambda: _check_deaths(self)]
+
+
+def _check_alone(case: PullCase) -> None:
+    case.make().close()
+    with nothing_left():
+        transport = case.make()
+        with contextlib.closing(transport):
+            expect(transport.available() is None, f"{transport.name} is not available here")
+            for check in (check_own_offers, check_refusals, check_folds, check_closing):
+                check(case, transport)
+
+
+def _check_with_peer(case: PullCase) -> None:
+    with _peer(case) as peer, contextlib.closing(case.make()) as transport:
+        for check in (
+            check_samples,
+            check_tiny,
+            check_regions,
+            check_oversized,
+            check_threads,
+            check_stopped_peer,
+            check_cancelling,
+            check_awaiting,
+            check_withdrawing,
+            check_mapping,
+            check_closed_owner,
+        ):
+            check(transport, peer)
+
+
+def _check_deaths(case: PullCase) -> None:
+    with contextlib.closing(case.make()) as transport:
+        peer = case.start_peer()
+        try:
+            check_killed(transport, peer)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                peer.kill()
+            raise
+        mine = transport.offer(torch.arange(8))
+        expect(torch.equal(pull(transport, mine), torch.arange(8)), "a dead peer disturbs others")
+
+
+@contextlib.contextmanager
+def _peer(case: PullCase) -> Iterator[Peer]:
+    peer = case.start_peer()
+    try:
+        yield peer
+    finally:
+        peer.kill()
