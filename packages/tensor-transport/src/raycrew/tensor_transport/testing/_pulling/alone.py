@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -12,7 +13,6 @@ from raycrew.tensor_transport.errors import (
     TransportError,
     UnsupportedTensorError,
 )
-from raycrew.tensor_transport.testing._pulling.case import PullCase
 from raycrew.tensor_transport.testing._pulling.peers import pull, there
 from raycrew.tensor_transport.testing._transports import OVERSIZED_BYTES, expect, expected, large_tensor
 from raycrew.tensor_transport.transports import Buffer, PullTransport, Region
@@ -20,8 +20,10 @@ from raycrew.tensor_transport.transports import Buffer, PullTransport, Region
 _MIB = 1 << 20
 _WAIT_S = 120.0
 
+Make = Callable[[], PullTransport]
 
-def check_own_offers(case: PullCase, transport: PullTransport) -> None:
+
+def check_own_offers(make: Make, transport: PullTransport) -> None:
     source = torch.arange(1000)
     offer = transport.offer(source)
     expect(offer.transport == transport.name and offer.size_bytes == 8000, "an offer tells what it is")
@@ -35,14 +37,14 @@ def check_own_offers(case: PullCase, transport: PullTransport) -> None:
     transport.pull([], []).wait(_WAIT_S)
     with expected(UnsupportedTensorError, otherwise="a sparse tensor was offered"):
         transport.offer(torch.eye(3).to_sparse())
-    other = case.make()
+    other = make()
     with contextlib.closing(other):
         expect(
             torch.equal(pull(other, offer), torch.arange(1000)), "another transport here reads other bytes"
         )
 
 
-def check_refusals(_: PullCase, transport: PullTransport) -> None:
+def check_refusals(_: Make, transport: PullTransport) -> None:
     offer = transport.offer(torch.arange(100))
     foreign = dataclasses.replace(offer, transport="carrier_pigeon")
     good, read_only = torch.full((100,), -3), np.zeros(800, np.uint8)
@@ -74,7 +76,7 @@ def check_refusals(_: PullCase, transport: PullTransport) -> None:
         expect(same, "a wrongly described offer gives other bytes")
 
 
-def check_folds(_: PullCase, transport: PullTransport) -> None:
+def check_folds(_: Make, transport: PullTransport) -> None:
     source = there(transport, large_tensor(9, 3 * _MIB + 8))
     offer = transport.offer(source, folded=True)
     expect(offer.fold is not None, "an offer has no fold")
@@ -93,9 +95,9 @@ def check_folds(_: PullCase, transport: PullTransport) -> None:
             pull(transport, offer)
 
 
-def check_closing(case: PullCase, transport: PullTransport) -> None:
+def check_closing(make: Make, transport: PullTransport) -> None:
     offer = transport.offer(large_tensor(2))
-    closed = case.make()
+    closed = make()
     into = torch.zeros(OVERSIZED_BYTES // 8, dtype=torch.int64)
     transfers = [closed.pull([offer.whole], [into]) for _ in range(4)]
     closed.close()

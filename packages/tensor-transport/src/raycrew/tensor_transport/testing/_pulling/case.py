@@ -58,7 +58,7 @@ def _check_alone(case: PullCase) -> None:
         with contextlib.closing(transport):
             expect(transport.available() is None, f"{transport.name} is not available here")
             for check in (check_own_offers, check_refusals, check_folds, check_closing):
-                check(case, transport)
+                check(case.make, transport)
 
 
 def _check_with_peer(case: PullCase) -> None:
