@@ -1,14 +1,16 @@
 """What needs a GPU or a library: the suite where there is one, a reason by name where there is none."""
 
 import sys
+import threading
 
 import pytest
 import torch
 from peers import TransportProcess
 
-from raycrew.tensor_transport.errors import TransportError
+from raycrew.tensor_transport import _ray_compat
+from raycrew.tensor_transport.errors import TransferCancelledError, TransportError, TransportTimeoutError
 from raycrew.tensor_transport.testing import PullCase, check_transport
-from raycrew.tensor_transport.transports import CudaIpcTransport, NixlTransport
+from raycrew.tensor_transport.transports import CudaIpcTransport, NixlTransport, Offer, this_process
 
 
 @pytest.mark.gpu
@@ -54,3 +56,41 @@ def test_a_missing_library_is_a_reason(monkeypatch):
             transport.offer(torch.arange(5))
     with pytest.raises(TransportError, match="NIXL is not installed"):
         NixlTransport(pool_bytes=1 << 20)
+
+
+class _Ref:
+    """Stands for Ray's reference of an object."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def hex(self):
+        return self.name
+
+
+@pytest.mark.hostile
+def test_a_get_by_nixl_that_does_not_end_keeps_nobody_else_waiting(monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def get(ref, into, timeout_s):
+        if ref.name == "hangs":
+            begun.set()
+            go_on.wait(60)
+        return torch.full((4,), 7, dtype=torch.uint8)
+
+    monkeypatch.setattr(_ray_compat, "get_by_nixl", get)
+    hangs, other = (Offer("nixl", this_process(), _Ref(name), 4) for name in ("hangs", "other"))
+    buffers = [torch.zeros(4, dtype=torch.uint8) for _ in range(4)]
+    with NixlTransport() as transport:
+        hanging = transport.pull([hangs.whole], [buffers[0]])
+        assert begun.wait(60)
+        transport.pull([other.whole], [buffers[1]], timeout_s=30).wait()
+        with pytest.raises(TransportTimeoutError):
+            transport.pull([hangs.whole], [buffers[2]], timeout_s=0.01).wait()
+        waiting = transport.pull([hangs.whole], [buffers[3]])
+        waiting.cancel()
+        with pytest.raises(TransferCancelledError):
+            waiting.wait(30)
+        go_on.set()
+        hanging.wait()
+    assert [buffer.sum().item() for buffer in buffers] == [28, 28, 0, 0]

@@ -218,3 +218,23 @@ def test_whatever_does_not_fit_the_plan_is_refused_before_a_byte_moves():
     with pytest.raises(ReshardError, match="source rank 0 offers its shards for other layouts"):
         pull_shards({"w": torch.zeros(256, 32)}, other, 0, offers, transport)
     assert transport.pulled_bytes == 0 and not np.any(targets[0]["w"].numpy())
+
+
+@pytest.mark.hostile
+def test_shards_of_two_steps_are_not_mixed():
+    source, target = (Layout({"w": sharded((4, 4), "float32", range(2), dim)}) for dim in (0, 1))
+    plan, transport = plan_reshard(source, target), LendingTransport(maps=False)
+    state = {"w": torch.zeros(4, 2)}
+
+    def offers(*versions):
+        shard = {"w": torch.ones(2, 4)}
+        return [offer_shards(shard, plan, rank, transport, version=v) for rank, v in enumerate(versions)]
+
+    for found, wanted in ((offers(7, 8), None), (offers(7, None), None), (offers(7, 7), 8)):
+        with pytest.raises(ReshardError, match=r"offer the versions \{0: 7, 1: .*nothing was moved"):
+            pull_shards(state, plan, 0, found, transport, version=wanted)
+    assert not state["w"].any()
+    for found, wanted in ((offers(7, 7), 7), (offers(8, 8), None), (offers(None, None), None)):
+        state["w"].zero_()
+        pull_shards(state, plan, 0, found, transport, version=wanted)
+        assert state["w"].all()

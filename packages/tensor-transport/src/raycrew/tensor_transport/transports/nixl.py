@@ -1,7 +1,8 @@
 """Bytes by NIXL, through Ray's direct transport of tensors."""
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +32,8 @@ class NixlTransport(Puller):
     def __init__(self, *, pool_bytes: int = 0, device: str = "cpu") -> None:
         self._device = torch.device(device)
         self._held: dict[str, tuple[Any, torch.Tensor]] = {}
-        self._holding, self._getting = threading.Lock(), threading.Lock()
+        self._holding, self._getting = threading.Lock(), threading.Condition()
+        self._under_get: set[str] = set()
         super().__init__()
         if pool_bytes:
             self._ready_to_offer()
@@ -69,16 +71,38 @@ class NixlTransport(Puller):
                 job.copy_from(tensor_bytes(found), guard)
 
     def _get(self, offer: Offer, into: torch.Tensor | None, guard: Guard) -> torch.Tensor:
-        with self._getting:  # A target belongs to the object, not to who asks for it.
+        with self._turn(offer.key.hex(), guard):  # A target belongs to the object, not to who asks for it.
             found: torch.Tensor = _ray_compat.get_by_nixl(offer.key, into, guard.left_s())
             return found
+
+    @contextlib.contextmanager
+    def _turn(self, name: str, guard: Guard) -> Iterator[None]:
+        """Wait until nobody else gets this object; others may be got meanwhile."""
+        guard.on_stop(self._wake)
+        with self._getting:
+            while name in self._under_get:
+                guard.check()
+                self._getting.wait(guard.left_s())
+            guard.check()
+            self._under_get.add(name)
+        try:
+            yield
+        finally:
+            with self._getting:
+                self._under_get.discard(name)
+                self._getting.notify_all()
+
+    def _wake(self) -> None:
+        with self._getting:
+            self._getting.notify_all()
 
     def _release(self) -> None:
         self._held.clear()
 
     def _forget(self) -> None:
         """A forked child can't use Ray: what it pulls or offers is refused."""
-        self._holding, self._getting = threading.Lock(), threading.Lock()
+        self._holding, self._getting = threading.Lock(), threading.Condition()
+        self._under_get = set()
 
 
 def _flat(data: Buffer, device: torch.device) -> torch.Tensor:

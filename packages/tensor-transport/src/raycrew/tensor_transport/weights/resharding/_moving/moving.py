@@ -25,6 +25,7 @@ class ShardOffers:
         offers: To be withdrawn by whoever made them, once no target needs them any more.
         slots: Parameter -> where its memory begins in the offers.
         folds: (target rank, number of the move) -> fold of what moves; None without checksums.
+        version: Which state of the model the shards are; None where nobody said.
     """
 
     rank: int
@@ -32,6 +33,7 @@ class ShardOffers:
     offers: tuple[Offer, ...] = field(repr=False)
     slots: Mapping[str, Slot] = field(repr=False)
     folds: Mapping[tuple[int, int], int] | None = field(default=None, repr=False)
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ def offer_shards(
     transport: PullTransport,
     *,
     checksums: bool = False,
+    version: int | None = None,
 ) -> ShardOffers:
     """Have this rank's parameters ready for the targets of a plan: those that some target takes a part of.
 
@@ -71,6 +74,8 @@ def offer_shards(
         rank: This rank among the sources.
         transport: How the targets pull.
         checksums: Take a fold of each move, for the targets to compare.
+        version: Which state of the model this is, the training step for example: targets take shards of one
+            version only.
 
     Raises:
         ReshardError: The parameters are not those of the plan's layout.
@@ -87,7 +92,7 @@ def offer_shards(
         transport.withdraw(offers)
         raise
     places = {name: Slot(slot.buffer, slot.offset) for name, slot in zip(held, slots, strict=True)}
-    return ShardOffers(rank, (plan.source.digest, plan.target.digest), tuple(offers), places, folds)
+    return ShardOffers(rank, (plan.source.digest, plan.target.digest), tuple(offers), places, folds, version)
 
 
 def pull_shards(
@@ -99,6 +104,7 @@ def pull_shards(
     *,
     bucket_bytes: int = 16 << 20,
     timeout_s: float | None = None,
+    version: int | None = None,
 ) -> ReshardReceipt:
     """Fill this rank's parameters from the sources' shards, each byte once, in place.
 
@@ -114,10 +120,11 @@ def pull_shards(
         transport: How to pull.
         bucket_bytes: Size of each of the two buffers.
         timeout_s: Deadline for all of it.
+        version: What the offers have to be of; whichever it is unless given, but one.
 
     Raises:
         ReshardError: Before a byte moves: the parameters are not those of the plan's layout, offers are those
-            of another plan, or a source is missing.
+            of another plan or version, or a source is missing.
         DamagedBytesError: A fold differs; the message names tensor and source.
         TransportTimeoutError: The deadline passed.
         ShardLostError: A source died or cannot be reached.
@@ -129,6 +136,7 @@ def pull_shards(
     memories = memories_of(state, plan.target, rank)
     moves = plan.moves_to(rank)
     sources = _sources(moves, plan, offers)
+    _check_versions(sources, version)
     filler = Filler(memories, transport, bucket_bytes, timeout_s)
     filler.fill((_place(sources[move.source_rank], move), move) for move in _rotated(moves, rank))
     _compare(memories, moves, rank, sources)
@@ -178,6 +186,17 @@ def _sources(
                 tensor=move.tensor,
             )
     return found
+
+
+def _check_versions(sources: Mapping[int, ShardOffers], wanted: int | None) -> None:
+    found = {rank: offers.version for rank, offers in sorted(sources.items())}
+    versions = set(found.values()) | ({wanted} if wanted is not None else set())
+    if len(versions) > 1:
+        expected = "one version" if wanted is None else f"version {wanted}"
+        raise ReshardError(
+            f"the shards have to be of {expected}; the source ranks offer the versions {found}: nothing was "
+            "moved. Withdraw old offers, and offer again on all ranks"
+        )
 
 
 def _place(offers: ShardOffers, move: Move) -> Source:
