@@ -39,7 +39,7 @@ class LendingTransport:
         threading.Thread(target=transfer.run, args=(lambda guard: self._move(regions, into, guard),)).start()
         return transfer
 
-    def map(self, offer):
+    def map(self, offer, *, timeout_s=None):
         return self._bytes(offer)
 
     def withdraw(self, offers):

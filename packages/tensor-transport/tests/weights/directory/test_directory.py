@@ -674,6 +674,37 @@ def test_rows_are_not_tagged_while_a_version_is_loaded_or_not_decided(store, dir
     assert receiver.tag(2).tolist() == [2, 2]
 
 
+@pytest.mark.hostile
+def test_a_rollback_that_fetches_has_a_deadline(store):
+    class Stuck:
+        """What does not answer any more, but for those who wait for ever."""
+
+        def get(self, ticket, timeout_s=None):
+            deadlines.append(timeout_s)
+            raise TransportTimeoutError("it does not answer")
+
+    directory, deadlines = WeightDirectory.local(keep=2), []
+    trainer = Trainer(store, directory)
+    generator = Generator(store, directory, rollback="refetch")
+    trainer.publish_weights()
+    generator.receiver.pull()
+
+    def fails(tensors):
+        next(tensors)
+        generator.receiver._fetcher._store = Stuck()
+        raise MemoryError("no room")
+
+    generator.receiver._load = fails
+    trainer.seed = 1
+    trainer.publish_weights()
+    with pytest.raises(WeightUpdateError) as caught:
+        generator.receiver.pull(timeout_s=TIMEOUT_S)
+    assert any("returning to version 1 failed, too" in note for note in caught.value.__notes__)
+    assert not generator.receiver.intact
+    assert deadlines
+    assert None not in deadlines
+
+
 def test_only_some_generators_are_updated(store, directory):
     trainer, generators = Trainer(store, directory), [Generator(store, directory) for _ in range(3)]
     groups = [LocalPeers(generators[:2]), LocalPeers(generators[2:])]

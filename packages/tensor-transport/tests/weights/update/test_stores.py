@@ -1,5 +1,6 @@
 """Buckets in the shared memory of a node: one copy for all receivers, and none left behind."""
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -96,6 +97,22 @@ def test_what_is_not_needed_any_more_is_withdrawn_by_one_who_can(make):
                 WeightReceiver(Model().load, store=own).apply(update)
 
 
+@pytest.mark.hostile
+def test_memory_that_is_not_let_go_of_ends_an_update_at_its_deadline(transport):
+    """As where the process that has the memory is stopped while it uses it anew."""
+    update = WeightPublisher(transport, bucket_bytes=1 << 20).publish(weights())
+    key = update.buckets[0].ticket.key
+    path = Path(key.folder) / f"raycrew-{key.spot.arena}"
+    with reader() as own, path.open("rb") as arena:
+        fcntl.flock(arena, fcntl.LOCK_EX)
+        receiver = WeightReceiver(Model().load, store=own)
+        with pytest.raises(BucketFetchError, match="was not let go of"):
+            receiver.apply(update, timeout_s=0.05)
+        assert receiver.intact
+        fcntl.flock(arena, fcntl.LOCK_UN)
+        receiver.apply(update)
+
+
 def test_a_transport_that_does_not_map_is_pulled(transport):
     class Plain(SharedMemoryTransport):
         @property
@@ -103,7 +120,7 @@ def test_a_transport_that_does_not_map_is_pulled(transport):
             found = super().capabilities
             return type(found)(reach=found.reach, keeps_copy=True)
 
-        def map(self, offer):
+        def map(self, offer, *, timeout_s=None):
             raise AssertionError
 
     with Plain() as own:

@@ -136,7 +136,7 @@ class Puller(ABC):
             self._pool.submit(transfer.run, lambda guard: self._move(jobs, guard))
         return transfer
 
-    def map(self, offer: Offer) -> Bytes:
+    def map(self, offer: Offer, *, timeout_s: float | None = None) -> Bytes:  # noqa: ARG002
         """See `PullTransport.map`."""
         raise TransportError(
             f"{self.name} has no bytes in place: pull {offer.size_bytes} bytes into a buffer"

@@ -41,10 +41,10 @@ class ObjectStoreTransport(Puller):
             self._held[ref.hex()] = ref
         return self._offer(ref, raw, folded)
 
-    def map(self, offer: Offer) -> Bytes:
+    def map(self, offer: Offer, *, timeout_s: float | None = None) -> Bytes:
         """See `PullTransport.map`; from another node, the bytes are copied to this one first."""
         self._check_open()
-        found: Bytes = _get([offer])[0]
+        found: Bytes = _get([offer], timeout_s)[0]
         return found
 
     def withdraw(self, offers: Sequence[Offer]) -> None:
@@ -56,7 +56,7 @@ class ObjectStoreTransport(Puller):
     def _move(self, jobs: Sequence[Job], guard: Guard) -> None:
         offers = list({job.offer.key: job.offer for job in jobs}.values())
         _await(offers, guard)
-        found = dict(zip([offer.key for offer in offers], _get(offers), strict=True))
+        found = dict(zip([offer.key for offer in offers], _get(offers, guard.left_s()), strict=True))
         for job in jobs:
             job.copy_from(found[job.offer.key], guard)
 
@@ -77,13 +77,13 @@ def _await(offers: Sequence[Offer], guard: Guard) -> None:
         left = _ray_compat.not_here(left, _LOOK_S if until is None else min(_LOOK_S, until))
 
 
-def _get(offers: Sequence[Offer]) -> list[Bytes]:
+def _get(offers: Sequence[Offer], timeout_s: float | None) -> list[Bytes]:
     try:
-        found: list[Bytes] = _ray_compat.get([offer.key for offer in offers])
+        found: list[Bytes] = _ray_compat.get([offer.key for offer in offers], timeout_s)
     except ShardLostError as error:
         for offer in offers:  # Ray tells of one of them, but not of which.
             try:
-                _ray_compat.get(offer.key)
+                _ray_compat.get(offer.key, timeout_s)
             except ShardLostError:
                 raise lost(offer, str(error)) from error
         raise

@@ -86,10 +86,10 @@ class SharedMemoryTransport(Puller):
         return self._offer(_Key(str(self._arenas.folder), spot), raw, folded)
 
     @_FILES
-    def map(self, offer: Offer) -> Bytes:
+    def map(self, offer: Offer, *, timeout_s: float | None = None) -> Bytes:
         """See `PullTransport.map`. The owner does not reuse the arena while the array lives."""
         self._check_open()
-        with _opened(offer, None) as arena:
+        with _opened(offer, timeout_s) as arena:
             return arena.view(_run(arena, offer))
 
     @_FILES
@@ -103,7 +103,7 @@ class SharedMemoryTransport(Puller):
         for job in jobs:
             by_arena[job.offer.key.folder, job.offer.key.spot.arena].append(job)
         for members in by_arena.values():
-            with _opened(members[0].offer, guard) as arena:
+            with _opened(members[0].offer, guard.left_s()) as arena:
                 for job in members:
                     _fill(arena, job, guard)
 
@@ -114,13 +114,13 @@ class SharedMemoryTransport(Puller):
         """The session makes itself anew."""
 
 
-def _opened(offer: Offer, guard: Guard | None) -> ArenaReader:
+def _opened(offer: Offer, timeout_s: float | None) -> ArenaReader:
     check_here(offer)
     folder, name = Path(offer.key.folder), offer.key.spot.arena
     if not is_arena(name):
         raise gone(offer, f"{name!r} is no name of an arena")
     try:
-        return ArenaReader(folder / f"raycrew-{name}", None if guard is None else guard.left_s())
+        return ArenaReader(folder / f"raycrew-{name}", timeout_s)
     except FileNotFoundError:
         raise _missing(offer) from None
 

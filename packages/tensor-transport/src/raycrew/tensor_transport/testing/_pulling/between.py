@@ -120,7 +120,7 @@ def check_mapping(transport: PullTransport, peer: Peer) -> None:
         with expected(TransportError, otherwise="something that does not map mapped something"):
             transport.map(offer)
         return
-    mapped = transport.map(offer)
+    mapped = transport.map(offer, timeout_s=60)
     expect(not mapped.flags.writeable, "mapped bytes can be written to")
     peer.call(withdraw, [offer])
     for value in range(6):

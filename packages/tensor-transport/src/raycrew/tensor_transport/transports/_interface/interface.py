@@ -159,13 +159,14 @@ class PullTransport(Transport, Protocol):
         """
         ...
 
-    def map(self, offer: Offer) -> Bytes:
+    def map(self, offer: Offer, *, timeout_s: float | None = None) -> Bytes:
         """The bytes in place, read-only, for as long as the array or a view of it lives.
 
         Raises:
             TransportError: The transport does not map (`capabilities.maps`).
             StaleHandleError: The offer was withdrawn.
             ShardLostError: The owner died, or is on another machine.
+            TransportTimeoutError: They could not be had within `timeout_s`.
         """
         ...
 

@@ -51,6 +51,9 @@ from raycrew.tensor_transport.weights._update import (
     schema_of,
 )
 
+_RETURN_S = 60.0
+"""A rollback has at least so long to fetch what it returns to: the update's own time may be over."""
+
 
 @dataclass(frozen=True)
 class _Prepared:
@@ -135,6 +138,7 @@ class WeightReceiver:
         self._memory = PlanMemory()
         self._lock = threading.Lock()
         self._held = Held()
+        self._return_s: float | None = _RETURN_S
         self._superseded: set[str] = set()
         self._updates: dict[int, WeightUpdate] = {}
         self._prepared: _Prepared | None = None
@@ -186,7 +190,7 @@ class WeightReceiver:
 
         Args:
             update: A complete update, or the number of a version in the directory.
-            timeout_s: Deadline of all of it.
+            timeout_s: Deadline of all of it; a rollback that has to fetch has as long again, or a minute.
 
         Raises:
             StaleVersionError: A later version is held, or the update is from a publisher that was replaced.
@@ -296,6 +300,7 @@ class WeightReceiver:
 
     def _apply(self, update: WeightUpdate | int, timeout_s: float | None) -> WeightReceipt:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._return_s = None if timeout_s is None else max(timeout_s, _RETURN_S)
         prepared, self._prepared = self._prepared, None
         ready = prepared is not None and prepared.heading.version == update
         try:
@@ -479,5 +484,6 @@ class WeightReceiver:
         if update is None:
             update = self._need_directory().ask(Record.update, version)
         feed = UpdateFeed(update)
-        feed.heading(None)
-        yield from Stream(feed, version, self._fetcher, Stopwatch(), None)
+        feed.heading(self._return_s)
+        deadline = None if self._return_s is None else time.monotonic() + self._return_s
+        yield from Stream(feed, version, self._fetcher, Stopwatch(), deadline)

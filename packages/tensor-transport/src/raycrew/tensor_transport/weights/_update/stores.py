@@ -29,7 +29,7 @@ class TransportByteStore:
     def get(self, ticket: Offer, timeout_s: float | None = None) -> Bytes:
         """The bytes, in place where the transport can."""
         if self._transport.capabilities.maps:
-            return self._transport.map(ticket)
+            return self._transport.map(ticket, timeout_s=timeout_s)
         data = np.empty(ticket.size_bytes, np.uint8)
         self._transport.pull([ticket.whole], [data], timeout_s=timeout_s).wait()
         return data

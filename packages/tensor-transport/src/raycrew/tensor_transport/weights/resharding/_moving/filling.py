@@ -185,7 +185,7 @@ class Filler:
     def _copy(self, source: Source, move: Move) -> None:
         """Copy out of mapped memory, as fast as strides allow."""
         raw = self._raw[move.target_parameter]
-        held = self._transport.map(source.offer)[source.offset :]
+        held = self._transport.map(source.offer, timeout_s=self._left_s())[source.offset :]
         size = itemsize_of(move.dtype)
         for part, target in pieces(move.source, move.target, _MAPPED_PART // size):
             self._left_s()
