@@ -1,6 +1,6 @@
 """Worker groups on Ray: one actor per rank, called as a unit."""
 
-from raycrew.worker_groups._calls import MultiWorkerFuture
+from raycrew.worker_groups._calls import MultiWorkerFuture, Results, wait_any
 from raycrew.worker_groups._group import RayWorkerGroup
 from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups._start import RayWorkerBuilder, StartupReport
@@ -50,6 +50,7 @@ __all__ = [
     "RayWorkerBuilder",
     "RayWorkerGroup",
     "ResultTimeoutError",
+    "Results",
     "Shardable",
     "StartupReport",
     "UnknownMethodError",
@@ -63,4 +64,5 @@ __all__ = [
     "current_worker",
     "fan_out",
     "fan_out_as_completed",
+    "wait_any",
 ]

@@ -4,9 +4,9 @@ import gc
 import logging
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 
 from ray.exceptions import RayError
 
@@ -18,6 +18,7 @@ from raycrew.worker_groups._calls import (
     MultiWorkerFuture,
     deadline_after,
     dispatch_single,
+    in_thread,
     left,
 )
 from raycrew.worker_groups._health import Ended
@@ -36,6 +37,9 @@ from raycrew.worker_groups.balancing import LoadBalancer, WorkerLoad
 from raycrew.worker_groups.errors import WorkerGroupError
 from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
 from raycrew.worker_groups.sharding import NamedSharding
+
+P = ParamSpec("P")
+G = TypeVar("G", bound="WorkerGroup")
 
 _ABANDONED_S = 30.0
 
@@ -73,8 +77,26 @@ def log_left(name: str, ended: Ended) -> None:
         logger.warning("%s: rank %d is not known to have ended: %s", name, rank, why)
 
 
+class Starting:
+    """The constructor of a class of groups, as a coroutine function."""
+
+    def __get__(self, group: object, made: Callable[P, G]) -> Callable[P, Coroutine[Any, Any, G]]:
+        async def start(*args: P.args, **kwargs: P.kwargs) -> G:
+            """Make a group without blocking the event loop; see the class for arguments and errors.
+
+            Being cancelled gives the start up, and waits until no worker is left.
+            """
+            return await in_thread(
+                lambda: made(*args, **kwargs), undo=lambda group: group.shutdown(force=True)
+            )
+
+        return start
+
+
 class WorkerGroup(GroupFacts, GroupCalls):
     """A group of workers, wherever they run; see `RayWorkerGroup` for the arguments."""
+
+    start = Starting()
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
 """Which connection to Ray something belongs to."""
 
+import asyncio
 import math
 import threading
 import time
@@ -22,6 +23,8 @@ from raycrew.cluster_core.errors import ClusterClosedError
 
 _ENDING_S = 10.0
 _LOOK_S, _LOOKS_APART_S = 0.0005, 0.02
+
+_here = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,19 @@ class Session:
             self.check()
             raise
 
+    @staticmethod
+    @contextmanager
+    def until_set(given_up: threading.Event) -> Iterator[None]:
+        """Within, waits of this thread end with an `asyncio.CancelledError` once an event is set.
+
+        Only a thread beside the main one that is not behind a `ray://` proxy can give up so; others wait on.
+        """
+        _here.given_up = given_up
+        try:
+            yield
+        finally:
+            del _here.given_up
+
     def _is_beside(self) -> bool:
         """Whether `ray.shutdown()` may well come from another thread while this one waits.
 
@@ -126,6 +142,8 @@ class Session:
             with no_shutdown():
                 self.check()
                 ready, pending = _ready(refs, num_returns, 0)
+            if (given_up := getattr(_here, "given_up", None)) is not None and given_up.is_set():
+                raise asyncio.CancelledError
             waited = time.monotonic() - began
             left = math.inf if timeout is None else timeout - waited
             if len(ready) >= num_returns or left <= 0:

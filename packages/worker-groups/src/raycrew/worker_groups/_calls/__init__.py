@@ -2,9 +2,11 @@
 
 from raycrew.worker_groups._calls.dispatch import Dispatch, GroupShape, dispatch_single
 from raycrew.worker_groups._calls.encoding import Packer
+from raycrew.worker_groups._calls.ends import first_failure, when_done
 from raycrew.worker_groups._calls.failures import Whereabouts, failure, log_tail, start_timeout, words
-from raycrew.worker_groups._calls.futures import MultiWorkerFuture, refuse_stream
+from raycrew.worker_groups._calls.futures import MultiWorkerFuture, refuse_stream, wait_any
 from raycrew.worker_groups._calls.group_calls import GroupCalls
+from raycrew.worker_groups._calls.results import Results, in_thread
 from raycrew.worker_groups._calls.sending import send_to_actors
 from raycrew.worker_groups._calls.sizes import SharedStore
 from raycrew.worker_groups._calls.waiting import Settled, deadline_after, left, settle
@@ -15,17 +17,22 @@ __all__ = [
     "GroupShape",
     "MultiWorkerFuture",
     "Packer",
+    "Results",
     "Settled",
     "SharedStore",
     "Whereabouts",
     "deadline_after",
     "dispatch_single",
     "failure",
+    "first_failure",
+    "in_thread",
     "left",
     "log_tail",
     "refuse_stream",
     "send_to_actors",
     "settle",
     "start_timeout",
+    "wait_any",
+    "when_done",
     "words",
 ]

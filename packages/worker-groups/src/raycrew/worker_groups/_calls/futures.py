@@ -1,37 +1,37 @@
 """Results of a call on several ranks."""
 
 import asyncio
+import logging
 import time
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from threading import Thread
+from typing import Any, Literal, TypeVar, overload
 
 import ray
 
 from raycrew.cluster_core import Session
-from raycrew.worker_groups._calls.failures import Whereabouts, failure, log_tail
+from raycrew.worker_groups._calls.ends import first_failure, when_done
+from raycrew.worker_groups._calls.failures import Whereabouts
+from raycrew.worker_groups._calls.gathering import Gathering
+from raycrew.worker_groups._calls.results import Results, in_thread
+from raycrew.worker_groups._calls.tasks import Awaited
 from raycrew.worker_groups._calls.waiting import (
-    Settled,
     await_some,
     deadline_after,
     left,
-    settle,
 )
 from raycrew.worker_groups._ray import (
     call_id,
-    check_session,
     is_behind_proxy,
     is_death,
     run_on_node,
     while_connected,
 )
 from raycrew.worker_groups._worker import recall, recall_all
-from raycrew.worker_groups.errors import (
-    ResultTimeoutError,
-    WorkerFailureError,
-    WorkerGroupClosedError,
-    combine,
-)
+from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
+
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -39,11 +39,15 @@ _SLICE_S = 1.0
 _MAX_TAILS = 4
 
 
-class MultiWorkerFuture(list[Any], Generic[R]):
+class MultiWorkerFuture(Gathering, Awaited[list[R]]):
     """The calls of one method on several ranks: a list of ObjectRefs, so that `ray.get` takes it.
 
     Waiting for it never consumes it, and it can be an argument of another group's call without passing
     through the driver: there it becomes the list of results.
+
+    `await` gives what `get_results()` does, and asyncio takes it wherever it takes a coroutine
+    (`create_task`, `gather`, `wait_for`, `TaskGroup`), more than once as well. Cancelling a task that awaits
+    it cancels the calls, as `cancel()` does; behind `asyncio.shield` they go on.
 
     Attributes:
         called_workers: Ranks that were called, one per ObjectRef.
@@ -103,6 +107,17 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         """Ranks that were called."""
         return self.called_workers
 
+    @property
+    def ref(self) -> Any:
+        """The ObjectRef of the only rank that was called, for `ray.get` and `ray.wait` of several.
+
+        Raises:
+            ValueError: There are none, or several.
+        """
+        if len(self) != 1:
+            raise ValueError(f"{self!r} has {len(self)} ObjectRefs, not one: it is the list of them")
+        return self[0]
+
     def __repr__(self) -> str:
         return f"MultiWorkerFuture({self.group_name}.{self.method}, ranks={self.called_workers})"
 
@@ -117,12 +132,72 @@ class MultiWorkerFuture(list[Any], Generic[R]):
         session = None if is_behind_proxy() else self._session
         return _rebuild, (arguments, {**named, "places": self._places, "session": session})
 
-    def get_results(self, worker_group: Any = None, timeout: float | None = None) -> list[R]:  # noqa: ARG002
+    def done(self) -> bool:
+        """Whether every call has ended, well or not.
+
+        Raises:
+            WorkerGroupClosedError: The connection to Ray has ended, and the calls with it.
+        """
+        return self.wait(timeout=0)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until every call has ended, well or not, and no longer than the call's own deadline.
+
+        Args:
+            timeout: Seconds.
+
+        Returns:
+            Whether they have.
+
+        Raises:
+            WorkerGroupClosedError: The connection to Ray has ended, and the calls with it.
+        """
+        if not self:
+            return True
+        return len(await_some(self._ends, self._until(timeout), self._check, count=len(self))) == len(self)
+
+    def add_done_callback(self, callback: Callable[["MultiWorkerFuture[R]"], object]) -> None:
+        """Have a function called with this future, in a thread of its own, once every call has ended.
+
+        It is called soon where they have ended before, and not at all where the connection to Ray ends first.
+        What it raises is logged.
+
+        Raises:
+            WorkerGroupClosedError: The connection to Ray has ended, and the calls with it.
+        """
+        self._check()
+        with while_connected(self._check):
+            calls = [end.future() for end in self._ends]
+        when_done(calls, lambda: callback(self), f"the callback of {self!r}")
+
+    @overload
+    def get_results(
+        self,
+        worker_group: Any = ...,
+        timeout: float | None = ...,
+        *,
+        return_exceptions: Literal[False] = ...,
+    ) -> list[R]: ...
+
+    @overload
+    def get_results(
+        self, worker_group: Any = ..., timeout: float | None = ..., *, return_exceptions: Literal[True]
+    ) -> list[R | WorkerGroupError]: ...
+
+    def get_results(
+        self,
+        worker_group: Any = None,  # noqa: ARG002
+        timeout: float | None = None,
+        *,
+        return_exceptions: bool = False,
+    ) -> Any:
         """The results of the ranks to return from, in rank order; a generator's is the list of its items.
 
         Args:
             worker_group: Accepted because callers in this field pass it; it is not needed.
             timeout: Seconds to wait, besides the call's own deadline; None waits for that alone.
+            return_exceptions: Wait for all, and give a `WorkerFailureError` or a `ResultTimeoutError` in the
+                place of the result of a rank that has failed or not answered.
 
         Raises:
             WorkerFailureError: A rank failed, as soon as it did; several are an ExceptionGroup as well.
@@ -130,46 +205,24 @@ class MultiWorkerFuture(list[Any], Generic[R]):
             WorkerGroupClosedError: The connection to Ray has ended, and the calls with it.
         """
         deadline = self._until(timeout)
-        if self.is_stream:
-            items: dict[int, list[Any]] = {rank: [] for rank in self.called_workers}
-            for rank, item in self._stream(deadline):
-                items[rank].append(item)
-            return [items[rank] for rank in self.return_from_workers]  # type: ignore[misc]
-        values = dict(zip(self.called_workers, self._all(deadline), strict=True))
-        return [values[rank] for rank in self.return_from_workers]
+        found = self._outcomes(deadline) if return_exceptions else self._gathered(deadline)
+        return [found[rank] for rank in self.return_from_workers]
 
     def get(self, timeout: float | None = None) -> list[R]:
         """The same as `get_results(timeout=timeout)`."""
         return self.get_results(timeout=timeout)
 
-    def as_completed(self, timeout: float | None = None) -> Iterator[tuple[int, R]]:
+    def as_completed(self, timeout: float | None = None) -> Results[tuple[int, R]]:
         """Pairs of rank and result as they come, of the ranks to return from; of a generator, each item.
+
+        For `for` and for `async for`.
 
         Raises:
             WorkerFailureError: A rank failed.
             ResultTimeoutError: Ranks have not answered in time.
             WorkerGroupClosedError: The connection to Ray has ended, and the calls with it.
         """
-        deadline = self._until(timeout)
-        returning = set(self.return_from_workers)
-        if self.is_stream:
-            yield from ((rank, item) for rank, item in self._stream(deadline) if rank in returning)
-            return
-        rank_of = dict(zip(self, self.called_workers, strict=True))
-        waiting = list(self)
-        while waiting:
-            ready = await_some(waiting, deadline, self._check)
-            if not ready:
-                raise self._timed_out([rank_of[ref] for ref in waiting])
-            waiting.remove(ready[0])
-            rank = rank_of[ready[0]]
-            try:
-                with while_connected(self._check) as session:
-                    value = session.get(ready[0])
-            except Exception as error:
-                raise self._failed(self._settled({rank: error}, [rank_of[ref] for ref in waiting])) from error
-            if rank in returning:
-                yield rank, value
+        return Results(self._pairs(timeout))
 
     def cancel(self) -> None:
         """Ask for the calls to end: those that have not begun do, and async ones; others that run don't.
@@ -207,9 +260,6 @@ class MultiWorkerFuture(list[Any], Generic[R]):
 
     # Waiting.
 
-    def _check(self) -> None:
-        check_session(self._session, f"{self.group_name}.{self.method}")
-
     def _recall(self) -> None:
         elsewhere: dict[str, list[tuple[str, bytes]]] = {}
         for rank, ref in zip(self.called_workers, self, strict=True):
@@ -226,103 +276,57 @@ class MultiWorkerFuture(list[Any], Generic[R]):
 
     async def _results_async(self) -> list[R]:
         self._check()
-        if not self.is_stream:
-            with while_connected(self._check):
-                calls = [asyncio.wrap_future(ref.future()) for ref in self]
-            done = await self._first_exception(calls)
-            if len(done) == len(calls) and not any(call.exception() for call in done):
-                values = {rank: call.result() for rank, call in zip(self.called_workers, calls, strict=True)}
-                return [values[rank] for rank in self.return_from_workers]
-        return await asyncio.to_thread(self.get_results)
-
-    async def _first_exception(self, calls: Sequence[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
-        """Those that are done when all are, when one has failed, or when the call's time is over."""
-        while True:
-            timeout = left(self._deadline, _SLICE_S)
-            done, waiting = await asyncio.wait(calls, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)
-            self._check()
-            failed = any(call.cancelled() or call.exception() for call in done)
-            if failed or not waiting or left(self._deadline) == 0.0:
-                return done
-
-    def _until(self, timeout: float | None) -> float | None:
-        own, asked = self._deadline, deadline_after(timeout)
-        return asked if own is None else own if asked is None else min(own, asked)
-
-    def _all(self, deadline: float | None) -> list[Any]:
-        """Every value, in one `ray.get` where all is well and quick; else failures are found early."""
-        self._check()
         try:
-            with while_connected(self._check) as session:
-                return list(session.get(list(self), timeout=left(deadline, _SLICE_S)))
-        except Exception:  # noqa: BLE001 - what failed, or is late, is found out below with its rank
-            return self._values(settle(self, deadline, self._check))
+            if not self.is_stream and (values := await self._quick()) is not None:
+                return values
+            return await in_thread(self.get_results)
+        except asyncio.CancelledError:
+            Thread(target=self._cancel_quietly, name="raycrew-cancel", daemon=True).start()
+            raise
 
-    def _values(self, settled: Settled) -> list[Any]:
-        if settled.errors:
-            ranks = self.called_workers
-            errors = {ranks[i]: error for i, error in settled.errors.items()}
-            raise self._failed(self._settled(errors, [ranks[i] for i in settled.pending]))
-        if settled.pending:
-            raise self._timed_out([self.called_workers[i] for i in settled.pending])
-        return [settled.values[i] for i in range(len(self))]
+    async def _quick(self) -> list[R] | None:
+        """The results where all is well; else failures are found with their ranks by `get_results`."""
+        with while_connected(self._check):
+            calls = [ref.future() for ref in self]
+        if await first_failure(calls, self._deadline, self._check) or not all(c.done() for c in calls):
+            return None
+        values = {rank: call.result() for rank, call in zip(self.called_workers, calls, strict=True)}
+        return [values[rank] for rank in self.return_from_workers]
 
-    def _stream(self, deadline: float | None) -> Iterator[tuple[int, Any]]:
-        """Items that came before, whoever took them in, then new ones as they come."""
-        given = 0
-        while True:
-            while given < len(self._arrived):
-                given += 1
-                yield self._arrived[given - 1]
-            if self._broken:
-                raise self._failed(self._settled(self._broken, list(self._open_streams)))
-            if not self._open_streams:
-                return
-            self._take_in(deadline)
-
-    def _take_in(self, deadline: float | None) -> None:
-        """One more item, or the end of a stream."""
-        rank_of = {stream: rank for rank, stream in self._open_streams.items()}
-        ready = await_some(list(rank_of), deadline, self._check)
-        if not ready:
-            raise self._timed_out(sorted(self._open_streams))
-        stream: Any = ready[0]
-        rank = rank_of[stream]
+    def _cancel_quietly(self) -> None:
         try:
-            with while_connected(self._check) as session:
-                item = session.get(next(stream))
-            self._arrived.append((rank, item))
-        except StopIteration:
-            del self._open_streams[rank]
-        except Exception as error:  # noqa: BLE001 - told now and at every later look, with its rank
-            del self._open_streams[rank]
-            self._broken[rank] = error
+            self.cancel()
+        except Exception:
+            logger.exception("%r could not be cancelled", self)
 
-    @staticmethod
-    def _settled(errors: Mapping[int, Exception], pending: Sequence[int]) -> Settled:
-        return Settled(errors=dict(errors), pending=sorted(pending))
 
-    def _failed(self, by_rank: Settled) -> Exception:
-        """One error for the failures of some ranks."""
-        self._check()  # else what failed is the connection
-        elapsed = time.monotonic() - self._sent_at
-        failures: list[WorkerFailureError] = []
-        for rank, error in sorted(by_rank.errors.items()):
-            where = self._places.get(rank) or Whereabouts(self.group_name, seat=f"rank {rank}")
-            tail = log_tail(where.facts) if len(failures) < _MAX_TAILS else ""
-            pending = by_rank.pending
-            failures.append(
-                failure(where, error, self.method, elapsed_s=elapsed, pending=pending, log_tail=tail)
-            )
-        return combine(failures)
+def wait_any(
+    futures: Sequence[MultiWorkerFuture[Any]], timeout: float | None = None
+) -> list[MultiWorkerFuture[Any]]:
+    """Wait until every call of at least one of some futures has ended, well or not.
 
-    def _timed_out(self, ranks: Sequence[int]) -> ResultTimeoutError:
-        elapsed = time.monotonic() - self._sent_at
-        return ResultTimeoutError(
-            f"{self.group_name}.{self.method}: ranks {sorted(ranks)} have not answered {elapsed:.1f} s after "
-            "the call; they go on, and the same future can be waited for again",
-            sorted(ranks),
-        )
+    Args:
+        futures: Of any groups.
+        timeout: Seconds to wait; None for no limit.
+
+    Returns:
+        Those whose calls have ended, in the order given; none where the time was over.
+
+    Raises:
+        ValueError: There are none to wait for.
+        WorkerGroupClosedError: The connection to Ray has ended, and the calls with it.
+    """
+    if not futures:
+        raise ValueError("wait_any() needs at least one future; it would wait for ever")
+    deadline, ends = deadline_after(timeout), [set(future._ends) for future in futures]  # noqa: SLF001
+    waiting = set().union(*ends)
+    while all(ends):
+        done = set(futures[0]._wait_for(list(waiting), 1, left(deadline)))  # noqa: SLF001
+        if not done:
+            break
+        waiting -= done
+        ends = [several - done for several in ends]
+    return [future for future in futures if future.done()]
 
 
 def refuse_stream(value: Any) -> None:

@@ -12,6 +12,7 @@ from raycrew.worker_groups._calls.dispatch import (
     dispatch_single,
 )
 from raycrew.worker_groups._calls.futures import MultiWorkerFuture
+from raycrew.worker_groups._calls.results import uninterrupted
 from raycrew.worker_groups._calls.typed import Callee, TypedCalls
 
 R = TypeVar("R")
@@ -31,6 +32,20 @@ class GroupCalls(TypedCalls):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown(force=error is not None)
+
+    async def ashutdown(
+        self, cleanup_method: str | None = None, timeout: float = 30.0, force: bool = False
+    ) -> bool:
+        """The same as `shutdown`, without blocking the event loop; being cancelled does not stop it."""
+        return await uninterrupted(lambda: self.shutdown(cleanup_method, timeout, force))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.ashutdown(force=error is not None)
 
     def on(
         self, ranks: Sequence[int] | None = None, *, leaders: bool = False, timeout: float | None = None

@@ -1,7 +1,7 @@
 """Calls that type checkers understand: `group.call(Worker.step, batch)`, `group.on(ranks=[0]).call(…)`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from raycrew.worker_groups._calls.dispatch import (
@@ -12,6 +12,7 @@ from raycrew.worker_groups._calls.dispatch import (
     dispatch_single,
 )
 from raycrew.worker_groups._calls.futures import MultiWorkerFuture
+from raycrew.worker_groups._calls.results import Results
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,6 +32,15 @@ class TypedCalls(ABC):
     @abstractmethod
     def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
         """Send each call of a dispatch."""
+
+    @overload
+    def call(
+        self,
+        method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> MultiWorkerFuture[R]: ...
 
     @overload
     def call(
@@ -58,6 +68,18 @@ class TypedCalls(ABC):
         return self._send(
             dispatch_single(shape, name, args, kwargs, ranks=self._ranks, only_on=self._only_on), timeout
         )
+
+    @overload
+    def call_sharded(
+        self,
+        method: Callable[Concatenate[Any, ...], Coroutine[Any, Any, R]],
+        /,
+        *args: Any,
+        in_sharded_axes: Sequence[str],
+        replicate_on_axes: Sequence[str] = ...,
+        output_is_replicated: Sequence[str] = ...,
+        **kwargs: Any,
+    ) -> MultiWorkerFuture[R]: ...
 
     @overload
     def call_sharded(
@@ -119,18 +141,25 @@ class TypedCalls(ABC):
 
     @overload
     def stream(
+        self, method: Callable[Concatenate[Any, P], AsyncIterable[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Results[tuple[int, R]]: ...
+
+    @overload
+    def stream(
         self, method: Callable[Concatenate[Any, P], Iterable[R]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Iterator[tuple[int, R]]: ...
+    ) -> Results[tuple[int, R]]: ...
 
     @overload
     def stream(
         self, method: str, /, *args: Any, timeout: float | None = ..., **kwargs: Any
-    ) -> Iterator[tuple[int, Any]]: ...
+    ) -> Results[tuple[int, Any]]: ...
 
     def stream(
         self, method: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
-    ) -> Iterator[tuple[int, Any]]:
+    ) -> Results[tuple[int, Any]]:
         """Call a generator method; gives pairs of rank and item as any rank yields one.
+
+        For `for` and for `async for`.
 
         Raises:
             TypeError: It is no generator method, or the arguments don't fit its signature.

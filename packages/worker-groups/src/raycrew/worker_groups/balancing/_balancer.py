@@ -4,11 +4,11 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from raycrew.worker_groups._calls import MultiWorkerFuture, deadline_after, left
+from raycrew.worker_groups._calls import MultiWorkerFuture, Results, deadline_after, left
 from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups._ray import is_death
 from raycrew.worker_groups.balancing._strategies import WorkerLoad, key_bytes, strategy_of
@@ -149,8 +149,10 @@ class LoadBalancer:
         window: int | None = None,
         timeout: float | None = None,
         common_kwargs: Mapping[str, Any] | None = None,
-    ) -> Iterator[Any]:
+    ) -> Results[Any]:
         """Call a method once per item, on whichever worker is free; results come in the items' order.
+
+        For `for` and for `async for`, which reads the items in a thread of its own.
 
         Args:
             method: Its name; an item is its only positional argument.
@@ -172,7 +174,7 @@ class LoadBalancer:
             window = 8 * max_outstanding * len(self._leaders())
         _check_count("window", window)
         stream = self._stream(method, items, key, max_outstanding, window, timeout, common_kwargs)
-        return _in_order(stream)
+        return Results(_in_order(stream))
 
     def as_completed(
         self,
@@ -183,7 +185,7 @@ class LoadBalancer:
         max_outstanding: int = 2,
         timeout: float | None = None,
         common_kwargs: Mapping[str, Any] | None = None,
-    ) -> Iterator[tuple[int, Any]]:
+    ) -> Results[tuple[int, Any]]:
         """As `map`, but gives pairs of an item's index and its result as they come.
 
         Args:
@@ -199,7 +201,8 @@ class LoadBalancer:
             ResultTimeoutError: See `map`.
         """
         _check_count("max_outstanding", max_outstanding)
-        return self._stream(method, items, key, max_outstanding, None, timeout, common_kwargs).pairs()
+        stream = self._stream(method, items, key, max_outstanding, None, timeout, common_kwargs)
+        return Results(stream.pairs())
 
     def may_go_again(self, method: str) -> bool:
         """Whether a method is declared idempotent."""
@@ -304,7 +307,7 @@ class _Calls:
             one.future.cancel()
 
 
-def _in_order(stream: Stream[Sent]) -> Iterator[Any]:
+def _in_order(stream: Stream[Sent]) -> Generator[Any, None, None]:
     early: dict[int, Any] = {}
     with contextlib.closing(stream.pairs()) as pairs:
         for index, value in pairs:

@@ -7,11 +7,12 @@ an item runs past its time; whatever else was in its batch is sent again.
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Mapping, Sized
 from typing import Any, Literal, TypeVar
 
 from rich.progress import Progress
 
+from raycrew.worker_groups._calls import Results
 from raycrew.worker_groups.fan_out._batches import BatchSizer
 from raycrew.worker_groups.fan_out._code import Function
 from raycrew.worker_groups.fan_out._outcomes import (
@@ -125,8 +126,8 @@ def fan_out_as_completed(
     retries: int = 0,
     initializer: Callable[[], object] | None = None,
     progress: bool | Progress = True,
-) -> Iterator[ItemOutcome[R]]:
-    """As `fan_out`, but gives each item's outcome as it comes, failed ones too.
+) -> Results[ItemOutcome[R]]:
+    """As `fan_out`, but gives each item's outcome as it comes, failed ones too; for `for` and `async for`.
 
     Closing the iterator (or leaving it to the garbage collector) gives up what is left and kills what runs.
     New items are sent only while the caller takes outcomes, so the source may be endless.
@@ -162,7 +163,7 @@ def fan_out_as_completed(
     _check_timeout(timeout_s)
     fixed = None if batch_size == "auto" else int(batch_size)
     function, limits = _pickled(fn, initializer), Limits(max_in_flight, timeout_s, retries)
-    return _outcomes(function, items, fixed, max_workers, limits, progress)
+    return Results(_outcomes(function, items, fixed, max_workers, limits, progress))
 
 
 def close_fan_out() -> None:
@@ -177,7 +178,7 @@ def _outcomes(
     max_workers: int | None,
     limits: Limits,
     progress: bool | Progress,
-) -> Iterator[ItemOutcome[Any]]:
+) -> Generator[ItemOutcome[Any], None, None]:
     length = len(items) if isinstance(items, Sized) else None
     if length == 0:
         return

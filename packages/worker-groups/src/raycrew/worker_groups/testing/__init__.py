@@ -4,10 +4,9 @@ with InProcessGroup(FakeCluster([2]), Policy, scale=10) as group:
     assert group.call(Policy.step, 4).get_results() == [40, 40]
 """
 
-import asyncio
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import (
     ALL_COMPLETED,
     FIRST_COMPLETED,
@@ -24,9 +23,11 @@ from raycrew.worker_groups._calls import (
     MultiWorkerFuture,
     Whereabouts,
     failure,
+    first_failure,
     left,
     refuse_stream,
     start_timeout,
+    when_done,
 )
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, rank_order
 from raycrew.worker_groups._ray import WorkerStatus, unwrap_actor_class
@@ -58,18 +59,6 @@ class InProcessFuture(MultiWorkerFuture[Any]):
     Items of generator methods come when the generator has ended.
     """
 
-    def get_results(self, worker_group: Any = None, timeout: float | None = None) -> list[Any]:  # noqa: ARG002
-        """See `MultiWorkerFuture.get_results`."""
-        deadline = self._until(timeout)
-        values = dict(self._done_in_turn(deadline))
-        return [values[rank] for rank in self.return_from_workers]
-
-    def as_completed(self, timeout: float | None = None) -> Iterator[tuple[int, Any]]:
-        """See `MultiWorkerFuture.as_completed`."""
-        for rank, value in self._done_in_turn(self._until(timeout)):
-            if rank in self.return_from_workers:
-                yield from ((rank, item) for item in value) if self.is_stream else [(rank, value)]
-
     def cancel(self) -> None:
         """See `MultiWorkerFuture.cancel`; the cause is `concurrent.futures.CancelledError` here."""
         for call in self:
@@ -86,8 +75,36 @@ class InProcessFuture(MultiWorkerFuture[Any]):
     def _died(self, end: Any) -> bool:  # noqa: ARG002
         return False
 
-    async def _results_async(self) -> list[Any]:
-        return await asyncio.to_thread(self.get_results)
+    def wait(self, timeout: float | None = None) -> bool:
+        """See `MultiWorkerFuture.wait`."""
+        return not wait(self, left(self._until(timeout))).not_done
+
+    def add_done_callback(self, callback: Callable[[MultiWorkerFuture[Any]], object]) -> None:
+        """See `MultiWorkerFuture.add_done_callback`."""
+        when_done(list(self), lambda: callback(self), f"the callback of {self!r}")
+
+    def _check(self) -> None:
+        pass
+
+    async def _quick(self) -> None:
+        await first_failure(list(self), self._deadline, self._check)
+
+    def _gathered(self, deadline: float | None) -> dict[int, Any]:
+        return dict(self._done_in_turn(deadline))
+
+    def _outcomes(self, deadline: float | None) -> dict[int, Any]:
+        wait(self, left(deadline))
+        by_rank = dict(zip(self.called_workers, self, strict=True))
+        late = {rank: self._timed_out([rank]) for rank, call in by_rank.items() if not call.done()}
+        errors = {rank: _error_of(call) for rank, call in by_rank.items() if rank not in late}
+        failed = {rank: self._failure(rank, error) for rank, error in errors.items() if error}
+        well = {rank: by_rank[rank].result() for rank in errors if rank not in failed}
+        return {**late, **failed, **well}
+
+    def _pairs(self, timeout: float | None) -> Generator[tuple[int, Any], None, None]:
+        for rank, value in self._done_in_turn(self._until(timeout)):
+            if rank in self.return_from_workers:
+                yield from ((rank, item) for item in value) if self.is_stream else [(rank, value)]
 
     def _done_in_turn(self, deadline: float | None) -> Iterator[tuple[int, Any]]:
         rank_of = dict(zip(self, self.called_workers, strict=True))

@@ -1,0 +1,168 @@
+"""Taking the results of calls in, each with its rank, and saying what failed."""
+
+import math
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from raycrew.cluster_core import Session
+from raycrew.worker_groups._calls.failures import Whereabouts, failure, log_tail
+from raycrew.worker_groups._calls.waiting import (
+    Settled,
+    await_some,
+    deadline_after,
+    left,
+    settle,
+)
+from raycrew.worker_groups._ray import check_session, while_connected
+from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError, combine
+
+_SLICE_S = 1.0
+_MAX_TAILS = 4
+
+
+class Gathering(list[Any]):
+    """ObjectRefs of calls (or generators of them), and how their results are waited for."""
+
+    called_workers: list[int]
+    return_from_workers: list[int]
+    method: str
+    group_name: str
+    is_stream: bool
+    _session: Session | None
+    _places: dict[int, Whereabouts]
+    _sent_at: float
+    _deadline: float | None
+    _arrived: list[tuple[int, Any]]
+    _broken: dict[int, Exception]
+    _open_streams: dict[int, Any]
+
+    def _check(self) -> None:
+        check_session(self._session, f"{self.group_name}.{self.method}")
+
+    def _until(self, timeout: float | None) -> float | None:
+        own, asked = self._deadline, deadline_after(timeout)
+        return asked if own is None else own if asked is None else min(own, asked)
+
+    def _gathered(self, deadline: float | None) -> dict[int, Any]:
+        """Every result by rank, in one `ray.get` where all is well and quick; failures are found early."""
+        if self.is_stream:
+            items: dict[int, Any] = {rank: [] for rank in self.called_workers}
+            for rank, item in self._stream(deadline):
+                items[rank].append(item)
+            return items
+        self._check()
+        try:
+            with while_connected(self._check) as session:
+                values = session.get(list(self), timeout=left(deadline, _SLICE_S))
+        except Exception:  # noqa: BLE001 - what failed, or is late, is found out below with its rank
+            values = self._values(settle(self, deadline, self._check))
+        return dict(zip(self.called_workers, values, strict=True))
+
+    def _pairs(self, timeout: float | None) -> Generator[tuple[int, Any], None, None]:
+        deadline, returning = self._until(timeout), set(self.return_from_workers)
+        if self.is_stream:
+            yield from ((rank, item) for rank, item in self._stream(deadline) if rank in returning)
+            return
+        rank_of = dict(zip(self, self.called_workers, strict=True))
+        waiting = list(self)
+        while waiting:
+            ready = await_some(waiting, deadline, self._check)
+            if not ready:
+                raise self._timed_out([rank_of[ref] for ref in waiting])
+            waiting.remove(ready[0])
+            rank = rank_of[ready[0]]
+            try:
+                with while_connected(self._check) as session:
+                    value = session.get(ready[0])
+            except Exception as error:
+                raise self._failed(self._settled({rank: error}, [rank_of[ref] for ref in waiting])) from error
+            if rank in returning:
+                yield rank, value
+
+    def _outcomes(self, deadline: float | None) -> dict[int, Any]:
+        """By rank a result, or the error that stands for it."""
+        self._check()
+        if self.is_stream:
+            with suppress(ResultTimeoutError):
+                while self._open_streams:
+                    self._take_in(deadline)
+            found: dict[int, Any] = {rank: [] for rank in self.called_workers}
+            for rank, item in self._arrived:
+                found[rank].append(item)
+            errors, pending = self._broken, list(self._open_streams)
+        else:
+            ranks = self.called_workers
+            settled = settle(self, deadline, self._check, grace_s=math.inf)
+            found = {ranks[i]: value for i, value in settled.values.items()}
+            errors = {ranks[i]: error for i, error in settled.errors.items()}
+            pending = [ranks[i] for i in settled.pending]
+        found |= {rank: self._failed(Settled(errors={rank: error})) for rank, error in errors.items()}
+        return found | {rank: self._timed_out([rank]) for rank in pending}
+
+    def _values(self, settled: Settled) -> list[Any]:
+        if settled.errors:
+            ranks = self.called_workers
+            errors = {ranks[i]: error for i, error in settled.errors.items()}
+            raise self._failed(self._settled(errors, [ranks[i] for i in settled.pending]))
+        if settled.pending:
+            raise self._timed_out([self.called_workers[i] for i in settled.pending])
+        return [settled.values[i] for i in range(len(self))]
+
+    def _stream(self, deadline: float | None) -> Iterator[tuple[int, Any]]:
+        """Items that came before, whoever took them in, then new ones as they come."""
+        given = 0
+        while True:
+            while given < len(self._arrived):
+                given += 1
+                yield self._arrived[given - 1]
+            if self._broken:
+                raise self._failed(self._settled(self._broken, list(self._open_streams)))
+            if not self._open_streams:
+                return
+            self._take_in(deadline)
+
+    def _take_in(self, deadline: float | None) -> None:
+        """One more item, or the end of a stream."""
+        rank_of = {stream: rank for rank, stream in self._open_streams.items()}
+        ready = await_some(list(rank_of), deadline, self._check)
+        if not ready:
+            raise self._timed_out(sorted(self._open_streams))
+        stream: Any = ready[0]
+        rank = rank_of[stream]
+        try:
+            with while_connected(self._check) as session:
+                item = session.get(next(stream))
+            self._arrived.append((rank, item))
+        except StopIteration:
+            del self._open_streams[rank]
+        except Exception as error:  # noqa: BLE001 - told now and at every later look, with its rank
+            del self._open_streams[rank]
+            self._broken[rank] = error
+
+    @staticmethod
+    def _settled(errors: Mapping[int, Exception], pending: Sequence[int]) -> Settled:
+        return Settled(errors=dict(errors), pending=sorted(pending))
+
+    def _failed(self, by_rank: Settled) -> Exception:
+        """One error for the failures of some ranks."""
+        self._check()  # else what failed is the connection
+        elapsed = time.monotonic() - self._sent_at
+        failures: list[WorkerFailureError] = []
+        for rank, error in sorted(by_rank.errors.items()):
+            where = self._places.get(rank) or Whereabouts(self.group_name, seat=f"rank {rank}")
+            tail = log_tail(where.facts) if len(failures) < _MAX_TAILS else ""
+            pending = by_rank.pending
+            failures.append(
+                failure(where, error, self.method, elapsed_s=elapsed, pending=pending, log_tail=tail)
+            )
+        return combine(failures)
+
+    def _timed_out(self, ranks: Sequence[int]) -> ResultTimeoutError:
+        elapsed = time.monotonic() - self._sent_at
+        return ResultTimeoutError(
+            f"{self.group_name}.{self.method}: ranks {sorted(ranks)} have not answered {elapsed:.1f} s after "
+            "the call; they go on, and the same future can be waited for again",
+            sorted(ranks),
+        )
