@@ -577,22 +577,22 @@ def test_an_update_that_is_cancelled_while_its_number_is_asked_for_does_not_go_o
 @pytest.mark.hostile
 def test_a_generator_that_is_restarted_while_it_waits_has_one_vote(store, directory):
     """What it loaded before it died counts no more, and never in the place of what others load."""
-    trainer = Trainer(store, directory)
-    generators = [Generator(store, directory, rollback="shadow") for _ in range(2)]
-    sync([trainer], generators, directory)
-    restarted = Generator(store, directory, rollback="shadow")
-    restarted.receiver.pull()
-    voted, twice = threading.Event(), threading.Event()
+    listening, voted, twice = threading.Event(), threading.Event(), threading.Event()
 
     class Heard(WeightDirectory):
         def ask(self, method, /, *args):
             answer = super().ask(method, *args)
-            if method is Record.vote:
+            if method is Record.vote and listening.is_set():
                 (twice if voted.is_set() else voted).set()
             return answer
 
-    for generator in (generators[0], restarted):
-        generator.receiver._directory = Heard(directory._edge)
+    heard = Heard(directory._edge)
+    trainer = Trainer(store, directory)
+    generators = [Generator(store, each, rollback="shadow") for each in (heard, directory)]
+    sync([trainer], generators, directory)
+    restarted = Generator(store, heard, rollback="shadow")
+    restarted.receiver.pull()
+    listening.set()
     first = generators[0].apply_weights
 
     def dies(version):
@@ -644,11 +644,19 @@ def test_what_somebody_else_publishes_meanwhile_is_kept_by_no_generator(store, d
 
 @pytest.mark.hostile
 def test_rows_are_not_tagged_while_a_version_is_loaded_or_not_decided(store, directory):
+    seen, listening = [], threading.Event()
+
+    class Heard(WeightDirectory):
+        def ask(self, method, /, *args):
+            if method is Record.vote and listening.is_set():
+                look("not decided")
+            return super().ask(method, *args)
+
     trainer = Trainer(store, directory)
-    generators = [Generator(store, directory) for _ in range(2)]
+    generators = [Generator(store, each) for each in (Heard(directory._edge), directory)]
     sync([trainer], generators, directory)
-    receiver = generators[0].receiver
-    seen = []
+    receiver, model = generators[0].receiver, generators[0].model
+    plainly = model.load
 
     def look(when):
         with pytest.raises(WeightUpdateError, match="version 2 is being loaded, is not decided"):
@@ -659,15 +667,10 @@ def test_rows_are_not_tagged_while_a_version_is_loaded_or_not_decided(store, dir
         assert receiver.tag(1).tolist() == [1], "nothing was loaded yet"
         first = next(tensors)
         look("loading")
-        generators[0].model.load([first, *tensors])
+        plainly([first, *tensors])
 
-    class Heard(WeightDirectory):
-        def ask(self, method, /, *args):
-            if method is Record.vote:
-                look("not decided")
-            return super().ask(method, *args)
-
-    receiver._load, receiver._directory, trainer.seed = load, Heard(directory._edge), 1
+    model.load, trainer.seed = load, 1
+    listening.set()
     sync([trainer], generators, directory)
     assert seen == [("loading", 1, False), ("not decided", 1, False)]
     assert receiver.intact
@@ -677,24 +680,31 @@ def test_rows_are_not_tagged_while_a_version_is_loaded_or_not_decided(store, dir
 @pytest.mark.hostile
 def test_a_rollback_that_fetches_has_a_deadline(store):
     class Stuck:
-        """What does not answer any more, but for those who wait for ever."""
+        """Answers for a while, and then only those who wait for ever."""
+
+        is_stuck = False
+
+        def __getattr__(self, name):
+            return getattr(store, name)
 
         def get(self, ticket, timeout_s=None):
+            if not self.is_stuck:
+                return store.get(ticket, timeout_s)
             deadlines.append(timeout_s)
             raise TransportTimeoutError("it does not answer")
 
-    directory, deadlines = WeightDirectory.local(keep=2), []
+    directory, deadlines, stuck = WeightDirectory.local(keep=2), [], Stuck()
     trainer = Trainer(store, directory)
-    generator = Generator(store, directory, rollback="refetch")
+    generator = Generator(stuck, directory, rollback="refetch")
     trainer.publish_weights()
     generator.receiver.pull()
 
     def fails(tensors):
         next(tensors)
-        generator.receiver._fetcher._store = Stuck()
+        stuck.is_stuck = True
         raise MemoryError("no room")
 
-    generator.receiver._load = fails
+    generator.model.load = fails
     trainer.seed = 1
     trainer.publish_weights()
     with pytest.raises(WeightUpdateError) as caught:

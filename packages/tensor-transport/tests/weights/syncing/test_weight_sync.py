@@ -31,7 +31,8 @@ class Trainer:
 class Generator:
     def __init__(self, store):
         self.model, self.events = Model(), []
-        self.receiver = WeightReceiver(self.model.load, store=store)
+        self.load = self.model.load
+        self.receiver = WeightReceiver(lambda tensors: self.load(tensors), store=store)
         self.broken = set()
 
     def apply_weights(self, update):
@@ -69,14 +70,14 @@ def test_sync_weights(crew):
 
 def test_sync_resumes_after_a_failure_and_can_be_repeated(crew, store):
     trainers, generators = crew
-    broken = generators[1].receiver
-    load, broken._load = broken._load, lambda tensors: 1 / 0
+    broken = generators[1]
+    broken.load = lambda tensors: 1 / 0
     with pytest.raises(WeightUpdateError, match="ZeroDivisionError") as caught:
         sync_weights(LocalPeers(trainers), LocalPeers(generators), resume="go")
     assert "did not reach every generator" in caught.value.__notes__[-1]
     assert [g.events[-1] for g in generators] == ["go", "go"]
     assert [g.receiver.version for g in generators] == [1, None]
-    broken._load = load
+    broken.load = broken.model.load
     report = sync_weights(LocalPeers(trainers[:1]), LocalPeers(generators), publish="latest")
     assert report.version == 1
     assert [r.size_bytes > 0 for r in report.receipts] == [False, True]
@@ -120,17 +121,17 @@ def test_ranks_that_were_paused_go_on_when_the_pause_of_another_failed(crew):
 def test_a_rank_with_a_mixture_stays_paused_until_an_update_reaches_it(crew):
     trainers, generators = crew
     sync_weights(LocalPeers(trainers), LocalPeers(generators), pause="stop", resume="go")
-    broken = generators[1].receiver
-    load, broken._load = broken._load, breaks_while_loading
+    broken = generators[1]
+    broken.load = breaks_while_loading
     with pytest.raises(WeightUpdateError, match="no room") as caught:
         sync_weights(LocalPeers(trainers), LocalPeers(generators), pause="stop", resume="go")
-    assert not broken.intact
+    assert not broken.receiver.intact
     assert generators[0].events[-3:] == ["stop", "apply", "go"]
     assert generators[1].events[-2:] == ["stop", "apply"]
     assert any(
         "rank 1 is not resumed: its weights are, or may be, a mixture" in n for n in caught.value.__notes__
     )
-    broken._load = load
+    broken.load = broken.model.load
     sync_weights(LocalPeers(trainers), LocalPeers(generators), publish="latest", pause="stop", resume="go")
     assert [g.events[-1] for g in generators] == ["go", "go"]
 
@@ -160,7 +161,7 @@ def test_a_rank_that_does_not_say_whether_it_is_intact_is_not_resumed(crew):
 def test_every_failure_is_told_and_the_first_is_raised(crew):
     trainers, generators = crew
     for generator in generators:
-        generator.receiver._load = lambda tensors: 1 / 0
+        generator.load = lambda tensors: 1 / 0
     generators[1].broken.add("go")
     with pytest.raises(WeightUpdateError) as caught:
         sync_weights(LocalPeers(trainers), LocalPeers(generators), resume="go")
@@ -260,7 +261,7 @@ def test_a_rank_that_is_interrupted_itself_stays_paused(crew):
         raise KeyboardInterrupt
 
     sync_weights(LocalPeers(trainers), LocalPeers(generators), pause="stop", resume="go")
-    generators[0].receiver._load, trainers[0].seed = interrupted, 1
+    generators[0].load, trainers[0].seed = interrupted, 1
     with pytest.raises(KeyboardInterrupt):
         sync_weights(LocalPeers(trainers), LocalPeers(generators), pause="stop", resume="go")
     assert generators[0].events[-1] == "apply"

@@ -1,0 +1,269 @@
+"""One update after another into what `load` loads into: whole, or returned to what was there before."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from raycrew.tensor_transport.errors import (
+    BaseVersionError,
+    StaleVersionError,
+    TransportTimeoutError,
+    UpdateAbortedError,
+)
+from raycrew.tensor_transport.protocols import ByteStore
+from raycrew.tensor_transport.transports import PullTransport
+from raycrew.tensor_transport.weights._directory import Record
+from raycrew.tensor_transport.weights._receiving.feeds import UpdateFeed
+from raycrew.tensor_transport.weights._receiving.fetching import Fetched, Fetcher, Heading, Stream
+from raycrew.tensor_transport.weights._receiving.held import Held
+from raycrew.tensor_transport.weights._receiving.loading import Load, Loading, load_whole
+from raycrew.tensor_transport.weights._receiving.member import Member
+from raycrew.tensor_transport.weights._receiving.receipt import WeightReceipt
+from raycrew.tensor_transport.weights._receiving.rollback import (
+    NoRollback,
+    RefetchRollback,
+    Rollback,
+    RollbackKind,
+    ShadowRollback,
+)
+from raycrew.tensor_transport.weights._update import (
+    Schema,
+    Stopwatch,
+    WeightUpdate,
+    as_store,
+    check_cover,
+    compare_schemas,
+    schema_of,
+)
+
+_RETURN_S = 60.0
+"""A rollback has at least so long to fetch what it returns to: the update's own time may be over."""
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A version that is fetched, and not loaded."""
+
+    heading: Heading
+    fetched: list[Fetched]
+    watch: Stopwatch
+
+
+class Applier:
+    """Applies updates; called by one thread at a time. The arguments are those of `WeightReceiver`.
+
+    Attributes:
+        held: What is held; other threads may read it at any time.
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        member: Member,
+        *,
+        expected: Mapping[str, torch.Tensor] | None,
+        store: ByteStore | PullTransport | None,
+        borrow: bool,
+        verify_first: bool,
+        verify: bool,
+        rollback: RollbackKind,
+        deltas: Rollback | None,
+    ) -> None:
+        kinds: dict[str, Callable[[], Rollback]] = {
+            "none": NoRollback,
+            "shadow": ShadowRollback,
+            "refetch": lambda: RefetchRollback(self._refetch),
+        }
+        if rollback not in kinds:
+            raise ValueError(f"rollback must be one of {sorted(kinds)}, got {rollback!r}")
+        if deltas is not None and (expected is not None or rollback != "none"):
+            raise ValueError("deltas= goes without expected= and rollback=: the DeltaTarget does both")
+        self._load = load
+        self._member = member
+        self._expected: Schema | None = None if expected is None else schema_of(expected)
+        self._store = as_store(store)
+        self._fetcher = Fetcher(self._store, borrow=borrow, verify=verify)
+        self._verify_first = verify_first
+        self._rollback: Rollback = kinds[rollback]() if deltas is None else deltas
+        self._fixed = deltas is None
+        self._refetches = rollback == "refetch"
+        self.held = Held()
+        self._return_s: float | None = _RETURN_S
+        self._superseded: set[str] = set()
+        self._updates: dict[int, WeightUpdate] = {}
+        self._prepared: _Prepared | None = None
+
+    def apply(self, update: WeightUpdate | int, timeout_s: float | None) -> WeightReceipt:
+        """See `WeightReceiver.apply`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._return_s = None if timeout_s is None else max(timeout_s, _RETURN_S)
+        prepared, self._prepared = self._prepared, None
+        ready = prepared is not None and prepared.heading.version == update
+        try:
+            stream: Iterable[Fetched]
+            if ready and prepared is not None:
+                self._member.feed(update).heading(timeout_s)  # Unless it was given up.
+                heading, stream, watch = prepared.heading, prepared.fetched, prepared.watch
+            else:
+                heading, stream, watch = self._begin(update, timeout_s)
+            waited_s = watch.total("wire")
+            if self._holds(heading):
+                return WeightReceipt(heading.version, 0, 0.0, 0.0, self.held.version)
+            self._check(heading)
+            loading = self._load_all(heading, stream, watch)
+        except Exception as error:
+            self._member.refuse(update, error)
+            raise
+        self._settle(heading, loading, deadline)
+        return self._commit(update, heading, loading, watch, waited_s)
+
+    def prepare(self, version: int, timeout_s: float | None) -> WeightReceipt:
+        """See `WeightReceiver.prepare`."""
+        self._prepared = None
+        try:
+            heading, stream, watch = self._begin(version, timeout_s)
+            self._check(heading)
+            self._prepared = _Prepared(heading, list(stream), watch)
+        except Exception as error:
+            self._member.refuse(version, error)
+            raise
+        return WeightReceipt(
+            int(version), stream.size_bytes, watch.total("wire"), 0.0, self.held.version, watch.spans
+        )
+
+    def forget(self) -> None:
+        """Give up what is fetched, and what is kept for a rollback."""
+        self._prepared, self._rollback, self._updates = None, NoRollback(), {}
+
+    def _begin(
+        self, update: WeightUpdate | int, timeout_s: float | None
+    ) -> tuple[Heading, Stream, Stopwatch]:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        watch = Stopwatch()
+        feed = self._member.feed(update)
+        try:
+            heading = feed.heading(timeout_s)
+        except TransportTimeoutError as error:
+            raise UpdateAbortedError(f"version {update} was not begun in time: {error}") from error
+        return heading, Stream(feed, heading.version, self._fetcher, watch, deadline), watch
+
+    def _holds(self, heading: Heading) -> bool:
+        held = self.held
+        same = heading.publisher == held.publisher and heading.version == held.version
+        return same and held.intact
+
+    def _check(self, heading: Heading) -> None:
+        """Refuse, before a byte moves, what does not fit."""
+        version, held = heading.version, self.held
+        previous, same = held.version, heading.publisher == held.publisher
+        if same and previous is not None and version < previous:
+            raise StaleVersionError(f"update {version} is stale: version {previous} is held already")
+        if heading.publisher in self._superseded:
+            raise StaleVersionError(
+                f"update {version} is stale: its publisher {heading.publisher:.8} was replaced by "
+                f"{held.publisher:.8}, whose version {previous} was applied; only a publisher that is not "
+                "replaced may go on"
+            )
+        if heading.bases is not None and (previous not in heading.bases or not held.intact):
+            error = BaseVersionError(
+                f"update {version} has to be added to one of the versions {sorted(heading.bases)}: apply one "
+                "of them first, or pull()"
+            )
+            error.bases = tuple(sorted(heading.bases))
+            raise error
+        if heading.entries is not None:
+            check_cover(heading.entries, version)
+        if self._expected is not None and heading.schema is not None:
+            compare_schemas(self._expected, heading.schema, version, partial=heading.bases is not None)
+
+    def _load_all(self, heading: Heading, stream: Iterable[Fetched], watch: Stopwatch) -> Loading:
+        loading = Loading(
+            heading, self._expected, keep=self._rollback.keeps_buckets, on_touch=self._let_go_of_held
+        )
+        if self._verify_first:
+            stream = list(stream)
+        try:
+            load_whole(self._load, loading, stream, watch)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self._roll_back(loading, error)
+            raise
+        return loading
+
+    def _settle(self, heading: Heading, loading: Loading, deadline: float | None) -> None:
+        """Hear whether the version counts; if not, return to what was held."""
+        if not heading.is_vote:
+            return
+        try:
+            self._member.hear(heading.version, deadline)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self._roll_back(loading, error)
+            raise
+
+    def _commit(
+        self,
+        update: WeightUpdate | int,
+        heading: Heading,
+        loading: Loading,
+        watch: Stopwatch,
+        waited_s: float,
+    ) -> WeightReceipt:
+        previous = self.held
+        if self._expected is None and self._fixed:
+            self._expected = loading.schema
+        if previous.publisher is not None and heading.publisher != previous.publisher:
+            self._superseded.add(previous.publisher)
+        self.held = Held(heading.version, heading.publisher)
+        self._rollback.committed(heading.version, loading.fetched)
+        if isinstance(update, WeightUpdate):
+            self._keep_update(update)
+        else:
+            self._member.hold(heading.version, self._store)
+        return WeightReceipt(
+            heading.version,
+            loading.size_bytes,
+            watch.total("wire"),
+            max(0.0, watch.total("load") - (watch.total("wire") - waited_s)),
+            previous.version,
+            watch.spans,
+        )
+
+    def _keep_update(self, update: WeightUpdate) -> None:
+        if self._refetches:
+            if update.bases is None:
+                self._updates = {}
+            self._updates[update.version] = update
+
+    def _let_go_of_held(self, version: int) -> None:
+        """Something of a version goes into the weights: they are no longer those that were held."""
+        self.held = dataclasses.replace(self.held, intact=False, loading=version)
+
+    def _roll_back(self, loading: Loading, error: BaseException) -> None:
+        """Return to the version before, if something was loaded; else there is nothing to do."""
+        if not loading.touched:
+            return
+        held = self.held
+        weights = None if held.version is None else self._rollback.weights(loading.names)
+        if weights is None:
+            return
+        try:
+            self._load(weights)
+            complete = next(weights, None) is None
+        except Exception as second:  # noqa: BLE001 - the first error is raised, and says that it is a mixture
+            error.add_note(f"returning to version {held.version} failed, too: {second!r}")
+            return
+        self.held = dataclasses.replace(held, intact=complete)
+        error.add_note(f"the receiver returned to version {held.version}")
+
+    def _refetch(self, version: int) -> Iterator[Fetched]:
+        update = self._updates.get(version)
+        if update is None:
+            update = self._member.directory.ask(Record.update, version)
+        feed = UpdateFeed(update)
+        feed.heading(self._return_s)
+        deadline = None if self._return_s is None else time.monotonic() + self._return_s
+        yield from Stream(feed, version, self._fetcher, Stopwatch(), deadline)

@@ -1,0 +1,79 @@
+"""A receiver as the directory knows it: hears of versions by number, votes, and says what it holds."""
+
+import contextlib
+import time
+
+from raycrew.tensor_transport._ray_compat import where
+from raycrew.tensor_transport.errors import DirectoryLostError, TransportTimeoutError, UpdateAbortedError
+from raycrew.tensor_transport.protocols import ByteStore
+from raycrew.tensor_transport.weights._directory import Record, WeightDirectory, release
+from raycrew.tensor_transport.weights._receiving.feeds import DirectoryFeed, PlanMemory, UpdateFeed
+from raycrew.tensor_transport.weights._receiving.fetching import Feed
+from raycrew.tensor_transport.weights._update import WeightUpdate, release_scope
+
+
+class Member:
+    """One receiver's place in a directory, if there is one.
+
+    Attributes:
+        name: What the directory calls the receiver.
+    """
+
+    def __init__(self, directory: WeightDirectory | None, name: str) -> None:
+        self.name = name
+        self._directory = directory
+        self._memory = PlanMemory()
+
+    @property
+    def directory(self) -> WeightDirectory:
+        """The directory.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if self._directory is None:
+            raise ValueError("versions are found by their number in a directory: WeightReceiver(directory=…)")
+        return self._directory
+
+    def feed(self, update: WeightUpdate | int) -> Feed:
+        """Where the buckets of an update are heard of."""
+        if isinstance(update, WeightUpdate):
+            return UpdateFeed(update)
+        return DirectoryFeed(self.directory, update, self.name, where(), self._memory)
+
+    def hear(self, version: int, deadline: float | None) -> None:
+        """Vote for a version, and wait for what the directory decides.
+
+        Raises:
+            UpdateAbortedError: It was given up.
+            DirectoryLostError: Nobody knows.
+        """
+        self.directory.ask(Record.vote, version, self.name, True, "")
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            decision = self.directory.wait(Record.decision, left, version)
+        except TransportTimeoutError:
+            late = f"receiver {self.name} waited long enough"
+            decision = "aborted" if self.directory.ask(Record.abort, version, late) else "committed"
+        if decision != "committed":
+            reason = self.directory.ask(Record.reason, version)
+            raise UpdateAbortedError(f"version {version} was given up: {reason}")
+
+    def refuse(self, update: WeightUpdate | int, error: Exception) -> None:
+        """Tell the others that this receiver does not have the version."""
+        if isinstance(update, int) and self._directory is not None:
+            with contextlib.suppress(DirectoryLostError):
+                self._directory.ask(Record.vote, int(update), self.name, False, repr(error))
+
+    def hold(self, version: int, store: ByteStore) -> None:
+        """Say what is held now, and release what nobody needs any more."""
+        if self._directory is not None:
+            with contextlib.suppress(DirectoryLostError):
+                self._directory.ask(Record.hold, self.name, version)
+                release(self._directory, store, release_scope(store, ""))
+
+    def leave(self) -> None:
+        """The receiver is closed."""
+        if self._directory is not None:
+            with contextlib.suppress(DirectoryLostError):
+                self._directory.ask(Record.leave, self.name)
