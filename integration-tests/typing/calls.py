@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, assert_type
 
-from raycrew.worker_groups import MultiWorkerFuture, RayWorkerGroup
+from raycrew.worker_groups import MultiWorkerFuture, RayWorkerGroup, Results
 
 
 class Policy:
@@ -23,7 +23,7 @@ def results_have_the_methods_type(group: RayWorkerGroup) -> None:
     assert_type(group.on(leaders=True).call(Policy.step, [1]), MultiWorkerFuture[dict[str, float]])
     sharded = group.call_sharded(Policy.step, [[1], [2]], in_sharded_axes=["dp"])
     assert_type(sharded, MultiWorkerFuture[dict[str, float]])
-    assert_type(group.stream(Policy.tokens, "abc"), Iterator[tuple[int, int]])
+    assert_type(group.stream(Policy.tokens, "abc"), Results[tuple[int, int]])
     assert_type(group.call("step", 1, timeout=5), MultiWorkerFuture[Any])
 
 
@@ -34,6 +34,6 @@ async def awaited_too(group: RayWorkerGroup) -> None:
 def wrong_arguments_are_found(group: RayWorkerGroup) -> None:
     group.call(Policy.step)  # type: ignore[call-overload]
     group.call(Policy.step, "text")  # type: ignore[call-overload]
-    group.call(Policy.step, [1], sclae=2.0)  # type: ignore[call-arg]
+    group.call(Policy.step, [1], sclae=2.0)  # type: ignore[arg-type, call-arg]
     group.on(ranks=[0]).call(Policy.step, [1], scale="x")  # type: ignore[arg-type]
     group.stream(Policy.tokens, 3)  # type: ignore[call-overload]
