@@ -5,7 +5,13 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from raycrew.tensor_transport.errors import GroupError, GroupTimeoutError, TransportError
-from raycrew.tensor_transport.process_groups._broadcasting import CollectiveGroup, Fabric, Party, fabric_for
+from raycrew.tensor_transport.process_groups._broadcasting import (
+    CollectiveGroup,
+    Fabric,
+    Party,
+    device_for,
+    fabric_for,
+)
 from raycrew.tensor_transport.process_groups._membership import (
     Board,
     Cause,
@@ -27,7 +33,8 @@ def join_group(invitation: Invitation, *, timeout_s: float = 60.0) -> Collective
     """Join one generation of a group as the member that was invited; returns when all members have.
 
     Args:
-        invitation: What `GroupHost.open` made for this member. It serves one process, once.
+        invitation: What `GroupHost.open` made for this member. It serves one process, once. NCCL moves
+            tensors of the device that is the calling thread's current one.
         timeout_s: Deadline for the arrival of all members and their connection.
 
     Raises:
@@ -101,7 +108,8 @@ def _connected(
     left = max(deadline.left_s, 1e-3)
     store = board.for_group(left)
     gate = Gate(f"connection of {invitation.label}")
-    building = gate.submit(lambda: fabric_for(choice.name, store, invitation.rank, seats, left))
+    device = device_for(choice.name)  # In the caller's thread.
+    building = gate.submit(lambda: fabric_for(choice.name, store, invitation.rank, seats, left, device))
     try:
         fabric = _awaited(building, lambda: watch.look(range(len(seats))), deadline, invitation)
     except BaseException:

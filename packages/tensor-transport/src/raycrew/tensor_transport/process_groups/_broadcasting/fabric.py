@@ -1,18 +1,17 @@
 """What moves the bytes of a group: gloo or NCCL, made directly, and never torch's default group."""
 
 import logging
-import os
 import socket
 import struct
 import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 
+from raycrew.tensor_transport.process_groups._broadcasting.nccl import NcclFabric
 from raycrew.tensor_transport.process_groups._membership import Seat
 from raycrew.tensor_transport.process_groups._process import Endpoint, cut
 
@@ -23,10 +22,6 @@ STALL_S = 30.0
 
 _SETTLE_S = 0.2
 _THREADS = 4
-_NCCL_DEADLINE_S = 7 * 24 * 3600.0
-_NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
-_NCCL_POLL_S = 0.0005
-_environment_lock = threading.Lock()
 
 
 class Fabric(Protocol):
@@ -34,8 +29,20 @@ class Fabric(Protocol):
 
     device: torch.device
 
+    def mark(self) -> Any:
+        """What the calling thread has queued on the device so far, which operations come after."""
+        ...
+
+    def ordered(self, mark: Any) -> AbstractContextManager[object]:
+        """What is queued in here comes after a mark, and one after another."""
+        ...
+
     def broadcast(self, tensor: torch.Tensor, root: int, timeout_s: float) -> Any:
         """Begin a broadcast of bytes; the work to wait for."""
+        ...
+
+    def settle(self, timeout_s: float) -> bool:
+        """Whether what was queued in `ordered` is done within this time: the bytes are where they belong."""
         ...
 
     def wait(self, work: Any, timeout_s: float) -> bool:
@@ -72,6 +79,17 @@ class GlooFabric:
         self._rank = rank
         self._overdue: list[Any] = []
 
+    def mark(self) -> None:
+        """Nothing: what is done to memory of the CPU is done at once."""
+
+    def ordered(self, mark: Any) -> AbstractContextManager[object]:  # noqa: ARG002
+        """As it is in any case."""
+        return nullcontext()
+
+    def settle(self, timeout_s: float) -> bool:  # noqa: ARG002
+        """It has, when the broadcasts have ended."""
+        return True
+
     def broadcast(self, tensor: torch.Tensor, root: int, timeout_s: float) -> Any:
         """Begin a broadcast of bytes; the work to wait for."""
         return self._group.broadcast(tensor, root, timedelta(seconds=min(timeout_s, STALL_S)))
@@ -104,52 +122,6 @@ class GlooFabric:
             log.info("gloo ends a send that was cut off; that takes up to %g s", STALL_S)
             name = "end of a gloo group"
             threading.Thread(target=_bury, args=(self, group, overdue), name=name, daemon=True).start()
-
-
-class NcclFabric:
-    """Tensors of the current CUDA device over NCCL.
-
-    torch's watchdog ends the whole process when a collective fails or takes too long, unless told otherwise
-    while the group is made: deadlines and failures are this package's.
-    """
-
-    def __init__(self, store: Any, rank: int, size: int) -> None:
-        import torch.distributed as dist
-
-        self.device = torch.device("cuda", torch.cuda.current_device())
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=_NCCL_DEADLINE_S)  # noqa: SLF001
-        with _variables(_NCCL_ENVIRONMENT):
-            self._group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
-        self._group.eager_connect_single_device(self.device)
-
-    def broadcast(self, tensor: torch.Tensor, root: int, timeout_s: float) -> Any:  # noqa: ARG002
-        """Begin a broadcast of bytes; the work to wait for. Deadlines are kept by `cut`."""
-        return self._group.broadcast(tensor, root)
-
-    def wait(self, work: Any, timeout_s: float) -> bool:
-        """Whether a work ended within this time; raises what it failed with."""
-        end = time.monotonic() + timeout_s
-        while not work.is_completed():
-            if time.monotonic() >= end:
-                return False
-            time.sleep(_NCCL_POLL_S)
-        if (error := work.exception()) is not None:
-            raise RuntimeError(str(error))
-        work.wait()
-        return True
-
-    def end(self, works: Sequence[Any]) -> None:  # noqa: ARG002
-        """Abort the communicator; kernels that wait for a peer end."""
-        if self._group is not None:
-            self._group.abort()
-            torch.cuda.synchronize(self.device)
-
-    def close(self) -> None:
-        """Give the communicator up."""
-        if self._group is not None:
-            self._group.abort()
-        self._group = None
 
 
 def _settles(fabric: Fabric, work: Any, timeout_s: float) -> bool:
@@ -196,24 +168,17 @@ def _port(blob: bytes, address: str) -> int:
     return 0
 
 
-@contextmanager
-def _variables(values: dict[str, str]) -> Iterator[None]:
-    """Environment variables that hold while something is made."""
-    with _environment_lock:
-        before = {name: os.environ.get(name) for name in values}
-        os.environ.update(values)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+def device_for(backend: str) -> torch.device:
+    """What a group moves bytes of, asked for by the thread that joins it: each thread has its own device."""
+    if backend == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
-def fabric_for(backend: str, store: Any, rank: int, seats: Sequence[Seat], timeout_s: float) -> Fabric:
+def fabric_for(
+    backend: str, store: Any, rank: int, seats: Sequence[Seat], timeout_s: float, device: torch.device
+) -> Fabric:
     """The end of a member; returns when all members are connected."""
     if backend == "nccl":
-        return NcclFabric(store, rank, len(seats))
+        return NcclFabric(store, rank, len(seats), device)
     return GlooFabric(store, rank, [seat.lifeline[0] for seat in seats], timeout_s)

@@ -34,6 +34,9 @@ class CollectiveGroup:
     member has every byte. After any other failure than a `GroupMismatchError` the group is broken, for all
     members: its error says why, and they join the next generation.
 
+    On a GPU, an operation comes after what the calling thread's current stream had queued when it was begun;
+    once it has ended, its bytes are there for all streams.
+
     It needs no default group, and does not meet the one that the process may have.
     """
 
@@ -205,13 +208,16 @@ class CollectiveGroup:
             if self._closed:
                 raise TransportClosedError(f"{self._party.invitation.label} is closed")
             self._live.add(transfer)
-            self._runner.submit(lambda: self._serve(transfer, wish, views, window))
+            mark = self._party.fabric.mark()
+            self._runner.submit(lambda: self._serve(transfer, wish, views, window, mark))
         return transfer
 
-    def _serve(self, transfer: Transfer, wish: Wish, views: list[torch.Tensor], window: int) -> None:
+    def _serve(
+        self, transfer: Transfer, wish: Wish, views: list[torch.Tensor], window: int, mark: object
+    ) -> None:
         error: BaseException | None = None
         try:
-            self._operate(transfer.guard, wish, views, window)
+            self._operate(transfer.guard, wish, views, window, mark)
         except BaseException as found:  # noqa: BLE001 - whoever waits for the transfer gets it
             error = found
         views.clear()
@@ -219,7 +225,9 @@ class CollectiveGroup:
             self._live.discard(transfer)
         transfer.end(error)
 
-    def _operate(self, guard: Guard, wish: Wish, views: list[torch.Tensor], window: int) -> None:
+    def _operate(
+        self, guard: Guard, wish: Wish, views: list[torch.Tensor], window: int, mark: object
+    ) -> None:
         self._check_usable()
         self._turn += 1
         try:
@@ -229,7 +237,9 @@ class CollectiveGroup:
             raise
         try:
             root = self._party.agree(self._turn, wish, guard)
-            self._party.move(root, views, window, guard, sends=wish.role == "send")
+            with self._party.fabric.ordered(mark):
+                self._party.move(root, views, window, guard, sends=wish.role == "send")
+                self._party.settle(guard)
             self._party.confirm(self._turn, guard)
         except GroupMismatchError:
             raise

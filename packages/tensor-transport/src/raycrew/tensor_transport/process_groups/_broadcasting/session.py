@@ -135,6 +135,12 @@ class Party:
             self.check(guard, "did not send or take the bytes")
             self.watch.look(range(len(self.invitation.members)))
 
+    def settle(self, guard: Guard) -> None:
+        """Wait until the bytes are where they belong, copies on a device included."""
+        while not self.fabric.settle(_SLICE_S):
+            self.check(guard, "did not send or take the bytes")
+            self.watch.look(range(len(self.invitation.members)))
+
     def check(self, guard: Guard, what: str, missing: Sequence[int] = ()) -> None:
         """Return if the operation may go on.
 

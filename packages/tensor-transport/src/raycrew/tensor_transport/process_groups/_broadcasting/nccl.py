@@ -1,0 +1,113 @@
+"""A member's end over NCCL: tensors of one CUDA device, in order with what the caller's streams do."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+_DEADLINE_S = 7 * 24 * 3600.0
+_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+_POLL_S = 0.0005
+_environment_lock = threading.Lock()
+
+
+class NcclFabric:
+    """Tensors of one CUDA device over NCCL.
+
+    All of it happens on a stream of its own. That waits for what the caller's stream had queued when the
+    caller asked (`mark`); NCCL waits for that stream when a broadcast begins; and nobody hears that the bytes
+    are there before all of it is done (`settle`).
+
+    torch's watchdog ends the whole process when a collective fails or takes too long, unless told otherwise
+    while the group is made: deadlines and failures are this package's.
+
+    Args:
+        store: Where the members meet.
+        rank: This one.
+        size: How many there are.
+        device: Whose tensors.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, device: torch.device) -> None:
+        import torch.distributed as dist
+
+        self.device = device
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=_DEADLINE_S)  # noqa: SLF001
+        with torch.cuda.device(device), _variables(_ENVIRONMENT):
+            self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
+            self._group.eager_connect_single_device(device)
+
+    def mark(self) -> Any:
+        """An event after what the calling thread's current stream was given so far."""
+        return torch.cuda.current_stream(self.device).record_event()
+
+    @contextmanager
+    def ordered(self, mark: Any) -> Iterator[None]:
+        """Have the calling thread queue on this group's stream, after a mark."""
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(mark)
+            yield
+
+    def broadcast(self, tensor: torch.Tensor, root: int, timeout_s: float) -> Any:  # noqa: ARG002
+        """Begin a broadcast of bytes; the work to wait for. Deadlines are kept by `end`.
+
+        NCCL's own stream waits for the current one, which is that of `ordered`.
+        """
+        return self._group.broadcast(tensor, root)
+
+    def wait(self, work: Any, timeout_s: float) -> bool:
+        """Whether a work ended within this time; raises what it failed with."""
+        if not _becomes(work.is_completed, timeout_s):
+            return False
+        if (error := work.exception()) is not None:
+            raise RuntimeError(str(error))
+        work.wait()  # The current stream goes on after it: copies out of what was received are queued there.
+        return True
+
+    def settle(self, timeout_s: float) -> bool:
+        """Whether this group's stream is done within this time."""
+        return _becomes(self._stream.record_event().query, timeout_s)
+
+    def end(self, works: Sequence[Any]) -> None:  # noqa: ARG002
+        """Abort the communicator; kernels that wait for a peer end."""
+        if self._group is not None:
+            self._group.abort()
+            torch.cuda.synchronize(self.device)
+
+    def close(self) -> None:
+        """Give the communicator up."""
+        if self._group is not None:
+            self._group.abort()
+        self._group = None
+
+
+def _becomes(is_so: Callable[[], bool], timeout_s: float) -> bool:
+    end = time.monotonic() + timeout_s
+    while not is_so():
+        if time.monotonic() >= end:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+@contextmanager
+def _variables(values: dict[str, str]) -> Iterator[None]:
+    """Environment variables that hold while something is made."""
+    with _environment_lock:
+        before = {name: os.environ.get(name) for name in values}
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
