@@ -226,10 +226,11 @@ def run_doctor(store: Store) -> Outcome:
     rows.append(
         ("raycrew", ", ".join(f"{c.name} {c.version}" for c in carried.distributions) or "none", True)
     )
-    for name, value in index_variables(EnvironmentSpec.requirements(["any"]), store.environ).items():
+    spec = EnvironmentSpec.requirements(["any"])
+    for name, value in index_variables(spec, store.environ).items():
         rows.append((name, _spec.without_credentials(value), True))
     rows += [("uv.toml", str(path), True) for path in configuration_files(store.environ)]
-    for name, value in _spec.counted_settings(configured(store.environ)).items():
+    for name, value in _spec.counted_settings(configured(store.environ), spec).items():
         rows.append((f"uv.toml: {name}", value, True))
     compiled = store.environ.get("UV_COMPILE_BYTECODE", "1") not in ("0", "false")
     rows.append(("bytecode", _BYTECODE[compiled], True))

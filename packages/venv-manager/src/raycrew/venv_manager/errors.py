@@ -9,6 +9,10 @@ class VenvError(Exception):
     """Something about an environment went wrong; every error of this package is one."""
 
 
+class InputsChangedError(VenvError):
+    """What an environment is made from changed each time while it was made; nothing was published."""
+
+
 class SpecError(VenvError, ValueError):
     """A specification cannot be understood, or contradicts itself. Raised before anything is built."""
 

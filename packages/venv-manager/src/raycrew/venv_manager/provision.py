@@ -3,19 +3,23 @@
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from raycrew.venv_manager import _spec
-from raycrew.venv_manager._build import Luggage, Recipe, check, luggage, probe
+from raycrew.venv_manager._build import Recipe, check, luggage, probe
 from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager._store import Environment, Request, Store, check_name, expectation
 from raycrew.venv_manager._uv import build_environment, configured, parse
 from raycrew.venv_manager._waiting import reporting
+from raycrew.venv_manager.errors import InputsChangedError
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_TRIES = 3
 
 
 def identify(spec: EnvironmentSpec, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
@@ -23,19 +27,19 @@ def identify(spec: EnvironmentSpec, environ: Mapping[str, str] = os.environ) -> 
 
     That is what can be told without choosing versions and without building local sources.
     """
-    given = _luggage(spec).identity() if spec.carry else {}
+    given = luggage().identity() if spec.carry else {}
     return _spec.asked(spec, build_environment(spec, environ), given, configured(environ))
 
 
 def identity_of(spec: EnvironmentSpec, store: Store) -> dict[str, Any]:
     """What the key of a spec's environment is taken of, where its versions are chosen; else what is asked."""
-    request = Request(spec, store, _luggage(spec))
+    request = Request(spec, store)
     return request.known() or request.asked
 
 
 def published_key(spec: EnvironmentSpec, store: Store) -> str | None:
     """The key of a spec's environment, where its versions are chosen and its sources built."""
-    known = Request(spec, store, _luggage(spec)).known()
+    known = Request(spec, store).known()
     return None if known is None else _spec.key_of(known)
 
 
@@ -58,12 +62,17 @@ def ensure(
 
     Raises:
         SpecError: The spec makes no sense; nothing was started.
+        InputsChangedError: What it is made from changed each time while it was made.
         VenvError: It could not be built; nothing was published.
     """
     store = store or Store()
     spec = parse(spec)
     force = force_rebuild or forced(store.environ)
-    request = Request(spec, store, _luggage(spec))
+    return _while_inputs_stay(partial(_ensured, spec, store, force, upgrade))
+
+
+def _ensured(spec: EnvironmentSpec, store: Store, force: bool, upgrade: bool) -> Environment:
+    request = Request(spec, store)
     if not (force or upgrade) and (found := _published(request.known(), store)):
         return found
     with reporting(_title(spec)) as report:
@@ -93,14 +102,27 @@ def prepare(spec: EnvironmentSpec | str | Path, store: Store, *, force: bool = F
         StoreError: The store cannot be written to.
         UvError: There is no set of versions, or a local source does not build.
     """
-    spec = parse(spec)
-    request = Request(spec, store, _luggage(spec))
+    return _while_inputs_stay(partial(_prepared, parse(spec), store, force))
+
+
+def _prepared(spec: EnvironmentSpec, store: Store, force: bool) -> Recipe:
+    request = Request(spec, store)
     with reporting(_title(spec)) as report:
         return request.recipe(request.identity(report, anew=force), report)
 
 
-def _luggage(spec: EnvironmentSpec) -> Luggage:
-    return luggage() if spec.carry else Luggage()
+def _while_inputs_stay(work: Callable[[], T]) -> T:
+    """What some work comes to; it is begun anew, some times, where what it works from changed meanwhile.
+
+    Raises:
+        InputsChangedError: It changed each time.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return work()
+        except InputsChangedError as error:
+            logger.info("begun anew: %s", error)
+    return work()
 
 
 def _title(spec: EnvironmentSpec) -> str:

@@ -36,11 +36,13 @@ class Sync:
         words: Arguments of uv.
         settings: A `uv.toml`.
         environ: The whole environment of uv.
+        need_same: Raises an error if the project has changed since the environment's key was taken.
     """
 
     words: tuple[str, ...]
     settings: str
     environ: Mapping[str, str]
+    need_same: Callable[[], None] = lambda: None
 
 
 @dataclass
@@ -133,6 +135,7 @@ class Build:
             self._uv({**sync.environ, **where}, *sync.words)
         with self._timed("resolve_s"):
             recipe = result_of(made)
+            sync.need_same()
             self._keep(recipe)
         return recipe
 

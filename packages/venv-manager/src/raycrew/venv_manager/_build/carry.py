@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 
 from raycrew.venv_manager._build.wheels import build_wheel, content_fingerprint, repack
 from raycrew.venv_manager._spec import file_hash, folder_fingerprint, project_hash
+from raycrew.venv_manager.errors import InputsChangedError
 
 _PREFIX = "raycrew-"
 _SELF = "raycrew-venv-manager"  # works on the driver and on nodes, never inside an environment
@@ -145,13 +146,15 @@ def _editable(dist: importlib.metadata.Distribution) -> str | None:
 
 
 def _fingerprint(dist: importlib.metadata.Distribution, source: str | None) -> str:
-    if source is not None:
-        parts = [file_hash(Path(source, "pyproject.toml"))]
-        parts += [folder_fingerprint(p) for p in (Path(source, "src"),) if p.is_dir()] or [
-            folder_fingerprint(source)
-        ]
-        return hashlib.sha256("".join(parts).encode()).hexdigest()
-    return content_fingerprint(dist)
+    return content_fingerprint(dist) if source is None else _of_source(source)
+
+
+def _of_source(source: str) -> str:
+    parts = [file_hash(Path(source, "pyproject.toml"))]
+    parts += [folder_fingerprint(p) for p in (Path(source, "src"),) if p.is_dir()] or [
+        folder_fingerprint(source)
+    ]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
 def _requires(source: str | None, needs: tuple[str, ...]) -> tuple[str, ...]:
@@ -170,8 +173,11 @@ def wheel_of(carried: Carried, environ: Mapping[str, str]) -> tuple[str, bytes]:
 
 @lru_cache(maxsize=16)
 def _wheel(
-    name: str, source: str | None, _fingerprint: str, environ: tuple[tuple[str, str], ...]
+    name: str, source: str | None, fingerprint: str, environ: tuple[tuple[str, str], ...]
 ) -> tuple[str, bytes]:
     if source is not None:
-        return build_wheel(Path(source), dict(environ))
+        built = build_wheel(Path(source), dict(environ))
+        if _of_source(source) != fingerprint:
+            raise InputsChangedError(f"the files of {source} changed each time while it was built")
+        return built
     return repack(importlib.metadata.distribution(name))

@@ -8,14 +8,15 @@ import io
 import shutil
 import sys
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from raycrew.venv_manager._spec import file_hash, read_toml
+from raycrew.venv_manager._spec import build_sources, file_hash, label_of, read_toml
 from raycrew.venv_manager._uv import run_uv
 from raycrew.venv_manager._waiting import scratch
 from raycrew.venv_manager.errors import SpecError, VenvError
@@ -25,6 +26,11 @@ _LEFT_OUT = frozenset(
     {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"}
 )
 _COUNTED = ("Root-Is-Purelib:", "Tag:")  # of WHEEL; the rest names the tool that built it
+# Settings of uv that say what is there while a source is built.
+_OF_BUILDS = frozenset({
+    "build-constraint-dependencies", "extra-build-dependencies", "extra-build-variables", "no-build-isolation",
+    "no-build-isolation-package",
+})  # fmt: skip
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 
 
@@ -51,13 +57,39 @@ def build_file(
     """
     if source.suffix == ".whl":
         return Path(shutil.copy(source, into))
-    isolation = ["--no-build-isolation"] if python is None and _backend_is_here(source) else []
-    words: list[str | Path] = ["build", what, *isolation, "--python", python or sys.executable]
+    told = _told(environ)
+    as_here = python is None and _backend_is_here(source) and not _is_told_of_builds(environ, told)
+    words: list[str | Path] = ["build", what, *(["--no-build-isolation"] if as_here else [])]
+    words += [*_config_settings(source, told), *_fresh(source), "--python", python or sys.executable]
     run_uv([*words, "--out-dir", into, source], environ=environ, timeout_s=timeout_s)
     built = sorted(path for path in into.iterdir() if path.suffix in (".whl", ".gz", ".zip"))
     if len(built) != 1:
         raise VenvError(f"building {source} gave {len(built)} files instead of one")
     return built[0]
+
+
+def _told(environ: Mapping[str, str]) -> Mapping[str, Any]:
+    file = environ.get("UV_CONFIG_FILE")
+    return read_toml(Path(file)) if file else {}
+
+
+def _is_told_of_builds(environ: Mapping[str, str], told: Mapping[str, Any]) -> bool:
+    """Whether uv is told what a build needs: not what happens to be installed here."""
+    return "UV_BUILD_CONSTRAINT" in environ or not _OF_BUILDS.isdisjoint(told)
+
+
+def _config_settings(source: Path, told: Mapping[str, Any]) -> Iterator[str]:
+    """Those for one package, which `uv build` does not take from a file."""
+    by_name = {canonicalize_name(n): s for n, s in told.get("config-settings-package", {}).items()}
+    for name, given in by_name.get(canonicalize_name(label_of(source)), {}).items():
+        for value in given if isinstance(given, list) else [given]:
+            yield f"--config-setting={name}={str(value).lower() if isinstance(value, bool) else value}"
+
+
+def _fresh(source: Path) -> Iterator[str]:
+    """What a build must not take from uv's cache: local sources, which are known there by few of their files."""
+    for path in build_sources(source):
+        yield from ("--refresh-package", label_of(path).partition("-")[0] if path.is_file() else label_of(path))
 
 
 def _backend_is_here(source: Path) -> bool:

@@ -7,12 +7,14 @@ from raycrew.venv_manager._spec.fingerprints import (
     file_hash,
     files_below,
     folder_fingerprint,
+    holds_files,
     ignored_fingerprint,
     is_litter,
 )
 from raycrew.venv_manager._spec.given import (
     base_of,
     fingerprint,
+    label_of,
     lock_file,
     project_folder,
     project_hash,
@@ -37,7 +39,13 @@ from raycrew.venv_manager._spec.locks import (
     wheel_entry,
     write_lock,
 )
-from raycrew.venv_manager._spec.sources import is_package, local_sources, read_toml, workspace_root
+from raycrew.venv_manager._spec.sources import (
+    build_sources,
+    is_package,
+    local_sources,
+    read_toml,
+    workspace_root,
+)
 from raycrew.venv_manager._spec.spec import EnvironmentSpec
 from raycrew.venv_manager._spec.uv_settings import (
     OF_PROJECTS,
@@ -58,6 +66,7 @@ __all__ = [
     "absolute_requirement",
     "asked",
     "base_of",
+    "build_sources",
     "choice_of",
     "counted_settings",
     "counts",
@@ -68,6 +77,7 @@ __all__ = [
     "files_of_git",
     "fingerprint",
     "folder_fingerprint",
+    "holds_files",
     "identity",
     "ignored_by_git",
     "ignored_fingerprint",
@@ -76,6 +86,7 @@ __all__ = [
     "is_litter",
     "is_package",
     "key_of",
+    "label_of",
     "local_requirement",
     "local_sources",
     "lock_file",

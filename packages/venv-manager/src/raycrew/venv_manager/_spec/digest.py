@@ -57,7 +57,7 @@ def asked(
         "requires": {name: given.requirements_hash(p, found) for name, (p, found) in sources.items()},
         "wheelhouse": given.wheelhouse(spec),
         "variables": counted_variables(environ, dict(spec.environment)),
-        "settings": {} if spec.wheelhouse else counted_settings(configured),
+        "settings": counted_settings(configured, spec),
         "interpreter": interpreter(spec),
         "platform": _platform(),
         "carried": dict(carried) if spec.carry else {},

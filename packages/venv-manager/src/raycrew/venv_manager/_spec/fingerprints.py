@@ -117,6 +117,11 @@ def ignored_fingerprint(folder: str, names: Iterable[str]) -> str:
     return _of_files(folder, (file for path in paths for file in _below(path)))
 
 
+def holds_files(path: str) -> bool:
+    """Whether there is a file, or a folder that holds one."""
+    return next(_below(path), None) is not None
+
+
 def files_below(path: str) -> list[str]:
     """A file, or all files of a folder without caches."""
     return list(_below(path))

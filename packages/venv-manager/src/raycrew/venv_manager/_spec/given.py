@@ -124,7 +124,7 @@ def source_paths(spec: EnvironmentSpec, environ: Mapping[str, str]) -> dict[str,
     """The folders and files of this machine that packages are built from, by names that are no paths."""
     found: dict[str, Path] = {}
     for path in _local(spec, environ):
-        label = _label(path)
+        label = label_of(path)
         again = sum(name == label or name.startswith(f"{label} (") for name in found)
         found[f"{label} ({again + 1})" if again else label] = path
     return found
@@ -182,7 +182,7 @@ def script_sources(script: Path) -> dict[str, Path]:
     }
 
 
-def _label(path: Path) -> str:
+def label_of(path: Path) -> str:
     """A name that stays when a checkout moves."""
     if not path.is_dir():
         return path.name

@@ -91,6 +91,19 @@ def _named(folder: Path) -> Iterator[Path]:
         yield from sources_named(mine, root)
 
 
+def build_sources(folder: Path) -> list[Path]:
+    """The local folders and files that a source is built with, and theirs in turn."""
+    data = _project_file(folder)
+    texts = data.get("build-system", {}).get("requires", ())
+    direct = [path for text in texts if (path := local_requirement(text, folder)) is not None]
+    needed = {required_name(text) for text in texts}
+    for base in dict.fromkeys((folder, workspace_root(folder))):
+        given = _project_file(base).get("tool", {}).get("uv", {}).get("sources", {})
+        named = {name: source for name, source in given.items() if canonicalize_name(name) in needed}
+        direct += sources_named(named, base)
+    return with_theirs(direct)
+
+
 def sources_named(sources: Mapping[str, Any], base: Path) -> Iterator[Path]:
     """The local folders and files among the sources that a file names."""
     for name, declared in sources.items():

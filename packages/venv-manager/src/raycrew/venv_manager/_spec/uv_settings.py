@@ -36,21 +36,26 @@ def settings(told: Mapping[str, Any], spec: EnvironmentSpec, places: Mapping[str
         places: Name to URL of what asks for credentials and is not named there: explicit indexes, which serve
             nothing by themselves, tell uv by which name it is given a user and a password.
     """
-    chosen = {k: v for k, v in told.items() if k not in OF_PROJECTS}
+    chosen = _effective(told, spec)
     if places:
         named = [{"name": name, "url": url, "explicit": True} for name, url in sorted(places.items())]
         chosen["index"] = [*chosen.get("index", ()), *named]
     if spec.wheelhouse:
-        for name in _INDEXES:
-            chosen.pop(name, None)
+        chosen.pop("index", None)
         chosen["no-index"] = True
     lines = (f"{name} = {_toml(value)}\n" for name, value in sorted(chosen.items()))
     return without_credentials("".join(lines))
 
 
-def counted_settings(told: Mapping[str, Any]) -> dict[str, str]:
-    """What counts of the settings of the user and the system, as text, without credentials."""
-    counted = {k: v for k, v in told.items() if k not in _HARMLESS}
+def _effective(told: Mapping[str, Any], spec: EnvironmentSpec) -> dict[str, Any]:
+    """Those that reach uv: what describes a project does not, nor do indexes where there is a wheelhouse."""
+    left_out = {*OF_PROJECTS, *(_INDEXES if spec.wheelhouse else ())}
+    return {k: v for k, v in told.items() if k not in left_out}
+
+
+def counted_settings(told: Mapping[str, Any], spec: EnvironmentSpec) -> dict[str, str]:
+    """What counts of settings that reach uv, as text, without credentials."""
+    counted = {k: v for k, v in _effective(told, spec).items() if k not in _HARMLESS}
     return {name: without_credentials(_toml(value)) for name, value in counted.items()}
 
 

@@ -1,14 +1,18 @@
 """From a spec to a recipe: what is asked for, what was chosen for it, and the key that comes of both."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from raycrew.venv_manager import _spec
-from raycrew.venv_manager._build import Luggage, Recipe, Sync, this_platform, wheel_of
+from raycrew.venv_manager._build import Luggage, Recipe, Sync, luggage, this_platform, wheel_of
 from raycrew.venv_manager._spec import (
     EnvironmentSpec,
     Package,
+    build_sources,
+    counted_settings,
     settings,
     source_paths,
     wheel_entry,
@@ -29,8 +33,10 @@ from raycrew.venv_manager._store.sources import Built, Source, SourceShelf
 from raycrew.venv_manager._store.store import Store
 from raycrew.venv_manager._uv import access_of, build_environment, configured, told_to_uv
 from raycrew.venv_manager._waiting import Report, result_of, scratch, silent, workers
+from raycrew.venv_manager.errors import InputsChangedError
 
-_SETTING = ("interpreter", "platform", "variables", "settings")  # which decide what a source is built to
+# Which decide, with settings of uv, what a source is built to.
+_SETTING = ("interpreter", "platform", "variables")
 
 
 class Request:
@@ -39,36 +45,44 @@ class Request:
     Args:
         spec: The spec.
         store: The store.
-        carried: What the driver's environment gives along.
 
     Attributes:
+        carried: What the driver's environment gives along.
         asked: All that decides the environment before versions are chosen.
+        choosing: Digest of what decides which versions are chosen.
         by_lock: Its lock file alone decides, and uv installs it by itself: nothing is chosen.
 
     Raises:
         SpecError: The spec does not fit what lies on the disk.
     """
 
-    def __init__(self, spec: EnvironmentSpec, store: Store, carried: Luggage) -> None:
-        self.spec, self.store, self.carried = spec, store, carried
+    def __init__(self, spec: EnvironmentSpec, store: Store) -> None:
+        self.spec, self.store = spec, store
+        self.carried = carried = luggage() if spec.carry else Luggage()
         environ = build_environment(spec, store.environ)
         given = carried.identity() if spec.carry else {}
         self.asked = _spec.asked(spec, environ, given, configured(store.environ))
         self.by_lock = is_synced(spec, carried)
-        self._digest = _spec.choice_of(self.asked)
+        self.choosing = _spec.choice_of(self.asked)
         self._paths = source_paths(spec, environ)
+        told = counted_settings(told_to_uv(spec, store.environ), spec)
+        self._setting = {part: self.asked[part] for part in _SETTING} | {"settings": told}
+        self._built_now: dict[str, Built] = {}
         self._choices, self._sources = ChoiceShelf(store), SourceShelf(store)
 
     @property
     def sync(self) -> Sync | None:
         """How uv installs it by itself, if it does."""
-        return sync_of(self.spec, self.store.environ) if self.by_lock else None
+        if not self.by_lock:
+            return None
+        same = partial(self._need_same, _spec.identity(self.asked, {}, {}))
+        return replace(sync_of(self.spec, self.store.environ), need_same=same)
 
     def known(self) -> dict[str, Any] | None:
         """The identity of the environment, or None where something has to be chosen or built for it."""
         if self.by_lock:
             return _spec.identity(self.asked, {}, {})
-        choice = self._choices.get(self._digest)
+        choice = self._choices.get(self.choosing)
         built = (
             {}
             if choice is None
@@ -104,11 +118,12 @@ class Request:
 
         Raises:
             UvError: uv failed.
+            InputsChangedError: It would be that of another environment.
             StoreError: The store cannot be written to.
         """
         key = _spec.key_of(identity)
         if (kept := self.store.recipe(key)) is not None:  # how files come there may differ, not which
-            return dataclasses.replace(
+            return replace(
                 kept,
                 variables=recipe_variables(self.spec, self.store.environ),
                 secrets=secrets_of(self.spec, self.store.environ),
@@ -122,7 +137,10 @@ class Request:
     def _recipe(self, key: str, identity: Mapping[str, Any], report: Report, checked: bool) -> Recipe:
         spec, environ = self.spec, self.store.environ
         choice = self._choose(report, checked) if self.by_lock else self._chosen(report, False)
-        wheels = dict(self._wheels(choice, report))
+        built = dict(self._built(choice, report))
+        wheels = dict(self._wheels(choice, built))
+        if not checked:  # else once uv has installed it
+            self._need_same(identity, choice, {name: wheel.content for name, wheel in built.items()})
         entries: list[Package] = [*choice.entries(), *(wheel_entry(*pair) for pair in wheels.items())]
         told = told_to_uv(spec, environ)
         access = access_of(spec, environ, told)
@@ -141,9 +159,28 @@ class Request:
             secrets=access.secrets,
         )
 
-    def _wheels(self, choice: Choice, report: Report) -> Iterator[tuple[str, bytes]]:
-        for _, built in self._built(choice, report):
-            yield built.name, built.file.read_bytes()
+    def _need_same(
+        self,
+        identity: Mapping[str, Any],
+        choice: Choice | None = None,
+        local: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """See that what is made now is still what the identity says.
+
+        Raises:
+            InputsChangedError: What it is made from has changed since.
+        """
+        now = Request(self.spec, self.store)
+        found = now._identity(choice, local) if choice else _spec.identity(now.asked, {}, {})
+        if now.choosing != self.choosing or _spec.key_of(found) != _spec.key_of(identity):
+            lines = _spec.explain(identity, found) or ["what versions are chosen by"]
+            raise InputsChangedError(
+                f"{self.spec} changed each time while its environment was made: " + "; ".join(lines)
+            )
+
+    def _wheels(self, choice: Choice, built: Mapping[str, Built]) -> Iterator[tuple[str, bytes]]:
+        for wheel in built.values():
+            yield wheel.name, wheel.file.read_bytes()
         environ = build_environment(self.spec, self.store.environ) | {"UV_NO_CONFIG": "1"}
         for carried in self.carried.distributions:
             if carried.name in choice.carried:
@@ -157,19 +194,21 @@ class Request:
         """What was chosen before, or is chosen now: by one process, for which others wait."""
 
         def kept() -> Choice | None:
-            return None if anew else self._choices.get(self._digest)
+            return None if anew else self._choices.get(self.choosing)
 
         if (found := kept()) is not None:
             return found
-        self.store.need_writable(self._digest)
-        locks = self.store.locks(f"choice-{self._digest}")
+        self.store.need_writable(self.choosing)
+        locks = self.store.locks(f"choice-{self.choosing}")
         with locks.building(self.store.build_timeout_s, report, lambda: kept() is not None):
             if (found := kept()) is not None:
                 return found
             with locks.telling(report) as tell:
                 tell("choosing versions")
                 made = self._choose(tell, False)
-            self._choices.keep(self._digest, made)
+            if Request(self.spec, self.store).choosing != self.choosing:
+                raise InputsChangedError(f"{self.spec} changed each time while versions were chosen for it")
+            self._choices.keep(self.choosing, made)
         return made
 
     def _choose(self, report: Report, checked: bool) -> Choice:
@@ -180,9 +219,10 @@ class Request:
 
     def _source(self, choice: Choice, name: str) -> Source:
         label = choice.sources[name]
-        return Source(
-            self._paths[label], self.asked["sources"][label], {part: self.asked[part] for part in _SETTING}
-        )
+        path = self._paths[label]
+        with_it = {_spec.fingerprint(source) for source in build_sources(path)}
+        setting = self._setting | {"built with": sorted(with_it)}
+        return Source(path, self.asked["sources"][label], setting)
 
     def _built(self, choice: Choice, report: Report) -> Iterator[tuple[str, Built]]:
         """The wheels of all local sources that a choice has, those that changed built now, some at a time."""
@@ -191,10 +231,11 @@ class Request:
 
             def build(source: Source) -> Built:
                 report(f"building {source.path.name}")
-                return self._sources.build(source, environ, self.spec.python, self.store.build_timeout_s)
+                return self._sources.build(source, environ, self.spec.python, report)
 
             sources = {name: self._source(choice, name) for name in choice.sources}
-            known = {name: self._sources.known(source) for name, source in sources.items()}
+            known = {n: self._built_now.get(n) or self._sources.known(s) for n, s in sources.items()}
             made = {name: pool.submit(build, sources[name]) for name, found in known.items() if found is None}
             for name, found in known.items():
-                yield name, found or result_of(made[name])
+                self._built_now[name] = found or result_of(made[name])
+                yield name, self._built_now[name]

@@ -1,7 +1,9 @@
 """Local sources: what they are built to, kept until a fingerprint of their files changes."""
 
+import hashlib
 import json
 import logging
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,24 +20,18 @@ from raycrew.venv_manager._build import (
     tops_of,
     write_whole,
 )
-from raycrew.venv_manager._spec import (
-    files_of_git,
-    fingerprint,
-    ignored_by_git,
-    ignored_fingerprint,
-    is_litter,
-    key_of,
-)
+from raycrew.venv_manager._spec import KEY_LENGTH, files_of_git, fingerprint, key_of
+from raycrew.venv_manager._store.ignored import Ignored
 from raycrew.venv_manager._store.root import make_folder, used
-from raycrew.venv_manager._store.shelf import Shelf
-from raycrew.venv_manager._waiting import scratch
-from raycrew.venv_manager.errors import UvError, VenvError, of_store
+from raycrew.venv_manager._store.store import Store
+from raycrew.venv_manager._waiting import Report, scratch, silent
+from raycrew.venv_manager.errors import InputsChangedError, UvError, of_store
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "sources"
 # The parts of two records: of a source, and of one with what git ignores of it.
-_SEEN, _BUILT = {"shipped": list, "aside": list}, {"wheel": str, "content": str}
+_SEEN, _BUILT = {"counted": list, "aside": list}, {"wheel": str, "content": str}
 _TRIES = 3  # of a source that changes while it is built
 
 
@@ -61,7 +57,8 @@ class Source:
     Attributes:
         path: Where it lies.
         fingerprint: Over what counts of its files, by git where it is a checkout.
-        setting: What else decides what comes out: interpreter, platform, variables.
+        setting: What else decides what comes out: interpreter, platform, variables, settings of uv, and local
+            sources that it is built with.
     """
 
     path: Path
@@ -73,15 +70,20 @@ class Source:
         """Digest of both."""
         return key_of({"source": self.fingerprint, **self.setting})
 
-    def ignored(self) -> list[str]:
-        """What git ignores of it, without caches and what builds leave."""
-        if not self.path.is_dir():
-            return []
-        return [name for name in ignored_by_git(str(self.path)) if not is_litter(str(self.path), name)]
-
     def key_with(self, names: Iterable[str]) -> str:
         """The digest, together with that of files that git ignores."""
-        return key_of({"source": self.key, "ignored": ignored_fingerprint(str(self.path), names)})
+        return key_of({"source": self.key, "ignored": Ignored(self.path).fingerprint(names)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A wheel that was built: what counts of it; what git ignores and came into it, which of it unchanged."""
+
+    name: str
+    wheel: bytes
+    told: str
+    came: frozenset[str]
+    as_it_is: frozenset[str]
 
 
 class SourceShelf:
@@ -91,16 +93,18 @@ class SourceShelf:
         store: The store.
     """
 
-    def __init__(self, store: Shelf) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
         self.folder = store.root / FOLDER
 
     def known(self, source: Source) -> Built | None:
         """The wheel of a source, if it was built since anything changed that could come into it."""
-        seen, ignored = self._read(source.key, _SEEN), source.ignored()
-        if seen is None or not {*ignored} <= {*seen["shipped"], *seen["aside"]}:
+        seen, ignored = self._read(source.key, _SEEN), Ignored(source.path).names
+        if seen is None or not {*ignored} <= {*seen["counted"], *seen["aside"]}:
             return None
-        key = source.key_with(name for name in seen["shipped"] if name in ignored)
+        return self._known(source.key_with(name for name in seen["counted"] if name in ignored))
+
+    def _known(self, key: str) -> Built | None:
         found = self._read(key, _BUILT)
         if found is None:
             return None
@@ -125,45 +129,71 @@ class SourceShelf:
         return self.folder / key / name
 
     def build(
-        self, source: Source, environ: Mapping[str, str], python: str | None, timeout_s: float
+        self, source: Source, environ: Mapping[str, str], python: str | None, report: Report = silent
     ) -> Built:
-        """Build a wheel and keep it, with what of that which git ignores came into it.
+        """Build a wheel and keep it, with what of that which git ignores came into it; one at a time does.
 
         Raises:
             UvError: It does not build.
-            VenvError: Its files change again and again while it is built.
-            StoreError: It cannot be kept.
+            InputsChangedError: Its files change again and again while it is built.
+            StoreError: It cannot be kept, or another process did not end in time.
         """
+        self.store.need_writable(source.key)
+        place = hashlib.sha256(os.fsencode(source.path)).hexdigest()[:KEY_LENGTH]
+        locks, timeout_s = self.store.locks(f"source-{place}"), self.store.build_timeout_s
+        with locks.building(timeout_s, report, lambda: self.known(source) is not None):
+            return self.known(source) or self._built(source, environ, python)
+
+    def _built(self, source: Source, environ: Mapping[str, str], python: str | None) -> Built:
+        """A wheel of files that stayed as they are while it was built.
+
+        Of those that git ignores some may change all the time: such a wheel is used, as it counts by what it
+        holds, but not again.
+        """
+        counted: frozenset[str] = frozenset()
         for _ in range(_TRIES):
-            built = self._build(source, environ, python, timeout_s)
-            now = replace(source, fingerprint=fingerprint(source.path))
+            before = Ignored.seen(source.path, counted)
+            made = self._build(source, environ, python, self.store.build_timeout_s)
+            now, after = replace(source, fingerprint=fingerprint(source.path)), Ignored(source.path)
             if now == source:
-                return self._kept(source, *built)
-            source = now
-        raise VenvError(f"the files of {source.path} changed each time while it was built")
+                relevant = made.came | {name for name in after.names if not name.endswith("/")}
+                if before.stays(counted | relevant, made.as_it_is):
+                    return self._kept(source, made, relevant, after)
+                if made.came <= counted:
+                    return self._kept_once(source, made)
+            source, counted = now, counted | made.came
+        raise InputsChangedError(f"the files of {source.path} changed each time while it was built")
 
     def _build(
         self, source: Source, environ: Mapping[str, str], python: str | None, timeout_s: float
-    ) -> tuple[str, bytes, str, set[str]]:
-        """File name and content of a wheel, what counts of it, and what of the ignored is in it."""
+    ) -> "_Made":
         with scratch("raycrew-venv-wheel-") as folder:
             made = folder / "wheel"
             made.mkdir()
             wheel = build_file("--wheel", source.path, made, environ, python, timeout_s)
             content = wheel.read_bytes()
             held = members(content)
-            came = self._shipped(source, source.ignored(), held)
+            names = Ignored(source.path).names
+            came = self._shipped(source, names, held)
             told = digest(held)
             if is_compiled(held):
                 (folder / "sdist").mkdir()
                 told = _of_sdist(source, folder / "sdist", came, held, environ, python, timeout_s)
-        return wheel.name, content, told, came
+        along = came_of(str(source.path), names, held)
+        return _Made(wheel.name, content, told, frozenset(came), frozenset(along))
 
-    def _kept(self, source: Source, name: str, wheel: bytes, told: str, came: set[str]) -> Built:
-        key, ignored = source.key_with(came), source.ignored()
-        self._keep(key, {"wheel": name, "content": told}, wheel)
-        self._keep(source.key, {"shipped": sorted(came), "aside": sorted({*ignored} - came)})
-        return Built(name, told, self._file(key, name))
+    def _kept(self, source: Source, made: "_Made", counted: frozenset[str], ignored: Ignored) -> Built:
+        key = source.key_with(counted)
+        self._keep(key, {"wheel": made.name, "content": made.told}, made.wheel)
+        self._keep(source.key, {"counted": sorted(counted), "aside": sorted({*ignored.names} - counted)})
+        return Built(made.name, made.told, self._file(key, made.name))
+
+    def _kept_once(self, source: Source, made: "_Made") -> Built:
+        """Kept under what it holds, so that nothing finds it again by its files."""
+        logger.debug("what git ignores of %s changed while it was built", source.path)
+        key = key_of({"source": source.key, "content": made.told})
+        self._keep(key, {"wheel": made.name, "content": made.told}, made.wheel)
+        return Built(made.name, made.told, self._file(key, made.name))
 
     def _shipped(self, source: Source, ignored: list[str], held: Mapping[str, str]) -> set[str]:
         if not ignored:
@@ -176,8 +206,8 @@ class SourceShelf:
             make_folder(self.store.root, FOLDER)
             if wheel is not None:
                 (self.folder / key).mkdir(0o755, exist_ok=True)
-                write_whole(self._file(key, str(facts["wheel"])), wheel)
-            write_whole(self.folder / f"{key}.json", json.dumps(facts).encode())
+                write_whole(self._file(key, str(facts["wheel"])), wheel, sync=True)
+            write_whole(self.folder / f"{key}.json", json.dumps(facts).encode(), sync=True)
         except OSError as error:
             raise of_store(error, self.folder) from error
 
