@@ -4,11 +4,8 @@ Every destination is compared byte by byte. Ratios to a plain copy take the mean
 """
 
 import io
-import os
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +18,7 @@ from data_plane import MIB, bracketed, check, content, median_ms
 from data_plane_http import over_http
 from data_plane_steps import steps
 from harness import Figure, figure, ratio, seconds
+from own_ray import own_ray
 from raycrew.tensor_transport import (
     BatchedDataDict,
     InlineBackend,
@@ -343,20 +341,6 @@ def run(quick: bool) -> list[Figure]:
         *shared_memory(quick),
         *over_http(quick),
     ]
-    folder = tempfile.mkdtemp(prefix="rb", dir="/tmp")
-    Path(folder, "ray").mkdir()
-    os.environ["RAY_TMPDIR"] = folder
-    here = str(Path(__file__).parent)
-    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=(1024 if quick else 6144) * MIB,
-        runtime_env={"env_vars": {"PYTHONPATH": path}},
-    )
-    try:
+    with own_ray(1024 if quick else 6144):
         figures += [*object_store(quick), *from_actor_to_actor(quick), *steps(quick)]
-    finally:
-        ray.shutdown()
     return figures

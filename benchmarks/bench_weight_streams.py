@@ -1,6 +1,5 @@
 """Weight updates that stream: overlap, one fetch per node, memory, and the way over files."""
 
-import os
 import tempfile
 import threading
 import time
@@ -14,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from bench_weights import Peers
 from harness import Figure, figure, ratio, seconds
+from own_ray import own_ray
 from raycrew.tensor_transport import (
     SharedMemoryBackend,
     WeightDirectory,
@@ -201,19 +201,5 @@ def streaming(peers: Any, quick: bool) -> list[Figure]:
 
 
 def run(quick: bool) -> list[Figure]:
-    folder = tempfile.mkdtemp(prefix="rb", dir="/tmp")
-    Path(folder, "ray").mkdir()
-    os.environ["RAY_TMPDIR"] = folder
-    here = str(Path(__file__).parent)
-    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=512 * MIB,
-        runtime_env={"env_vars": {"PYTHONPATH": path}},
-    )
-    try:
+    with own_ray(512):
         return streaming(Peers, quick)
-    finally:
-        ray.shutdown()

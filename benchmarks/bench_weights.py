@@ -1,11 +1,8 @@
 """Weight updates against the naive ways, between actors of one node, in the same run."""
 
 import io
-import os
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +10,7 @@ import ray
 import torch
 
 from harness import Figure, figure, ratio, seconds
+from own_ray import own_ray
 from raycrew.tensor_transport import WeightPublisher, WeightReceiver, sync_weights
 from raycrew.tensor_transport.testing import InProcessByteStore
 
@@ -183,19 +181,5 @@ def in_process(quick: bool) -> list[Figure]:
 def run(quick: bool) -> list[Figure]:
     torch.set_num_threads(1)
     figures = in_process(quick)
-    folder = tempfile.mkdtemp(prefix="rb", dir="/tmp")
-    Path(folder, "ray").mkdir()
-    os.environ["RAY_TMPDIR"] = folder
-    here = str(Path(__file__).parent)
-    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=(512 if quick else 4096) * MIB,
-        runtime_env={"env_vars": {"PYTHONPATH": path}},
-    )
-    try:
+    with own_ray(512 if quick else 4096):
         return figures + between_actors(quick)
-    finally:
-        ray.shutdown()

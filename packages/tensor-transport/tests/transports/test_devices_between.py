@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from peers import TransportProcess
+from processes import MakingPeer
 
 from raycrew.tensor_transport import _ray_compat
 from raycrew.tensor_transport.errors import TransferCancelledError, TransportError, TransportTimeoutError
@@ -17,13 +17,13 @@ from raycrew.tensor_transport.transports import CudaIpcTransport, NixlTransport,
 @pytest.mark.hostile
 @pytest.mark.slow
 def test_conformance_of_cuda_ipc():
-    check_transport(PullCase(CudaIpcTransport, lambda: TransportProcess(CudaIpcTransport)))
+    check_transport(PullCase(CudaIpcTransport, lambda: MakingPeer(CudaIpcTransport)))
 
 
 @pytest.mark.gpu
 def test_device_to_device_starts_after_the_streams_of_both_sides():
     with CudaIpcTransport() as transport:
-        peer = TransportProcess(CudaIpcTransport)
+        peer = MakingPeer(CudaIpcTransport)
         try:
             offer = peer.call(_offer_busy)
             into = torch.zeros(1 << 24, device="cuda")

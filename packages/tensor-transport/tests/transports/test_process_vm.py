@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from peers import TransportProcess
+from processes import MakingPeer
 
 from raycrew.tensor_transport.errors import ShardLostError, StaleHandleError
 from raycrew.tensor_transport.testing import PullCase, check_transport
@@ -20,7 +20,7 @@ needs_it = pytest.mark.skipif(_reasons.no_process_vm() is not None, reason=str(_
 @pytest.mark.hostile
 @pytest.mark.slow
 def test_conformance():
-    check_transport(PullCase(ProcessVmTransport, lambda: TransportProcess(ProcessVmTransport)))
+    check_transport(PullCase(ProcessVmTransport, lambda: MakingPeer(ProcessVmTransport)))
 
 
 def pulled(transport, offer):

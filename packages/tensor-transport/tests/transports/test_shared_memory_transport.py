@@ -1,5 +1,5 @@
 import pytest
-from peers import TransportProcess
+from processes import MakingPeer
 
 from raycrew.tensor_transport.testing import PullCase, check_transport
 from raycrew.tensor_transport.transports import SharedMemoryTransport
@@ -8,4 +8,4 @@ from raycrew.tensor_transport.transports import SharedMemoryTransport
 @pytest.mark.hostile
 @pytest.mark.slow
 def test_conformance():
-    check_transport(PullCase(SharedMemoryTransport, lambda: TransportProcess(SharedMemoryTransport)))
+    check_transport(PullCase(SharedMemoryTransport, lambda: MakingPeer(SharedMemoryTransport)))

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from peers import TransportProcess
+from processes import MakingPeer
 
 from raycrew.tensor_transport.errors import ShardLostError, StaleHandleError
 from raycrew.tensor_transport.testing import PullCase, check_transport, nothing_left
@@ -22,7 +22,7 @@ MIB = 1 << 20
 @pytest.mark.hostile
 @pytest.mark.slow
 def test_conformance():
-    check_transport(PullCase(TcpTransport, lambda: TransportProcess(TcpTransport)))
+    check_transport(PullCase(TcpTransport, lambda: MakingPeer(TcpTransport)))
 
 
 @pytest.fixture

@@ -1,41 +1,28 @@
 """Small tensors inside their own handles."""
 
-import threading
 from collections.abc import Sequence
 
 import torch
 
 from raycrew.tensor_transport._bytes import tensor_bytes, tensor_over
-from raycrew.tensor_transport._memory import remake_in_child
 from raycrew.tensor_transport._shards import (
     ShardRead,
-    StoreStats,
     TensorShardInfo,
     dtype_name,
     new_shard_id,
 )
+from raycrew.tensor_transport.backends._carried import CarriedByHandles
 
 
-class InlineBackend:
+class InlineBackend(CarriedByHandles):
     """The handle carries the bytes: nothing to look up, nothing to release. For tensors of up to some KiB."""
 
     scheme = "inline"
     gives_own_memory = True
-    travels_with_handles = True
-
-    def __init__(self) -> None:
-        self._put_shards = 0
-        self._lock = threading.Lock()
-        remake_in_child(self)
-
-    def after_fork(self) -> None:
-        """A thread that held the lock is not there to let go of it."""
-        self._lock = threading.Lock()
 
     def put(self, tensors: Sequence[torch.Tensor], *, step: int | None = None) -> list[TensorShardInfo]:  # noqa: ARG002
         """Handles that hold copies."""
-        with self._lock:
-            self._put_shards += len(tensors)
+        self._count(len(tensors))
         return [
             TensorShardInfo(
                 self.scheme,
@@ -57,20 +44,6 @@ class InlineBackend:
             ).contiguous()
             for read in reads
         ]
-
-    def release(self, shards: Sequence[TensorShardInfo]) -> None:
-        """Nothing to do: the bytes go with their handles."""
-
-    def expire(self, before_step: int) -> int:  # noqa: ARG002
-        """Nothing to do."""
-        return 0
-
-    def stats(self) -> StoreStats:
-        """How many were made; none is held here."""
-        return StoreStats(put_shards=self._put_shards)
-
-    def close(self) -> None:
-        """Nothing to do."""
 
     def __reduce__(self) -> tuple[type["InlineBackend"], tuple[()]]:
         return InlineBackend, ()

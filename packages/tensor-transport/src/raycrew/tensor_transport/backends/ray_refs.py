@@ -1,6 +1,5 @@
 """Tensors in Ray's object store, kept alive by their handles."""
 
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -9,19 +8,18 @@ import torch
 
 from raycrew.tensor_transport import _ray_compat
 from raycrew.tensor_transport._bytes import arrange, tensor_bytes, tensor_over, unlocked
-from raycrew.tensor_transport._memory import remake_in_child
 from raycrew.tensor_transport._shards import (
     ShardRead,
-    StoreStats,
     TensorShardInfo,
     dtype_name,
     lost,
     new_shard_id,
 )
+from raycrew.tensor_transport.backends._carried import CarriedByHandles
 from raycrew.tensor_transport.errors import ShardLostError, TransportTimeoutError
 
 
-class RayRefBackend:
+class RayRefBackend(CarriedByHandles):
     """Handles carry ObjectRefs: bytes go when the last handle goes, or with the process that put them.
 
     Small tensors of one call share a few objects, so an object goes when the last of its handles does.
@@ -30,24 +28,13 @@ class RayRefBackend:
 
     scheme = "ray"
     gives_own_memory = False
-    travels_with_handles = True
-
-    def __init__(self) -> None:
-        self._put_shards = 0
-        self._lock = threading.Lock()
-        remake_in_child(self)
-
-    def after_fork(self) -> None:
-        """A thread that held the lock is not there to let go of it."""
-        self._lock = threading.Lock()
 
     def put(self, tensors: Sequence[torch.Tensor], *, step: int | None = None) -> list[TensorShardInfo]:  # noqa: ARG002
         """Copy tensors into the object store of this node, small ones side by side."""
         slots, buffers = arrange([tensor_bytes(tensor) for tensor in tensors])
         refs = [_ray_compat.put(buffer) for buffer in buffers]
         node = _ray_compat.current_node_id()
-        with self._lock:
-            self._put_shards += len(tensors)
+        self._count(len(tensors))
         return [
             TensorShardInfo(
                 self.scheme,
@@ -64,20 +51,6 @@ class RayRefBackend:
     def fetch(self, reads: Sequence[ShardRead], *, timeout_s: float | None = None) -> list[torch.Tensor]:
         """Views of the object store's memory, which must not be written to."""
         return read_objects(reads, [read.shard.locator for read in reads], timeout_s)
-
-    def release(self, shards: Sequence[TensorShardInfo]) -> None:
-        """Nothing to do: an object goes with the last handle on it."""
-
-    def expire(self, before_step: int) -> int:  # noqa: ARG002
-        """Nothing to do."""
-        return 0
-
-    def stats(self) -> StoreStats:
-        """How many this process has put; Ray counts the references."""
-        return StoreStats(put_shards=self._put_shards)
-
-    def close(self) -> None:
-        """Nothing to do."""
 
     def __reduce__(self) -> tuple[type["RayRefBackend"], tuple[()]]:
         return RayRefBackend, ()

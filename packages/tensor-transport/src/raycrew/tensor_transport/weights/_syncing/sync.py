@@ -108,18 +108,7 @@ async def sync_weights_async(
     If it is cancelled, a version in a directory is given up, and the generators are resumed in the
     background; without a directory the update goes on there.
 
-    Args:
-        trainer: As for `sync_weights`, and all others.
-        generators: The same.
-        publish: The same.
-        apply: The same.
-        pause: The same.
-        resume: The same.
-        timeout_s: The same.
-        directory: The same.
-        prepare: The same.
-        recipients: The same.
-        progress: The same; called in another thread.
+    Its arguments and errors are those of `sync_weights`; `progress` is called in another thread.
     """
     running = _Synchronisation(
         trainer,
