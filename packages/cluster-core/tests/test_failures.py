@@ -312,8 +312,16 @@ def test_a_control_service_that_hangs_does_not_hang_a_shutdown(control_service, 
 @pytest.mark.hostile
 def test_a_group_that_is_removed_under_a_live_cluster_is_noticed(local_ray):
     with RayVirtualCluster([1, 2], use_gpus=False) as cluster:
-        cluster.claim([0], "early").release()
+        early = cluster.claim([0], "early")
+        theirs = cluster.claim([2], "theirs")
         _questions.remove_group(cluster.get_placement_groups()[1])
+        wait_until(lambda: len(live_groups()) == 1)
+        early.check()
+        early.release()
+        cluster.claim([0], "as good as before").release()
+        with pytest.raises(BundlesLostError):
+            theirs.check()
+        theirs.release()
         for use in (cluster.check_nodes, lambda: cluster.claim(None, "late")):
             with pytest.raises(
                 BundlesLostError, match=r"removed by somebody else.*bundles \[1, 2\]"
@@ -367,6 +375,7 @@ def test_a_node_killed_under_a_live_cluster_is_named():
         before, cluster = take_census(), RayVirtualCluster([2, 2])
         cluster_nodes = list(dict.fromkeys(bundle.node_id for bundle in cluster.bundles))
         victim = next(node for node in nodes.worker_nodes if node.node_id == cluster_nodes[1])
+        claims = [cluster.claim([0, 1], "here"), cluster.claim([2], "there")]
         nodes.remove_node(victim, allow_graceful=False)
         wait_until(lambda: victim.node_id not in _questions.live_node_ids())
         with pytest.raises(NodeLostError, match="lost 2 of 4 bundles") as error:
@@ -374,6 +383,11 @@ def test_a_node_killed_under_a_live_cluster_is_named():
         assert error.value.node_ids == (victim.node_id,)
         with pytest.raises(NodeLostError):
             cluster.rendezvous(2)
+        claims[0].check()  # Its node is there.
+        with pytest.raises(NodeLostError):
+            claims[1].check()
+        claims[0].release()
+        cluster.claim([1, 0], "as good as before").release()
         left = dict(cluster.run_on_each_node(lambda: 1, timeout_s=60))
         assert left == {cluster_nodes[0]: 1}
         cluster.shutdown()

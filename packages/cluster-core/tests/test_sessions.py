@@ -152,6 +152,53 @@ def test_a_claim_keeps_its_cluster_from_being_forgotten(local_ray):
     wait_until(lambda: not live_groups())
 
 
+def forget(claim):
+    """The claim is forgotten in a cycle, so that the collector finds it in the middle of anything."""
+    cycle = [claim]
+    cycle.append(cycle)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own ledger", "shared ledger"])
+def test_a_forgotten_claim_is_given_back(local_ray, shared):
+    with RayVirtualCluster([2], use_gpus=False) as cluster:
+        if shared:
+            ray.put(cluster)
+        forget(cluster.claim([1], "a lost cell"))
+        kept = cluster.claim([0], "kept")
+        with pytest.warns(ResourceWarning, match="claim of 'a lost cell' was forgotten without release"):
+            gc.collect()
+        wait_until(lambda: cluster.holders() == {0: ("kept",)})
+        kept.release()
+        assert not cluster.holders()
+
+
+def test_a_claim_that_was_released_or_ended_with_its_cluster_is_forgotten_quietly(local_ray):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with RayVirtualCluster([2], use_gpus=False) as cluster:
+            claim = cluster.claim([1], "mine")
+            claim.release()
+            del claim
+            forget(cluster.claim([0], "mine"))
+        gc.collect()
+    with pytest.warns(ResourceWarning, match="forgotten"):
+        warnings.warn("forgotten", ResourceWarning, stacklevel=1)
+
+
+def test_claims_are_forgotten_while_others_are_made(local_ray):
+    """The collector runs within the ledger's own lock."""
+    with RayVirtualCluster([4], use_gpus=False, max_colocated_worker_groups=64, cpus_per_bundle=1) as cluster:
+        before = gc.get_threshold()
+        gc.set_threshold(1)
+        try:
+            with warnings.catch_warnings(), ThreadPoolExecutor(4) as pool:
+                warnings.simplefilter("ignore")
+                list(pool.map(lambda i: forget(cluster._held.claims.claim([i % 4], str(i))), range(200)))
+        finally:
+            gc.set_threshold(*before)
+        wait_until(lambda: gc.collect() + 1 and not cluster.holders())
+
+
 def test_what_is_forgotten_over_another_session_is_left_alone(end):
     cluster = RayVirtualCluster([1], use_gpus=False)
     end()

@@ -143,7 +143,9 @@ def test_one_group_too_many_fails_at_once(local_ray):
         with pytest.raises(BundlesOccupiedError, match="train, generate"):
             cluster.claim([1], "reward")
         claims[0].release()
-        cluster.claim([1], "reward")
+        reward = cluster.claim([1], "reward")
+        assert cluster.holders()[1] == ("generate", "reward")
+        reward.release()
 
 
 def test_a_function_runs_on_each_node_and_failures_are_attributed(ray_nodes):

@@ -1,20 +1,23 @@
 """Workers that don't end by themselves: ended means gone from the process table, with all they started."""
 
+import gc
 import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
 import pytest
 import ray
 from patience import eventually, is_running
-from unwilling import LeavesAndRaises, Unwilling
+from unwilling import LeavesAndRaises, Moody, Unwilling
 
 from raycrew.cluster_core import BundlesOccupiedError, RayVirtualCluster
 from raycrew.cluster_core.testing import connected, simulated_nodes
-from raycrew.worker_groups import RayWorkerGroup, UnknownMethodError, WorkerFailureError
+from raycrew.worker_groups import RayWorkerGroup, UnknownMethodError, WorkerFailureError, WorkerGroupError
 from raycrew.worker_groups._health import watches
+from raycrew.worker_groups._start import bundles
 
 pytestmark = pytest.mark.hostile
 
@@ -28,6 +31,12 @@ def group(cluster):
 
 def running(pids):
     return [pid for pid in pids if is_running(pid)]
+
+
+def kill(group, rank):
+    """Kill a worker, and wait until Ray tells."""
+    psutil.Process(group.call("pid").get_results()[rank]).kill()
+    eventually(lambda: group.get_worker_status()[rank] == "dead", "the dead worker is told")
 
 
 def free(cluster):
@@ -147,7 +156,7 @@ def test_workers_end_when_the_clean_up_can_not_be_called(group, cluster, method,
     assert free(cluster)
 
 
-def test_nodes_that_share_a_machine_and_one_that_dies(caplog, tmp_path):
+def test_nodes_that_share_a_machine_and_one_that_dies(caplog, tmp_path, monkeypatch):
     with (
         simulated_nodes([{"num_cpus": 2}] * 2) as nodes,
         connected(nodes.address),
@@ -169,17 +178,75 @@ def test_nodes_that_share_a_machine_and_one_that_dies(caplog, tmp_path):
         assert f"rank {rank} is not known to have ended" in caplog.text
         assert not is_running(pids[1 - rank])
         eventually(lambda: not running(pids), "Ray's workers follow their node")
+        monkeypatch.setattr(bundles, "_LOOK_S", 0.0)
+        with RayWorkerGroup(cluster, Unwilling, bundle_indices_list=[[1 - rank]]) as living:
+            kill(living, 0)
+            assert living.restart_failed_workers() == [0]
 
 
-def test_what_can_not_be_ended_keeps_its_bundle(group, cluster, monkeypatch, caplog):
-    answers = [{group.ranks[0].node_id: [[1234], []]}]
+@pytest.fixture
+def lingering(monkeypatch):
+    """For each question about the end of workers, what is left of each; then what is true."""
+    answers, ask = [], watches.ask
 
-    def first_some_are_left(method, workers, timeout_s):
+    def some_are_left(method, workers, timeout_s):
         found = ask(method, workers, timeout_s)
-        return answers.pop() if method == "end" and answers else found
+        if method != "end" or not workers or not answers or (left := answers.pop(0)) is None:
+            return found
+        return dict.fromkeys(found, left)
 
-    ask = watches.ask
-    monkeypatch.setattr("raycrew.worker_groups._health.ending.ask", first_some_are_left)
+    monkeypatch.setattr("raycrew.worker_groups._health.ending.ask", some_are_left)
+    return answers
+
+
+def test_new_workers_that_fail_and_linger_are_ended_before_others_come(cluster, lingering, tmp_path):
+    with RayWorkerGroup(cluster, Moody, folder=str(tmp_path)) as group:
+        Path(tmp_path, "bad").touch()
+        kill(group, 0)
+        lingering += [None, [[1234]], [[1234]]]  # the old one has ended, the new one has not
+        with pytest.raises(WorkerFailureError, match="not today"):
+            group.restart_failed_workers()
+        Path(tmp_path, "bad").unlink()
+        with pytest.raises(WorkerGroupError, match=r"restart have not ended.*rank 0: processes \[1234\]"):
+            group.restart_failed_workers()
+        assert group.restart_failed_workers() == [0]
+        assert lingering == []
+
+
+def test_new_workers_that_fail_and_linger_keep_their_bundles(cluster, lingering, tmp_path):
+    group = RayWorkerGroup(cluster, Moody, folder=str(tmp_path))
+    Path(tmp_path, "bad").touch()
+    kill(group, 1)
+    lingering += [None, [[1234]]]
+    with pytest.raises(WorkerFailureError, match="not today"):
+        group.restart_failed_workers()
+    lingering += [None, [[1234]]]
+    assert not group.shutdown()
+    assert list(group.unended) == [1]
+    del group
+    gc.collect()
+    with pytest.raises(BundlesOccupiedError):
+        cluster.claim(None, "the next")
+    Path(tmp_path, "bad").unlink()
+    with RayWorkerGroup(cluster, Moody, folder=str(tmp_path)) as after:  # tries again
+        assert len(after.call("pid").get_results()) == 2
+
+
+def test_a_failed_start_that_lingers_keeps_its_bundles(cluster, lingering, tmp_path):
+    Path(tmp_path, "bad").touch()
+    lingering += [[[1234], []]] * 2
+    with pytest.raises(WorkerFailureError, match="not today"):
+        RayWorkerGroup(cluster, Moody, folder=str(tmp_path))
+    gc.collect()
+    with pytest.raises(BundlesOccupiedError):
+        RayWorkerGroup(cluster, Unwilling)
+    assert lingering == []
+    with RayWorkerGroup(cluster, Unwilling) as after:
+        assert len(after.call("pid").get_results()) == 2
+
+
+def test_what_can_not_be_ended_keeps_its_bundle(group, cluster, lingering, caplog):
+    lingering += [[[1234], []]]
     assert not group.shutdown()
     assert list(group.unended) == [0]
     assert "processes [1234]" in caplog.text

@@ -78,6 +78,7 @@ def world(monkeypatch):
     monkeypatch.setattr(watches, "time", time)
     monkeypatch.setattr(watches, "current_session", lambda: Session(time))
     monkeypatch.setattr(watches, "is_alive_node", lambda *_: True)
+    monkeypatch.setattr(ending, "current_session", lambda: Session(time))
     monkeypatch.setattr(ending, "request_exit", lambda handles: None)
     monkeypatch.setattr(ending, "end_actors", lambda handles: None)
     monkeypatch.setattr(ending, "await_end", lambda handles, timeout_s: [])

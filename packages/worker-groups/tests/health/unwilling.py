@@ -71,3 +71,9 @@ class LeavesAndRaises(Unwilling):
         Path(folder, f"worker-{os.getpid()}").touch()
         atexit.register(time.sleep, 3600)
         raise RuntimeError("not today")
+
+
+class Moody(Unwilling):
+    def __init__(self, folder):
+        if Path(folder, "bad").exists():
+            raise RuntimeError("not today")

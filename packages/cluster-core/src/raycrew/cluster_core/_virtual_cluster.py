@@ -3,7 +3,7 @@
 import html
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 from ray.util.placement_group import PlacementGroup
@@ -104,10 +104,15 @@ class RayVirtualCluster:
             self._held = Holding(self.name, session, allocation, claims, keepers, owner=True)
             if options.monitor_memory:
                 self._held.monitor = MemoryMonitor(weakref.proxy(self)).start()
-            give_back_when_forgotten(self, self._held)
+            self._give_back_when_forgotten()
         except BaseException:
             allocation.remove()
             raise
+
+    def _give_back_when_forgotten(self) -> None:
+        held = self._held
+        what = f"virtual cluster {held.name!r} was forgotten without shutdown(); its bundles are given back"
+        give_back_when_forgotten(self, what, held.give_back, lambda: held.is_open)
 
     def _allocate(self) -> Allocation:
         options = self._options
@@ -181,12 +186,13 @@ class RayVirtualCluster:
         Raises:
             ValueError: An index is out of range or repeated.
             BundlesOccupiedError: A bundle has no free slot; says who holds them.
-            NodeLostError: A node of the cluster is gone.
-            BundlesLostError: Somebody else removed a placement group of the cluster.
+            NodeLostError: A node with one of them is gone.
+            BundlesLostError: Somebody else removed a placement group that one of them was in.
             ClusterError: Some bundles of a node were named, and its bundles did not tell their devices.
         """
-        self.check_nodes()
-        return self._held.claims.claim(indices, holder, self.check_nodes)
+        self._held.check()
+        self._check_seats(self._held.claims.seats(indices))
+        return self._held.claims.claim(indices, holder, self._check_seats)
 
     def release_holder(self, holder: str) -> int:
         """Give back all slots of a holder that died without doing so; return how many claims that were."""
@@ -206,17 +212,21 @@ class RayVirtualCluster:
             BundlesLostError: Somebody else removed a placement group; says which bundles were on it.
             NodeLostError: A node is gone; says which, and which bundles were on it.
         """
+        self._check_seats(None)
+
+    def _check_seats(self, seats: Collection[int] | None) -> None:
+        """The same for the nodes and placement groups of some seats alone."""
         self._held.check()
-        live = _ray.live_node_ids()
-        lost = [bundle for bundle in self._held.claims.bundles if bundle.node_id not in live]
-        if lost:
+        claims, live = self._held.claims, _ray.live_node_ids()
+        if any(bundle.node_id not in live for bundle in claims.seated(seats)):
+            lost = [bundle for bundle in claims.bundles if bundle.node_id not in live]
             nodes = {bundle.node_id: f"{bundle.node_address} ({bundle.node_id[:8]})" for bundle in lost}
             raise NodeLostError(
                 f"{self.name!r} lost {len(lost)} of {self.world_size()} bundles: "
                 f"node {', '.join(nodes.values())} is gone. Shut the cluster down and create it anew.",
                 list(nodes),
             )
-        self._held.claims.check_groups()
+        claims.check_groups(seats)
 
     def rendezvous(self, bundle_index: int = 0, n_ports: int = 1, *, consecutive: bool = False) -> Rendezvous:
         """Lease `n_ports` ports on the node of a bundle until the cluster is shut down.

@@ -10,7 +10,7 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 
 from ray.exceptions import RayError
 
-from raycrew.cluster_core import BundlesOccupiedError, Claim, Cluster
+from raycrew.cluster_core import BundlesOccupiedError, Claim, Cluster, ClusterError
 from raycrew.worker_groups._calls import (
     Dispatch,
     GroupCalls,
@@ -22,7 +22,7 @@ from raycrew.worker_groups._calls import (
     left,
 )
 from raycrew.worker_groups._health import Ended
-from raycrew.worker_groups._life import Keeper, Lifecycle, catch_up, watch_over
+from raycrew.worker_groups._life import Keeper, Lifecycle, catch_up, keep, try_again, watch_over
 from raycrew.worker_groups._ranks import TiedBundles, plan_seats
 from raycrew.worker_groups._start import (
     GroupFacts,
@@ -51,24 +51,35 @@ class Crew(Protocol):
 
     name: str
 
-    def is_reachable(self) -> bool:
-        """Whether this process is still connected to them."""
-        ...
-
     def end(self, timeout_s: float, force: bool) -> Ended:
         """End them, by rank; they may have ended before."""
         ...
 
 
 def end_and_release(crew: Crew, claim: Claim, timeout_s: float, force: bool) -> Ended:
-    """End workers, and give their bundles back unless something may still use them."""
+    """End workers, and give their bundles back once nothing can use them any more."""
     ended = crew.end(timeout_s, force)
     log_left(crew.name, ended)
-    if (
-        not ended.occupied and crew.is_reachable()
-    ):  # else the cluster is gone, and asking it would join another
-        claim.release()
+    release_when_free(ended, claim)
     return ended
+
+
+def release_when_free(ended: Ended, claim: Claim) -> None:
+    """Give bundles back, or keep them until a later try finds that nothing can use them any more."""
+    if ended.occupied:
+        keep(partial(_try_to_release, ended, claim))
+    else:
+        claim.release()
+
+
+def _try_to_release(ended: Ended, claim: Claim) -> bool:
+    try:
+        if (occupied := ended.once_more().occupied) is False:
+            claim.release()
+    except (WorkerGroupError, ClusterError, RayError) as error:
+        logger.warning("bundles can't be given back yet: %s", error)
+        return False
+    return not occupied
 
 
 def log_left(name: str, ended: Ended) -> None:
@@ -147,7 +158,7 @@ class WorkerGroup(GroupFacts, GroupCalls):
         try:
             self._started: Started = self._start()
         except BaseException:
-            self._release_if_free()
+            release_when_free(self._ended or Ended(), self._claim)
             raise
         self._keeper: Keeper | None = (keeper := Keeper())
         give_back = partial(end_and_release, self._crew, self._claim, _ABANDONED_S, force=False)
@@ -265,10 +276,6 @@ class WorkerGroup(GroupFacts, GroupCalls):
                 self._orderly = clean and (force or not self._ended.late)
         return self._orderly and not self._ended.left
 
-    def _release_if_free(self) -> None:
-        if self._ended is None or not self._ended.occupied:
-            self._claim.release()
-
     def _note_end(self, ended: Ended) -> None:
         """Take in what became of workers whose start failed."""
         self._ended = ended
@@ -306,6 +313,7 @@ def _claim(cluster: Cluster, indices: Sequence[int] | None, name: str) -> Claim:
     except BundlesOccupiedError:
         gc.collect()  # perhaps by groups that nobody can use any more
         catch_up(_ABANDONED_S)
+        try_again()
         return cluster.claim(indices, name)
 
 

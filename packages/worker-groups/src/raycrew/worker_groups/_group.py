@@ -2,16 +2,13 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
-from ray.exceptions import RayError
-
-from raycrew.cluster_core import ClusterClosedError, Session
+from raycrew.cluster_core import Session
 from raycrew.worker_groups._base import WorkerGroup, log_left
 from raycrew.worker_groups._calls import Dispatch, MultiWorkerFuture, send_to_actors
-from raycrew.worker_groups._health import Ended, end_workers
+from raycrew.worker_groups._health import Ended, end_workers_of
 from raycrew.worker_groups._life import CopiedLifecycle
 from raycrew.worker_groups._ranks import WorkerFacts
 from raycrew.worker_groups._ray import (
@@ -30,28 +27,33 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Actors:
-    """The workers of a group on Ray, without the group."""
+    """The workers of a group on Ray, without the group.
+
+    Attributes:
+        name: Name of the group.
+        session: The connection that they belong to.
+        handles: In rank order.
+        facts: What is known of their processes, in rank order.
+        strays: New workers of failed restarts that could not be ended, by rank.
+    """
 
     name: str
     session: Session
     handles: list[Handle]
     facts: list[WorkerFacts]
-
-    def is_reachable(self) -> bool:
-        """Whether this process is still connected to Ray as when they were made."""
-        return Session.current() == self.session
+    strays: list[Ended] = field(default_factory=list)
 
     def end(self, timeout_s: float, force: bool) -> Ended:
         """End them, by rank; they may have ended before."""
-        handles = dict(enumerate(self.handles))
-        try:
-            if self.is_reachable():
-                return end_workers(handles, dict(enumerate(self.facts)), 0.0 if force else timeout_s)
-        except (WorkerGroupError, ClusterClosedError, RayError):
-            if self.is_reachable():
-                raise
-        why = "Ray is down already; it ends what it has started, but can't be asked"
-        return Ended(left=dict.fromkeys(handles, why))
+        handles, facts = dict(enumerate(self.handles)), dict(enumerate(self.facts))
+        ended = end_workers_of(self.session, handles, facts, 0.0 if force else timeout_s)
+        return ended.beside(self.end_strays())
+
+    def end_strays(self) -> list[Ended]:
+        """Try once more to end new workers of failed restarts; gives those that may still use bundles."""
+        strays = [stray.once_more() for stray in self.strays]
+        self.strays = [stray for stray in strays if stray.occupied]
+        return self.strays
 
 
 class RayWorkerGroup(WorkerGroup):
@@ -164,10 +166,23 @@ class RayWorkerGroup(WorkerGroup):
 
     def _next_generation(self, ranks: Sequence[int]) -> None:
         self._life.replacing(ranks)
-        on_end = partial(log_left, self.name)
+        self._end_strays()
         next_generation(
-            self._spec, self._claim, self._started, ranks, on_end, self._open, self._take_generation
+            self._spec, self._claim, self._started, ranks, self._note_stray, self._open, self._take_generation
         )
+
+    def _end_strays(self) -> None:
+        left = {rank: why for stray in self._crew.end_strays() for rank, why in stray.left.items()}
+        if left:
+            who = "; ".join(f"rank {rank}: {why}" for rank, why in left.items())
+            raise WorkerGroupError(f"{self.name}: workers of a failed restart have not ended yet ({who})")
+
+    def _note_stray(self, ended: Ended) -> None:
+        """Take in what became of new workers whose start failed."""
+        ended = ended.renamed({position: rank for rank, position in enumerate(self._started.order)})
+        log_left(self.name, ended)
+        if ended.occupied:
+            self._crew.strays.append(ended)
 
     def _take_generation(self, started: Started) -> None:
         self._started = started

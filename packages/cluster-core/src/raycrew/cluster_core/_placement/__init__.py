@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from raycrew.cluster_core._placement.forgetting import give_back_when_forgotten
 from raycrew.cluster_core._placement.options import ClusterOptions, GpuIds, with_arguments_of
 from raycrew.cluster_core._placement.plan import STRATEGIES, PlacementPlan, PlacementRequest, plan_cluster
 from raycrew.cluster_core._ray import lazy
@@ -9,7 +10,7 @@ from raycrew.cluster_core._ray import lazy
 if TYPE_CHECKING:
     from raycrew.cluster_core._placement.allocation import Allocation, Allocator
     from raycrew.cluster_core._placement.claims import Claims
-    from raycrew.cluster_core._placement.holding import Holding, give_back_when_forgotten
+    from raycrew.cluster_core._placement.holding import Holding
     from raycrew.cluster_core._placement.ledger import LedgerClaim, SlotLedger
 
 __all__ = [
@@ -34,7 +35,7 @@ __getattr__ = lazy(
     {
         "allocation": ["Allocation", "Allocator"],
         "claims": ["Claims"],
-        "holding": ["Holding", "give_back_when_forgotten"],
+        "holding": ["Holding"],
         "ledger": ["LedgerClaim", "SlotLedger"],
     },
 )

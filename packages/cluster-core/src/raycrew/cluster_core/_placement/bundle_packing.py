@@ -10,13 +10,43 @@ from collections.abc import Callable, Sequence
 
 _Answer = list[tuple[int, ...]]
 _SEARCH_STEPS = 20_000
+_MOST_SETS = 500
 
 
-def pack(rooms: Sequence[int], counts: Sequence[int], strategy: str) -> _Answer | None:
-    """Lay `counts` into `rooms`; sets of the same size lie in the order of the rooms."""
+class Effort:
+    """What may be spent on searches that can take for ever, in steps.
+
+    Attributes:
+        gave_up: Whether it was not enough: then there may be an answer that was not found.
+    """
+
+    def __init__(self, steps: int = _SEARCH_STEPS) -> None:
+        self._left = steps
+        self.gave_up = False
+
+    def spend(self, steps: int = 1) -> None:
+        """Note that steps were made."""
+        self._left -= steps
+        self.gave_up |= self._left < 0
+
+
+def pack(
+    rooms: Sequence[int], counts: Sequence[int], strategy: str, effort: Effort | None = None
+) -> _Answer | None:
+    """Lay `counts` into `rooms`; sets of the same size lie in the order of the rooms.
+
+    Args:
+        rooms: What each room can take.
+        counts: The sets.
+        strategy: How the items of each set lie.
+        effort: What may be spent where that is not found at once; None for nothing.
+    """
     if sum(counts) > sum(rooms):
         return None
-    found = _PACKERS[strategy](rooms, counts)
+    if strategy == "STRICT_PACK":
+        found = _strict_pack(rooms, counts, effort)
+    else:
+        found = _PACKERS[strategy](rooms, counts)
     return None if found is None else _in_room_order(found, counts)
 
 
@@ -63,14 +93,14 @@ class _Sizes:
         return room
 
 
-def _strict_pack(rooms: Sequence[int], counts: Sequence[int]) -> _Answer | None:
-    """Best fit, largest first; where that fails, a bounded exact search."""
+def _strict_pack(rooms: Sequence[int], counts: Sequence[int], effort: Effort | None) -> _Answer | None:
+    """Best fit, largest first; where that fails, a search that is exact while effort lasts."""
     sizes = _Sizes(rooms)
     found: _Answer = [()] * len(counts)
     for position in _largest_first(counts):
         size = sizes.tightest(counts[position])
         if size is None:
-            return _search(rooms, counts)
+            return None if effort is None else _search(rooms, counts, effort)
         found[position] = (sizes.take(size, counts[position]),) * counts[position]
     return found
 
@@ -99,8 +129,8 @@ def _pack(rooms: Sequence[int], counts: Sequence[int]) -> _Answer | None:
     return found
 
 
-def _search(rooms: Sequence[int], counts: Sequence[int]) -> _Answer | None:
-    """Depth-first search over the distinct sizes of rooms, remembering what failed; bounded in steps."""
+def _search(rooms: Sequence[int], counts: Sequence[int], effort: Effort) -> _Answer | None:
+    """Depth-first search over the distinct sizes of rooms, remembering what failed."""
     order = _largest_first(counts)
     if max(counts) > max(rooms, default=0):
         return None
@@ -115,7 +145,7 @@ def _search(rooms: Sequence[int], counts: Sequence[int]) -> _Answer | None:
         smallest = counts[order[-1]]
         useful = tuple(sorted(size for size in left if size >= smallest))
         state = (depth, useful)
-        if sum(useful) < needed[depth] or state in failed or len(failed) > _SEARCH_STEPS:
+        if sum(useful) < needed[depth] or state in failed or effort.gave_up:
             return False
         count = counts[order[depth]]
         for size in sorted({size for size in left if size >= count}):
@@ -127,9 +157,13 @@ def _search(rooms: Sequence[int], counts: Sequence[int]) -> _Answer | None:
             chosen.pop()
             left[room] += count
         failed.add(state)
+        effort.spend()
         return False
 
-    if len(order) > 500 or not fits(0):
+    if len(order) > _MOST_SETS:  # Deeper than Python's stack.
+        effort.gave_up = True
+        return None
+    if not fits(0):
         return None
     found: _Answer = [()] * len(counts)
     for position, room in zip(order, chosen, strict=True):
@@ -163,6 +197,5 @@ _PACKERS: dict[str, Callable[[Sequence[int], Sequence[int]], _Answer | None]] = 
     "DISTINCT": _distinct,
     "PACK": _pack,
     "SPREAD": _spread,
-    "STRICT_PACK": _strict_pack,
     "STRICT_SPREAD": _strict_spread,
 }

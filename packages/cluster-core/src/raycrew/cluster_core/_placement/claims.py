@@ -1,6 +1,7 @@
 """The claims on a cluster's bundles, and the devices that are learnt on the way."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from threading import Lock
 
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -24,6 +25,9 @@ class Claims:
         slots: Slots of each bundle.
         accelerator: Resource name of the accelerator in each bundle, if there is one.
         ledger: Where the slots are written down; a new one by default.
+
+    Attributes:
+        are_held: Whether the bundles were not given back yet, and with them all claims.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class Claims:
     ) -> None:
         self._allocation, self._slots, self._accelerator = allocation, slots, accelerator
         self._ledger: SlotLedger | SharedLedger = ledger or SlotLedger(allocation.seats, slots)
+        self.are_held = True
         self._probed: set[int] = set()
         self._sharing = Lock()
 
@@ -55,12 +60,28 @@ class Claims:
             raise ValueError(f"there is no bundle {bundle} in placement group {group}") from None
         return self._ledger.seated([seat])[0]
 
+    def seats(self, indices: Sequence[int] | None) -> Collection[int] | None:
+        """The seats of some bundles; None stands for all.
+
+        Raises:
+            ValueError: An index is out of range or repeated.
+        """
+        return None if indices is None else self._ledger.seats(indices)
+
+    def seated(self, seats: Collection[int] | None) -> Sequence[Bundle]:
+        """The bundles on some seats; None stands for all."""
+        return self.bundles if seats is None else self._ledger.seated(tuple(seats))
+
     def claim(
-        self, indices: Sequence[int] | None, holder: str, check: Callable[[], object] = tuple
+        self,
+        indices: Sequence[int] | None,
+        holder: str,
+        check: Callable[[Collection[int]], object] = tuple,
     ) -> LedgerClaim:
         """Take one slot on each named bundle (all of them for None) for `holder`.
 
-        The claim keeps the cluster that `check` belongs to from being forgotten.
+        The claim keeps the cluster that `check` belongs to from being forgotten; that is called with seats.
+        A claim that is itself forgotten is given back.
 
         Raises:
             ValueError: An index is out of range or repeated.
@@ -71,7 +92,8 @@ class Claims:
             self._settle(indices)
         with self._sharing:
             slot = self._ledger.take(indices, holder)
-        return LedgerClaim(lambda: self._ledger, slot, self._strategy_of, check)
+        held = partial(getattr, self, "are_held")
+        return LedgerClaim(lambda: self._ledger, slot, self._strategy_of, partial(check, slot.seats), held)
 
     def _settle(self, indices: Sequence[int]) -> None:
         """Learn the devices of nodes of which only some bundles are named: their order decides which."""
@@ -93,19 +115,21 @@ class Claims:
             placement_group_capture_child_tasks=False,
         )
 
-    def check_groups(self) -> None:
-        """Make sure that nobody removed a placement group.
+    def check_groups(self, seats: Collection[int] | None = None) -> None:
+        """Make sure that nobody removed a placement group, or one of those that some seats are in.
 
         Raises:
             BundlesLostError: Somebody did; says which bundles were on it.
         """
-        gone = set(_ray.gone_groups(self._allocation.groups))
+        groups, places = self._allocation.groups, self._allocation.places
+        asked = range(len(groups)) if seats is None else sorted({places[seat][0] for seat in seats})
+        gone = {asked[position] for position in _ray.gone_groups([groups[one] for one in asked])}
         if not gone:
             return
-        seats = [seat for seat, (group, _) in enumerate(self._allocation.places) if group in gone]
-        indices = sorted(bundle.index for bundle in self._ledger.seated(seats))
+        lost = [seat for seat, (group, _) in enumerate(places) if group in gone]
+        indices = sorted(bundle.index for bundle in self._ledger.seated(lost))
         raise BundlesLostError(
-            f"{len(gone)} of {len(self._allocation.groups)} placement groups were removed by somebody else, "
+            f"{len(gone)} of {len(groups)} placement groups were removed by somebody else, "
             f"and with them the bundles {indices}. Shut the cluster down and create it anew.",
             indices,
         )

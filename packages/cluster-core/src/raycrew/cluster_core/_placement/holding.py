@@ -1,13 +1,8 @@
-"""What a virtual cluster holds, and how it goes back: by a shutdown, or after the cluster was forgotten."""
+"""What a virtual cluster holds, and how it goes back."""
 
-import atexit
 import logging
-import os
 import threading
-import warnings
-import weakref
 from contextlib import ExitStack
-from queue import SimpleQueue
 from typing import Literal
 
 from ray.exceptions import GetTimeoutError
@@ -22,7 +17,6 @@ from raycrew.cluster_core.memory import MemoryMonitor
 logger = logging.getLogger(__name__)
 
 _PER_GROUP_S = 0.1
-_EXIT_S = 5.0
 
 
 class Holding:
@@ -86,6 +80,7 @@ class Holding:
                 self._state = "open"
                 raise
             self._state = "closed"
+            self.claims.are_held = not self.owner
 
     def _give_back(self) -> None:
         if self.monitor is not None:
@@ -106,52 +101,3 @@ class Holding:
                 stack.callback(self.allocation.give_back)
                 stack.callback(self.claims.close)
             stack.callback(self.keepers.close)
-
-
-def give_back_when_forgotten(cluster: object, holding: Holding) -> None:
-    """Give a holding back after its cluster was forgotten; at the end of the process Ray does."""
-    _reaper.start()
-    weakref.finalize(cluster, _forgotten, holding, os.getpid()).atexit = False
-
-
-def _forgotten(holding: Holding, pid: int) -> None:
-    """Runs in the middle of anything, so that it may neither wait nor call Ray."""
-    if holding.is_open and os.getpid() == pid:
-        _reaper.holdings.put(holding)
-        warnings.warn(
-            f"virtual cluster {holding.name!r} was forgotten without shutdown(); its bundles are given back",
-            ResourceWarning,
-            stacklevel=2,
-        )
-
-
-class _Reaper:
-    """A daemon thread that gives back what was forgotten, and ends before Ray does."""
-
-    def __init__(self) -> None:
-        self.holdings: SimpleQueue[Holding | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
-
-    def start(self) -> None:
-        with self._lock:
-            if self._thread is None:
-                atexit.register(self._finish)  # Before Ray's own, which was registered earlier.
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="raycrew-forgotten", daemon=True)
-                self._thread.start()
-
-    def _run(self) -> None:
-        while (holding := self.holdings.get()) is not None:
-            try:
-                holding.give_back()
-            except Exception:
-                logger.exception("%r was forgotten, and could not be given back", holding.name)
-
-    def _finish(self) -> None:
-        self.holdings.put(None)
-        if self._thread is not None:
-            self._thread.join(_EXIT_S)
-
-
-_reaper = _Reaper()

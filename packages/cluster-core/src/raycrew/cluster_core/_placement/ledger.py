@@ -11,6 +11,7 @@ from numbers import Integral
 from threading import RLock
 from typing import Any, Protocol
 
+from raycrew.cluster_core._placement.forgetting import give_back_when_forgotten
 from raycrew.cluster_core._topology import RESOURCE_STEP, Bundle, Process
 from raycrew.cluster_core.errors import BundlesOccupiedError
 
@@ -218,6 +219,7 @@ class LedgerClaim:
         strategy_of: Ray scheduling strategy that leads to a seat.
         check: Raises if bundles are gone. Its cluster is not forgotten until the claim is released or
             forgotten itself.
+        is_held: Whether there still is anything that has to be given back if the claim is forgotten.
     """
 
     def __init__(
@@ -226,11 +228,14 @@ class LedgerClaim:
         slot: Slot,
         strategy_of: Callable[[int], Any],
         check: Callable[[], object] = tuple,
+        is_held: Callable[[], bool] = bool,
     ) -> None:
         self._check = check
         self._ledger = ledger
         self._slot = slot
         self._strategy_of = strategy_of
+        what = f"a claim of {slot.holder!r} was forgotten without release(); its slots are given back"
+        self._unwatch = give_back_when_forgotten(self, what, lambda: ledger().release(slot.token), is_held)
 
     @property
     def bundles(self) -> Sequence[Bundle]:
@@ -249,7 +254,7 @@ class LedgerClaim:
         self._ledger().learn({self._slot.seats[position]: device for position, device in devices.items()})
 
     def check(self) -> None:
-        """Make sure that the bundles are still there, and with them all others of the cluster.
+        """Make sure that the bundles are still there; what became of others of the cluster is of no matter.
 
         Raises:
             ClusterError: Some are not; says which, and what became of them.
@@ -259,6 +264,7 @@ class LedgerClaim:
     def release(self) -> None:
         """Give the slots back; idempotent."""
         self._ledger().release(self._slot.token)
+        self._unwatch()
         self._check = tuple
 
 

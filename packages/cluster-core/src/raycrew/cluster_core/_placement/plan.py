@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 
-from raycrew.cluster_core._placement.bundle_packing import pack
+from raycrew.cluster_core._placement.bundle_packing import Effort, pack
+from raycrew.cluster_core._placement.segments import lay_segments
 from raycrew.cluster_core._topology import DOMAIN_LABEL, NodeState
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
@@ -78,7 +79,8 @@ class PlacementPlan:
     Attributes:
         node_ids: Per logical node, the physical node of each of its bundles; empty without a plan.
         reasons: Why there is no plan, one line each; empty with one.
-        impossible: Whether the request would not even fit if every node were empty.
+        impossible: Whether the request would not even fit if every node were empty; False where that was not
+            found out, which of more than a few hundred logical nodes may happen.
     """
 
     node_ids: tuple[tuple[str, ...], ...] = ()
@@ -135,11 +137,15 @@ def plan_cluster(
         holders: Who holds the rest of a node, by node id; only shown in `reasons`.
     """
     rooms = [_room(node, node.free, request) for node in nodes]
-    placed = _place(nodes, rooms, request)
+    now, ever = Effort(), Effort()
+    placed = _place(nodes, rooms, request, now)
     if placed is not None:
         return PlacementPlan(tuple(tuple(nodes[i].node_id for i in one) for one in placed))
-    impossible = _place(nodes, [_room(node, node.total, request) for node in nodes], request) is None
-    return PlacementPlan(reasons=explain_request(nodes, request, holders or {}), impossible=impossible)
+    on_empty = _place(nodes, [_room(node, node.total, request) for node in nodes], request, ever)
+    reasons = explain_request(nodes, request, holders or {})
+    if now.gave_up or ever.gave_up:
+        reasons += ("there may be a way that was not found: not all of them were tried",)
+    return PlacementPlan(reasons=reasons, impossible=on_empty is None and not ever.gave_up)
 
 
 def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
@@ -167,14 +173,14 @@ def _room(node: NodeState, resources: Mapping[str, float], request: PlacementReq
 
 
 def _place(
-    nodes: Sequence[NodeState], rooms: Sequence[int], request: PlacementRequest
+    nodes: Sequence[NodeState], rooms: Sequence[int], request: PlacementRequest, effort: Effort
 ) -> list[tuple[int, ...]] | None:
     filled = [i for i, count in enumerate(request.bundle_counts) if count]
     counts = [int(request.bundle_counts[i]) for i in filled]
     if request.segment_size is None:
-        found = pack(rooms, counts, request.packing)
+        found = pack(rooms, counts, request.packing, effort)
     else:
-        found = _place_segments(nodes, list(rooms), counts, request)
+        found = _place_segments(nodes, rooms, counts, request, effort)
     if found is None:
         return None
     placed: list[tuple[int, ...]] = [()] * len(request.bundle_counts)
@@ -184,38 +190,23 @@ def _place(
 
 
 def _place_segments(
-    nodes: Sequence[NodeState], rooms: list[int], counts: Sequence[int], request: PlacementRequest
+    nodes: Sequence[NodeState],
+    rooms: Sequence[int],
+    counts: Sequence[int],
+    request: PlacementRequest,
+    effort: Effort,
 ) -> list[tuple[int, ...]] | None:
-    """Lay each run of `segment_size` logical nodes into one domain: largest first, tightest domain first."""
+    """Lay each run of `segment_size` logical nodes into one domain."""
     domains: dict[str, list[int]] = defaultdict(list)
     for i, node in enumerate(nodes):
         if (name := node.labels.get(request.domain_label)) is not None and rooms[i]:
             domains[name].append(i)
-    size = request.segment_size or 1
+    members, size = list(domains.values()), request.segment_size or 1
     segments = [counts[start : start + size] for start in range(0, len(counts), size)]
-    left = {name: sum(rooms[i] for i in members) for name, members in domains.items()}
-    found: dict[int, tuple[str, list[tuple[int, ...]]]] = {}
-    hopeless: dict[tuple[int, ...], set[str]] = defaultdict(set)
-    for number in sorted(range(len(segments)), key=lambda n: -sum(segments[n])):
-        segment = segments[number]
-        need, shape = sum(segment), tuple(segment)
-        for name in sorted((d for d, room in left.items() if room >= need), key=lambda d: left[d]):
-            if name in hopeless[shape]:
-                continue
-            members = domains[name]
-            inside = pack([rooms[i] for i in members], segment, request.packing)
-            if inside is None:
-                hopeless[shape].add(name)  # It only gets fuller.
-                continue
-            found[number] = name, [tuple(members[i] for i in one) for one in inside]
-            for one in found[number][1]:
-                for i in set(one) if request.distinct_nodes else one:
-                    rooms[i] -= rooms[i] if request.distinct_nodes else 1
-            left[name] = sum(rooms[i] for i in members)
-            break
-        else:
-            return None
-    return [where for number in range(len(segments)) for where in found[number][1]]
+    laid = lay_segments([[rooms[i] for i in one] for one in members], segments, request.packing, effort)
+    if laid is None:
+        return None
+    return [tuple(members[domain][room] for room in where) for domain, inside in laid for where in inside]
 
 
 def explain_request(

@@ -1,6 +1,7 @@
 """One ledger for all processes that hold a copy of a virtual cluster."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
@@ -96,8 +97,8 @@ class SharedLedger:
         return slot
 
     def release(self, token: int) -> None:
-        """Give slots back; idempotent. With the connection to Ray they went back by themselves."""
-        if _ray.Session.current() == self._session:
+        """Give slots back; idempotent. With the owner or the connection they went back by themselves."""
+        with suppress(ClusterClosedError):
             self._call("release", token)
 
     def release_holder(self, holder: str) -> int:

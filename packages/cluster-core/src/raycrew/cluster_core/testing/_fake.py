@@ -52,7 +52,8 @@ class FakeCluster:
             BundlesOccupiedError: A bundle has no free slot.
         """
         ledger = self._open()
-        return LedgerClaim(lambda: ledger, ledger.take(indices, holder), lambda _seat: "DEFAULT", self._open)
+        slot, held = ledger.take(indices, holder), lambda: not self.closed
+        return LedgerClaim(lambda: ledger, slot, lambda _seat: "DEFAULT", self._open, held)
 
     def rendezvous(self, bundle_index: int = 0, n_ports: int = 1) -> Rendezvous:
         """Hand out port numbers that this cluster never handed out before; nothing listens on them."""

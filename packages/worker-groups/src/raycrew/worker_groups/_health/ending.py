@@ -1,15 +1,19 @@
 """The end of workers: asked first, killed at the deadline, and over when the process table says so."""
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 
+from raycrew.cluster_core import ClusterClosedError, Session
 from raycrew.worker_groups._health.watches import UnansweredError, ask, by_node
 from raycrew.worker_groups._ranks import WorkerFacts
-from raycrew.worker_groups._ray import await_end, end_actors, request_exit
+from raycrew.worker_groups._ray import await_end, current_session, end_actors, request_exit
+from raycrew.worker_groups.errors import WorkerGroupError
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +28,45 @@ class Ended:
         late: Those that did not end by themselves.
         left: Those that are not known to be gone, and why.
         occupied: Whether something may still use their bundles.
+        again: Tries once more to end those that are left; None where that is of no use.
     """
 
     late: tuple[int, ...] = ()
     left: Mapping[int, str] = field(default_factory=dict)
     occupied: bool = False
+    again: "Callable[[], Ended] | None" = field(default=None, compare=False, repr=False)
+
+    def once_more(self) -> "Ended":
+        """What became of them by now."""
+        return self if self.again is None else self.again()
+
+    def renamed(self, keys: Mapping[int, int]) -> "Ended":
+        """The same with other keys."""
+        late, left = (keys[key] for key in self.late), {keys[key]: why for key, why in self.left.items()}
+        return replace(self, late=tuple(late), left=left, again=lambda: self.once_more().renamed(keys))
+
+    def beside(self, others: "Sequence[Ended]") -> "Ended":
+        """The same, and what others left."""
+        left = {key: why for other in others for key, why in other.left.items()}
+        occupied = self.occupied or any(other.occupied for other in others)
+        return replace(self, left={**left, **self.left}, occupied=occupied)
+
+
+def end_workers_of(
+    session: Session,
+    handles: Mapping[int, ActorHandle[Any]],
+    facts: Mapping[int, WorkerFacts],
+    grace_s: float = 0.0,
+) -> Ended:
+    """The same as `end_workers` for workers of a session, which may have ended or end meanwhile."""
+    try:
+        if Session.current() == session:
+            return end_workers(handles, facts, grace_s)
+    except (WorkerGroupError, ClusterClosedError, RayError):
+        if Session.current() == session:
+            raise
+    why = "Ray is down already; it ends what it has started, but can't be asked"
+    return Ended(left=dict.fromkeys(handles, why))
 
 
 def end_workers(
@@ -41,7 +79,7 @@ def end_workers(
         facts: What is known of their processes; Ray's word is taken for a worker that is missing here.
         grace_s: How long they may take to end by themselves.
     """
-    late = list(handles)
+    late, session = list(handles), current_session()
     try:
         if grace_s > 0:
             request_exit(list(handles.values()))
@@ -52,7 +90,9 @@ def end_workers(
     unknown = [key for key in handles if key not in facts]
     stubborn = await_end([handles[key] for key in unknown], KILL_TIMEOUT_S)
     left |= {unknown[i]: "Ray has not ended it" for i in stubborn}
-    return Ended(tuple(late), left, occupied or bool(stubborn))
+    known = {key: facts[key] for key in left if key in facts}
+    again = partial(end_workers_of, session, {key: handles[key] for key in left}, known) if left else None
+    return Ended(tuple(late), left, occupied or bool(stubborn), again)
 
 
 def _await_exit(

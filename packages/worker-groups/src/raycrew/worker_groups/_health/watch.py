@@ -4,21 +4,17 @@ Standard library only: it is sent by value, whatever its environment has.
 """
 
 import asyncio
-import os
+import logging
+import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from raycrew.worker_groups._health.family import Family
-from raycrew.worker_groups._health.marks import marks_of
-from raycrew.worker_groups._health.process_table import (
-    Process,
-    Table,
-    ancestors,
-    kill,
-    pid_namespace,
-    read_table,
-    runs,
-)
+from raycrew.worker_groups._health.keeper import Keeper
+from raycrew.worker_groups._health.lookout import Lookout
+from raycrew.worker_groups._health.process_table import Process, kill, pid_namespace, runs
+
+logger = logging.getLogger(__name__)
 
 #: A worker as it is told to a watch: process id, start in clock ticks, mark, namespace of its process id.
 Told = tuple[int, int, str, str]
@@ -28,18 +24,31 @@ _POLL_S = 0.01
 _ORPHANS_S = 1.0  # for what a worker leaves behind to end by itself, as Python's resource tracker does
 
 
-class Watch:
-    """Knows the workers of its node that it was told of; methods take several of them, in any state."""
+def _started(sources: Mapping[str, str]) -> Keeper | None:
+    try:
+        return Keeper(sources)
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("what workers leave behind will outlive a driver that is killed: %s", error)
+        return None
 
-    def __init__(self) -> None:
-        self._families: dict[Process, Family] = {}
-        self._marks: dict[Process, frozenset[str]] = {}
+
+class Watch:
+    """Knows the workers of its node that it was told of; methods take several of them, in any state.
+
+    Args:
+        sources: Texts of the modules that its keeper runs; without them it has none.
+    """
+
+    def __init__(self, sources: Mapping[str, str] | None = None) -> None:
+        self._lookout = Lookout()
+        self._keeper = None if sources is None else _started(sources)
         self._looking: asyncio.Task[None] | None = None
 
     async def follow(self, workers: Sequence[Told]) -> None:
         """Remember from now on what these workers start."""
         for worker in workers:
-            self._family(worker)
+            if worker[3] == pid_namespace():
+                self._family(worker)
         self._look()
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._keep_looking())
@@ -50,7 +59,7 @@ class Watch:
         What they leave behind gets a moment to end too.
         """
         deadline = time.monotonic() + timeout_s
-        roots = [self._family(worker).root for worker in workers]
+        roots = [Process(worker[0], worker[1]) for worker in workers]
         while any(map(runs, roots)) and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
         foreign = [worker[3] != pid_namespace() for worker in workers]
@@ -79,12 +88,12 @@ class Watch:
             return None
         family = self._family(worker)
         if not family.members:
-            del self._families[family.root]
+            self._lookout.families.pop(family.root, None)
         return sorted(member.pid for member in family.members)
 
     def _family(self, worker: Told) -> Family:
         pid, started, mark, _ = worker
-        return self._families.setdefault(Process(pid, started), Family(Process(pid, started), mark))
+        return self._lookout.family(Process(pid, started), mark)
 
     def _left(self, workers: Sequence[Told]) -> set[Process]:
         here = [self._family(worker) for worker in workers if worker[3] == pid_namespace()]
@@ -92,25 +101,12 @@ class Watch:
         return {member for family in here for member in family.members}
 
     def _look(self) -> None:
-        table = read_table()
-        self._read_marks(table)
-        for family in self._families.values():
-            family.update(table, self._marks)
-
-    def _read_marks(self, table: Table) -> None:
-        """Of each process once, and only of those whose parent may have been another.
-
-        What has lost its parent is a child of one of this process's ancestors, for they are the workers' too.
-        """
-        ours = ancestors(os.getpid(), table) | {1}
-        adopted = [entry.process for entry in table.values() if entry.parent in ours]
-        known = {process: self._marks.get(process) for process in adopted}
-        fresh = ((process, marks_of(process.pid)) for process, own in known.items() if own is None)
-        found = {**known, **dict(fresh)}
-        self._marks = {process: own for process, own in found.items() if own is not None}
+        self._lookout.look()
+        if self._keeper is not None:
+            self._keeper.tell(self._lookout)
 
     async def _keep_looking(self) -> None:
-        while self._families:
+        while self._lookout.families:
             began = time.monotonic()
             self._look()
             await asyncio.sleep(max(_LOOK_S, 50 * (time.monotonic() - began)))

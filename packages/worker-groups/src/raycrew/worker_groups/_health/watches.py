@@ -1,6 +1,7 @@
 """The watches of this driver's session: one on each node that it has workers on, asked with deadlines."""
 
 import functools
+import inspect
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import ClusterClosedError
-from raycrew.worker_groups._health import family, marks, process_table, watch
+from raycrew.worker_groups._health import family, keeper, lookout, marks, process_table, watch
 from raycrew.worker_groups._ranks import WorkerFacts
 from raycrew.worker_groups._ray import connection, current_session, end_actors, is_alive_node, start_actor
 from raycrew.worker_groups.errors import WorkerGroupError
@@ -20,6 +21,7 @@ from raycrew.worker_groups.errors import WorkerGroupError
 _ANSWER_S = 10.0  # for a watch to be made anew and to answer, besides what it is asked to wait
 _LOOK_S = 1.0  # for a look at what nodes there are, when all that is over
 _TRIES = 3
+_KEEPERS = (process_table, marks, family, lookout, keeper)  # each needs only those before it
 _FAILURES = (RayError, ClusterClosedError, WorkerGroupError)
 
 _lock = threading.Lock()
@@ -142,7 +144,7 @@ def _watch(node_id: str, timeout_s: float = _ANSWER_S) -> Any:
         return known
     # Not softly: on another node it would read another process table.
     here = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    made = start_actor(_actor_class(), {"scheduling_strategy": here}, timeout_s)
+    made = start_actor(_actor_class(), {"scheduling_strategy": here}, timeout_s, [_sources()])
     with _lock:  # Ray may take its time, for which nobody else should wait
         kept = _watches.setdefault((session, node_id), made)
     if kept is not made:
@@ -157,7 +159,13 @@ def _forget(node_id: str, dead: Any) -> None:
 
 
 @functools.cache
+def _sources() -> dict[str, str]:
+    """The texts of what a keeper runs, for nodes where this package is not installed."""
+    return {module.__name__: inspect.getsource(module) for module in _KEEPERS}
+
+
+@functools.cache
 def _actor_class() -> Any:
-    for module in (process_table, marks, family, watch):
+    for module in (*_KEEPERS, watch):
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     return ray.remote(num_cpus=0, max_restarts=0)(watch.Watch)

@@ -137,7 +137,10 @@ def run_on_node(
 
 
 def start_actor(
-    remote_class: Any, options: Mapping[str, Any], timeout_s: float = ANSWER_S
+    remote_class: Any,
+    options: Mapping[str, Any],
+    timeout_s: float = ANSWER_S,
+    arguments: Sequence[Any] = (),
 ) -> ActorHandle[Any]:
     """Ask Ray for an actor; does not wait until it runs.
 
@@ -145,7 +148,7 @@ def start_actor(
         GetTimeoutError: Ray's control service does not answer; should it make the actor later, that is ended.
     """
     return ask(
-        lambda: remote_class.options(**options).remote(),
+        lambda: remote_class.options(**options).remote(*arguments),
         timeout_s=timeout_s,
         undo=lambda handle: ray.kill(handle, no_restart=True),
     )

@@ -90,9 +90,6 @@ class Threads:
     workers: list[WorkerThread] = field(default_factory=list)
     ended: bool = False
 
-    def is_reachable(self) -> bool:
-        return True
-
     def end(self, timeout_s: float, force: bool) -> Ended:
         """A thread can't be killed: what still runs after its time goes on, and is not waited for."""
         if not force and not self.ended:
