@@ -211,6 +211,40 @@ def test_what_is_forgotten_over_another_session_is_left_alone(end):
         assert Session.current() == after
 
 
+FORKING = """
+    import os, ray, sys
+    from raycrew.cluster_core import ClusterClosedError, RayVirtualCluster, Session
+    ray.init(address=sys.argv[1], log_to_driver=False)
+    with RayVirtualCluster([1], use_gpus=False) as cluster:
+        claim = cluster.claim(None, "mine")
+        child = os.fork()
+        if child == 0:
+            try:
+                cluster.check_nodes()
+            except ClusterClosedError:
+                code = 0 if Session.current() is None else 2
+            else:
+                code = 3
+            cluster.shutdown()
+            claim.release()
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        cluster.check_nodes()
+        assert cluster.holders() == {0: ("mine",)}
+        claim.release()
+    print("end", flush=True)
+"""
+
+
+def test_a_forked_child_has_no_connection_and_leaves_its_parents_alone(local_ray):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKING), local_ray],
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip()) == (0, "end"), done.stderr
+    wait_until(lambda: not live_groups())
+
+
 FORGETFUL = """
     import gc, ray, sys
     from raycrew.cluster_core import RayVirtualCluster

@@ -1,9 +1,13 @@
 """What was made over one connection to Ray never joins another."""
 
 import asyncio
+import os
+import subprocess
 import sys
+import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import ray
@@ -175,6 +179,66 @@ def test_a_fan_out_after_the_users_own_shutdown_starts_no_cluster(local_ray):
     with pytest.raises(WorkerGroupClosedError, match="connection to Ray"):
         list(outcomes)
     assert not ray.is_initialized()
+
+
+def test_a_start_ends_with_the_connection(local_ray, tmp_path):
+    cluster, outcomes = RayVirtualCluster([1], use_gpus=False), []
+
+    def start():
+        try:
+            outcomes.append(RayWorkerGroup(cluster, WaitsToStart, folder=str(tmp_path)))
+        except Exception as error:  # noqa: BLE001 - looked at below
+            outcomes.append(error)
+
+    thread = threading.Thread(target=start, daemon=True)
+    thread.start()
+    eventually((tmp_path / "waits").exists, "a worker is starting")
+    ray.shutdown()
+    eventually(lambda: outcomes, "the start has ended")
+    assert isinstance(outcomes[0], WorkerGroupClosedError), outcomes
+    assert "has ended" in str(outcomes[0])
+    assert not ray.is_initialized()
+
+
+class WaitsToStart:
+    def __init__(self, folder):
+        Path(folder, "waits").touch()
+        time.sleep(3600)
+
+
+FORKING = """
+    import os, ray, sys
+    from raycrew.cluster_core import RayVirtualCluster
+    from raycrew.worker_groups import RayWorkerGroup, WorkerGroupClosedError
+    from workers import Worker
+    ray.init(address=sys.argv[1], log_to_driver=False)
+    with RayVirtualCluster([1], use_gpus=False) as cluster, RayWorkerGroup(cluster, Worker) as group:
+        future = group.call("add", 1)
+        child = os.fork()
+        if child == 0:
+            code = 0
+            for use in (lambda: group.call("add", 1), future.get_results, group.restart_failed_workers):
+                try:
+                    use()
+                    code = 3
+                except WorkerGroupClosedError:
+                    pass
+            ended = group.shutdown()
+            os._exit(4 if ended else code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert future.get_results(timeout=60) == [1]
+        assert group.call("add", 2).get_results(timeout=60) == [2]
+    print("end", flush=True)
+"""
+
+
+def test_a_forked_child_leaves_its_parents_group_alone(local_ray):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKING), local_ray],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip()) == (0, "end"), done.stderr
 
 
 def test_a_group_is_not_started_by_ray_of_its_own_accord():

@@ -234,7 +234,7 @@ def test_new_workers_that_fail_and_linger_keep_their_bundles(cluster, lingering,
 
 def test_a_failed_start_that_lingers_keeps_its_bundles(cluster, lingering, tmp_path):
     Path(tmp_path, "bad").touch()
-    lingering += [[[1234], []]] * 2
+    lingering += [[[1234], []], [[1234]]]
     with pytest.raises(WorkerFailureError, match="not today"):
         RayWorkerGroup(cluster, Moody, folder=str(tmp_path))
     gc.collect()

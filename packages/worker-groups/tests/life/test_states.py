@@ -139,6 +139,15 @@ def test_closing_ends_a_restart_first_and_then_all_are_refused(life):
             refused()
 
 
+@pytest.mark.hostile
+def test_who_closes_within_the_close_does_not_wait_for_it(life):
+    """As a signal handler does, or a clean-up that shuts down."""
+    inner = []
+    assert life.close(lambda: inner.append(life.close(never)) or True)
+    assert inner == [False]
+    assert life.close(never)
+
+
 def test_several_that_close_wait_for_the_one_that_does(life):
     first = Told(life.close, lambda: False)
     with pytest.raises(WorkerGroupClosedError):

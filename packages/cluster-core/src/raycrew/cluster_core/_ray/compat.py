@@ -18,6 +18,7 @@ _Known = tuple[weakref.ref[Any], str]
 _worker_module: Any = importlib.import_module("ray._private.worker")
 _auto_connect: Any = importlib.import_module("ray._private.auto_init_hook")
 _known: list[_Known | None] = [None]
+_parents: list[weakref.ref[Any]] = []
 
 
 def is_client() -> bool:
@@ -30,13 +31,28 @@ def client_id() -> str | None:
     """What a `ray://` proxy calls this process; None where it is not connected to one."""
     client: Any = ray.util.client.ray
     worker = client.get_context().client_worker
-    return None if worker is None else str(dict(worker.metadata)["client_id"])
+    return None if worker is None or _is_parents(worker) else str(dict(worker.metadata)["client_id"])
+
+
+def _disown() -> None:
+    """In a forked child: the connections are its parent's, and Ray hangs or fails where they are used."""
+    client: Any = ray.util.client.ray
+    behind = client.get_context().client_worker if is_client() else None
+    held = (_worker_module.global_worker.node, behind)
+    _parents[:] = [weakref.ref(one) for one in held if one is not None]
+
+
+os.register_at_fork(after_in_child=_disown)
+
+
+def _is_parents(connection: Any) -> bool:
+    return any(one() is connection for one in _parents)
 
 
 def job_id() -> str | None:
-    """This process's cluster, and its job there; None without a connection. Asks nobody."""
+    """This process's cluster, and its job there; None without a connection of its own. Asks nobody."""
     worker: Any = _worker_module.global_worker
-    while worker.connected:
+    while worker.connected and not _is_parents(worker.node):
         node, known = worker.node, _known[0]  # Each connection has a node of its own.
         if known is None or known[0]() is not node:
             known = _known[0] = _read(worker, node)

@@ -49,7 +49,11 @@ class Ended:
         """The same, and what others left."""
         left = {key: why for other in others for key, why in other.left.items()}
         occupied = self.occupied or any(other.occupied for other in others)
-        return replace(self, left={**left, **self.left}, occupied=occupied)
+
+        def again() -> Ended:
+            return self.once_more().beside([other.once_more() for other in others])
+
+        return replace(self, left={**left, **self.left}, occupied=occupied, again=again)
 
 
 def end_workers_of(

@@ -33,6 +33,7 @@ class Lifecycle:
         self._restarter = 0
         self._replaced: frozenset[int] = frozenset()
         self._ending: Future[bool] | None = None
+        self._closer = 0
 
     @property
     def state(self) -> State:
@@ -126,7 +127,7 @@ class Lifecycle:
             left: Whether it did not end all, so that it is done again for who comes later.
 
         Returns:
-            What `work` returned; False when it has raised before.
+            What `work` returned; False when it has raised before, or when `work` itself asks.
         """
         with self._lock:
             ending, restart = self._ending, self._restart
@@ -134,6 +135,9 @@ class Lifecycle:
             if ending is None or (closed and left is not None and left()):
                 ending, outcome = None, Future[bool]()
                 self._ending, self._state = outcome, "closing"
+                self._closer = threading.get_ident()
+            elif not closed and self._closer == threading.get_ident():
+                return False  # a signal handler, or what the end itself calls, can't wait for it
         if ending is not None:
             return ending.result() if not closed or ending.exception() is None else False
         if restart is not None and self._restarter != threading.get_ident():

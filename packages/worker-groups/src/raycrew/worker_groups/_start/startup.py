@@ -25,9 +25,9 @@ from raycrew.worker_groups._calls import (
     settle,
     start_timeout,
 )
-from raycrew.worker_groups._health import Ended, end_workers, follow, stand_by
+from raycrew.worker_groups._health import Ended, end_workers_of, follow, stand_by
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, rank_order
-from raycrew.worker_groups._ray import start_actor, while_connected
+from raycrew.worker_groups._ray import current_session, start_actor, while_connected
 from raycrew.worker_groups._start.bundles import BundleLook
 from raycrew.worker_groups._start.describing import describe_worker
 from raycrew.worker_groups._start.plugins import interpreter_for
@@ -125,6 +125,7 @@ class Launch:
         self.source: ClassSource = source_of(spec.builder.worker)
         self.aliases = worker_aliases(spec.name, spec.plan)
         self.on_end = on_end
+        self.session = current_session()
         self.handles: dict[int, Handle] = {}
         self.located: dict[int, WorkerFacts] = {}
 
@@ -256,7 +257,9 @@ class Launch:
         self.progress.step(HOOK)
         communication = self.spec.options.communication
         told = [as_current(rank, fact, communication) for rank, fact in zip(ranks, facts, strict=True)]
-        settled = self._settle([getattr(h, HOOK).remote(own) for h, own in zip(handles, told, strict=True)])
+        with while_connected(self.go_on):
+            asked = [getattr(h, HOOK).remote(own) for h, own in zip(handles, told, strict=True)]
+        settled = self._settle(asked)
         places = [Whereabouts(self.spec.name, *place) for place in zip(ranks, facts, strict=True)]
         self._raise_failed(settled, places, HOOK)
 
@@ -294,7 +297,7 @@ class Launch:
             raise start_timeout(late[0], stage, others, timeout_s, log_tail(late[0].facts), method)
 
     def _end(self) -> None:
-        self.on_end(end_workers(self.handles, self.located))
+        self.on_end(end_workers_of(self.session, self.handles, self.located))
 
     def _note_phases(
         self,
