@@ -264,10 +264,11 @@ def test_a_receiver_that_is_silent_is_given_up_by_its_lease(store):
     directory = WeightDirectory.local(lease_s=0.3)
     trainer = Trainer(store, directory, window_bytes=600)
     stuck, healthy = Generator(store, directory), Generator(store, directory, rollback="shadow")
-    go_on = threading.Event()
+    inside, go_on = threading.Event(), threading.Event()
 
     class Stops(InProcessByteStore):
         def get(self, ticket, timeout_s=None):
+            inside.set()
             go_on.wait(TIMEOUT_S)
             return store.get(ticket, timeout_s)
 
@@ -279,6 +280,7 @@ def test_a_receiver_that_is_silent_is_given_up_by_its_lease(store):
 
     thread = threading.Thread(target=run)
     thread.start()
+    inside.wait(TIMEOUT_S)
     directory.wait(Record.decision, TIMEOUT_S, 1)
     go_on.set()
     thread.join()

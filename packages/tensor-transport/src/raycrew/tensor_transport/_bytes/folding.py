@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import torch
 
+from raycrew.tensor_transport._bytes.memory import unlocked
 from raycrew.tensor_transport._bytes.sections import in_sections
 from raycrew.tensor_transport.protocols import Bytes
 
@@ -151,9 +152,9 @@ def _words(data: Bytes | torch.Tensor) -> torch.Tensor:
         return (data.clone() if data.storage_offset() % _WORD else data).view(torch.int64)
     if len(data) % _WORD:
         data = np.concatenate([data, np.zeros(-len(data) % _WORD, np.uint8)])
-    elif data.__array_interface__["data"][0] % _WORD or not data.flags.writeable:
+    elif data.__array_interface__["data"][0] % _WORD:
         data = data.copy()
-    return torch.from_numpy(data).view(torch.int64)
+    return torch.from_numpy(unlocked(data)).view(torch.int64)
 
 
 @functools.cache

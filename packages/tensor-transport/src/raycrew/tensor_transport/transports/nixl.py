@@ -48,6 +48,8 @@ class NixlTransport(Puller):
         """See `PullTransport.offer`."""
         self._ready_to_offer()
         raw = _flat(data, self._device)
+        if raw.is_cuda:  # Others read it past all streams.
+            torch.cuda.current_stream(raw.device).synchronize()
         ref = _ray_compat.put_by_nixl(raw)
         with self._holding:
             self._held[ref.hex()] = (ref, raw)

@@ -200,7 +200,7 @@ class _LocalEdge:
                     self._changed.notify_all()
                 if found is not None or now >= deadline:
                     return found
-                self._changed.wait(_until(now, deadline, self._record.next_expiry()))
+                self._changed.wait(_until(now, deadline, self._record))
 
     def close(self) -> None:
         self._closed = True
@@ -237,7 +237,7 @@ class _DirectoryActor:
                 self._tell()
             if found is not None or now >= deadline:
                 return found
-            changed, wait_s = self._changed, _until(now, deadline, self._record.next_expiry())
+            changed, wait_s = self._changed, _until(now, deadline, self._record)
             try:
                 await asyncio.wait_for(changed.wait(), wait_s)
             except TimeoutError:
@@ -270,6 +270,11 @@ class _ActorEdge:
             raise DirectoryLostError(f"the directory of versions does not answer: {error}") from error
 
 
-def _until(now: float, deadline: float, expiry: float | None) -> float:
-    """How long to wait, at least a moment: what expires now is seen a moment later."""
-    return max(0.001, (deadline if expiry is None else min(deadline, expiry)) - now)
+def _until(now: float, deadline: float, record: Record) -> float:
+    """How long to wait, at least a moment: what expires now is seen a moment later.
+
+    Whoever waits is not silent: it asks again well before its own lease ends.
+    """
+    expiry = record.next_expiry()
+    left = (deadline if expiry is None else min(deadline, expiry)) - now
+    return max(0.001, min(left, record.lease_s / 3))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from raycrew.tensor_transport._bytes import tensor_over
 from raycrew.tensor_transport.errors import (
     BucketFetchError,
     ChecksumMismatchError,
@@ -72,7 +72,7 @@ class Fetched:
 
     def tensors(self) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
         """Its tensors and pieces of tensors, in place."""
-        memory = _as_tensor(self.data)
+        memory = tensor_over(self.data, torch.uint8, self.data.shape)
         for entry in self.parcel.entries:
             yield entry, entry.view(memory)
 
@@ -216,12 +216,3 @@ class Assembler:
 def without(parcel: Parcel, names: frozenset[str]) -> Parcel:
     """The parcel with the entries of these names alone."""
     return dataclasses.replace(parcel, entries=[e for e in parcel.entries if e.name in names])
-
-
-def _as_tensor(data: Bytes) -> torch.Tensor:
-    """`data` as a tensor over the same memory, also where it is read-only."""
-    if data.flags.writeable:
-        return torch.from_numpy(data)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.from_numpy(data)
