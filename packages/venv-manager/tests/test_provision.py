@@ -1,4 +1,5 @@
 import logging
+import os
 import pickle
 import platform
 import subprocess
@@ -268,6 +269,16 @@ def test_the_provider_builds_on_the_nodes_and_knows_when_it_is_not_asked(here, f
     python = provider.python_for("pkg.Worker", ThreadNodes())
     assert python == provider.python_for("pkg.Other", None)
     assert len(fake_uv.calls("venv")) == 1
+
+
+@pytest.mark.parametrize("runner", [None, ThreadNodes()])
+def test_a_provider_keeps_to_its_store(here, fake_uv, tmp_path, runner):
+    registry = ActorEnvironmentRegistry()
+    registry.register("pkg.*", SPEC)
+    own = Store(tmp_path / "own", environ=dict(os.environ))
+    provider = RegistryEnvironmentProvider(registry, store=own)
+    assert Path(provider.python_for("pkg.Worker", runner)).is_relative_to(own.root)
+    assert not Store().root.exists()
 
 
 def test_many_threads_that_ask_the_provider_build_once(here, fake_uv):

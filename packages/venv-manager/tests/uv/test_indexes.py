@@ -1,6 +1,6 @@
 import pytest
 
-from raycrew.venv_manager import EnvironmentSpec
+from raycrew.venv_manager import EnvironmentSpec, SpecError, identify
 from raycrew.venv_manager._uv.indexes import build_environment, index_variables
 from raycrew.venv_manager._uv.pip_settings import pip_settings
 
@@ -78,3 +78,30 @@ def test_the_environment_of_uv_keeps_what_helps_and_drops_what_leads_astray(home
     assert (found["CFLAGS"], found["UV_OFFLINE"], found["UV_COMPILE_BYTECODE"]) == ("-O1", "1", "1")
     assert build_environment(SPEC, home | {"RAYCREW_VENV_OFFLINE": "1"})["UV_OFFLINE"] == "1"
     assert build_environment(SPEC, home | {"UV_COMPILE_BYTECODE": "0"})["UV_COMPILE_BYTECODE"] == "0"
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("fault", ["no section", "no text", "no file", "a loop"])
+def test_a_configuration_of_pip_that_cannot_be_read_is_an_error(tmp_path, fault):
+    """Else the index that it names would be passed over in silence."""
+    file = tmp_path / "pip.conf"
+    if fault == "no file":
+        file.mkdir()
+    elif fault == "a loop":
+        file.symlink_to(file)
+    else:
+        file.write_bytes(b"index-url = https://corp\n" if fault == "no section" else b"[global]\nx = \xff\n")
+    spec = EnvironmentSpec.requirements(["demo"], carry=False)
+    with pytest.raises(SpecError, match=r"pip's configuration .*pip\.conf cannot be read"):
+        identify(spec, {"PIP_CONFIG_FILE": str(file)})
+    assert identify(spec, {"PIP_CONFIG_FILE": str(tmp_path / "absent")})
+
+
+@pytest.mark.hostile
+def test_a_configuration_of_uv_that_cannot_be_looked_at_is_an_error(tmp_path):
+    (tmp_path / "uv").symlink_to(tmp_path / "uv")
+    environ = {"PIP_CONFIG_FILE": "/dev/null", "XDG_CONFIG_HOME": str(tmp_path)}
+    spec = EnvironmentSpec.requirements(["demo"], carry=False)
+    with pytest.raises(SpecError, match=r"uv\.toml cannot be read"):
+        identify(spec, environ)
+    assert identify(spec, environ | {"UV_NO_CONFIG": "1"})

@@ -14,10 +14,11 @@ from raycrew.venv_manager import EnvironmentSpec, Store, ensure
 COMMAND = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have had it ignored
-from raycrew.venv_manager import provision, register_actor_environment, EnvironmentSpec
+from raycrew.venv_manager import register_actor_environment, EnvironmentSpec
 from raycrew.venv_manager.__main__ import main
 from raycrew.venv_manager._build.carry import Luggage
-provision.luggage = Luggage  # none, whatever is installed beside this package
+from raycrew.venv_manager._store import request
+request.luggage = Luggage  # none, whatever is installed beside this package
 for name in "fake", "held", "queued":
     register_actor_environment(f"tests.{name}", EnvironmentSpec.requirements([name], carry=False))
 sys.exit(main(sys.argv[1:]))

@@ -135,7 +135,11 @@ def forced(environ: Mapping[str, str]) -> bool:
 
 
 def create_local_venv(
-    py_executable: str | EnvironmentSpec, venv_name: str, force_rebuild: bool = False
+    py_executable: str | EnvironmentSpec,
+    venv_name: str,
+    force_rebuild: bool = False,
+    *,
+    store: Store | None = None,
 ) -> str:
     """Path of the Python of an environment on this machine.
 
@@ -144,6 +148,7 @@ def create_local_venv(
             of a project, a requirements file, or the path of an interpreter, returned once it was probed.
         venv_name: A readable name for it; environments of equal content are shared whatever their names.
         force_rebuild: Choose versions and build anew even if it is there.
+        store: Where environments lie; the default store if left out.
 
     Raises:
         SpecError: `py_executable` is none of these, or the name is not a plain file name.
@@ -153,7 +158,7 @@ def create_local_venv(
     spec = parse(py_executable)
     if spec.kind == "interpreter":
         return checked_interpreter(spec.path)
-    store = Store()
+    store = store or Store()
     environment = ensure(spec, store=store, force_rebuild=force_rebuild)
     store.name(venv_name, environment.key)
     return str(environment.python)

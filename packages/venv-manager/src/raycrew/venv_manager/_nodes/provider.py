@@ -6,6 +6,7 @@ from pathlib import Path
 
 from raycrew.venv_manager._nodes.on_nodes import create_local_venv_on_each_node
 from raycrew.venv_manager._spec import EnvironmentSpec
+from raycrew.venv_manager._store import Store
 from raycrew.venv_manager._uv import parse
 from raycrew.venv_manager.protocols import NodeRunner
 from raycrew.venv_manager.provision import create_local_venv
@@ -17,9 +18,13 @@ class RegistryEnvironmentProvider:
 
     Args:
         registry: Where environments are looked up; `ACTOR_ENVIRONMENT_REGISTRY` if left out.
+        store: Where environments lie; the default store if left out.
     """
 
-    def __init__(self, registry: ActorEnvironmentRegistry | None = None) -> None:
+    def __init__(
+        self, registry: ActorEnvironmentRegistry | None = None, *, store: Store | None = None
+    ) -> None:
+        self._store = store
         self._registry = ACTOR_ENVIRONMENT_REGISTRY if registry is None else registry
         self._locks: dict[EnvironmentSpec | str, threading.Lock] = {}
         self._guard = threading.Lock()
@@ -44,5 +49,5 @@ class RegistryEnvironmentProvider:
             lock = self._locks.setdefault(spec, threading.Lock())
         with lock:
             if runner is None:
-                return create_local_venv(spec, actor_class_fqn)
-            return create_local_venv_on_each_node(spec, actor_class_fqn, runner)
+                return create_local_venv(spec, actor_class_fqn, store=self._store)
+            return create_local_venv_on_each_node(spec, actor_class_fqn, runner, store=self._store)

@@ -54,7 +54,7 @@ from raycrew.venv_manager._spec.uv_settings import (
     settings,
     with_absolute_paths,
 )
-from raycrew.venv_manager._spec.variables import FILE_VARIABLES, counts, is_credential
+from raycrew.venv_manager._spec.variables import FILE_VARIABLES, counts, is_credential, is_of_index
 
 __all__ = [
     "FILE_VARIABLES",
@@ -84,6 +84,7 @@ __all__ = [
     "inline_metadata",
     "is_credential",
     "is_litter",
+    "is_of_index",
     "is_package",
     "key_of",
     "label_of",

@@ -1,5 +1,6 @@
 """The variables that uv is given, and which of them count in the identity of an environment."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,8 +22,21 @@ _HARMLESS_FAMILIES = ("UV_CONCURRENT_", "UV_HTTP_")
 FILE_VARIABLES = frozenset({"UV_BUILD_CONSTRAINT", "UV_CONSTRAINT", "UV_EXCLUDE", "UV_OVERRIDE"})
 
 
+# Names that say that the value is a secret: in no key, in no file, on no screen.
+_SECRET = re.compile(
+    r".*(TOKENS?|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|CREDS|JWT|BEARER)"
+    r"|(.*_)?PAT|.*(API|ACCESS|SECRET|PRIVATE|AUTH|ACCOUNT|SIGNING|ENCRYPTION|SSH|LICENSE)_?KEYS?(_ID)?",
+    re.IGNORECASE,
+)
+
+
 def is_credential(name: str) -> bool:
-    """Whether a variable holds a user name or a password of an index."""
+    """Whether a variable holds a secret, by its name: a user or a password of an index, a token, a key."""
+    return is_of_index(name) or _SECRET.fullmatch(name) is not None
+
+
+def is_of_index(name: str) -> bool:
+    """Whether a variable gives uv a user name or a password of an index."""
     return name.startswith("UV_INDEX_") and name.endswith(("_USERNAME", "_PASSWORD"))
 
 

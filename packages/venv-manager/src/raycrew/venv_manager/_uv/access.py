@@ -15,6 +15,7 @@ from raycrew.venv_manager._spec import (
     EnvironmentSpec,
     credentials_in,
     is_credential,
+    is_of_index,
     project_folder,
     requirement_files,
     requirement_lines,
@@ -34,7 +35,8 @@ class Access:
 
     Attributes:
         urls: Name to URL, for places that nothing else names: indexes that serve nothing by themselves.
-        names: Name to URL of all of them: what another machine needs credentials for.
+        names: Name to URL of all of them: what another machine needs credentials for; secret variables that
+            the spec declares have no URL.
         secrets: The variables that give uv the credentials, for this process and its children only.
     """
 
@@ -54,7 +56,8 @@ def access_of(spec: EnvironmentSpec, environ: Mapping[str, str], tool_uv: Mappin
     Raises:
         SpecError: A file of the spec cannot be read.
     """
-    texts = [*_of_machine(environ), *dict(spec.environment).values(), *_of_spec(spec, environ)]
+    sources = [value for name, value in spec.environment if name in _SOURCES]
+    texts = [*_of_machine(environ), *sources, *_of_spec(spec, environ)]
     named = {m["name"]: m["url"] for text in texts for m in _NAMED.finditer(text)}
     named |= {i["name"]: i["url"] for i in tool_uv.get("index", ()) if "name" in i and "url" in i}
     theirs = {name: next(credentials_in(url), None) for name, url in named.items()}
@@ -62,9 +65,15 @@ def access_of(spec: EnvironmentSpec, environ: Mapping[str, str], tool_uv: Mappin
     apart = [c for text in (*texts, str(tool_uv)) for c in credentials_in(text)]
     ours = _places([c for c in apart if c not in by_name.values() and not c.url.startswith("git+")])
     secrets = dict(_variables({**by_name, **ours})) | _for_git(apart, environ)
-    declared = {k: v for k, v in spec.environment if is_credential(k)}
+    declared = {k: v for k, v in spec.environment if is_credential(k) or _is_told_whole(k, v)}
     urls = {name: c.url for name, c in ours.items()}
-    return Access(urls, urls | {name: c.url for name, c in by_name.items()}, secrets | declared)
+    names = {name: "" for name in declared if is_credential(name) and not is_of_index(name)}
+    return Access(urls, urls | {name: c.url for name, c in by_name.items()} | names, secrets | declared)
+
+
+def _is_told_whole(name: str, value: str) -> bool:
+    """Whether a variable names a place with its user, and is none of uv's, which is told those apart."""
+    return name not in _SOURCES and next(credentials_in(value), None) is not None
 
 
 def access_here(environ: Mapping[str, str]) -> dict[str, str]:
@@ -130,14 +139,19 @@ def _for_git(credentials: Iterable[Credential], environ: Mapping[str, str]) -> d
 
 
 def need_credentials(names: Mapping[str, str], environ: Mapping[str, str]) -> None:
-    """See that this machine has a credential for each place that asks for one.
+    """See that this machine has a credential for each place that asks for one, and each secret variable.
 
     Raises:
         CredentialsError: It lacks one; the message names the index and the variables.
     """
+    if lacking := [name for name, url in names.items() if not url and name not in environ]:
+        raise CredentialsError(
+            f"the environment is built with {', '.join(lacking)}, and this machine does not have it: secrets "
+            "are not sent, set it there"
+        )
     if environ.get("UV_KEYRING_PROVIDER", "disabled") != "disabled":
         return
-    for name, url in names.items():
+    for name, url in ((name, url) for name, url in names.items() if url):
         variables = [_variable(name, what) for what in ("USERNAME", "PASSWORD")]
         host = urlsplit(url).hostname or ""
         if not (any(v in environ for v in variables) or host in _known_hosts(environ)):

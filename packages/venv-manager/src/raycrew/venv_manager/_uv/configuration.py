@@ -1,6 +1,7 @@
 """The user's and the system's `uv.toml`: read once, where the driver runs, and given to uv on every node."""
 
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from raycrew.venv_manager._spec import (
     workspace_root,
 )
 from raycrew.venv_manager._uv.pip_settings import pip_settings
+from raycrew.venv_manager.errors import SpecError
 
 # What says where this machine keeps things, or what another command of uv does.
 _LEFT_OUT = frozenset({"cache-dir", "check-url", "publish-url", "trusted-publishing"})
@@ -27,7 +29,11 @@ _YES = ("1", "true", "yes", "on")
 
 
 def configuration_files(environ: Mapping[str, str]) -> Iterator[Path]:
-    """The files that uv would read here, the user's before the system's; no others of any folder."""
+    """The files that uv would read here, the user's before the system's; no others of any folder.
+
+    Raises:
+        SpecError: It cannot be told whether one is there.
+    """
     if named := environ.get("UV_CONFIG_FILE"):
         yield Path(named).absolute()
         return
@@ -38,8 +44,17 @@ def configuration_files(environ: Mapping[str, str]) -> Iterator[Path]:
     folders = (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep)
     systems = [*(Path(folder, "uv", "uv.toml") for folder in folders), Path("/etc/uv/uv.toml")]
     found = [Path(users, "uv", "uv.toml")] if users else []
-    found += [path for path in systems if path.is_file()][:1]
-    yield from (path for path in found if path.is_file())
+    found += [path for path in systems if _is_there(path)][:1]
+    yield from (path for path in found if _is_there(path))
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read: {error}; UV_NO_CONFIG=1 does without it") from error
 
 
 def configured(environ: Mapping[str, str]) -> dict[str, Any]:

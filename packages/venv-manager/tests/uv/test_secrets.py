@@ -1,0 +1,72 @@
+"""Secret variables that a spec declares reach a build, and no key, file or screen."""
+
+import json
+
+import pytest
+from local_sources import BACKEND, value, write_package
+
+from raycrew.venv_manager import CredentialsError, EnvironmentSpec, Store, ensure, identify
+from raycrew.venv_manager.__main__ import main
+from raycrew.venv_manager._build import Recipe
+from raycrew.venv_manager._spec import is_credential
+from raycrew.venv_manager.provision import prepare
+
+pytestmark = pytest.mark.hostile
+READS = """
+    import os
+    return f"VALUE = {len(os.environ['HF_TOKEN'] + os.environ['MIRROR'])}\\n"
+"""
+
+
+def spec_of(folder, token="hush-hush"):
+    backend = BACKEND[: BACKEND.index("    return pathlib.Path(")] + READS
+    write_package(folder, 0, backend=backend)
+    told = {"HF_TOKEN": token, "MIRROR": "https://me:whispered@h/x", "LEVEL": "3"}
+    return EnvironmentSpec.requirements([f"{folder.name} @ {folder.as_uri()}"], environment=told, carry=False)
+
+
+def test_a_secret_reaches_a_build_and_no_file(store, tmp_path, capsys):
+    spec = spec_of(tmp_path / "inner")
+    built = ensure(spec, store=store)
+    assert value(built, "inner") == len("hush-hush" + "https://me:whispered@h/x")
+    main(["list", "--json", "--store", str(store.root)])
+    main(["list", "--store", str(store.root)])
+    shown = [str(spec), repr(spec), json.dumps(spec.to_dict()), capsys.readouterr().out]
+    shown.append(json.dumps(identify(spec, store.environ)))
+    shown += [repr(Recipe.from_bytes(file.read_bytes())) for file in store.root.glob("recipes/*")]
+    shown += [p.read_text(errors="replace") for p in store.root.rglob("*") if p.is_file()]
+    for text in shown:
+        assert "hush-hush" not in text
+        assert "whispered" not in text
+    assert ["LEVEL", "3"] in built.stamp["spec"]["environment"]
+
+
+def test_another_secret_is_the_same_environment(store, tmp_path):
+    folder = tmp_path / "inner"
+    one, other = (identify(spec_of(folder, token), store.environ) for token in ("a", "b"))
+    assert one == other
+
+
+def test_a_machine_without_the_secret_is_refused_by_its_name(store, tmp_path):
+    recipe = Recipe.from_bytes(prepare(spec_of(tmp_path / "inner"), store).to_bytes())
+    there = Store(tmp_path / "there", environ=store.environ)
+    with pytest.raises(CredentialsError, match="built with HF_TOKEN, and this machine does not have it"):
+        there.install(recipe.key, lambda: recipe)
+    has = Store(tmp_path / "there", environ={**store.environ, "HF_TOKEN": "own"})
+    assert has.install(recipe.key, lambda: recipe).stamp["packages"] == {"inner": "0"}
+
+
+SECRET = [
+    "HF_TOKEN", "GITHUBTOKEN", "X_TOKENS", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "WANDB_API_KEY",
+    "APIKEY", "DB_PASSWORD", "db_password", "GH_PAT", "UV_INDEX_A_PASSWORD",
+]  # fmt: skip
+OPEN = [
+    "TOKENIZERS_PARALLELISM", "UV_KEYRING_PROVIDER", "CACHE_KEY", "CFLAGS", "PATH", "MAX_JOBS", "COMPAT",
+    "UV_CACHE_DIR", "SETUPTOOLS_SCM_PRETEND_VERSION",
+]  # fmt: skip
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(("name", "secret"), [(n, n in SECRET) for n in (*SECRET, *OPEN)])
+def test_a_name_says_that_a_variable_is_secret(name, secret):
+    assert is_credential(name) is secret
