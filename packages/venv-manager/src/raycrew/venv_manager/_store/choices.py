@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 from raycrew.venv_manager._build import write_whole
 from raycrew.venv_manager._spec import Package, locked_versions, read_lock, without_credentials, write_lock
-from raycrew.venv_manager._store.root import make_folder, used
+from raycrew.venv_manager._store.root import make_folder
 from raycrew.venv_manager._store.shelf import Shelf
 from raycrew.venv_manager.errors import of_store
 
@@ -72,19 +72,10 @@ class ChoiceShelf:
         if not file.exists():
             return None
         self.store.trust.check_root(self.store.root)
-        self.store.trust.check_one(self.folder, self.store.root)
-        self.store.trust.check_one(file, self.store.root)
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+        found = self.store.record(file, _PARTS)
+        if found is None:
             return None
-        used(file)
-        whole = isinstance(found, dict) and all(isinstance(found.get(n), kind) for n, kind in _PARTS.items())
-        return (
-            Choice(found["lock"], found["packages"], found["sources"], tuple(found["carried"]))
-            if whole
-            else None
-        )
+        return Choice(found["lock"], found["packages"], found["sources"], tuple(found["carried"]))
 
     def keep(self, asked: str, choice: Choice) -> None:
         """Keep a choice, in one piece.

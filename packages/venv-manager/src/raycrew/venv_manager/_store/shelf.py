@@ -1,14 +1,16 @@
 """What a store holds, for those who read it: environments, recipes, locks, and who uses what."""
 
+import json
 import logging
 import os
 import zipfile
 import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from raycrew.venv_manager._build import PYTHON, Recipe
-from raycrew.venv_manager._store.root import default_root, whole_path
+from raycrew.venv_manager._store.root import default_root, used, whole_path
 from raycrew.venv_manager._store.stamps import STAMP, Environment, read_stamp
 from raycrew.venv_manager._store.trust import Trust, owners_named
 from raycrew.venv_manager._waiting import KeyLocks, Users, processes_using
@@ -138,6 +140,22 @@ class Shelf:
     def recipe_file(self, key: str) -> Path:
         """Where the recipe of a key is kept."""
         return self.root / "recipes" / f"{key}.zip"
+
+    def record(self, file: Path, parts: Mapping[str, type]) -> dict[str, Any] | None:
+        """What one of the store's records says, which counts as used; None where it is missing or damaged.
+
+        Raises:
+            UntrustedStoreError: Others than trusted users may have written it.
+        """
+        self.trust.check_one(file.parent, self.root)
+        self.trust.check_one(file, self.root)
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return None
+        used(file)
+        whole = isinstance(found, dict) and all(isinstance(found.get(n), kind) for n, kind in parts.items())
+        return found if whole else None
 
     def users(self, entry: Path) -> Users:
         """The processes of this machine that run from an environment, by whatever name."""

@@ -22,7 +22,7 @@ from raycrew.venv_manager._build import (
 )
 from raycrew.venv_manager._spec import KEY_LENGTH, files_of_git, fingerprint, key_of
 from raycrew.venv_manager._store.ignored import Ignored
-from raycrew.venv_manager._store.root import make_folder, used
+from raycrew.venv_manager._store.root import make_folder
 from raycrew.venv_manager._store.store import Store
 from raycrew.venv_manager._waiting import Report, scratch, silent
 from raycrew.venv_manager.errors import InputsChangedError, UvError, of_store
@@ -99,31 +99,21 @@ class SourceShelf:
 
     def known(self, source: Source) -> Built | None:
         """The wheel of a source, if it was built since anything changed that could come into it."""
-        seen, ignored = self._read(source.key, _SEEN), Ignored(source.path).names
+        seen, ignored = self._record(source.key, _SEEN), Ignored(source.path).names
         if seen is None or not {*ignored} <= {*seen["counted"], *seen["aside"]}:
             return None
         return self._known(source.key_with(name for name in seen["counted"] if name in ignored))
 
     def _known(self, key: str) -> Built | None:
-        found = self._read(key, _BUILT)
+        found = self._record(key, _BUILT)
         if found is None:
             return None
         file = self._file(key, found["wheel"])
         self.store.trust.check_one(file, self.store.root)
         return Built(found["wheel"], found["content"], file) if file.exists() else None
 
-    def _read(self, key: str, parts: Mapping[str, type]) -> dict[str, Any] | None:
-        """A record, or None where there is none, or a damaged one."""
-        file = self.folder / f"{key}.json"
-        self.store.trust.check_one(self.folder, self.store.root)
-        self.store.trust.check_one(file, self.store.root)
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return None
-        used(file)
-        whole = isinstance(found, dict) and all(isinstance(found.get(n), kind) for n, kind in parts.items())
-        return found if whole else None
+    def _record(self, key: str, parts: Mapping[str, type]) -> dict[str, Any] | None:
+        return self.store.record(self.folder / f"{key}.json", parts)
 
     def _file(self, key: str, name: str) -> Path:
         return self.folder / key / name
