@@ -331,3 +331,33 @@ class GeneratorListener:
 class DeafListener:
     def on_generation(self):
         pass
+
+
+class Mortal:
+    """Dies when it is told to; its peers then fail of that."""
+
+    def pid(self):
+        return os.getpid()
+
+    def meet(self, pids, dies):
+        """Rank `dies` ends its process, and the others raise once they see that it is gone."""
+        if current_worker().rank == dies:
+            os._exit(7)
+        while Path(f"/proc/{pids[dies]}").exists():
+            time.sleep(0.001)
+        raise ConnectionError("the peer closed the connection")
+
+    def stream(self, pids, dies):
+        yield current_worker().rank
+        self.meet(pids, dies)
+
+    def die_once(self, marker, rank):
+        """Rank `rank` ends its process, unless the marker is there; gives the rank and its generation."""
+        if current_worker().rank == rank and not Path(marker).exists():
+            Path(marker).touch()
+            os._exit(7)
+        return current_worker().rank, current_worker().generation
+
+    def die_on(self, rank):
+        if current_worker().rank == rank:
+            os._exit(7)

@@ -41,6 +41,8 @@ def test_defaults_are_good_and_fixed():
         ({"secrets": "TOKEN"}, TypeError, r"\['TOKEN'\]"),
         ({"secrets": [1]}, TypeError, "1 is not"),
         ({"idempotent_methods": "step"}, TypeError, r"\['step'\]"),
+        ({"max_restarts": -1}, ValueError, "max_restarts"),
+        ({"on_worker_failure": 3}, TypeError, "on_worker_failure"),
         ({"init_timeout_s": 0}, ValueError, "init_timeout_s"),
         ({"init_timeout_s": float("nan")}, ValueError, "init_timeout_s"),
         ({"init_timeout_s": "5"}, TypeError, "init_timeout_s"),

@@ -34,7 +34,7 @@ from raycrew.worker_groups._start import (
 )
 from raycrew.worker_groups._worker import pick_secrets
 from raycrew.worker_groups.balancing import LoadBalancer, WorkerLoad
-from raycrew.worker_groups.errors import WorkerGroupError
+from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupError
 from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
 from raycrew.worker_groups.sharding import NamedSharding
 
@@ -127,6 +127,9 @@ class WorkerGroup(GroupFacts, GroupCalls):
         enable_load_balancing: bool = False,
         load_balancing_strategy: str | Callable[[Sequence[WorkerLoad], Any], int] = "round_robin",
         idempotent_methods: Sequence[str] = (),
+        restart_on_failure: bool = False,
+        max_restarts: int = 3,
+        on_worker_failure: Callable[[WorkerFailureError], object] | None = None,
         init_timeout_s: float = 1200.0,
         ports_per_worker: int = 2,
         port_range: tuple[int, int] | None = None,

@@ -1,13 +1,14 @@
 """A group of workers on Ray, one actor per rank, called as a unit."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from raycrew.cluster_core import Session
 from raycrew.worker_groups._base import WorkerGroup, log_left
-from raycrew.worker_groups._calls import Dispatch, MultiWorkerFuture, send_to_actors
+from raycrew.worker_groups._calls import Dispatch, MultiWorkerFuture, Recovery, send_to_actors
 from raycrew.worker_groups._health import Ended, end_workers_of
 from raycrew.worker_groups._life import CopiedLifecycle
 from raycrew.worker_groups._ranks import WorkerFacts
@@ -18,7 +19,15 @@ from raycrew.worker_groups._ray import (
     runs_in_order,
     worker_status,
 )
-from raycrew.worker_groups._start import HOOK, Handle, Started, for_the_way, next_generation, start_group
+from raycrew.worker_groups._start import (
+    HOOK,
+    Handle,
+    Started,
+    Supervision,
+    for_the_way,
+    next_generation,
+    start_group,
+)
 from raycrew.worker_groups.balancing import ProcessUsage
 from raycrew.worker_groups.errors import WorkerGroupError
 
@@ -82,6 +91,12 @@ class RayWorkerGroup(WorkerGroup):
         load_balancing_strategy: How it chooses: "round_robin", "least_outstanding", "least_loaded",
             "consistent_hash", or a function of the workers' loads and a key; see `LoadBalancer`.
         idempotent_methods: Methods that may run twice, should a worker be lost on the way.
+        restart_on_failure: Whether dead workers are replaced once a call is seen to fail of them. Calls of
+            idempotent methods are then sent again, to all ranks that they were for; others, and streams,
+            raise once the group is whole again.
+        max_restarts: How often; after the first time with pauses of 1 s, 2 s, 4 s and so on between them.
+        on_worker_failure: Called with the `WorkerFailureError` of each worker that is seen to have died, once
+            and before it is replaced, in the thread that waited for it. What it raises is logged.
         init_timeout_s: Deadline of the whole start-up.
         ports_per_worker: Ports that each worker leases for itself, besides the group's rendezvous port.
         port_range: First and last port to lease from.
@@ -102,6 +117,7 @@ class RayWorkerGroup(WorkerGroup):
         started = start_group(self._spec, self._claim, self._note_end, self._check_connection)
         self._crew: Actors = Actors(self.name, self._session, started.handles, started.facts)
         self._in_order = runs_in_order(started.info.is_async, started.options[0].actor)
+        self._supervision = Supervision(self.name, self._spec.options, self._life)
         return started
 
     def _note_places(self) -> None:
@@ -120,6 +136,7 @@ class RayWorkerGroup(WorkerGroup):
         self._session = state["_session"] or current_session()
         self._life = CopiedLifecycle(self.name, "open" if state["_is_open"] else "closed")
         self._keeper = None
+        self._supervision = Supervision(self.name, self._spec.options, self._life)
         self._balancer = self._make_balancer() if state["_balancer"] else None
         self._usage = self._make_usage()
 
@@ -156,12 +173,18 @@ class RayWorkerGroup(WorkerGroup):
         """
         return self._life.restart(self._replace_dead)
 
-    def _replace_dead(self) -> list[int]:
+    def _replace_dead(self, before: Callable[[], object] | None = None, anyway: bool = False) -> list[int]:
         dead = {rank for rank, status in self.get_worker_status().items() if status == "dead"}
         ranks = sorted(rank for tied in self._tied_groups if dead.intersection(tied) for rank in tied)
+        if not ranks and not anyway:
+            return []
+        self._life.replacing(ranks)
+        if before is not None:
+            before()
         if ranks:
             logger.warning("%s: ranks %s are dead, restarting %s", self.name, sorted(dead), ranks)
-            self._next_generation(ranks)
+            self._supervision.expect((r, self._started.facts[r].pid) for r in ranks if r not in dead)
+        self._next_generation(ranks)
         return ranks
 
     def _next_generation(self, ranks: Sequence[int]) -> None:
@@ -192,6 +215,15 @@ class RayWorkerGroup(WorkerGroup):
             self._life.replacing(range(self.world_size))
 
     def _deliver(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
+        if not self._supervision.is_needed:
+            return self._send_to_actors(dispatch, timeout)
+        send_again = partial(self._send_to_actors, dispatch, None)
+        recovery = self._supervision.recovery(dispatch.method, _Replaceable(self), send_again)
+        return self._send_to_actors(dispatch, timeout, recovery)
+
+    def _send_to_actors(
+        self, dispatch: Dispatch, timeout: float | None, recovery: Recovery | None = None
+    ) -> MultiWorkerFuture[Any]:
         return send_to_actors(
             dispatch,
             self._started.handles,
@@ -202,4 +234,20 @@ class RayWorkerGroup(WorkerGroup):
             in_order=self._in_order,
             keeper=self._keeper,
             session=self._session,
+            recovery=recovery,
         )
+
+
+class _Replaceable:
+    """A group as its supervision sees it."""
+
+    def __init__(self, group: RayWorkerGroup) -> None:
+        self._group = group
+
+    def replace_dead(self, before: Callable[[], object], anyway: bool) -> list[int]:
+        """Replace dead workers as `restart_failed_workers` does."""
+        return self._group._life.restart(lambda: self._group._replace_dead(before, anyway))  # noqa: SLF001
+
+    def is_present(self, rank: int | None, pid: int | None) -> bool:
+        """Whether a process is the one that a rank has now."""
+        return rank is not None and self._group._started.facts[rank].pid == pid  # noqa: SLF001

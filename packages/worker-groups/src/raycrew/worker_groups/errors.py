@@ -101,7 +101,8 @@ class WorkerStartTimeoutError(WorkerFailureError, TimeoutError):
 class WorkerFailuresError(WorkerFailureError, ExceptionGroup[WorkerFailureError]):
     """Several workers failed; caught by `except WorkerFailureError` and by `except*`.
 
-    Its attributes are those of the first failure; `exceptions` holds them all, in rank order.
+    Its attributes are those of the first failure. `exceptions` holds them all: first those of workers that
+    died, for their peers may have failed of that; then the others; each in rank order.
     """
 
     exceptions: tuple[WorkerFailureError, ...]

@@ -1,19 +1,26 @@
 """From what Ray raises to an error that says which worker failed where."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ray.exceptions import GetTimeoutError, RayError
 
+from raycrew.worker_groups._calls.waiting import Settled
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts
 from raycrew.worker_groups._ray import cause_of, current_session, is_alive_node, is_death, run_on_node
-from raycrew.worker_groups.errors import WorkerFailureError, WorkerStartTimeoutError
+from raycrew.worker_groups.errors import (
+    WorkerFailureError,
+    WorkerFailuresError,
+    WorkerStartTimeoutError,
+    combine,
+)
 
 _TAIL_BYTES = 8192
 _TAIL_LINES = 20
 _TAIL_TIMEOUT_S = 10.0
+_MAX_TAILS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,38 @@ def failure(
             "pending": pending,
         },
     )
+
+
+def group_failure(
+    settled: Settled,
+    places: Mapping[int, Whereabouts],
+    group_name: str,
+    method: str,
+    elapsed_s: float,
+) -> WorkerFailureError:
+    """One error for the failures of some calls; positions are ranks."""
+    failures: list[WorkerFailureError] = []
+    for rank, error in sorted(settled.errors.items()):
+        where = places.get(rank) or Whereabouts(group_name, seat=f"rank {rank}")
+        tail = log_tail(where.facts) if len(failures) < _MAX_TAILS else ""
+        pending = settled.pending
+        failures.append(failure(where, error, method, elapsed_s=elapsed_s, pending=pending, log_tail=tail))
+    return combine(culprits_first(failures))
+
+
+def culprits_first(failures: Iterable[WorkerFailureError]) -> list[WorkerFailureError]:
+    """Those whose worker died, then the others, which may have failed of that; each in rank order."""
+    return sorted(failures, key=lambda f: (not has_died(f), -1 if f.rank is None else f.rank))
+
+
+def has_died(error: WorkerFailureError) -> bool:
+    """Whether a failure, or one of several, is that a worker died."""
+    return any(part.cause is not None and is_death(part.cause) for part in parts_of(error))
+
+
+def parts_of(error: WorkerFailureError) -> tuple[WorkerFailureError, ...]:
+    """The failures of an error, one by one."""
+    return error.exceptions if isinstance(error, WorkerFailuresError) else (error,)
 
 
 def words(error: BaseException) -> str:

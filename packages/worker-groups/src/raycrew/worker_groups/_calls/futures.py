@@ -14,6 +14,7 @@ from raycrew.cluster_core import Session
 from raycrew.worker_groups._calls.ends import first_failure, when_done
 from raycrew.worker_groups._calls.failures import Whereabouts
 from raycrew.worker_groups._calls.gathering import Gathering
+from raycrew.worker_groups._calls.recovery import Recovery
 from raycrew.worker_groups._calls.results import Results, in_thread
 from raycrew.worker_groups._calls.tasks import Awaited
 from raycrew.worker_groups._calls.waiting import (
@@ -36,7 +37,6 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
 _SLICE_S = 1.0
-_MAX_TAILS = 4
 
 
 class MultiWorkerFuture(Gathering, Awaited[list[R]]):
@@ -74,6 +74,7 @@ class MultiWorkerFuture(Gathering, Awaited[list[R]]):
         in_order: bool = False,
         keeper: object = None,
         session: Session | None = None,
+        recovery: Recovery | None = None,
     ) -> None:
         super().__init__(futures)
         self.called_workers = list(range(len(futures)) if called_workers is None else called_workers)
@@ -88,11 +89,13 @@ class MultiWorkerFuture(Gathering, Awaited[list[R]]):
         self.in_order = in_order
         self._keeper = keeper  # else the workers would end with their group while this is awaited
         self._session = session or Session.current()
+        self._recovery = recovery
         self._places = dict(places or {})
         self._sent_at = time.monotonic()
         self._deadline = deadline_after(timeout)
         self._arrived: list[tuple[int, Any]] = []
         self._broken: dict[int, Exception] = {}
+        self._looked = False
         self._open_streams: dict[int, Any] = (
             dict(zip(self.called_workers, futures, strict=True)) if is_stream else {}
         )
@@ -205,7 +208,7 @@ class MultiWorkerFuture(Gathering, Awaited[list[R]]):
             WorkerGroupClosedError: The connection to Ray has ended, and the calls with it.
         """
         deadline = self._until(timeout)
-        found = self._outcomes(deadline) if return_exceptions else self._gathered(deadline)
+        found = self._recovered(self._outcomes if return_exceptions else self._gathered, deadline)
         return [found[rank] for rank in self.return_from_workers]
 
     def get(self, timeout: float | None = None) -> list[R]:

@@ -2,24 +2,26 @@
 
 import math
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 from raycrew.cluster_core import Session
-from raycrew.worker_groups._calls.failures import Whereabouts, failure, log_tail
+from raycrew.worker_groups._calls.failures import Whereabouts, group_failure, has_died
+from raycrew.worker_groups._calls.recovery import Recovery
 from raycrew.worker_groups._calls.waiting import (
+    GRACE_S,
     Settled,
     await_some,
+    by_rank,
     deadline_after,
     left,
     settle,
 )
-from raycrew.worker_groups._ray import check_session, while_connected
+from raycrew.worker_groups._ray import check_session, is_death, while_connected
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError, combine
 
 _SLICE_S = 1.0
-_MAX_TAILS = 4
 
 
 class Gathering(list[Any]):
@@ -31,11 +33,13 @@ class Gathering(list[Any]):
     group_name: str
     is_stream: bool
     _session: Session | None
+    _recovery: Recovery | None
     _places: dict[int, Whereabouts]
     _sent_at: float
     _deadline: float | None
     _arrived: list[tuple[int, Any]]
     _broken: dict[int, Exception]
+    _looked: bool
     _open_streams: dict[int, Any]
 
     def _check(self) -> None:
@@ -62,9 +66,20 @@ class Gathering(list[Any]):
 
     def _pairs(self, timeout: float | None) -> Generator[tuple[int, Any], None, None]:
         deadline, returning = self._until(timeout), set(self.return_from_workers)
-        if self.is_stream:
-            yield from ((rank, item) for rank, item in self._stream(deadline) if rank in returning)
-            return
+        pairs, given = (self._stream if self.is_stream else self._in_turn), set[int]()
+        while True:
+            try:
+                for rank, value in pairs(deadline):
+                    if rank in returning and (self.is_stream or rank not in given):
+                        given.add(rank)
+                        yield rank, value
+            except WorkerFailureError as error:
+                deadline = self._again(error, deadline)
+            else:
+                return
+
+    def _in_turn(self, deadline: float | None) -> Iterator[tuple[int, Any]]:
+        """Results as they come."""
         rank_of = dict(zip(self, self.called_workers, strict=True))
         waiting = list(self)
         while waiting:
@@ -72,14 +87,55 @@ class Gathering(list[Any]):
             if not ready:
                 raise self._timed_out([rank_of[ref] for ref in waiting])
             waiting.remove(ready[0])
-            rank = rank_of[ready[0]]
             try:
                 with while_connected(self._check) as session:
                     value = session.get(ready[0])
             except Exception as error:
-                raise self._failed(self._settled({rank: error}, [rank_of[ref] for ref in waiting])) from error
-            if rank in returning:
-                yield rank, value
+                refs = [*ready, *(() if is_death(error) else waiting)]
+                settled = settle(refs, deadline, self._check)  # a cause may come after what follows from it
+                settled.pending += range(len(refs), 1 + len(waiting))
+                raise self._failed(by_rank(settled, [rank_of[r] for r in (*ready, *waiting)])) from error
+            yield rank_of[ready[0]], value
+
+    def _recovered(
+        self, gather: Callable[[float | None], dict[int, Any]], deadline: float | None
+    ) -> dict[int, Any]:
+        """What is gathered, also of calls that were sent again because workers died."""
+        while True:
+            try:
+                found = gather(deadline)
+            except WorkerFailureError as error:
+                deadline = self._again(error, deadline)
+                continue
+            errors = found.values() if gather == self._outcomes else ()
+            died = [e for e in errors if isinstance(e, WorkerFailureError) and has_died(e)]
+            if not died:
+                return found
+            try:
+                deadline = self._again(combine(died), deadline)
+            except WorkerFailureError:
+                return found
+
+    def _again(self, error: WorkerFailureError, deadline: float | None) -> float | None:
+        """Go on with calls that were sent again in place of those that failed.
+
+        Returns:
+            The deadline, later by the time that this has taken.
+
+        Raises:
+            WorkerFailureError: That error, if they were not.
+        """
+        if self._recovery is None or not has_died(error):
+            raise error
+        failed, begin = list(self), time.monotonic()
+        again = self._recovery.after(error, lambda: list(self) == failed)
+        if again is not None:
+            self[:], self._places = again, again._places  # noqa: SLF001 - of the same class
+        elif list(self) == failed:
+            raise error
+        taken_s = time.monotonic() - begin
+        self._deadline = None if self._deadline is None else self._deadline + taken_s
+        return None if deadline is None else deadline + taken_s
 
     def _outcomes(self, deadline: float | None) -> dict[int, Any]:
         """By rank a result, or the error that stands for it."""
@@ -103,9 +159,7 @@ class Gathering(list[Any]):
 
     def _values(self, settled: Settled) -> list[Any]:
         if settled.errors:
-            ranks = self.called_workers
-            errors = {ranks[i]: error for i, error in settled.errors.items()}
-            raise self._failed(self._settled(errors, [ranks[i] for i in settled.pending]))
+            raise self._failed(by_rank(settled, self.called_workers))
         if settled.pending:
             raise self._timed_out([self.called_workers[i] for i in settled.pending])
         return [settled.values[i] for i in range(len(self))]
@@ -118,10 +172,19 @@ class Gathering(list[Any]):
                 given += 1
                 yield self._arrived[given - 1]
             if self._broken:
-                raise self._failed(self._settled(self._broken, list(self._open_streams)))
+                raise self._failed(self._what_broke())
             if not self._open_streams:
                 return
             self._take_in(deadline)
+
+    def _what_broke(self) -> Settled:
+        """Once one stream is broken, others get a moment to break too, for they may be the cause."""
+        if not self._looked and not any(map(is_death, self._broken.values())):
+            ranks = list(self._open_streams)
+            ends = [self._open_streams[rank].completed() for rank in ranks]
+            self._broken |= by_rank(settle(ends, deadline_after(GRACE_S), self._check), ranks).errors
+            self._looked = True
+        return Settled(errors=self._broken, pending=sorted(self._open_streams.keys() - self._broken))
 
     def _take_in(self, deadline: float | None) -> None:
         """One more item, or the end of a stream."""
@@ -141,23 +204,11 @@ class Gathering(list[Any]):
             del self._open_streams[rank]
             self._broken[rank] = error
 
-    @staticmethod
-    def _settled(errors: Mapping[int, Exception], pending: Sequence[int]) -> Settled:
-        return Settled(errors=dict(errors), pending=sorted(pending))
-
-    def _failed(self, by_rank: Settled) -> Exception:
+    def _failed(self, settled: Settled) -> WorkerFailureError:
         """One error for the failures of some ranks."""
         self._check()  # else what failed is the connection
         elapsed = time.monotonic() - self._sent_at
-        failures: list[WorkerFailureError] = []
-        for rank, error in sorted(by_rank.errors.items()):
-            where = self._places.get(rank) or Whereabouts(self.group_name, seat=f"rank {rank}")
-            tail = log_tail(where.facts) if len(failures) < _MAX_TAILS else ""
-            pending = by_rank.pending
-            failures.append(
-                failure(where, error, self.method, elapsed_s=elapsed, pending=pending, log_tail=tail)
-            )
-        return combine(failures)
+        return group_failure(settled, self._places, self.group_name, self.method, elapsed)
 
     def _timed_out(self, ranks: Sequence[int]) -> ResultTimeoutError:
         elapsed = time.monotonic() - self._sent_at

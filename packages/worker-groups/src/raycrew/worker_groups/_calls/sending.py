@@ -11,6 +11,7 @@ from raycrew.worker_groups._calls.dispatch import Dispatch
 from raycrew.worker_groups._calls.encoding import Packer
 from raycrew.worker_groups._calls.failures import Whereabouts
 from raycrew.worker_groups._calls.futures import MultiWorkerFuture
+from raycrew.worker_groups._calls.recovery import Recovery
 from raycrew.worker_groups._ray import check_session, while_connected
 from raycrew.worker_groups._worker import Gathered
 from raycrew.worker_groups.protocols import ArgumentTransport
@@ -27,6 +28,7 @@ def send_to_actors(
     in_order: bool,
     keeper: object,
     session: Session,
+    recovery: Recovery | None = None,
 ) -> MultiWorkerFuture[Any]:
     """Send each call straight to its rank's actor, once all arguments of all ranks are ready.
 
@@ -40,6 +42,7 @@ def send_to_actors(
         in_order: Whether the workers run their calls one after the other.
         keeper: What keeps the workers, held by the future.
         session: The connection to Ray that the actors belong to.
+        recovery: What becomes of the call should a worker die.
 
     Raises:
         TypeError: An argument can't be pickled, or is a stream; nothing has been sent.
@@ -67,6 +70,7 @@ def send_to_actors(
         in_order=in_order,
         keeper=keeper,
         session=session,
+        recovery=recovery,
     )
 
 

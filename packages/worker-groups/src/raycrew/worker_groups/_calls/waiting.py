@@ -31,6 +31,12 @@ class Settled:
     elapsed_s: dict[int, float] = field(default_factory=dict)
 
 
+def by_rank(settled: Settled, ranks: Sequence[int]) -> Settled:
+    """The errors and what is pending of some calls by rank; `ranks` has that of each position."""
+    errors = {ranks[position]: error for position, error in settled.errors.items()}
+    return Settled(errors=errors, pending=sorted(ranks[position] for position in settled.pending))
+
+
 def deadline_after(timeout_s: float | None) -> float | None:
     """The point of the monotonic clock that is `timeout_s` away."""
     return None if timeout_s is None else time.monotonic() + timeout_s

@@ -34,6 +34,7 @@ class Lifecycle:
         self._replaced: frozenset[int] = frozenset()
         self._ending: Future[bool] | None = None
         self._closer = 0
+        self._ends = threading.Event()
 
     @property
     def state(self) -> State:
@@ -52,6 +53,15 @@ class Lifecycle:
         """
         if self._state in ("closing", "closed"):
             raise WorkerGroupClosedError(f"worker group {self._name!r} was shut down")
+
+    def pause(self, seconds: float) -> None:
+        """Wait for some time.
+
+        Raises:
+            WorkerGroupClosedError: The group is shut down meanwhile.
+        """
+        self._ends.wait(seconds)
+        self.check()
 
     def restart(self, work: Callable[[], list[int]], name: str = "restart_failed_workers") -> list[int]:
         """Do a restart; where another thread does the same, wait for it and give its outcome.
@@ -135,6 +145,7 @@ class Lifecycle:
             if ending is None or (closed and left is not None and left()):
                 ending, outcome = None, Future[bool]()
                 self._ending, self._state = outcome, "closing"
+                self._ends.set()
                 self._closer = threading.get_ident()
             elif not closed and self._closer == threading.get_ident():
                 return False  # a signal handler, or what the end itself calls, can't wait for it

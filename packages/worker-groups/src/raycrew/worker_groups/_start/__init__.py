@@ -15,6 +15,7 @@ from raycrew.worker_groups._start.spec import (
     worker_aliases,
 )
 from raycrew.worker_groups._start.startup import Handle, Started, start_group
+from raycrew.worker_groups._start.supervision import Supervision
 
 __all__ = [
     "HOOK",
@@ -26,6 +27,7 @@ __all__ = [
     "Started",
     "StartupReport",
     "Stopwatch",
+    "Supervision",
     "check_hook",
     "check_init",
     "for_the_way",

@@ -9,7 +9,7 @@ from raycrew.worker_groups._start.spec import GroupSpec, RayWorkerBuilder
 from raycrew.worker_groups._start.startup import Started
 
 #: Who waits, who watches, who is told: all of one process.
-_OF_ONE_PROCESS = ("_life", "_claim", "_crew", "_keeper", "_unwatch", "_usage")
+_OF_ONE_PROCESS = ("_life", "_claim", "_crew", "_keeper", "_unwatch", "_usage", "_supervision")
 
 
 def for_the_way(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -19,7 +19,9 @@ def for_the_way(state: Mapping[str, Any]) -> dict[str, Any]:
     bare = replace(
         spec,
         builder=RayWorkerBuilder(spec.builder.fqn),
-        options=replace(spec.options, env_vars=None, environments=None, transport=None),
+        options=replace(
+            spec.options, env_vars=None, environments=None, transport=None, on_worker_failure=None
+        ),
         init_kwargs={},
         secrets={},
     )

@@ -73,17 +73,17 @@ class _Succession(Launch):
             facts = self._facts(started)
             ranks = self._rank(order, facts, generation=started.ranks[0].generation + 1)
             timings = self._begin(order, ranks, facts, options)
+            handles = [self.handles.get(p, handle) for p, handle in zip(order, started.handles, strict=True)]
+            here = [facts[position] for position in order]
+            told = {
+                rank: self._prepare(handles[rank], ranks[rank], here[rank], options[position])
+                for rank, position in enumerate(order)
+                if position not in self.handles
+            }
         except BaseException:
             self._end()
             raise
         self._note_phases(order, facts, timings)
-        handles = [self.handles.get(p, handle) for p, handle in zip(order, started.handles, strict=True)]
-        here = [facts[position] for position in order]
-        told = {
-            rank: self._prepare(handles[rank], ranks[rank], here[rank], options[position])
-            for rank, position in enumerate(order)
-            if position not in self.handles
-        }
         spare_port = told.get(0, here[0].spare_port)
         return Started(handles, ranks, here, order, started.info, options, self.report, spare_port), told
 

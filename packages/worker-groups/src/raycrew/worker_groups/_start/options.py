@@ -7,6 +7,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, Self
 
 from raycrew.worker_groups._worker import CommunicationOptions, check_env_vars
+from raycrew.worker_groups.errors import WorkerFailureError
 from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
 from raycrew.worker_groups.sharding import NamedSharding
 
@@ -30,6 +31,9 @@ class GroupOptions:
     enable_load_balancing: bool
     load_balancing_strategy: str | Callable[[Sequence[Any], Any], int]
     idempotent_methods: Sequence[str]
+    restart_on_failure: bool
+    max_restarts: int
+    on_worker_failure: Callable[[WorkerFailureError], object] | None
     init_timeout_s: float
     ports_per_worker: int
     port_range: tuple[int, int] | None
@@ -45,6 +49,9 @@ class GroupOptions:
         for name in ("secrets", "idempotent_methods"):
             _check_names(name, getattr(self, name))
         _check_number("init_timeout_s", self.init_timeout_s, math.ulp(0.0))
+        _check_number("max_restarts", self.max_restarts, 0, whole=True)
+        if self.on_worker_failure is not None and not callable(self.on_worker_failure):
+            raise TypeError(f"on_worker_failure is a function of the failure, not {self.on_worker_failure!r}")
         _check_number("ports_per_worker", self.ports_per_worker, 0, whole=True)
         if self.port_range is not None:
             _check_ports(self.port_range)

@@ -17,6 +17,7 @@ from raycrew.worker_groups._calls import (
     Settled,
     SharedStore,
     Whereabouts,
+    culprits_first,
     deadline_after,
     failure,
     left,
@@ -285,8 +286,7 @@ class Launch:
                 failures.append(
                     failure(where, error, method, elapsed_s=elapsed, pending=pending, log_tail=tail)
                 )
-            failures.sort(key=lambda f: -1 if f.rank is None else f.rank)
-            raise combine(failures)
+            raise combine(culprits_first(failures))
         if settled.pending:
             late = [places[position] for position in settled.pending]
             stage = f"its {method} did not return"

@@ -1,0 +1,41 @@
+"""What becomes of a call whose worker died: its group may be restarted, and the call sent again."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from raycrew.worker_groups.errors import WorkerFailureError
+
+
+class Recovery:
+    """Of one call.
+
+    Args:
+        restart: Told of the failure; says whether the group is whole again.
+        send: Sends the call again and gives its future, for a method that may run twice; else None.
+    """
+
+    def __init__(
+        self, restart: Callable[[WorkerFailureError], bool], send: Callable[[], Any] | None = None
+    ) -> None:
+        self._restart, self._send = restart, send
+        self._lock = threading.Lock()
+
+    def after(self, error: WorkerFailureError, is_present: Callable[[], bool]) -> Any:
+        """Have the group restarted; gives the future of the call that was sent again, or None.
+
+        Args:
+            error: What became of it.
+            is_present: Whether that is of the call as it was sent last, and not before another thread's turn.
+        """
+        with self._lock:
+            if not is_present():
+                return None
+            if not self._restart(error):
+                return None
+            if self._send is None:
+                error.add_note(
+                    "its group was restarted; this call is not declared idempotent, and was not sent again"
+                )
+                return None
+            return self._send()

@@ -1,0 +1,112 @@
+"""What a group does about workers that die: it tells the driver, and replaces them within a budget."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from ray.exceptions import RayError
+
+from raycrew.cluster_core import ClusterError
+from raycrew.worker_groups._calls import Recovery, has_died, parts_of
+from raycrew.worker_groups._life import Lifecycle, RestartBudget
+from raycrew.worker_groups._start.options import GroupOptions
+from raycrew.worker_groups._worker import MethodInfo
+from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupError
+
+logger = logging.getLogger(__name__)
+
+
+class Replaceable(Protocol):
+    """A group whose workers can be replaced."""
+
+    def replace_dead(self, before: Callable[[], object], anyway: bool) -> Sequence[int]:
+        """Replace dead workers, calling `before` first; with `anyway` it is a new generation in any case."""
+        ...
+
+    def is_present(self, rank: int | None, pid: int | None) -> bool:
+        """Whether a process is the one that a rank has now."""
+        ...
+
+
+class Supervision:
+    """Of one group.
+
+    Args:
+        name: Its name.
+        options: What its caller wishes.
+        life: Its state.
+    """
+
+    def __init__(self, name: str, options: GroupOptions, life: Lifecycle) -> None:
+        self._name, self._options, self._life = name, options, life
+        self._budget = RestartBudget(options.max_restarts)
+        self._known: set[tuple[int | None, int | None]] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything is done about workers that die."""
+        return self._options.restart_on_failure or self._options.on_worker_failure is not None
+
+    def recovery(self, method: MethodInfo, group: Replaceable, send: Callable[[], Any]) -> Recovery:
+        """What becomes of a call should its worker die.
+
+        Args:
+            method: The method.
+            group: The group.
+            send: Sends the call again.
+        """
+        may_go_again = method.name in self._options.idempotent_methods and "generator" not in method.kind
+        return Recovery(partial(self._after, group), send if may_go_again else None)
+
+    def expect(self, processes: Iterable[tuple[int, int]]) -> None:
+        """Say nothing of these ranks' processes, which the group ends itself."""
+        with self._lock:
+            self._known.update(processes)
+
+    def _after(self, group: Replaceable, error: WorkerFailureError) -> bool:
+        """Whether the group is whole again after a call failed as workers of it died."""
+        if self._life.state in ("closing", "closed"):
+            return False
+        died = [part for part in parts_of(error) if has_died(part)]
+        for part in died:
+            self._tell(part)
+        return self._options.restart_on_failure and self._restarted(group, error, died)
+
+    def _tell(self, failure: WorkerFailureError) -> None:
+        process = (failure.rank, failure.pid)
+        with self._lock:
+            is_news = process not in self._known
+            self._known.add(process)
+        if is_news and self._options.on_worker_failure is not None:
+            try:
+                self._options.on_worker_failure(failure)
+            except Exception:  # the caller is told of the worker, not of this
+                logger.exception("on_worker_failure of %s raised", self._name)
+
+    def _restarted(
+        self, group: Replaceable, error: WorkerFailureError, died: Sequence[WorkerFailureError]
+    ) -> bool:
+        is_torn = False
+        while is_torn or any(group.is_present(part.rank, part.pid) for part in died):
+            try:
+                replaced = group.replace_dead(self._await_turn, is_torn)
+            except WorkerFailureError as failure:
+                logger.warning("a restart of %s failed: %s", self._name, failure)
+                is_torn = True
+            except (WorkerGroupError, ClusterError, RayError) as refused:
+                error.add_note(f"its group was not restarted: {refused}")
+                return False
+            else:
+                if not replaced and not is_torn:  # not dead for sure: its node is away, perhaps
+                    return False
+                is_torn = False
+        return True
+
+    def _await_turn(self) -> None:
+        pause_s = self._budget.take()
+        if pause_s:
+            logger.warning("%s: the next restart is in %.1f s", self._name, pause_s)
+        self._life.pause(pause_s)

@@ -1,0 +1,133 @@
+import pytest
+import ray
+from workers import Mortal
+
+from raycrew.cluster_core import RayVirtualCluster
+from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
+from raycrew.worker_groups._life import Lifecycle
+from raycrew.worker_groups._start import supervision
+from raycrew.worker_groups._start.supervision import Supervision
+
+pytestmark = pytest.mark.hostile
+
+
+def test_the_culprit_comes_first_however_late_its_death_is_known(local_ray):
+    with RayVirtualCluster([2], use_gpus=False) as cluster, RayWorkerGroup(cluster, Mortal) as group:
+        for take in (
+            lambda pids: group.call("meet", pids, 1).get_results(),
+            lambda pids: list(group.call("meet", pids, 1).as_completed()),
+            lambda pids: list(group.stream("stream", pids, 1)),
+        ):
+            pids = group.call("pid").get_results()
+            with pytest.raises(WorkerFailureError, match=r"rank 1 .* died during") as failed:
+                take(pids)
+            assert failed.value.rank == 1
+            if failed.value.pending != (0,):
+                assert [part.rank for part in failed.value.exceptions] == [1, 0]
+                assert isinstance(failed.value.exceptions[1].cause, ConnectionError)
+            assert group.restart_failed_workers() == [1]
+
+
+def test_a_group_restarts_itself_and_only_idempotent_calls_go_again(local_ray, tmp_path):
+    told = []
+    with (
+        RayVirtualCluster([2], use_gpus=False) as cluster,
+        RayWorkerGroup(
+            cluster,
+            Mortal,
+            idempotent_methods=("die_once",),
+            restart_on_failure=True,
+            max_restarts=3,
+            on_worker_failure=lambda failure: told.append((failure.rank, group.generation)),
+        ) as group,
+    ):
+        again = group.call("die_once", str(tmp_path / "first"), 1)
+        assert again.get_results() == again.get_results() == [(0, 1), (1, 1)]
+        assert told == [(1, 0)]
+        completed = group.call("die_once", str(tmp_path / "second"), 0).as_completed()
+        assert sorted(completed) in ([(0, (0, 2)), (1, (1, 1))], [(0, (0, 2)), (1, (1, 2))])
+        never = group.call("die_on", 1)
+        with pytest.raises(WorkerFailureError, match="died during die_on") as failed:
+            never.get_results()
+        assert "not declared idempotent" in failed.value.__notes__[0]
+        assert (told, group.generation) == ([(1, 0), (0, 1), (1, 2)], 3)
+        assert group.call("die_once", str(tmp_path / "first"), 1).get_results() == [(0, 3), (1, 3)]
+        with pytest.raises(WorkerFailureError, match="died during die_on"):
+            never.get_results()  # of a process that has a successor: no news
+        assert (len(told), group.generation) == (3, 3)
+        with pytest.raises(WorkerFailureError) as spent:
+            group.call("die_on", 0).get_results()
+        assert "all 3 restarts of max_restarts are used up" in spent.value.__notes__[0]
+        assert (len(told), group.generation) == (4, 3)
+        assert group.restart_failed_workers() == [0]
+
+
+class Options:
+    restart_on_failure = True
+    max_restarts = 3
+    idempotent_methods = ()
+
+    def __init__(self, on_worker_failure=None):
+        self.on_worker_failure = on_worker_failure
+
+
+class Replaced:
+    """A group of one rank whose restarts fail as they are told to."""
+
+    def __init__(self, *outcomes):
+        self.outcomes, self.asked, self.pid = list(outcomes), [], 1
+
+    def replace_dead(self, before, anyway):
+        self.asked.append(anyway)
+        before()
+        outcome = self.outcomes.pop(0)
+        if outcome != "not told":
+            self.pid += 1
+        if outcome is not None:
+            raise WorkerFailureError(f"{outcome}, as it was told to")
+        return [0]
+
+    def is_present(self, rank, pid):
+        return pid == self.pid
+
+
+@pytest.fixture
+def died():
+    return WorkerFailureError("it died", rank=0, pid=1, cause=ray.exceptions.ActorDiedError())
+
+
+@pytest.fixture
+def life(monkeypatch):
+    made = Lifecycle("policy")
+    made.opened()
+    monkeypatch.setattr(made, "pause", lambda seconds: None)
+    return made
+
+
+def test_a_restart_that_fails_is_tried_again_until_all_have_heard(life, died):
+    group = Replaced("not told", "refused", None)
+    assert Supervision("policy", Options(), life)._after(group, died)
+    assert group.asked == [False, True, True]
+
+
+def test_and_no_more_often_than_may_be(life, died):
+    group = Replaced("not told", "not told", "not told", None)
+    assert not Supervision("policy", Options(), life)._after(group, died)
+    assert len(group.asked) == 4
+    assert died.__notes__ == ["its group was not restarted: all 3 restarts of max_restarts are used up"]
+
+
+def test_what_the_drivers_own_function_raises_is_logged(life, died, caplog):
+    def fail(failure):
+        raise ValueError(f"no ear for rank {failure.rank}")
+
+    assert Supervision("policy", Options(fail), life)._after(Replaced(None), died)
+    assert "no ear for rank 0" in caplog.text
+    assert supervision.logger.name in {record.name for record in caplog.records}
+
+
+def test_nothing_is_done_for_a_group_that_is_shut_down(life, died):
+    life.close(lambda: True)
+    told = []
+    assert not Supervision("policy", Options(told.append), life)._after(Replaced(), died)
+    assert not told
