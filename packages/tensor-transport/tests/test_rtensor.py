@@ -11,7 +11,7 @@ from processes import ProcessPeer
 from raycrew.tensor_transport import BatchedDataDict, TransportError
 from raycrew.tensor_transport._handles.registry import ShardRegistry
 from raycrew.tensor_transport._handles.walk import collect_shards, flatten_shard_ids, localize, remotize
-from raycrew.tensor_transport._shards import TensorShardInfo
+from raycrew.tensor_transport._rows.shards import TensorShardInfo
 from raycrew.tensor_transport.backends.inline import InlineBackend
 from raycrew.tensor_transport.errors import ShardLostError, UnsupportedTensorError
 from raycrew.tensor_transport.protocols import RowHandle, ShardBackend

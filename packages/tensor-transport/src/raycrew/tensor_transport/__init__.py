@@ -12,7 +12,7 @@ from raycrew.tensor_transport._handles import (
     release,
     remotize,
 )
-from raycrew.tensor_transport._shards import ShardRead, StoreStats, TensorShardInfo
+from raycrew.tensor_transport._rows import ShardRead, StoreStats, TensorShardInfo
 from raycrew.tensor_transport.backends.inline import InlineBackend
 from raycrew.tensor_transport.backends.node_memory import NodeMemoryBackend
 from raycrew.tensor_transport.backends.object_store import ObjectStoreBackend

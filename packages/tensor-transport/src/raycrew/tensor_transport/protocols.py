@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raycrew.tensor_transport._shards import Rows, ShardRead, StoreStats, TensorShardInfo
+from raycrew.tensor_transport._rows import Rows, ShardRead, StoreStats, TensorShardInfo
 
 Bytes = npt.NDArray[np.uint8]
 

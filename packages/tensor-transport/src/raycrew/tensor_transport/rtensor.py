@@ -13,12 +13,15 @@ from raycrew.tensor_transport._rows import (
     RowIndex,
     Rows,
     RowView,
+    TensorShardInfo,
+    check_alike,
     check_permutation,
+    common_columns,
+    dtype_name,
     even_bounds,
     inverse_permutation,
     normalize_rows,
 )
-from raycrew.tensor_transport._shards import TensorShardInfo, check_alike, common_columns, dtype_name
 from raycrew.tensor_transport.errors import TransportError
 from raycrew.tensor_transport.protocols import HandleReader
 

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from raycrew.tensor_transport._bytes import copy_bytes, fresh_tensor
-from raycrew.tensor_transport._rows import ShardRows
-from raycrew.tensor_transport._shards import ShardRead, TensorShardInfo, dtype_name
+from raycrew.tensor_transport._rows import ShardRead, ShardRows, TensorShardInfo, dtype_name
 from raycrew.tensor_transport.rtensor import RTensor
 
 

@@ -11,7 +11,7 @@ import torch
 
 from raycrew.tensor_transport._handles.assembly import assemble, check_targets, plan_reads
 from raycrew.tensor_transport._handles.cache import CacheStats, FetchCache, Flight, Look
-from raycrew.tensor_transport._shards import ShardRead, StoreStats, TensorShardInfo
+from raycrew.tensor_transport._rows import ShardRead, StoreStats, TensorShardInfo
 from raycrew.tensor_transport.errors import ShardError, ShardLostError, TransportError, TransportTimeoutError
 from raycrew.tensor_transport.protocols import ShardBackend
 from raycrew.tensor_transport.rtensor import RTensor

@@ -11,7 +11,7 @@ import torch
 from raycrew.tensor_transport._bytes import check_tensor
 from raycrew.tensor_transport._columns import PackedTensor, RaggedTensor
 from raycrew.tensor_transport._handles.registry import ShardRegistry
-from raycrew.tensor_transport._shards import TensorShardInfo
+from raycrew.tensor_transport._rows import TensorShardInfo
 from raycrew.tensor_transport.batch import BatchedDataDict
 from raycrew.tensor_transport.errors import TransportError
 from raycrew.tensor_transport.protocols import HandleReader

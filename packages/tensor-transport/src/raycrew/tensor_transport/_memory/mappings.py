@@ -20,7 +20,7 @@ from raycrew.tensor_transport._bytes import private_copy, tensor_over
 from raycrew.tensor_transport._memory.arena_files import HEADER_BYTES, Header
 from raycrew.tensor_transport._memory.forks import remake_in_child
 from raycrew.tensor_transport._memory.own_files import try_lock
-from raycrew.tensor_transport._shards import ShardRead, stale
+from raycrew.tensor_transport._rows import ShardRead, stale
 from raycrew.tensor_transport.errors import TransportError, TransportTimeoutError
 
 MAP_BYTES = 1 << 20

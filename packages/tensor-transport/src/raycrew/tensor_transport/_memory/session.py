@@ -29,7 +29,7 @@ from raycrew.tensor_transport._memory.own_files import (
     own_folder,
     sweep,
 )
-from raycrew.tensor_transport._shards import StoreStats
+from raycrew.tensor_transport._rows import StoreStats
 from raycrew.tensor_transport.errors import TransportClosedError, TransportError
 from raycrew.tensor_transport.protocols import Bytes
 

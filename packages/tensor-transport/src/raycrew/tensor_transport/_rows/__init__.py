@@ -1,4 +1,4 @@
-"""Which rows: one normaliser for every way to name them, and views on runs of them."""
+"""Which rows, by every way to name them, views on runs of them, and the shards that hold them."""
 
 from raycrew.tensor_transport._rows.arrays import refuse_special_array
 from raycrew.tensor_transport._rows.indexing import (
@@ -12,6 +12,18 @@ from raycrew.tensor_transport._rows.indexing import (
     row_numbers,
 )
 from raycrew.tensor_transport._rows.passes import Passes
+from raycrew.tensor_transport._rows.shards import (
+    ShardRead,
+    StoreStats,
+    TensorShardInfo,
+    check_alike,
+    common_columns,
+    dtype_name,
+    lost,
+    new_shard_id,
+    stale,
+    total,
+)
 from raycrew.tensor_transport._rows.views import RowView, ShardRows
 
 __all__ = [
@@ -19,12 +31,22 @@ __all__ = [
     "RowIndex",
     "RowView",
     "Rows",
+    "ShardRead",
     "ShardRows",
+    "StoreStats",
+    "TensorShardInfo",
+    "check_alike",
     "check_permutation",
+    "common_columns",
+    "dtype_name",
     "even_bounds",
     "inverse_permutation",
     "is_contiguous",
+    "lost",
+    "new_shard_id",
     "normalize_rows",
     "refuse_special_array",
     "row_numbers",
+    "stale",
+    "total",
 ]

@@ -9,7 +9,6 @@ import numpy.typing as npt
 import torch
 
 from raycrew.tensor_transport._rows.arrays import refuse_special_array
-from raycrew.tensor_transport.protocols import RowHandle
 
 RowIndex: TypeAlias = slice | range | Sequence[int] | Sequence[bool] | torch.Tensor | npt.NDArray[np.generic]
 Rows: TypeAlias = slice | npt.NDArray[np.int64]
@@ -106,7 +105,7 @@ def _as_array(index: object) -> npt.NDArray[np.generic]:
         index = index.detach().cpu().numpy()
     elif not isinstance(index, Sequence | np.ndarray) or isinstance(index, str | bytes):
         hint = "; wrap it in a list" if isinstance(index, int | np.integer) else ""
-        hint = "; localize() it first" if isinstance(index, RowHandle) else hint
+        hint = "; localize() it first" if hasattr(index, "take_rows") else hint
         raise TypeError(
             f"rows are named by a slice, a range, integers or a mask, not by {type(index).__name__}{hint}"
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from raycrew.tensor_transport._memory import remake_in_child
-from raycrew.tensor_transport._shards import StoreStats
+from raycrew.tensor_transport._rows import StoreStats
 
 K = TypeVar("K")
 

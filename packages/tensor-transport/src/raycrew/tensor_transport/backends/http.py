@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import torch
 
 from raycrew.tensor_transport._bytes import frame, header_length, parse_header
-from raycrew.tensor_transport._shards import (
+from raycrew.tensor_transport._rows import (
     ShardRead,
     StoreStats,
     TensorShardInfo,

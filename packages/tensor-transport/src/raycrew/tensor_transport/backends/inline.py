@@ -5,12 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from raycrew.tensor_transport._bytes import tensor_bytes, tensor_over
-from raycrew.tensor_transport._shards import (
-    ShardRead,
-    TensorShardInfo,
-    dtype_name,
-    new_shard_id,
-)
+from raycrew.tensor_transport._rows import ShardRead, TensorShardInfo, dtype_name, new_shard_id
 from raycrew.tensor_transport.backends._carried import CarriedByHandles
 
 

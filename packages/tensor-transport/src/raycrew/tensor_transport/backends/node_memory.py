@@ -26,7 +26,7 @@ from raycrew.tensor_transport._memory import (
     read_arena,
     remake_in_child,
 )
-from raycrew.tensor_transport._shards import (
+from raycrew.tensor_transport._rows import (
     ShardRead,
     StoreStats,
     TensorShardInfo,

@@ -10,7 +10,7 @@ import torch
 
 from raycrew.tensor_transport import _ray_compat
 from raycrew.tensor_transport._bytes import arrange, tensor_bytes
-from raycrew.tensor_transport._shards import (
+from raycrew.tensor_transport._rows import (
     ShardRead,
     StoreStats,
     TensorShardInfo,

@@ -8,13 +8,7 @@ import torch
 
 from raycrew.tensor_transport import _ray_compat
 from raycrew.tensor_transport._bytes import arrange, tensor_bytes, tensor_over, unlocked
-from raycrew.tensor_transport._shards import (
-    ShardRead,
-    TensorShardInfo,
-    dtype_name,
-    lost,
-    new_shard_id,
-)
+from raycrew.tensor_transport._rows import ShardRead, TensorShardInfo, dtype_name, lost, new_shard_id
 from raycrew.tensor_transport.backends._carried import CarriedByHandles
 from raycrew.tensor_transport.errors import ShardLostError, TransportTimeoutError
 

@@ -19,7 +19,7 @@ from raycrew.tensor_transport._memory import (
     named_errors,
     read_arena,
 )
-from raycrew.tensor_transport._shards import (
+from raycrew.tensor_transport._rows import (
     ShardRead,
     StoreStats,
     TensorShardInfo,

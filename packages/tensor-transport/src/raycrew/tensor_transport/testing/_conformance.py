@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 import torch
 
 from raycrew.tensor_transport._handles import ShardRegistry
-from raycrew.tensor_transport._shards import ShardRead, TensorShardInfo
+from raycrew.tensor_transport._rows import ShardRead, TensorShardInfo
 from raycrew.tensor_transport.errors import (
     ShardError,
     ShardLostError,

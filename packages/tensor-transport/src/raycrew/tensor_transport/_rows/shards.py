@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
+from raycrew.tensor_transport._rows.indexing import Rows
 from raycrew.tensor_transport.errors import ShardLostError, StaleHandleError
-
-Rows = slice | npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
