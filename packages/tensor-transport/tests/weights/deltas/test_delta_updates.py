@@ -7,6 +7,7 @@ from raycrew.tensor_transport import DeltaSource, DeltaTarget, WeightPublisher, 
 from raycrew.tensor_transport.errors import (
     BaseVersionError,
     DamagedBytesError,
+    DecodeError,
     ManifestMismatchError,
     TransportClosedError,
     TransportError,
@@ -236,3 +237,68 @@ def test_a_late_receiver_adds_the_changes_up_by_itself():
     again = DeltaTarget(early := blank(weights))
     again.load(DeltaSource().encode(weights).tensors)
     assert same(early, weights) and not same(late, weights)
+
+
+class Rank:
+    """A rank of a trainer that tells of its part of the names."""
+
+    def __init__(self, weights, part, store, directory):
+        self.weights = {name: weights[name] for name in sorted(weights)[part::2]}
+        self.source = DeltaSource()
+        self.publisher = WeightPublisher(store, directory=directory, part=part, parts=2, timeout_s=60.0)
+
+    def publish(self):
+        update = self.source.encode(self.weights)
+        self.publisher.publish(update.tensors, partial=update.partial)
+        self.source.commit()
+        return update
+
+
+def test_several_ranks_tell_each_of_their_part():
+    with WeightDirectory.local() as directory:
+        weights, store = model(), InProcessByteStore()
+        ranks, held = [Rank(weights, part, store, directory) for part in range(2)], blank(weights)
+        target = DeltaTarget(held)
+        receiver = WeightReceiver(target.load, store=store, deltas=target, directory=directory)
+        for number in range(5):
+            if number == 3:  # Restarted: it tells everything, and the other one goes on.
+                ranks[1].publisher.close()
+                ranks[1] = Rank(weights, 1, store, directory)
+            updates = [rank.publish() for rank in ranks]
+            assert [update.partial for update in updates] == [number > 0, number not in (0, 3)]
+            receiver.pull()
+            assert same(held, weights)
+            assert receiver.version == number + 1
+            step(weights)
+
+
+@pytest.mark.hostile
+def test_a_tensor_is_told_against_what_its_own_source_said_last():
+    weights, sources = model(), [DeltaSource(), DeltaSource()]
+    names, held = sorted(weights), blank(weights)
+    parts = [{name: weights[name] for name in names[part::2]} for part in range(2)]
+    target = DeltaTarget(held)
+
+    def encode(order=(0, 1)):
+        updates = [sources[i].encode(parts[j]) for i, j in enumerate(order)]
+        return [pair for update in updates for pair in update.tensors]
+
+    for _ in range(2):
+        target.load(encode())
+        target.committed(0, ())
+        for source in sources:
+            source.commit()
+        step(weights)
+    assert target.version == 2
+    before = {name: tensor.clone() for name, tensor in held.items()}
+    first = encode()
+    with pytest.raises(DecodeError, match="comes twice"):
+        target.load([*first, first[0]])
+    assert same(held, before)
+    sources[1].commit()
+    step(weights)
+    with pytest.raises(BaseVersionError, match="version 3, and this receiver holds version 2"):
+        target.load(encode())
+    with pytest.raises(DecodeError, match="one version of each source"):
+        target.load([*first[:1], *encode()[1:]])
+    assert same(held, before)

@@ -1,6 +1,7 @@
 """The receiver's end of deltas: tensors into which what changed is written, whole updates or nothing."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -10,8 +11,17 @@ from raycrew.tensor_transport.protocols import Bytes
 from raycrew.tensor_transport.weights.deltas._packed import NO_VERSION, Delta
 
 
+class _Version(NamedTuple):
+    """Which version of which source a tensor holds."""
+
+    source: int
+    number: int
+
+
 class DeltaTarget:
     """Applies what a `DeltaSource` tells to tensors in place: `WeightReceiver(target.load, deltas=target)`.
+
+    Several ranks may tell of a model, each with a source of its own, and each tensor by one of them.
 
     An update is applied whole, or undone: what it overwrites is kept until it is committed, which takes as
     much memory as the changes, and one copy of the tensors during a full update that replaces another one.
@@ -32,14 +42,17 @@ class DeltaTarget:
             check_tensor(tensor, name)
         self._weights = dict(weights)
         self._verify = verify
-        self._held: tuple[int, int] | None = None
-        self._before: tuple[int, int] | None = None
+        self._held: dict[str, _Version] = {}
+        self._before: dict[str, _Version] = {}
         self._undo: list[tuple[str, Delta]] = []
 
     @property
     def version(self) -> int | None:
-        """The source's number of the version that the tensors hold; None before the first."""
-        return None if self._held is None else self._held[1]
+        """The source's number of the version that the tensors hold; None before the first.
+
+        Of several sources, one of which may have begun anew, the highest.
+        """
+        return max((held.number for held in self._held.values()), default=None)
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Apply one update.
@@ -52,17 +65,19 @@ class DeltaTarget:
         """
         self.committed(0, ())
         self._before = self._held
-        told: tuple[int, int] | None = None
-        names = set()
+        told: dict[str, _Version] = {}
+        numbers: dict[int, int] = {}
         try:
             for key, packed in tensors:
                 name = key.rpartition("@")[0]
                 delta = Delta.unpacked(tensor_bytes(packed, key))
-                told = self._check(name, delta, told)
+                _check_one_version(name, delta, told, numbers)
+                self._check(name, delta)
                 self._apply(name, delta)
-                names.add(name)
-            if told is not None and (missing := sorted(self._weights.keys() - names)):
-                raise _mismatch(f"it lacks {', '.join(map(repr, missing[:5]))}", told[1], missing)
+                told[name] = _Version(delta.source, delta.version)
+            if told and (missing := sorted(self._weights.keys() - told.keys())):
+                lacks = f"it lacks {', '.join(map(repr, missing[:5]))}"
+                raise _mismatch(lacks, max(numbers.values()), missing)
         except BaseException:
             self.revert()
             raise
@@ -83,13 +98,8 @@ class DeltaTarget:
         self.revert()
         return iter(())
 
-    def _check(self, name: str, delta: Delta, told: tuple[int, int] | None) -> tuple[int, int]:
-        """Raise unless a delta is of this update, of these tensors, and against what they hold."""
-        this = (delta.source, delta.version)
-        if told is not None and told != this:
-            raise DecodeError(
-                f"the deltas of one update are those of one version, not of {told[1]} and {this[1]}"
-            )
+    def _check(self, name: str, delta: Delta) -> None:
+        """Raise unless a delta is of these tensors, and against what they hold."""
         if name not in self._weights:
             raise _mismatch(f"{name!r} is unknown", delta.version, [name])
         tensor = self._weights[name]
@@ -101,19 +111,20 @@ class DeltaTarget:
                 delta.version,
                 [name],
             )
-        if delta.base != NO_VERSION and self._before != (delta.source, delta.base):
-            held = "nothing of it" if self._before is None else f"version {self._before[1]}"
+        before = self._before.get(name)
+        if delta.base != NO_VERSION and before != (delta.source, delta.base):
+            ours = before is not None and before.source == delta.source
+            held = f"version {before.number}" if ours and before is not None else "nothing of it"
             error = BaseVersionError(
                 f"update {delta.version} of a DeltaSource says what changed since its version "
                 f"{delta.base}, and this receiver holds {held}: have it told in full (encode(..., full=True))"
             )
             error.bases = (delta.base,)
             raise error
-        return this
 
     def _apply(self, name: str, delta: Delta) -> None:
         undo = self._write(name, delta, verify=self._verify)
-        if self._before is not None:
+        if self._before:
             self._undo.append((name, undo))
 
     def _write(self, name: str, delta: Delta, *, verify: bool) -> Delta:
@@ -123,6 +134,19 @@ class DeltaTarget:
         if not tensor.numel() or data.ctypes.data != tensor.data_ptr():
             tensor.copy_(tensor_over(data, tensor.dtype, tensor.shape))
         return undo
+
+
+def _check_one_version(
+    name: str, delta: Delta, told: Mapping[str, _Version], numbers: dict[int, int]
+) -> None:
+    """Raise unless a delta is of the version that its source tells, and the only one of its name."""
+    if (number := numbers.setdefault(delta.source, delta.version)) != delta.version:
+        raise DecodeError(
+            f"the deltas of one update are those of one version of each source, not of {number} and "
+            f"{delta.version}"
+        )
+    if name in told:
+        raise DecodeError(f"{name!r} comes twice in update {delta.version}")
 
 
 def _mismatch(what: str, version: int, names: Sequence[str]) -> ManifestMismatchError:
