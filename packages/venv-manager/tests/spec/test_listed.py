@@ -21,7 +21,7 @@ LOCAL = [
     (
         "lib[x]@file:///m/lib ; python_version > '3'",
         "/m/lib",
-        "lib[x] @ file:///m/lib ; python_version > '3'",
+        'lib[x] @ file:///m/lib ; python_version > "3"',
     ),
     ("/abs/lib ; sys_platform == 'linux'", "/abs/lib", "/abs/lib ; sys_platform == 'linux'"),
     ("./lib --config-settings a=b/c", "/base/lib", "/base/lib --config-settings a=b/c"),

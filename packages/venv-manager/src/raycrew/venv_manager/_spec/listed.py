@@ -17,8 +17,9 @@ _NO_NAMES: Mapping[Path, str] = MappingProxyType({})
 _INCLUDE = re.compile(r"(?P<flag>-r|--requirements?|-c|--constraints?)(?:\s*=\s*|\s*)(?P<path>\S.*)")
 _EDITABLE = re.compile(r"(?:-e|--editable)(?:\s*=\s*|\s+)")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
-_DIRECT = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*\s*(?:\[[^\]]*\])?)\s*@\s*")
-_REST = re.compile(r"\s;|\s--|;\s")
+_OPTIONS = re.compile(r"\s--")
+_MARKER = re.compile(r"\s;|;\s")
+_FILE_URL = re.compile(r"file:(?://(?:localhost)?(?=/))?")
 _ARCHIVES = (".whl", ".zip", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _EXTRAS = re.compile(r"\[[\w\s.,-]*\]\s*$")
 
@@ -60,10 +61,8 @@ def _included(file: Path, environ: Mapping[str, str], constraints: bool) -> Iter
         if match is None or not (constraints or match["flag"].lstrip("-")[0] == "r"):
             continue
         path = re.sub(r"\\(.)", r"\1", _unquoted(match["path"]))
-        if path.startswith("file://"):
-            yield Path(unquote(path.removeprefix("file://")))
-        elif "://" not in path:
-            yield (file.parent / path).resolve()
+        if (found := _path(path, file.parent, is_path=True)) is not None:
+            yield found
 
 
 def _unquoted(text: str) -> str:
@@ -80,10 +79,8 @@ def statements_hash(
 
 def required_name(text: str) -> str | None:
     """The canonical name of the package that a requirement asks for, or None where it says none."""
-    try:
-        return str(canonicalize_name(Requirement(text.split(" #")[0].strip()).name))
-    except InvalidRequirement:
-        return None
+    found = _requirement(text.split(" #")[0].strip())
+    return None if found is None else str(canonicalize_name(found.name))
 
 
 def local_requirement(text: str, base: Path | None = None) -> Path | None:
@@ -109,20 +106,45 @@ def absolute_requirement(text: str, base: Path) -> str:
 
 def _split(text: str, base: Path | None) -> tuple[str, Path | None, str, str]:
     """Name with extras before an @, path, extras behind the path, and what follows: a marker, options."""
-    text = _EDITABLE.sub("", text.strip(), count=1)
-    match = _DIRECT.match(text)
-    name, target = (match["name"].strip(), text[match.end() :]) if match else ("", text)
-    end = _REST.search(target)
-    target, rest = (target[: end.start()], target[end.start() :]) if end else (target, "")
-    extras = _EXTRAS.search(target)
-    target, found = (target[: extras.start()], extras[0]) if extras else (target, "")
-    return name, _path(target.strip(), base or Path.cwd()), found, rest
+    base = base or Path.cwd()
+    text = text.strip().replace("${PROJECT_ROOT}", str(base))
+    bare = _EDITABLE.sub("", text, count=1)
+    end = _OPTIONS.search(bare)
+    bare, options = (bare[: end.start()], bare[end.start() :]) if end else (bare, "")
+    named, editable = _requirement(bare), _EDITABLE.match(text) is not None
+    if named is not None and named.url:
+        extras = f"[{','.join(sorted(named.extras))}]" if named.extras else ""
+        marker = f" ; {named.marker}" if named.marker else ""
+        return f"{named.name}{extras}", _path(named.url, base), "", f"{marker}{options}"
+    if named is not None and not editable and not bare.endswith(_ARCHIVES):
+        return "", None, "", ""
+    return _unnamed(bare, base, options, editable)
 
 
-def _path(target: str, base: Path) -> Path | None:
-    if target.startswith("file://"):
-        return Path(unquote(target.removeprefix("file://").partition("#")[0])).resolve()
+def _requirement(text: str) -> Requirement | None:
+    try:
+        return Requirement(text)
+    except InvalidRequirement:
+        return None
+
+
+def _unnamed(text: str, base: Path, options: str, editable: bool) -> tuple[str, Path | None, str, str]:
+    """A path or a URL by itself, with extras, and with a marker behind a blank: no standard has these."""
+    end = _MARKER.search(text)
+    text, marker = (text[: end.start()], text[end.start() :]) if end else (text, "")
+    extras = _EXTRAS.search(text)
+    text, found = (text[: extras.start()], extras[0]) if extras else (text, "")
+    return "", _path(text.strip(), base, is_path=editable), found, f"{marker}{options}"
+
+
+def _path(target: str, base: Path, *, is_path: bool = False) -> Path | None:
+    if match := _FILE_URL.match(target):
+        return _resolved(unquote(target[match.end() :]), base)
     if "://" in target or target.startswith("-"):  # an index's, or an option
         return None
-    is_path = "/" in target or target in (".", "..") or target.endswith(_ARCHIVES)  # which no name can be
-    return (base / target).resolve() if is_path else None
+    is_path = is_path or "/" in target or target in (".", "..") or target.endswith(_ARCHIVES)  # no name
+    return _resolved(target, base) if is_path else None
+
+
+def _resolved(path: str, base: Path) -> Path:
+    return (base / re.sub("^/+", "/", path.partition("#")[0])).resolve()

@@ -223,8 +223,8 @@ def _from_flags(flags: _Flags, base: Path, given: str) -> EnvironmentSpec:
         str((here / f).resolve()) for f in flags.lists.get("requirement_files", [])
     ]
     flags.lists["packages"] = [absolute_requirement(text, here) for text in flags.lists.get("packages", [])]
-    if "/" in values.get("python", ""):
-        values["python"] = str((here / Path(values["python"]).expanduser()).absolute())
+    if "python" in values:
+        values["python"] = _interpreter(values["python"], here)
     if "UV_CACHE_DIR" in flags.variables:
         flags.variables["UV_CACHE_DIR"] = str((here / flags.variables["UV_CACHE_DIR"]).resolve())
     options: dict[str, Any] = {k: tuple(v) for k, v in flags.lists.items() if v} | values
@@ -239,6 +239,13 @@ def _from_flags(flags: _Flags, base: Path, given: str) -> EnvironmentSpec:
     if no_project:
         return EnvironmentSpec("requirements", **options)
     return EnvironmentSpec.project(_discover(here / project if project else here, given), **options)
+
+
+def _interpreter(asked: str, here: Path) -> str:
+    """A version as it is; what is there by that name, as uv has it, by its whole path."""
+    path = here / Path(asked).expanduser()
+    is_version = re.match(r"[a-z]*@?\d", asked) is not None
+    return str(path.absolute()) if "/" in asked or (path.exists() and not is_version) else asked
 
 
 def _discover(start: Path, given: str) -> Path:
