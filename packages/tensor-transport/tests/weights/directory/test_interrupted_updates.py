@@ -1,0 +1,235 @@
+"""Updates that are interrupted, cancelled, disturbed by others, or asked about while they go on."""
+
+import asyncio
+import threading
+
+import pytest
+import torch
+from models import assert_same, weights
+from streaming import TIMEOUT_S, Generator, Trainer, sync
+
+from raycrew.tensor_transport.errors import (
+    TransportTimeoutError,
+    UpdateAbortedError,
+    WeightUpdateError,
+)
+from raycrew.tensor_transport.testing import InProcessByteStore, LocalPeers
+from raycrew.tensor_transport.weights import (
+    WeightDirectory,
+    sync_weights_async,
+)
+from raycrew.tensor_transport.weights._directory import Record
+
+
+@pytest.fixture
+def store():
+    return InProcessByteStore()
+
+
+@pytest.fixture
+def directory():
+    with WeightDirectory.local() as directory:
+        yield directory
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("phase", ["prepare", "pause", "apply"])
+def test_generators_go_on_when_progress_raises(store, directory, phase):
+    trainer, generators = Trainer(store, directory), [Generator(store, directory) for _ in range(2)]
+    sync([trainer], generators, directory)
+
+    def progress(step):
+        if step.phase == phase:
+            raise RuntimeError("no display")
+
+    trainer.seed = 1
+    with pytest.raises(RuntimeError, match="no display"):
+        sync([trainer], generators, directory, progress=progress, prepare="prepare_weights")
+    held = {g.receiver.version for g in generators}
+    assert held == ({2} if phase == "apply" else {1}), (
+        "the first to tell of the loading tells what was decided"
+    )
+    for generator in generators:
+        assert_same(generator.model.tensors, weights(max(held) - 1))
+        assert generator.events.count("stop") == generator.events.count("go")
+    sync([trainer], generators, directory, prepare="prepare_weights")
+    for generator in generators:
+        assert_same(generator.model.tensors, weights(1))
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_update_that_is_cancelled_while_its_number_is_asked_for_does_not_go_on(store, directory, when):
+    trainer, generator = Trainer(store, directory), Generator(store, directory)
+    asked, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(WeightDirectory):
+        def ask(self, method, /, *args):
+            if method is not Record.reserve:
+                return super().ask(method, *args)
+            number = super().ask(method, *args) if when == "after" else None
+            asked.set()
+            go_on.wait(TIMEOUT_S)
+            try:
+                return number or super().ask(method, *args)
+            finally:
+                ended.set()
+
+    async def run():
+        options = {"pause": "stop", "resume": "go", "directory": Slow(directory._edge)}
+        peers = (LocalPeers([trainer]), LocalPeers([generator]))
+        task = asyncio.create_task(sync_weights_async(*peers, **options, timeout_s=TIMEOUT_S))
+        await asyncio.to_thread(asked.wait, TIMEOUT_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    go_on.set()
+    ended.wait(TIMEOUT_S)
+    for thread in threading.enumerate():
+        if thread.name == "weight-sync":
+            thread.join(TIMEOUT_S)
+    assert [s.reason for s in directory.status()] == ["the synchronisation was cancelled"]
+    assert generator.events == []
+
+
+@pytest.mark.hostile
+def test_a_generator_that_is_restarted_while_it_waits_has_one_vote(store, directory):
+    """What it loaded before it died counts no more, and never in the place of what others load."""
+    listening, voted, twice = threading.Event(), threading.Event(), threading.Event()
+
+    class Heard(WeightDirectory):
+        def ask(self, method, /, *args):
+            answer = super().ask(method, *args)
+            if method is Record.vote and listening.is_set():
+                (twice if voted.is_set() else voted).set()
+            return answer
+
+    heard = Heard(directory._edge)
+    trainer = Trainer(store, directory)
+    generators = [Generator(store, each, rollback="shadow") for each in (heard, directory)]
+    sync([trainer], generators, directory)
+    restarted = Generator(store, heard, rollback="shadow")
+    restarted.receiver.pull()
+    listening.set()
+    first = generators[0].apply_weights
+
+    def dies(version):
+        with pytest.raises(UpdateAbortedError):
+            first(version)
+
+    def apply_again(version):
+        dying = threading.Thread(target=dies, args=(version,))
+        dying.start()
+        voted.wait(TIMEOUT_S)
+        try:
+            return restarted.apply_weights(version)
+        finally:
+            dying.join(TIMEOUT_S)
+
+    def fails():
+        twice.wait(TIMEOUT_S)
+        raise MemoryError("no room")
+
+    generators[0].apply_weights, generators[1].before_load, trainer.seed = apply_again, fails, 1
+    with pytest.raises(WeightUpdateError, match="no room"):
+        sync([trainer], generators, directory)
+    assert directory.latest == 1
+    for generator in (restarted, generators[1]):
+        assert generator.receiver.version == 1 and generator.receiver.intact
+        assert_same(generator.model.tensors, weights(0))
+
+
+@pytest.mark.hostile
+def test_what_somebody_else_publishes_meanwhile_is_kept_by_no_generator(store, directory):
+    trainer, generator = Trainer(store, directory), Generator(store, directory, rollback="shadow")
+    sync([trainer], [generator], directory)
+    theirs = {name: torch.zeros_like(tensor) for name, tensor in weights().items()}
+
+    class Disturbed:
+        def publish_weights(self):
+            trainer.publisher.publish(theirs)
+            return trainer.publish_weights()
+
+    trainer.seed = 1
+    with pytest.raises(WeightUpdateError, match="let nobody else publish meanwhile"):
+        sync([Disturbed()], [generator], directory)
+    assert generator.receiver.version == 1 and generator.receiver.intact
+    assert_same(generator.model.tensors, weights(0))
+    assert generator.events[-1] == "go"
+    sync([trainer], [generator], directory)
+    assert_same(generator.model.tensors, weights(1))
+
+
+@pytest.mark.hostile
+def test_rows_are_not_tagged_while_a_version_is_loaded_or_not_decided(store, directory):
+    seen, listening = [], threading.Event()
+
+    class Heard(WeightDirectory):
+        def ask(self, method, /, *args):
+            if method is Record.vote and listening.is_set():
+                look("not decided")
+            return super().ask(method, *args)
+
+    trainer = Trainer(store, directory)
+    generators = [Generator(store, each) for each in (Heard(directory._edge), directory)]
+    sync([trainer], generators, directory)
+    receiver, model = generators[0].receiver, generators[0].model
+    plainly = model.load
+
+    def look(when):
+        with pytest.raises(WeightUpdateError, match="version 2 is being loaded, is not decided"):
+            receiver.tag(3)
+        seen.append((when, receiver.version, receiver.intact))
+
+    def load(tensors):
+        assert receiver.tag(1).tolist() == [1], "nothing was loaded yet"
+        first = next(tensors)
+        look("loading")
+        plainly([first, *tensors])
+
+    model.load, trainer.seed = load, 1
+    listening.set()
+    sync([trainer], generators, directory)
+    assert seen == [("loading", 1, False), ("not decided", 1, False)]
+    assert receiver.intact
+    assert receiver.tag(2).tolist() == [2, 2]
+
+
+@pytest.mark.hostile
+def test_a_rollback_that_fetches_has_a_deadline(store):
+    class Stuck:
+        """Answers for a while, and then only those who wait for ever."""
+
+        is_stuck = False
+
+        def __getattr__(self, name):
+            return getattr(store, name)
+
+        def get(self, ticket, timeout_s=None):
+            if not self.is_stuck:
+                return store.get(ticket, timeout_s)
+            deadlines.append(timeout_s)
+            raise TransportTimeoutError("it does not answer")
+
+    directory, deadlines, stuck = WeightDirectory.local(keep=2), [], Stuck()
+    trainer = Trainer(store, directory)
+    generator = Generator(stuck, directory, rollback="refetch")
+    trainer.publish_weights()
+    generator.receiver.pull()
+
+    def fails(tensors):
+        next(tensors)
+        stuck.is_stuck = True
+        raise MemoryError("no room")
+
+    generator.model.load = fails
+    trainer.seed = 1
+    trainer.publish_weights()
+    with pytest.raises(WeightUpdateError) as caught:
+        generator.receiver.pull(timeout_s=TIMEOUT_S)
+    assert any("returning to version 1 failed, too" in note for note in caught.value.__notes__)
+    assert not generator.receiver.intact
+    assert deadlines
+    assert None not in deadlines
