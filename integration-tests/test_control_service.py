@@ -110,13 +110,16 @@ def test_the_wing_asks_only_in_questions(package):
 
 
 # What goes through Ray's connection without asking its control service, and would make Ray connect by itself.
-CONNECTING = {"remote", "put", "kill", "cancel", "get", "wait"}
-OVER_A_SESSION = ("while_connected", "ask", "over_session")
+CONNECTING = {"remote", "put", "kill", "cancel", "get", "wait", "get_actor", "get_runtime_context"}
+OVER_A_SESSION = ("while_connected", "never_connecting", "ask", "over_session")
 IN_ONE = {
     ("_ray/session.py", "wait"): "part of a wait over a session",
     ("_calls/sizes.py", "put"): "who sends does it, over a session",
     ("_calls/sending.py", "put"): "who sends does it, over a session",
     ("_worker/shell.py", "get"): "in the worker: values of a call that Ray has sent there",
+    ("_devices/probe.py", "get_runtime_context"): "in a task",
+    ("_ray/compat.py", "get_runtime_context"): "in the worker: where it is, and which call it is in",
+    ("fan_out/_host.py", "get_runtime_context"): "in the worker",
 }
 
 

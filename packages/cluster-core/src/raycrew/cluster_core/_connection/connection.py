@@ -55,12 +55,13 @@ class RayConnection:
         self.policy = policy
         self.secrets = secrets
         self.session_dir = session_dir
-        self.namespace: str = ray.get_runtime_context().namespace
+        self.session = _ray.check_connected()
+        with self.session.while_connected():
+            self.namespace: str = ray.get_runtime_context().namespace
         self._owns_driver = owns_driver
         self._authentication = dict(authentication or {})
         self._calls, self._depth, self._ends_with_block = 1, 0, False
         self._closed = False
-        self.session = _ray.check_connected()
 
     @classmethod
     def current(cls) -> "RayConnection | None":

@@ -129,7 +129,8 @@ def node_address() -> str:
 
 def cluster_address() -> str:
     """`host:port` of the cluster that this process is connected to."""
-    return str(ray.get_runtime_context().gcs_address)
+    with never_connecting():
+        return str(ray.get_runtime_context().gcs_address)
 
 
 def init(**options: Any) -> tuple[Any, dict[str, str]]:

@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 
 from raycrew.cluster_core._ray import compat, questions
 from raycrew.cluster_core._ray.compat import is_client
-from raycrew.cluster_core._ray.gate import ask
+from raycrew.cluster_core._ray.gate import ask, check_connected
 from raycrew.cluster_core._topology import NodeState, Process
 
 logger = logging.getLogger(__name__)
@@ -223,7 +223,8 @@ def _leftover_groups() -> list[str]:
 
 def this_process() -> Process:
     """How Ray knows this process; behind a `ray://` proxy it is no more than a job."""
-    context = ray.get_runtime_context()
+    with check_connected().while_connected():
+        context = ray.get_runtime_context()
     if is_client():
         return Process(context.get_job_id())
     return Process(

@@ -122,6 +122,7 @@ class Run:
 
     def _lose(self, member: Member, error: RayError, *, again: bool) -> None:
         """A host has died: its node gets another if it may, and the last node must."""
+        self._pool.check_open()
         self._ready.pop(member.node_id, None)
         self._pool.drop(member)
         logger.warning("the fan-out host on node %s was lost: %s", member.node_id, error)
