@@ -57,7 +57,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "venv-manager": {
         "_spec/digest": ("spec/test_digest.py", "spec/test_spec.py"),
         "_spec/spec": ("spec/test_spec.py", "spec/test_digest.py"),
-        "_spec/sources": ("spec/test_digest.py",),
+        "_spec/sources": ("spec/test_sources.py", "spec/test_digest.py"),
         "_spec/given": ("spec/test_digest.py", "spec/test_lock_places.py"),
         "_spec/listed": ("spec/test_listed.py",),
         "_spec/fingerprints": ("spec/test_lock_places.py", "spec/test_digest.py"),
