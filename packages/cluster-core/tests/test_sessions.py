@@ -59,6 +59,7 @@ def test_a_cluster_of_another_session_says_so_and_touches_nothing(end):
     ):
         with pytest.raises(ClusterClosedError, match="has ended"):
             use()
+    assert "has ended" in cluster._repr_html_(), "a notebook shows it all the same"
     claim.release()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -25,7 +25,7 @@ from raycrew.cluster_core._placement import (
 from raycrew.cluster_core._ports import PortKeepers
 from raycrew.cluster_core._ray import run_on_nodes, take_census
 from raycrew.cluster_core._topology import Bundle, Rendezvous
-from raycrew.cluster_core.errors import NodeLostError
+from raycrew.cluster_core.errors import ClusterClosedError, NodeLostError
 from raycrew.cluster_core.memory import BundleMemory, MemoryMonitor, memory_usage
 from raycrew.cluster_core.protocols import Occupant
 
@@ -290,7 +290,10 @@ class RayVirtualCluster:
         return layout.svg(self.bundles, groups, title=self.name)
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(repr(self))}</p>" if not self._held.is_open else self.layout_svg()
+        try:
+            return self.layout_svg()
+        except ClusterClosedError as error:
+            return f"<p>{html.escape(f'{self!r}: {error}')}</p>"
 
     def memory_usage(self) -> list[BundleMemory]:
         """Read the host and device memory of every bundle, in bundle order."""
