@@ -7,7 +7,15 @@ import sysconfig
 import pytest
 
 from raycrew.venv_manager import EnvironmentSpec, SpecError, explain, identify
-from raycrew.venv_manager._spec import base_of, key_of, lock_file, project_folder, script_sources
+from raycrew.venv_manager._spec import (
+    asked,
+    base_of,
+    choice_of,
+    key_of,
+    lock_file,
+    project_folder,
+    script_sources,
+)
 from raycrew.venv_manager.testing import make_wheel, write_project
 
 pytestmark = pytest.mark.smoke
@@ -426,3 +434,19 @@ def test_a_member_of_a_workspace_counts_with_its_workspace(tmp_path):
         file.write_text(file.read_text().replace('version = "0"', 'version = "1"'))
         keys.append(keyed(spec)[0])
     assert len(set(keys)) == 3
+
+
+@pytest.mark.parametrize(
+    ("part", "other", "same"),
+    [
+        ("raycrew", {"raycrew-alpha": "0.1 edited"}, True),
+        ("requires", {"raycrew-alpha": ["0.1", "demo"]}, False),
+        ("preferred", {"demo": "2"}, False),
+        ("ray", "3.0", False),
+    ],
+)
+def test_code_that_is_carried_along_does_not_choose_versions_and_what_it_needs_does(part, other, same):
+    carried = {"raycrew": {"raycrew-alpha": "0.1 a"}, "requires": {}, "preferred": {}, "ray": "2.0"}
+    spec = EnvironmentSpec.requirements(["demo"])
+    one, two = (choice_of(asked(spec, ENVIRON, given)) for given in (carried, carried | {part: other}))
+    assert (one == two) is same

@@ -181,6 +181,21 @@ def test_an_ignored_file_that_only_the_build_reads_counts(store, checkout):
         assert value(ensure(of(checkout), store=store), "inner") == number
 
 
+def test_what_a_source_names_in_its_cache_keys_counts_in_an_ignored_folder(store, checkout):
+    backend = checkout / "inner_backend.py"
+    finds = 'import json; found = json.load(open("assets/deep/conf.json")); '
+    reads = finds + 'return f"VALUE = {found}\\n"\n    pathlib.Path('
+    backend.write_text(backend.read_text().replace("return pathlib.Path(", reads))
+    project = checkout / "pyproject.toml"
+    keys = '["inner.txt", { file = "assets/**/*.json" }, { git = { commit = true } }]'
+    project.write_text(f"{project.read_text()}[tool.uv]\ncache-keys = {keys}\n")
+    (checkout / "assets" / "deep").mkdir(parents=True)
+    (checkout / "assets" / "notes.txt").write_text("aside\n")
+    for number in (1, 2):
+        (checkout / "assets" / "deep" / "conf.json").write_text(str(number))
+        assert value(ensure(of(checkout), store=store), "inner") == number
+
+
 def test_what_is_written_all_the_time_beside_a_source_stops_nobody(meddled, checkout):
     meddled.meddle("build", f"date +%N >>{checkout}/run.log", always=True)
     (checkout / "run.log").write_text("begun\n")

@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SpecError(f"{path} cannot be read: {error}") from error
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=256)
 def _parse(text: str) -> dict[str, Any]:
     """Files are asked for several times on the way to an environment; equal text is parsed once."""
     return tomllib.loads(text)
@@ -35,8 +36,23 @@ def workspace_root(project: Path) -> Path:
     for folder in (project, *project.parents):
         file = folder / "pyproject.toml"
         if file.is_file() and "workspace" in read_toml(file).get("tool", {}).get("uv", {}):
-            return folder if project in (folder, *_members(folder)) else project
+            return folder if project == folder or _is_member(folder, project) else project
     return project
+
+
+def _is_member(root: Path, project: Path) -> bool:
+    """Whether a folder is a member of a workspace, without a look at the others where that can be told so."""
+    workspace = read_toml(root / "pyproject.toml")["tool"]["uv"]["workspace"]
+    patterns = (*workspace.get("members", ()), *workspace.get("exclude", ()))
+    if any("**" in pattern or ".." in pattern for pattern in patterns):
+        return project in _members(root)
+    parts = project.relative_to(root).parts
+    return _is_one(parts, workspace.get("members", ())) and not _is_one(parts, workspace.get("exclude", ()))
+
+
+def _is_one(parts: tuple[str, ...], patterns: Iterable[str]) -> bool:
+    ways = (Path(pattern).parts for pattern in patterns)
+    return any(len(way) == len(parts) and all(map(fnmatchcase, parts, way)) for way in ways)
 
 
 def is_package(project: dict[str, Any]) -> bool:
@@ -106,12 +122,15 @@ def build_sources(folder: Path) -> list[Path]:
 
 def sources_named(sources: Mapping[str, Any], base: Path) -> Iterator[Path]:
     """The local folders and files among the sources that a file names."""
-    for name, declared in sources.items():
-        for source in declared if isinstance(declared, list) else [declared]:
-            if "path" in source:
-                yield (base / source["path"]).resolve()
-            elif source.get("workspace") and (path := _members_by_name(base).get(canonicalize_name(name))):
-                yield path
+    given = [
+        (name, s) for name, told in sources.items() for s in (told if isinstance(told, list) else [told])
+    ]
+    members = _members_by_name(base) if any(source.get("workspace") for _, source in given) else {}
+    for name, source in given:
+        if "path" in source:
+            yield (base / source["path"]).resolve()
+        elif source.get("workspace") and (path := members.get(canonicalize_name(name))):
+            yield path
 
 
 def _requirements(data: Mapping[str, Any]) -> Iterator[str]:

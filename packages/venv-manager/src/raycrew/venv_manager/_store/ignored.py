@@ -14,6 +14,7 @@ from raycrew.venv_manager._spec import (
     ignored_by_git,
     ignored_fingerprint,
     is_litter,
+    read_toml,
 )
 
 
@@ -36,6 +37,27 @@ class Ignored:
             return []
         names = (name for name in ignored_by_git(str(self.folder)) if not is_litter(str(self.folder), name))
         return [name for name in names if holds_files(f"{self.folder}/{name.rstrip('/')}")]
+
+    @cached_property
+    def named(self) -> frozenset[str]:
+        """Those that hold what the source itself says to uv that it is built from: its `cache-keys`."""
+        file = self.folder / "pyproject.toml"
+        told = read_toml(file).get("tool", {}).get("uv", {}) if self.names and file.is_file() else {}
+        patterns = [
+            key if isinstance(key, str) else key.get("file", "") for key in told.get("cache-keys", ())
+        ]
+        below = (
+            path
+            for pattern in patterns
+            if pattern.strip("/")
+            for path in self.folder.glob(pattern.strip("/"))
+        )
+        found = {
+            path.relative_to(self.folder).as_posix() for path in below if path.is_relative_to(self.folder)
+        }
+        return frozenset(
+            n for n in self.names if n in found or any(f.startswith(n) for f in found if n[-1] == "/")
+        )
 
     @cached_property
     def marks(self) -> Mapping[str, tuple[int, ...]]:

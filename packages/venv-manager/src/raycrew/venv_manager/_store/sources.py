@@ -140,13 +140,14 @@ class SourceShelf:
         Of those that git ignores some may change all the time: such a wheel is used, as it counts by what it
         holds, but not again.
         """
-        counted: frozenset[str] = frozenset()
+        counted = Ignored(source.path).named
         for _ in range(_TRIES):
             before = Ignored.seen(source.path, counted)
             made = self._build(source, environ, python, self.store.build_timeout_s)
             now, after = replace(source, fingerprint=fingerprint(source.path)), Ignored(source.path)
             if now == source:
-                relevant = made.came | {name for name in after.names if not name.endswith("/")}
+                files = {name for name in after.names if not name.endswith("/")}
+                relevant = made.came | after.named | files
                 if before.stays(counted | relevant, made.as_it_is):
                     return self._kept(source, made, relevant, after)
                 if made.came <= counted:
