@@ -23,7 +23,7 @@ from raycrew.worker_groups import (
     fan_out,
     fan_out_as_completed,
 )
-from raycrew.worker_groups._calls import futures as futures
+from raycrew.worker_groups._calls import gathering
 from raycrew.worker_groups._ray import check_session
 
 pytestmark = pytest.mark.hostile
@@ -138,7 +138,7 @@ def test_a_shutdown_at_the_moment_at_which_a_wait_begins_ends_it(
         if len(looks) == moment:
             ray.shutdown()
 
-    monkeypatch.setattr(futures, "check_session", check_and_shut_down)
+    monkeypatch.setattr(gathering, "check_session", check_and_shut_down)
     monkeypatch.setenv("RAY_ADDRESS", ray_nodes_session)  # where Ray would connect by itself
     with pytest.raises(WorkerGroupClosedError, match="connection to Ray"):
         use(calls)
