@@ -117,13 +117,13 @@ class CrookedClaim:
 
 def test_a_worker_that_sleeps_past_the_deadline_or_cannot_be_placed_is_named(cluster):
     with Crooked([3], use_gpus=False) as crooked, ThreadPoolExecutor(2) as threads:
-        sleeping = threads.submit(RayWorkerGroup, cluster, SleepsInInit, init_timeout_s=15)
-        unplaced = threads.submit(RayWorkerGroup, crooked, Worker, init_timeout_s=15)
+        sleeping = threads.submit(RayWorkerGroup, cluster, SleepsInInit, init_timeout_s=25)
+        unplaced = threads.submit(RayWorkerGroup, crooked, Worker, init_timeout_s=25)
         slept, waited = sleeping.exception(), unplaced.exception()
         for error in (slept, waited):
             assert isinstance(error, WorkerStartTimeoutError), error
             assert isinstance(error, TimeoutError)
-        assert "its __init__ did not return within the 15 s" in str(slept)
+        assert "its __init__ did not return within the 25 s" in str(slept)
         assert (slept.rank, slept.bundle_index, slept.pid is None) == (1, 1, False)
         assert "Worker-0-2" in str(waited)
         assert "was not placed" in str(waited)
