@@ -33,6 +33,7 @@ LANES = (
     *("-n", os.environ.get("RAYCREW_TEST_LANES", "0"), "--dist", "loadfile"),
     *("--max-worker-restart", "0"),
 )
+WITHOUT_LONG = ("-m", "not long")
 PYTHONS = ("3.11", "3.12", "3.13")
 # A CPU build of torch is not to be had everywhere for every Python: name where it is.
 TORCH_PYTHONS = os.environ.get("RAYCREW_TORCH_PYTHONS", "3.11").split(",")
@@ -51,9 +52,9 @@ nox.options.sessions = [
     "imports",
     "typecheck",
     "build",
-    "tests-3.11",
+    "short",
     "smoke",
-    "tests_together",
+    "short_together",
     "docs",
     "quickstart_short",
 ]
@@ -220,6 +221,14 @@ def tests(session: nox.Session, package: str) -> None:
     pytest_alone(session, package)
 
 
+@nox.session(python=PYTHONS[0], requires=["build"])
+@nox.parametrize("package", PACKAGES)
+def short(session: nox.Session, package: str) -> None:
+    """`tests` without those that only `full` runs."""
+    session.install(*with_siblings(package, EXTRAS[package]), *TEST_TOOLS, *CONSTRAINTS)
+    pytest_alone(session, package, *WITHOUT_LONG)
+
+
 @nox.session(python=PYTHONS[1:], requires=["build"])
 @nox.parametrize("package", PACKAGES)
 def smoke(session: nox.Session, package: str) -> None:
@@ -272,17 +281,21 @@ def lowest(session: nox.Session, package: str) -> None:
 @nox.session(python=PYTHONS[0], requires=["build"])
 def tests_together(session: nox.Session) -> None:
     """All wheels in one environment: what the packages do for each other."""
+    pytest_together(session)
+
+
+@nox.session(python=PYTHONS[0], requires=["build"])
+def short_together(session: nox.Session) -> None:
+    """`tests_together` without those that only `full` runs."""
+    pytest_together(session, *WITHOUT_LONG)
+
+
+def pytest_together(session: nox.Session, *arguments: str) -> None:
+    """Run the integration tests with all wheels."""
     session.install(*all_wheels(), *TEST_TOOLS, "matplotlib", *CONSTRAINTS)
     tests = ROOT / "integration-tests"
-    session.run(
-        "python",
-        "-m",
-        "pytest",
-        str(tests),
-        *LANES,
-        *session.posargs,
-        env=RAY_ENVIRONMENT | {"PYTHONPATH": str(tests)},
-    )
+    environment = RAY_ENVIRONMENT | {"PYTHONPATH": str(tests)}
+    session.run("python", "-m", "pytest", str(tests), *LANES, *arguments, *session.posargs, env=environment)
 
 
 @nox.session(python=PYTHONS[0], requires=["build"], default=False)
