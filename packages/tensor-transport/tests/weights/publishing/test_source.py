@@ -13,7 +13,8 @@ from models import Model, assert_same, weights
 from raycrew.tensor_transport.errors import SourceChangedError, TransportError, UnsupportedTensorError
 from raycrew.tensor_transport.testing import InProcessByteStore
 from raycrew.tensor_transport.weights import WeightPublisher, WeightReceiver, gather_weights
-from raycrew.tensor_transport.weights._publishing.source import find_ties, fold
+from raycrew.tensor_transport.weights._publishing.glimpses import fold
+from raycrew.tensor_transport.weights._publishing.source import find_ties
 
 pytestmark = pytest.mark.hostile
 
@@ -90,6 +91,7 @@ FORMS = {
     "pairs": lambda held: list(held.items()),
     "detached": lambda held: {name: parameter.detach() for name, parameter in held.items()},
     "iterator of parameters": lambda held: iter(held.items()),
+    "generator of detached tensors": lambda held: ((name, p.detach()) for name, p in held.items()),
 }
 
 

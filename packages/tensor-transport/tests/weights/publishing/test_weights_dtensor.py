@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from raycrew.tensor_transport import (
     BatchedDataDict,
     BatchSchemaError,
+    SourceChangedError,
     WeightPublisher,
     WeightReceiver,
     gather_weights,
@@ -74,3 +75,27 @@ def publish_from_rank_zero(rank, folder):
 
 def test_dtensors_are_gathered_and_published_whole(tmp_path):
     mp.spawn(publish_from_rank_zero, (str(tmp_path),), nprocs=WORLD)
+
+
+@pytest.fixture
+def lone_mesh():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_a_write_to_a_part_is_seen_though_its_dtensor_was_made_as_it_was_asked_for(lone_mesh, is_sharded):
+    held = {f"w{i}": distribute_tensor(torch.ones(4, 4), lone_mesh, [Shard(0)]) for i in range(3)}
+
+    def detached():
+        for name, tensor in held.items():
+            yield name, tensor.detach()
+        held["w1"].to_local().numpy()[0, 0] = 2
+
+    with pytest.raises(SourceChangedError, match="'w1'"):
+        WeightPublisher(InProcessByteStore(), sharded=is_sharded).publish(detached())
+    with pytest.raises(SourceChangedError, match="'w1'"):
+        held["w1"].to_local().zero_()
+        list(gather_weights(detached()))

@@ -1,7 +1,7 @@
 """Copies tensors into arenas; a full one is sent while the next one fills."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -67,6 +67,11 @@ class Packer:
         self._entries: list[TensorEntry] = []
         self._flushed = 0
         self.waited_s = 0.0
+
+    def add_all(self, taken: Iterable[Taken]) -> None:
+        """Copy tensors to their places, and keep none of them."""
+        for each in taken:
+            self.add(each)
 
     def add(self, taken: Taken) -> None:
         """Copy a tensor to its place."""

@@ -126,9 +126,14 @@ class WeightPublisher:
         mixes several states of the model is refused. (What cannot be seen is a writer that stands still, half
         done, during all of it.) What receivers had of such a version is given up by them, too.
 
+        All tensors of a mapping or list are held until the end. An iterator may make each one as it is asked
+        for it: none is held longer than its copy takes, and at the end those are looked at again whose memory
+        somebody else still holds, as a model does. Memory that it fills anew for a later tensor is no part of
+        a model: once elements of a storage were given again with other values, that storage may change.
+        (A training step between two tied tensors of an iterator looks the same; the other tensors show it.)
+
         Args:
-            weights: The tensors; an iterator may make each one as it is asked for it, where all tensors of a
-                mapping or list are held until the end.
+            weights: The tensors.
             version: One more than the last version unless given; with a directory, what it says.
             partial: These are the only tensors that changed since the version before: receivers that hold it
                 keep their others.
@@ -177,8 +182,7 @@ class WeightPublisher:
         try:
             try:
                 with watch.measure("gather"):
-                    for taken in taking:
-                        packer.add(taken)
+                    packer.add_all(taking)
                     packer.finish()
             finally:
                 packer.close()

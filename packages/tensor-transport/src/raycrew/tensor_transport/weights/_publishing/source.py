@@ -1,19 +1,27 @@
 """What is published: whole tensors, which of them are one, and whether somebody wrote to them meanwhile."""
 
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
 from raycrew.tensor_transport.errors import SourceChangedError, UnsupportedTensorError
+from raycrew.tensor_transport.weights._publishing.glimpses import (
+    Glimpse,
+    Held,
+    Sight,
+    Streamed,
+    changed,
+    fold,
+    is_wrapper,
+    memory_of,
+    version_of,
+)
 from raycrew.tensor_transport.weights._publishing.selection import Select, Selection
 
 Weights: TypeAlias = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
 _DICT_ITEMS: type = type({}.items())
-_WORD = 8
 
 
 def listed(weights: Weights) -> tuple[Iterable[tuple[str, torch.Tensor]], bool]:
@@ -65,33 +73,11 @@ def refuse_without_bytes(name: str, tensor: torch.Tensor) -> None:
         kind = "quantised"
     elif tensor.device.type == "meta":
         kind = "meta"
-    elif _is_wrapper(tensor):
+    elif is_wrapper(tensor):
         kind = f"wrapping ({type(tensor).__name__})"
     else:
         return
     raise UnsupportedTensorError(f"{name!r} is a {kind} tensor: it has no plain bytes to send", name=name)
-
-
-def fold(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor's bytes, as 64-bit words, modulo 2**64: a tensor of no dimension on its device."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    if flat.numel() <= 1:  # These may have any stride and still be contiguous.
-        flat = flat.as_strided(flat.shape, (1,))
-    raw = flat.view(torch.uint8)
-    if raw.storage_offset() % _WORD:
-        raw = raw.clone()
-    whole = raw.numel() // _WORD * _WORD
-    return raw[:whole].view(torch.int64).sum() + raw[whole:].sum()
-
-
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """A tensor as it was when it was taken; `source` gives None where it is gone by then."""
-
-    name: str
-    source: Callable[[], torch.Tensor | None]
-    version: int | None
-    content: torch.Tensor
 
 
 class SourceWatch:
@@ -105,24 +91,32 @@ class SourceWatch:
     Args:
         held: Whether the tensors stay alive and must keep their values until `check`. If not (an iterator may
             make each tensor as it is asked for, in one buffer), each is compared as soon as it was copied,
-            and at the end only those that belong to a model: parameters, and parts of a DTensor.
+            too, and nothing is kept for the end: what has gone by then is no part of a model, and neither is
+            a buffer that was given under several names with several contents (but parameters always are).
     """
 
     def __init__(self, *, held: bool = False) -> None:
         self._held = held
-        self._taken: list[_Taken] = []
+        self._taken: list[Glimpse] = []
+        self._streamed = Streamed()
         self._versions: dict[str, int | None] = {}
+
+    def passed(self, tensor: object) -> None:
+        """The source gives this, and nothing is taken of it."""
+        if isinstance(tensor, torch.Tensor) and not self._held:
+            self._streamed.passed(memory_of(tensor))
 
     def gather(self, name: str, tensor: torch.Tensor, *, whole: bool = True) -> torch.Tensor:
         """A tensor that is about to be copied: a DTensor is gathered (a collective), or its part alone."""
         if not isinstance(tensor, torch.Tensor):
             raise UnsupportedTensorError(f"{name!r} is a {type(tensor).__name__}, not a tensor", name=name)
+        self.passed(tensor)
         full = getattr(tensor, "full_tensor", None)
         if not callable(full):
-            self._versions[name] = _version(tensor)
+            self._versions[name] = version_of(tensor)
             return tensor.detach()
-        part = _memory(tensor)
-        self._taken.append(_Taken(name, self._reference(tensor), _version(part), fold(part)))
+        part = memory_of(tensor)
+        self._keep(tensor, self._glimpse(name, tensor, version_of(part), part))
         found: torch.Tensor = full() if whole else part
         return found.detach()
 
@@ -134,19 +128,15 @@ class SourceWatch:
         """
         if callable(getattr(tensor, "full_tensor", None)):
             return
-        taken = _Taken(name, self._reference(tensor), self._versions.pop(name), fold(copy))
+        taken = self._glimpse(name, tensor, self._versions.pop(name), copy)
         if not self._held:
             _refuse_changed([taken])
-        if self._held or isinstance(tensor, torch.nn.Parameter):
-            self._taken.append(taken)
+        self._keep(tensor, taken)
 
     def changing(self, name: str, tensor: torch.Tensor) -> None:
         """What is copied will be made of `tensor`, and have other elements."""
-        if callable(getattr(tensor, "full_tensor", None)):
-            return
-        taken = _Taken(name, self._reference(tensor), self._versions.pop(name), fold(tensor))
-        if self._held or isinstance(tensor, torch.nn.Parameter):
-            self._taken.append(taken)
+        if not callable(getattr(tensor, "full_tensor", None)):
+            self._keep(tensor, self._glimpse(name, tensor, self._versions.pop(name), tensor))
 
     def check(self) -> None:
         """Compare all tensors with what was taken of them.
@@ -154,22 +144,22 @@ class SourceWatch:
         Raises:
             SourceChangedError: Some were written to; the error names them.
         """
-        _refuse_changed(self._taken)
+        _refuse_changed([*self._taken, *self._streamed])
 
-    def _reference(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor | None]:
-        return (lambda: tensor) if self._held else weakref.ref(tensor)
+    def _glimpse(
+        self, name: str, tensor: torch.Tensor, version: int | None, content: torch.Tensor
+    ) -> Glimpse:
+        return Glimpse(name, Held(tensor) if self._held else Sight(tensor), version, fold(content))
+
+    def _keep(self, tensor: torch.Tensor, taken: Glimpse) -> None:
+        if self._held or isinstance(tensor, torch.nn.Parameter):
+            self._taken.append(taken)
+        else:
+            self._streamed.add(memory_of(tensor), taken)
 
 
-def _refuse_changed(taken: Sequence[_Taken]) -> None:
-    present = [(t, _memory(source)) for t in taken if (source := t.source()) is not None]
-    found = _values([fold(memory) for _, memory in present])
-    before = _values([t.content for t, _ in present])
-    names = [
-        t.name
-        for (t, memory), old, new in zip(present, before, found, strict=True)
-        if old != new or t.version != _version(memory)
-    ]
-    if names:
+def _refuse_changed(taken: Sequence[Glimpse]) -> None:
+    if names := [glimpse.name for glimpse in changed(taken)]:
         shown = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         error = SourceChangedError(
             f"{len(names)} of the tensors were written to while they were published: {shown}; nothing was "
@@ -179,16 +169,6 @@ def _refuse_changed(taken: Sequence[_Taken]) -> None:
         raise error
 
 
-def _values(folds: Sequence[torch.Tensor]) -> list[int]:
-    """The values of folds on any devices, with one transfer from each."""
-    found = [0] * len(folds)
-    for device in {value.device for value in folds}:
-        where = [i for i, value in enumerate(folds) if value.device == device]
-        for i, value in zip(where, torch.stack([folds[i] for i in where]).tolist(), strict=True):
-            found[i] = value
-    return found
-
-
 def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     """What tells which elements a tensor has; None where that can't be told."""
     if not isinstance(tensor, torch.Tensor) or tensor.is_nested or tensor.layout != torch.strided:
@@ -196,26 +176,9 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     layout: tuple[Any, ...] = ()
     if hasattr(tensor, "to_local"):
         layout = (tensor.device_mesh, tensor.placements, tuple(tensor.shape))  # type: ignore[attr-defined]
-        tensor = _memory(tensor)
-    if tensor.device.type == "meta" or _is_wrapper(tensor) or not tensor.numel():
+        tensor = memory_of(tensor)
+    if tensor.device.type == "meta" or is_wrapper(tensor) or not tensor.numel():
         return None
     storage = tensor.untyped_storage().data_ptr()
     shape = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
     return (tensor.device, storage, *shape, tensor.dtype, tensor.is_conj(), tensor.is_neg(), *layout)
-
-
-def _memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor whose memory is this process's part."""
-    local = getattr(tensor, "to_local", None)
-    part: torch.Tensor = local() if callable(local) else tensor
-    return part.detach()
-
-
-def _is_wrapper(tensor: torch.Tensor) -> bool:
-    """Whether its class says what operations mean: its memory may be nowhere, or mean something else."""
-    return type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-
-
-def _version(tensor: torch.Tensor) -> int | None:
-    """How often torch saw a write to the tensor; None where it does not count."""
-    return None if tensor.is_inference() else tensor._version  # noqa: SLF001 - there is no other way to ask

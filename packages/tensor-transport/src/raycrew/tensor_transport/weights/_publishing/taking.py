@@ -76,9 +76,10 @@ class Taking:
             SourceChangedError: Somebody wrote to one meanwhile.
         """
         for name, tensor in self._pairs:
-            if not self._held and not self._selection.wants(name):
-                continue
-            yield from self._take(name, tensor)
+            if self._held or self._selection.wants(name):
+                yield from self._take(name, tensor)
+            else:
+                self._watch.passed(tensor)
 
     def check(self) -> None:
         """Compare all tensors with what was taken of them.

@@ -1,0 +1,210 @@
+"""What was seen of a tensor, to be looked at again without keeping its memory."""
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+_WORD = 8
+
+
+def fold(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum of a tensor's bytes, as 64-bit words, modulo 2**64: a tensor of no dimension on its device."""
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    if flat.numel() <= 1:  # These may have any stride and still be contiguous.
+        flat = flat.as_strided(flat.shape, (1,))
+    raw = flat.view(torch.uint8)
+    if raw.storage_offset() % _WORD:
+        raw = raw.clone()
+    whole = raw.numel() // _WORD * _WORD
+    return raw[:whole].view(torch.int64).sum() + raw[whole:].sum()
+
+
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor whose memory is this process's part."""
+    local = getattr(tensor, "to_local", None)
+    part: torch.Tensor = local() if callable(local) else tensor
+    return part.detach()
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """How often torch saw a write to the tensor; None where it does not count."""
+    return None if tensor.is_inference() else tensor._version  # noqa: SLF001 - there is no other way to ask
+
+
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether its class says what operations mean: its memory may be nowhere, or mean something else."""
+    return type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
+def has_plain_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements lie in the storage that it names."""
+    return not (
+        tensor.is_nested
+        or tensor.layout != torch.strided
+        or tensor.device.type == "meta"
+        or is_wrapper(tensor)
+        or not tensor.numel()
+    )
+
+
+class Held:
+    """A tensor that stays."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def memory(self) -> torch.Tensor:
+        """Its elements now."""
+        return memory_of(self._tensor)
+
+    def version(self) -> int | None:
+        """What torch counts now."""
+        return version_of(self.memory())
+
+
+class Sight:
+    """A tensor for as long as somebody else holds it, or at least its storage.
+
+    The counter of writes is shared by a tensor and what is detached from it; so a detached tensor that is
+    then given an empty storage counts on, and keeps no memory.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        memory = memory_of(tensor)
+        self._tensor = weakref.ref(tensor)
+        self._is_plain = has_plain_memory(memory)
+        if self._is_plain:
+            self.start, self.end = _extent(memory)
+            self._storage = weakref.ref(memory.untyped_storage())
+            self._place = (memory.storage_offset(), tuple(memory.shape), memory.stride())
+            self._kind = (memory.dtype, memory.device, memory.is_conj(), memory.is_neg())
+        self._counter = _counter_of(memory)
+
+    def memory(self) -> torch.Tensor | None:
+        """Its elements now; None where nobody holds them any more."""
+        tensor = self._tensor()
+        if not self._is_plain:
+            return None if tensor is None else memory_of(tensor)
+        if tensor is not None:
+            memory = memory_of(tensor)
+            return memory if _is_there(memory.untyped_storage(), _extent(memory)[1]) else None
+        storage = self._storage()
+        return None if storage is None or not _is_there(storage, self.end) else self._over(storage)
+
+    def version(self) -> int | None:
+        """What torch counts now."""
+        return None if self._counter is None else version_of(self._counter)
+
+    def _over(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        dtype, device, is_conj, is_neg = self._kind
+        found = torch.empty(0, dtype=dtype, device=device).set_(storage, *self._place)
+        found = found.conj() if is_conj else found
+        return -found if is_neg else found
+
+
+@dataclass(frozen=True, slots=True)
+class Glimpse:
+    """A tensor as it was when it was taken."""
+
+    name: str
+    source: Held | Sight
+    version: int | None
+    content: torch.Tensor
+
+
+def changed(glimpses: Sequence[Glimpse]) -> list[Glimpse]:
+    """Those whose tensors are no longer what was seen of them; what nobody holds any more is as it was."""
+    present = [(g, memory) for g in glimpses if (memory := g.source.memory()) is not None]
+    found = _values([fold(memory) for _, memory in present])
+    before = _values([g.content for g, _ in present])
+    return [
+        glimpse
+        for (glimpse, _), old, new in zip(present, before, found, strict=True)
+        if old != new or glimpse.version != glimpse.source.version()
+    ]
+
+
+@dataclass(slots=True)
+class _Yields:
+    """What an iterator gave of one storage, and whether it fills it again and again."""
+
+    glimpses: list[Glimpse] = field(default_factory=list)
+    start: int = 0
+    end: int = 0
+    is_buffer: bool = False
+
+
+class Streamed:
+    """What an iterator gave, by storage: memory that it fills anew for a later tensor may change.
+
+    Such a buffer shows when elements that were given once are given again, and are others by then. Where they
+    are the same, two names are tied. Storages are not kept; what was seen of one is forgotten with it.
+    """
+
+    def __init__(self) -> None:
+        self._storages: weakref.WeakKeyDictionary[torch.UntypedStorage, _Yields] = weakref.WeakKeyDictionary()
+
+    def passed(self, memory: torch.Tensor) -> None:
+        """The iterator gives this memory."""
+        if not has_plain_memory(memory) or (yields := self._storages.get(memory.untyped_storage())) is None:
+            return
+        start, end = _extent(memory)
+        if yields.is_buffer or end <= yields.start or start >= yields.end:
+            return
+        shared = [g for g in yields.glimpses if _overlaps(g.source, start, end)]
+        if changed(shared):
+            yields.is_buffer = True
+            yields.glimpses.clear()
+
+    def add(self, memory: torch.Tensor, glimpse: Glimpse) -> None:
+        """Remember what was seen of this memory."""
+        if not has_plain_memory(memory):
+            return
+        start, end = _extent(memory)
+        yields = self._storages.setdefault(memory.untyped_storage(), _Yields(start=start, end=end))
+        if not yields.is_buffer:
+            yields.start, yields.end = min(start, yields.start), max(end, yields.end)
+            yields.glimpses.append(glimpse)
+
+    def __iter__(self) -> Iterator[Glimpse]:
+        """What must still be as it was seen."""
+        for yields in self._storages.values():
+            yield from yields.glimpses
+
+
+def _overlaps(source: Held | Sight, start: int, end: int) -> bool:
+    return isinstance(source, Sight) and source.start < end and source.end > start
+
+
+def _extent(memory: torch.Tensor) -> tuple[int, int]:
+    """The first byte of a storage that belongs to a tensor, and the one after the last."""
+    reach = sum((size - 1) * stride for size, stride in zip(memory.shape, memory.stride(), strict=True))
+    first = int(memory.storage_offset()) * memory.itemsize
+    return first, first + (int(reach) + 1) * memory.itemsize
+
+
+def _is_there(storage: torch.UntypedStorage, end: int) -> bool:
+    """Whether a storage still has these bytes: sharded models free gathered ones by making them empty."""
+    return storage.nbytes() >= end
+
+
+def _counter_of(memory: torch.Tensor) -> torch.Tensor | None:
+    """A tensor that counts the writes to another one, and does not keep its memory."""
+    if memory.is_inference() or is_wrapper(memory):
+        return None
+    counter = memory.detach()
+    with torch.inference_mode(False):  # What takes an inference tensor's data counts no longer.
+        counter.data = torch.empty(0, dtype=memory.dtype, device=memory.device)
+    return counter
+
+
+def _values(folds: Sequence[torch.Tensor]) -> list[int]:
+    """The values of folds on any devices, with one transfer from each."""
+    found = [0] * len(folds)
+    for device in {value.device for value in folds}:
+        where = [i for i, value in enumerate(folds) if value.device == device]
+        for i, value in zip(where, torch.stack([folds[i] for i in where]).tolist(), strict=True):
+            found[i] = value
+    return found
