@@ -1,11 +1,12 @@
 """Secret variables that a spec declares reach a build, and no key, file or screen."""
 
 import json
+import traceback
 
 import pytest
 from local_sources import BACKEND, value, write_package
 
-from raycrew.venv_manager import CredentialsError, EnvironmentSpec, Store, ensure, identify
+from raycrew.venv_manager import CredentialsError, EnvironmentSpec, SpecError, Store, ensure, identify, parse
 from raycrew.venv_manager.__main__ import main
 from raycrew.venv_manager._build import Recipe
 from raycrew.venv_manager._spec import is_credential
@@ -54,6 +55,33 @@ def test_a_machine_without_the_secret_is_refused_by_its_name(store, tmp_path):
         there.install(recipe.key, lambda: recipe)
     has = Store(tmp_path / "there", environ={**store.environ, "HF_TOKEN": "own"})
     assert has.install(recipe.key, lambda: recipe).stamp["packages"] == {"inner": "0"}
+
+
+PLACE = "https://bob:hunter2@idx/simple"
+TWICE = f'[a."{PLACE}"]\n[a."{PLACE}"]\n'
+FAULTY = {
+    "pip.conf": (f"index-url = {PLACE}\n", "MissingSectionHeaderError at line 1;"),
+    "broken/pip.conf": (f"[global]\n= {PLACE}\n", "ParsingError at line 2;"),
+    "uv/uv.toml": (TWICE, "TOMLDecodeError at line 2"),
+    "pyproject.toml": (TWICE, "TOMLDecodeError at line 2"),
+    "pylock.toml": (TWICE, "TOMLDecodeError at line 2"),
+    "job.py": (f"# /// script\n# a = '{PLACE}\n# ///\n", "TOMLDecodeError at "),
+    "all.txt": (f"--index-url {PLACE} \udcff\n", "UnicodeDecodeError at byte 43"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_file_that_cannot_be_read_is_not_quoted(tmp_path, name):
+    text, fault = FAULTY[name]
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text, errors="surrogateescape")
+    given = {"pyproject.toml": tmp_path, "pylock.toml": file, "job.py": file, "all.txt": file}.get(name)
+    environ = {"PIP_CONFIG_FILE": str(file) if name.endswith(".conf") else "/dev/null"}
+    with pytest.raises(SpecError, match=f"read: {fault}") as caught:
+        spec = parse(given) if given else EnvironmentSpec.requirements(["demo"])
+        identify(spec.replace(carry=False), environ | {"XDG_CONFIG_HOME": str(tmp_path)})
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
 
 SECRET = [

@@ -1,6 +1,7 @@
 """The errors of this package, one tree under `VenvError`."""
 
 import errno
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -131,6 +132,19 @@ class ProvisionError(VenvError):
     def __init__(self, message: str, *, failures: dict[str, str] | None = None) -> None:
         super().__init__(message)
         self.failures = dict(failures or {})
+
+
+def fault_of(error: Exception) -> str:
+    """What kind of fault a parser found in a file and where; not in its words, which may quote a password."""
+    if isinstance(error, OSError):
+        return str(error)
+    if isinstance(error, UnicodeDecodeError):
+        return f"{type(error).__name__} at byte {error.start}"
+    listed = getattr(error, "errors", ())  # of configparser
+    line = getattr(error, "lineno", None) or (listed[0][0] if listed else None)
+    told = re.search(r"\(at (line \d+, column \d+|end of document)\)", str(error))
+    where = f" at line {line}" if line else f" at {told[1]}" if told else ""
+    return f"{type(error).__name__}{where}"
 
 
 def of_store(error: OSError, path: Path) -> VenvError:

@@ -11,7 +11,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from raycrew.venv_manager._spec.credentials import without_credentials
-from raycrew.venv_manager.errors import SpecError
+from raycrew.venv_manager.errors import SpecError, fault_of
 
 _NO_NAMES: Mapping[Path, str] = MappingProxyType({})
 _INCLUDE = re.compile(r"(?P<flag>-r|--requirements?|-c|--constraints?)(?:\s*=\s*|\s*)(?P<path>\S.*)")
@@ -33,7 +33,7 @@ def requirement_lines(file: Path, environ: Mapping[str, str]) -> list[str]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{file} cannot be read: {error}") from error
+        raise SpecError(f"{file} cannot be read: {fault_of(error)}") from None
     joined = re.sub(r"\\\r?\n", " ", text)
     lines = (re.sub(r"(^|\s+)#.*", "", line).strip() for line in joined.splitlines())
     return [_VARIABLE.sub(lambda m: environ.get(m[1], m[0]), line) for line in lines if line]

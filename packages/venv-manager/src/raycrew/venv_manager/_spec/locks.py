@@ -11,7 +11,7 @@ from typing import Any
 from packaging.markers import Marker
 from packaging.utils import canonicalize_name
 
-from raycrew.venv_manager.errors import SpecError
+from raycrew.venv_manager.errors import SpecError, fault_of
 
 HEADER = 'lock-version = "1.0"\ncreated-by = "raycrew-venv-manager"\n'
 _LOCAL = re.compile(r"^\s*source\s*=\s*\{\s*(directory|editable|path)\s*=", re.MULTILINE)
@@ -75,7 +75,7 @@ def read_lock_file(path: Path) -> list[Package]:
     try:
         return read_lock(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise SpecError(f"{path} is no lock file that can be read: {error}") from error
+        raise SpecError(f"{path} is no lock file that can be read: {fault_of(error)}") from None
 
 
 def names_local_sources(lock: Path) -> bool:

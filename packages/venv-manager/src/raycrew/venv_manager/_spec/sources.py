@@ -10,7 +10,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from raycrew.venv_manager._spec.listed import local_requirement, required_name
-from raycrew.venv_manager.errors import SpecError
+from raycrew.venv_manager.errors import SpecError, fault_of
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return _parse(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path} cannot be read: {error}") from error
+        raise SpecError(f"{path} cannot be read: {fault_of(error)}") from None
 
 
 @lru_cache(maxsize=256)

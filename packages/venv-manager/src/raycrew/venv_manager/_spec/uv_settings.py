@@ -10,7 +10,7 @@ from typing import Any
 
 from raycrew.venv_manager._spec.credentials import without_credentials
 from raycrew.venv_manager._spec.spec import EnvironmentSpec
-from raycrew.venv_manager.errors import SpecError
+from raycrew.venv_manager.errors import SpecError, fault_of
 
 # Fields of `[tool.uv]` that describe a project, which no `uv.toml` may have.
 OF_PROJECTS = frozenset({
@@ -96,4 +96,4 @@ def inline_metadata(script: Path) -> dict[str, Any]:
     try:
         return tomllib.loads("\n".join(lines))
     except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"the inline metadata of {script} cannot be read: {error}") from error
+        raise SpecError(f"the inline metadata of {script} cannot be read: {fault_of(error)}") from None

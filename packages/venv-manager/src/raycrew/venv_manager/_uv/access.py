@@ -166,7 +166,9 @@ def _known_hosts(environ: Mapping[str, str]) -> set[str]:
     """Hosts of the user's netrc file, and of what `uv auth login` keeps."""
     home = environ.get("HOME") or str(Path.home())
     hosts: set[str] = set()
-    with contextlib.suppress(OSError, NetrcParseError):  # uv, too, does without a file that cannot be read
+    with contextlib.suppress(
+        OSError, UnicodeDecodeError, NetrcParseError
+    ):  # uv, too, does without a file that cannot be read
         hosts |= netrc(environ.get("NETRC") or Path(home, ".netrc")).hosts.keys()
     folder = environ.get("UV_CREDENTIALS_DIR") or Path(
         environ.get("XDG_DATA_HOME") or Path(home, ".local", "share"), "uv", "credentials"

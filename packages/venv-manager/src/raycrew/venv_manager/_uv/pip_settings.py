@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from raycrew.venv_manager.errors import SpecError
+from raycrew.venv_manager.errors import SpecError, fault_of
 
 
 def pip_settings(environ: Mapping[str, str], prefix: str = sys.prefix) -> dict[str, str]:
@@ -39,8 +39,9 @@ def _looked_at(path: Path) -> os.stat_result | None:
 
 def _unreadable(path: Path, error: Exception) -> SpecError:
     return SpecError(
-        f"pip's configuration {path} cannot be read: {error}; an index that it names would be passed over: "
-        "mend the file or its access, or do without pip's configuration (PIP_CONFIG_FILE=/dev/null)"
+        f"pip's configuration {path} cannot be read: {fault_of(error)}; an index that it names "
+        "would be passed over: mend the file or its access, or do "
+        "without pip's configuration (PIP_CONFIG_FILE=/dev/null)"
     )
 
 
@@ -51,7 +52,7 @@ def _file(path: Path, _mark: tuple[int, ...]) -> dict[str, str]:
     try:
         parser.read_string(path.read_text(encoding="utf-8"), str(path))
     except (configparser.Error, UnicodeDecodeError, OSError) as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable(path, error) from None
     found: dict[str, str] = {}
     for section in ("global", "install"):
         if parser.has_section(section):
