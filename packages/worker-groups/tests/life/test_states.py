@@ -1,8 +1,16 @@
+import asyncio
 import threading
 
 import pytest
 
-from raycrew.worker_groups import ResultTimeoutError, WorkerGroupClosedError, WorkerGroupError
+from raycrew.cluster_core import Session
+from raycrew.worker_groups import (
+    ResultTimeoutError,
+    WorkerFailureError,
+    WorkerGroupClosedError,
+    WorkerGroupError,
+)
+from raycrew.worker_groups._calls import Recovery
 from raycrew.worker_groups._life.states import Lifecycle
 
 pytestmark = pytest.mark.hostile
@@ -48,7 +56,7 @@ def in_thread(call):
     def run():
         try:
             results.append(call())
-        except Exception as error:  # noqa: BLE001
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
             results.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -56,6 +64,7 @@ def in_thread(call):
 
     def end():
         thread.join(60)
+        assert not thread.is_alive()
         return results[0]
 
     return thread, end
@@ -181,3 +190,78 @@ def test_an_interrupted_restart_leaves_nobody_waiting(life):
     with pytest.raises(KeyboardInterrupt):
         life.restart(interrupted)
     assert life.state == "open"
+
+
+def given_up(wait):
+    """The outcome of a wait that is given up once it goes on."""
+    nobody_wants_it = threading.Event()
+
+    def run():
+        with Session.until_set(nobody_wants_it):
+            return wait()
+
+    thread, end = in_thread(run)
+    thread.join(0.01)
+    assert thread.is_alive()
+    nobody_wants_it.set()
+    return end()
+
+
+def test_a_restart_apart_goes_on_when_who_began_it_gives_up(life, joined):
+    begun, may_end = threading.Event(), threading.Event()
+
+    def work():
+        begun.set()
+        assert may_end.wait(60)
+        Session.check_wanted()
+        return [1]
+
+    assert isinstance(given_up(lambda: life.restart(work, apart=True)), asyncio.CancelledError)
+    assert begun.wait(60)
+    _, other = in_thread(lambda: life.restart(never, apart=True))
+    assert joined.wait(60)
+    assert isinstance(given_up(lambda: life.restart(never, apart=True)), asyncio.CancelledError)
+    may_end.set()
+    assert other() == [1]
+    assert life.state == "open"
+
+
+def test_a_restart_apart_looks_itself_after_one_that_somebody_asked_for(life, joined):
+    asked_for = Told(life.restart, list)
+    _, own = in_thread(lambda: life.restart(lambda: [1], apart=True))
+    assert joined.wait(60)
+    assert asked_for.end() == []
+    assert own() == [1]
+
+
+def test_a_call_that_waits_for_a_restart_can_be_given_up(life):
+    restart = Told(life.restart, lambda: [1])
+    life.replacing([1])
+    assert isinstance(given_up(lambda: life.await_replaced([1], None)), asyncio.CancelledError)
+    assert restart.end() == [1]
+
+
+def test_a_pause_can_be_given_up(life):
+    assert isinstance(given_up(lambda: life.pause(60)), asyncio.CancelledError)
+
+
+def test_a_failing_restart_apart_is_told_and_the_next_one_is_another(life):
+    for _ in range(20):
+        with pytest.raises(ValueError, match="no luck"):
+            life.restart(fail, apart=True)
+        assert life.restart(lambda: [1], apart=True) == [1]
+
+
+def test_a_call_whose_group_another_thread_restarts_can_be_given_up():
+    begun, may_end = threading.Event(), threading.Event()
+
+    def restart(error):
+        begun.set()
+        return may_end.wait(60) and False
+
+    recovery, error = Recovery(restart), WorkerFailureError("it died", rank=0, pid=1)
+    _, first = in_thread(lambda: recovery.after(error, lambda: True))
+    assert begun.wait(60)
+    assert isinstance(given_up(lambda: recovery.after(error, lambda: True)), asyncio.CancelledError)
+    may_end.set()
+    assert first() is None

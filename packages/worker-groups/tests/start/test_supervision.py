@@ -1,6 +1,9 @@
+import asyncio
+
 import pytest
 import ray
-from workers import Mortal
+from patience import eventually
+from workers import Mortal, SlowMortal
 
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
@@ -60,6 +63,38 @@ def test_a_group_restarts_itself_and_only_idempotent_calls_go_again(local_ray, t
         assert "all 3 restarts of max_restarts are used up" in spent.value.__notes__[0]
         assert (len(told), group.generation) == (4, 3)
         assert group.restart_failed_workers() == [0]
+
+
+def test_a_task_that_gives_up_leaves_the_restart_to_others(local_ray, tmp_path):
+    gate, begun = tmp_path / "gate", tmp_path / "begun"
+
+    async def run(group):
+        marker = str(tmp_path / "marker")
+        first, second = group.call("die_once", marker, 0), group.call("die_once", marker, 0)
+        waiting = [asyncio.create_task(_results(future)) for future in (first, second)]
+        await asyncio.to_thread(eventually, begun.exists, "the new worker is in its __init__")
+        waiting[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting[0]
+        gate.touch()
+        return await waiting[1]
+
+    async def _results(future):
+        return await future
+
+    with (
+        RayVirtualCluster([1], use_gpus=False) as cluster,
+        RayWorkerGroup(
+            cluster,
+            SlowMortal,
+            begun=str(begun),
+            gate=str(gate),
+            idempotent_methods=("die_once",),
+            restart_on_failure=True,
+            max_restarts=1,
+        ) as group,
+    ):
+        assert asyncio.run(run(group)) == [(0, 1)]
 
 
 class Options:

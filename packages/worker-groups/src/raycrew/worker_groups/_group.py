@@ -245,8 +245,9 @@ class _Replaceable:
         self._group = group
 
     def replace_dead(self, before: Callable[[], object], anyway: bool) -> list[int]:
-        """Replace dead workers as `restart_failed_workers` does."""
-        return self._group._life.restart(lambda: self._group._replace_dead(before, anyway))  # noqa: SLF001
+        """Replace dead workers as `restart_failed_workers` does, and to the end if nobody waits any more."""
+        group = self._group
+        return group._life.restart(lambda: group._replace_dead(before, anyway), apart=True)  # noqa: SLF001
 
     def is_present(self, rank: int | None, pid: int | None) -> bool:
         """Whether a process is the one that a rank has now."""

@@ -114,6 +114,17 @@ class Session:
             raise
 
     @staticmethod
+    def check_wanted() -> None:
+        """Make sure that nobody has given up what this thread does; for waits that are not for Ray.
+
+        Raises:
+            asyncio.CancelledError: This is within an `until_set` whose event is set.
+        """
+        given_up = getattr(_here, "given_up", None)
+        if given_up is not None and given_up.is_set():
+            raise asyncio.CancelledError
+
+    @staticmethod
     @contextmanager
     def until_set(given_up: threading.Event) -> Iterator[None]:
         """Within, waits of this thread end with an `asyncio.CancelledError` once an event is set.
@@ -142,8 +153,7 @@ class Session:
             with no_shutdown():
                 self.check()
                 ready, pending = _ready(refs, num_returns, 0)
-            if (given_up := getattr(_here, "given_up", None)) is not None and given_up.is_set():
-                raise asyncio.CancelledError
+            self.check_wanted()
             waited = time.monotonic() - began
             left = math.inf if timeout is None else timeout - waited
             if len(ready) >= num_returns or left <= 0:

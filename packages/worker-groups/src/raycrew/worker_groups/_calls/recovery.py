@@ -1,10 +1,14 @@
 """What becomes of a call whose worker died: its group may be restarted, and the call sent again."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from raycrew.cluster_core import Session
 from raycrew.worker_groups.errors import WorkerFailureError
+
+_SLICE_S = 0.1
 
 
 class Recovery:
@@ -28,7 +32,7 @@ class Recovery:
             error: What became of it.
             is_present: Whether that is of the call as it was sent last, and not before another thread's turn.
         """
-        with self._lock:
+        with self._turn():
             if not is_present():
                 return None
             if not self._restart(error):
@@ -39,3 +43,13 @@ class Recovery:
                 )
                 return None
             return self._send()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One thread at a time; another one's turn is waited for until what this thread does is given up."""
+        while not self._lock.acquire(timeout=_SLICE_S):
+            Session.check_wanted()
+        try:
+            yield
+        finally:
+            self._lock.release()

@@ -4,16 +4,29 @@ A group is starting until its constructor returns, then open; restarting and ope
 """
 
 import threading
+import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait
-from typing import Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
+from raycrew.cluster_core import Session
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerGroupClosedError, WorkerGroupError
 
 State = Literal["starting", "open", "restarting", "closing", "closed"]
 
 #: A restart that is told to give up ends the workers that it made; so long is waited for that.
 UNWIND_S = 30.0
+
+_SLICE_S = 0.1
+
+
+class _Running(NamedTuple):
+    """A restart: what becomes of it, how it is called, and whether it has a thread of its own."""
+
+    outcome: "Future[list[int]]"
+    name: str
+    apart: bool
 
 
 class Lifecycle:
@@ -28,8 +41,7 @@ class Lifecycle:
         self._name = name
         self._lock = threading.RLock()
         self._state = state
-        self._restart: Future[list[int]] | None = None
-        self._restart_name = ""
+        self._restart: _Running | None = None
         self._restarter = 0
         self._replaced: frozenset[int] = frozenset()
         self._ending: Future[bool] | None = None
@@ -60,46 +72,68 @@ class Lifecycle:
         Raises:
             WorkerGroupClosedError: The group is shut down meanwhile.
         """
-        self._ends.wait(seconds)
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0 and not self._ends.wait(min(left, _SLICE_S)):
+            Session.check_wanted()
         self.check()
 
-    def restart(self, work: Callable[[], list[int]], name: str = "restart_failed_workers") -> list[int]:
+    def restart(
+        self, work: Callable[[], list[int]], name: str = "restart_failed_workers", *, apart: bool = False
+    ) -> list[int]:
         """Do a restart; where another thread does the same, wait for it and give its outcome.
 
         Args:
             work: Does it.
             name: What is done, as it is called.
+            apart: Whether a thread of its own does it, so that it goes on where this one gives up waiting. It
+                takes the outcome of another such restart alone.
 
         Raises:
             WorkerGroupClosedError: The group is shut down.
             WorkerGroupError: The other thread was interrupted, or the restart itself asks.
         """
-        outcome: Future[list[int]] = Future()
-        while (running := self._begin(outcome, name)) is not None:
+        own = _Running(Future(), name, apart)
+        while (running := self._begin(own)) is not None:
             self._refuse_own("restarted")
-            if running[1] == name:
-                return list(running[0].result())
-            wait([running[0]])
-        try:
-            outcome.set_result(work())
-        except Exception as error:  # noqa: BLE001 - raised below, and to all who wait
-            outcome.set_exception(error)
-        except BaseException:
-            outcome.set_exception(WorkerGroupError(f"the restart of {self._name!r} was interrupted"))
-            raise
-        finally:
-            self._restarted()
-        return outcome.result()
+            _is_done(running.outcome)
+            if running.name == name and (running.apart or not apart):
+                return list(running.outcome.result())
+        if apart:
+            self._run_apart(work, own.outcome)
+            _is_done(own.outcome)
+        else:
+            self._run(work, own.outcome)
+        return own.outcome.result()
 
-    def _begin(self, outcome: Future[list[int]], name: str) -> tuple[Future[list[int]], str] | None:
-        """Begin a restart, unless one runs: that and its name are given then."""
+    def _begin(self, own: _Running) -> _Running | None:
+        """Begin a restart, unless one runs: that is given then."""
         with self._lock:
             self.check()
             if self._restart is not None:
-                return self._restart, self._restart_name
-            self._restart, self._restart_name = outcome, name
+                return self._restart
+            self._restart = own
             self._restarter, self._state = threading.get_ident(), "restarting"
         return None
+
+    def _run_apart(self, work: Callable[[], list[int]], outcome: "Future[list[int]]") -> None:
+        try:
+            threading.Thread(
+                target=self._run, args=(work, outcome), name="raycrew-restart", daemon=True
+            ).start()
+        except RuntimeError:  # this process can have no more threads
+            self._run(work, outcome)
+
+    def _run(self, work: Callable[[], list[int]], outcome: "Future[list[int]]") -> None:
+        self._restarter = threading.get_ident()
+        interrupted = WorkerGroupError(f"the restart of {self._name!r} was interrupted")
+        tell: Callable[[], None] = partial(outcome.set_exception, interrupted)
+        try:
+            tell = partial(outcome.set_result, work())
+        except Exception as error:  # noqa: BLE001 - raised to all who wait
+            tell = partial(outcome.set_exception, error)
+        finally:
+            self._restarted()
+            tell()  # only now, so that nobody who hears of it finds it still going on
 
     def _restarted(self) -> None:
         with self._lock:
@@ -124,7 +158,7 @@ class Lifecycle:
             return
         self._refuse_own("called")
         replaced = sorted(self._replaced.intersection(ranks))
-        if wait([running], timeout_s).not_done:
+        if not _is_done(running.outcome, timeout_s):
             said = f"{self._name}: ranks {replaced} are still being restarted after {timeout_s:g} s"
             raise ResultTimeoutError(f"{said}; nothing was sent", replaced)
         self.check()
@@ -152,7 +186,7 @@ class Lifecycle:
         if ending is not None:
             return ending.result() if not closed or ending.exception() is None else False
         if restart is not None and self._restarter != threading.get_ident():
-            wait([restart], UNWIND_S)
+            wait([restart.outcome], UNWIND_S)
         try:
             outcome.set_result(work())
         except BaseException as error:  # noqa: BLE001 - raised below, and to all who wait
@@ -166,10 +200,32 @@ class Lifecycle:
             raise WorkerGroupError(f"{self._name!r} can't be {what} by what its own restart calls")
 
 
+def _is_done(future: "Future[Any]", timeout_s: float | None = None) -> bool:
+    """Wait until something is done; whether it was in time.
+
+    Raises:
+        asyncio.CancelledError: What this thread does was given up.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while not future.done():
+        Session.check_wanted()
+        left = _SLICE_S if deadline is None else min(_SLICE_S, deadline - time.monotonic())
+        if left <= 0:
+            return False
+        wait([future], left)
+    return True
+
+
 class CopiedLifecycle(Lifecycle):
     """The state of a copy of a group in another process, which can be called, but is not its owner."""
 
-    def restart(self, work: Callable[[], list[int]], name: str = "restart_failed_workers") -> list[int]:  # noqa: ARG002
+    def restart(
+        self,
+        work: Callable[[], list[int]],  # noqa: ARG002
+        name: str = "restart_failed_workers",
+        *,
+        apart: bool = False,  # noqa: ARG002
+    ) -> list[int]:
         """Never.
 
         Raises:
