@@ -127,3 +127,16 @@ def test_too_much_is_called_impossible():
     request = PlacementRequest((4, 4, 4, 5), segment_size=2, domain_label="domain")
     assert plan_cluster(nodes(8, 8), request).impossible
     assert plan_cluster(nodes(9, 7), request).impossible
+
+
+def test_an_effort_that_is_spent_at_the_last_moment_still_gives_an_answer_or_none():
+    for steps in range(60):
+        effort = Effort(steps)
+        found = lay_segments([[10, 9]], [[6], [5], [4], [4]], "STRICT_PACK", effort)
+        assert found is not None or effort.gave_up
+
+
+def test_more_segments_than_pythons_stack_is_deep_are_given_up():
+    effort = Effort()
+    assert lay_segments([[2] * 1000 + [1, 1]], [[2]] * 1001, "STRICT_PACK", effort) is None
+    assert effort.gave_up

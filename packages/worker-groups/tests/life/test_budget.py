@@ -1,3 +1,4 @@
+import math
 from itertools import pairwise
 
 import pytest
@@ -35,3 +36,8 @@ def test_the_longest_pause():
 def test_none_at_all():
     with pytest.raises(WorkerGroupError, match="all 0 restarts"):
         RestartBudget(0).take()
+
+
+def test_pauses_stay_bounded_however_many_restarts_there_were():
+    budget = RestartBudget(3000, clock=lambda: 0.0)
+    assert all(math.isfinite(budget.take()) for _ in range(2000))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 _Answer = list[tuple[int, ...]]
 _SEARCH_STEPS = 20_000
-_MOST_SETS = 500
+MOST_SETS = 500
 
 
 class Effort:
@@ -160,7 +160,7 @@ def _search(rooms: Sequence[int], counts: Sequence[int], effort: Effort) -> _Ans
         effort.spend()
         return False
 
-    if len(order) > _MOST_SETS:  # Deeper than Python's stack.
+    if len(order) > MOST_SETS:  # Deeper than Python's stack.
         effort.gave_up = True
         return None
     if not fits(0):

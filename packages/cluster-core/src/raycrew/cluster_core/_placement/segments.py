@@ -7,7 +7,7 @@ how many bundles a logical node has.
 from collections import defaultdict
 from collections.abc import Sequence
 
-from raycrew.cluster_core._placement.bundle_packing import Effort, pack
+from raycrew.cluster_core._placement.bundle_packing import MOST_SETS, Effort, pack
 
 #: The domain of a segment, and for each of its counts the room of each bundle there.
 Laid = tuple[int, list[tuple[int, ...]]]
@@ -81,13 +81,17 @@ class _Search:
         self._taken: list[list[int]] = [[] for _ in domains]
         self._kinds = [tuple(sorted(rooms)) for rooms in domains]
         self._failed: set[tuple[object, ...]] = set()
+        self._packed: list[list[tuple[int, ...]]] = [[] for _ in domains]
 
     def run(self) -> list[Laid] | None:
+        if len(self._order) > MOST_SETS:  # Deeper than Python's stack.
+            self._effort.gave_up = True
+            return None
         if not self._fits(0):
             return None
         found: dict[int, Laid] = {}
         for domain, numbers in enumerate(self._taken):
-            inside = iter(self._pack(domain) or ())
+            inside = iter(self._packed[domain])
             for number in numbers:
                 found[number] = domain, [next(inside) for _ in self._segments[number]]
         return [found[number] for number in range(len(self._segments))]
@@ -95,6 +99,8 @@ class _Search:
     def _fits(self, depth: int) -> bool:
         if depth == len(self._order):
             return True
+        if self._is_over():
+            return False
         self._effort.spend((len(self._domains) + len(self._order)) // 4)
         states = [self._state(domain) for domain in range(len(self._domains))]
         seen = tuple(sorted(states))
@@ -102,14 +108,21 @@ class _Search:
             return False
         alike = {state: domain for domain, state in reversed(list(enumerate(states)))}
         for domain in sorted(alike.values(), key=self._room):
+            before = self._packed[domain]
             self._taken[domain].append(self._order[depth])
-            if self._room(domain) >= 0 and self._pack(domain) is not None and self._fits(depth + 1):
-                return True
+            if self._room(domain) >= 0 and (packed := self._pack(domain)) is not None:
+                self._packed[domain] = packed
+                if self._fits(depth + 1):
+                    return True
             self._taken[domain].pop()
-            if self._effort.gave_up:
+            self._packed[domain] = before
+            if self._is_over():
                 return False
         self._failed.add(seen)
         return False
+
+    def _is_over(self) -> bool:
+        return self._effort.gave_up
 
     def _state(self, domain: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self._kinds[domain], tuple(sorted(self._counts(domain)))

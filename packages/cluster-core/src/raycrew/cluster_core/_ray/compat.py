@@ -17,6 +17,7 @@ _Known = tuple[weakref.ref[Any], str]
 # Ray's public ways to its own ids connect where there is no connection, or ask the proxy.
 _worker_module: Any = importlib.import_module("ray._private.worker")
 _auto_connect: Any = importlib.import_module("ray._private.auto_init_hook")
+_switching = threading.Lock()
 _known: list[_Known | None] = [None]
 _parents: list[weakref.ref[Any]] = []
 
@@ -108,7 +109,10 @@ def never_connecting() -> Iterator[None]:
     """
     switch = _auto_connect.enable_auto_connect
     if not isinstance(switch, _AutoConnect):
-        switch = _auto_connect.enable_auto_connect = _AutoConnect(switch)
+        with _switching:  # or two threads have switches of their own
+            switch = _auto_connect.enable_auto_connect
+            if not isinstance(switch, _AutoConnect):
+                switch = _auto_connect.enable_auto_connect = _AutoConnect(switch)
     switch.refusals += 1
     try:
         yield

@@ -126,16 +126,20 @@ class Session:
 
     @staticmethod
     @contextmanager
-    def until_set(given_up: threading.Event) -> Iterator[None]:
+    def until_set(given_up: threading.Event | None) -> Iterator[None]:
         """Within, waits of this thread end with an `asyncio.CancelledError` once an event is set.
 
         Only a thread beside the main one that is not behind a `ray://` proxy can give up so; others wait on.
+
+        Args:
+            given_up: The event, in place of one from around this; None for none, as a clean-up needs it.
         """
+        before = getattr(_here, "given_up", None)
         _here.given_up = given_up
         try:
             yield
         finally:
-            del _here.given_up
+            _here.given_up = before
 
     def _is_beside(self) -> bool:
         """Whether `ray.shutdown()` may well come from another thread while this one waits.

@@ -97,12 +97,20 @@ def connected(address: str) -> Iterator[None]:
     import ray
 
     if not ray.is_initialized() or ray.get_runtime_context().gcs_address != address:
-        ray.shutdown()
-        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        _connect(address)
     try:
         yield
     finally:
+        if not ray.is_initialized():  # else Ray would start a cluster of its own, to be cleaned up
+            _connect(address)
         clean_up()
+
+
+def _connect(address: str) -> None:
+    import ray
+
+    ray.shutdown()
+    ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
 
 
 def clean_up(timeout_s: float = 60.0) -> None:
@@ -124,9 +132,7 @@ def clean_up(timeout_s: float = 60.0) -> None:
             withdraw_group(PlacementGroup(ray.PlacementGroupID.from_hex(group_id)))
     gc.collect()
     if not _all_free(timeout_s / 6):
-        address = ray.get_runtime_context().gcs_address
-        ray.shutdown()
-        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        _connect(ray.get_runtime_context().gcs_address)
         if not _all_free(timeout_s):
             raise TimeoutError(f"the test left resources in use: {_in_use()}")
 

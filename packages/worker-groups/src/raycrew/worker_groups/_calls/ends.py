@@ -33,6 +33,8 @@ async def first_failure(calls: Sequence[Any], deadline: float | None, go_on: Cal
         if next(ended) == len(calls) or failed:
             wake(call)
 
+    if not calls:
+        return False
     for call in calls:
         call.add_done_callback(note)
     while not enough.is_set() and left(deadline) != 0.0:

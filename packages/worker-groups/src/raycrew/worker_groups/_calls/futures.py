@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import suppress
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, Literal, TypeVar, overload
 
 import ray
@@ -96,6 +96,8 @@ class MultiWorkerFuture(Gathering, Awaited[list[R]]):
         self._arrived: list[tuple[int, Any]] = []
         self._broken: dict[int, Exception] = {}
         self._looked = False
+        self._next: dict[int, Any] = {}
+        self._turns = Lock()
         self._open_streams: dict[int, Any] = (
             dict(zip(self.called_workers, futures, strict=True)) if is_stream else {}
         )

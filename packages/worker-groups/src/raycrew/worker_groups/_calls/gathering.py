@@ -1,9 +1,10 @@
 """Taking the results of calls in, each with its rank, and saying what failed."""
 
 import math
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from raycrew.cluster_core import Session
@@ -22,6 +23,7 @@ from raycrew.worker_groups._ray import check_session, is_death, while_connected
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError, combine
 
 _SLICE_S = 1.0
+_LOOK_S = 0.02
 
 
 class Gathering(list[Any]):
@@ -41,9 +43,28 @@ class Gathering(list[Any]):
     _broken: dict[int, Exception]
     _looked: bool
     _open_streams: dict[int, Any]
+    _next: dict[int, Any]
+    _turns: threading.Lock
 
     def _check(self) -> None:
         check_session(self._session, f"{self.group_name}.{self.method}")
+
+    @contextmanager
+    def _turn(self, deadline: float | None = None) -> Iterator[None]:
+        """Alone among the threads that wait for this, as long as that thread wants its results.
+
+        Raises:
+            ResultTimeoutError: Another one has its turn for too long.
+        """
+        while not self._turns.acquire(timeout=_LOOK_S):
+            self._check()
+            Session.check_wanted()
+            if left(deadline) == 0.0:
+                raise self._timed_out(self.called_workers)
+        try:
+            yield
+        finally:
+            self._turns.release()
 
     def _until(self, timeout: float | None) -> float | None:
         own, asked = self._deadline, deadline_after(timeout)
@@ -57,31 +78,33 @@ class Gathering(list[Any]):
                 items[rank].append(item)
             return items
         self._check()
+        refs = list(self)
         try:
             with while_connected(self._check) as session:
-                values = session.get(list(self), timeout=left(deadline, _SLICE_S))
+                values = session.get(refs, timeout=left(deadline, _SLICE_S))
         except Exception:  # noqa: BLE001 - what failed, or is late, is found out below with its rank
-            values = self._values(settle(self, deadline, self._check))
+            values = self._values(settle(refs, deadline, self._check))
         return dict(zip(self.called_workers, values, strict=True))
 
     def _pairs(self, timeout: float | None) -> Generator[tuple[int, Any], None, None]:
         deadline, returning = self._until(timeout), set(self.return_from_workers)
         pairs, given = (self._stream if self.is_stream else self._in_turn), set[int]()
         while True:
+            sent = list(self)
             try:
                 for rank, value in pairs(deadline):
                     if rank in returning and (self.is_stream or rank not in given):
                         given.add(rank)
                         yield rank, value
             except WorkerFailureError as error:
-                deadline = self._again(error, deadline)
+                deadline = self._again(error, deadline, sent)
             else:
                 return
 
     def _in_turn(self, deadline: float | None) -> Iterator[tuple[int, Any]]:
         """Results as they come."""
-        rank_of = dict(zip(self, self.called_workers, strict=True))
         waiting = list(self)
+        rank_of = dict(zip(waiting, self.called_workers, strict=True))
         while waiting:
             ready = await_some(waiting, deadline, self._check)
             if not ready:
@@ -102,22 +125,28 @@ class Gathering(list[Any]):
     ) -> dict[int, Any]:
         """What is gathered, also of calls that were sent again because workers died."""
         while True:
+            sent = list(self)
             try:
                 found = gather(deadline)
             except WorkerFailureError as error:
-                deadline = self._again(error, deadline)
+                deadline = self._again(error, deadline, sent)
                 continue
             errors = found.values() if gather == self._outcomes else ()
             died = [e for e in errors if isinstance(e, WorkerFailureError) and has_died(e)]
             if not died:
                 return found
             try:
-                deadline = self._again(combine(died), deadline)
+                deadline = self._again(combine(died), deadline, sent)
             except WorkerFailureError:
                 return found
 
-    def _again(self, error: WorkerFailureError, deadline: float | None) -> float | None:
+    def _again(self, error: WorkerFailureError, deadline: float | None, sent: Sequence[Any]) -> float | None:
         """Go on with calls that were sent again in place of those that failed.
+
+        Args:
+            error: What became of them.
+            deadline: The caller's.
+            sent: Those that failed; another thread may have seen to them already.
 
         Returns:
             The deadline, later by the time that this has taken.
@@ -127,15 +156,16 @@ class Gathering(list[Any]):
         """
         if self._recovery is None or not has_died(error):
             raise error
-        failed, begin = list(self), time.monotonic()
-        again = self._recovery.after(error, lambda: list(self) == failed)
-        if again is not None:
-            self[:], self._places = again, again._places  # noqa: SLF001 - of the same class
-        elif list(self) == failed:
-            raise error
-        taken_s = time.monotonic() - begin
-        self._deadline = None if self._deadline is None else self._deadline + taken_s
-        return None if deadline is None else deadline + taken_s
+        begin = time.monotonic()
+        with self._turn():
+            if list(self) == sent:
+                again = self._recovery.after(error, lambda: True)
+                if again is None:
+                    raise error
+                self[:], self._places = again, again._places  # noqa: SLF001 - of the same class
+                if self._deadline is not None:
+                    self._deadline += time.monotonic() - begin
+        return None if deadline is None else deadline + time.monotonic() - begin
 
     def _outcomes(self, deadline: float | None) -> dict[int, Any]:
         """By rank a result, or the error that stands for it."""
@@ -143,14 +173,14 @@ class Gathering(list[Any]):
         if self.is_stream:
             with suppress(ResultTimeoutError):
                 while self._open_streams:
-                    self._take_in(deadline)
+                    self._take_in(deadline, len(self._arrived))
             found: dict[int, Any] = {rank: [] for rank in self.called_workers}
             for rank, item in self._arrived:
                 found[rank].append(item)
             errors, pending = self._broken, list(self._open_streams)
         else:
             ranks = self.called_workers
-            settled = settle(self, deadline, self._check, grace_s=math.inf)
+            settled = settle(list(self), deadline, self._check, grace_s=math.inf)
             found = {ranks[i]: value for i, value in settled.values.items()}
             errors = {ranks[i]: error for i, error in settled.errors.items()}
             pending = [ranks[i] for i in settled.pending]
@@ -174,35 +204,49 @@ class Gathering(list[Any]):
             if self._broken:
                 raise self._failed(self._what_broke())
             if not self._open_streams:
-                return
-            self._take_in(deadline)
+                if given == len(self._arrived):
+                    return
+                continue
+            self._take_in(deadline, given)
 
     def _what_broke(self) -> Settled:
         """Once one stream is broken, others get a moment to break too, for they may be the cause."""
-        if not self._looked and not any(map(is_death, self._broken.values())):
-            ranks = list(self._open_streams)
-            ends = [self._open_streams[rank].completed() for rank in ranks]
-            self._broken |= by_rank(settle(ends, deadline_after(GRACE_S), self._check), ranks).errors
-            self._looked = True
+        with self._turn():
+            if not self._looked and not any(map(is_death, self._broken.values())):
+                ranks = list(self._open_streams)
+                ends = [self._open_streams[rank].completed() for rank in ranks]
+                self._broken |= by_rank(settle(ends, deadline_after(GRACE_S), self._check), ranks).errors
+                self._looked = True
         return Settled(errors=self._broken, pending=sorted(self._open_streams.keys() - self._broken))
 
-    def _take_in(self, deadline: float | None) -> None:
-        """One more item, or the end of a stream."""
+    def _take_in(self, deadline: float | None, given: int) -> None:
+        """One more item, or the end of a stream, unless more than `given` have arrived meanwhile."""
+        with self._turn(deadline):
+            if len(self._arrived) > given or not self._open_streams:
+                return
+            rank = next(iter(self._next), None)
+            if rank is None:
+                rank = self._ready_stream(deadline)
+            try:
+                with while_connected(self._check) as session:
+                    if rank not in self._next:  # else whoever asked for it was cancelled
+                        self._next[rank] = next(self._open_streams[rank])
+                    item = session.get(self._next[rank])
+                del self._next[rank]
+                self._arrived.append((rank, item))
+            except StopIteration:
+                del self._open_streams[rank]
+            except Exception as error:  # noqa: BLE001 - told now and at every later look, with its rank
+                self._next.pop(rank, None)
+                del self._open_streams[rank]
+                self._broken[rank] = error
+
+    def _ready_stream(self, deadline: float | None) -> int:
         rank_of = {stream: rank for rank, stream in self._open_streams.items()}
         ready = await_some(list(rank_of), deadline, self._check)
         if not ready:
             raise self._timed_out(sorted(self._open_streams))
-        stream: Any = ready[0]
-        rank = rank_of[stream]
-        try:
-            with while_connected(self._check) as session:
-                item = session.get(next(stream))
-            self._arrived.append((rank, item))
-        except StopIteration:
-            del self._open_streams[rank]
-        except Exception as error:  # noqa: BLE001 - told now and at every later look, with its rank
-            del self._open_streams[rank]
-            self._broken[rank] = error
+        return rank_of[ready[0]]
 
     def _failed(self, settled: Settled) -> WorkerFailureError:
         """One error for the failures of some ranks."""

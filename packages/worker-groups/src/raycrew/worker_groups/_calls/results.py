@@ -37,8 +37,7 @@ class Results(Iterator[T], AsyncIterator[T]):
     def __next__(self) -> T:
         if self._step is None:
             return next(self._source)
-        step, self._step = self._step, None  # an `async for` awaited it, and was cancelled
-        value = step.result()
+        value = self._taken(self._step)  # an `async for` awaited it, and was cancelled
         if value is _END:
             raise StopIteration
         return value  # type: ignore[no-any-return]
@@ -66,13 +65,17 @@ class Results(Iterator[T], AsyncIterator[T]):
             await _done(self._step)
         finally:
             self._awaited = False
-        step, self._step = self._step, None
-        if step.exception() is not None or step.result() is _END:
-            self._given_up.set()
-        value = step.result()
+        value = self._taken(self._step)
         if value is _END:
             raise StopAsyncIteration
         return value  # type: ignore[no-any-return]
+
+    def _taken(self, step: "Future[Any]") -> Any:
+        """What a step gave; after the last one its thread has ended."""
+        error, self._step = step.exception(), None
+        if error is not None or step.result() is _END:
+            self._given_up.set()
+        return step.result()
 
     async def aclose(self) -> None:
         """The same as `close`."""
@@ -82,7 +85,7 @@ class Results(Iterator[T], AsyncIterator[T]):
         if self._steps is None:
             self._steps = SimpleQueue()
             arguments = (self._source, self._steps, self._given_up)
-            threading.Thread(target=_walk, args=arguments, name="raycrew-results", daemon=True).start()
+            _start("raycrew-results", _walk, *arguments)
             weakref.finalize(self, self._end_thread, self._steps, self._given_up).atexit = False
         return self._steps
 
@@ -114,7 +117,21 @@ def _walk(
 
 async def uninterrupted(work: Callable[[], T]) -> T:
     """What `work` returns, done by a thread of its own to its end; being cancelled waits for that."""
-    return await _threaded(work, lambda: None)
+    outcome = Future[T]()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised in the task that awaits it
+            outcome.set_exception(error)
+
+    _start("raycrew-awaited", run)
+    try:
+        await _done(outcome)
+    except asyncio.CancelledError:
+        await _done(outcome)
+        raise
+    return outcome.result()
 
 
 async def in_thread(work: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
@@ -124,35 +141,38 @@ async def in_thread(work: Callable[[], T], undo: Callable[[T], object] = lambda 
         work: Called in the thread; its waits for Ray end with an `asyncio.CancelledError` once given up.
         undo: Called with what it made, if it was made all the same.
     """
-    given_up = threading.Event()
-
-    def interruptibly() -> T:
-        with Session.until_set(given_up):
-            made = work()
-        if given_up.is_set():
-            undo(made)
-        return made
-
-    return await _threaded(interruptibly, given_up.set)
-
-
-async def _threaded(work: Callable[[], T], give_up: Callable[[], object]) -> T:
-    outcome = Future[T]()
+    given_up, settling, outcome = threading.Event(), threading.Lock(), Future[T]()
 
     def run() -> None:
         try:
-            outcome.set_result(work())
+            with Session.until_set(given_up):
+                made = work()
+            with settling:
+                if not given_up.is_set():
+                    outcome.set_result(made)
+                    return
+            undo(made)
+            outcome.set_result(made)
         except BaseException as error:  # noqa: BLE001 - raised in the task that awaits it
             outcome.set_exception(error)
 
-    threading.Thread(target=run, name="raycrew-awaited", daemon=True).start()
+    _start("raycrew-awaited", run)
     try:
         await _done(outcome)
     except asyncio.CancelledError:
-        give_up()
-        await _done(outcome)
+        with settling:
+            given_up.set()
+            is_made = outcome.done() and outcome.exception() is None
+        if is_made:  # at the last moment, and nobody has it
+            await uninterrupted(lambda: undo(outcome.result()))
+        else:
+            await _done(outcome)
         raise
     return outcome.result()
+
+
+def _start(name: str, work: Callable[..., None], *arguments: object) -> None:
+    threading.Thread(target=work, args=arguments, name=name, daemon=True).start()
 
 
 async def _done(step: "Future[Any]") -> None:

@@ -20,7 +20,7 @@ from raycrew.worker_groups._health.lookout import Lookout
 from raycrew.worker_groups._health.process_table import Process, kill, runs
 
 _START_S = 30.0
-_LOOK_S = 1.0  # between two looks at the table, and at most one part in fifty of the time is spent on them
+_LOOK_S = 1.0  # between two looks at the table, and at most one part in ten of the time is spent on them
 _ORPHANS_S = 1.0  # for what a worker leaves behind to end by itself, as Python's resource tracker does
 _GIVE_UP_S = 60.0
 _MOST_BYTES = 1 << 20
@@ -103,7 +103,7 @@ def serve(channel: socket.socket) -> None:
         for root in [root for root in lookout.families if not runs(root)]:
             _end_rest(lookout, root, began - gone_at.setdefault(root, began))
         spent = time.monotonic() - began
-        time.sleep(max(0.1 if gone_at else _LOOK_S, 50 * spent))
+        time.sleep(max(0.1, 2 * spent) if gone_at else max(_LOOK_S, 10 * spent))
 
 
 def _take_in(lookout: Lookout, message: bytes) -> None:

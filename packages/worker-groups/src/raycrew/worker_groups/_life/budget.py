@@ -31,7 +31,7 @@ class RestartBudget:
         """
         if self.used >= self.most:
             raise WorkerGroupError(f"all {self.most} restarts of max_restarts are used up")
-        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (self.used - 1))
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self.used - 1, 10))
         now = self._clock()
         begin = max(now, self._last + pause_s)
         self.used, self._last = self.used + 1, begin

@@ -11,7 +11,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError
 
-from raycrew.cluster_core import Claim, NodeLostError
+from raycrew.cluster_core import Claim, NodeLostError, Session
 from raycrew.worker_groups._calls import (
     Packer,
     Settled,
@@ -297,7 +297,8 @@ class Launch:
             raise start_timeout(late[0], stage, others, timeout_s, log_tail(late[0].facts), method)
 
     def _end(self) -> None:
-        self.on_end(end_workers_of(self.session, self.handles, self.located))
+        with Session.until_set(None):  # a start that is given up ends what it has started all the same
+            self.on_end(end_workers_of(self.session, self.handles, self.located))
 
     def _note_phases(
         self,

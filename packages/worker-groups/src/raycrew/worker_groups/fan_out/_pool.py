@@ -100,7 +100,8 @@ class Pool:
             self._active += 1
             try:
                 if self._active == 1:
-                    self._begin(limit)
+                    with _ray.while_connected(self.check_open):
+                        self._begin(limit)
             except BaseException:
                 self._active -= 1
                 raise
