@@ -62,6 +62,17 @@ def test_a_local_source_that_a_build_needs_counts(store, tmp_path):
         assert value(ensure(spec, store=store), "inner") == number
 
 
+def test_a_local_source_that_a_compiled_one_needs_counts(store, tmp_path):
+    write_package(tmp_path / "tool", 1)
+    sources = '[tool.uv.sources]\ntool = { path = "../tool" }\n'
+    compiled = read_by(NEEDS).replace('"RECORD", "")', '"RECORD", ""); wheel.writestr("_inner.so", "")')
+    write_package(tmp_path / "inner", 0, backend=compiled, needs=["tool"], more=sources)
+    spec = EnvironmentSpec.requirements([str(tmp_path / "inner")], carry=False)
+    for number in (1, 2):
+        (tmp_path / "tool" / "tool.py").write_text(f"VALUE = {number}\n")
+        assert value(ensure(spec, store=store), "inner") == number
+
+
 @pytest.mark.parametrize("by", ["user", "project"])
 def test_settings_count_beside_a_wheelhouse(tmp_path, uv_cache, by):
     house = tmp_path / "house"

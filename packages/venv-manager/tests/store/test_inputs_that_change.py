@@ -196,6 +196,18 @@ def test_what_a_source_names_in_its_cache_keys_counts_in_an_ignored_folder(store
         assert value(ensure(of(checkout), store=store), "inner") == number
 
 
+def test_what_a_source_is_built_with_changes_while_it_is_built(meddled, tmp_path):
+    uses = "import tool; return f'VALUE = {tool.VALUE}\\n'\n    pathlib.Path("
+    write_package(tmp_path / "tool", 1)
+    sources = '[tool.uv.sources]\ntool = { path = "../tool" }\n'
+    backend = BACKEND.replace("return pathlib.Path(", uses)
+    inner = write_package(tmp_path / "inner", 0, backend=backend, needs=["tool"], more=sources)
+    meddled.meddle("build", f"echo VALUE = 2 >{tmp_path}/tool/tool.py")
+    assert value(ensure(of(inner), store=meddled.store), "inner") == 2
+    (tmp_path / "tool" / "tool.py").write_text("VALUE = 1\n")
+    assert value(ensure(of(inner), store=meddled.store), "inner") == 1
+
+
 def test_what_is_written_all_the_time_beside_a_source_stops_nobody(meddled, checkout):
     meddled.meddle("build", f"date +%N >>{checkout}/run.log", always=True)
     (checkout / "run.log").write_text("begun\n")

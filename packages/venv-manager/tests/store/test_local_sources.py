@@ -179,6 +179,27 @@ def test_what_is_compiled_counts_by_what_it_is_compiled_from(asked, lib, tmp_pat
 
 
 @pytest.mark.hostile
+@pytest.mark.parametrize("header", ["data/lib.h", "_generated.py"])
+def test_what_a_compiler_reads_counts_though_git_ignores_it(asked, checkout, header):
+    """In a folder as the source names it in its `cache-keys`, elsewhere always."""
+    project, backend, file = checkout / "pyproject.toml", checkout / "backend.py", checkout / header
+    project.write_text(f'{project.read_text()}[tool.uv]\ncache-keys = [{{ file = "data/*.h" }}]\n')
+    compiles = f'pathlib.Path("{header}").read_bytes() + pathlib.Path("lib.c")'
+    backend.write_text(BACKEND.replace('"lib/_c.so", pathlib.Path("lib.c")', f'"lib/_c.so", {compiles}'))
+    (checkout / "lib.c").write_text("int x;")
+    file.parent.mkdir(exist_ok=True)
+    built = []
+    for text in ("1", "2", "1"):
+        file.write_text(text)
+        built.append(ensure(of(checkout), store=asked.store))
+        compiled = (
+            "import lib, pathlib; print(pathlib.Path(lib.__path__[0], '_c.so').read_bytes()[:1].decode())"
+        )
+        assert run(built[-1], compiled) == text
+    assert built[0] == built[2]
+
+
+@pytest.mark.hostile
 def test_a_source_that_changes_while_it_is_built_is_built_again(asked, lib):
     grows = "open('src/lib/grown.py', 'a').write('#')\n"
     (lib / "backend.py").write_text(BACKEND.replace("name = ", f"{grows}    name = ", 1))

@@ -11,7 +11,6 @@ from raycrew.venv_manager._build import Luggage, Recipe, Sync, luggage, this_pla
 from raycrew.venv_manager._spec import (
     EnvironmentSpec,
     Package,
-    build_sources,
     counted_settings,
     settings,
     source_paths,
@@ -29,7 +28,7 @@ from raycrew.venv_manager._store.resolution import (
     sync_of,
     told_in,
 )
-from raycrew.venv_manager._store.sources import Built, Source, SourceShelf
+from raycrew.venv_manager._store.sources import Built, Source, SourceShelf, built_with
 from raycrew.venv_manager._store.store import Store
 from raycrew.venv_manager._uv import access_of, build_environment, configured, told_to_uv
 from raycrew.venv_manager._waiting import Report, result_of, scratch, silent, workers
@@ -220,8 +219,7 @@ class Request:
     def _source(self, choice: Choice, name: str) -> Source:
         label = choice.sources[name]
         path = self._paths[label]
-        with_it = {_spec.fingerprint(source) for source in build_sources(path)}
-        setting = self._setting | {"built with": sorted(with_it)}
+        setting = self._setting | {"built with": built_with(path)}
         return Source(path, self.asked["sources"][label], setting)
 
     def _built(self, choice: Choice, report: Report) -> Iterator[tuple[str, Built]]:

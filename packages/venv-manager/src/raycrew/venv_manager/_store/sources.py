@@ -20,7 +20,7 @@ from raycrew.venv_manager._build import (
     tops_of,
     write_whole,
 )
-from raycrew.venv_manager._spec import KEY_LENGTH, files_of_git, fingerprint, key_of
+from raycrew.venv_manager._spec import KEY_LENGTH, build_sources, files_of_git, fingerprint, key_of
 from raycrew.venv_manager._store.ignored import Ignored
 from raycrew.venv_manager._store.root import make_folder
 from raycrew.venv_manager._store.store import Store
@@ -70,9 +70,19 @@ class Source:
         """Digest of both."""
         return key_of({"source": self.fingerprint, **self.setting})
 
+    def now(self) -> "Source":
+        """The same source, as it and what it is built with are now."""
+        setting = {**self.setting, "built with": built_with(self.path)}
+        return replace(self, fingerprint=fingerprint(self.path), setting=setting)
+
     def key_with(self, names: Iterable[str]) -> str:
         """The digest, together with that of files that git ignores."""
         return key_of({"source": self.key, "ignored": Ignored(self.path).fingerprint(names)})
+
+
+def built_with(path: Path) -> list[str]:
+    """Fingerprints of the local sources that a source is built with."""
+    return sorted({fingerprint(source) for source in build_sources(path)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +94,17 @@ class _Made:
     told: str
     came: frozenset[str]
     as_it_is: frozenset[str]
+    is_compiled: bool
+
+    def counting(self, source: Source, names: Iterable[str]) -> "_Made":
+        """What a compiler makes is told by what goes in: these ignored files and local builders, too."""
+        if not self.is_compiled:
+            return self
+        read = Ignored(source.path).fingerprint(names)
+        told = digest(
+            {"made of": self.told, "ignored": read, "built with": ",".join(source.setting["built with"])}
+        )
+        return replace(self, told=told)
 
 
 class SourceShelf:
@@ -144,14 +165,15 @@ class SourceShelf:
         for _ in range(_TRIES):
             before = Ignored.seen(source.path, counted)
             made = self._build(source, environ, python, self.store.build_timeout_s)
-            now, after = replace(source, fingerprint=fingerprint(source.path)), Ignored(source.path)
+            now, after = source.now(), Ignored(source.path)
             if now == source:
                 files = {name for name in after.names if not name.endswith("/")}
                 relevant = made.came | after.named | files
                 if before.stays(counted | relevant, made.as_it_is):
-                    return self._kept(source, made, relevant, after)
+                    return self._kept(source, made.counting(source, relevant), relevant, after)
                 if made.came <= counted:
-                    return self._kept_once(source, made)
+                    steady = {name for name in relevant if before.stays({name}, made.as_it_is)}
+                    return self._kept_once(source, made.counting(source, steady | after.named))
             source, counted = now, counted | made.came
         raise InputsChangedError(f"the files of {source.path} changed each time while it was built")
 
@@ -171,7 +193,7 @@ class SourceShelf:
                 (folder / "sdist").mkdir()
                 told = _of_sdist(source, folder / "sdist", came, held, environ, python, timeout_s)
         along = came_of(str(source.path), names, held)
-        return _Made(wheel.name, content, told, frozenset(came), frozenset(along))
+        return _Made(wheel.name, content, told, frozenset(came), frozenset(along), is_compiled(held))
 
     def _kept(self, source: Source, made: "_Made", counted: frozenset[str], ignored: Ignored) -> Built:
         key = source.key_with(counted)
