@@ -1,7 +1,9 @@
 """Updates that are interrupted, cancelled, disturbed by others, or asked about while they go on."""
 
 import asyncio
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -19,6 +21,9 @@ from raycrew.tensor_transport.weights import (
     sync_weights_async,
 )
 from raycrew.tensor_transport.weights._directory import Record
+from raycrew.tensor_transport.weights._receiving.fetching import Fetched, Parcel
+from raycrew.tensor_transport.weights._receiving.rollback import RefetchRollback
+from raycrew.tensor_transport.weights._update import Bucket, TensorEntry
 
 
 @pytest.fixture
@@ -233,3 +238,85 @@ def test_a_rollback_that_fetches_has_a_deadline(store):
     assert not generator.receiver.intact
     assert deadlines
     assert None not in deadlines
+
+
+@pytest.mark.hostile
+def test_an_update_that_failed_before_the_trainer_published_is_held_by_nobody(store, directory):
+    trainer, generators = Trainer(store, directory), [Generator(store, directory) for _ in range(2)]
+    sync([trainer], generators, directory)
+    plainly = generators[0].prepare_weights
+
+    def fails(version):
+        raise MemoryError("no room")
+
+    class Late:
+        def publish_weights(self):
+            directory.wait(Record.decision, TIMEOUT_S, 2)
+            return trainer.publish_weights()
+
+    generators[0].prepare_weights, trainer.seed = fails, 1
+    with pytest.raises(MemoryError, match="no room"):
+        sync([Late()], generators, directory, prepare="prepare_weights")
+    assert directory.latest == 1
+    late = Generator(store, directory)
+    assert late.receiver.pull().version == 1
+    assert_same(late.model.tensors, weights(0))
+    generators[0].prepare_weights = plainly
+    assert sync([trainer], generators, directory, prepare="prepare_weights").version == directory.latest
+    assert_same(generators[0].model.tensors, weights(1))
+
+
+@pytest.mark.hostile
+def test_an_update_goes_through_after_one_whose_trainer_failed_before_it_published(store, directory):
+    trainer, generator = Trainer(store, directory), Generator(store, directory)
+
+    class Fails:
+        def publish_weights(self):
+            raise MemoryError("no room")
+
+    with pytest.raises(MemoryError, match="no room"):
+        sync([Fails()], [generator], directory)
+    sync([trainer], [generator], directory)
+    assert_same(generator.model.tensors, weights(0))
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("where", ["prepare", "pause", "stop"])
+def test_what_was_prepared_of_an_interrupted_update_is_not_kept(store, directory, where):
+    fetched = []
+
+    class Watched:
+        def __getattr__(self, name):
+            return getattr(store, name)
+
+        def get(self, ticket, timeout_s=None):
+            data = store.get(ticket, timeout_s).copy()
+            fetched.append(weakref.ref(data))
+            return data
+
+    trainer = Trainer(store, directory)
+    generators = [Generator(Watched(), directory, borrow=True) for _ in range(2)]
+
+    def progress(step):
+        if step.phase == where:
+            raise RuntimeError("no display")
+
+    def stop():
+        if where == "stop":
+            raise RuntimeError("it does not stop")
+
+    generators[0].stop = stop
+    with pytest.raises(RuntimeError):
+        sync([trainer], generators, directory, progress=progress, prepare="prepare_weights")
+    gc.collect()
+    assert fetched
+    assert [data() for data in fetched if data() is not None] == []
+
+
+@pytest.mark.hostile
+def test_a_rollback_that_fetches_says_what_did_not_come_back():
+    entry = TensorEntry("x", "uint8", (4,), 0, 0, 4)
+    rollback = RefetchRollback(lambda version: iter(()))
+    rollback.committed(1, [Fetched(Parcel(0, "1", Bucket(None, 4, None), [entry]), bytearray(4))])
+    with pytest.raises(WeightUpdateError, match=r"\['x'\] are not in the versions"):
+        list(rollback.weights(frozenset("x")))

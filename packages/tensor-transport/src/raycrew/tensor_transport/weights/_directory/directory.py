@@ -1,6 +1,7 @@
 """The directory of versions: one record, asked by threads of this process or through a small actor."""
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -193,14 +194,13 @@ class _LocalEdge:
     def poll(self, method: str, args: tuple[Any, ...], wait_s: float) -> Any:
         deadline = time.monotonic() + wait_s
         with self._entered():
-            while True:
-                now = time.monotonic()
-                found = getattr(self._record, method)(now, *args)
+            found = self.ask(method, args, wait_s)  # What it changed concerns others, whatever it answers.
+            while found is None and (now := time.monotonic()) < deadline:
+                self._changed.wait(_until(now, deadline, self._record))
+                found = getattr(self._record, method)(time.monotonic(), *args)
                 if found is not None:
                     self._changed.notify_all()
-                if found is not None or now >= deadline:
-                    return found
-                self._changed.wait(_until(now, deadline, self._record))
+            return found
 
     def close(self) -> None:
         self._closed = True
@@ -230,18 +230,14 @@ class _DirectoryActor:
 
     async def poll(self, method: str, args: tuple[Any, ...], wait_s: float) -> Any:
         deadline = time.monotonic() + wait_s
-        while True:
-            now = time.monotonic()
-            found = getattr(self._record, method)(now, *args)
+        found = await self.ask(method, args)  # What it changed concerns others, whatever it answers.
+        while found is None and (now := time.monotonic()) < deadline:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), _until(now, deadline, self._record))
+            found = getattr(self._record, method)(time.monotonic(), *args)
             if found is not None:
                 self._tell()
-            if found is not None or now >= deadline:
-                return found
-            changed, wait_s = self._changed, _until(now, deadline, self._record)
-            try:
-                await asyncio.wait_for(changed.wait(), wait_s)
-            except TimeoutError:
-                continue
+        return found
 
     def _tell(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

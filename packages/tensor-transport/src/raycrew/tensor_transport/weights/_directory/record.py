@@ -43,7 +43,8 @@ class Record(Shelf):
         before = self._publishers.get(part)
         self._publishers[part] = publisher
         for version in self._live():
-            if before is not None and before != publisher and part in version.parts:
+            concerned = bool(version.parts) if version.ballots is None else part in version.parts
+            if before is not None and before != publisher and concerned:
                 self._abort(version, f"the publisher of part {part} was replaced")
         return self._tidy(now)
 
@@ -79,22 +80,30 @@ class Record(Shelf):
         self._decide(version)
         self._tidy(now)
 
+    def dismiss(self, now: float, number: int) -> None:
+        """Who asked for a version has nobody publish it any more."""
+        self._tidy(now)
+        if (version := self.versions.get(number)) is not None:
+            version.is_called_for = False
+
     def begin(self, now: float, begin: Begin) -> int | None:
         """A publisher begins its part of a version; which one.
 
         Raises:
             StaleVersionError: The publisher was replaced, or the version is not above the last one.
+            UpdateAbortedError: It is to publish a version that was given up before it began.
         """
         self._tidy(now)
         self._check_publisher(begin.part, begin.publisher)
         if begin.names is not None and not self._lineage.bases({begin.part: begin.names}):
             raise ValueError("there is no version that a partial update could be added to")
-        self._remember(begin)
         version = self._version_for(begin)
         if version is None:
             return None
+        self._remember(begin)
         plan = self._plans.get(begin.digest)
         version.parts[begin.part] = Part(begin, now + self.lease_s, plan)
+        version.begun.add(begin.part)
         if len(version.parts) == begin.parts:
             version.bases = self._lineage.bases(version.names)
         return version.number
@@ -181,7 +190,7 @@ class Record(Shelf):
             return None
         version = self._readable(number)
         self._admit(version, receiver, ballot)
-        if not version.parts or len(version.parts) < version.expected:
+        if not version.is_begun:
             return None
         begins = [version.parts[i].begin for i in sorted(version.parts)]
         return Offer(
@@ -225,10 +234,12 @@ class Record(Shelf):
         """A receiver has loaded a version, or cannot."""
         self._tidy(now)
         version = self.versions.get(number)
-        if version is None or not version.is_live or not version.is_voter(receiver):
+        if version is None:
+            return
+        version.fetching.pop(receiver, None)
+        if not version.is_live or not version.is_voter(receiver):
             return
         version.votes[receiver] = loaded
-        version.fetching.pop(receiver, None)
         if not loaded and version.ballots is not None:
             self._abort(version, f"receiver {receiver}: {reason}")
         self._decide(version)

@@ -40,7 +40,7 @@ class Shelf:
         for version in self.versions.values():
             times += version.fetching.values()
             if version.is_live:
-                times += [part.expires for part in version.parts.values() if part.finish is None]
+                times += [part.expires for part in version.awaited.values()]
                 times += [] if version.deadline is None else [version.deadline]
         return min(times, default=None)
 
@@ -53,12 +53,18 @@ class Shelf:
         return version
 
     def _version_for(self, begin: Begin) -> Version | None:
+        for version in self.versions.values():
+            if version.refuses(begin.part):
+                version.begun.add(begin.part)
+                raise self._given_up(version)
         for version in self._live():
             if version.state == "open" and begin.part not in version.parts:
                 return self._joined(version, begin)
             unfinished = version.state == "open" and version.parts[begin.part].finish is None
             if unfinished or (version.is_unconfirmed and begin.part in version.parts):
                 self._abort(version, f"part {begin.part} was begun again: let nobody else publish meanwhile")
+                if version.ballots is not None:
+                    raise self._given_up(version)
             else:
                 return None  # Others are not done with it.
         stored = [v for v in self.versions.values() if v.parts and v.state == "committed"]
@@ -99,14 +105,18 @@ class Shelf:
         self._tidy(now)
         version = self.versions.get(number)
         if version is None or version.state != "open":
-            reason = "it is over" if version is None else version.reason or f"it is {version.state}"
-            raise UpdateAbortedError(f"version {number} was given up: {reason}", version=number)
+            raise self._given_up(version or Version(number, reason="it is over"))
         return version
+
+    @staticmethod
+    def _given_up(version: Version) -> UpdateAbortedError:
+        reason = version.reason or f"it is {version.state}"
+        return UpdateAbortedError(f"version {version.number} was given up: {reason}", version=version.number)
 
     def _readable(self, number: int) -> Version:
         version = self.versions.get(number)
         if version is not None and version.state == "aborted":
-            raise UpdateAbortedError(f"version {number} was given up: {version.reason}", version=number)
+            raise self._given_up(version)
         if version is None or (version.state == "committed" and not version.parts):
             kept = [n for n, v in self.versions.items() if v.state == "committed" and v.parts]
             raise BucketFetchError(
@@ -130,6 +140,7 @@ class Shelf:
         if version.ballots is None or not version.is_live:
             return
         before = version.ballots.admit(version.number, receiver, ballot)
+        version.votes.pop(receiver, None)  # Whoever asks what there is has loaded nothing: it was restarted.
         if before:
             version.forget(before)
             version.votes.pop(before, None)
@@ -178,9 +189,11 @@ class Shelf:
                 self.holders.pop(receiver, None)
             if not version.is_live:
                 continue
-            late = [i for i, p in version.parts.items() if p.finish is None and p.expires <= now]
+            late = [i for i, part in version.awaited.items() if part.expires <= now]
             if late:
-                self._abort(version, f"the publishers of parts {late} are silent since {self.lease_s:g} s")
+                others = "" if version.is_begun else ", and other parts are not begun"
+                silence = f"are silent since {self.lease_s:g} s{others}"
+                self._abort(version, f"the publishers of parts {late} {silence}")
             elif silent and version.ballots is not None:
                 self._abort(version, f"receivers {silent} are silent since {self.lease_s:g} s")
             elif version.deadline is not None and version.deadline <= now:

@@ -140,6 +140,7 @@ class DirectoryTeller:
         digest = "" if plan is None else plan.digest
         unknown = plan if digest != self._known else None
         begin = Begin(self._part, self._parts, self._name, self._scope, version, digest, unknown, names)
+        self._known = ""  # What the directory knows after a failure is not known here.
         number = self._directory.wait(Record.begin, self._timeout_s, begin)
         self._known = digest
         self._collect()

@@ -114,6 +114,13 @@ class Version:
     taken: dict[str, tuple[int, ...]] = field(default_factory=dict)
     fetching: dict[str, float] = field(default_factory=dict)
     nodes: dict[str, str] = field(default_factory=dict)
+    begun: set[int] = field(default_factory=set)
+    is_called_for: bool = True
+
+    def refuses(self, part: int) -> bool:
+        """Whether who publishes a part was asked for this version, and was not told yet that it is over."""
+        called = self.ballots is not None and self.is_called_for
+        return called and self.state == "aborted" and part not in self.begun
 
     @property
     def is_live(self) -> bool:
@@ -144,6 +151,17 @@ class Version:
     def expected(self) -> int:
         """How many parts it has."""
         return next(iter(self.parts.values())).begin.parts if self.parts else 1
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether all its parts are."""
+        return bool(self.parts) and len(self.parts) >= self.expected
+
+    @property
+    def awaited(self) -> dict[int, Part]:
+        """The parts whose lease counts: of who publishes, or has others begin who were asked by nobody."""
+        joining = self.ballots is None and not self.is_begun
+        return {i: part for i, part in self.parts.items() if joining or part.finish is None}
 
     @property
     def buckets(self) -> list[Announced]:

@@ -5,6 +5,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from raycrew.tensor_transport.errors import WeightUpdateError
 from raycrew.tensor_transport.weights._receiving.fetching import Assembler, Fetched, Parcel, without
 
 RollbackKind = Literal["shadow", "refetch", "none"]
@@ -100,13 +101,17 @@ class RefetchRollback:
         return self._read(names)
 
     def _read(self, names: frozenset[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        assembler = Assembler(0)
+        assembler, missing = Assembler(0), set(names)
         for version in sorted({self._versions[name] for name in names}):
             wanted = frozenset(name for name in names if self._versions[name] == version)
             for fetched in self._refetch(version):
                 parcel = without(fetched.parcel, wanted)
-                yield from assembler.whole(Fetched(parcel, fetched.data).tensors())
+                for name, tensor in assembler.whole(Fetched(parcel, fetched.data).tensors()):
+                    missing.discard(name)
+                    yield name, tensor
         assembler.check_empty()
+        if missing:
+            raise WeightUpdateError(f"{sorted(missing)[:5]} are not in the versions that they came with")
 
 
 def bare(fetched: Fetched) -> Fetched:

@@ -67,6 +67,7 @@ class Session:
         self._timeout_s, self._together, self._progress = timeout_s, together, progress
         self._notes: list[str] = []
         self._mixed: set[int] = set()
+        self._done: dict[str, list[int]] = {}
         self._reached_all = False
 
     @property
@@ -84,14 +85,21 @@ class Session:
         """
         found = self._call(list(self._members), phase, method, argument)
         self.failures |= found.failures
+        self._done[phase] = list(found.results)
         if changes_weights:
             silent = {number for number, error in found.failures.items() if not _is_intact(error)}
             self._mixed = silent | found.unknown
         return found.checked()
 
-    def drop(self, numbers: Sequence[int], method: str, version: Argument) -> None:
-        """Have ranks forget a version that was given up: to apply it drops what is fetched of it."""
-        found = self._call(numbers, "apply", method, version)
+    def drop(self, method: str, version: Argument) -> None:
+        """Have ranks that prepared a version, and were not asked to apply it, forget it.
+
+        It was given up: to apply it drops what is fetched of it.
+        """
+        prepared = self._done.pop("prepare", [])
+        if not prepared or "apply" in self._done:
+            return
+        found = self._call(prepared, "apply", method, version)
         self._notes += [
             f"{method}() failed on {self._label(number)}: {error!r}"
             for number, error in found.failures.items()

@@ -229,20 +229,19 @@ class _Synchronisation:
         publishing: Future[list[object]] = Future()
         threading.Thread(target=self._publish_into, args=(publishing,), daemon=True).start()
         try:
-            prepared = self._session.call("prepare", self.prepare, told) if self.prepare else {}
             if self.prepare:
+                self._session.call("prepare", self.prepare, told)
                 publishing.exception()
-            failed = self._session.failures or (publishing.done() and publishing.exception())
-            if failed:
-                self._session.drop(list(prepared), self.apply, told)
-                found: Mapping[int, object] = {}
-            else:
+            found: Mapping[int, object] = {}
+            if not (self._session.failures or (publishing.done() and publishing.exception())):
                 with self._watch.measure("pause"):
                     found = self._paused(told)
             cause = publishing.exception()
         except BaseException as error:
             self.give_up(f"the driver raised {error!r}")
             raise
+        finally:
+            self._session.drop(self.apply, told)
         self._session.raise_first(version, cause if isinstance(cause, Exception) else None)
         receipts = checked_receipts(list(found.values()), version, self.apply)
         return _joined(publishing.result(), self.publish), receipts
@@ -257,6 +256,7 @@ class _Synchronisation:
             self._version, over = version, self._over
         if over:
             self.give_up(over)
+            self._dismiss()
             self._check_wanted()
         return version, lambda number: RecipientVersion(version, ballots[number])
 
@@ -291,9 +291,17 @@ class _Synchronisation:
             self._tell("publish", 1, 1)
         except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits for it
             self.give_up(f"{self.publish}() failed: {error!r}")
+            if not isinstance(error, TimeoutError):  # Ranks that are late publish yet.
+                self._dismiss()
             publishing.set_exception(error)
         else:
             publishing.set_result(results)
+
+    def _dismiss(self) -> None:
+        """Tell the directory that no rank publishes the version any more that has not begun."""
+        if self.directory is not None and self._version is not None:
+            with contextlib.suppress(DirectoryLostError):
+                self.directory.ask(Record.dismiss, self._version)
 
     def _confirm(self, update: WeightUpdate) -> None:
         """Tell the directory that the version is what the trainer published: it does not count before."""
