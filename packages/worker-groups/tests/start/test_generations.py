@@ -1,8 +1,8 @@
 import pytest
 from patience import eventually
-from workers import DeafListener, GeneratorListener, Listener
+from workers import DeafListener, GeneratorListener, Listener, Worker
 
-from raycrew.cluster_core import RayVirtualCluster
+from raycrew.cluster_core import RayVirtualCluster, lease_ports
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
 from raycrew.worker_groups.testing import InProcessGroup
@@ -68,6 +68,23 @@ def test_a_generation_that_a_rank_refuses_is_told_and_the_next_one_is_another(lo
         assert (refused.value.rank, refused.value.method) == (0, "on_generation")
         assert group.renew_rendezvous() == 2
         assert heard(group)[0] == [[0, 1, 2]]
+
+
+@pytest.mark.hostile
+def test_a_group_that_has_no_port_to_spare_still_gets_new_generations(local_ray):
+    with lease_ports(2, consecutive=True) as lease:
+        ports = lease.ports
+    with (
+        RayVirtualCluster([1], use_gpus=False) as cluster,
+        RayWorkerGroup(cluster, Worker, ports_per_worker=0, port_range=ports) as group,
+    ):
+        for generation in (1, 2, 3):
+            before = group.master_port
+            assert group.renew_rendezvous() == generation
+            assert group.master_port in set(ports) - {before}
+            seen = group.call("environment", "MASTER_PORT").get_results()
+            assert seen == [{"MASTER_PORT": str(group.master_port)}]
+            assert group.call("where").get_results()[0].generation == generation
 
 
 def test_the_same_in_process(monkeypatch):

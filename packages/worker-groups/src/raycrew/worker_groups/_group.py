@@ -99,7 +99,8 @@ class RayWorkerGroup(WorkerGroup):
             and before it is replaced, in the thread that waited for it. What it raises is logged.
         init_timeout_s: Deadline of the whole start-up.
         ports_per_worker: Ports that each worker leases for itself, besides the group's rendezvous port.
-        port_range: First and last port to lease from.
+        port_range: First and last port to lease from. While it starts, each worker needs two of them besides
+            `ports_per_worker`, to meet at should it get rank 0; rank 0 keeps its two.
         progress: Whether to draw a progress bar; by default on a terminal.
         **init_kwargs: Further keyword arguments of the worker's `__init__`.
 

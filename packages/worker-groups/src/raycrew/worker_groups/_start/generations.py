@@ -7,7 +7,8 @@ from typing import Any
 from raycrew.cluster_core import Claim
 from raycrew.worker_groups._calls import Whereabouts
 from raycrew.worker_groups._health import Ended, end_workers
-from raycrew.worker_groups._ranks import RankInfo, WorkerFacts
+from raycrew.worker_groups._ranks import WorkerFacts
+from raycrew.worker_groups._ray import while_connected
 from raycrew.worker_groups._start.plugins import interpreter_for
 from raycrew.worker_groups._start.spec import GroupSpec
 from raycrew.worker_groups._start.startup import Launch, Started, starting
@@ -26,8 +27,8 @@ def next_generation(
     """Replace the workers of some ranks, perhaps of none, and give the whole group a new generation.
 
     What is left of the old ones is ended first. The others are told at their next turn, after what they are
-    doing, and only once the new ones' `__init__` has returned. All meet at a port that no generation before
-    has had.
+    doing, and only once the new ones' `__init__` has returned. All meet at another port than the generation
+    before.
 
     Args:
         spec: What the group is.
@@ -101,15 +102,25 @@ class _Succession(Launch):
         found = dict(zip(started.order, started.facts, strict=True))
         first = started.order[0]
         if first not in self.positions:
-            port = self._spare_port(started.spare_port, started.ranks[0], started.facts[0])
+            port = self._spare_port(started)
             found[first] = replace(found[first], master_port=port)
         found |= self._locate()
         return [found[position] for position in range(len(found))]
 
-    def _spare_port(self, known: Any, info: RankInfo, facts: WorkerFacts) -> int:
-        if isinstance(known, int):
+    def _spare_port(self, started: Started) -> int:
+        """What rank 0 said; where that is of no use it is asked anew."""
+        if isinstance(known := started.spare_port, int):
             return known
-        settled = self._settle([known])
-        place = Whereabouts(self.spec.name, info, facts)
-        self._raise_failed(settled, [place], f"the call before generation {info.generation}")
+        told = self._settle([known])
+        if told.values.get(0):
+            return int(told.values[0])
+        place = Whereabouts(self.spec.name, started.ranks[0], started.facts[0])
+        method = f"the call before generation {started.ranks[0].generation}"
+        if told.pending:
+            self._raise_failed(told, [place], method)
+        first: Any = started.handles[0]
+        with while_connected(self.go_on):
+            asked = first._raycrew_next_port.remote()  # noqa: SLF001
+        settled = self._settle([asked])
+        self._raise_failed(settled, [place], "the look for a port of the next generation")
         return int(settled.values[0])

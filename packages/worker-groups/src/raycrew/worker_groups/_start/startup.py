@@ -68,7 +68,7 @@ class Started:
     info: ClassInfo
     options: list[WorkerOptions]
     report: StartupReport
-    #: Where the next generation meets if rank 0 lives: a port, or a call of rank 0's that says so.
+    #: Where the next generation meets if rank 0 lives: a port, or a call of rank 0's that says so, or 0.
     spare_port: Any = 0
 
 

@@ -125,6 +125,7 @@ class Shell:
         self._raycrew_meeting: MeetingPorts | None = None
         self._raycrew_lease: PortLease | None = None
         self._raycrew_device: Mapping[str, str] = {}
+        self._raycrew_misplaced = ""
         self._raycrew_inbox = Inbox()
 
     def _raycrew_locate(self, n_ports: int, port_range: tuple[int, int] | None) -> WorkerFacts:
@@ -158,16 +159,31 @@ class Shell:
         """Take the rank and its environment, before the user's code is imported; or a new generation's.
 
         Returns:
-            Of rank 0, the port of the generation after this one.
+            Of rank 0, the port of the generation after this one, or 0 where none is free.
         """
-        spare_port = 0 if self._raycrew_meeting is None else self._raycrew_meeting.take(orders.worker)
+        try:
+            self._raycrew_take_place(orders)
+        except Exception as error:
+            self._raycrew_misplaced = (
+                f"generation {orders.worker.generation}: {type(error).__name__}: {error}"
+            )
+            raise
+        self._raycrew_misplaced = ""
+        return 0 if self._raycrew_meeting is None else self._raycrew_meeting.take(orders.worker)
+
+    def _raycrew_take_place(self, orders: Orders) -> None:
         for name in DEFAULT_POLICY.scrubbed(os.environ):
             del os.environ[name]
         os.environ.update(self._raycrew_device)
         os.environ.update(orders.env_vars)
         os.environ.update(rank_environment(orders.worker))
         _process_worker.append(orders.worker)
-        return spare_port
+
+    def _raycrew_next_port(self) -> int:
+        """Of rank 0, the port of the next generation, once more where none was free before."""
+        if self._raycrew_meeting is None:
+            raise WorkerGroupError("this worker has not said where it is, so it can't be met there")
+        return self._raycrew_meeting.next_port()
 
     def _raycrew_begin(
         self,
@@ -191,6 +207,9 @@ class Shell:
     def _raycrew_bound(self, name: str) -> Callable[..., Any]:
         if self._raycrew_instance is None:
             raise WorkerGroupError("this worker's __init__ has not returned, so it can't be called yet")
+        if self._raycrew_misplaced:
+            why = f"this worker could not take its place in {self._raycrew_misplaced}"
+            raise WorkerGroupError(f"{why}; renew_rendezvous() of its group tries again")
         if self._raycrew_inbox.has(own_call_id):
             raise call_cancelled(name)
         return getattr(self._raycrew_instance, name)  # type: ignore[no-any-return]
