@@ -125,7 +125,13 @@ async def awaited_soon(future):
     ],
     ids=["get", "as_completed", "await", "stream"],
 )
-@pytest.mark.parametrize("moment", [1, 2], ids=["at its first look", "at its second look"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param(1, id="at its first look"),
+        pytest.param(2, id="at its second look", marks=pytest.mark.long),
+    ],
+)
 def test_a_shutdown_at_the_moment_at_which_a_wait_begins_ends_it(
     group, ray_nodes_session, monkeypatch, use, moment
 ):

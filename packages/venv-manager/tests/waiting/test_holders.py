@@ -14,7 +14,7 @@ import time
 import pytest
 from builds import BUILD, SPEC, child_environment, wait_until
 
-from raycrew.venv_manager import EnvironmentSpec, Store, StoreTimeoutError, ensure
+from raycrew.venv_manager import EnvironmentInUseError, EnvironmentSpec, Store, StoreTimeoutError, ensure
 
 pytestmark = pytest.mark.hostile
 
@@ -93,6 +93,7 @@ ensure(EnvironmentSpec.requirements(["base"], carry=False))
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_builds_that_are_killed_at_random_moments_leave_nothing_half_built(tmp_path, environ, uv_cache):
     """Real uv and wheels of a local index; all in one store, so that each takes up what others left."""
     store = Store(tmp_path / "store", environ=environ)
@@ -113,9 +114,17 @@ def test_builds_that_are_killed_at_random_moments_leave_nothing_half_built(tmp_p
             builder.wait()
         for visible in store.environments():
             assert _works(visible), f"half built after kill {number}"
+    wait_until(lambda: _is_free(store))  # of the last builder's uv
     good = ensure(EnvironmentSpec.requirements(["base"], carry=False), store=store)
     assert _works(good)
     assert good.stamp["packages"] == {"base": "1.0", "leaf": "1.1"}
+
+
+def _is_free(store):
+    try:
+        return ensure(EnvironmentSpec.requirements(["base"], carry=False), store=store) is not None
+    except EnvironmentInUseError:
+        return False
 
 
 def _works(environment):

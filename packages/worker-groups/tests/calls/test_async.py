@@ -227,6 +227,7 @@ def test_an_abandoned_async_for_gives_its_wait_for_ray_up(cluster, gate):
         eventually(
             lambda: "raycrew-results" not in {t.name for t in threading.enumerate()}, "its thread ends"
         )
+        gate.touch()
 
 
 def test_whether_calls_have_ended_can_be_asked(group, gate):
