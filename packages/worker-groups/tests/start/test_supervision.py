@@ -7,6 +7,7 @@ from workers import Mortal, SlowMortal
 
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
+from raycrew.worker_groups._calls import Whereabouts, failure
 from raycrew.worker_groups._life import Lifecycle
 from raycrew.worker_groups._start import supervision
 from raycrew.worker_groups._start.supervision import Supervision
@@ -111,11 +112,17 @@ class Replaced:
 
     def __init__(self, *outcomes):
         self.outcomes, self.asked, self.pid = list(outcomes), [], 1
+        self.statuses = []
+
+    def status(self, rank):
+        return self.statuses.pop(0)
 
     def replace_dead(self, before, anyway):
         self.asked.append(anyway)
-        before()
         outcome = self.outcomes.pop(0)
+        if outcome == "nobody is dead":
+            return []
+        before()
         if outcome != "not told":
             self.pid += 1
         if outcome is not None:
@@ -166,3 +173,56 @@ def test_nothing_is_done_for_a_group_that_is_shut_down(life, died):
     told = []
     assert not Supervision("policy", Options(told.append), life)._after(Replaced(), died)
     assert not told
+
+
+@pytest.fixture
+def out_of_reach():
+    gone = ray.exceptions.ActorUnavailableError("out of reach", None)
+    return WorkerFailureError("it is out of reach", rank=0, pid=1, cause=gone)
+
+
+def test_a_worker_that_is_out_of_reach_for_a_moment_has_not_died(life, died, out_of_reach):
+    told, group = [], Replaced(None)
+    supervision = Supervision("policy", Options(told.append), life)
+    group.statuses = ["busy", "ready"]
+    assert not supervision._after(group, out_of_reach)
+    assert (told, group.asked, group.statuses) == ([], [], [])
+    assert out_of_reach.__notes__ == ["rank 0 could not be reached, but has not died as far as is known"]
+    assert supervision._after(group, died)  # now it has
+    assert told == [died]
+    assert group.asked == [False]
+
+
+def test_so_the_failure_says(out_of_reach):
+    said = str(failure(Whereabouts("policy", seat="rank 0"), out_of_reach.cause, "step"))
+    assert "could not be reached during step" in said
+    assert said.endswith("restart_failed_workers() of its group replaces it, if it has died")
+
+
+def test_one_that_then_turns_out_to_be_dead_is_told_and_replaced(life, out_of_reach):
+    told, group = [], Replaced(None)
+    group.statuses = ["busy", "busy", "dead"]
+    assert Supervision("policy", Options(told.append), life)._after(group, out_of_reach)
+    assert told == [out_of_reach]
+    assert group.asked == [False]
+
+
+def test_one_that_stays_out_of_reach_is_left_alone(life, out_of_reach, monkeypatch):
+    monkeypatch.setattr(supervision, "DOUBT_S", 0.0)
+    told, group = [], Replaced()
+    group.statuses = ["busy"]
+    assert not Supervision("policy", Options(told.append), life)._after(group, out_of_reach)
+    assert not told
+    assert "has not died as far as is known" in out_of_reach.__notes__[0]
+
+
+def test_a_death_that_ray_does_not_tell_yet_is_looked_for_again(life, died):
+    group = Replaced("nobody is dead", "nobody is dead", None)
+    assert Supervision("policy", Options(), life)._after(group, died)
+    assert group.asked == [False] * 3
+
+
+def test_and_a_note_says_so_when_it_never_does(life, died, monkeypatch):
+    monkeypatch.setattr(supervision, "DOUBT_S", 0.0)
+    assert not Supervision("policy", Options(), life)._after(Replaced("nobody is dead"), died)
+    assert "Ray still does not say that its worker is dead" in died.__notes__[0]

@@ -33,6 +33,8 @@ from raycrew.worker_groups.errors import WorkerGroupError
 
 logger = logging.getLogger(__name__)
 
+_STATUS_S = 1.0
+
 
 @dataclass
 class Actors:
@@ -253,3 +255,8 @@ class _Replaceable:
     def is_present(self, rank: int | None, pid: int | None) -> bool:
         """Whether a process is the one that a rank has now."""
         return rank is not None and self._group._started.facts[rank].pid == pid  # noqa: SLF001
+
+    def status(self, rank: int) -> WorkerStatus:
+        """What a rank's worker is up to."""
+        self._group._open()  # noqa: SLF001
+        return worker_status([self._group._started.handles[rank]], _STATUS_S)[0]  # noqa: SLF001

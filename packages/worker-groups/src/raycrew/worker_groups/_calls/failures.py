@@ -9,7 +9,14 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from raycrew.worker_groups._calls.waiting import Settled
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts
-from raycrew.worker_groups._ray import cause_of, current_session, is_alive_node, is_death, run_on_node
+from raycrew.worker_groups._ray import (
+    cause_of,
+    current_session,
+    is_alive_node,
+    is_death,
+    may_come_back,
+    run_on_node,
+)
 from raycrew.worker_groups.errors import (
     WorkerFailureError,
     WorkerFailuresError,
@@ -80,12 +87,15 @@ def failure(
     """The error of one worker whose call failed."""
     cause, traceback, pid = cause_of(error)
     died = is_death(error)
-    what = f"died during {method}" if died else f"{method} raised {type(cause).__name__}: {words(cause)}"
+    what = f"{method} raised {type(cause).__name__}: {words(cause)}"
+    if died:
+        what = f"{'could not be reached' if may_come_back(cause) else 'died'} during {method}"
     after = "" if elapsed_s is None else f" after {elapsed_s:.1f} s"
     text = f"{where}: {what}{after}"
     if died:
         text += f"\n{words(cause)}"
-        text += "" if method == "__init__" else "\nrestart_failed_workers() of its group replaces it"
+        hint = "" if method == "__init__" else "\nrestart_failed_workers() of its group replaces it"
+        text += hint + (", if it has died" if hint and may_come_back(cause) else "")
     if pending:
         text += f"\nnot done yet when this was raised: ranks {list(pending)}"
     known = {k: v for k, v in where.details.items() if v is not None}

@@ -187,6 +187,11 @@ def is_death(error: BaseException) -> bool:
     return isinstance(error, _GONE)
 
 
+def may_come_back(error: BaseException) -> bool:
+    """Whether an error says no more than that the actor's process can't be reached at the moment."""
+    return isinstance(error, ray.exceptions.ActorUnavailableError)
+
+
 def worker_status(handles: Sequence[ActorHandle[Any]], timeout_s: float) -> dict[int, WorkerStatus]:
     """Whether each actor answers, keeps its caller waiting, or is gone, by position."""
     session = current_session()
@@ -201,7 +206,7 @@ def _status(session: Session, ref: Any) -> WorkerStatus:
     try:
         session.get(ref)
     except _GONE as error:
-        return "busy" if _may_come_back(error) else "dead"
+        return "busy" if may_come_back(error) else "dead"
     return "ready"
 
 
@@ -235,13 +240,9 @@ def await_end(handles: Sequence[ActorHandle[Any]], timeout_s: float) -> list[int
             except GetTimeoutError:
                 return sorted(living)
             except _GONE as error:
-                if not _may_come_back(error):
+                if not may_come_back(error):
                     del living[position]
     return []
-
-
-def _may_come_back(error: Exception) -> bool:
-    return isinstance(error, ray.exceptions.ActorUnavailableError)
 
 
 def claim_cpus(cpus: Sequence[float]) -> PlacementGroup:

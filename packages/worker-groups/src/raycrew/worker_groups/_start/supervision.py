@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -11,11 +12,18 @@ from ray.exceptions import RayError
 from raycrew.cluster_core import ClusterError
 from raycrew.worker_groups._calls import Recovery, has_died, parts_of
 from raycrew.worker_groups._life import Lifecycle, RestartBudget
+from raycrew.worker_groups._ray import WorkerStatus, may_come_back
 from raycrew.worker_groups._start.options import GroupOptions
 from raycrew.worker_groups._worker import MethodInfo
 from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupError
 
 logger = logging.getLogger(__name__)
+
+#: So long Ray may take until it says that a worker is dead, after a call was seen to fail of that.
+DOUBT_S = 10.0
+_LOOK_S = 0.5
+
+_REFUSALS = (WorkerGroupError, ClusterError, RayError)
 
 
 class Replaceable(Protocol):
@@ -27,6 +35,10 @@ class Replaceable(Protocol):
 
     def is_present(self, rank: int | None, pid: int | None) -> bool:
         """Whether a process is the one that a rank has now."""
+        ...
+
+    def status(self, rank: int) -> WorkerStatus:
+        """What a rank's worker is up to."""
         ...
 
 
@@ -70,10 +82,33 @@ class Supervision:
         """Whether the group is whole again after a call failed as workers of it died."""
         if self._life.state in ("closing", "closed"):
             return False
-        died = [part for part in parts_of(error) if has_died(part)]
+        try:
+            died = self._died(group, error)
+        except _REFUSALS as refused:
+            error.add_note(f"whether its workers live is not known: {refused}")
+            return False
         for part in died:
             self._tell(part)
-        return self._options.restart_on_failure and self._restarted(group, error, died)
+        return self._options.restart_on_failure and bool(died) and self._restarted(group, error, died)
+
+    def _died(self, group: Replaceable, error: WorkerFailureError) -> list[WorkerFailureError]:
+        """The failures whose workers have died for sure."""
+        until, died = time.monotonic() + DOUBT_S, []
+        for part in filter(has_died, parts_of(error)):
+            if part.cause is None or not may_come_back(part.cause) or self._is_gone(group, part, until):
+                died.append(part)
+            else:
+                error.add_note(f"rank {part.rank} could not be reached, but has not died as far as is known")
+        return died
+
+    def _is_gone(self, group: Replaceable, part: WorkerFailureError, until: float) -> bool:
+        while part.rank is not None and group.is_present(part.rank, part.pid):
+            if (status := group.status(part.rank)) == "dead":
+                return True
+            if status == "ready" or time.monotonic() >= until:
+                return False
+            self._life.pause(_LOOK_S)
+        return True
 
     def _tell(self, failure: WorkerFailureError) -> None:
         process = (failure.rank, failure.pid)
@@ -89,24 +124,33 @@ class Supervision:
     def _restarted(
         self, group: Replaceable, error: WorkerFailureError, died: Sequence[WorkerFailureError]
     ) -> bool:
-        is_torn = False
-        while is_torn or any(group.is_present(part.rank, part.pid) for part in died):
+        is_torn, until = False, time.monotonic() + DOUBT_S
+        while is_torn or _are_present(group, died):
             try:
                 replaced = group.replace_dead(self._await_turn, is_torn)
+                if not replaced and not is_torn and _are_present(group, died):  # not dead for Ray yet
+                    self._wait_until(until)
             except WorkerFailureError as failure:
                 logger.warning("a restart of %s failed: %s", self._name, failure)
                 is_torn = True
-            except (WorkerGroupError, ClusterError, RayError) as refused:
+            except _REFUSALS as refused:
                 error.add_note(f"its group was not restarted: {refused}")
                 return False
             else:
-                if not replaced and not is_torn:  # not dead for sure: its node is away, perhaps
-                    return False
                 is_torn = False
         return True
+
+    def _wait_until(self, deadline: float) -> None:
+        if time.monotonic() >= deadline:
+            raise WorkerGroupError(f"after {DOUBT_S:g} s Ray still does not say that its worker is dead")
+        self._life.pause(_LOOK_S)
 
     def _await_turn(self) -> None:
         pause_s = self._budget.take()
         if pause_s:
             logger.warning("%s: the next restart is in %.1f s", self._name, pause_s)
         self._life.pause(pause_s)
+
+
+def _are_present(group: Replaceable, died: Iterable[WorkerFailureError]) -> bool:
+    return any(group.is_present(part.rank, part.pid) for part in died)
