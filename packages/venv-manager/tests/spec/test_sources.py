@@ -96,5 +96,6 @@ def test_direct_references_and_what_builds_need(top):
     write_project(top / "tool", name="tool", more=sources(deep=at("../deep")))
     assert names(top, with_theirs([top / "a"])) == ["a", "b", "c", "tool", "deep"]
     assert names(top, build_sources(top / "b")) == ["tool", "deep"]
-    assert build_sources(top / "a") == build_sources(top / "nowhere") == []
-    assert list(sources_named({"x": {"path": "y"}}, top)) == [top / "y"]
+    assert list(build_sources(top / "b").values()) == [{"tool"}, {"deep"}]
+    assert build_sources(top / "a") == build_sources(top / "nowhere") == {}
+    assert list(sources_named({"x": {"path": "y"}}, top)) == [("x", top / "y")]

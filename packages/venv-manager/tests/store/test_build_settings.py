@@ -29,6 +29,18 @@ def test_the_settings_of_a_consumer_decide_what_its_source_is_built_to(store, tm
         assert value(ensure(spec, store=store), "inner") == number
     spec = consumer(tmp_path / "p1", 'config-settings-package = { inner = { value = "3" } }')
     assert value(ensure(spec, store=store), "inner") == 3
+    without_a_table(tmp_path / "inner")
+    assert value(ensure(spec, store=store), "inner") == 3
+
+
+def without_a_table(folder):
+    """As packages of which only the backend says what they are called."""
+    project, backend = folder / "pyproject.toml", folder / f"{folder.name}_backend.py"
+    project.write_text(project.read_text()[project.read_text().index("[build-system]") :])
+    said = backend.read_text().replace(
+        "project = tomllib", f'project = {{"name": "{folder.name}"}} or tomllib'
+    )
+    backend.write_text(said)
 
 
 @pytest.fixture
@@ -52,11 +64,29 @@ def test_what_a_build_needs_more_decides_what_a_source_is_built_to(store, tmp_pa
         assert value(ensure(consumer(tmp_path / f"p{number}", told), store=store), "inner") == number
 
 
-def test_a_local_source_that_a_build_needs_counts(store, tmp_path):
-    write_package(tmp_path / "tool", 1)
-    sources = '[tool.uv.sources]\ntool = { path = "../tool" }\n'
-    write_package(tmp_path / "inner", 0, backend=read_by(NEEDS), needs=["tool"], more=sources)
+@pytest.mark.parametrize("kind", ["with a table", "without", "installed here, too"])
+def test_a_local_source_that_a_build_needs_counts(store, tmp_path, kind):
+    tool = "iniconfig" if kind == "installed here, too" else "tool"
+    write_package(tmp_path / tool, 1)
+    if kind == "without":
+        without_a_table(tmp_path / tool)
+    sources = f'[tool.uv.sources]\n{tool} = {{ path = "../{tool}" }}\n'
+    backend = read_by(NEEDS.replace("tool", tool))
+    write_package(tmp_path / "inner", 0, backend=backend, needs=[tool], more=sources)
     spec = EnvironmentSpec.requirements([str(tmp_path / "inner")], carry=False)
+    for number in (1, 2):
+        (tmp_path / tool / f"{tool}.py").write_text(f"VALUE = {number}\n")
+        assert value(ensure(spec, store=store), "inner") == number
+
+
+@pytest.mark.parametrize("by", ["place", "name"])
+def test_a_local_source_that_a_build_needs_more_counts(store, tmp_path, by):
+    write_package(tmp_path / "tool", 1)
+    write_package(tmp_path / "inner", 0, backend=read_by(NEEDS))
+    needed = "tool" if by == "name" else f"tool @ {(tmp_path / 'tool').as_uri()}"
+    spec = consumer(tmp_path / "p", f'extra-build-dependencies = {{ inner = ["{needed}"] }}')
+    with (tmp_path / "p" / "pyproject.toml").open("a") as file:
+        file.write('tool = { path = "../tool" }\n' if by == "name" else "")
     for number in (1, 2):
         (tmp_path / "tool" / "tool.py").write_text(f"VALUE = {number}\n")
         assert value(ensure(spec, store=store), "inner") == number

@@ -176,7 +176,7 @@ def _wheel(
     name: str, source: str | None, fingerprint: str, environ: tuple[tuple[str, str], ...]
 ) -> tuple[str, bytes]:
     if source is not None:
-        built = build_wheel(Path(source), dict(environ))
+        built = build_wheel(Path(source), name, dict(environ))
         if _of_source(source) != fingerprint:
             raise InputsChangedError(f"the files of {source} changed each time while it was built")
         return built

@@ -13,10 +13,10 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from raycrew.venv_manager._spec import build_sources, file_hash, label_of, read_toml
+from raycrew.venv_manager._spec import build_sources, extra_requirements, file_hash, read_toml
 from raycrew.venv_manager._uv import run_uv
 from raycrew.venv_manager._waiting import scratch
 from raycrew.venv_manager.errors import SpecError, VenvError
@@ -35,22 +35,33 @@ _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 def build_wheel(
-    source: Path, environ: Mapping[str, str], python: str | None = None, *, timeout_s: float = 3600.0
-) -> tuple[str, bytes]:
+    source: Path, name: str, environ: Mapping[str, str], python: str | None = None, *,
+    timeout_s: float = 3600.0,
+) -> tuple[str, bytes]:  # fmt: skip
     """Build a wheel of a source; with the driver's own build backend where that is installed.
 
     Raises:
         UvError: It does not build.
     """
     with scratch("raycrew-venv-wheel-") as folder:
-        path = build_file("--wheel", source, folder, environ, python, timeout_s)
+        path = build_file("--wheel", source, name, folder, environ, python, timeout_s)
         return path.name, path.read_bytes()
 
 
 def build_file(
-    what: str, source: Path, into: Path, environ: Mapping[str, str], python: str | None, timeout_s: float
-) -> Path:
+    what: str, source: Path, name: str, into: Path, environ: Mapping[str, str], python: str | None,
+    timeout_s: float,
+) -> Path:  # fmt: skip
     """Build a wheel or a source archive (`--wheel`, `--sdist`) into an empty folder; a wheel is one already.
+
+    Args:
+        what: Which of them.
+        source: What to build.
+        name: Of the package.
+        into: The folder.
+        environ: The environment of uv.
+        python: The interpreter; without one this one.
+        timeout_s: Deadline.
 
     Raises:
         UvError: It does not build.
@@ -58,9 +69,11 @@ def build_file(
     if source.suffix == ".whl":
         return Path(shutil.copy(source, into))
     told = _told(environ)
-    as_here = python is None and _backend_is_here(source) and not _is_told_of_builds(environ, told)
+    local = build_sources(source, extra_requirements(told, name))
+    apart = python is not None or local or _is_told_of_builds(environ, told)
+    as_here = not apart and _backend_is_here(source)
     words: list[str | Path] = ["build", what, *(["--no-build-isolation"] if as_here else [])]
-    words += [*_config_settings(source, told), *_fresh(source), "--python", python or sys.executable]
+    words += [*_config_settings(name, told), *_fresh(local.values()), "--python", python or sys.executable]
     run_uv([*words, "--out-dir", into, source], environ=environ, timeout_s=timeout_s)
     built = sorted(path for path in into.iterdir() if path.suffix in (".whl", ".gz", ".zip"))
     if len(built) != 1:
@@ -78,18 +91,18 @@ def _is_told_of_builds(environ: Mapping[str, str], told: Mapping[str, Any]) -> b
     return "UV_BUILD_CONSTRAINT" in environ or not _OF_BUILDS.isdisjoint(told)
 
 
-def _config_settings(source: Path, told: Mapping[str, Any]) -> Iterator[str]:
+def _config_settings(package: str, told: Mapping[str, Any]) -> Iterator[str]:
     """Those for one package, which `uv build` does not take from a file."""
     by_name = {canonicalize_name(n): s for n, s in told.get("config-settings-package", {}).items()}
-    for name, given in by_name.get(canonicalize_name(label_of(source)), {}).items():
+    for name, given in by_name.get(canonicalize_name(package), {}).items():
         for value in given if isinstance(given, list) else [given]:
             yield f"--config-setting={name}={str(value).lower() if isinstance(value, bool) else value}"
 
 
-def _fresh(source: Path) -> Iterator[str]:
+def _fresh(local: Iterable[set[str]]) -> Iterator[str]:
     """What a build must not take from uv's cache: local sources, which are known there by few of their files."""
-    for path in build_sources(source):
-        yield from ("--refresh-package", label_of(path).partition("-")[0] if path.is_file() else label_of(path))
+    for name in sorted({name for names in local for name in names}):
+        yield from ("--refresh-package", name)
 
 
 def _backend_is_here(source: Path) -> bool:
@@ -98,7 +111,7 @@ def _backend_is_here(source: Path) -> bool:
     try:
         needed = [Requirement(text) for text in build_system["requires"]]
         return all(r.specifier.contains(importlib.metadata.version(r.name), prereleases=True) for r in needed)
-    except (KeyError, importlib.metadata.PackageNotFoundError):
+    except (KeyError, InvalidRequirement, importlib.metadata.PackageNotFoundError):
         return False
 
 

@@ -50,6 +50,7 @@ from raycrew.venv_manager._spec.spec import EnvironmentSpec
 from raycrew.venv_manager._spec.uv_settings import (
     OF_PROJECTS,
     counted_settings,
+    extra_requirements,
     inline_metadata,
     settings,
     with_absolute_paths,
@@ -72,6 +73,7 @@ __all__ = [
     "counts",
     "credentials_in",
     "explain",
+    "extra_requirements",
     "file_hash",
     "files_below",
     "files_of_git",

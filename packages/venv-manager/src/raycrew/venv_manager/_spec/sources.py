@@ -12,6 +12,8 @@ from packaging.utils import canonicalize_name
 from raycrew.venv_manager._spec.listed import local_requirement, required_name
 from raycrew.venv_manager.errors import SpecError, fault_of
 
+_Named = tuple[str | None, Path]  # as what it is required, and where it lies
+
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as a dict, which later calls share: not to be changed.
@@ -72,14 +74,21 @@ def with_theirs(sources: Iterable[Path]) -> list[Path]:
 
     Their order is that of the project files, wherever these lie.
     """
-    found: dict[Path, None] = {}
+    return list(_with_theirs((None, path) for path in sources))
+
+
+def _with_theirs(sources: Iterable[_Named]) -> dict[Path, set[str]]:
+    """The same, each with the canonical names that it is required by."""
+    found: dict[Path, set[str]] = {}
     waiting = list(sources)[::-1]
     while waiting:
-        path = waiting.pop()
+        name, path = waiting.pop()
         if path not in found:
-            found[path] = None
+            found[path] = set()
             waiting += _named(path)
-    return list(found)
+        if name is not None:
+            found[path].add(canonicalize_name(name))
+    return found
 
 
 def _project_file(folder: Path) -> dict[str, Any]:
@@ -87,13 +96,13 @@ def _project_file(folder: Path) -> dict[str, Any]:
     return read_toml(file) if file.is_file() else {}
 
 
-def _named(folder: Path) -> Iterator[Path]:
+def _named(folder: Path) -> Iterator[_Named]:
     """What a project file names: own sources, those that its workspace gives it, direct references."""
     data = _project_file(folder)
     if not data:
         return
     texts = list(_requirements(data))
-    yield from (path for text in texts if (path := local_requirement(text, folder)) is not None)
+    yield from _direct(texts, folder)
     root = workspace_root(folder)
     sources = data.get("tool", {}).get("uv", {}).get("sources", {})
     yield from sources_named(sources, folder)
@@ -107,30 +116,41 @@ def _named(folder: Path) -> Iterator[Path]:
         yield from sources_named(mine, root)
 
 
-def build_sources(folder: Path) -> list[Path]:
-    """The local folders and files that a source is built with, and theirs in turn."""
+def _direct(texts: Iterable[str], folder: Path) -> Iterator[_Named]:
+    for text in texts:
+        if (path := local_requirement(text, folder)) is not None:
+            yield required_name(text), path
+
+
+def build_sources(folder: Path, more: Iterable[str] = ()) -> dict[Path, set[str]]:
+    """The local folders and files that a source is built with, and theirs in turn, with their names.
+
+    Args:
+        folder: The source.
+        more: What its consumer says that its build requires, too.
+    """
     data = _project_file(folder)
-    texts = data.get("build-system", {}).get("requires", ())
-    direct = [path for text in texts if (path := local_requirement(text, folder)) is not None]
+    texts = [*data.get("build-system", {}).get("requires", ()), *more]
+    direct = list(_direct(texts, folder))
     needed = {required_name(text) for text in texts}
     for base in dict.fromkeys((folder, workspace_root(folder))):
         given = _project_file(base).get("tool", {}).get("uv", {}).get("sources", {})
         named = {name: source for name, source in given.items() if canonicalize_name(name) in needed}
         direct += sources_named(named, base)
-    return with_theirs(direct)
+    return _with_theirs(direct)
 
 
-def sources_named(sources: Mapping[str, Any], base: Path) -> Iterator[Path]:
-    """The local folders and files among the sources that a file names."""
+def sources_named(sources: Mapping[str, Any], base: Path) -> Iterator[_Named]:
+    """The local folders and files among the sources that a file names, with their names."""
     given = [
         (name, s) for name, told in sources.items() for s in (told if isinstance(told, list) else [told])
     ]
     members = _members_by_name(base) if any(source.get("workspace") for _, source in given) else {}
     for name, source in given:
         if "path" in source:
-            yield (base / source["path"]).resolve()
+            yield name, (base / source["path"]).resolve()
         elif source.get("workspace") and (path := members.get(canonicalize_name(name))):
-            yield path
+            yield name, path
 
 
 def _requirements(data: Mapping[str, Any]) -> Iterator[str]:

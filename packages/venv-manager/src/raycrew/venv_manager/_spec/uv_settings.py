@@ -3,12 +3,18 @@
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
 from raycrew.venv_manager._spec.credentials import without_credentials
+from raycrew.venv_manager._spec.listed import absolute_requirement, local_requirement, required_name
+from raycrew.venv_manager._spec.sources import sources_named
 from raycrew.venv_manager._spec.spec import EnvironmentSpec
 from raycrew.venv_manager.errors import SpecError, fault_of
 
@@ -66,7 +72,46 @@ def with_absolute_paths(told: Mapping[str, Any], base: Path) -> dict[str, Any]:
         found["find-links"] = [_absolute(text, base) for text in found["find-links"]]
     if "index" in found:
         found["index"] = [{**index, "url": _absolute(index["url"], base)} for index in found["index"]]
+    if "extra-build-dependencies" in found:
+        found["extra-build-dependencies"] = dict(_builds(told, base))
     return found
+
+
+def extra_requirements(told: Mapping[str, Any], package: str) -> list[str]:
+    """What settings of uv say that the build of a package requires beside what it says itself."""
+    return [
+        one["requirement"] if isinstance(one, Mapping) else one
+        for name, needed in told.get("extra-build-dependencies", {}).items()
+        if canonicalize_name(name) == canonicalize_name(package)
+        for one in needed
+    ]
+
+
+def _builds(told: Mapping[str, Any], base: Path) -> Iterator[tuple[str, list[Any]]]:
+    """What the builds of some packages require more, with the places of local sources."""
+    places: dict[str, Path] = {
+        canonicalize_name(str(name)): path for name, path in sources_named(told.get("sources", {}), base)
+    }
+    for package, needed in told["extra-build-dependencies"].items():
+        yield (
+            package,
+            [
+                {**one, "requirement": _placed(one["requirement"], base, places)}
+                if isinstance(one, Mapping)
+                else _placed(one, base, places)
+                for one in needed
+            ],
+        )
+
+
+def _placed(text: str, base: Path, places: Mapping[str, Path]) -> str:
+    """The same requirement, with the place of a local source."""
+    path = places.get(required_name(text) or "")
+    if path is None or local_requirement(text, base) is not None:
+        return absolute_requirement(text, base)
+    found = Requirement(text)
+    found.url, found.specifier = path.as_uri(), SpecifierSet()
+    return str(found)
 
 
 def _absolute(text: str, base: Path) -> str:

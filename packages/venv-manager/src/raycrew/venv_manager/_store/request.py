@@ -12,6 +12,7 @@ from raycrew.venv_manager._spec import (
     EnvironmentSpec,
     Package,
     counted_settings,
+    extra_requirements,
     settings,
     source_paths,
     wheel_entry,
@@ -64,7 +65,8 @@ class Request:
         self.by_lock = is_synced(spec, carried)
         self.choosing = _spec.choice_of(self.asked)
         self._paths = source_paths(spec, environ)
-        told = counted_settings(told_to_uv(spec, store.environ), spec)
+        self._told = told_to_uv(spec, store.environ)
+        told = counted_settings(self._told, spec)
         self._setting = {part: self.asked[part] for part in _SETTING} | {"settings": told}
         self._built_now: dict[str, Built] = {}
         self._choices, self._sources = ChoiceShelf(store), SourceShelf(store)
@@ -219,8 +221,9 @@ class Request:
     def _source(self, choice: Choice, name: str) -> Source:
         label = choice.sources[name]
         path = self._paths[label]
-        setting = self._setting | {"built with": built_with(path)}
-        return Source(path, self.asked["sources"][label], setting)
+        needs = tuple(extra_requirements(self._told, name))
+        setting = self._setting | {"built with": built_with(path, needs)}
+        return Source(path, self.asked["sources"][label], setting, name, needs)
 
     def _built(self, choice: Choice, report: Report) -> Iterator[tuple[str, Built]]:
         """The wheels of all local sources that a choice has, those that changed built now, some at a time."""

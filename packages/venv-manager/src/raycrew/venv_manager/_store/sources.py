@@ -59,11 +59,15 @@ class Source:
         fingerprint: Over what counts of its files, by git where it is a checkout.
         setting: What else decides what comes out: interpreter, platform, variables, settings of uv, and local
             sources that it is built with.
+        name: Of the package.
+        needs: What its consumer says that its build requires, too.
     """
 
     path: Path
     fingerprint: str
     setting: Mapping[str, Any]
+    name: str
+    needs: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -72,7 +76,7 @@ class Source:
 
     def now(self) -> "Source":
         """The same source, as it and what it is built with are now."""
-        setting = {**self.setting, "built with": built_with(self.path)}
+        setting = {**self.setting, "built with": built_with(self.path, self.needs)}
         return replace(self, fingerprint=fingerprint(self.path), setting=setting)
 
     def key_with(self, names: Iterable[str]) -> str:
@@ -80,9 +84,9 @@ class Source:
         return key_of({"source": self.key, "ignored": Ignored(self.path).fingerprint(names)})
 
 
-def built_with(path: Path) -> list[str]:
+def built_with(path: Path, needs: Iterable[str]) -> list[str]:
     """Fingerprints of the local sources that a source is built with."""
-    return sorted({fingerprint(source) for source in build_sources(path)})
+    return sorted({fingerprint(source) for source in build_sources(path, needs)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +187,7 @@ class SourceShelf:
         with scratch("raycrew-venv-wheel-") as folder:
             made = folder / "wheel"
             made.mkdir()
-            wheel = build_file("--wheel", source.path, made, environ, python, timeout_s)
+            wheel = build_file("--wheel", source.path, source.name, made, environ, python, timeout_s)
             content = wheel.read_bytes()
             held = members(content)
             names = Ignored(source.path).names
@@ -233,7 +237,7 @@ def _of_sdist(
     along = came_of(str(source.path), came, held)
     if source.path.is_dir():
         try:
-            archive = build_file("--sdist", source.path, into, environ, python, timeout_s)
+            archive = build_file("--sdist", source.path, source.name, into, environ, python, timeout_s)
             return digest(members_of_source(archive) | along)
         except UvError as error:  # not every backend has source archives: then all of its files count
             logger.debug("%s has no source archive: %s", source.path, error)
