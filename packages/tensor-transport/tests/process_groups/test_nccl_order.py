@@ -1,7 +1,9 @@
 """In which order a group over NCCL queues things on the device: by a fake one, and on GPUs by values."""
 
 import contextlib
+import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -123,6 +125,28 @@ def test_bytes_leave_after_they_were_written_and_are_confirmed_when_they_are_the
         "the own stream is done",
         "confirm",
     ]
+
+
+@pytest.mark.hostile
+def test_a_join_that_hangs_holds_nobody_up_and_leaves_no_variables(monkeypatch):
+    """Members that join two groups in opposite order wait for each other while they connect, and go on."""
+    variable = "TORCH_NCCL_ENABLE_MONITORING"
+    monkeypatch.delenv(variable, raising=False)
+    cuda, seen, both = FakeCuda(monkeypatch), [], threading.Barrier(2, timeout=30)
+
+    def connect(device):
+        both.wait()
+        seen.append(os.environ.get(variable))
+
+    def group():
+        seen.append(os.environ.get(variable))
+        return SimpleNamespace(eager_connect_single_device=connect)
+
+    monkeypatch.setattr(cuda, "group", group)
+    with ThreadPoolExecutor() as pool:
+        for joining in [pool.submit(NcclFabric, None, 0, 2, DEVICE) for _ in range(2)]:
+            joining.result()
+    assert sorted(seen, key=str) == ["0", "0", None, None]
 
 
 def test_the_device_is_that_of_the_thread_that_joins(monkeypatch):

@@ -39,9 +39,10 @@ class NcclFabric:
         self.device = device
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=_DEADLINE_S)  # noqa: SLF001
-        with torch.cuda.device(device), _variables(_ENVIRONMENT):
+        with torch.cuda.device(device):
             self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
+            with _variables(_ENVIRONMENT):
+                self._group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
             self._group.eager_connect_single_device(device)
 
     def mark(self) -> Any:

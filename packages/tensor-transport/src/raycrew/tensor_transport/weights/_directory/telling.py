@@ -49,8 +49,8 @@ class Teller(Protocol):
         """All buckets were put."""
         ...
 
-    def abort(self, version: int, reason: str) -> None:
-        """There will be no more buckets."""
+    def abort(self, version: int, reason: str) -> bool:
+        """There will be no more buckets; whether nobody needs those of the version any more."""
         ...
 
     def close(self) -> None:
@@ -107,8 +107,8 @@ class LoneTeller:
         self._last = version
         return sealed(update, plan)
 
-    def abort(self, version: int, reason: str) -> None:
-        pass
+    def abort(self, version: int, reason: str) -> bool:  # noqa: ARG002
+        return True
 
     def close(self) -> None:
         pass
@@ -165,13 +165,16 @@ class DirectoryTeller:
         times = (watch.total("gather") - waited_s, watch.total("put"), watch.spans)
         finish = Finish(self._part, self._name, len(buckets), late, *times)
         update = self._directory.ask(Record.finish, version, finish)
-        self._collect()
+        with contextlib.suppress(DirectoryLostError):  # The next version is refused.
+            self._collect()
         return update
 
-    def abort(self, version: int, reason: str) -> None:
+    def abort(self, version: int, reason: str) -> bool:
+        is_over = True
         with contextlib.suppress(DirectoryLostError):  # Receivers see that it is lost, too.
-            self._directory.ask(Record.abort, version, f"part {self._part}: {reason}")
+            is_over = self._directory.ask(Record.abort, version, f"part {self._part}: {reason}")
             self._collect()
+        return is_over
 
     def close(self) -> None:
         with contextlib.suppress(DirectoryLostError):

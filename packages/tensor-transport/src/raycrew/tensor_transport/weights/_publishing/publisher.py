@@ -155,10 +155,12 @@ class WeightPublisher:
             plan = None if specs is None else self._plans.plan(specs, taking.ties)
             names = self._changed_names(plan) if partial else None
             number = self._teller.begin(version, plan, names)
+            buckets: list[Bucket] = []
             try:
-                update = self._pack(taking, number, plan)
+                update = self._pack(taking, number, plan, buckets)
             except BaseException as error:
-                self._teller.abort(number, f"its publisher raised {error!r}")
+                if self._teller.abort(number, f"its publisher raised {error!r}"):
+                    self._release(buckets)
                 raise
             self._keep_only(update)
             return update
@@ -168,8 +170,10 @@ class WeightPublisher:
             raise ValueError("a partial update needs a mapping or a list of tensors, and no transform=")
         return frozenset(plan.schema)
 
-    def _pack(self, taking: Taking, number: int, plan: BucketPlan | None) -> WeightUpdate:
-        watch, placer, buckets = Stopwatch(), Placer(self._bucket_bytes), list[Bucket]()
+    def _pack(
+        self, taking: Taking, number: int, plan: BucketPlan | None, buckets: list[Bucket]
+    ) -> WeightUpdate:
+        watch, placer = Stopwatch(), Placer(self._bucket_bytes)
 
         def send(index: int, data: Bytes, entries: list[TensorEntry]) -> None:
             self._teller.make_room(number, data.size)
@@ -180,19 +184,15 @@ class WeightPublisher:
 
         packer = Packer(placer, self._arenas, send, self._bucket_bytes, overlap=self._teller.streams)
         try:
-            try:
-                with watch.measure("gather"):
-                    packer.add_all(taking)
-                    packer.finish()
-            finally:
-                packer.close()
-            if not placer.entries and self._parts == 1:
-                raise ValueError("there is no tensor to publish")
-            taking.check()
-            return self._teller.finish(number, plan or placer.plan(), buckets, watch, packer.waited_s)
-        except BaseException:
-            self._release(buckets)
-            raise
+            with watch.measure("gather"):
+                packer.add_all(taking)
+                packer.finish()
+        finally:
+            packer.close()
+        if not placer.entries and self._parts == 1:
+            raise ValueError("there is no tensor to publish")
+        taking.check()
+        return self._teller.finish(number, plan or placer.plan(), buckets, watch, packer.waited_s)
 
     def release(self) -> None:
         """Give up the versions that are kept; receivers that already fetch from Ray's store can finish."""
