@@ -49,9 +49,14 @@ from raycrew.tensor_transport.errors import (
     UpdateAbortedError,
     WeightUpdateError,
 )
-from raycrew.tensor_transport.packing import Packing, balance, pack
-from raycrew.tensor_transport.packing._plan import DynamicBatchingArgs, SequencePackingArgs
-from raycrew.tensor_transport.packing._sharded import ShardedBatch
+from raycrew.tensor_transport.packing import (
+    DynamicBatchingArgs,
+    Packing,
+    SequencePackingArgs,
+    ShardedBatch,
+    balance,
+    pack,
+)
 from raycrew.tensor_transport.protocols import ByteStore, PeerGroup, PeerResults, ShardBackend
 from raycrew.tensor_transport.rtensor import RTensor
 from raycrew.tensor_transport.weights import (

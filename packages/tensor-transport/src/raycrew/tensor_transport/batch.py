@@ -19,9 +19,10 @@ from raycrew.tensor_transport._columns import (
     row_lengths,
 )
 from raycrew.tensor_transport._rows import Passes, Rows, even_bounds, row_numbers
-from raycrew.tensor_transport.packing._plan import (
+from raycrew.tensor_transport.packing import (
     DynamicBatchingArgs,
     SequencePackingArgs,
+    ShardedBatch,
     Share,
     all_keys,
     check_batch_size,
@@ -29,7 +30,6 @@ from raycrew.tensor_transport.packing._plan import (
     even_rows,
     packed_shares,
 )
-from raycrew.tensor_transport.packing._sharded import ShardedBatch
 
 DictT = TypeVar("DictT", bound=Mapping[str, Any], default=Any)
 

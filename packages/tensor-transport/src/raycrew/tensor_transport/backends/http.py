@@ -20,9 +20,14 @@ from raycrew.tensor_transport._rows import (
     new_shard_id,
     stale,
 )
-from raycrew.tensor_transport.backends._http.app import ShardStore, shard_app
-from raycrew.tensor_transport.backends._http.client import HttpClient, MakeContext, Origin
-from raycrew.tensor_transport.backends._http.server import ShardServer
+from raycrew.tensor_transport.backends._http import (
+    HttpClient,
+    MakeContext,
+    Origin,
+    ShardServer,
+    ShardStore,
+    shard_app,
+)
 from raycrew.tensor_transport.errors import DecodeError, ShardLostError, StaleHandleError, TransportError
 
 _ANSWER_BYTES = 16 << 20

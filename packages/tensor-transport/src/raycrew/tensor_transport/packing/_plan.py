@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raycrew.tensor_transport._rows import Rows, even_bounds
-from raycrew.tensor_transport.packing import balance, pack
+from raycrew.tensor_transport.packing._bins import balance, pack
 
 Lengths = npt.NDArray[np.int64]
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from raycrew.tensor_transport._rows import ShardRead, StoreStats, TensorShardInfo, dtype_name, new_shard_id
-from raycrew.tensor_transport.backends._ledger import Ledger
+from raycrew.tensor_transport.backends import Ledger
 from raycrew.tensor_transport.errors import ShardLostError, StaleHandleError
 from raycrew.tensor_transport.protocols import Bytes
 

@@ -8,7 +8,7 @@ from raycrew.tensor_transport._columns.joining import MetadataRules, gather_enco
 from raycrew.tensor_transport._columns.kinds import Number, Padding, PadSide, check_pad_side
 from raycrew.tensor_transport._columns.naming import refuse_unknown
 from raycrew.tensor_transport._columns.table import ColumnTable
-from raycrew.tensor_transport.packing._sharded import ShardedBatch
+from raycrew.tensor_transport.packing import ShardedBatch
 
 if TYPE_CHECKING:
     import torch
