@@ -412,7 +412,7 @@ def mutants(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS[0], reuse_venv=True, requires=["build"])
 def docs(session: nox.Session) -> None:
-    """The site, strictly, and every Python block of the READMEs and pages, run."""
+    """The site, strictly; every Python block of the READMEs and pages, run; rooms and sessions they name."""
     session.install(
         *all_wheels(),
         *REINSTALL,
@@ -425,7 +425,7 @@ def docs(session: nox.Session) -> None:
     session.run(
         "mkdocs", "build", "--strict", "--site-dir", str(ROOT / "site"), env={"NO_MKDOCS_2_WARNING": "1"}
     )
-    session.run("python", "-m", "pytest", "docs/test_blocks.py", *session.posargs, env=RAY_ENVIRONMENT)
+    session.run("python", "-m", "pytest", "docs", *session.posargs, env=RAY_ENVIRONMENT)
 
 
 @nox.session(python=PYTHONS[0], reuse_venv=True, requires=["build"], default=False)
