@@ -117,6 +117,15 @@ def test_what_only_a_wheel_names_is_refused_by_name(store, tmp_path):
     assert value(ensure(both, store=store), "inner") == 1
 
 
+def test_a_folder_below_one_that_a_standard_lock_names_counts(store, tmp_path):
+    write_package(tmp_path / "repo" / "inner", 1)
+    entry = '[[packages]]\nname = "inner"\ndirectory = { path = "repo", subdirectory = "inner" }\n'
+    (tmp_path / "pylock.toml").write_text(f'lock-version = "1.0"\ncreated-by = "hand"\n{entry}')
+    first = built(store, tmp_path / "pylock.toml")
+    (tmp_path / "repo" / "inner" / "inner.py").write_text("VALUE = 2\n")
+    assert (value(first, "inner"), value(built(store, tmp_path / "pylock.toml"), "inner")) == (1, 2)
+
+
 def test_a_link_to_a_source_is_the_source(store, tmp_path):
     write_package(tmp_path / "inner", 1)
     (tmp_path / "linked").symlink_to(tmp_path / "inner")

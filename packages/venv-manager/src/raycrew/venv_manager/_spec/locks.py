@@ -43,7 +43,7 @@ class Package:
         """The folder or file of this machine that the entry is built from, as the lock names it."""
         directory = self.data.get("directory", {})
         path = directory.get("path") or self.data.get("archive", {}).get("path")
-        return str(path) if path else None
+        return str(Path(path, directory.get("subdirectory", ""))) if path else None
 
     def applies(self, target: Mapping[str, str]) -> bool:
         """Whether it is installed on a target that these marker values describe."""

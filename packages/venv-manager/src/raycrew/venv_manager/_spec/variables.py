@@ -28,11 +28,18 @@ _SECRET = re.compile(
     r"|(.*_)?PAT|.*(API|ACCESS|SECRET|PRIVATE|AUTH|ACCOUNT|SIGNING|ENCRYPTION|SSH|LICENSE)_?KEYS?(_ID)?",
     re.IGNORECASE,
 )
+# Names that end like those, and say how many pieces of text a model takes, or which of them has a meaning.
+_OF_TEXT = re.compile(
+    r"(.*_)?(MAX|MIN|NUM|N|TOTAL|BATCHED|SPECIAL|STOP)_(.*_)?TOKENS"
+    r"|(.*_)?(PAD|PADDING|EOS|BOS|UNK|SEP|CLS|MASK|STOP)_TOKEN",
+    re.IGNORECASE,
+)
 
 
 def is_credential(name: str) -> bool:
     """Whether a variable holds a secret, by its name: a user or a password of an index, a token, a key."""
-    return is_of_index(name) or _SECRET.fullmatch(name) is not None
+    of_text = _OF_TEXT.fullmatch(name) is not None
+    return is_of_index(name) or (_SECRET.fullmatch(name) is not None and not of_text)
 
 
 def is_of_index(name: str) -> bool:

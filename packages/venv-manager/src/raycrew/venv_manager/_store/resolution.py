@@ -271,5 +271,4 @@ def _local_path(package: _spec.Package, base: Path) -> Path | None:
     """The folder or file that an entry is built from, or None for one from elsewhere."""
     if package.local_path is None:
         return None
-    below = package.data.get("directory", {}).get("subdirectory", "")
-    return Path(base / package.local_path / below).resolve()
+    return Path(base / package.local_path).resolve()
