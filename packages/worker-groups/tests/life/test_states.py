@@ -241,6 +241,22 @@ def test_a_call_that_waits_for_a_restart_can_be_given_up(life):
     assert restart.end() == [1]
 
 
+def test_a_call_that_makes_an_event_loop_wait_for_a_restart_says_so(life, caplog):
+    async def call():
+        life.await_replaced([1], 0.01)
+
+    restart = Told(life.restart, lambda: [1])
+    life.replacing([1])
+    with pytest.raises(ResultTimeoutError):
+        asyncio.run(call())
+    assert "blocks the event loop; asyncio.to_thread(group.call, ...) does not" in caplog.text
+    caplog.clear()
+    with pytest.raises(ResultTimeoutError):
+        life.await_replaced([1], 0.01)
+    assert not caplog.text
+    restart.end()
+
+
 def test_a_pause_can_be_given_up(life):
     assert isinstance(given_up(lambda: life.pause(60)), asyncio.CancelledError)
 

@@ -1,10 +1,20 @@
+from types import SimpleNamespace
+
 import pytest
 from patience import eventually
 from workers import DeafListener, GeneratorListener, Listener, Worker
 
 from raycrew.cluster_core import RayVirtualCluster, lease_ports
 from raycrew.cluster_core.testing import FakeCluster
-from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
+from raycrew.worker_groups import (
+    RayWorkerGroup,
+    WorkerFailureError,
+    WorkerGroupClosedError,
+    WorkerGroupError,
+    _group,
+)
+from raycrew.worker_groups._life import Lifecycle
+from raycrew.worker_groups._start import HOOK, generations, startup
 from raycrew.worker_groups.testing import InProcessGroup
 
 
@@ -112,3 +122,44 @@ def test_a_start_fails_with_what_the_first_generation_raises(monkeypatch):
 def test_what_can_not_be_called_is_refused_before_anything_is_started(worker, said):
     with pytest.raises(TypeError, match=f"on_generation is called with the current worker.*{said}"):
         InProcessGroup(FakeCluster([1]), worker)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(("methods", "held"), [({HOOK: None}, [0, 1]), ({}, [])])
+def test_calls_wait_from_the_start_of_a_generation_that_workers_hear_of(monkeypatch, methods, held):
+    group = RayWorkerGroup.__new__(RayWorkerGroup)
+    group._life = Lifecycle("policy", "open")
+    group._spec = group._claim = None
+    group._crew = SimpleNamespace(end_strays=list)
+    group._started = SimpleNamespace(
+        info=SimpleNamespace(methods=methods), ranks=[SimpleNamespace(generation=1)] * 2
+    )
+    waiting = []
+
+    def build(*_):
+        for rank in range(2):
+            try:
+                group._life.await_replaced([rank], None)
+            except WorkerGroupError:  # the restart itself would wait for its own end
+                waiting.append(rank)
+
+    monkeypatch.setattr(_group, "next_generation", build)
+    assert group.renew_rendezvous() == 1
+    assert waiting == held
+
+
+@pytest.mark.hostile
+def test_a_group_that_was_shut_down_meanwhile_gets_no_new_workers(monkeypatch):
+    life, made = Lifecycle("policy", "open"), []
+    launch = generations._Succession.__new__(generations._Succession)
+    options = SimpleNamespace(environments=None)
+    launch.spec = SimpleNamespace(options=options, builder=SimpleNamespace(fqn="Policy"), cluster=None)
+    launch.positions, launch.handles, launch.aliases, launch.deadline = [0], {}, {0: "policy"}, None
+    launch.go_on, launch._end = life.check, lambda: None
+    monkeypatch.setattr(generations, "interpreter_for", lambda *_: life.close(lambda: True))
+    monkeypatch.setattr(startup, "shell_class", lambda _: Listener)
+    monkeypatch.setattr(startup, "start_actor", lambda *_: made.append("a worker"))
+    worker = SimpleNamespace(actor={})
+    with pytest.raises(WorkerGroupClosedError):
+        launch.build(SimpleNamespace(order=[0], options=[worker], info=None))
+    assert not made

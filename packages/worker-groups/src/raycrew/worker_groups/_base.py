@@ -315,8 +315,9 @@ def _claim(cluster: Cluster, indices: Sequence[int] | None, name: str) -> Claim:
         return cluster.claim(indices, name)
     except BundlesOccupiedError:
         gc.collect()  # perhaps by groups that nobody can use any more
-        catch_up(_ABANDONED_S)
-        try_again()
+        deadline = deadline_after(_ABANDONED_S)
+        catch_up(left(deadline) or 0.0)
+        try_again(left(deadline) or 0.0)
         return cluster.claim(indices, name)
 
 

@@ -191,7 +191,9 @@ class RayWorkerGroup(WorkerGroup):
         return ranks
 
     def _next_generation(self, ranks: Sequence[int]) -> None:
-        self._life.replacing(ranks)
+        # No call may come between a survivor's new place and its `on_generation`.
+        is_heard = HOOK in self._started.info.methods
+        self._life.replacing(range(self.world_size) if is_heard else ranks)
         self._end_strays()
         next_generation(
             self._spec, self._claim, self._started, ranks, self._note_stray, self._open, self._take_generation
@@ -214,8 +216,6 @@ class RayWorkerGroup(WorkerGroup):
         self._started = started
         self._crew.handles, self._crew.facts = started.handles, started.facts
         self._note_places()
-        if HOOK in started.info.methods:
-            self._life.replacing(range(self.world_size))
 
     def _deliver(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
         if not self._supervision.is_needed:

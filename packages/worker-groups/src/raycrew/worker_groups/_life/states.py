@@ -3,6 +3,8 @@
 A group is starting until its constructor returns, then open; restarting and open again; closing, closed.
 """
 
+import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -12,6 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 from raycrew.cluster_core import Session
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerGroupClosedError, WorkerGroupError
+
+logger = logging.getLogger(__name__)
 
 State = Literal["starting", "open", "restarting", "closing", "closed"]
 
@@ -158,6 +162,7 @@ class Lifecycle:
             return
         self._refuse_own("called")
         replaced = sorted(self._replaced.intersection(ranks))
+        _warn_in_loop(f"a call on ranks {replaced} of {self._name!r} waits for their restart")
         if not _is_done(running.outcome, timeout_s):
             said = f"{self._name}: ranks {replaced} are still being restarted after {timeout_s:g} s"
             raise ResultTimeoutError(f"{said}; nothing was sent", replaced)
@@ -198,6 +203,14 @@ class Lifecycle:
     def _refuse_own(self, what: str) -> None:
         if self._restarter == threading.get_ident():
             raise WorkerGroupError(f"{self._name!r} can't be {what} by what its own restart calls")
+
+
+def _warn_in_loop(what: str) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    logger.warning("%s, and blocks the event loop; asyncio.to_thread(group.call, ...) does not", what)
 
 
 def _is_done(future: "Future[Any]", timeout_s: float | None = None) -> bool:

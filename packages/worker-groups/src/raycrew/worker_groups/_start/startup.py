@@ -181,6 +181,7 @@ class Launch:
         remote = remote_class(concurrency_groups=groups)(shell) if groups else remote_class(shell)
         suffix = uuid.uuid4().hex[:8]
         for position in self.positions:
+            self.go_on()  # else a worker may come to a bundle that was given back meanwhile
             worker = options[position]
             name = f"{self.aliases[position]}-{suffix}"
             actor = {k: v for k, v in worker.actor.items() if k != "concurrency_groups"}

@@ -1,0 +1,53 @@
+import threading
+
+import pytest
+from patience import eventually
+
+from raycrew.cluster_core import BundlesOccupiedError
+from raycrew.worker_groups import _base
+from raycrew.worker_groups._life import leftovers
+from raycrew.worker_groups._life.leftovers import keep, try_again
+
+pytestmark = pytest.mark.hostile
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch):
+    mine = []
+    monkeypatch.setattr(leftovers, "_kept", mine)
+    return mine
+
+
+class Occupied:
+    """A cluster whose slots are taken."""
+
+    def claim(self, indices, name):
+        raise BundlesOccupiedError(name, 1, {})
+
+
+def test_a_claim_waits_once_for_all_that_is_kept(kept, monkeypatch):
+    monkeypatch.setattr(_base, "_ABANDONED_S", 0.05)
+    gate, over = threading.Event(), []
+    for _ in range(3):
+        keep(lambda: over.append(gate.wait(5)))
+    with pytest.raises(BundlesOccupiedError):
+        _base._claim(Occupied(), None, "policy")
+    assert not over
+    gate.set()
+    eventually(lambda: len(kept) == len(over) == 3, "what was in vain is kept again")
+
+
+def test_all_is_tried_at_once_and_what_is_given_back_is_forgotten(kept, caplog):
+    together = threading.Barrier(3)
+
+    def fail():
+        together.wait(30)
+        raise ValueError("no luck")
+
+    keep(lambda: together.wait(30) >= 0)
+    keep(lambda: together.wait(30) < 0)
+    keep(fail)
+    try_again(60)
+    assert len(kept) == 2
+    assert fail in kept
+    assert "no luck" in caplog.text
