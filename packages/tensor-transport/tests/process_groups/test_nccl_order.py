@@ -1,8 +1,10 @@
 """In which order a group over NCCL queues things on the device: by a fake one, and on GPUs by values."""
 
 import contextlib
+import gc
 import os
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -12,7 +14,7 @@ import torch.distributed as dist
 from group_members import Crew
 
 from raycrew.tensor_transport.process_groups import GroupHost, _join, join_group
-from raycrew.tensor_transport.process_groups._broadcasting import CollectiveGroup
+from raycrew.tensor_transport.process_groups._broadcasting import CollectiveGroup, nccl
 from raycrew.tensor_transport.process_groups._broadcasting.nccl import NcclFabric
 from raycrew.tensor_transport.process_groups._broadcasting.session import Party
 
@@ -147,6 +149,35 @@ def test_a_join_that_hangs_holds_nobody_up_and_leaves_no_variables(monkeypatch):
         for joining in [pool.submit(NcclFabric, None, 0, 2, DEVICE) for _ in range(2)]:
             joining.result()
     assert sorted(seen, key=str) == ["0", "0", None, None]
+
+
+@pytest.mark.hostile
+def test_a_device_that_stands_still_holds_up_nobody_and_frees_nothing(monkeypatch):
+    FakeCuda(monkeypatch)
+    goes_on, returned = threading.Event(), threading.Event()
+    waits = {"synchronize": lambda device: goes_on.wait(60)}
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waits["synchronize"](device))
+    monkeypatch.setattr(nccl, "_END_S", 0.1)
+    fabric, buffer = NcclFabric(None, 0, 2, DEVICE), torch.zeros(9)
+    freed = threading.Event()
+    weakref.finalize(buffer, freed.set)
+
+    def end(held):
+        fabric.end([], held)
+        returned.set()
+
+    ending = threading.Thread(target=end, args=([buffer],), daemon=True)
+    ending.start()
+    del buffer
+    assert returned.wait(30)
+    ending.join()
+    gc.collect()
+    assert not freed.is_set()
+    goes_on.set()
+    assert freed.wait(30)
+    waits["synchronize"] = lambda device: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        fabric.end([])
 
 
 def test_the_device_is_that_of_the_thread_that_joins(monkeypatch):

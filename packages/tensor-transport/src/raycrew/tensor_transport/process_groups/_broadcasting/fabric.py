@@ -49,8 +49,11 @@ class Fabric(Protocol):
         """Whether a work ended within this time; raises what it failed with."""
         ...
 
-    def end(self, works: Sequence[Any]) -> None:
-        """Have everything that is under way fail, here and with the others; nothing is written afterwards."""
+    def end(self, works: Sequence[Any], held: Sequence[object] = ()) -> None:
+        """Have everything that is under way fail, here and with the others; nothing is written afterwards.
+
+        Where a device stands still, that is not waited for: what is `held` is not freed before it goes on.
+        """
         ...
 
     def close(self) -> None:
@@ -104,7 +107,7 @@ class GlooFabric:
             work.wait()  # What it failed with; or it succeeded at the very moment.
         return True
 
-    def end(self, works: Sequence[Any]) -> None:
+    def end(self, works: Sequence[Any], held: Sequence[object] = ()) -> None:  # noqa: ARG002
         """Shut the connections down; then only what was about to send is still under way."""
         if self._endpoints:
             own, *others = self._endpoints[self._rank :] + self._endpoints[: self._rank]

@@ -244,7 +244,7 @@ class CollectiveGroup:
         except GroupMismatchError:
             raise
         except BaseException as error:
-            raise self._broken(error) from error
+            raise self._broken(error, views) from error
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -252,10 +252,10 @@ class CollectiveGroup:
         if (seen := self._failure) is not None:
             raise group_error(type(seen), self._party.invitation, str(seen), seen.members) from seen
 
-    def _broken(self, error: BaseException) -> BaseException:
+    def _broken(self, error: BaseException, views: Sequence[torch.Tensor]) -> BaseException:
         """Note that nothing works any more, tell the others, and say what to raise here."""
         party, invitation = self._party, self._party.invitation
-        party.fabric.end([])
+        party.fabric.end([], views)
         if self._closed:
             return TransportClosedError(f"{invitation.label} was closed meanwhile")
         if isinstance(error, RuntimeError):  # of gloo or NCCL

@@ -1,17 +1,25 @@
 """A member's end over NCCL: tensors of one CUDA device, in order with what the caller's streams do."""
 
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 
+from raycrew.tensor_transport.errors import TransportTimeoutError
+from raycrew.tensor_transport.process_groups._process import Gate
+
+log = logging.getLogger(__name__)
+
 _DEADLINE_S = 7 * 24 * 3600.0
 _ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+_END_S = 5.0
 _POLL_S = 0.0005
 _environment_lock = threading.Lock()
 
@@ -76,17 +84,34 @@ class NcclFabric:
         """Whether this group's stream is done within this time."""
         return _becomes(self._stream.record_event().query, timeout_s)
 
-    def end(self, works: Sequence[Any]) -> None:  # noqa: ARG002
-        """Abort the communicator; kernels that wait for a peer end."""
-        if self._group is not None:
-            self._group.abort()
-            torch.cuda.synchronize(self.device)
+    def end(self, works: Sequence[Any], held: Sequence[object] = ()) -> None:
+        """Abort the communicator; kernels that wait for a peer end.
+
+        What was queued behind something that stands still on the device is not waited for long: it is held.
+        """
+        group = self._group
+        if group is None:
+            return
+        group.abort()
+        gate = Gate("the end of a group over NCCL")
+        try:
+            gate.run(partial(_await_device, self.device, group, *works, *held), _END_S)
+        except TransportTimeoutError:
+            log.warning(
+                "%s is not done: what a group over NCCL has under way is held until then", self.device
+            )
+        finally:
+            gate.close()
 
     def close(self) -> None:
         """Give the communicator up."""
         if self._group is not None:
             self._group.abort()
         self._group = None
+
+
+def _await_device(device: torch.device, *held: object) -> None:  # noqa: ARG001 - freed when it returns
+    torch.cuda.synchronize(device)
 
 
 def _becomes(is_so: Callable[[], bool], timeout_s: float) -> bool:

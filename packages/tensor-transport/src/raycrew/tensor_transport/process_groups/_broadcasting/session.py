@@ -214,7 +214,8 @@ class _Mover:
         try:
             yield
         except BaseException:
-            self._party.fabric.end([flight.work for flight in self._flights])
+            held = [*self._views, *self._flights, *self._spare]
+            self._party.fabric.end([flight.work for flight in self._flights], held)
             self._flights.clear()
             raise
 
