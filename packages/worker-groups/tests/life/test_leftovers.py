@@ -1,9 +1,10 @@
+import asyncio
 import threading
 
 import pytest
 from patience import eventually
 
-from raycrew.cluster_core import BundlesOccupiedError
+from raycrew.cluster_core import BundlesOccupiedError, Session
 from raycrew.worker_groups import _base
 from raycrew.worker_groups._life import leftovers
 from raycrew.worker_groups._life.leftovers import keep, try_again
@@ -51,3 +52,25 @@ def test_all_is_tried_at_once_and_what_is_given_back_is_forgotten(kept, caplog):
     assert len(kept) == 2
     assert fail in kept
     assert "no luck" in caplog.text
+
+
+def test_a_claim_that_waits_can_be_given_up(kept):
+    gate, tried, nobody_wants_it = threading.Event(), threading.Event(), threading.Event()
+    outcome = []
+
+    def claim():
+        try:
+            with Session.until_set(nobody_wants_it):
+                _base._claim(Occupied(), None, "policy")
+        except asyncio.CancelledError as error:
+            outcome.append(error)
+
+    keep(lambda: (tried.set(), gate.wait(60))[1])
+    claiming = threading.Thread(target=claim, daemon=True)
+    claiming.start()
+    assert tried.wait(60)
+    nobody_wants_it.set()
+    claiming.join(20)
+    assert len(outcome) == 1
+    assert not gate.is_set()
+    gate.set()

@@ -10,7 +10,11 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
+
+from raycrew.worker_groups._life.waiting_for import is_done
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +55,9 @@ def catch_up(timeout_s: float) -> bool:
     """Wait until all that is abandoned by now was given back; says whether it was in time."""
     if not _threads:
         return True
-    caught_up = threading.Event()
-    _notes.put(caught_up.set)
-    return caught_up.wait(timeout_s)
+    caught_up = Future[None]()
+    _notes.put(partial(caught_up.set_result, None))
+    return is_done(caught_up, timeout_s)
 
 
 class _Abandoned:

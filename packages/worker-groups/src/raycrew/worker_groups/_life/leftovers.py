@@ -4,6 +4,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+
+from raycrew.worker_groups._life.waiting_for import is_done
 
 logger = logging.getLogger(__name__)
 
@@ -27,27 +30,29 @@ def try_again(timeout_s: float) -> None:
     Args:
         timeout_s: How long that is waited for; what takes longer goes on, and is kept again if it is in vain.
     """
-    deadline, tries = time.monotonic() + timeout_s, list[threading.Thread]()
+    deadline, tries = time.monotonic() + timeout_s, list[Future[None]]()
     with _lock:
         mine, _kept[:] = list(_kept), []
     try:
         while mine:
-            tries.append(threading.Thread(target=_try, args=(mine[-1],), name="raycrew-kept", daemon=True))
-            tries[-1].start()
+            over = Future[None]()
+            threading.Thread(target=_try, args=(mine[-1], over), name="raycrew-kept", daemon=True).start()
+            tries.append(over)
             mine.pop()
     finally:
         with _lock:
             _kept.extend(mine)
-    for one in tries:
-        one.join(max(0.0, deadline - time.monotonic()))
+    for over in tries:
+        is_done(over, max(0.0, deadline - time.monotonic()))
 
 
-def _try(give_back: Callable[[], bool]) -> None:
-    is_done = False
+def _try(give_back: Callable[[], bool], over: "Future[None]") -> None:
+    is_free = False
     try:
-        is_done = give_back()
+        is_free = give_back()
     except Exception:
         logger.exception("what is kept could not be given back")
     finally:
-        if not is_done:
+        if not is_free:
             keep(give_back)
+        over.set_result(None)

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from raycrew.cluster_core import Session
+from raycrew.worker_groups._life.waiting_for import SLICE_S, is_done
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerGroupClosedError, WorkerGroupError
 
 logger = logging.getLogger(__name__)
@@ -21,8 +22,6 @@ State = Literal["starting", "open", "restarting", "closing", "closed"]
 
 #: A restart that is told to give up ends the workers that it made; so long is waited for that.
 UNWIND_S = 30.0
-
-_SLICE_S = 0.1
 
 
 class _Running(NamedTuple):
@@ -77,7 +76,7 @@ class Lifecycle:
             WorkerGroupClosedError: The group is shut down meanwhile.
         """
         deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0 and not self._ends.wait(min(left, _SLICE_S)):
+        while (left := deadline - time.monotonic()) > 0 and not self._ends.wait(min(left, SLICE_S)):
             Session.check_wanted()
         self.check()
 
@@ -99,12 +98,12 @@ class Lifecycle:
         own = _Running(Future(), name, apart)
         while (running := self._begin(own)) is not None:
             self._refuse_own("restarted")
-            _is_done(running.outcome)
+            is_done(running.outcome)
             if running.name == name and (running.apart or not apart):
                 return list(running.outcome.result())
         if apart:
             self._run_apart(work, own.outcome)
-            _is_done(own.outcome)
+            is_done(own.outcome)
         else:
             self._run(work, own.outcome)
         return own.outcome.result()
@@ -163,7 +162,7 @@ class Lifecycle:
         self._refuse_own("called")
         replaced = sorted(self._replaced.intersection(ranks))
         _warn_in_loop(f"a call on ranks {replaced} of {self._name!r} waits for their restart")
-        if not _is_done(running.outcome, timeout_s):
+        if not is_done(running.outcome, timeout_s):
             said = f"{self._name}: ranks {replaced} are still being restarted after {timeout_s:g} s"
             raise ResultTimeoutError(f"{said}; nothing was sent", replaced)
         self.check()
@@ -211,22 +210,6 @@ def _warn_in_loop(what: str) -> None:
     except RuntimeError:
         return
     logger.warning("%s, and blocks the event loop; asyncio.to_thread(group.call, ...) does not", what)
-
-
-def _is_done(future: "Future[Any]", timeout_s: float | None = None) -> bool:
-    """Wait until something is done; whether it was in time.
-
-    Raises:
-        asyncio.CancelledError: What this thread does was given up.
-    """
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    while not future.done():
-        Session.check_wanted()
-        left = _SLICE_S if deadline is None else min(_SLICE_S, deadline - time.monotonic())
-        if left <= 0:
-            return False
-        wait([future], left)
-    return True
 
 
 class CopiedLifecycle(Lifecycle):
