@@ -469,3 +469,22 @@ def test_only_some_generators_are_updated(store, directory):
 def test_options_of_the_directory_are_checked(options, match):
     with pytest.raises(ValueError, match=match):
         WeightDirectory.local(**options)
+
+
+def test_a_receiver_says_once_what_it_holds(store, directory):
+    asked = []
+
+    class Heard(WeightDirectory):
+        def ask(self, method, /, *args):
+            asked.append(method)
+            return super().ask(method, *args)
+
+    trainer, generator = Trainer(store, directory), Generator(store, Heard(directory._edge))
+    sync([trainer], [generator], directory)
+    assert Record.vote in asked and Record.hold not in asked
+    (status,) = directory.status()
+    assert status.holders == (generator.receiver.name,)
+    late = Generator(store, Heard(directory._edge))
+    late.receiver.pull()
+    assert Record.hold in asked
+    assert set(directory.status()[0].holders) == {generator.receiver.name, late.receiver.name}

@@ -301,3 +301,16 @@ def test_a_receiver_goes_on_to_hold_what_it_had_when_an_update_is_given_up():
         record.news(1, number, "a", "n", (0,))
     record.leave(100, "nobody")
     assert record.holders == {"a": 1}
+
+
+def test_a_vote_says_what_is_held_and_that_nothing_else_is_read():
+    record = Record(keep=1, lease_s=10)
+    author = Author(record)
+    author.publish()
+    record.news(0, 1, "a", "n", (0,))
+    number = record.reserve(0, ["1"], None)
+    enter(record, number, a="1")
+    author.publish()
+    record.vote(0, number, "a", True, "")
+    assert record.holders == {"a": number}
+    assert author.begin(1) == number + 1, "nobody reads the first one any more"

@@ -272,10 +272,8 @@ class Record(Shelf):
         return "it is not known any more" if version is None else version.reason
 
     def hold(self, now: float, receiver: str, number: int) -> None:
-        """A receiver holds a version, and reads no other one."""
-        self.holders[receiver] = number
-        for version in self.versions.values():
-            version.fetching.pop(receiver, None)
+        """A receiver holds a version, and reads no other one; of those that voted for one it is known."""
+        self._hold(receiver, number)
         self._tidy(now)
 
     def leave(self, now: float, receiver: str) -> None:

@@ -164,7 +164,12 @@ class Shelf:
             self._lineage.note(version.number, version.names)
             for receiver, loaded in version.votes.items():
                 if loaded:
-                    self.holders[receiver] = version.number
+                    self._hold(receiver, version.number)
+
+    def _hold(self, receiver: str, number: int) -> None:
+        self.holders[receiver] = number
+        for version in self.versions.values():
+            version.fetching.pop(receiver, None)
 
     def _abort(self, version: Version, reason: str) -> None:
         version.state, version.reason, version.fetching = "aborted", reason, {}

@@ -222,7 +222,7 @@ class Applier:
         if isinstance(update, WeightUpdate):
             self._keep_update(update)
         else:
-            self._member.hold(heading.version, self._store)
+            self._member.hold(heading.version, self._store, is_known=heading.is_vote)
         return WeightReceipt(
             heading.version,
             loading.size_bytes,

@@ -65,11 +65,12 @@ class Member:
             with contextlib.suppress(DirectoryLostError):
                 self._directory.ask(Record.vote, int(update), self.name, False, repr(error))
 
-    def hold(self, version: int, store: ByteStore) -> None:
-        """Say what is held now, and release what nobody needs any more."""
+    def hold(self, version: int, store: ByteStore, *, is_known: bool) -> None:
+        """Say what is held now, unless the vote did, and release what nobody needs any more."""
         if self._directory is not None:
             with contextlib.suppress(DirectoryLostError):
-                self._directory.ask(Record.hold, self.name, version)
+                if not is_known:
+                    self._directory.ask(Record.hold, self.name, version)
                 release(self._directory, store, release_scope(store, ""))
 
     def leave(self) -> None:
