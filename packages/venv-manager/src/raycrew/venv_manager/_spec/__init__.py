@@ -1,5 +1,6 @@
 """What an environment is, and the digest of everything that decides its content."""
 
+from raycrew.venv_manager._spec.cache_keys import declared, named_files
 from raycrew.venv_manager._spec.checkout import files_of_git, ignored_by_git
 from raycrew.venv_manager._spec.credentials import Credential, credentials_in, without_credentials
 from raycrew.venv_manager._spec.digest import KEY_LENGTH, asked, choice_of, explain, identity, key_of
@@ -72,6 +73,7 @@ __all__ = [
     "counted_settings",
     "counts",
     "credentials_in",
+    "declared",
     "explain",
     "extra_requirements",
     "file_hash",
@@ -94,6 +96,7 @@ __all__ = [
     "local_sources",
     "lock_file",
     "locked_versions",
+    "named_files",
     "names_local_sources",
     "preferred_versions",
     "project_folder",

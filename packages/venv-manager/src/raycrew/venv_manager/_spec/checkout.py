@@ -28,15 +28,30 @@ def ignored_by_git(folder: str) -> list[str]:
     return sorted(_listed(folder, "-o", "-i", "--directory"))
 
 
+def commit_of_git(folder: str) -> str:
+    """The commit that a checkout is at; empty where there is none."""
+    return os.fsdecode(_asked(folder, "rev-parse", "-q", "--verify", "HEAD")).strip()
+
+
+def tags_of_git(folder: str) -> str:
+    """The tags of a repository, each with what it names."""
+    return os.fsdecode(_asked(folder, "for-each-ref", "--format=%(refname) %(objectname)", "refs/tags"))
+
+
 def _listed(folder: str, *flags: str) -> list[str]:
+    rows = _asked(folder, "ls-files", "-z", "--exclude-standard", *flags).split(b"\0")
+    return [os.fsdecode(row) for row in rows if row]
+
+
+def _asked(folder: str, *words: str) -> bytes:
     above = Path(folder).absolute()
     git = shutil.which("git")
     if git is None or not any((place / ".git").exists() for place in (above, *above.parents)):
-        return []
-    words = [git, "-C", folder, "-c", "core.fsmonitor=false", "ls-files", "-z", "--exclude-standard", *flags]
+        return b""
+    line = [git, "-C", folder, "-c", "core.fsmonitor=false", *words]
     environ = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     try:
-        done = subprocess.run(words, capture_output=True, env=environ, timeout=_DEADLINE_S, check=False)
+        done = subprocess.run(line, capture_output=True, env=environ, timeout=_DEADLINE_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise SpecError(f"git did not list the files of {folder} within {_DEADLINE_S:g} s") from error
-    return [] if done.returncode else [os.fsdecode(row) for row in done.stdout.split(b"\0") if row]
+        raise SpecError(f"git did not tell about {folder} within {_DEADLINE_S:g} s") from error
+    return b"" if done.returncode else done.stdout

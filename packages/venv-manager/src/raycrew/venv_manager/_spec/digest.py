@@ -48,7 +48,8 @@ def asked(
     names = {path: name for name, path in paths.items()}
     named = spec.replace(packages=[named_requirement(text, None, names) for text in spec.packages])
     options = {k: v for k, v in named.to_dict().items() if k not in _NOT_AS_WRITTEN}
-    sources = {name: (path, given.fingerprint(path)) for name, path in paths.items()}
+    variables = {**environ, **dict(spec.environment)}
+    sources = {name: (path, given.fingerprint(path, variables)) for name, path in paths.items()}
     return {
         "format": FORMAT,
         "spec": options,

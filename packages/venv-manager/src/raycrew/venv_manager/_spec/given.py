@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raycrew.venv_manager._spec import locks as _lock
+from raycrew.venv_manager._spec.cache_keys import declared
 from raycrew.venv_manager._spec.credentials import without_credentials
 from raycrew.venv_manager._spec.fingerprints import (
     archive_hash,
@@ -130,9 +131,12 @@ def source_paths(spec: EnvironmentSpec, environ: Mapping[str, str]) -> dict[str,
     return found
 
 
-def fingerprint(path: Path) -> str:
-    """SHA-256 over what decides what a local source is built to."""
-    return source_fingerprint(path) if path.is_dir() else file_hash(path)
+def fingerprint(path: Path, environ: Mapping[str, str]) -> str:
+    """SHA-256 over what decides what a local source is built to in an environment of variables."""
+    if not path.is_dir():
+        return file_hash(path)
+    own, said = source_fingerprint(path), declared(path, environ)
+    return hashlib.sha256(json.dumps([own, said], sort_keys=True).encode()).hexdigest() if said else own
 
 
 def requirements_hash(path: Path, fingerprint: str) -> str:

@@ -14,7 +14,7 @@ from raycrew.venv_manager._spec import (
     ignored_by_git,
     ignored_fingerprint,
     is_litter,
-    read_toml,
+    named_files,
 )
 
 
@@ -41,20 +41,7 @@ class Ignored:
     @cached_property
     def named(self) -> frozenset[str]:
         """Those that hold what the source itself says to uv that it is built from: its `cache-keys`."""
-        file = self.folder / "pyproject.toml"
-        told = read_toml(file).get("tool", {}).get("uv", {}) if self.names and file.is_file() else {}
-        patterns = [
-            key if isinstance(key, str) else key.get("file", "") for key in told.get("cache-keys", ())
-        ]
-        below = (
-            path
-            for pattern in patterns
-            if pattern.strip("/")
-            for path in self.folder.glob(pattern.strip("/"))
-        )
-        found = {
-            path.relative_to(self.folder).as_posix() for path in below if path.is_relative_to(self.folder)
-        }
+        found = named_files(self.folder) if self.names else set()
         return frozenset(
             n for n in self.names if n in found or any(f.startswith(n) for f in found if n[-1] == "/")
         )

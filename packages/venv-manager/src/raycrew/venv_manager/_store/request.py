@@ -62,6 +62,7 @@ class Request:
         environ = build_environment(spec, store.environ)
         given = carried.identity() if spec.carry else {}
         self.asked = _spec.asked(spec, environ, given, configured(store.environ))
+        self._environ = {**environ, **dict(spec.environment)}
         self.by_lock = is_synced(spec, carried)
         self.choosing = _spec.choice_of(self.asked)
         self._paths = source_paths(spec, environ)
@@ -222,8 +223,8 @@ class Request:
         label = choice.sources[name]
         path = self._paths[label]
         needs = tuple(extra_requirements(self._told, name))
-        setting = self._setting | {"built with": built_with(path, needs)}
-        return Source(path, self.asked["sources"][label], setting, name, needs)
+        setting = self._setting | {"built with": built_with(path, needs, self._environ)}
+        return Source(path, self.asked["sources"][label], setting, name, self._environ, needs)
 
     def _built(self, choice: Choice, report: Report) -> Iterator[tuple[str, Built]]:
         """The wheels of all local sources that a choice has, those that changed built now, some at a time."""

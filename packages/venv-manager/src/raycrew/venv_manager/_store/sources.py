@@ -5,7 +5,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from raycrew.venv_manager._build import (
     tops_of,
     write_whole,
 )
-from raycrew.venv_manager._spec import KEY_LENGTH, build_sources, files_of_git, fingerprint, key_of
+from raycrew.venv_manager._spec import KEY_LENGTH, build_sources, declared, files_of_git, fingerprint, key_of
 from raycrew.venv_manager._store.ignored import Ignored
 from raycrew.venv_manager._store.root import make_folder
 from raycrew.venv_manager._store.store import Store
@@ -60,6 +60,7 @@ class Source:
         setting: What else decides what comes out: interpreter, platform, variables, settings of uv, and local
             sources that it is built with.
         name: Of the package.
+        environ: The variables that it is built with, of which those count that it names.
         needs: What its consumer says that its build requires, too.
     """
 
@@ -67,6 +68,7 @@ class Source:
     fingerprint: str
     setting: Mapping[str, Any]
     name: str
+    environ: Mapping[str, str] = field(repr=False, compare=False)
     needs: tuple[str, ...] = ()
 
     @property
@@ -76,17 +78,17 @@ class Source:
 
     def now(self) -> "Source":
         """The same source, as it and what it is built with are now."""
-        setting = {**self.setting, "built with": built_with(self.path, self.needs)}
-        return replace(self, fingerprint=fingerprint(self.path), setting=setting)
+        setting = {**self.setting, "built with": built_with(self.path, self.needs, self.environ)}
+        return replace(self, fingerprint=fingerprint(self.path, self.environ), setting=setting)
 
     def key_with(self, names: Iterable[str]) -> str:
         """The digest, together with that of files that git ignores."""
         return key_of({"source": self.key, "ignored": Ignored(self.path).fingerprint(names)})
 
 
-def built_with(path: Path, needs: Iterable[str]) -> list[str]:
+def built_with(path: Path, needs: Iterable[str], environ: Mapping[str, str]) -> list[str]:
     """Fingerprints of the local sources that a source is built with."""
-    return sorted({fingerprint(source) for source in build_sources(path, needs)})
+    return sorted({fingerprint(source, environ) for source in build_sources(path, needs)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +107,10 @@ class _Made:
         if not self.is_compiled:
             return self
         read = Ignored(source.path).fingerprint(names)
-        told = digest(
-            {"made of": self.told, "ignored": read, "built with": ",".join(source.setting["built with"])}
-        )
-        return replace(self, told=told)
+        said = key_of(declared(source.path, source.environ))
+        needs = ",".join(source.setting["built with"])
+        told = {"made of": self.told, "ignored": read, "said": said, "built with": needs}
+        return replace(self, told=digest(told))
 
 
 class SourceShelf:
