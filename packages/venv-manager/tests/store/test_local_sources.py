@@ -179,9 +179,9 @@ def test_what_is_compiled_counts_by_what_it_is_compiled_from(asked, lib, tmp_pat
 
 
 @pytest.mark.hostile
-@pytest.mark.parametrize("header", ["data/lib.h", "_generated.py"])
-def test_what_a_compiler_reads_counts_though_git_ignores_it(asked, checkout, header):
-    """In a folder as the source names it in its `cache-keys`, elsewhere always."""
+@pytest.mark.parametrize("header", ["data/lib.h", "_generated.py", "include/lib.h"])
+def test_what_a_compiler_reads_counts(asked, checkout, header):
+    """All headers; what git ignores as well, in a folder only if the source names it in its `cache-keys`."""
     project, backend, file = checkout / "pyproject.toml", checkout / "backend.py", checkout / header
     project.write_text(f'{project.read_text()}[tool.uv]\ncache-keys = [{{ file = "data/*.h" }}]\n')
     compiles = f'pathlib.Path("{header}").read_bytes() + pathlib.Path("lib.c")'

@@ -8,6 +8,7 @@ from raycrew.venv_manager._build.content import (
     is_compiled,
     members,
     members_of_source,
+    read_by_compilers,
     shipped,
     tops_of,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "members_of_source",
     "pack",
     "probe",
+    "read_by_compilers",
     "shipped",
     "take",
     "this_platform",

@@ -9,8 +9,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from raycrew.venv_manager._build.wheels import said_of_wheel
-from raycrew.venv_manager._spec import file_hash, files_below
+from raycrew.venv_manager._spec import file_hash, files_below, files_of_git, is_litter
 
+_READ = (
+    ".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".ipp", ".pxd", ".pxi",
+    ".pyx", ".rs", ".f", ".f90", ".s", ".S", ".asm", ".m", ".mm", ".cmake", "CMakeLists.txt", "meson.build",
+    "Cargo.toml", "Cargo.lock", "Makefile", "setup.py",
+)  # fmt: skip
 _COMPILED = (".so", ".pyd", ".dylib")
 
 
@@ -46,6 +51,18 @@ def members_of_source(sdist: Path) -> dict[str, str]:
             if content is not None and ".egg-info/" not in member.name:
                 found[member.name.partition("/")[2]] = _sum(content.read())
     return found
+
+
+def read_by_compilers(folder: str, left_out: Iterable[str]) -> dict[str, str]:
+    """Those files of a source, with sums, that a compiler reads and that are not among some: often headers."""
+    there = {*left_out}
+    names = files_of_git(folder) or [path.removeprefix(f"{folder}/") for path in files_below(folder)]
+    found = (name for name in names if name.endswith(_READ) and not is_litter(folder, name))
+    return {
+        f"beside {name}": file_hash(Path(folder, name))
+        for name in found
+        if name not in there and Path(folder, name).is_file()
+    }
 
 
 def digest(held: Mapping[str, str]) -> str:

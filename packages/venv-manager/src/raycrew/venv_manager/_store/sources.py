@@ -16,6 +16,7 @@ from raycrew.venv_manager._build import (
     is_compiled,
     members,
     members_of_source,
+    read_by_compilers,
     shipped,
     tops_of,
     write_whole,
@@ -240,7 +241,8 @@ def _of_sdist(
     if source.path.is_dir():
         try:
             archive = build_file("--sdist", source.path, source.name, into, environ, python, timeout_s)
-            return digest(members_of_source(archive) | along)
+            held = members_of_source(archive)
+            return digest(read_by_compilers(str(source.path), held) | held | along)
         except UvError as error:  # not every backend has source archives: then all of its files count
             logger.debug("%s has no source archive: %s", source.path, error)
     return digest({"source": source.fingerprint} | along)
