@@ -75,6 +75,7 @@ class Sight:
         memory = memory_of(tensor)
         self._tensor = weakref.ref(tensor)
         self._is_plain = has_plain_memory(memory)
+        self._storage: weakref.ref[torch.UntypedStorage] | None = None
         if self._is_plain:
             self.start, self.end = _extent(memory)
             self._storage = weakref.ref(memory.untyped_storage())
@@ -87,11 +88,16 @@ class Sight:
         tensor = self._tensor()
         if not self._is_plain:
             return None if tensor is None else memory_of(tensor)
+        storage = self.storage()
         if tensor is not None:
             memory = memory_of(tensor)
-            return memory if _is_there(memory.untyped_storage(), _extent(memory)[1]) else None
-        storage = self._storage()
+            end = self.end if memory.untyped_storage() is storage else _extent(memory)[1]
+            return memory if _is_there(memory.untyped_storage(), end) else None
         return None if storage is None or not _is_there(storage, self.end) else self._over(storage)
+
+    def storage(self) -> torch.UntypedStorage | None:
+        """Where its elements lie; None where nobody holds that, or its class hides it."""
+        return None if self._storage is None else self._storage()
 
     def version(self) -> int | None:
         """What torch counts now."""
@@ -158,14 +164,14 @@ class Streamed:
             yields.is_buffer = True
             yields.glimpses.clear()
 
-    def add(self, memory: torch.Tensor, glimpse: Glimpse) -> None:
-        """Remember what was seen of this memory."""
-        if not has_plain_memory(memory):
+    def add(self, glimpse: Glimpse) -> None:
+        """Remember what was seen of a tensor."""
+        sight = glimpse.source
+        if isinstance(sight, Held) or (storage := sight.storage()) is None:
             return
-        start, end = _extent(memory)
-        yields = self._storages.setdefault(memory.untyped_storage(), _Yields(start=start, end=end))
+        yields = self._storages.setdefault(storage, _Yields(start=sight.start, end=sight.end))
         if not yields.is_buffer:
-            yields.start, yields.end = min(start, yields.start), max(end, yields.end)
+            yields.start, yields.end = min(sight.start, yields.start), max(sight.end, yields.end)
             yields.glimpses.append(glimpse)
 
     def __iter__(self) -> Iterator[Glimpse]:
@@ -194,9 +200,11 @@ def _counter_of(memory: torch.Tensor) -> torch.Tensor | None:
     """A tensor that counts the writes to another one, and does not keep its memory."""
     if memory.is_inference() or is_wrapper(memory):
         return None
+    if torch.is_inference_mode_enabled():  # What takes an inference tensor's data counts no longer.
+        with torch.inference_mode(False):
+            return _counter_of(memory)
     counter = memory.detach()
-    with torch.inference_mode(False):  # What takes an inference tensor's data counts no longer.
-        counter.data = torch.empty(0, dtype=memory.dtype, device=memory.device)
+    counter.data = torch.empty(0, dtype=memory.dtype, device=memory.device)
     return counter
 
 

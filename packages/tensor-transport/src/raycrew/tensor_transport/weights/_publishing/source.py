@@ -155,7 +155,7 @@ class SourceWatch:
         if self._held or isinstance(tensor, torch.nn.Parameter):
             self._taken.append(taken)
         else:
-            self._streamed.add(memory_of(tensor), taken)
+            self._streamed.add(taken)
 
 
 def _refuse_changed(taken: Sequence[Glimpse]) -> None:
