@@ -118,6 +118,29 @@ def test_calls_on_ranks_that_are_replaced_wait_and_others_go_on(life):
     life.await_replaced([1], None)
 
 
+def test_what_is_being_sent_is_sent_before_its_rank_is_replaced(life):
+    sent, may_send, began = [], threading.Event(), threading.Event()
+
+    def send():
+        with life.sending([0, 1], None):
+            began.set()
+            assert may_send.wait(60)
+            sent.append("a call")
+
+    def work():
+        _, sending = in_thread(send)
+        assert began.wait(60)
+        threading.Timer(0.05, may_send.set).start()
+        life.replacing([1])
+        told = list(sent)
+        sending()
+        return told
+
+    assert life.restart(work) == ["a call"]
+    with life.sending([1], None):
+        pass
+
+
 def test_a_restart_that_calls_its_own_group_is_no_deadlock(life):
     def work():
         life.replacing([0])

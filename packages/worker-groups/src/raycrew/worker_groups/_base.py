@@ -305,9 +305,8 @@ class WorkerGroup(GroupFacts, GroupCalls):
         """Raise a `WorkerGroupClosedError` if the workers can't be reached any more."""
 
     def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
-        if self._life.state == "restarting":
-            self._life.await_replaced([send.rank for send in dispatch.sends], timeout)
-        return self._deliver(dispatch, timeout)
+        with self._life.sending([send.rank for send in dispatch.sends], timeout):
+            return self._deliver(dispatch, timeout)
 
 
 def _claim(cluster: Cluster, indices: Sequence[int] | None, name: str) -> Claim:

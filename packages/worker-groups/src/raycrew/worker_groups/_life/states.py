@@ -7,8 +7,9 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -22,6 +23,8 @@ State = Literal["starting", "open", "restarting", "closing", "closed"]
 
 #: A restart that is told to give up ends the workers that it made; so long is waited for that.
 UNWIND_S = 30.0
+
+_LOOK_S = 0.002
 
 
 class _Running(NamedTuple):
@@ -47,6 +50,7 @@ class Lifecycle:
         self._restart: _Running | None = None
         self._restarter = 0
         self._replaced: frozenset[int] = frozenset()
+        self._senders: set[object] = set()
         self._ending: Future[bool] | None = None
         self._closer = 0
         self._ends = threading.Event()
@@ -145,8 +149,45 @@ class Lifecycle:
                 self._state = "open"
 
     def replacing(self, ranks: Collection[int]) -> None:
-        """From now on calls on these ranks wait until the restart is over."""
-        self._replaced = frozenset(ranks)
+        """From now on calls on these ranks wait until the restart is over; who was sending some has done so.
+
+        Raises:
+            WorkerGroupClosedError: The group was shut down meanwhile.
+        """
+        with self._lock:
+            self._replaced, before = frozenset(ranks), set(self._senders)
+        deadline = time.monotonic() + UNWIND_S
+        while time.monotonic() < deadline:
+            with self._lock:
+                if before.isdisjoint(self._senders):
+                    return
+            self.pause(_LOOK_S)
+        logger.warning("%s: its restart goes on while calls are still being sent", self._name)
+
+    @contextmanager
+    def sending(self, ranks: Collection[int], timeout_s: float | None) -> Iterator[None]:
+        """Within, calls on some ranks are sent; first it is waited until none of those is being replaced.
+
+        Raises:
+            ResultTimeoutError: One still is after `timeout_s`.
+            WorkerGroupClosedError: The group was shut down meanwhile.
+            WorkerGroupError: The restart itself asks.
+        """
+        sender = object()
+        while not self._may_send(sender, ranks):
+            self.await_replaced(ranks, timeout_s)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._senders.discard(sender)
+
+    def _may_send(self, sender: object, ranks: Collection[int]) -> bool:
+        with self._lock:
+            if self._restart is not None and not self._replaced.isdisjoint(ranks):
+                return False
+            self._senders.add(sender)
+        return True
 
     def await_replaced(self, ranks: Collection[int], timeout_s: float | None) -> None:
         """Wait until none of some ranks is being replaced.
