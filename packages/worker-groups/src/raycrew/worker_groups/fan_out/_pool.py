@@ -100,10 +100,11 @@ class Pool:
             self._active += 1
             try:
                 if self._active == 1:
-                    with _ray.while_connected(self.check_open):
-                        self._begin(limit)
-            except BaseException:
+                    self._begin(limit)
+            except BaseException as error:
                 self._active -= 1
+                if isinstance(error, WorkerGroupError):
+                    self.check_open()  # else it was not the connection that ended
                 raise
             slots = self._shares.slots
         try:
