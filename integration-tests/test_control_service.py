@@ -1,11 +1,18 @@
 """Nothing asks Ray's control service past the gate of its package, where it would hang as that does."""
 
 import ast
+import contextlib
+import importlib
+import threading
 from pathlib import Path
 
 import pytest
 
+from raycrew.cluster_core._ray.compat import never_connecting as of_cluster_core
+from raycrew.tensor_transport._ray.compat import auto_connect
+
 PACKAGES = Path(__file__).parent.parent / "packages"
+WITH_RAY = ["cluster-core", "worker-groups", "tensor-transport"]
 
 # What may be had of `ray` outside of the gate's wing: it asks nobody, or only what a living worker answers.
 FREE = {"ObjectRef", "cancel", "cloudpickle", "exceptions", "get_runtime_context", "is_initialized", "method"}
@@ -35,10 +42,17 @@ def sources(package):
     return {name: tree for name, tree in found.items() if not name.startswith("testing")}
 
 
+def is_ray(node):
+    """Whether an expression is the module `ray`, by its name or by what imports it when it is needed."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "ray_module"
+    return isinstance(node, ast.Name) and node.id == "ray"
+
+
 def of_ray(tree):
     """Names that are taken from the module `ray`, and those imported from its inside."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ray":
+        if isinstance(node, ast.Attribute) and is_ray(node.value):
             yield node.attr
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "ray":
             names = {alias.name for alias in node.names}
@@ -51,7 +65,7 @@ def of_ray(tree):
 
 
 @pytest.mark.hostile
-@pytest.mark.parametrize("package", ["cluster-core", "worker-groups"])
+@pytest.mark.parametrize("package", WITH_RAY)
 def test_only_the_wing_of_questions_asks_ray(package):
     past = {
         f"{name}: {used}"
@@ -98,7 +112,7 @@ def named_questions(tree):
 
 
 @pytest.mark.hostile
-@pytest.mark.parametrize("package", ["cluster-core", "worker-groups"])
+@pytest.mark.parametrize("package", WITH_RAY)
 def test_the_wing_asks_only_in_questions(package):
     past = {
         f"{name}: {found}"
@@ -127,16 +141,10 @@ def connecting(tree):
     """Calls that would connect, where nothing says over which session; names are not looked through."""
     for node in beside_sessions(tree):
         called = node.func
-        on_ray = isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name)
-        if isinstance(called, ast.Attribute) and called.attr == "remote" and not makes_class(called):
-            yield node.lineno, "remote"
-        elif on_ray and called.value.id == "ray" and called.attr in CONNECTING - {"remote"}:
+        if not isinstance(called, ast.Attribute):
+            continue
+        if called.attr in CONNECTING and is_ray(called.value) != (called.attr == "remote"):
             yield node.lineno, called.attr
-
-
-def makes_class(called):
-    """`ray.remote(…)` itself."""
-    return isinstance(called.value, ast.Name) and called.value.id == "ray"
 
 
 def beside_sessions(node):
@@ -160,7 +168,7 @@ def names(tree):
 
 
 @pytest.mark.hostile
-@pytest.mark.parametrize("package", ["cluster-core", "worker-groups"])
+@pytest.mark.parametrize("package", WITH_RAY)
 def test_nothing_is_sent_but_over_a_session(package):
     past = {
         f"{name}: line {line}: {called}"
@@ -179,6 +187,7 @@ def test_nothing_is_sent_but_over_a_session(package):
         ("ask(lambda: f.remote())", False),
         ("ray.remote(f)", False),
         ("ray.put(1)", True),
+        ("ray_module().put(1)", True),
         ("queue.put(1)", False),
     ],
 )
@@ -200,3 +209,38 @@ def test_what_may_connect_is_seen(text, seen):
 def test_a_question_past_the_gate_is_seen(text, seen):
     tree = ast.parse(text)
     assert bool(list(outside_of_questions(tree, questions=named_questions(tree)))) == seen
+
+
+@contextlib.contextmanager
+def of_tensor_transport():
+    switch = auto_connect()
+    switch.refusals += 1
+    yield
+    switch.refusals -= 1
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(of_cluster_core, of_tensor_transport), (of_tensor_transport, of_cluster_core)],
+    ids=["cluster-core first", "tensor-transport first"],
+)
+def test_packages_keep_ray_from_connecting_within_each_other(first, second, monkeypatch):
+    hook, elsewhere = importlib.import_module("ray._private.auto_init_hook"), []
+    monkeypatch.setattr(hook, "enable_auto_connect", True)
+    switches = set()
+    for _ in range(3):
+        with first():
+            with second():
+                assert not hook.enable_auto_connect
+                thread = threading.Thread(target=lambda: elsewhere.append(bool(hook.enable_auto_connect)))
+                thread.start()
+                thread.join()
+            assert not hook.enable_auto_connect
+        assert hook.enable_auto_connect
+        with second():
+            assert not hook.enable_auto_connect
+        assert hook.enable_auto_connect
+        switches.add(id(hook.enable_auto_connect))
+    assert elsewhere == [True] * 3, "other threads, and the user, connect as before"
+    assert len(switches) == 1, "no switch is put over another again and again"

@@ -24,7 +24,7 @@ from raycrew.tensor_transport import (
     ShardRegistry,
     TensorArguments,
     TransportError,
-    _ray_compat,
+    _ray,
     release,
 )
 from raycrew.tensor_transport.backends import node_memory
@@ -119,14 +119,14 @@ def test_a_dead_store_is_named(ray_cluster):
 def test_the_lost_shard_of_several_is_named(ray_cluster, monkeypatch):
     backend = RayRefBackend()
     shards = [backend.put([torch.full((1 << 18,), value)])[0] for value in range(3)]
-    get, lost = _ray_compat.get, shards[1].locator[0]
+    get, lost = _ray.get, shards[1].locator[0]
 
     def get_unless_lost(refs, timeout_s=None):
         if lost in (refs if isinstance(refs, list) else [refs]):
             raise ShardLostError("an object is lost")
         return get(refs, timeout_s)
 
-    monkeypatch.setattr(_ray_compat, "get", get_unless_lost)
+    monkeypatch.setattr(_ray, "get", get_unless_lost)
     with pytest.raises(ShardLostError, match=f"shard {shards[1].shard_id} of .* an object is lost") as caught:
         backend.fetch([ShardRead(shard) for shard in shards], timeout_s=240)
     assert (caught.value.owner, caught.value.node_id) == (shards[1].owner, shards[1].node_id)
@@ -166,7 +166,7 @@ _KEPT = []
 
 
 def held(_actor):
-    return _ray_compat.references_held()
+    return _ray.references_held()
 
 
 def test_a_dead_consumer_keeps_nothing(stores):
@@ -270,7 +270,7 @@ def test_tensors_go_to_the_object_store_where_memory_is_not_lent(lender, ray_clu
     monkeypatch.setattr(node_memory, "memory_left", lambda: 1 << 20)
     (short,) = registry.put([source])
     monkeypatch.undo()
-    monkeypatch.setattr(node_memory._ray_compat, "machine_addresses", lambda: {"a", "b"})
+    monkeypatch.setattr(node_memory._ray, "machine_addresses", lambda: {"a", "b"})
     (spread,) = ShardRegistry(NodeMemoryBackend(), RayRefBackend()).put([source])
     assert [short.shard.scheme, spread.shard.scheme] == ["ray", "ray"]
     assert all(torch.equal(got, source) for got in registry.fetch([short, spread]))

@@ -13,7 +13,7 @@ from raycrew.tensor_transport import (
     RTensor,
     ShardError,
     ShardRegistry,
-    _ray_compat,
+    _ray,
 )
 
 ray = pytest.importorskip("ray")
@@ -89,8 +89,8 @@ _GATE = multiprocessing.get_context("spawn").Event()
 
 def test_a_put_asks_for_no_count_of_all_references(lender, monkeypatch):
     asked = []
-    count = _ray_compat.references_held
-    monkeypatch.setattr(_ray_compat, "references_held", lambda: asked.append(1) or count())
+    count = _ray.references_held
+    monkeypatch.setattr(_ray, "references_held", lambda: asked.append(1) or count())
     for i in range(50):
         (shard,) = lender.put([torch.full((1 << 10,), i)])
         assert int(read(lender, shard)[0]) == i
@@ -107,9 +107,9 @@ def test_where_ray_has_to_be_asked_it_is_asked_seldom(lender, monkeypatch):
         clock[0] += 1.0
         return held()
 
-    held = _ray_compat.references_held
-    monkeypatch.setattr(_ray_compat, "when_unreferenced", lambda ref, tell: False)
-    monkeypatch.setattr(_ray_compat, "references_held", count)
+    held = _ray.references_held
+    monkeypatch.setattr(_ray, "when_unreferenced", lambda ref, tell: False)
+    monkeypatch.setattr(_ray, "references_held", count)
     monkeypatch.setattr("raycrew.tensor_transport.backends.node_memory.time.monotonic", lambda: clock[0])
     shards = [lender.put([torch.full((1 << 10,), i)]) for i in range(50)]
     assert len(asked) == 1

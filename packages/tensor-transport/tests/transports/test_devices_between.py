@@ -7,7 +7,7 @@ import pytest
 import torch
 from processes import MakingPeer
 
-from raycrew.tensor_transport import _ray_compat
+from raycrew.tensor_transport import _ray
 from raycrew.tensor_transport.errors import TransferCancelledError, TransportError, TransportTimeoutError
 from raycrew.tensor_transport.testing import PullCase, check_transport
 from raycrew.tensor_transport.transports import CudaIpcTransport, NixlTransport, Offer, this_process
@@ -78,7 +78,7 @@ def test_a_get_by_nixl_that_does_not_end_keeps_nobody_else_waiting(monkeypatch):
             go_on.wait(60)
         return torch.full((4,), 7, dtype=torch.uint8)
 
-    monkeypatch.setattr(_ray_compat, "get_by_nixl", get)
+    monkeypatch.setattr(_ray, "get_by_nixl", get)
     hangs, other = (Offer("nixl", this_process(), _Ref(name), 4) for name in ("hangs", "other"))
     buffers = [torch.zeros(4, dtype=torch.uint8) for _ in range(4)]
     with NixlTransport() as transport:

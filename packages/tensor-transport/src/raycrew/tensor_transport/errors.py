@@ -16,7 +16,7 @@ class TransportTimeoutError(TransportError, TimeoutError):
 
 
 class TransportClosedError(TransportError):
-    """A store, cache or server was used after its close."""
+    """A store, cache or server was used after its close, or Ray without the connection that this needs."""
 
 
 class UnsupportedTensorError(TransportError, TypeError):

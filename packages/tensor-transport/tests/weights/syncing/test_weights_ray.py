@@ -115,7 +115,7 @@ def test_waiting_for_bytes_has_a_deadline(ray_cluster):
 
         threading.Event().wait(60)
 
-    from raycrew.tensor_transport._ray_compat import RayByteStore
+    from raycrew.tensor_transport._ray import RayByteStore
 
     ref = never.options(num_cpus=0).remote()
     with pytest.raises(TransportTimeoutError):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from raycrew.tensor_transport import _ray_compat
+from raycrew.tensor_transport import _ray
 from raycrew.tensor_transport._bytes import tensor_bytes, tensor_from
 from raycrew.tensor_transport._memory import (
     SIZE,
@@ -35,11 +35,11 @@ from raycrew.tensor_transport._rows import (
     new_shard_id,
     stale,
 )
+from raycrew.tensor_transport.backends._machines import Machines
 from raycrew.tensor_transport.backends.ray_refs import RayRefBackend
 from raycrew.tensor_transport.errors import ShardLostError, StaleHandleError, TransportError
 from raycrew.tensor_transport.protocols import Bytes
 
-_CLUSTER_S = 10.0
 _ASKING_SHARE = 20  # Where Ray has to be asked, that takes at most a twentieth of the time.
 _ARENA_PATH = re.compile(r"/proc/\d+/fd/\d+")
 _FILES = named_errors("memory of this node")
@@ -80,7 +80,7 @@ class NodeMemoryBackend:
         self._connection = ""
         self._gone: deque[str] = deque()
         self._asked_for: set[str] = set()
-        self._several_machines = (False, float("-inf"))
+        self._machines = Machines()
         self._collected_at = self._ask_at = float("-inf")
         self._peak = self._put = self._released = 0
         self._lock = threading.RLock()
@@ -99,19 +99,20 @@ class NodeMemoryBackend:
     def put(self, tensors: Sequence[torch.Tensor], *, step: int | None = None) -> list[TensorShardInfo]:
         """Copy tensors into warm memory where possible."""
         raws = [tensor_bytes(tensor) for tensor in tensors]
+        lends = bool(raws) and self._can_lend()
         with self._lock:
             self.collect()
-            places = self._take(raws) if raws and self._can_lend() else None
+            places = self._take(raws) if lends else None
             if places is None:
                 return self._otherwise.put(tensors, step=step)
-            token = _ray_compat.put(b"")
+            token = _ray.put(b"")
             self._lent[token.hex()] = places
-            self._connection = _ray_compat.connection_id()
-            if not _ray_compat.when_unreferenced(token, self._gone.append):
+            self._connection = _ray.connection_id()
+            if not _ray.when_unreferenced(token, self._gone.append):
                 self._asked_for.add(token.hex())
             self._put += len(tensors)
             self._peak = max(self._peak, self._held_bytes())
-        owner, node, machine = f"process {os.getpid()}", _ray_compat.current_node_id(), _machine()
+        owner, node, machine = f"process {os.getpid()}", _ray.current_node_id(), _machine()
         return [
             TensorShardInfo(
                 self.scheme,
@@ -200,7 +201,7 @@ class NodeMemoryBackend:
 
     def _unreferenced(self) -> list[str]:
         """Tokens of what no handle refers to any more, as Ray told; asked only where it does not tell."""
-        connection = _ray_compat.connection_id()
+        connection = _ray.connection_id()
         if connection != self._connection:
             self._connection, found = connection, list(self._lent)  # Nobody counts what an earlier one lent.
             self._asked_for.clear()
@@ -208,7 +209,7 @@ class NodeMemoryBackend:
         found = [self._gone.popleft() for _ in range(len(self._gone))]
         started = time.monotonic()
         if self._asked_for and started >= self._ask_at:
-            held = _ray_compat.references_held() or frozenset()
+            held = _ray.references_held() or frozenset()
             found += self._asked_for - held
             self._asked_for &= held
             ended = time.monotonic()
@@ -256,11 +257,7 @@ class NodeMemoryBackend:
 
     def _can_lend(self) -> bool:
         """Whether readers are on this machine, as far as one can tell, and Ray says who has handles."""
-        several, asked_at = self._several_machines
-        if time.monotonic() - asked_at > _CLUSTER_S:
-            several = len(_ray_compat.machine_addresses()) > 1
-            self._several_machines = (several, time.monotonic())
-        return not several and hasattr(os, "memfd_create") and _ray_compat.counts_references()
+        return not self._machines.has_several() and hasattr(os, "memfd_create") and _ray.counts_references()
 
     def _held_bytes(self) -> int:
         return sum(int(arena.header.live[:, SIZE].sum()) for arena in self._arenas)
@@ -285,7 +282,7 @@ def _read_elsewhere(node_id: str, reads: Sequence[ShardRead], timeout_s: float |
     """Copies of parts, read by a process on the node of their owner."""
     plain = [dataclasses.replace(read, into=None) for read in reads]
     try:
-        answer = _ray_compat.call_on_node(node_id, _read_as_bytes, plain, timeout_s=timeout_s)
+        answer = _ray.call_on_node(node_id, _read_as_bytes, plain, timeout_s=timeout_s)
     except ShardLostError as error:
         if error.shard_id:
             raise

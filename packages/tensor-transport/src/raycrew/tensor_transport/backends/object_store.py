@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import torch
 
-from raycrew.tensor_transport import _ray_compat
+from raycrew.tensor_transport import _ray
 from raycrew.tensor_transport._bytes import arrange, tensor_bytes
 from raycrew.tensor_transport._rows import (
     ShardRead,
@@ -38,7 +38,7 @@ class StoreActor(LedgerStore):
 
     def keep(self, slots: Sequence[Slot], step: int | None, *buffers: Any) -> str:
         """Take buffers over; the epoch of this store."""
-        refs = [_ray_compat.put(buffer) for buffer in buffers]
+        refs = [_ray.put(buffer) for buffer in buffers]
         for shard_id, buffer, offset, size in slots:
             self._places[shard_id] = (refs[buffer], offset)
             self._ledger.add(shard_id, size, step)
@@ -72,14 +72,13 @@ class ObjectStoreBackend:
         self._stores = dict(stores)
         self._timeout_s = timeout_s
         self._started_here = False
+        self._session = _ray.Session.current()
 
     @classmethod
     def start(cls, node_ids: Sequence[str] | None = None, *, timeout_s: float = 60.0) -> Self:
         """Start a store actor on each node, all alive ones unless named. They end with the driver."""
-        nodes = _ray_compat.alive_node_ids() if node_ids is None else list(node_ids)
-        backend = cls(
-            {node: _ray_compat.start_on_node(StoreActor, node) for node in nodes}, timeout_s=timeout_s
-        )
+        nodes = _ray.alive_node_ids() if node_ids is None else list(node_ids)
+        backend = cls({node: _ray.start_on_node(StoreActor, node) for node in nodes}, timeout_s=timeout_s)
         backend._started_here = True
         backend.stats()
         return backend
@@ -94,12 +93,11 @@ class ObjectStoreBackend:
 
         That takes two copies: an object of Ray belongs to who puts it, for good, so the store puts it again.
         """
-        node = _ray_compat.current_node_id()
-        store = self._store(node)
+        node = _ray.current_node_id()
         slots, buffers = arrange([tensor_bytes(tensor) for tensor in tensors])
         ids = [new_shard_id() for _ in tensors]
         table = [(i, s.buffer, s.offset, s.size_bytes) for i, s in zip(ids, slots, strict=True)]
-        epoch = self._call([(node, store.keep.remote(table, step, *buffers))], self._timeout_s)[0]
+        epoch = self._call([self._sent(node, "keep", table, step, *buffers)], self._timeout_s)[0]
         return [
             TensorShardInfo(self.scheme, shard_id, epoch, node, dtype_name(t.dtype), tuple(t.shape))
             for shard_id, t in zip(ids, tensors, strict=True)
@@ -111,7 +109,7 @@ class ObjectStoreBackend:
         for i, read in enumerate(reads):
             owners[read.shard.node_id, read.shard.owner].append(i)
         calls = [
-            (node, self._store(node).resolve.remote(epoch, [reads[i].shard.shard_id for i in members]))
+            self._sent(node, "resolve", epoch, [reads[i].shard.shard_id for i in members])
             for (node, epoch), members in owners.items()
         ]
         try:
@@ -133,21 +131,17 @@ class ObjectStoreBackend:
         by_node: dict[str, list[str]] = defaultdict(list)
         for shard in shards:
             by_node[shard.node_id].append(shard.shard_id)
-        calls = [
-            (node, self._store(node).release.remote(ids))
-            for node, ids in by_node.items()
-            if node in self._stores
-        ]
+        calls = [self._sent(node, "release", ids) for node, ids in by_node.items() if node in self._stores]
         self._call(calls, self._timeout_s, dead_is_fine=True)
 
     def expire(self, before_step: int) -> int:
         """Forget, on all nodes, what was put with an earlier step."""
-        calls = [(node, self._store(node).expire.remote(before_step)) for node in self._stores]
+        calls = [self._sent(node, "expire", before_step) for node in self._stores]
         return sum(n or 0 for n in self._call(calls, self._timeout_s, dead_is_fine=True))
 
     def clear_node(self, node_id: str) -> int:
         """Forget everything on one node; how many shards that were."""
-        return int(self._call([(node_id, self._store(node_id).clear.remote())], self._timeout_s)[0])
+        return int(self._call([self._sent(node_id, "clear")], self._timeout_s)[0])
 
     def stats(self) -> StoreStats:
         """The sum over all nodes."""
@@ -155,26 +149,30 @@ class ObjectStoreBackend:
 
     def stats_by_node(self) -> dict[str, StoreStats]:
         """What each node's store holds."""
-        calls = [(node, self._store(node).stats.remote()) for node in self._stores]
+        calls = [self._sent(node, "stats") for node in self._stores]
         return dict(zip(self._stores, self._call(calls, self._timeout_s), strict=True))
 
     def close(self) -> None:
         """End the store actors if this object started them; idempotent."""
         if self._started_here:
-            for store in self._stores.values():
-                _ray_compat.kill(store)
+            _ray.end_actors(self._over(), *self._stores.values())
             self._started_here = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._stores, self._timeout_s)
 
-    def _store(self, node_id: str) -> Any:
-        _ray_compat.ray_module()  # Says so where this process can't call actors.
-        try:
-            return self._stores[node_id]
-        except KeyError:
+    def _over(self) -> _ray.Session:
+        """The connection that the stores' handles belong to."""
+        return self._session or _ray.current_session()
+
+    def _sent(self, node_id: str, method: str, *args: Any) -> tuple[str, Any]:
+        """A call of a node's store, under way."""
+        session = self._over()
+        session.check()
+        if (store := self._stores.get(node_id)) is None:
             nodes = ", ".join(self._stores)
-            raise TransportError(f"node {node_id} has no store; there is one on: {nodes}") from None
+            raise TransportError(f"node {node_id} has no store; there is one on: {nodes}")
+        return node_id, _ray.send(session, getattr(store, method), *args)
 
     def _call(
         self, calls: Sequence[tuple[str, Any]], timeout_s: float | None, *, dead_is_fine: bool = False
@@ -184,7 +182,7 @@ class ObjectStoreBackend:
         for node, ref in calls:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                results.append(_ray_compat.get(ref, left))
+                results.append(_ray.get(ref, left, self._over()))
             except ShardLostError as error:
                 if not dead_is_fine:
                     raise ShardLostError(f"the store of node {node} died: {error}", node_id=node) from error

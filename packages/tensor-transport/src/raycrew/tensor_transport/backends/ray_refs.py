@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from raycrew.tensor_transport import _ray_compat
+from raycrew.tensor_transport import _ray
 from raycrew.tensor_transport._bytes import arrange, tensor_bytes, tensor_over, unlocked
 from raycrew.tensor_transport._rows import ShardRead, TensorShardInfo, dtype_name, lost, new_shard_id
 from raycrew.tensor_transport.backends._carried import CarriedByHandles
@@ -26,8 +26,8 @@ class RayRefBackend(CarriedByHandles):
     def put(self, tensors: Sequence[torch.Tensor], *, step: int | None = None) -> list[TensorShardInfo]:  # noqa: ARG002
         """Copy tensors into the object store of this node, small ones side by side."""
         slots, buffers = arrange([tensor_bytes(tensor) for tensor in tensors])
-        refs = [_ray_compat.put(buffer) for buffer in buffers]
-        node = _ray_compat.current_node_id()
+        refs = [_ray.put(buffer) for buffer in buffers]
+        node = _ray.current_node_id()
         self._count(len(tensors))
         return [
             TensorShardInfo(
@@ -61,7 +61,7 @@ def read_objects(
     """
     refs = list(dict.fromkeys(ref for ref, _ in places))
     try:
-        objects = _ray_compat.get(refs, timeout_s)
+        objects = _ray.get(refs, timeout_s)
     except ShardLostError as error:
         gone = set(_lost_among(refs))
         raise lost(
@@ -78,7 +78,7 @@ def _lost_among(refs: Sequence[Any], within_s: float = 10.0) -> list[Any]:
     while not found and (left := deadline - time.monotonic()) > 0:
         for ref in refs:
             try:
-                _ray_compat.get(ref, timeout_s=min(1.0, left))
+                _ray.get(ref, timeout_s=min(1.0, left))
             except ShardLostError:
                 found.append(ref)
             except TransportTimeoutError:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from raycrew.tensor_transport._memory import remake_in_child
-from raycrew.tensor_transport._ray_compat import node_address
+from raycrew.tensor_transport._ray import node_address
 from raycrew.tensor_transport.errors import TransportClosedError, TransportError
 from raycrew.tensor_transport.process_groups._membership import (
     BROKEN_KEY,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from raycrew.tensor_transport import _ray_compat
+from raycrew.tensor_transport import _ray
 from raycrew.tensor_transport._bytes import check_tensor, fold_in_sections, tensor_bytes
 from raycrew.tensor_transport.transports._choosing import this_process
 from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Guard, Offer
@@ -37,7 +37,7 @@ class NixlTransport(Puller):
         super().__init__()
         if pool_bytes:
             self._ready_to_offer()
-            _ray_compat.register_nixl_pool(pool_bytes, self._device)
+            _ray.register_nixl_pool(pool_bytes, self._device)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -50,7 +50,7 @@ class NixlTransport(Puller):
         raw = _flat(data, self._device)
         if raw.is_cuda:  # Others read it past all streams.
             torch.cuda.current_stream(raw.device).synchronize()
-        ref = _ray_compat.put_by_nixl(raw)
+        ref = _ray.put_by_nixl(raw)
         with self._holding:
             self._held[ref.hex()] = (ref, raw)
         return Offer(self.name, this_process(), ref, raw.numel(), fold_in_sections(raw) if folded else None)
@@ -74,7 +74,7 @@ class NixlTransport(Puller):
 
     def _get(self, offer: Offer, into: torch.Tensor | None, guard: Guard) -> torch.Tensor:
         with self._turn(offer.key.hex(), guard):  # A target belongs to the object, not to who asks for it.
-            found: torch.Tensor = _ray_compat.get_by_nixl(offer.key, into, guard.left_s())
+            found: torch.Tensor = _ray.get_by_nixl(offer.key, into, guard.left_s())
             return found
 
     @contextlib.contextmanager

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from raycrew.tensor_transport import _ray_compat
+from raycrew.tensor_transport import _ray
 from raycrew.tensor_transport.errors import ShardLostError
 from raycrew.tensor_transport.protocols import Bytes
 from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Guard, Offer
@@ -36,7 +36,7 @@ class ObjectStoreTransport(Puller):
         """See `PullTransport.offer`."""
         self._ready_to_offer()
         raw = source_bytes(data)
-        ref = _ray_compat.put(raw)
+        ref = _ray.put(raw)
         with self._holding:
             self._held[ref.hex()] = ref
         return self._offer(ref, raw, folded)
@@ -74,16 +74,16 @@ def _await(offers: Sequence[Offer], guard: Guard) -> None:
     while left:
         guard.check()
         until = guard.left_s()
-        left = _ray_compat.not_here(left, _LOOK_S if until is None else min(_LOOK_S, until))
+        left = _ray.not_here(left, _LOOK_S if until is None else min(_LOOK_S, until))
 
 
 def _get(offers: Sequence[Offer], timeout_s: float | None) -> list[Bytes]:
     try:
-        found: list[Bytes] = _ray_compat.get([offer.key for offer in offers], timeout_s)
+        found: list[Bytes] = _ray.get([offer.key for offer in offers], timeout_s)
     except ShardLostError as error:
         for offer in offers:  # Ray tells of one of them, but not of which.
             try:
-                _ray_compat.get(offer.key, timeout_s)
+                _ray.get(offer.key, timeout_s)
             except ShardLostError:
                 raise lost(offer, str(error)) from error
         raise

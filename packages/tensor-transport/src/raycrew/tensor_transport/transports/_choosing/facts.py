@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from raycrew.tensor_transport import _ray_compat
+from raycrew.tensor_transport import _ray
 from raycrew.tensor_transport.transports._choosing.reasons import WHY_NOT
 from raycrew.tensor_transport.transports._interface import Owner
 
@@ -53,7 +53,7 @@ class MemberFacts:
 
 def this_process() -> Owner:
     """This process, as its offers name it; a forked child is another one."""
-    return _identity(os.getpid(), _ray_compat.node_id_if_connected())
+    return _identity(os.getpid(), _ray.node_id_if_connected())
 
 
 def start_of(pid: int) -> int | None:
@@ -108,7 +108,7 @@ def _identity(pid: int, node_id: str) -> Owner:
 
 def _cluster() -> str:
     """The cluster by its address; one that only this machine reaches is told from those of others."""
-    address = _ray_compat.cluster_address_if_connected()
+    address = _ray.cluster_address_if_connected()
     return f"{address} of {boot_id()}" if address.startswith(("127.", "localhost", "[::1]")) else address
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from raycrew.tensor_transport import _ray_compat
+from raycrew.tensor_transport import _ray
 
 _CAP_SYS_PTRACE = 19
 _NO_ATTACH = 3
@@ -41,7 +41,7 @@ def no_object_store() -> str | None:
     """Ray has to be installed, and this process connected."""
     if importlib.util.find_spec("ray") is None:
         return "Ray is not installed: install raycrew-tensor-transport[ray]"
-    if not _ray_compat.is_connected():
+    if not _ray.is_connected():
         return "this process is not connected to a Ray cluster"
     return None
 
@@ -64,7 +64,7 @@ def no_nixl() -> str | None:
         return "NIXL is not installed: install nixl"
     if (reason := no_object_store()) is not None:
         return reason
-    return None if _ray_compat.moves_by_nixl() else "this version of Ray does not move tensors by NIXL"
+    return None if _ray.moves_by_nixl() else "this version of Ray does not move tensors by NIXL"
 
 
 def no_gloo() -> str | None:

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar
 
-from raycrew.tensor_transport import _ray_compat
+from raycrew.tensor_transport import _ray
 from raycrew.tensor_transport.errors import (
     DirectoryLostError,
     ShardLostError,
+    TransportClosedError,
     TransportError,
     TransportTimeoutError,
 )
@@ -86,7 +87,7 @@ class WeightDirectory:
             name: For `find`.
         """
         _check(keep, lease_s, fanout)
-        return cls(_ActorEdge(_ray_compat.start_actor(_DirectoryActor, name, keep, lease_s, fanout)))
+        return cls(_ActorEdge(_ray.start_actor(_DirectoryActor, name, keep, lease_s, fanout)))
 
     @classmethod
     def local(cls, *, keep: int = 1, lease_s: float = 60.0, fanout: Fanout = "auto") -> Self:
@@ -101,7 +102,7 @@ class WeightDirectory:
         Raises:
             DirectoryLostError: There is none.
         """
-        return cls(_ActorEdge(_ray_compat.find_actor(name)))
+        return cls(_ActorEdge(_ray.find_actor(name)))
 
     @property
     def latest(self) -> int | None:
@@ -245,10 +246,13 @@ class _DirectoryActor:
 
 
 class _ActorEdge:
-    """Asks the actor; can be pickled."""
+    """Asks the actor, over the connection to Ray that its handle was had over; can be pickled."""
 
     def __init__(self, actor: Any) -> None:
-        self._actor = actor
+        self._actor, self._session = actor, _ray.current_session()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ActorEdge, (self._actor,)
 
     def ask(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
         return self._get(self._actor.ask, (method, args), timeout_s)
@@ -257,12 +261,12 @@ class _ActorEdge:
         return self._get(self._actor.poll, (method, args, wait_s), wait_s + _ANSWER_S)
 
     def close(self) -> None:
-        _ray_compat.kill(self._actor)
+        _ray.end_actors(self._session, self._actor)
 
     def _get(self, method: Any, args: tuple[Any, ...], timeout_s: float) -> Any:
         try:
-            return _ray_compat.call_actor(method, args, timeout_s)
-        except (ShardLostError, TransportTimeoutError) as error:
+            return _ray.call_actor(self._session, method, args, timeout_s)
+        except (ShardLostError, TransportClosedError, TransportTimeoutError) as error:
             raise DirectoryLostError(f"the directory of versions does not answer: {error}") from error
 
 

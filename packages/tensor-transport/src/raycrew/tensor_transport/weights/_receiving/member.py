@@ -3,7 +3,7 @@
 import contextlib
 import time
 
-from raycrew.tensor_transport._ray_compat import where
+from raycrew.tensor_transport._ray import where
 from raycrew.tensor_transport.errors import DirectoryLostError, TransportTimeoutError, UpdateAbortedError
 from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.weights._directory import Record, WeightDirectory, release

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from raycrew.tensor_transport._ray_compat import RayByteStore
+from raycrew.tensor_transport._ray import RayByteStore
 from raycrew.tensor_transport.protocols import Bytes, ByteStore
 from raycrew.tensor_transport.transports import Offer, PullTransport
 
