@@ -208,6 +208,7 @@ def assert_one_clear_error(run, *words):
         assert word in lines[0]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_steps_where_vllm_cannot_be_installed(tmp_path):

@@ -344,6 +344,7 @@ def drain(node_id):
     assert client.drain_node(node_id, reason, "spot", deadline_ms)[0]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_nothing_is_placed_on_a_node_that_is_being_drained(capsys):
     ray.shutdown()

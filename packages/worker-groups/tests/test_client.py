@@ -45,6 +45,7 @@ def listens(port):
         return caller.connect_ex(("127.0.0.1", port)) == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_groups_and_fan_out_work_behind_a_proxy():
     with lease_ports(port_range=(24000, 24999)) as lease:

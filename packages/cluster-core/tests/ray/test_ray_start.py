@@ -148,6 +148,7 @@ def join(process):
             time.sleep(0.1)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_nodes_that_an_autoscaler_launches_are_waited_for(head, apart):
     """The first test of the module: the autoscaler names no node yet when it asks."""

@@ -41,6 +41,7 @@ def own_memory(_actor=None):
     raise AssertionError("no Anonymous in smaps_rollup")
 
 
+@pytest.mark.long
 def test_memory_of_every_process_is_flat_over_two_hundred_steps(stores):
     backend = stores
     registry = ShardRegistry(backend)

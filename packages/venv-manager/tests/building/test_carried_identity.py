@@ -54,6 +54,7 @@ def counted(python):
     return json.loads(said)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_equal_wheels_count_alike_however_installed(fresh, wheel):
     python, install = fresh("by-uv")

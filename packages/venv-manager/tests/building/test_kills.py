@@ -42,7 +42,10 @@ def project(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("locked", [False, True], ids=["chosen by uv", "locked"])
+@pytest.mark.parametrize(
+    "locked",
+    [pytest.param(False, id="chosen by uv", marks=pytest.mark.long), pytest.param(True, id="locked")],
+)
 def test_killed_at_any_step_leaves_a_store_that_works(tmp_path, fake_uv, project, locked):
     """Steps spread over a whole build: opening, renaming, removing, locking, starting uv."""
     scratch = tmp_path / "scratch"

@@ -290,6 +290,7 @@ def wait_for_all_hosts():
     ray.get([pool.member(node["NodeID"]).ready for node in ray.nodes() if node["Alive"]], timeout=PATIENCE_S)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_items_of_a_lost_node_run_on_the_others():
     with simulated_nodes([{"num_cpus": 1}, {"num_cpus": 1}]) as cluster, connected(cluster.address):

@@ -156,6 +156,7 @@ def test_workers_end_when_the_clean_up_can_not_be_called(group, cluster, method,
     assert free(cluster)
 
 
+@pytest.mark.long
 def test_nodes_that_share_a_machine_and_one_that_dies(caplog, tmp_path, monkeypatch):
     with (
         simulated_nodes([{"num_cpus": 2}] * 2) as nodes,

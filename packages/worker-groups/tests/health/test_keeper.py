@@ -130,6 +130,13 @@ DRIVER = """
     from unwilling import Unwilling
     from raycrew.cluster_core import RayVirtualCluster
     from raycrew.worker_groups import RayWorkerGroup
+    from raycrew.worker_groups._health import watch
+
+    def start_late(sources, start=watch._started):
+        time.sleep(late_s)
+        return start(sources)
+
+    late_s, watch._started = float(sys.argv[3]), start_late
     ray.init(address=sys.argv[1], log_to_driver=False)
     group = RayWorkerGroup(RayVirtualCluster([2], use_gpus=False), Unwilling)
     pids = group.call("pid").get_results() + group.call("start_session").get_results()
@@ -140,9 +147,10 @@ DRIVER = """
 """
 
 
-def test_a_driver_killed_hard_leaves_nothing(local_ray, tmp_path):
+@pytest.mark.parametrize("late_s", [0, 5])
+def test_a_driver_killed_hard_leaves_nothing(local_ray, tmp_path, late_s):
     with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(DRIVER), local_ray, str(tmp_path)],
+        [sys.executable, "-c", textwrap.dedent(DRIVER), local_ray, str(tmp_path), str(late_s)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE, text=True,
     ) as driver:  # fmt: skip
@@ -151,4 +159,4 @@ def test_a_driver_killed_hard_leaves_nothing(local_ray, tmp_path):
             assert len(pids) == 8 and all(map(is_running, pids))
         finally:
             driver.kill()
-    eventually(lambda: not any(map(is_running, pids)), "all that it has started is gone")
+    eventually(lambda: not [*filter(is_running, pids)], f"all that it has started is gone, of {pids}")

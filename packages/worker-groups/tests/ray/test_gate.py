@@ -112,6 +112,7 @@ def workers():
     return [name for name in ray.util.list_named_actors() if name.startswith("Worker-")]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_stopped_control_service_holds_up_no_start_and_leaves_no_actor(monkeypatch):
     monkeypatch.setattr("raycrew.worker_groups._start.startup._CREATE_TIMEOUT_S", 2.0)

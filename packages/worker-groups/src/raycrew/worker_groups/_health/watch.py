@@ -44,7 +44,7 @@ class Watch:
         self._keeper = None if sources is None else _started(sources)
         self._looking: asyncio.Task[None] | None = None
 
-    async def follow(self, workers: Sequence[Told]) -> None:
+    async def follow(self, workers: Sequence[Told], timeout_s: float) -> list[None]:  # noqa: ARG002 - as all are asked
         """Remember from now on what these workers start."""
         for worker in workers:
             if worker[3] == pid_namespace():
@@ -52,6 +52,7 @@ class Watch:
         self._look()
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._keep_looking())
+        return [None] * len(workers)
 
     async def await_exit(self, workers: Sequence[Told], timeout_s: float) -> list[int]:
         """Wait until workers have ended by themselves; gives the positions of those that have not.

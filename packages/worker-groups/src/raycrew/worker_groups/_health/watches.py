@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from raycrew.worker_groups._health import family, keeper, lookout, marks, proces
 from raycrew.worker_groups._ranks import WorkerFacts
 from raycrew.worker_groups._ray import connection, current_session, end_actors, is_alive_node, start_actor
 from raycrew.worker_groups.errors import WorkerGroupError
+
+logger = logging.getLogger(__name__)
 
 _ANSWER_S = 10.0  # for a watch to be made anew and to answer, besides what it is asked to wait
 _LOOK_S = 1.0  # for a look at what nodes there are, when all that is over
@@ -46,12 +49,15 @@ def stand_by(node_ids: Sequence[str]) -> None:
         _watch(node_id)
 
 
-def follow(workers: Sequence[WorkerFacts]) -> None:
-    """Have the watches remember from now on what these workers start, without waiting for them."""
-    for node_id, here in by_node(dict(enumerate(workers))).items():
-        following = _watch(node_id)
-        with current_session().while_connected():
-            following.follow.remote([_told(workers[key]) for key in here])
+def follow(workers: Sequence[WorkerFacts], patience_s: float = _ANSWER_S) -> None:
+    """Have the watches and their keepers remember from now on what these workers start; returns when they do.
+
+    What a worker starts before that would outlive a driver that is killed. A watch that does not answer in
+    time is logged and waited for no longer.
+    """
+    for answer in ask("follow", dict(enumerate(workers)), patience_s - _ANSWER_S).values():
+        if isinstance(answer, UnansweredError):
+            logger.warning("what workers leave behind may outlive a driver that is killed: %s", answer)
 
 
 def by_node(workers: Mapping[int, WorkerFacts]) -> dict[str, list[int]]:

@@ -55,6 +55,7 @@ logger = logging.getLogger(__name__)
 Handle = ActorHandle[Any]
 
 _CREATE_TIMEOUT_S = 30.0
+_FOLLOW_TIMEOUT_S = 10.0  # for a node's watch to know of the workers
 
 
 @dataclass(slots=True)
@@ -180,6 +181,7 @@ class Launch:
         groups = options[0].actor.get("concurrency_groups")  # Ray takes these with the class only.
         remote = remote_class(concurrency_groups=groups)(shell) if groups else remote_class(shell)
         suffix = uuid.uuid4().hex[:8]
+        stand_by([bundle.node_id for bundle in self.claim.bundles])  # first: workers wait for them
         for position in self.positions:
             self.go_on()  # else a worker may come to a bundle that was given back meanwhile
             worker = options[position]
@@ -189,7 +191,6 @@ class Launch:
             actor |= {"name": name, "max_restarts": 0}
             patience = left(self.deadline, _CREATE_TIMEOUT_S) or 0.0
             self.handles[position] = start_actor(remote, actor, patience)
-        stand_by([bundle.node_id for bundle in self.claim.bundles])
 
     def _locate(self) -> dict[int, WorkerFacts]:
         self.progress.step("processes")
@@ -200,7 +201,7 @@ class Launch:
         settled = self._settle(asked)
         self.located = {self.positions[i]: facts for i, facts in settled.values.items()}
         self._raise_failed(settled, [self._whereabouts(position) for position in self.positions])
-        follow(list(self.located.values()))
+        follow(list(self.located.values()), left(self.deadline, _FOLLOW_TIMEOUT_S) or 0.0)
         self._located_s = {self.positions[i]: seconds for i, seconds in settled.elapsed_s.items()}
         return self.located
 
