@@ -15,7 +15,7 @@ from raycrew.cluster_core.testing import simulated_nodes
 pytest.importorskip("grpc", reason="Ray's client is not installed")
 
 DRIVER = """
-    from raycrew.cluster_core import ClusterUnreachableError, RayVirtualCluster, init_ray
+    from raycrew.cluster_core import RayVirtualCluster, init_ray
     from raycrew.worker_groups import RayWorkerBuilder, RayWorkerGroup, close_fan_out, fan_out
 
     class Adder:
@@ -25,12 +25,6 @@ DRIVER = """
         def add(self, number):
             return number + self.step
 
-    for _ in range(3):  # The proxy gives its own server 30 s to start, too little on a busy machine.
-        try:
-            init_ray().close()
-        except ClusterUnreachableError:
-            continue
-        break
     with init_ray(), RayVirtualCluster([2], use_gpus=False) as cluster:
         with RayWorkerGroup(cluster, RayWorkerBuilder(Adder, step=3)) as group:
             added = group.run_all_workers_multiple_data("add", number=[1, 2]).get_results(timeout=60)

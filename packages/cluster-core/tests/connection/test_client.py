@@ -25,15 +25,9 @@ HEAD = """
 DRIVER = """
     import os
     import ray
-    from raycrew.cluster_core import ClusterUnreachableError, RayVirtualCluster, Session, init_ray
+    from raycrew.cluster_core import RayVirtualCluster, Session, init_ray
     from raycrew.cluster_core.memory import memory_usage
 
-    for _ in range(3):  # The proxy gives its own server 30 s to start, too little on a busy machine.
-        try:
-            init_ray().close()
-        except ClusterUnreachableError:
-            continue
-        break
     before = dict(os.environ)
     assert Session.current() is None
     with init_ray(namespace="far") as connection, RayVirtualCluster([2]) as cluster:

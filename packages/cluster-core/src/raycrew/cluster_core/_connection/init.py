@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from raycrew.cluster_core._connection.environment import (
     Secrets,
     collect_secrets,
 )
-from raycrew.cluster_core._connection.proxy import LIMITS, check_proxy_answers
+from raycrew.cluster_core._connection.proxy import LIMITS, check_proxy_answers, with_tries
 from raycrew.cluster_core._connection.token import child_authentication, protect_token
 from raycrew.cluster_core.errors import ClusterError, ClusterUnreachableError, NoClusterError
 
@@ -298,8 +299,9 @@ def _join(address: str, membership: _Membership, timeout_s: float) -> RayConnect
         _ray.check_cluster_answers(address, timeout_s)
     forwarded = membership.policy.forwarded(os.environ)
     environment: dict[str, Any] = {"runtime_env": {"env_vars": forwarded}} if forwarded else {}
+    join = partial(_ray.init, address=address, namespace=membership.namespace, **environment)
     try:
-        context, changed = _ray.init(address=address, namespace=membership.namespace, **environment)
+        context, changed = with_tries(join, address) if "://" in address else join()
     except ConnectionError as error:
         raise ClusterUnreachableError(f"joining {address} failed: {error}", address) from error
     return RayConnection(

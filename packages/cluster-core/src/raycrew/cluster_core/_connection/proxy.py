@@ -1,19 +1,28 @@
-"""Whether a `ray://` proxy answers: Ray's client itself tries for half a minute and says only "timeout"."""
+"""Joining through a `ray://` proxy: whether it answers, and once more where it was too slow."""
 
 import importlib
-from collections.abc import Mapping
-from typing import Any
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from raycrew.cluster_core._connection.addresses import split_address
 from raycrew.cluster_core._connection.token import read_token
 from raycrew.cluster_core.errors import ClusterAuthenticationError, ClusterUnreachableError
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
 _METHOD = "/ray.rpc.RayletDriver/ClusterInfo"
 LIMITS = "no streaming generators, about a third of the call rate, slow puts of large objects"
+_TRIES = 3
+_TOO_SLOW = "Starting Ray client server failed"  # It gives its server 30 s, too little on a busy head node.
 
 
 def check_proxy_answers(address: str, timeout_s: float, environ: Mapping[str, str]) -> None:
     """Ask a proxy anything; whatever it answers, except a refusal of the token, will do.
+
+    Ray's client itself tries for half a minute and says only "timeout".
 
     Raises:
         ValueError: Ray's client is not installed.
@@ -44,3 +53,19 @@ def check_proxy_answers(address: str, timeout_s: float, environ: Mapping[str, st
                     "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN to its own",
                     address,
                 ) from error
+
+
+def with_tries(join: Callable[[], T], address: str) -> T:
+    """Join, and once more where the proxy had not started its server for this process in time.
+
+    Raises:
+        ConnectionError: It failed in another way, or so the third time.
+    """
+    for number in range(1, _TRIES):
+        try:
+            return join()
+        except ConnectionError as error:
+            if _TOO_SLOW not in str(error):
+                raise
+            logger.warning("try %d of %d to join through %s failed: %s", number, _TRIES, address, error)
+    return join()
