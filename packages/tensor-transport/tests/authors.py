@@ -33,8 +33,8 @@ class Author:
     def finish(self, now=0):
         return self.record.finish(now, self.number, Finish(self.part, self.name, 2, None, 0.0, 0.0, ()))
 
-    def publish(self, now=0):
-        self.begin(now)
+    def publish(self, now=0, version=None):
+        self.begin(now, version)
         self.put(now)
         self.finish(now)
         return self.number

@@ -93,7 +93,8 @@ def test_parts_are_joined_to_one_update(store):
     names = sorted(state)
     publishers = [WeightPublisher(store, bucket_bytes=256, part=i, parts=2) for i in range(2)]
     for version in (1, 2):
-        parts = [p.publish({n: state[n] for n in names[i::2]}) for i, p in enumerate(publishers)]
+        mine = [{name: state[name] for name in names[part::2]} for part in range(2)]
+        parts = [p.publish(each, version=version) for p, each in zip(publishers, mine, strict=True)]
         update = join_updates(pickle.loads(pickle.dumps(parts))[::-1])
         assert update.version == version
         assert_same(arrived(update, store), state)
@@ -102,7 +103,7 @@ def test_parts_are_joined_to_one_update(store):
     with pytest.raises(WeightUpdateError, match=r"parts \[1\] are not all of 2"):
         join_updates(parts[1:])
     with pytest.raises(WeightUpdateError, match="of several versions"):
-        join_updates([parts[0], publishers[1].publish({"x": torch.ones(1)})])
+        join_updates([parts[0], publishers[1].publish({"x": torch.ones(1)}, version=3)])
 
 
 @pytest.mark.hostile

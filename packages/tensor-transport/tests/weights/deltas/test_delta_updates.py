@@ -247,9 +247,9 @@ class Rank:
         self.source = DeltaSource()
         self.publisher = WeightPublisher(store, directory=directory, part=part, parts=2, timeout_s=60.0)
 
-    def publish(self):
+    def publish(self, version):
         update = self.source.encode(self.weights)
-        self.publisher.publish(update.tensors, partial=update.partial)
+        self.publisher.publish(update.tensors, version=version, partial=update.partial)
         self.source.commit()
         return update
 
@@ -264,7 +264,7 @@ def test_several_ranks_tell_each_of_their_part():
             if number == 3:  # Restarted: it tells everything, and the other one goes on.
                 ranks[1].publisher.close()
                 ranks[1] = Rank(weights, 1, store, directory)
-            updates = [rank.publish() for rank in ranks]
+            updates = [rank.publish(number + 1) for rank in ranks]
             assert [update.partial for update in updates] == [number > 0, number not in (0, 3)]
             receiver.pull()
             assert same(held, weights)

@@ -6,13 +6,19 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from authors import PLAN, Author, enter
 from models import assert_same, weights
 from streaming import Generator, Trainer
 
 from raycrew.tensor_transport.errors import DirectoryLostError, StaleVersionError, UpdateAbortedError
 from raycrew.tensor_transport.testing import InProcessByteStore
-from raycrew.tensor_transport.weights import WeightDirectory
+from raycrew.tensor_transport.weights import (
+    WeightDirectory,
+    WeightPublisher,
+    WeightReceiver,
+    join_updates,
+)
 from raycrew.tensor_transport.weights._directory.directory import _DirectoryActor, _LocalEdge
 from raycrew.tensor_transport.weights._directory.record import Record
 from raycrew.tensor_transport.weights._update.manifest import BucketPlan, TensorEntry
@@ -27,7 +33,7 @@ def test_a_version_that_is_given_up_before_it_begins_is_not_published_without_it
     record = Record(keep=1)
     authors = [Author(record, part, 2) for part in range(2)]
     for author in authors:
-        author.publish()
+        author.publish(version=1)
     record.hold(0, "a", 1)
     number = record.reserve(0, ["1"], 5, "key")
     if end == "abort":
@@ -39,7 +45,8 @@ def test_a_version_that_is_given_up_before_it_begins_is_not_published_without_it
     assert record.newest(9) == 1
     assert record.collect(9, "node") == [], "what all hold is kept"
     assert record.holders == {"a": 1}
-    assert authors[0].begin(10) == authors[1].begin(10) == (later or number + 1), "each is told once"
+    told = later or number + 1
+    assert [author.begin(10, version=told) for author in authors] == [told, told], "each is told once"
 
 
 @pytest.mark.hostile
@@ -49,9 +56,9 @@ def test_a_part_that_had_begun_is_not_told_again():
     number = record.reserve(0, ["1"], None, "key")
     authors[0].begin()
     record.abort(0, number, "no room")
-    assert authors[0].begin() == number + 1
+    assert authors[0].begin(version=number + 1) == number + 1
     with pytest.raises(UpdateAbortedError, match="no room"):
-        authors[1].begin()
+        authors[1].begin(version=number + 1)
 
 
 def test_who_is_not_asked_any_more_publishes_what_it_likes():
@@ -68,12 +75,12 @@ def test_who_is_not_asked_any_more_publishes_what_it_likes():
 def test_parts_of_a_replaced_publisher_and_of_later_steps_are_not_joined():
     record = Record()
     first, second = Author(record, 0, 2), Author(record, 1, 2)
-    assert second.publish() == 1
+    assert second.publish(version=1) == 1
     again = Author(record, 0, 2, "again")
     assert "the publisher of part 0 was replaced" in record.reason(0, 1)
-    assert again.publish() == 2
+    assert again.publish(version=2) == 2
     assert record.newest(0) is None
-    assert second.publish() == 2
+    assert second.publish(version=2) == 2
     assert record.newest(0) == 2
     assert first.name == "publisher 0"
 
@@ -82,10 +89,42 @@ def test_parts_of_a_replaced_publisher_and_of_later_steps_are_not_joined():
 def test_a_version_whose_parts_have_not_all_begun_ends_with_the_lease():
     record = Record(lease_s=10)
     first, second = Author(record, 0, 2), Author(record, 1, 2)
-    assert second.publish() == 1
+    assert second.publish(version=1) == 1
     assert record.next_expiry() == 10
-    assert first.begin(11) == 2, "a later step"
+    assert first.begin(11, version=2) == 2, "a later step"
     assert "other parts are not begun" in record.reason(11, 1)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("directed", [True, False])
+def test_a_part_that_nobody_asked_for_names_its_version(directed):
+    store, directory = InProcessByteStore(), WeightDirectory.local() if directed else None
+    publishers = [WeightPublisher(store, directory=directory, part=i, parts=2) for i in range(2)]
+    with pytest.raises(ValueError, match=r"part 1 of 2 .* give version="):
+        publishers[1].publish({"b": torch.ones(2)})
+    assert not store.held
+    for step in (3, 4):
+        updates = [p.publish({n: torch.ones(2)}, version=step) for n, p in zip("ab", publishers, strict=True)]
+        assert join_updates(updates).version == step
+
+
+@pytest.mark.hostile
+def test_who_failed_before_it_published_is_not_joined_to_the_step_before():
+    store, directory = InProcessByteStore(), WeightDirectory.local()
+    ranks = [WeightPublisher(store, directory=directory, part=i, parts=2, timeout_s=5) for i in range(2)]
+
+    def publish(rank, step):
+        ranks[rank].publish({f"rank {rank}": torch.full((2,), step)}, version=step)
+
+    publish(0, 1)  # and rank 1 fails before it comes to that
+    publish(1, 2)
+    assert "part 1 goes on with version 2" in directory.status()[0].reason
+    publish(0, 2)
+    loaded = {}
+    assert WeightReceiver(loaded.update, store=store, directory=directory).pull().version == 2
+    assert {name: set(tensor.tolist()) for name, tensor in loaded.items()} == {"rank 0": {2}, "rank 1": {2}}
+    with pytest.raises(StaleVersionError, match="the last version is 2"):
+        publish(0, 1)
 
 
 def test_a_version_for_receivers_waits_for_its_parts_until_its_deadline():

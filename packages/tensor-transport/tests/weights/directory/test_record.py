@@ -19,10 +19,10 @@ from raycrew.tensor_transport.weights._update.manifest import BucketPlan, Tensor
 def test_a_version_is_complete_with_its_last_part():
     record = Record()
     authors = [Author(record, part, 2) for part in range(2)]
-    assert authors[0].publish() == 1
+    assert authors[0].publish(version=1) == 1
     assert record.newest(0) is None
-    assert authors[0].begin() is None, "others are not done with the version before"
-    assert authors[1].publish() == 1
+    assert authors[0].begin(version=2) is None, "others are not done with the version before"
+    assert authors[1].publish(version=1) == 1
     assert record.newest(0) == 1
     assert record.update(0, 1).size_bytes == 16
 

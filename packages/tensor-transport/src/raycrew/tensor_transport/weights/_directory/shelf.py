@@ -12,7 +12,7 @@ from raycrew.tensor_transport.errors import (
 from raycrew.tensor_transport.weights._directory.ballots import Ballots
 from raycrew.tensor_transport.weights._directory.lineage import Lineage
 from raycrew.tensor_transport.weights._directory.relay import choose_fanout, relay_parent
-from raycrew.tensor_transport.weights._directory.versions import Announced, Begin, Version
+from raycrew.tensor_transport.weights._directory.versions import Announced, Begin, Version, check_named
 from raycrew.tensor_transport.weights._update import Bucket, BucketPlan
 
 
@@ -57,8 +57,13 @@ class Shelf:
             if version.refuses(begin.part):
                 version.begun.add(begin.part)
                 raise self._given_up(version)
+        if begin.version is None and not any(v.ballots is not None for v in self._live()):
+            check_named(begin.part, begin.parts)
         for version in self._live():
             if version.state == "open" and begin.part not in version.parts:
+                if version.ballots is None and (begin.version or 0) > version.number:
+                    self._abort(version, f"part {begin.part} goes on with version {begin.version}")
+                    continue
                 return self._joined(version, begin)
             unfinished = version.state == "open" and version.parts[begin.part].finish is None
             if unfinished or (version.is_unconfirmed and begin.part in version.parts):

@@ -9,7 +9,7 @@ from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.weights._directory.directory import WeightDirectory
 from raycrew.tensor_transport.weights._directory.lineage import Lineage
 from raycrew.tensor_transport.weights._directory.record import Record
-from raycrew.tensor_transport.weights._directory.versions import Announced, Begin, Finish
+from raycrew.tensor_transport.weights._directory.versions import Announced, Begin, Finish, check_named
 from raycrew.tensor_transport.weights._update import (
     Bucket,
     BucketPlan,
@@ -71,6 +71,7 @@ class LoneTeller:
 
     def begin(self, version: int | None, plan: BucketPlan | None, names: frozenset[str] | None) -> int:  # noqa: ARG002
         if version is None:
+            check_named(self._part, self._parts)
             version = self._last + 1
         elif version <= self._last:
             raise ValueError(f"version must be above the last one, {self._last}, got {version}")

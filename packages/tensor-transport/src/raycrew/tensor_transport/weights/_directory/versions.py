@@ -41,6 +41,19 @@ class Begin:
     names: frozenset[str] | None
 
 
+def check_named(part: int, parts: int) -> None:
+    """Refuse a part that nobody asked for, and that does not say of which version it is.
+
+    Raises:
+        ValueError: There are others, which may be those of another training step.
+    """
+    if parts > 1:
+        raise ValueError(
+            f"part {part} of {parts} could be joined to parts of another training step, as no sync_weights() "
+            "with a directory asks for it: give version=, the same number on all ranks, the step for example"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Finish:
     """What a publisher says after its last bucket; `plan` where there was none before."""

@@ -134,13 +134,15 @@ class WeightPublisher:
 
         Args:
             weights: The tensors.
-            version: One more than the last version unless given; with a directory, what it says.
+            version: One more than the last version unless given; with a directory, what it says. Where a
+                version has several parts, and no `sync_weights` with a directory asks for it, each rank has
+                to give it: parts of several training steps are not joined.
             partial: These are the only tensors that changed since the version before: receivers that hold it
                 keep their others.
 
         Raises:
-            ValueError: `version` does not rise, a name comes twice, there is no tensor, or nothing to which
-                a partial version could be added.
+            ValueError: `version` does not rise, or has to be given; a name comes twice, there is no tensor,
+                or nothing to which a partial version could be added.
             UnsupportedTensorError: A tensor has no plain bytes (quantised, sparse, meta).
             SourceChangedError: Tensors were written to meanwhile; the latest version stays what it was.
             StaleVersionError: Another publisher of this part was made since.
