@@ -25,22 +25,24 @@ from raycrew.cluster_core import (
     ClusterError,
     InfeasibleRequestError,
     NodeLostError,
+    PlacementRequest,
     RayVirtualCluster,
     ResourceInsufficientError,
     _ray,
+    node_states,
+    plan_cluster,
 )
 from raycrew.cluster_core.__main__ import main
 from raycrew.cluster_core._placement import allocation as _allocation
 from raycrew.cluster_core._ray import gate as _gate
 from raycrew.cluster_core._ray import questions as _questions
 from raycrew.cluster_core._ray import status as _ray_status
-from raycrew.cluster_core._ray.census import take_census
 from raycrew.cluster_core.memory import MemoryMonitor
 from raycrew.cluster_core.testing import connected, simulated_nodes
 
 
 def wait_until_all_is_free():
-    wait_until(lambda: all(n.free["CPU"] == n.total["CPU"] for n in take_census()))
+    wait_until(lambda: all(n.free["CPU"] == n.total["CPU"] for n in node_states()))
 
 
 def test_without_ray_it_says_so_and_starts_none():
@@ -99,12 +101,12 @@ def test_a_lost_race_is_planned_anew(ray_nodes, monkeypatch):
     with RayVirtualCluster([4], name="rival") as rival:
         taken = rival.bundles[0].node_id
         monkeypatch.setattr(_allocation, "_FIRST_WINDOW_S", 0.5)
-        stale = [node for node in take_census() if node.node_id == taken]
+        stale = [node for node in node_states() if node.node_id == taken]
         looks = []
 
         def census(domain_label):
             looks.append(domain_label)
-            fresh = take_census(domain_label)
+            fresh = node_states(domain_label)
             empty = [type(n)(n.node_id, n.address, n.total, n.total, n.labels) for n in stale]
             return [*empty, *(n for n in fresh if n.node_id != taken)] if len(looks) == 1 else fresh
 
@@ -123,7 +125,7 @@ def test_a_control_service_that_does_not_answer_is_asked_again_until_the_deadlin
         looks.append(domain_label)
         if len(looks) == 1:
             raise GetTimeoutError("no answer")
-        return take_census(domain_label)
+        return node_states(domain_label)
 
     _allocation.Allocator(_request((2,)), alias="patient", census=census).allocate().remove()
 
@@ -346,7 +348,7 @@ def drain(node_id):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_nothing_is_placed_on_a_node_that_is_being_drained(capsys):
+def test_nothing_is_placed_on_a_node_that_is_being_drained(capsys, caplog):
     ray.shutdown()
     with simulated_nodes([{"num_cpus": 8}, {"num_cpus": 4}]) as nodes, connected(nodes.address):
         large, small = (node["NodeID"] for node in sorted(ray.nodes(), key=lambda n: -n["Resources"]["CPU"]))
@@ -355,13 +357,27 @@ def test_nothing_is_placed_on_a_node_that_is_being_drained(capsys):
         ray.get(busy.ping.remote(), timeout=60)
         assert RayVirtualCluster.plan([3], use_gpus=False).node_ids == ((small,) * 3,)
         drain(small)
-        wait_until(lambda: RayVirtualCluster.plan([3], use_gpus=False).node_ids == ((large,) * 3,))
+        wait_until(lambda: {node.node_id for node in node_states() if node.draining} == {small})
+        with caplog.at_level("WARNING"), RayVirtualCluster([3], use_gpus=False, max_retries=0) as cluster:
+            assert {bundle.node_id for bundle in cluster.bundles} == {large}
+        assert not caplog.records, "it was known before the first attempt"
+        request = PlacementRequest((3,), {"CPU": 1})
+        assert plan_cluster(node_states(), request).node_ids == ((large,) * 3,)
         assert main(["status", "--address", nodes.address]) == 0
         assert capsys.readouterr().out.count("draining") == 1
         with RayVirtualCluster([3], use_gpus=False, timeout_s=60) as cluster:
             assert {bundle.node_id for bundle in cluster.bundles} == {large}
             with pytest.raises(InfeasibleRequestError, match="takes nothing new, as it is being drained"):
                 RayVirtualCluster([8, 3], use_gpus=False, timeout_s=60)
+
+
+@pytest.mark.hostile
+def test_a_drained_node_is_known_before_the_first_attempt(local_ray, monkeypatch):
+    (node,) = node_states()
+    monkeypatch.setattr(_questions, "draining_node_ids", lambda: {node.node_id})
+    monkeypatch.setattr(_allocation.Allocator, "_grant", lambda *_: pytest.fail("it was tried"))
+    with pytest.raises(InfeasibleRequestError, match="takes nothing new, as it is being drained"):
+        RayVirtualCluster([1], use_gpus=False)
 
 
 @pytest.mark.slow
@@ -373,7 +389,7 @@ def test_a_node_killed_under_a_live_cluster_is_named():
         ) as nodes,
         connected(nodes.address),
     ):
-        before, cluster = take_census(), RayVirtualCluster([2, 2])
+        before, cluster = node_states(), RayVirtualCluster([2, 2])
         cluster_nodes = list(dict.fromkeys(bundle.node_id for bundle in cluster.bundles))
         victim = next(node for node in nodes.worker_nodes if node.node_id == cluster_nodes[1])
         claims = [cluster.claim([0, 1], "here"), cluster.claim([2], "there")]
@@ -397,7 +413,7 @@ def test_a_node_killed_under_a_live_cluster_is_named():
             _request((2,)),
             alias="late",
             timeout_s=120,
-            census=lambda label: next(looks, None) or take_census(label),
+            census=lambda label: next(looks, None) or node_states(label),
         )  # Planned on the node that is gone, then anew.
         allocation = allocator.allocate()
         assert {seat.node_id for seat in allocation.seats} == {cluster_nodes[0]}

@@ -19,8 +19,8 @@ from raycrew.cluster_core import (
     NodeCallTimeoutError,
     RayVirtualCluster,
     ResourceInsufficientError,
+    node_states,
 )
-from raycrew.cluster_core._ray.census import take_census
 from raycrew.cluster_core.testing import check_cluster
 
 
@@ -91,7 +91,7 @@ def test_explanations_name_actors_and_what_nobody_answers_for(ray_nodes):
     task = ray.remote(num_gpus=1)(hold).remote(gate)
     ray.get([one.node.remote() for one in [judge, *others]] + [gate.entered.remote()], timeout=120)
     with RayVirtualCluster([1], name="policy"):
-        while sum(node.free["GPU"] for node in take_census()) > 6:
+        while sum(node.free["GPU"] for node in node_states()) > 6:
             ray.wait([task], timeout=0.05)
         with pytest.raises(AllocationTimeoutError) as error:
             RayVirtualCluster([4, 4, 4], timeout_s=0)

@@ -13,9 +13,9 @@ from raycrew.cluster_core import (
     RayVirtualCluster,
     ResourceInsufficientError,
     bind_device,
+    node_states,
     plan_cluster,
 )
-from raycrew.cluster_core._ray.census import take_census
 from raycrew.cluster_core._ray.questions import group_state, withdraw_group
 from raycrew.cluster_core.testing import clean_up, connected, simulated_nodes
 
@@ -63,7 +63,7 @@ def ray_grants(counts, strategy, selector, expected):
 
 
 def our_answer(counts, strategy, selector):
-    plan = plan_cluster(take_census(), PlacementRequest(counts, {"CPU": 1.0}, strategy, selector))
+    plan = plan_cluster(node_states(), PlacementRequest(counts, {"CPU": 1.0}, strategy, selector))
     return plan if plan.feasible else None
 
 
@@ -125,7 +125,7 @@ def test_whatever_is_planned_is_granted_as_planned(uneven):
 
 @pytest.mark.slow
 def test_nodes_are_chosen_by_their_labels(uneven):
-    zones = {node.node_id: node.labels["zone"] for node in take_census()}
+    zones = {node.node_id: node.labels["zone"] for node in node_states()}
 
     def lies_in(counts, **options):
         with RayVirtualCluster(counts, use_gpus=False, **options) as cluster:
@@ -170,7 +170,7 @@ def _await_census():
         len(entry["bundles"]) for entry in placement_group_table().values() if entry["state"] == "CREATED"
     )
     for _ in range(600):
-        used = sum(node.total["CPU"] - node.free["CPU"] for node in take_census())
+        used = sum(node.total["CPU"] - node.free["CPU"] for node in node_states())
         if used == held:
             return
         ray.wait([ray.put(0)], timeout=0.05)

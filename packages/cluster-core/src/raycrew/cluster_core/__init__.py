@@ -29,7 +29,7 @@ from raycrew.cluster_core.protocols import Claim, Cluster, Occupant
 
 if TYPE_CHECKING:
     from raycrew.cluster_core._connection import RayConnection, init_ray
-    from raycrew.cluster_core._ray import Session
+    from raycrew.cluster_core._ray import Session, node_states
     from raycrew.cluster_core._virtual_cluster import RayVirtualCluster
 
 __all__ = [
@@ -69,6 +69,7 @@ __all__ = [
     "bind_device",
     "init_ray",
     "lease_ports",
+    "node_states",
     "plan_cluster",
 ]
 
@@ -77,7 +78,7 @@ __getattr__ = lazy(
     __name__,
     {
         "_connection": ["RayConnection", "init_ray"],
-        "_ray": ["Session"],
+        "_ray": ["Session", "node_states"],
         "_virtual_cluster": ["RayVirtualCluster"],
     },
 )

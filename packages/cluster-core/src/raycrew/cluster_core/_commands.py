@@ -94,20 +94,20 @@ def _plan_shown(plan: PlacementPlan, names: Mapping[str, str]) -> RenderableType
 
 def _census(address: str) -> tuple[list[NodeState], dict[str, list[str]]]:
     from raycrew.cluster_core._connection import init_ray
-    from raycrew.cluster_core._ray import holders_by_node, take_census
+    from raycrew.cluster_core._ray import holders_by_node, node_states
 
     with init_ray(address):
-        nodes = take_census()
+        nodes = node_states()
         return nodes, holders_by_node(nodes)
 
 
 def run_status(options: argparse.Namespace) -> Outcome:
     """What there is, and who holds it."""
     from raycrew.cluster_core._connection import init_ray
-    from raycrew.cluster_core._ray import holders_by_node, take_census
+    from raycrew.cluster_core._ray import holders_by_node, node_states
 
     with init_ray(options.address) as connection:
-        nodes, address = take_census(), connection.address
+        nodes, address = node_states(), connection.address
         holders = holders_by_node(nodes)
     answer = {
         "address": address,
@@ -159,10 +159,10 @@ def run_grid(options: argparse.Namespace) -> Outcome:
     """Placement groups on their nodes."""
     from raycrew.cluster_core import layout
     from raycrew.cluster_core._connection import init_ray
-    from raycrew.cluster_core._ray import group_states, take_census
+    from raycrew.cluster_core._ray import group_states, node_states
 
     with init_ray(options.address):
-        nodes, states = take_census(), group_states()
+        nodes, states = node_states(), group_states()
     position = {node.node_id: index for index, node in enumerate(nodes)}
     places = sorted(
         (position[node_id], number, part)

@@ -23,7 +23,7 @@ from raycrew.cluster_core._placement import (
     with_arguments_of,
 )
 from raycrew.cluster_core._ports import PortKeepers
-from raycrew.cluster_core._ray import run_on_nodes, take_census
+from raycrew.cluster_core._ray import node_states, run_on_nodes
 from raycrew.cluster_core._topology import Bundle, Rendezvous
 from raycrew.cluster_core.errors import ClusterClosedError, NodeLostError
 from raycrew.cluster_core.memory import BundleMemory, MemoryMonitor, memory_usage
@@ -135,7 +135,7 @@ class RayVirtualCluster:
             **arguments: Those of the constructor, by position or name as there.
         """
         options = ClusterOptions.among(arguments)
-        return plan_cluster(take_census(options.request.domain_label), options.request)
+        return plan_cluster(node_states(options.request.domain_label), options.request)
 
     @property
     def name(self) -> str:

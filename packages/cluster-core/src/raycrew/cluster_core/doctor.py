@@ -122,7 +122,7 @@ def _examine_cluster(
     connection: RayConnection, here: Mapping[str, NodeFacts], port_range: tuple[int, int] | None
 ) -> list[Finding]:
     started = time.monotonic()
-    nodes = _ray.take_census()
+    nodes = _ray.node_states()
     answer_s = time.monotonic() - started
     asked = time.time()
     facts = {node_id[:8]: found for node_id, found in connection.run_on_each_node(read_node_facts, 60.0)}

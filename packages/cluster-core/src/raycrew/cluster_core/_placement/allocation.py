@@ -20,7 +20,7 @@ from raycrew.cluster_core._placement.plan import (
     plan_cluster,
 )
 from raycrew.cluster_core._placement.returning import Returning
-from raycrew.cluster_core._ray import holders_by_node, take_census
+from raycrew.cluster_core._ray import holders_by_node, node_states
 from raycrew.cluster_core._topology import Bundle, NodeState
 from raycrew.cluster_core.errors import (
     AllocationTimeoutError,
@@ -62,7 +62,7 @@ class Allocation:
     def give_back(self) -> None:
         """Remove all groups, and let the next allocation of this process see what they held as free."""
         try:
-            _returning.note(take_census(), self.seats)
+            _returning.note(node_states(), self.seats)
         except (ClusterError, RayError) as error:
             logger.debug("the next allocation may lie elsewhere: %s", error)
         finally:
@@ -77,10 +77,6 @@ class _Wanted:
     strategy: str
     node_indices: tuple[int, ...]
     node_ids: tuple[str, ...]
-
-
-def _quick_census(domain_label: str) -> list[NodeState]:
-    return take_census(domain_label, draining=False)
 
 
 class Allocator:
@@ -107,7 +103,7 @@ class Allocator:
         gpu_ids: Literal["auto"] | tuple[tuple[int, ...], ...] | None = None,
         timeout_s: float = 180.0,
         max_retries: int = 6,
-        census: Callable[[str], list[NodeState]] = _quick_census,
+        census: Callable[[str], list[NodeState]] = node_states,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -117,7 +113,6 @@ class Allocator:
         self._gpu_ids = gpu_ids
         self._passed_over: set[str] = set()  # Nodes where a wanted device was not free a moment ago.
         self._tried: set[str] = set()  # Nodes where it ever was not.
-        self._draining: set[str] = set()  # Asked for only once something has not fit or not been granted.
         self._timeout_s = timeout_s
         self._max_retries = max_retries
         self._census = census
@@ -140,8 +135,6 @@ class Allocator:
         while True:
             number += 1
             try:
-                if failed:
-                    self._draining = _ray.draining_nodes()
                 nodes, plan = self._await_plan()
                 return self._grant(nodes, plan, number)
             except DevicesTakenError as error:
@@ -179,7 +172,6 @@ class Allocator:
             plan = plan_cluster(self._not_passed_over(nodes), self._request)
             if plan.feasible:
                 return nodes, plan
-            self._draining = _ray.draining_nodes()
             if self._clock() - start > _SETTLED_S:
                 self._passed_over.clear()
             more_may_come = _ray.autoscaler_is_running()
@@ -201,8 +193,7 @@ class Allocator:
 
     def _look(self) -> list[NodeState]:
         self._session.check()
-        nodes = self._census(self._request.domain_label)
-        return [replace(node, draining=True) if node.node_id in self._draining else node for node in nodes]
+        return self._census(self._request.domain_label)
 
     def _not_passed_over(self, nodes: list[NodeState]) -> list[NodeState]:
         """The nodes, with no room on those that are passed over."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from raycrew.cluster_core._ray.later import lazy
 
 if TYPE_CHECKING:
-    from raycrew.cluster_core._ray.census import holders_by_node, take_census
+    from raycrew.cluster_core._ray.census import holders_by_node, node_states
     from raycrew.cluster_core._ray.compat import cluster_address, init, node_address
     from raycrew.cluster_core._ray.gate import answer_s, ask, check_connected
     from raycrew.cluster_core._ray.node_calls import run_on_nodes
@@ -30,10 +30,8 @@ if TYPE_CHECKING:
     from raycrew.cluster_core._ray.session import Session
     from raycrew.cluster_core._ray.status import (
         autoscaler_is_running,
-        draining_nodes,
         gone,
         leftover_groups,
-        node_states,
         this_process,
     )
 
@@ -50,7 +48,6 @@ __all__ = [
     "check_connected",
     "cluster_address",
     "create_group",
-    "draining_nodes",
     "end_actor",
     "gone",
     "gone_groups",
@@ -67,7 +64,6 @@ __all__ = [
     "run_on_nodes",
     "start_actor",
     "start_tasks",
-    "take_census",
     "this_process",
     "withdraw_group",
     "withdraw_groups",
@@ -77,7 +73,7 @@ __all__ = [
 __getattr__ = lazy(
     __name__,
     {
-        "census": ["holders_by_node", "take_census"],
+        "census": ["holders_by_node", "node_states"],
         "compat": ["cluster_address", "init", "node_address"],
         "gate": ["answer_s", "ask", "check_connected"],
         "node_calls": ["run_on_nodes"],
@@ -102,10 +98,8 @@ __getattr__ = lazy(
         "session": ["Session"],
         "status": [
             "autoscaler_is_running",
-            "draining_nodes",
             "gone",
             "leftover_groups",
-            "node_states",
             "this_process",
         ],
     },

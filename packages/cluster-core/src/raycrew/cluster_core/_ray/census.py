@@ -9,18 +9,21 @@ from raycrew.cluster_core._ray.gate import check_connected
 from raycrew.cluster_core._topology import BOOKKEEPING, DOMAIN_LABEL, RESOURCE_STEP, NodeState
 
 
-def take_census(domain_label: str = DOMAIN_LABEL, *, draining: bool = True) -> list[NodeState]:
-    """All living nodes, ordered by (domain, address, node id), the same each time.
+def node_states(domain_label: str = DOMAIN_LABEL) -> list[NodeState]:
+    """All living nodes of the cluster that this process is connected to, as `plan_cluster` takes them.
+
+    They are ordered by (domain, address, node id), the same each time. Those that are being drained are among
+    them, and marked so.
 
     Args:
         domain_label: Which label of a node names its domain.
-        draining: Ask which are being drained, too, which takes as long again.
 
     Raises:
         ClusterError: This process is not connected to Ray.
+        GetTimeoutError: Ray's control service does not answer.
     """
     check_connected()
-    nodes = _ray_status.node_states(draining=draining)
+    nodes = _ray_status.unordered_nodes()
     return sorted(nodes, key=lambda n: (n.labels.get(domain_label, ""), _address_key(n.address), n.node_id))
 
 

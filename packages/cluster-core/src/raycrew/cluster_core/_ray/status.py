@@ -76,10 +76,10 @@ def _gcs_client(address: str) -> Any:
     return connect(address)
 
 
-def _node_states(draining: bool) -> list[NodeState]:
+def _unordered_nodes() -> list[NodeState]:
     # Not from the cluster's status, which is true only up to a second after a change.
     free = questions.free_resources()
-    leaving = questions.draining_node_ids() if draining else set()
+    leaving = questions.draining_node_ids()
     return [
         NodeState(
             node_id,
@@ -144,18 +144,9 @@ def _has_just_started() -> bool:
     return any(abs(time.time() - born_s) < _FIRST_REPORT_S for born_s in born)
 
 
-def node_states(*, draining: bool = True) -> list[NodeState]:
-    """All living nodes; works without the dashboard.
-
-    Args:
-        draining: Ask which are being drained, too.
-    """
-    return _in_cluster(_node_states, draining)
-
-
-def draining_nodes() -> set[str]:
-    """Ids of the nodes that are being drained."""
-    return _in_cluster(questions.draining_node_ids)
+def unordered_nodes() -> list[NodeState]:
+    """All living nodes; works without the dashboard."""
+    return _in_cluster(_unordered_nodes)
 
 
 def autoscaler_is_running() -> bool | None:
