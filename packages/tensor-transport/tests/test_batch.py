@@ -142,7 +142,7 @@ class TestRows:
         assert len(repeated["log"][1]) == len(batch["log"][0]) == 1
         assert repeated["answer"][11] == batch["answer"][5] == [5]
         assert batch.repeat_interleave(0).size == 0
-        with pytest.raises(ValueError, match="-1 times"):
+        with pytest.raises(ValueError, match="at least 0, not -1"):
             batch.repeat_interleave(-1)
 
     def test_chunk(self, batch):

@@ -1,10 +1,12 @@
 """Batches in hands that mean no good, or do not look: what cannot be right is refused, by name."""
 
 import copy
+import dataclasses
 import os
 import pickle
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -343,6 +345,39 @@ class TestRepeating:
         for first, second in self.rows(batch.repeat_interleave(2, share=True)):
             assert first is second
 
+    def test_named_columns_are_shared_and_others_are_not(self):
+        batch = BatchedDataDict(
+            text=[["a"]], objects=np.array([None], dtype=object), packed=PackedTensor([torch.ones(2)])
+        )
+        batch["objects"][0] = ["x"]
+        shared = {"packed", "objects"}
+        for (first, second), name in zip(
+            self.rows(batch.repeat_interleave(2, share=shared)), ("text", "objects", "packed"), strict=True
+        ):
+            assert (first is second) == (name in shared)
+        with pytest.raises(KeyError, match="no columns image; "):
+            batch.repeat_interleave(2, share=["image"])
+        with pytest.raises(TypeError, match="not by the one string 'packed'"):
+            batch.repeat_interleave(2, share="packed")
+        for times in (-1, 2.0, True, torch.tensor([1])):
+            with pytest.raises(ValueError, match="how often rows are repeated is an integer of at least 0"):
+                batch.repeat_interleave(times)
+
+    def test_what_can_not_be_copied_is_named(self):
+        grown = torch.ones(1, requires_grad=True) * 2
+        for objects in ([grown], [threading.Lock()]):
+            batch = BatchedDataDict(a=[1], x=objects)
+            with pytest.raises(BatchSchemaError, match=r"column 'x' can't be repeated.*share=") as info:
+                batch.repeat_interleave(2)
+            assert info.value.key == "x"
+            assert batch.repeat_interleave(2, share=["x"])["x"][1] is objects[0]
+
+
+@dataclasses.dataclass
+class Sample:
+    value: object
+    note: str = dataclasses.field(default="", compare=False)
+
 
 class Mine(BatchedDataDict):
     """With an `__init__` that takes other arguments."""
@@ -422,6 +457,18 @@ class TestEquality:
             ([{"t": torch.ones(2)}], [{"t": torch.ones(2)}], True),
             ([{"t": torch.ones(2)}], [{"t": torch.zeros(2)}], False),
             ([(1,)], [[1]], False),
+            ([np.float32("nan")], [np.float32("nan")], True),
+            ([np.datetime64("NaT")], [np.datetime64("NaT")], True),
+            ([np.float32(1)], [np.float64(1)], False),
+            ([Sample(torch.ones(2))], [Sample(torch.ones(2))], True),
+            ([Sample(torch.ones(2))], [Sample(torch.zeros(2))], False),
+            ([Sample(torch.ones(2))], [Sample(torch.ones(3))], False),
+            ([Sample(float("nan"))], [Sample(float("nan"))], True),
+            ([Sample(1, note="a")], [Sample(1, note="b")], True),
+            ([torch.eye(2).to_sparse()], [torch.eye(2).to_sparse()], True),
+            ([torch.eye(2).to_sparse()], [torch.ones(2, 2).to_sparse()], False),
+            ([torch.eye(2).to_sparse()], [torch.eye(2)], False),
+            (torch.ones(2, device="meta"), torch.ones(2), False),
             (RaggedTensor(torch.ones(2), [2]), RaggedTensor(torch.ones(2), [2]), True),
             (PackedTensor([None]), PackedTensor([torch.ones(1)]), False),
             (torch.empty(1, device="meta"), torch.empty(1, device="meta"), True),

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -124,7 +125,16 @@ def test_positions_elsewhere_are_refused(change):
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"batch_size": 0}, {"batch_size": 2, "seed": -1}, {"batch_size": 2, "epochs": -1}]
+    "arguments",
+    [
+        {"batch_size": 0},
+        {"batch_size": 2.0},
+        {"batch_size": True},
+        {"batch_size": 2, "seed": -1},
+        {"batch_size": 2, "seed": 1.0},
+        {"batch_size": 2, "epochs": -1},
+        {"batch_size": 2, "epochs": 1.5},
+    ],
 )
 def test_arguments_that_make_no_sense(arguments):
     with pytest.raises(ValueError, match="not"):
@@ -138,3 +148,8 @@ def test_columns_added_later_do_not_disturb_and_handles_are_not_read():
     batch.pop("x")
     part = next(iterator)
     assert localize(part, registry)["x"].tolist() == part["y"]
+
+
+def test_a_position_is_plain_whatever_integers_were_given():
+    iterator = batch_of(4).make_iterator(np.int64(2), seed=np.uint8(3), epochs=np.int32(2), shuffle=np.True_)
+    assert json.loads(json.dumps(iterator.state_dict())) == iterator.state_dict()

@@ -139,7 +139,7 @@ def test_writes_do_not_reach_other_readers(batch):
         ({"lengths": [1, 1, 1, 1]}, {"keys": ["logprobs"]}, BatchSchemaError, "'logprobs' .* other lengths"),
         ({"lengths": [-1, 1, 1, 1]}, {"keys": ["ids"]}, BatchSchemaError, "column 'lengths' holds lengths"),
         ({}, {"input_lengths_key": "length"}, ValueError, "did you mean 'lengths'"),
-        ({}, {"pad_multiple": 0}, ValueError, "at least 1, not of 0"),
+        ({}, {"pad_multiple": 0}, ValueError, "at least 1, not 0"),
         ({}, {"pad_side": "top"}, ValueError, "'left' or 'right'"),
         ({}, {"pad_value_dict": {"id": 1}}, ValueError, "did you mean 'ids'"),
         ({}, {"pad_value_dict": {"ids": 0.5}}, BatchSchemaError, "column 'ids' .* does not hold the padding"),
@@ -149,6 +149,34 @@ def test_wrong_input_is_named(batch, change, arguments, error, match):
     batch.update(change)
     with pytest.raises(error, match=match):
         batch.pack_sequences(**{"keys": ["ids"], "input_lengths_key": "lengths"} | arguments)
+
+
+@pytest.mark.hostile
+def test_a_mask_of_another_shape_makes_no_labels(batch):
+    packed = batch.pack_sequences(["ids"], "lengths")
+    for mask in (torch.ones(6, 1), torch.ones(6, 6)):
+        with pytest.raises(
+            ValueError, match=r"a mask of shape \(6, \d\) is not one for labels of shape \(6,\)"
+        ):
+            packed.labels("ids", mask=mask)
+    for use in (packed.labels, packed.shifted, packed.rows):
+        with pytest.raises(KeyError, match=r"there are no columns idz; .*did you mean 'ids'"):
+            use("idz")
+
+
+def test_a_mask_of_tokens_counts_for_all_that_a_token_has():
+    heads = torch.arange(8).view(1, 4, 2)
+    packed = BatchedDataDict(ids=heads, n=[4]).pack_sequences(["ids"], "n")
+    labels = packed.labels("ids", mask=torch.tensor([1, 1, 0, 1]))
+    assert labels.tolist() == [[2, 3], [-100, -100], [6, 7], [-100, -100]]
+    assert packed.labels("ids", mask=heads[0] % 2).tolist()[0] == [-100, 3]
+
+
+def test_gradients_pass(batch):
+    batch["ids"] = batch["ids"].float().requires_grad_()
+    packed = batch.pack_sequences(["ids"], "lengths", pad_multiple=2)
+    (packed.shifted("ids").sum() + packed.unpack()["ids"].sum()).backward()
+    assert batch["ids"].grad[0].tolist() == [1, 2, 2, 0]
 
 
 def test_handles_and_labels_that_a_dtype_does_not_hold(batch):

@@ -13,6 +13,7 @@ from raycrew.tensor_transport import (
     ShardRegistry,
     StaleHandleError,
     TransportError,
+    collect_shards,
     localize,
     remotize,
 )
@@ -105,6 +106,14 @@ class TestMembership:
         handle.localize(), other.localize()
         assert registry.is_cached(handle) and registry.is_cached(RTensor.concat([handle, other]))
         registry.drop_cached([handle[:0], handle])
+        handle.localize()
+        registry.drop_cached(handle)
+        for wrong in ([TABLE], BatchedDataDict(x=handle), [None, other]):
+            with pytest.raises(TypeError, match=r"not a \w+; see collect_shards\(value\)"):
+                registry.drop_cached(wrong)
+        assert not registry.is_cached(handle) and registry.is_cached(other)
+        handle.localize()
+        registry.drop_cached(collect_shards({"a": [BatchedDataDict(x=handle)]}))
         assert not registry.is_cached(handle) and registry.is_cached(other)
         assert registry.cache_stats.shards == 1
         asked = backend.asked

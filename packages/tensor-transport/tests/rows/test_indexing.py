@@ -39,6 +39,28 @@ def test_masks_of_any_kind(kind):
     assert chosen(kind([True, False, True]), 3) == [0, 2]
 
 
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("index", "match"),
+    [
+        (torch.tensor([1, 0, 1], dtype=torch.uint8), r"may be a mask or row numbers: pass tensor\.bool\(\)"),
+        ([True, 0, 2], "by integers or by one boolean per row, not by both"),
+        ((0, np.True_), "by integers or by one boolean per row, not by both"),
+        (torch.tensor(1), r"not by shape \(\)"),
+        (torch.tensor([1.0]), "not by float32"),
+        ([0, None], "not by object"),
+    ],
+)
+def test_what_may_mean_two_things_names_no_rows(index, match):
+    with pytest.raises(TypeError, match=match):
+        chosen(index, 3)
+
+
+def test_truth_values_of_two_kinds_are_one_mask():
+    assert chosen([True, np.False_, True], 3) == [0, 2]
+    assert chosen(np.array([1, 0], dtype=np.uint8), 3) == [1, 0]
+
+
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
 def test_no_rows_at_all(kind):
     assert chosen(kind([]), 3) == []

@@ -156,7 +156,7 @@ def test_even_bounds(size, parts, expected):
 
 
 def test_even_bounds_needs_a_part():
-    with pytest.raises(ValueError, match="cannot split into 0 parts"):
+    with pytest.raises(ValueError, match="a number of parts is an integer of at least 1, not 0"):
         even_bounds(3, 0)
 
 

@@ -63,6 +63,7 @@ class BatchedDataDict(
             `shard_by_batch_size` for dynamic batching and sequence packing.
         micro_batch_lengths: The sequence length (tokens, for packing) of each of those microbatches.
         elem_counts_per_gb: Rows in each global batch; set for sequence packing, where they differ.
+        padding_rows: How many of the last rows are padding; set by `pad_to_divisor`, used by `unpad`.
 
     A subclass stays what it is: its parts, selections and joins are of its class, made without its
     `__init__`, and have its attributes as they have the metadata. (Parts of a `BatchedDataDict` are
@@ -72,7 +73,7 @@ class BatchedDataDict(
         BatchSchemaError: A column has another number of rows than the batch.
     """
 
-    _of_these_rows = ("micro_batch_indices", "micro_batch_lengths", "elem_counts_per_gb")
+    _of_these_rows = ("micro_batch_indices", "micro_batch_lengths", "elem_counts_per_gb", "padding_rows")
     micro_batch_indices: list[list[list[int]]] | None = None
     micro_batch_lengths: list[list[int]] | None = None
     elem_counts_per_gb: list[int] | None = None

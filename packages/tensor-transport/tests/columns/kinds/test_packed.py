@@ -95,6 +95,13 @@ class TestPadding:
         turned = PackedTensor([image(2, 1), image(2, 3)], dim_to_pack=-1).to_padded()
         assert turned.shape == (2, 2, 3) and turned[0].tolist() == [[0, 0, 0], [1, 0, 0]]
 
+    def test_gradients_pass(self):
+        first, second = image(1, 2).requires_grad_(), image(2, 2)
+        batch = BatchedDataDict(x=PackedTensor([first, None, second]))
+        batch["x"].to_padded(pad_side="left").sum().backward()
+        batch.repeat_interleave(2)["x"].as_tensor().sum().backward()
+        assert first.grad.tolist() == [[3, 3]]
+
     def test_other_dimensions_to_a_common_shape(self):
         small, large = image(1, 2, 2), image(2, 3, 1)
         packed = PackedTensor.padded([small, None, [large, small]], pad_value=7)

@@ -1,5 +1,7 @@
 """Columns chosen, renamed, merged and cast: what is refused is named before anything changes."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -121,6 +123,19 @@ class TestUnion:
             batch.union(other)
         assert batch.union(other, metadata="first").metadata == {"step": 1, "more": 1}
         assert batch.metadata == {"step": 1}
+
+    def test_attributes_and_plans_of_both(self, batch):
+        other = Rollouts(x=[1, 2, 3])
+        other.scores, other.tokenizer, other.elem_counts_per_gb = "by hand", "words", [3]
+        both = batch.union(other)
+        assert (both.scores, both.tokenizer, both.elem_counts_per_gb) == ("by hand", "words", [3])
+        assert both.micro_batch_lengths == [[2]]
+        for name, value in (("tokenizer", "bytes"), ("micro_batch_lengths", [[3]])):
+            differs = Rollouts(x=[1, 2, 3])
+            setattr(differs, name, value)
+            with pytest.raises(BatchSchemaError, match=f"'{name}' differs"):
+                batch.union(differs)
+            assert getattr(batch.union(differs, metadata="first"), name) == getattr(batch, name)
 
     def test_empty_ones(self, batch):
         assert BatchedDataDict().union(batch) == batch
@@ -268,22 +283,45 @@ class TestRows:
     def test_padding_to_a_multiple(self, size, divisor):
         batch = BatchedDataDict(x=torch.arange(size), y=list(range(size)), metadata={"step": 1})
         padded, added = batch.pad_to_divisor(divisor)
+        assert padded.padding_rows == added
         assert padded.size == size + added and padded.size % divisor == 0 and added < divisor
         assert padded["y"] == [i % size for i in range(padded.size)]
-        back = padded.unpad(added)
-        assert back == batch and back.metadata == {"step": 1}
+        for back in (padded.unpad(), padded.unpad(added)):
+            assert back == batch and back.metadata == {"step": 1} and back.padding_rows is None
+
+    def test_padding_is_remembered_by_the_same_rows_alone(self, batch, tmp_path):
+        padded, added = batch.pad_to_divisor(4)
+        padded.save(tmp_path / "batch")
+        for same_rows in (
+            padded.copy(),
+            padded.select(["text"]),
+            padded.union({"more": [1, 2, 3, 4]}),
+            pickle.loads(pickle.dumps(padded)),
+            Rollouts.load(tmp_path / "batch"),
+        ):
+            assert same_rows.padding_rows == 1 and same_rows.unpad()["text"] == ["a", "b", "c"]
+        for others in (batch, padded[:], padded.shard(2)[1], Rollouts.concat(padded.shard(2))):
+            with pytest.raises(ValueError, match=r"not what pad_to_divisor\(\) gave: .*padding_rows"):
+                others.unpad()
+        result = Rollouts.concat([part.select(["text"]) for part in padded.shard(2)])
+        assert result.unpad(added)["text"] == ["a", "b", "c"]
 
     def test_nothing_to_pad_copies_nothing_and_keeps_a_plan(self, batch):
         padded, added = batch.pad_to_divisor(3)
-        assert added == 0 and padded["ids"] is batch["ids"] and padded.micro_batch_lengths == [[2]]
+        assert padded.padding_rows == added == 0
+        assert padded["ids"] is batch["ids"] and padded.micro_batch_lengths == [[2]]
+        assert padded.unpad() == batch and padded.unpad().micro_batch_lengths == [[2]]
         assert batch.pad_to_divisor(2)[0].micro_batch_lengths is None
 
     def test_padding_that_is_not_there(self, batch):
-        for added in (-1, 4):
-            with pytest.raises(ValueError, match="can't be dropped from a batch of 3"):
+        with pytest.raises(ValueError, match="4 rows can't be dropped from a batch of 3"):
+            batch.unpad(4)
+        for added in (-1, 1.0, True, "1"):
+            with pytest.raises(ValueError, match=r"is an integer of at least 0, not"):
                 batch.unpad(added)
-        with pytest.raises(ValueError, match="at least 1, not of 0"):
-            batch.pad_to_divisor(0)
+        for divisor in (0, 2.0, True, None):
+            with pytest.raises(ValueError, match="is an integer of at least 1, not"):
+                batch.pad_to_divisor(divisor)
 
     def test_orders(self, batch):
         order = torch.tensor([2, 0, 1])

@@ -142,7 +142,9 @@ SAME = {
     "all rows": lambda b: b[:],
     "order there and back": lambda b: b.apply_order([3, 1, 5, 0, 2, 4]).undo_order([3, 1, 5, 0, 2, 4]),
     "order back and there": lambda b: b.undo_order([3, 1, 5, 0, 2, 4]).apply_order([3, 1, 5, 0, 2, 4]),
-    "pad there and back": lambda b: (lambda padded, added: padded.unpad(added))(*b.pad_to_divisor(4)),
+    "pad there and back": lambda b: b.pad_to_divisor(4)[0].unpad(),
+    "pad twice and back": lambda b: b.pad_to_divisor(4)[0].pad_to_divisor(5)[0].unpad(),
+    "pad and drop": lambda b: b.pad_to_divisor(4)[0].unpad(2),
     "rename there and back": lambda b: b.rename({"x": "mask", "mask": "x"}).rename(
         {"x": "mask", "mask": "x"}
     ),
@@ -166,6 +168,10 @@ OTHERS = {
     "pad to far more": (lambda b: b.slice(0, 2).pad_to_divisor(5)[0], [0, 1, 0, 1, 0]),
     "unpad": (lambda b: b.unpad(2), [0, 1, 2, 3]),
     "repeat": (lambda b: b.repeat_interleave(2), [i for i in EVERY for _ in range(2)]),
+    "repeat sharing": (
+        lambda b: b.repeat_interleave(2, share=["x"]),
+        [i for i in EVERY for _ in range(2)],
+    ),
     "get_batch": (lambda b: b.get_batch(1, 3), [3, 4, 5]),
     "global batches": (
         lambda b: BatchedDataDict.concat(b.shard_by_batch_size(2, batch_size=2)),

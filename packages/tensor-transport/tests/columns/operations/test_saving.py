@@ -133,6 +133,16 @@ class TestRefused:
             ({"x": [{"a": {1}}] * 3}, r"column 'x'\[0\]\['a'\] is a builtins.set"),
             ({"x": [[torch.ones(1).to_sparse()]] * 3}, "sparse|layout"),
             ({"x": np.array([1, 2, len], dtype=object)}, r"column 'x'\[2\] is a builtins.builtin"),
+            (
+                {"x": np.array(["a", "b", "c"], dtype=np.dtypes.StringDType())},
+                r"column 'x' .* StringDType\(\)",
+            ),
+            (
+                {"x": [np.array(["a"], dtype=np.dtypes.StringDType())] * 3},
+                r"column 'x'\[0\] .* StringDType\(\)",
+            ),
+            ({"x": np.zeros(3, dtype=[("a", "i4"), ("b", "O")])}, r"column 'x' is an array of \[\('a'"),
+            ({"x": np.zeros(3, dtype=[("a", "i4"), ("b", "f8")])}, r"column 'x' is an array of \[\('a'"),
         ],
     )
     def test_columns(self, tmp_path, change, match):
@@ -238,6 +248,9 @@ CHANGES = {
     "no metadata": put("attributes", {}),
     "metadata of another kind": put("attributes", "metadata", []),
     "attributes of another kind": put("attributes", []),
+    "a method's name": put("attributes", "select", 1),
+    "a property's name": put("attributes", "size", 10**9),
+    "a class": put("attributes", "__class__", "x"),
 }
 
 

@@ -1,5 +1,6 @@
 """Whether two values are equal, at any depth: one bool, where tensors and arrays give one per element."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ from raycrew.tensor_transport._columns.kinds import PackedTensor, RaggedTensor
 def equal(a: Any, b: Any) -> bool:
     """Whether two values are of one type and equal; tensors and arrays in dtype and shape as well.
 
-    A NaN equals a NaN. Tensors on different devices are compared as well.
+    A NaN equals a NaN. Tensors on different devices are compared as well; of meta tensors, which have no
+    values, only dtype and shape. Data classes are compared field by field.
     """
     if a is b:
         return True
@@ -29,7 +31,23 @@ def equal(a: Any, b: Any) -> bool:
             return type(a) is type(b) and _equal_rows(a, b)
         case float() | complex(), float() | complex():
             return a == b or (a != a and b != b)
-    return type(a) is type(b) and bool(a == b)
+        case np.generic(), np.generic():
+            return type(a) is type(b) and _equal_arrays(np.asarray(a), np.asarray(b))
+    return type(a) is type(b) and _equal_objects(a, b)
+
+
+def _equal_objects(a: Any, b: Any) -> bool:
+    """By their `==`; data classes by their fields where that says no, or can't say."""
+    by_fields = getattr(getattr(type(a), "__dataclass_params__", None), "eq", False)
+    try:
+        same = bool(a == b)
+    except (RuntimeError, ValueError):  # Tensors and arrays have no one truth value.
+        if not by_fields:
+            raise
+        same = False
+    if same or not by_fields:
+        return same
+    return all(equal(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a) if f.compare)
 
 
 def _equal_rows(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -41,6 +59,12 @@ def _equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     if a.is_meta:
         return True
+    if a.is_nested or b.is_nested:
+        return a.is_nested and b.is_nested and _equal_rows(a.unbind(), b.unbind())
+    if a.layout != b.layout:
+        return False
+    if a.layout != torch.strided:
+        return _equal_tensors(a.to_dense(), b.to_dense())
     here, there = a.detach(), b.detach().to(a.device)
     if a.dtype.is_floating_point and a.dtype.itemsize == 1:  # float8 has no comparison of its own
         here, there = here.float(), there.float()

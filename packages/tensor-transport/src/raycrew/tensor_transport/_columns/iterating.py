@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Self, TypeVar
 
-from raycrew.tensor_transport._rows import Passes, Rows
+from raycrew.tensor_transport._rows import Passes, Rows, whole_number
 
 PartT = TypeVar("PartT")
 
@@ -16,8 +16,7 @@ class BatchIterator(Generic[PartT]):
     """
 
     def __init__(self, passes: Passes, take: Callable[[Rows], PartT], epochs: int | None) -> None:
-        if epochs is not None and epochs < 0:
-            raise ValueError(f"a batch is gone through at least 0 times, not epochs={epochs}")
+        epochs = None if epochs is None else whole_number(epochs, "epochs")
         if epochs is None and not passes.steps:
             raise ValueError(f"{passes.size} rows have no step of {passes.batch_size}: it would never end")
         self._passes, self._take, self._epochs = passes, take, epochs

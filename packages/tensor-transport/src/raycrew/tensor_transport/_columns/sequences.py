@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from raycrew.tensor_transport._columns.kinds import Number, PadSide, RaggedTensor, check_pad_value, raw
+from raycrew.tensor_transport._columns.naming import listed_columns
+from raycrew.tensor_transport._rows import whole_number
 from raycrew.tensor_transport.errors import BatchSchemaError
 
 _MOST_TOKENS = 2**31 - 1
@@ -76,7 +78,7 @@ class PackedSequences:
             BatchSchemaError: The dtype does not hold `fill`.
             ValueError: The tensor has another number of tokens.
         """
-        tensor = self.columns[values] if isinstance(values, str) else self._checked(values)
+        tensor = self._values(values)
         check_pad_value(fill, tensor.dtype, values if isinstance(values, str) else "values")
         shifted = torch.full_like(tensor, fill)
         there = self.label_mask.nonzero().flatten().to(tensor.device)
@@ -96,10 +98,19 @@ class PackedSequences:
         Raises:
             KeyError: There is no such column.
             BatchSchemaError: The dtype of the tokens does not hold `ignore_index`.
-            ValueError: The mask has another number of tokens.
+            ValueError: The mask has another number of tokens, or another shape than tokens.
         """
         labels = self.shifted(key, ignore_index)
-        return labels if mask is None else labels.masked_fill(self.shifted(mask) == 0, ignore_index)
+        if mask is None:
+            return labels
+        counts = self.shifted(mask)
+        if counts.shape not in (labels.shape, labels.shape[:1]):
+            raise ValueError(
+                f"a mask of shape {tuple(counts.shape)} is not one for labels of shape {tuple(labels.shape)}"
+            )
+        for _ in range(labels.ndim - counts.ndim):
+            counts = counts.unsqueeze(-1)
+        return labels.masked_fill(counts == 0, ignore_index)
 
     def rows(self, values: str | torch.Tensor) -> RaggedTensor:
         """A column, or what a model made of each token, as rows: a copy only where there is padding.
@@ -108,7 +119,7 @@ class PackedSequences:
             KeyError: There is no such column.
             ValueError: The tensor has another number of tokens.
         """
-        tensor = self.columns[values] if isinstance(values, str) else self._checked(values)
+        tensor = self._values(values)
         if not self.lengths.equal(self.padded_lengths):
             tensor = tensor[self.token_mask.to(tensor.device)]
         return RaggedTensor(tensor, self.lengths)
@@ -126,7 +137,9 @@ class PackedSequences:
         lengths = self.lengths.repeat_interleave(self.padded_lengths)
         return (_within(self.padded_lengths) < lengths - n).to(self._device)
 
-    def _checked(self, values: torch.Tensor) -> torch.Tensor:
+    def _values(self, values: str | torch.Tensor) -> torch.Tensor:
+        if isinstance(values, str):
+            return self.columns[listed_columns([values], self.columns)[0]]
         tokens = int(self.padded_lengths.sum())
         if not values.ndim or len(values) != tokens:
             raise ValueError(
@@ -149,8 +162,7 @@ def pack_columns(
         BatchSchemaError: A column does not hold so many tokens per row.
         ValueError: `pad_multiple` is not positive, or there are too many tokens.
     """
-    if pad_multiple < 1:
-        raise ValueError(f"sequences are padded to a multiple of at least 1, not of {pad_multiple}")
+    pad_multiple = whole_number(pad_multiple, "what sequences are padded to a multiple of", least=1)
     padded = -(-lengths // pad_multiple) * pad_multiple
     if int(padded.sum()) > _MOST_TOKENS:
         raise ValueError(f"{int(padded.sum())} tokens are more than 2**31 - 1, and can't be packed into one")

@@ -198,13 +198,19 @@ class ColumnTable(MutableMapping[str, Any]):
 
     @classmethod
     def _joined_attributes(
-        cls, tables: "Sequence[ColumnTable]", rules: MetadataRules | None
+        cls, tables: "Sequence[ColumnTable]", rules: MetadataRules | None, *, same_rows: bool = False
     ) -> dict[str, Any]:
         """What users added to each: as metadata, with the rules that make sense for any object."""
         rules = cls.metadata_rules if rules is None else rules
-        return join_metadata(
-            [own_attributes(table) for table in tables], "first" if rules == "first" else "same"
-        )
+        parts = [
+            own_attributes(table) | (table._about_rows() if same_rows else {})  # noqa: SLF001 - of this class
+            for table in tables
+        ]
+        return join_metadata(parts, "first" if rules == "first" else "same")
+
+    def _about_rows(self) -> dict[str, Any]:
+        """What is said of these very rows."""
+        return {k: v for k, v in vars(self).items() if k in self._of_these_rows and v is not None}
 
     def _take(self, cls: "type[TableT]", rows: Rows) -> "TableT":
         return self._like(cls, {key: take_rows(column, rows) for key, column in self._columns.items()})
@@ -215,7 +221,7 @@ class ColumnTable(MutableMapping[str, Any]):
     def _same_rows(self, columns: Mapping[str, Any]) -> Self:
         """A batch of other columns of the very same rows: what is said of these rows holds for it, too."""
         twin = self._like(type(self), columns)
-        vars(twin).update({k: v for k, v in vars(self).items() if k in self._of_these_rows})
+        vars(twin).update(self._about_rows())
         return twin
 
     def _like(self, cls: "type[TableT]", columns: Mapping[str, Any]) -> "TableT":

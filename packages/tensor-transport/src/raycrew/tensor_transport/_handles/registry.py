@@ -68,10 +68,17 @@ class ShardRegistry:
         """Whether all shards of a handle are in the fetch cache: reading it asks nobody."""
         return all(shard.shard_id in self._cache for shard in handle.shards)
 
-    def drop_cached(self, handles: Iterable[RTensor]) -> None:
-        """Drop what the fetch cache holds of some handles; their shards stay stored."""
-        for handle in handles:
-            for shard in handle.shards:
+    def drop_cached(self, handles: RTensor | Iterable[RTensor | TensorShardInfo]) -> None:
+        """Drop what the fetch cache holds of some handles or shards; they stay stored.
+
+        `collect_shards(value)` has the shards of all handles within an object.
+        """
+        items = [handles] if isinstance(handles, RTensor) else list(handles)
+        if wrong := [item for item in items if not isinstance(item, RTensor | TensorShardInfo)]:
+            name = type(wrong[0]).__name__
+            raise TypeError(f"handles or shards are dropped, not a {name}; see collect_shards(value)")
+        for item in items:
+            for shard in item.shards if isinstance(item, RTensor) else [item]:
                 self._cache.forget(shard.shard_id)
 
     def for_others(self) -> "TravellingReader | None":

@@ -1,6 +1,7 @@
 """Which rows, by every way to name them, views on runs of them, and the shards that hold them."""
 
 from raycrew.tensor_transport._rows.arrays import refuse_special_array
+from raycrew.tensor_transport._rows.counts import whole_number
 from raycrew.tensor_transport._rows.indexing import (
     RowIndex,
     Rows,
@@ -49,4 +50,5 @@ __all__ = [
     "row_numbers",
     "stale",
     "total",
+    "whole_number",
 ]

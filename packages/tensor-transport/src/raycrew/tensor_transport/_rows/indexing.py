@@ -9,9 +9,11 @@ import numpy.typing as npt
 import torch
 
 from raycrew.tensor_transport._rows.arrays import refuse_special_array
+from raycrew.tensor_transport._rows.counts import whole_number
 
 RowIndex: TypeAlias = slice | range | Sequence[int] | Sequence[bool] | torch.Tensor | npt.NDArray[np.generic]
 Rows: TypeAlias = slice | npt.NDArray[np.int64]
+_TRUTHS = {bool, np.bool_}
 
 
 def normalize_rows(index: RowIndex, size: int) -> Rows:
@@ -28,7 +30,8 @@ def normalize_rows(index: RowIndex, size: int) -> Rows:
 
     Raises:
         IndexError: A row does not exist, or a mask has another length than the batch.
-        TypeError: Not a row index: a bare integer, floats, several dimensions.
+        TypeError: Not a row index: a bare integer, floats, several dimensions, truth values among integers,
+            or a tensor of uint8, which may be either.
     """
     if isinstance(index, slice):
         return _from_range(range(*index.indices(size)))
@@ -83,8 +86,7 @@ def is_contiguous(rows: Rows) -> TypeGuard[slice]:
 
 def even_bounds(size: int, parts: int) -> list[tuple[int, int]]:
     """Split `size` rows into `parts` runs whose lengths differ by at most one, longer ones first."""
-    if parts < 1:
-        raise ValueError(f"cannot split into {parts} parts: at least 1 is needed")
+    parts = whole_number(parts, "a number of parts", least=1)
     base, extra = divmod(size, parts)
     starts = [i * base + min(i, extra) for i in range(parts + 1)]
     return list(itertools.pairwise(starts))
@@ -102,6 +104,10 @@ def _from_range(rows: range) -> Rows:
 
 def _as_array(index: object) -> npt.NDArray[np.generic]:
     if isinstance(index, torch.Tensor):
+        if index.dtype == torch.uint8 and index.ndim == 1:
+            raise TypeError(
+                "a tensor of uint8 may be a mask or row numbers: pass tensor.bool() or tensor.long()"
+            )
         index = index.detach().cpu().numpy()
     elif not isinstance(index, Sequence | np.ndarray) or isinstance(index, str | bytes):
         hint = "; wrap it in a list" if isinstance(index, int | np.integer) else ""
@@ -110,6 +116,9 @@ def _as_array(index: object) -> npt.NDArray[np.generic]:
             f"rows are named by a slice, a range, integers or a mask, not by {type(index).__name__}{hint}"
         )
     refuse_special_array(index, "the index of rows")
+    kinds: set[type[Any]] = set() if isinstance(index, np.ndarray) else set(map(type, index))
+    if kinds & _TRUTHS and kinds - _TRUTHS:
+        raise TypeError("rows are named by integers or by one boolean per row, not by both in one list")
     array = np.asarray(index)
     if array.ndim != 1:
         raise TypeError(f"rows are named by one dimension of indices, not by shape {array.shape}")

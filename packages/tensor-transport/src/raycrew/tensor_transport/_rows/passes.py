@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raycrew.tensor_transport._rows.counts import whole_number
 from raycrew.tensor_transport._rows.indexing import Rows
 
 
@@ -29,10 +30,10 @@ class Passes:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"a step has at least one row, not batch_size={self.batch_size}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int | np.integer) or self.seed < 0:
-            raise ValueError(f"a seed is a non-negative integer, not {self.seed!r}")
+        for name, least in (("size", 0), ("batch_size", 1), ("seed", 0)):
+            object.__setattr__(self, name, whole_number(getattr(self, name), name, least=least))
+        for name in ("shuffle", "drop_last"):
+            object.__setattr__(self, name, bool(getattr(self, name)))
 
     @property
     def steps(self) -> int:
@@ -47,7 +48,7 @@ class Passes:
         """
         if not self.shuffle:
             return None
-        numbers = np.random.PCG64(np.random.SeedSequence([int(self.seed), epoch])).random_raw(self.size)
+        numbers = np.random.PCG64(np.random.SeedSequence([self.seed, epoch])).random_raw(self.size)
         return np.argsort(np.asarray(numbers, dtype=np.uint64), kind="stable")
 
     def rows(self, step: int, order: npt.NDArray[np.int64] | None) -> Rows:

@@ -20,7 +20,7 @@ from raycrew.tensor_transport._bytes import (
     tensor_over,
     write_whole,
 )
-from raycrew.tensor_transport._columns.encoding.plain_objects import from_plain, to_plain
+from raycrew.tensor_transport._columns.encoding.plain_objects import from_plain, to_plain, why_not_plain
 from raycrew.tensor_transport._columns.kinds import KINDS, RaggedTensor, bare, kind_of, row_count
 from raycrew.tensor_transport.errors import BatchSchemaError, DecodeError
 from raycrew.tensor_transport.protocols import Bytes
@@ -64,11 +64,11 @@ def _describe(
 ) -> tuple[str, Any, Any]:
     """A column's kind and parameters, and the names of its bytes, or how many runs of them lie beside."""
     kind, name = kind_of(column), f"column {key!r}"
-    if kind.name == "list" or (kind.name == "array" and column.dtype.hasobject):
+    if kind.name == "list" or (kind.name == "array" and column.dtype == object):
         return kind.name, to_plain(column, name, runs), None
     parts = kind.disassemble(column, key)
     if parts is None:
-        raise BatchSchemaError(f"{name} has no bytes to save: localize() handles first", key=key)
+        raise BatchSchemaError(f"{name} {why_not_plain(column)}", key=key)
     names = [key, f"{key}/lengths"][: len(parts[1])]
     taken = any(name in tensors or name.startswith(_RESERVED) for name in names)
     if kind.name == "packed" or taken:

@@ -65,18 +65,27 @@ def _plain_dict(value: dict[Any, Any], where: str, runs: list[Bytes]) -> Any:
     return {_TAG: "dict", "of": pairs}
 
 
+def why_not_plain(value: Any) -> str:
+    """Why a column without plain bytes can't be saved."""
+    if isinstance(value, np.ndarray):
+        return (
+            f"is an array of {value.dtype}, which can't be saved: numbers, times, texts of <U and objects can"
+        )
+    return "holds handles, which can't be saved: localize() them first"
+
+
 def _beside(tag: str, value: Any, where: str, runs: list[Bytes]) -> Any:
     """Something with plain bytes; without dimensions it has one row."""
     kind, flat = kind_of(value), isinstance(value, np.ndarray | torch.Tensor) and not value.ndim
     parts = kind.disassemble(value.reshape(1) if flat else value, where)
-    if parts is None and isinstance(value, np.ndarray) and not flat:
+    if parts is None and isinstance(value, np.ndarray) and value.dtype == object and not flat:
         return {
             _TAG: "objects",
             "shape": list(value.shape),
             "of": to_plain(value.ravel().tolist(), where, runs),
         }
     if parts is None:
-        raise BatchSchemaError(f"{where} holds handles or objects, which can't be saved", key=where)
+        raise BatchSchemaError(f"{where} {why_not_plain(value)}", key=where)
     runs.extend(parts[1])
     return {_TAG: tag, "kind": kind.name, "of": parts[0], "runs": len(parts[1]), "flat": flat}
 

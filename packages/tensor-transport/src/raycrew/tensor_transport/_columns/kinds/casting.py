@@ -17,7 +17,7 @@ def cast_tensor(tensor: torch.Tensor, dtype: torch.dtype, key: str, *, lossy: bo
     check_dtype(dtype, key)
     if tensor.dtype == dtype:
         return tensor
-    if lossy:
+    if lossy or tensor.is_meta:  # Where there are no values, none is lost.
         return tensor.to(dtype)
     if tensor.is_complex() and not dtype.is_complex:
         raise _not_held(tensor.dtype, dtype, key, "there are no complex numbers in it")

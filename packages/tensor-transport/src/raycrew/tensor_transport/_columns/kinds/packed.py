@@ -105,10 +105,10 @@ class PackedTensor:
         shape = list(here[0].shape)
         shape[self.dim_to_pack] = max(self.lengths)
         stacked = here[0].new_full((len(self), *shape), pad_value)
-        for row, tensors in zip(stacked, self.tensors, strict=True):
+        for number, tensors in enumerate(self.tensors):
             if segments := segments_of(tensors):
                 joined = torch.cat(segments, dim=self.dim_to_pack)
-                row.copy_(padded_to(joined, shape, pad_value, pad_side))
+                stacked[number] = padded_to(joined, shape, pad_value, pad_side)
         return stacked
 
     def __len__(self) -> int:

@@ -86,7 +86,7 @@ class PackedKind(Kind):
         return column.take(rows)
 
     def repeat(self, column: PackedTensor, times: int, *, share: bool) -> PackedTensor:
-        rows = [row if share else map_row(row, _own) for row in column.tensors for _ in range(times)]
+        rows = [row if share else map_row(row, _twin) for row in column.tensors for _ in range(times)]
         return PackedTensor(rows, column.dim_to_pack)
 
     def concat(self, columns: Sequence[PackedTensor], key: str, padding: Padding) -> PackedTensor:
@@ -144,12 +144,6 @@ class PackedKind(Kind):
         return PackedTensor([map_row(row, _own) for row in column.tensors], column.dim_to_pack)
 
 
-def _described_row(row: Any) -> Any:
-    if isinstance(row, tuple):
-        return {"segments": [describe_tensor(segment) for segment in row]}
-    return None if row is None else describe_tensor(row)
-
-
 def _assembled_row(described: Any, runs: Iterator[Bytes]) -> Any:
     """A row of a packed column from the next of the runs."""
     match described:
@@ -166,6 +160,11 @@ def _assembled_row(described: Any, runs: Iterator[Bytes]) -> Any:
 def _own(values: Any) -> Any:
     """A private copy of a tensor; a handle is never written to."""
     return private_copy(values) if isinstance(values, torch.Tensor) else values
+
+
+def _twin(values: Any) -> Any:
+    """A copy of a tensor that gradients pass through; a handle is never written to."""
+    return values.clone() if isinstance(values, torch.Tensor) else values
 
 
 def _cast(values: Any, dtype: torch.dtype, key: str, *, lossy: bool) -> Any:

@@ -76,11 +76,12 @@ class ColumnOperations(ColumnTable):
         """The columns of this batch and of another one of the same rows; nothing is copied.
 
         Args:
-            other: A batch, or a mapping of columns. A column that both have must be equal in both.
-            metadata: As for `concat`.
+            other: A batch, or a mapping of columns. A column that both have must be equal in both, and so
+                must a plan of microbatches.
+            metadata: As for `concat`; attributes of a subclass or of users count as metadata.
 
         Raises:
-            BatchSchemaError: A column differs, there are other rows, or metadata differ.
+            BatchSchemaError: A column differs, there are other rows, or metadata, attributes or plans differ.
         """
         theirs = other if isinstance(other, ColumnTable) else ColumnTable(other)
         merged = dict(self._columns)
@@ -100,7 +101,8 @@ class ColumnOperations(ColumnTable):
                     actual=row_count(column),
                 )
             merged.setdefault(key, column)
-        both = self._same_rows(merged)
+        both = self._like(type(self), merged)
+        vars(both).update(self._joined_attributes([self, theirs], metadata, same_rows=True))
         both.metadata = self._joined_metadata([self, theirs], metadata)
         return both
 

@@ -1,10 +1,12 @@
 """What makes other rows of a batch: chosen, ordered, repeated, padded to a multiple."""
 
-from typing import Self
+from collections.abc import Iterable
+from typing import Any, Self
 
 import numpy as np
 
 from raycrew.tensor_transport._columns.kinds import transform
+from raycrew.tensor_transport._columns.naming import listed_columns
 from raycrew.tensor_transport._columns.table import ColumnTable, take_rows
 from raycrew.tensor_transport._rows import (
     RowIndex,
@@ -12,11 +14,15 @@ from raycrew.tensor_transport._rows import (
     check_permutation,
     inverse_permutation,
     normalize_rows,
+    whole_number,
 )
+from raycrew.tensor_transport.errors import BatchSchemaError
 
 
 class RowOperations(ColumnTable):
     """A table whose rows can be chosen, ordered, repeated and padded to a multiple."""
+
+    padding_rows: int | None = None
 
     def select_indices(self, indices: RowIndex) -> Self:
         """The rows that `indices` names, in that order; `batch[indices]` is the same.
@@ -68,46 +74,78 @@ class RowOperations(ColumnTable):
     def _undoing(self, order: RowIndex) -> Rows:
         return inverse_permutation(check_permutation(order, self.size))
 
-    def repeat_interleave(self, num_repeats: int, *, share: bool = False) -> Self:
+    def repeat_interleave(self, num_repeats: int, *, share: bool | Iterable[str] = False) -> Self:
         """Each row `num_repeats` times in a row.
 
         Args:
             num_repeats: How often.
-            share: Let the repeats of a row share its objects in lists and arrays of objects, and its tensors
-                in a `PackedTensor`. By default rows share nothing, with each other nor with this batch: these
-                are deep copies. (Rows of tensors and of other arrays are copies in any case.)
+            share: Columns in which the repeats of a row share its objects (in lists and arrays of objects) or
+                its tensors (in a `PackedTensor`), such as images; or True for all. In the others rows share
+                nothing, with each other nor with this batch: these are deep copies. (Rows of tensors and of
+                other arrays are copies in any case.)
 
         Raises:
-            ValueError: `num_repeats` is negative.
+            KeyError: A column of `share` is not there.
+            ValueError: `num_repeats` is no integer, or negative.
+            BatchSchemaError: An object that is not shared can't be copied.
         """
-        if num_repeats < 0:
-            raise ValueError(f"rows can't be repeated {num_repeats} times")
-        return self._map(
-            lambda column: transform(column, lambda k, c: k.repeat(c, num_repeats, share=share), copies=True)
-        )
+        times = whole_number(num_repeats, "how often rows are repeated")
+        if not isinstance(share, bool):
+            shared = set(listed_columns(share, self._columns))
+        else:
+            shared = set(self._columns) if share else set()
+        repeated = {
+            key: _repeated(key, column, times, share=key in shared) for key, column in self._columns.items()
+        }
+        return self._like(type(self), repeated)
 
     def pad_to_divisor(self, divisor: int) -> tuple[Self, int]:
         """A batch whose number of rows is a multiple of `divisor`, and how many rows were added.
 
-        The rows added are the first ones again, as often as it takes; `unpad` drops them. They are rows like
-        others to whoever computes a mean over them. Without any to add, columns are not copied.
+        The rows added are the first ones again, as often as it takes: rows like others to whoever computes a
+        mean over them. The batch remembers how many it has (`padding_rows`), also when it is padded once
+        more, and `unpad` drops them. Without any to add, columns are not copied, else all are. A batch
+        without rows stays without.
 
         Raises:
-            ValueError: `divisor` is not positive.
+            ValueError: `divisor` is no positive integer.
         """
-        if divisor < 1:
-            raise ValueError(f"rows are padded to a multiple of at least 1, not of {divisor}")
-        added = -self.size % divisor
-        if not added:
-            return self._same_rows(self._columns), 0
-        return self._take(type(self), np.arange(self.size + added) % self.size), added
+        added = -self.size % whole_number(divisor, "what rows are padded to a multiple of", least=1)
+        rows = np.arange(self.size + added) % max(self.size, 1)
+        padded = self._take(type(self), rows) if added else self._same_rows(self._columns)
+        padded.padding_rows = (self.padding_rows or 0) + added
+        return padded, added
 
-    def unpad(self, added: int) -> Self:
-        """The batch without its last `added` rows, as views: what `pad_to_divisor` was given.
+    def unpad(self, added: int | None = None) -> Self:
+        """The batch without its last `added` rows, as views; what `pad_to_divisor` added, by default.
+
+        Args:
+            added: The `padding_rows` of the batch that this one was made from row by row, as results are:
+                parts, selections and joins of a padded batch don't know of padding.
 
         Raises:
-            ValueError: There are fewer rows.
+            ValueError: There are fewer rows, or this batch knows of no padding.
         """
-        if not 0 <= added <= self.size:
+        if added is None and self.padding_rows is None:
+            raise ValueError(
+                "this batch is not what pad_to_divisor() gave: pass unpad() the padding_rows of that one"
+            )
+        added = whole_number(self.padding_rows if added is None else added, "how many rows are dropped")
+        if added > self.size:
             raise ValueError(f"{added} rows can't be dropped from a batch of {self.size}")
-        return self._take(type(self), slice(0, self.size - added, 1)) if added else self.copy()
+        if added:
+            return self._take(type(self), slice(0, self.size - added, 1))
+        twin = self.copy()
+        vars(twin).pop("padding_rows", None)
+        return twin
+
+
+def _repeated(key: str, column: Any, times: int, *, share: bool) -> Any:
+    try:
+        return transform(column, lambda kind, rows: kind.repeat(rows, times, share=share), copies=True)
+    except Exception as error:
+        raise BatchSchemaError(
+            f"column {key!r} can't be repeated, as copying its rows fails ({error}); name it in share=[...], "
+            "so that repeats share them",
+            key=key,
+        ) from error

@@ -1,5 +1,6 @@
 """Batches to files and back."""
 
+import inspect
 import os
 from pathlib import Path
 from typing import Self
@@ -44,6 +45,9 @@ class SavingOperations(ColumnOperations):
         columns, attributes = read_columns(Path(path))
         if not isinstance(attributes, dict) or not isinstance(attributes.get("metadata"), dict):
             raise DecodeError(f"{path} is no saved batch: it has no metadata")
+        for name in attributes:
+            if hasattr(inspect.getattr_static(cls, name, None), "__get__"):
+                raise DecodeError(f"{path} is no saved batch: its attribute {name!r} would hide a method")
         batch = cls.__new__(cls)
         vars(batch).update(attributes | {"_columns": columns})
         return batch
