@@ -11,11 +11,11 @@ PLAN = BucketPlan(
 class Author:
     """Publishes the two buckets of a plan, as part of a version."""
 
-    def __init__(self, record, part=0, parts=1, name=None):
+    def __init__(self, record, part=0, parts=1, name=None, scope="node"):
         self.record, self.part, self.parts = record, part, parts
         self.name = name or f"publisher {part}"
-        self.scope = "node"
-        record.enroll(0, part, self.name)
+        self.scope = scope
+        record.enroll(0, part, self.name, scope)
         self.tickets = 0
 
     def begin(self, now=0, version=None, plan=PLAN, digest=None):

@@ -1,11 +1,21 @@
 """The driver's side of weight updates, with groups of plain objects."""
 
+import asyncio
+import inspect
+
 import pytest
 from models import Model, assert_same, weights
 
 from raycrew.tensor_transport.errors import WeightUpdateError
 from raycrew.tensor_transport.testing import InProcessByteStore, LocalPeers
-from raycrew.tensor_transport.weights import WeightPublisher, WeightReceiver, gather_weights, sync_weights
+from raycrew.tensor_transport.weights import (
+    WeightPublisher,
+    WeightReceiver,
+    gather_weights,
+    sync_weights,
+    sync_weights_async,
+)
+from raycrew.tensor_transport.weights._syncing.calling import Calls
 
 
 @pytest.fixture
@@ -268,3 +278,20 @@ def test_a_rank_that_is_interrupted_itself_stays_paused(crew):
     assert not generators[0].receiver.intact
     assert generators[1].events[-2:] == ["stop", "go"]
     assert generators[1].receiver.version == 1
+
+
+def test_the_form_to_be_awaited_takes_and_checks_the_same_arguments(crew):
+    groups = [LocalPeers(workers) for workers in crew]
+    assert list(inspect.signature(sync_weights_async).parameters) == [
+        *inspect.signature(sync_weights).parameters
+    ]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'puase'"):
+        asyncio.run(sync_weights_async(*groups, puase="stop"))
+    with pytest.raises(ValueError, match="give directory=, too"):
+        asyncio.run(sync_weights_async(*groups, prepare="prepare_weights"))
+    assert asyncio.run(sync_weights_async(*groups, pause="stop", resume="go")).version == 1
+
+
+def test_calls_say_how_they_are_started_and_answered():
+    with pytest.raises(TypeError, match="abstract"):
+        Calls({}, "apply_weights", lambda _: (), None)

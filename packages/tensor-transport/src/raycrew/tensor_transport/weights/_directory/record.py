@@ -38,10 +38,10 @@ class Record(Shelf):
 
     # What publishers say.
 
-    def enroll(self, now: float, part: int, publisher: str) -> bool:
-        """A publisher starts; whoever published this part before is replaced."""
+    def enroll(self, now: float, part: int, publisher: str, scope: str) -> bool:
+        """A publisher starts, whose buckets a scope can release; the one of this part before is replaced."""
         before = self._publishers.get(part)
-        self._publishers[part] = publisher
+        self._publishers[part], self._scopes[part] = publisher, scope
         for version in self._live():
             concerned = bool(version.parts) if version.ballots is None else part in version.parts
             if before is not None and before != publisher and concerned:
@@ -155,6 +155,7 @@ class Record(Shelf):
         """A publisher is closed: what it published is given up."""
         if self._publishers.get(part) != publisher:
             return False
+        self._scopes.pop(part, None)
         for version in self.versions.values():
             if part in version.parts:
                 if version.is_live:
@@ -165,6 +166,7 @@ class Record(Shelf):
     def collect(self, now: float, scope: str) -> list[Any]:
         """Tickets of buckets that nobody needs any more, for one who can release them; told once."""
         self._tidy(now)
+        self._unclaimed.pop(scope, None)
         return self._freed.pop(scope, [])
 
     # What receivers say.

@@ -29,7 +29,9 @@ class Shelf:
         self.holders: dict[str, int] = {}
         self._publishers: dict[int, str] = {}
         self._last = 0
+        self._scopes: dict[int, str] = {}
         self._freed: dict[str, list[Any]] = {}
+        self._unclaimed: dict[str, float] = {}
         self._plans: dict[str, BucketPlan] = {}
         self._digests: dict[int, str] = {}
         self._lineage = Lineage()
@@ -212,8 +214,17 @@ class Shelf:
         for number, version in self.versions.items():
             if version.state == "committed" and number not in needed and not version.fetching:
                 self._drop(version)
+        self._forget_freed(now)
         self._forget()
         return True
+
+    def _forget_freed(self, now: float) -> None:
+        """Forget freed buckets that no publisher can release, and nobody else did who had a lease to ask."""
+        for scope in list(self._freed):
+            if scope in self._scopes.values():
+                self._unclaimed.pop(scope, None)
+            elif self._unclaimed.setdefault(scope, now + self.lease_s) <= now:
+                del self._freed[scope], self._unclaimed[scope]
 
     def _needed(self) -> set[int]:
         """The versions to keep: the last ones, and those that they have to be added to."""

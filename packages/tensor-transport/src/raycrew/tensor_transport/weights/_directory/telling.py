@@ -135,7 +135,7 @@ class DirectoryTeller:
         self._window_bytes, self._timeout_s = window_bytes, timeout_s
         self._scope = release_scope(store, name)
         self._known = ""
-        directory.ask(Record.enroll, part, name)
+        directory.ask(Record.enroll, part, name, self._scope)
 
     def begin(self, version: int | None, plan: BucketPlan | None, names: frozenset[str] | None) -> int:
         digest = "" if plan is None else plan.digest

@@ -1,13 +1,14 @@
 """A method called on several ranks, and what each of them answers."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
 from raycrew.tensor_transport.protocols import PeerResults, Peers
 
 
-class Calls:
+class Calls(ABC):
     """One method, called on some ranks; whoever is interrupted while it waits can go on to wait.
 
     Args:
@@ -33,13 +34,13 @@ class Calls:
         """How many ranks there are."""
         return len(self._peers)
 
+    @abstractmethod
     def start(self) -> None:
         """Call all of them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def outcomes(self) -> Iterator[tuple[int, object]]:
         """What each rank answers, or the exception that says why it does not; each rank once."""
-        raise NotImplementedError
 
 
 class PlainCalls(Calls):

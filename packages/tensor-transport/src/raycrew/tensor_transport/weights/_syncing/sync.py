@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import inspect
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
 
 from raycrew.tensor_transport.errors import DirectoryLostError, UpdateAbortedError, WeightUpdateError
 from raycrew.tensor_transport.protocols import PeerGroup
@@ -22,7 +24,19 @@ from raycrew.tensor_transport.weights._syncing.report import (
 from raycrew.tensor_transport.weights._syncing.session import Argument, Progress, Session, members_of
 from raycrew.tensor_transport.weights._update import Stopwatch, WeightUpdate, join_updates
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Generators = PeerGroup | Sequence[PeerGroup]
+
+
+def _called_like(other: Callable[P, object]) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Give a function the parameters of another one."""
+
+    def dressed(function: Callable[..., T]) -> Callable[P, T]:
+        function.__signature__ = inspect.signature(other)  # type: ignore[attr-defined]
+        return function
+
+    return dressed
 
 
 def sync_weights(
@@ -89,20 +103,8 @@ def sync_weights(
     ).run()
 
 
-async def sync_weights_async(
-    trainer: PeerGroup,
-    generators: Generators,
-    *,
-    publish: str = "publish_weights",
-    apply: str = "apply_weights",
-    pause: str | None = None,
-    resume: str | None = None,
-    timeout_s: float | None = 600.0,
-    directory: WeightDirectory | None = None,
-    prepare: str | None = None,
-    recipients: Sequence[int] | None = None,
-    progress: Progress | None = None,
-) -> WeightSyncReport:
+@_called_like(sync_weights)
+async def sync_weights_async(*args: Any, **options: Any) -> WeightSyncReport:
     """`sync_weights` without blocking the event loop.
 
     If it is cancelled, a version in a directory is given up, and the generators are resumed in the
@@ -110,19 +112,9 @@ async def sync_weights_async(
 
     Its arguments and errors are those of `sync_weights`; `progress` is called in another thread.
     """
-    running = _Synchronisation(
-        trainer,
-        generators,
-        publish,
-        apply,
-        pause,
-        resume,
-        timeout_s,
-        directory,
-        prepare,
-        recipients,
-        progress,
-    )
+    asked = inspect.signature(sync_weights).bind(*args, **options)
+    asked.apply_defaults()
+    running = _Synchronisation(**asked.arguments)
     loop = asyncio.get_running_loop()
     done: asyncio.Future[WeightSyncReport] = loop.create_future()
     thread = threading.Thread(target=_run_for, args=(running, loop, done), name="weight-sync", daemon=True)
