@@ -8,7 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raycrew.tensor_transport import BatchedDataDict, ShardRegistry, SlicedDataDict, localize, remotize
+from raycrew.tensor_transport import (
+    BatchedDataDict,
+    PackedTensor,
+    RaggedTensor,
+    ShardRegistry,
+    SlicedDataDict,
+    localize,
+    remotize,
+)
 from raycrew.tensor_transport.testing import InProcessBackend
 
 
@@ -153,3 +161,64 @@ def test_columns_added_later_do_not_disturb_and_handles_are_not_read():
 def test_a_position_is_plain_whatever_integers_were_given():
     iterator = batch_of(4).make_iterator(np.int64(2), seed=np.uint8(3), epochs=np.int32(2), shuffle=np.True_)
     assert json.loads(json.dumps(iterator.state_dict())) == iterator.state_dict()
+
+
+class TestOtherRows:
+    @staticmethod
+    def rows():
+        objects = np.empty(40, dtype=object)
+        objects[:] = [[i] for i in range(40)]
+        return BatchedDataDict(
+            ids=torch.arange(80).view(40, 2).bfloat16(),
+            text=[{"role": f"user {i}", "ids": torch.tensor([i])} for i in range(40)],
+            words=np.array([f"word {i}" for i in range(40)]),
+            objects=objects,
+            ragged=RaggedTensor(torch.arange(80), [1, 3] * 20),
+            packed=PackedTensor([None if i % 3 else torch.full((2, 1), i) for i in range(40)]),
+            locks=[object()] * 40,
+        )
+
+    def state(self, batch):
+        return json.loads(json.dumps(batch.make_iterator(4, shuffle=True).state_dict()))
+
+    def test_the_same_rows_are_told_anywhere(self, tmp_path):
+        state = self.state(self.rows())
+        assert list(state["columns"]) == ["ids", "text", "words", "objects", "ragged", "packed"]
+        assert state["columns"]["words"] == 908183123
+        saved = self.rows()
+        del saved["locks"]
+        saved.save(tmp_path / "batch")
+        registry = ShardRegistry(InProcessBackend())
+        more = self.rows().union({"advantage": torch.ones(40)})
+        for batch in (BatchedDataDict.load(tmp_path / "batch"), remotize(self.rows(), registry), more):
+            batch.make_iterator(4, shuffle=True).load_state_dict(state)
+        self.rows().select(["text"]).make_iterator(4, shuffle=True).load_state_dict(state)
+
+    @pytest.mark.hostile
+    @pytest.mark.parametrize("key", ["ids", "text", "words", "objects", "ragged", "packed"])
+    def test_others_are_refused(self, key):
+        state = self.state(self.rows())
+        for other in (self.rows()[::-1], self.rows()[[*range(1, 40), 0]]):
+            changed = self.rows()
+            changed[key] = other[key]
+            iterator = changed.make_iterator(4, shuffle=True)
+            with pytest.raises(ValueError, match=f"one in other rows: columns {key} differ"):
+                iterator.load_state_dict(state)
+            assert iterator.state_dict()["step"] == 0
+
+    @pytest.mark.hostile
+    def test_a_batch_without_any_of_the_columns_and_a_state_without_checksums(self):
+        state = self.state(self.rows())
+        iterator = BatchedDataDict(other=torch.ones(40)).make_iterator(4, shuffle=True)
+        with pytest.raises(ValueError, match="no column of theirs"):
+            iterator.load_state_dict(state)
+        for columns in (None, [], 3):
+            with pytest.raises(ValueError, match="has checksums of columns"):
+                iterator.load_state_dict(state | {"columns": columns})
+
+    def test_dtypes_count_and_values_that_are_not_there_do_not(self):
+        state = self.state(BatchedDataDict(x=torch.arange(4)))
+        with pytest.raises(ValueError, match="columns x differ"):
+            BatchedDataDict(x=torch.arange(4).int()).make_iterator(4, shuffle=True).load_state_dict(state)
+        assert self.state(BatchedDataDict(x=torch.ones(4, device="meta")))["columns"] == {}
+        assert self.state(BatchedDataDict())["columns"] == {}

@@ -16,6 +16,7 @@ from raycrew.tensor_transport._columns import (
     named_column,
     padded_width,
     refuse_unknown,
+    row_checksums,
     row_lengths,
 )
 from raycrew.tensor_transport._rows import Passes, Rows, even_bounds, row_numbers
@@ -238,7 +239,12 @@ class BatchedDataDict(
         """
         these = self.copy()
         passes = Passes(self.size, batch_size, shuffle, seed, drop_last)
-        return BatchIterator(passes, lambda rows: these._part(rows), epochs)  # noqa: SLF001 - a batch as this
+        return BatchIterator(
+            passes,
+            lambda rows: these._part(rows),  # noqa: SLF001 - a batch as this
+            epochs,
+            lambda: row_checksums(these._columns),  # noqa: SLF001
+        )
 
     def make_microbatch_iterator(self, microbatch_size: int) -> "Iterator[SlicedDataDict[DictT]]":
         """Runs of `microbatch_size` rows, as views.

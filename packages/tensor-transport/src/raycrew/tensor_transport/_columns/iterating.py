@@ -1,5 +1,6 @@
 """Iteration over a batch that can be stopped, saved and taken up again."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Self, TypeVar
 
@@ -12,16 +13,24 @@ class BatchIterator(Generic[PartT]):
     """Gives the parts of a batch, one or several times over; made by `BatchedDataDict.make_iterator`.
 
     `state_dict()` is the position after the parts that were given. A new iterator over the same rows, made
-    with the same arguments, goes on from there with `load_state_dict`, in the same order.
+    with the same arguments, goes on from there with `load_state_dict`, in the same order. Other rows are told
+    by checksums of a few rows of each column, taken when a position is first asked for or given.
     """
 
-    def __init__(self, passes: Passes, take: Callable[[Rows], PartT], epochs: int | None) -> None:
+    def __init__(
+        self,
+        passes: Passes,
+        take: Callable[[Rows], PartT],
+        epochs: int | None,
+        checksums: Callable[[], Mapping[str, int]],
+    ) -> None:
         epochs = None if epochs is None else whole_number(epochs, "epochs")
         if epochs is None and not passes.steps:
             raise ValueError(f"{passes.size} rows have no step of {passes.batch_size}: it would never end")
         self._passes, self._take, self._epochs = passes, take, epochs
         self._epoch = self._step = 0
         self._order = passes.order(0)
+        self._checksums = functools.cache(lambda: dict(checksums()))
 
     @property
     def epoch(self) -> int:
@@ -57,15 +66,30 @@ class BatchIterator(Generic[PartT]):
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and what the order depends on: plain numbers, to be saved as JSON or otherwise."""
-        return {**vars(self._passes), "epoch": self._epoch, "step": self._step}
+        position = {"epoch": self._epoch, "step": self._step, "columns": dict(self._checksums())}
+        return {**vars(self._passes), **position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position that `state_dict` told.
 
         Raises:
-            ValueError: It is one of an iterator over other rows, or with other arguments.
+            ValueError: It is one of an iterator over other rows, or with other arguments. Columns that only
+                one of the two batches has don't matter.
         """
-        self._go_to(*self._passes.check_state(state, self._epochs))
+        position = {key: value for key, value in state.items() if key != "columns"}
+        epoch, step = self._passes.check_state(position, self._epochs)
+        self._check_columns(state.get("columns"))
+        self._go_to(epoch, step)
+
+    def _check_columns(self, theirs: Any) -> None:
+        if not isinstance(theirs, Mapping):
+            raise ValueError("a saved position has checksums of columns, and this one has not")
+        mine = self._checksums()
+        both = mine.keys() & theirs.keys()
+        if differ := sorted(key for key in both if mine[key] != theirs[key]):
+            raise ValueError(f"the position is one in other rows: columns {', '.join(differ)} differ")
+        if mine and theirs and not both:
+            raise ValueError("the position is one in other rows: no column of theirs is in this batch")
 
     def _go_to(self, epoch: int, step: int) -> None:
         self._order = self._passes.order(epoch) if epoch != self._epoch else self._order

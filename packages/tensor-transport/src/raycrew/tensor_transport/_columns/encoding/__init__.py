@@ -2,10 +2,12 @@
 
 from raycrew.tensor_transport._columns.encoding.files import read_columns, write_columns
 from raycrew.tensor_transport._columns.encoding.frame import decode_columns, encode_columns
+from raycrew.tensor_transport._columns.encoding.plain_objects import to_plain
 
 __all__ = [
     "decode_columns",
     "encode_columns",
     "read_columns",
+    "to_plain",
     "write_columns",
 ]
