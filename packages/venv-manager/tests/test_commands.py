@@ -17,7 +17,7 @@ def command(tmp_path, fake_uv, monkeypatch, capsys):
     for name, value in fake_uv.environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("RAYCREW_VENV_DIR", str(tmp_path / "store"))
-    monkeypatch.setattr("raycrew.venv_manager._store.request.luggage", EmptyLuggage)
+    monkeypatch.setattr("raycrew.venv_manager._resolving.request.luggage", EmptyLuggage)
 
     def run(*arguments):
         code = main([str(a) for a in arguments])

@@ -11,7 +11,7 @@ import pytest
 from raycrew.venv_manager import CredentialsError, EnvironmentSpec, Store, ensure, identify, parse
 from raycrew.venv_manager.__main__ import main
 from raycrew.venv_manager._build import Recipe
-from raycrew.venv_manager._spec import credentials_in, without_credentials
+from raycrew.venv_manager._local.credentials import credentials_in, without_credentials
 from raycrew.venv_manager._uv import access_of
 from raycrew.venv_manager.provision import prepare
 from raycrew.venv_manager.testing import LocalIndex, write_project

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import pytest
 from builds import BUILD, SPEC, child_environment, wait_until
 
-from raycrew.venv_manager import EnvironmentInUseError, EnvironmentSpec, Store, StoreTimeoutError, ensure
+from raycrew.venv_manager import EnvironmentSpec, Store, StoreTimeoutError, ensure
 
 pytestmark = pytest.mark.hostile
 
@@ -86,6 +88,33 @@ def test_who_waits_for_a_stopped_process_names_it_and_keeps_its_deadline(fake_st
     assert fake_store.locks(fake_store.environments()[0].key).holder() == ""
 
 
+PROBING = """
+import sys
+from raycrew.venv_manager._build import probing
+probing._SCRIPT = f'''
+import os, time
+open({sys.argv[1]!r}, "a").close()
+while os.path.exists({sys.argv[1]!r}):
+    time.sleep(0.01)
+''' + probing._SCRIPT
+"""
+
+
+def test_what_a_killed_build_has_started_is_waited_for(fake_store, tmp_path):
+    gate = tmp_path / "gate"
+    command = [sys.executable, "-c", PROBING + BUILD, str(gate)]
+    builder = subprocess.Popen(command, env=child_environment(fake_store))
+    wait_until(gate.exists)
+    builder.kill()
+    builder.wait()
+    with ThreadPoolExecutor(1) as beside:
+        made = beside.submit(ensure, SPEC, store=fake_store)
+        with pytest.raises(FutureTimeoutError):
+            made.result(1)
+        gate.unlink()
+        assert made.result().python.exists()
+
+
 REAL = """
 from raycrew.venv_manager import EnvironmentSpec, ensure
 ensure(EnvironmentSpec.requirements(["base"], carry=False))
@@ -114,17 +143,9 @@ def test_builds_that_are_killed_at_random_moments_leave_nothing_half_built(tmp_p
             builder.wait()
         for visible in store.environments():
             assert _works(visible), f"half built after kill {number}"
-    wait_until(lambda: _is_free(store))  # of the last builder's uv
     good = ensure(EnvironmentSpec.requirements(["base"], carry=False), store=store)
     assert _works(good)
     assert good.stamp["packages"] == {"base": "1.0", "leaf": "1.1"}
-
-
-def _is_free(store):
-    try:
-        return ensure(EnvironmentSpec.requirements(["base"], carry=False), store=store) is not None
-    except EnvironmentInUseError:
-        return False
 
 
 def _works(environment):

@@ -142,7 +142,7 @@ def test_a_uv_that_outlives_its_killed_builder_is_waited_for(fake_store, fake_uv
 
     def hear(text):
         heard.append(text)
-        if text == "waiting: the uv of a killed build is still running":
+        if text == "waiting: what a killed build started is still running":
             fake_uv.release("file")
 
     try:
@@ -155,7 +155,7 @@ def test_a_uv_that_outlives_its_killed_builder_is_waited_for(fake_store, fake_uv
     finally:
         fake_uv.release("file")
         builder.wait()
-    assert "waiting: the uv of a killed build is still running" in heard
+    assert "waiting: what a killed build started is still running" in heard
     assert whole_fake(built.path)
 
 

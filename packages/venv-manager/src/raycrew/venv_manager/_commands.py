@@ -16,6 +16,7 @@ from rich.table import Table
 
 from raycrew.venv_manager import _spec
 from raycrew.venv_manager._build import luggage
+from raycrew.venv_manager._local import without_credentials
 from raycrew.venv_manager._nodes import prefetch
 from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager._store import (
@@ -228,7 +229,7 @@ def run_doctor(store: Store) -> Outcome:
     )
     spec = EnvironmentSpec.requirements(["any"])
     for name, value in index_variables(spec, store.environ).items():
-        rows.append((name, _spec.without_credentials(value), True))
+        rows.append((name, without_credentials(value), True))
     rows += [("uv.toml", str(path), True) for path in configuration_files(store.environ)]
     for name, value in _spec.counted_settings(configured(store.environ), spec).items():
         rows.append((f"uv.toml: {name}", value, True))

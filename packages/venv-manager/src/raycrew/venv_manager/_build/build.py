@@ -54,7 +54,7 @@ class Build:
         python: Version or path of the interpreter; None for the one that runs this.
         sync: How uv installs it without the recipe, if it can.
         environ: Environment of the calling process.
-        held: A locked descriptor, which uv inherits.
+        held: A locked descriptor, which all that the build starts inherits.
         tell: Told what is going on.
         timeout_s: Deadline of each run of uv.
         recipe: What it was made from, once that is known.
@@ -204,7 +204,9 @@ class Build:
         imports = recipe.expectation.imports
         self.tell("importing " + ", ".join(imports) if imports else "starting its interpreter")
         with self._timed("probe_s"):
-            found = _probe.probe(self.entry / PYTHON, imports, environ=self.environ)
+            found = _probe.probe(
+                self.entry / PYTHON, imports, environ=self.environ, pass_fds=(self.held,)
+            )
         _probe.check(found, recipe.expectation)
         return found
 

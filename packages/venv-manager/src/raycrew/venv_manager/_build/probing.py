@@ -86,8 +86,11 @@ def probe(
     *,
     timeout_s: float = 300.0,
     environ: Mapping[str, str] = os.environ,
+    pass_fds: Sequence[int] = (),
 ) -> Probe:
     """Start an interpreter, import modules in it, and hear its versions.
+
+    What `pass_fds` names it inherits: a lock that must outlive this process.
 
     Raises:
         ProbeError: It does not exist, cannot be run, crashes or hangs.
@@ -98,7 +101,7 @@ def probe(
     clean = {k: v for k, v in environ.items() if not k.startswith("PYTHON") and k != "VIRTUAL_ENV"}
     command = [path, "-I", "-B", "-c", _SCRIPT, json.dumps(list(imports))]
     try:
-        process = start(command, environ=clean, cwd="/")
+        process = start(command, environ=clean, cwd="/", pass_fds=pass_fds)
     except OSError as error:
         raise ProbeError(f"{path} cannot be run: {error}", python=path) from error
     try:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raycrew.venv_manager._build import Expectation, Recipe, check, luggage, probe
+from raycrew.venv_manager._resolving import expectation
 from raycrew.venv_manager._spec import EnvironmentSpec
-from raycrew.venv_manager._store import Store, check_name, expectation
+from raycrew.venv_manager._store import Store, check_name
 from raycrew.venv_manager._uv import parse
 from raycrew.venv_manager._waiting import Report, reporting
 from raycrew.venv_manager.errors import ProvisionError, ReadOnlyStoreError

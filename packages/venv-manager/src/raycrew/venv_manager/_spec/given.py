@@ -7,22 +7,24 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from raycrew.venv_manager._spec import locks as _lock
-from raycrew.venv_manager._spec.cache_keys import declared
-from raycrew.venv_manager._spec.credentials import without_credentials
-from raycrew.venv_manager._spec.fingerprints import (
+from raycrew.venv_manager._local import (
     archive_hash,
+    declared,
     file_hash,
-    lock_hash,
-    source_fingerprint,
-)
-from raycrew.venv_manager._spec.listed import (
     local_requirement,
+    local_sources,
+    lock_hash,
+    member,
+    read_toml,
     requirement_files,
     requirement_lines,
+    source_fingerprint,
     statements_hash,
+    with_theirs,
+    without_credentials,
+    workspace_root,
 )
-from raycrew.venv_manager._spec.sources import local_sources, member, read_toml, with_theirs, workspace_root
+from raycrew.venv_manager._spec import locks as _lock
 from raycrew.venv_manager._spec.spec import EnvironmentSpec
 from raycrew.venv_manager._spec.uv_settings import inline_metadata
 from raycrew.venv_manager.errors import SpecError

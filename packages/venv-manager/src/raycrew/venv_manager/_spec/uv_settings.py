@@ -12,9 +12,13 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from raycrew.venv_manager._spec.credentials import without_credentials
-from raycrew.venv_manager._spec.listed import absolute_requirement, local_requirement, required_name
-from raycrew.venv_manager._spec.sources import sources_named
+from raycrew.venv_manager._local import (
+    absolute_requirement,
+    local_requirement,
+    required_name,
+    sources_named,
+    without_credentials,
+)
 from raycrew.venv_manager._spec.spec import EnvironmentSpec
 from raycrew.venv_manager.errors import SpecError, fault_of
 

@@ -1,20 +1,22 @@
-"""The store: one folder per key, published by a stamp; resolving, upkeep."""
+"""The store: one folder per key, published by a stamp; upkeep."""
 
-from raycrew.venv_manager._store.request import Request
-from raycrew.venv_manager._store.resolution import expectation
+from raycrew.venv_manager._store.root import CHOICES, SOURCES, make_folder
+from raycrew.venv_manager._store.shelf import Shelf
 from raycrew.venv_manager._store.stamps import Environment
 from raycrew.venv_manager._store.store import Store, check_name
 from raycrew.venv_manager._store.upkeep import Drift, Removal, collect, relocated, superseded, verify
 
 __all__ = [
+    "CHOICES",
+    "SOURCES",
     "Drift",
     "Environment",
     "Removal",
-    "Request",
+    "Shelf",
     "Store",
     "check_name",
     "collect",
-    "expectation",
+    "make_folder",
     "relocated",
     "superseded",
     "verify",

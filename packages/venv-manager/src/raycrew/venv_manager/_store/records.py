@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from raycrew.venv_manager._store import choices, sources
+from raycrew.venv_manager._store.root import CHOICES, SOURCES
 from raycrew.venv_manager._store.shelf import Shelf
 
 _DAY_S = 86400.0
@@ -14,7 +14,7 @@ _DAY_S = 86400.0
 def unused_since(store: Shelf, days: float) -> Iterator[Path]:
     """Records that nobody asked for in so many days."""
     before = time.time() - days * _DAY_S
-    for name in (choices.FOLDER, sources.FOLDER):
+    for name in (CHOICES, SOURCES):
         for file in sorted((store.root / name).glob("*.json")):
             if not file.is_symlink() and file.stat().st_mtime < before:
                 yield file

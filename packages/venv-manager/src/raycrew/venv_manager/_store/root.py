@@ -7,6 +7,9 @@ from pathlib import Path
 
 from raycrew.venv_manager.errors import SpecError
 
+# Folders of what is kept beside environments, for as long as it is asked for.
+CHOICES, SOURCES = "choices", "sources"
+
 _MODE, _BY_GROUP = 0o755, 0o020
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from raycrew.venv_manager import errors
-from raycrew.venv_manager._spec import without_credentials
+from raycrew.venv_manager._local import without_credentials
 from raycrew.venv_manager._waiting import LOOK_S, end, start
 
 logger = logging.getLogger(__name__)

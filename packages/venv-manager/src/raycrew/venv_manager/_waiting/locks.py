@@ -51,9 +51,9 @@ class KeyLocks:
     ) -> Iterator[int | None]:
         """Be the one that builds or removes, unless another one is done first.
 
-        The yielded descriptor is locked, too, and meant to be handed to uv: while a uv that outlived its
-        killed parent still writes, it stays locked. It is None once `published` says that there is nothing
-        left to do.
+        The yielded descriptor is locked, too, and meant to be handed to all that a build starts: while
+        a uv that outlived its killed parent still writes, or an interpreter is still probed, it stays locked.
+        It is None once `published` says that there is nothing left to do.
 
         Raises:
             StoreTimeoutError: Another process was not done in time; at once with a deadline of 0.
@@ -70,7 +70,7 @@ class KeyLocks:
         try:
             with _opened(self._busy) as busy:
                 while not _locked(self._busy, busy.fileno()):
-                    self._say(deadline, report, "the uv of a killed build is still running")
+                    self._say(deadline, report, "what a killed build started is still running")
                     time.sleep(POLL_S)
                 _name_holder(busy.fileno(), f"process {os.getpid()} on {platform.node()} since {_now()}")
                 try:

@@ -7,7 +7,8 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from raycrew.venv_manager._spec import EnvironmentSpec, read_toml
+from raycrew.venv_manager._local import read_toml
+from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager.errors import ConflictingExtrasError, ResolutionError
 
 

@@ -2,8 +2,14 @@
 
 import pytest
 
-from raycrew.venv_manager._spec import local_sources, workspace_root
-from raycrew.venv_manager._spec.sources import build_sources, member, sources_named, with_theirs
+from raycrew.venv_manager._local.sources import (
+    build_sources,
+    local_sources,
+    member,
+    sources_named,
+    with_theirs,
+    workspace_root,
+)
 from raycrew.venv_manager.errors import SpecError
 from raycrew.venv_manager.testing import write_project
 

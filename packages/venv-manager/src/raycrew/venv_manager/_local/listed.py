@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from raycrew.venv_manager._spec.credentials import without_credentials
+from raycrew.venv_manager._local.credentials import without_credentials
 from raycrew.venv_manager.errors import SpecError, fault_of
 
 _NO_NAMES: Mapping[Path, str] = MappingProxyType({})

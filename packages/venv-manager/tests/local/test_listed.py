@@ -4,8 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from raycrew.venv_manager._spec import absolute_requirement, local_requirement, requirement_files
-from raycrew.venv_manager._spec.listed import named_requirement, requirement_lines
+from raycrew.venv_manager._local.listed import (
+    absolute_requirement,
+    local_requirement,
+    named_requirement,
+    requirement_files,
+    requirement_lines,
+)
 
 pytestmark = [pytest.mark.smoke, pytest.mark.hostile]
 BASE = Path("/base")

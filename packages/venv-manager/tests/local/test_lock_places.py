@@ -3,7 +3,7 @@
 import pytest
 
 from raycrew.venv_manager import EnvironmentSpec, identify
-from raycrew.venv_manager._spec.fingerprints import without_places
+from raycrew.venv_manager._local.fingerprints import without_places
 from raycrew.venv_manager.testing import write_project
 
 pytestmark = pytest.mark.smoke

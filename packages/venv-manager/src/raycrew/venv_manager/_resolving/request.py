@@ -8,19 +8,9 @@ from typing import Any
 
 from raycrew.venv_manager import _spec
 from raycrew.venv_manager._build import Luggage, Recipe, Sync, luggage, this_platform, wheel_of
-from raycrew.venv_manager._spec import (
-    EnvironmentSpec,
-    Package,
-    counted_settings,
-    extra_requirements,
-    settings,
-    source_paths,
-    wheel_entry,
-    without_credentials,
-    write_lock,
-)
-from raycrew.venv_manager._store.choices import Choice, ChoiceShelf
-from raycrew.venv_manager._store.resolution import (
+from raycrew.venv_manager._local import without_credentials
+from raycrew.venv_manager._resolving.choices import Choice, ChoiceShelf
+from raycrew.venv_manager._resolving.resolution import (
     choose,
     expectation,
     is_synced,
@@ -29,8 +19,18 @@ from raycrew.venv_manager._store.resolution import (
     sync_of,
     told_in,
 )
-from raycrew.venv_manager._store.sources import Built, Source, SourceShelf, built_with
-from raycrew.venv_manager._store.store import Store
+from raycrew.venv_manager._resolving.sources import Built, Source, SourceShelf, built_with
+from raycrew.venv_manager._spec import (
+    EnvironmentSpec,
+    Package,
+    counted_settings,
+    extra_requirements,
+    settings,
+    source_paths,
+    wheel_entry,
+    write_lock,
+)
+from raycrew.venv_manager._store import Store
 from raycrew.venv_manager._uv import access_of, build_environment, configured, told_to_uv
 from raycrew.venv_manager._waiting import Report, result_of, scratch, silent, workers
 from raycrew.venv_manager.errors import InputsChangedError

@@ -6,8 +6,8 @@ import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 
-from raycrew.venv_manager._spec.checkout import counted_by_git
-from raycrew.venv_manager._spec.credentials import without_credentials
+from raycrew.venv_manager._local.checkout import counted_by_git
+from raycrew.venv_manager._local.credentials import without_credentials
 from raycrew.venv_manager.errors import SpecError
 
 _LITTER = frozenset({

@@ -21,16 +21,15 @@ from raycrew.venv_manager._build import (
     tops_of,
     write_whole,
 )
-from raycrew.venv_manager._spec import KEY_LENGTH, build_sources, declared, files_of_git, fingerprint, key_of
-from raycrew.venv_manager._store.ignored import Ignored
-from raycrew.venv_manager._store.root import make_folder
-from raycrew.venv_manager._store.store import Store
+from raycrew.venv_manager._local import build_sources, declared, files_of_git
+from raycrew.venv_manager._resolving.ignored import Ignored
+from raycrew.venv_manager._spec import KEY_LENGTH, fingerprint, key_of
+from raycrew.venv_manager._store import SOURCES, Store, make_folder
 from raycrew.venv_manager._waiting import Report, scratch, silent
 from raycrew.venv_manager.errors import InputsChangedError, UvError, of_store
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "sources"
 # The parts of two records: of a source, and of one with what git ignores of it.
 _SEEN, _BUILT = {"counted": list, "aside": list}, {"wheel": str, "content": str}
 _TRIES = 3  # of a source that changes while it is built
@@ -123,7 +122,7 @@ class SourceShelf:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.folder = store.root / FOLDER
+        self.folder = store.root / SOURCES
 
     def known(self, source: Source) -> Built | None:
         """The wheel of a source, if it was built since anything changed that could come into it."""
@@ -223,7 +222,7 @@ class SourceShelf:
 
     def _keep(self, key: str, facts: Mapping[str, Any], wheel: bytes | None = None) -> None:
         try:
-            make_folder(self.store.root, FOLDER)
+            make_folder(self.store.root, SOURCES)
             if wheel is not None:
                 (self.folder / key).mkdir(0o755, exist_ok=True)
                 write_whole(self._file(key, str(facts["wheel"])), wheel, sync=True)

@@ -7,7 +7,7 @@ import pytest
 from local_sources import BACKEND, value, write_package
 
 from raycrew.venv_manager import EnvironmentSpec, InputsChangedError, Store, ensure
-from raycrew.venv_manager._store import Request
+from raycrew.venv_manager._resolving.request import Request
 from raycrew.venv_manager._uv import find_uv, run_uv
 from raycrew.venv_manager.provision import prepare
 from raycrew.venv_manager.testing import write_project

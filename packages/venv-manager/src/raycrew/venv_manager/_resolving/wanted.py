@@ -4,20 +4,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raycrew.venv_manager._spec import (
-    EnvironmentSpec,
-    Package,
+from raycrew.venv_manager._local import (
     absolute_requirement,
-    inline_metadata,
     is_package,
-    project_folder,
     read_toml,
     required_name,
     requirement_files,
     requirement_lines,
+)
+from raycrew.venv_manager._resolving.flags import chosen_names, refuse_conflicts
+from raycrew.venv_manager._spec import (
+    EnvironmentSpec,
+    Package,
+    inline_metadata,
+    project_folder,
     script_sources,
 )
-from raycrew.venv_manager._store.flags import chosen_names, refuse_conflicts
 
 
 class Wanted:

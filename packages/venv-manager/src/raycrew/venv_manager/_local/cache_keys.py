@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from raycrew.venv_manager._spec.checkout import commit_of_git, tags_of_git
-from raycrew.venv_manager._spec.fingerprints import file_hash, is_litter
-from raycrew.venv_manager._spec.sources import read_toml
+from raycrew.venv_manager._local.checkout import commit_of_git, tags_of_git
+from raycrew.venv_manager._local.fingerprints import file_hash, is_litter
+from raycrew.venv_manager._local.sources import read_toml
 from raycrew.venv_manager.errors import SpecError
 
 _KINDS: Mapping[str, tuple[type, ...]] = {"file": (str,), "dir": (str,), "env": (str,), "git": (bool, dict)}

@@ -8,20 +8,20 @@ from packaging.utils import canonicalize_name
 
 from raycrew.venv_manager import _spec
 from raycrew.venv_manager._build import Expectation, Luggage, Sync, wheel_of
+from raycrew.venv_manager._local import local_sources
+from raycrew.venv_manager._resolving.choices import Choice
+from raycrew.venv_manager._resolving.flags import export_flags, lock_flag, python_flags
+from raycrew.venv_manager._resolving.wanted import Wanted
 from raycrew.venv_manager._spec import (
     FILE_VARIABLES,
     EnvironmentSpec,
     base_of,
     counts,
-    local_sources,
     lock_file,
     names_local_sources,
     project_folder,
     settings,
 )
-from raycrew.venv_manager._store.choices import Choice
-from raycrew.venv_manager._store.flags import export_flags, lock_flag, python_flags
-from raycrew.venv_manager._store.wanted import Wanted
 from raycrew.venv_manager._uv import access_of, build_environment, run_uv, told_to_uv
 from raycrew.venv_manager._waiting import result_of, scratch, workers
 from raycrew.venv_manager.errors import SpecError

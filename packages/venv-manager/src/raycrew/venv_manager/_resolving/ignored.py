@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from raycrew.venv_manager._spec import (
+from raycrew.venv_manager._local import (
     file_hash,
     files_below,
     holds_files,

@@ -9,7 +9,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from raycrew.venv_manager._spec.listed import local_requirement, required_name
+from raycrew.venv_manager._local.listed import local_requirement, required_name
 from raycrew.venv_manager.errors import SpecError, fault_of
 
 _Named = tuple[str | None, Path]  # as what it is required, and where it lies

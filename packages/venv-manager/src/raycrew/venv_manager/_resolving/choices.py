@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from raycrew.venv_manager._build import write_whole
-from raycrew.venv_manager._spec import Package, locked_versions, read_lock, without_credentials, write_lock
-from raycrew.venv_manager._store.root import make_folder
-from raycrew.venv_manager._store.shelf import Shelf
+from raycrew.venv_manager._local import without_credentials
+from raycrew.venv_manager._spec import Package, locked_versions, read_lock, write_lock
+from raycrew.venv_manager._store import CHOICES, Shelf, make_folder
 from raycrew.venv_manager.errors import of_store
 
-FOLDER = "choices"
 _PARTS = {"lock": str, "packages": dict, "sources": dict, "carried": list}
 
 
@@ -60,7 +59,7 @@ class ChoiceShelf:
 
     def __init__(self, store: Shelf) -> None:
         self.store = store
-        self.folder = store.root / FOLDER
+        self.folder = store.root / CHOICES
 
     def get(self, asked: str) -> Choice | None:
         """What was chosen for something asked, by its digest; None where nothing was, or it is damaged.
@@ -86,7 +85,7 @@ class ChoiceShelf:
         """
         file = self.folder / f"{asked}.json"
         try:
-            make_folder(self.store.root, FOLDER)
+            make_folder(self.store.root, CHOICES)
             write_whole(file, json.dumps(asdict(choice)).encode())
         except OSError as error:
             raise of_store(error, file) from error
