@@ -26,6 +26,8 @@ EXTRAS = {
     "tensor-transport": "ray,http,testing",
     "venv-manager": "testing",
 }
+# What `tests` and `short` install as well: extras whose tests are skipped without them.
+TESTED_EXTRAS = EXTRAS | {"tensor-transport": f"{EXTRAS['tensor-transport']},tensordict"}
 TEST_TOOLS = ("pytest>=8", "pytest-timeout", "pytest-xdist>=3.6", "hypothesis")
 # Tests mostly wait, so two files can run at a time. Each lane has a Ray of its own, the tests of one
 # file stay in one lane, and a lane that dies ends the run.
@@ -217,7 +219,7 @@ def hatch_build(session: nox.Session, project: Path, target: str, data: str) -> 
 def tests(session: nox.Session, package: str) -> None:
     """Each package alone: its wheel and what it declares, from an empty folder."""
     skip_without_torch(session, package)
-    session.install(*with_siblings(package, EXTRAS[package]), *TEST_TOOLS, *CONSTRAINTS)
+    session.install(*with_siblings(package, TESTED_EXTRAS[package]), *TEST_TOOLS, *CONSTRAINTS)
     pytest_alone(session, package)
 
 
@@ -225,7 +227,7 @@ def tests(session: nox.Session, package: str) -> None:
 @nox.parametrize("package", PACKAGES)
 def short(session: nox.Session, package: str) -> None:
     """`tests` without those that only `full` runs."""
-    session.install(*with_siblings(package, EXTRAS[package]), *TEST_TOOLS, *CONSTRAINTS)
+    session.install(*with_siblings(package, TESTED_EXTRAS[package]), *TEST_TOOLS, *CONSTRAINTS)
     pytest_alone(session, package, *WITHOUT_LONG)
 
 

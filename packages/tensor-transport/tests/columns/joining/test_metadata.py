@@ -116,3 +116,11 @@ def test_metrics_of_shards_are_those_of_the_whole(values):
     assert joined([max(part) for part in values], "max", rows) == max(every)
     mean = joined([sum(part) / len(part) for part in values], "mean", rows)
     assert math.isclose(mean, sum(every) / len(every), abs_tol=1e-6)
+
+
+@pytest.mark.hostile
+def test_small_integers_do_not_overflow():
+    assert joined([np.int8(100), np.int8(100)], "sum") == 200
+    assert joined([np.uint8(200), np.uint8(100)], "mean", rows=[1, 3]) == 125
+    assert joined([np.array([100], np.int8)] * 2, "sum").tolist() == [200]
+    assert joined([torch.tensor(100, dtype=torch.int8)] * 2, "sum") == 200

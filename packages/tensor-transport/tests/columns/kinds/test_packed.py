@@ -63,6 +63,17 @@ class TestSegments:
         assert apart[0][1] is not apart[1][1] is not batch["x"][0][1]
         assert same(shared.tensors, apart.tensors)
 
+    @pytest.mark.hostile
+    def test_a_dimension_is_an_integer(self):
+        for dim in (True, 0.0, "0", None):
+            with pytest.raises(ValueError, match="dim_to_pack is the number of a dimension, not"):
+                PackedTensor([None], dim)
+            with pytest.raises(ValueError, match="dim_to_pack is the number of a dimension, not"):
+                PackedTensor.padded([None], dim)
+        assert PackedTensor([image(1, 2)], np.int64(1)).dim_to_pack == 1
+        with pytest.raises(ValueError, match="nothing to join"):
+            PackedTensor.concat([])
+
     def test_what_does_not_join_is_refused(self):
         with pytest.raises(ValueError, match=r"row 1 of .* does not join"):
             PackedTensor([image(2, 3), [image(2, 3), image(2, 4)]])

@@ -72,6 +72,41 @@ class TestInstalled:
         back = BatchedDataDict.from_tensordict(made)
         assert back["n"].tolist() == [1, 1] and back["w"] == ["a", "b"] and back["b"] == [1, 1]
 
+    @pytest.mark.hostile
+    def test_arrays_that_torch_does_not_take_as_they_are(self):
+        values = np.arange(4)
+        values.flags.writeable = False
+        batch = BatchedDataDict(
+            turned=np.arange(4)[::-1],
+            other=np.arange(8).reshape(4, 2)[:, ::-1],
+            fixed=values,
+            long=np.arange(4, dtype=np.longdouble),
+            none=np.zeros((4, 0))[:, ::-1],
+        )
+        back = BatchedDataDict.from_tensordict(batch.to_tensordict())
+        assert back["turned"].tolist() == [3, 2, 1, 0] and back["other"][0].tolist() == [1, 0]
+        assert back["fixed"].tolist() == back["long"] == [0, 1, 2, 3] and back["none"].shape == (4, 0)
+        back["fixed"][0] = 7
+        assert values[0] == 0
+
+    @pytest.mark.hostile
+    def test_lazy_stacks_lose_nothing(self, tensordict):
+        def stack(*entries):
+            return tensordict.LazyStackedTensorDict(*(tensordict.TensorDict(e, []) for e in entries))
+
+        one, other = {"a": torch.ones(2)}, {"a": torch.zeros(2)}
+        assert BatchedDataDict.from_tensordict(stack(one, other))["a"].tolist() == [[1, 1], [0, 0]]
+        ragged = BatchedDataDict.from_tensordict(stack(one, {"a": torch.zeros(3)}))["a"]
+        assert ragged.lengths.tolist() == [2, 3] and ragged[1].tolist() == [0, 0, 0]
+        for wrong, match in (
+            (stack(one | {"b": torch.ones(1)}, other), "entry 'b' is not in all of the stacked"),
+            (stack(one, other | {"b": torch.ones(1)}), "entry 'b' is not in all of the stacked"),
+            (stack({"a": torch.ones(2, 1)}, {"a": torch.ones(2, 2)}), "entry 'a' is no column"),
+            (stack({"a": torch.ones(())}, {"a": torch.ones(2)}), "entry 'a' is no column"),
+        ):
+            with pytest.raises(BatchSchemaError, match=match):
+                BatchedDataDict.from_tensordict(wrong)
+
     def test_one_object_for_all_rows_is_metadata_unless_told(self, tensordict):
         made = tensordict.TensorDict({"x": torch.ones(2)}, batch_size=[2])
         made.set_non_tensor("step", 1)

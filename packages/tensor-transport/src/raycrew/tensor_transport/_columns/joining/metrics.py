@@ -56,6 +56,7 @@ def named(path: Path) -> str:
 
 def _reduced(name: str, path: Path, values: Sequence[Any], rows: Sequence[int]) -> Any:
     if all(isinstance(value, _NUMBERS) for value in values):
+        values = [value.item() if isinstance(value, np.integer | np.bool_) else value for value in values]
         _check_order(name, path, values, any(isinstance(v, complex | np.complexfloating) for v in values))
         return _of_numbers(name, values, rows)
     first = values[0]

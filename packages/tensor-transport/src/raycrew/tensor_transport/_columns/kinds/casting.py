@@ -66,7 +66,8 @@ def check_dtype(dtype: object, key: str) -> None:
 
 def _same_values(tensor: torch.Tensor, cast: torch.Tensor) -> bool:
     """Whether casting back gives the very values, and so none was changed."""
-    return bool((_comparable(cast.to(tensor.dtype)) == _comparable(tensor)).all())
+    values = cast.real if cast.is_complex() and not tensor.is_complex() else cast
+    return bool((_comparable(values.to(tensor.dtype)) == _comparable(tensor)).all())
 
 
 def _overflows(tensor: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, Self, TypeAlias
 
+import numpy as np
 import torch
 
 from raycrew.tensor_transport._bytes import reduce_through
@@ -34,12 +35,13 @@ class PackedTensor:
         dim_to_pack: As given.
 
     Raises:
-        ValueError: Tensors that could not be joined: dtypes, devices or other dimensions differ.
+        ValueError: Tensors that could not be joined: dtypes, devices or other dimensions differ; or
+            `dim_to_pack` is no integer.
     """
 
     def __init__(self, tensors: torch.Tensor | Sequence[PackedRow], dim_to_pack: int = 0) -> None:
         self.tensors: list[Any] = [tensors] if isinstance(tensors, torch.Tensor) else list(map(_row, tensors))
-        self.dim_to_pack = dim_to_pack
+        self.dim_to_pack = _dimension(dim_to_pack)
         _check_alike(self.tensors, dim_to_pack)
 
     @classmethod
@@ -60,6 +62,7 @@ class PackedTensor:
                 or a handle would have to be padded.
         """
         check_pad_side(pad_side)
+        dim_to_pack = _dimension(dim_to_pack)
         rows = [_row(tensor) for tensor in tensors]
         every = [segment for row in rows for segment in segments_of(row)]
         if len({(segment.dtype, segment.ndim) for segment in every}) > 1:
@@ -209,6 +212,8 @@ def common_dim(parts: Sequence[PackedTensor]) -> int:
     Raises:
         ValueError: They differ.
     """
+    if not parts:
+        raise ValueError("nothing to join: at least one packed column is needed")
     dims = {part.dim_to_pack for part in parts}
     if len(dims) != 1:
         raise ValueError(f"tensors packed along different dimensions {sorted(dims)} do not join")
@@ -218,6 +223,12 @@ def common_dim(parts: Sequence[PackedTensor]) -> int:
 def _row(row: Any) -> Any:
     """A row as it is kept."""
     return (tuple(row) or None) if isinstance(row, list | tuple) else row
+
+
+def _dimension(dim: object) -> int:
+    if isinstance(dim, bool) or not isinstance(dim, int | np.integer):
+        raise ValueError(f"dim_to_pack is the number of a dimension, not {dim!r}")
+    return int(dim)
 
 
 def _shapes(row: Any) -> Any:

@@ -57,20 +57,21 @@ class TensorDictOperations(ColumnTable):
             TransportError: tensordict is not installed.
             TypeError: It is no TensorDict.
             KeyError: An entry of `metadata_keys` is not there.
-            BatchSchemaError: It has no batch dimension, or an entry can't be a column: another TensorDict, or
-                a tensor of a class of its own.
+            BatchSchemaError: It has no batch dimension, or an entry can't be a column: another TensorDict, a
+                tensor of a class of its own, or one that not all of stacked TensorDicts have. (Tensors of
+                other lengths in each of them become a ragged column.)
         """
         package = _tensordict()
         if not package.is_tensor_collection(tensordict):
             raise TypeError(f"a TensorDict is needed, not a {type(tensordict).__name__}")
         if not tensordict.batch_dims:
             raise BatchSchemaError("a TensorDict without a batch dimension has no rows")
-        keys = list(tensordict.keys())
+        keys = _keys(tensordict, package)
         kept = None if metadata_keys is None else set(listed_columns(metadata_keys, keys))
         columns: dict[str, Any] = {}
         metadata: dict[str, Any] = {}
         for key in keys:
-            entry = tensordict.get(key)
+            entry = _entry(tensordict, key, package)
             if type(entry) is package.NonTensorData:
                 if kept is None or key in kept:
                     metadata[key] = entry.data
@@ -94,13 +95,37 @@ def _tensordict() -> Any:
     return tensordict
 
 
+def _keys(tensordict: Any, package: Any) -> list[str]:
+    """All entries; a lazy stack itself tells only of those that all of its parts have."""
+    keys = list(tensordict.keys())
+    if isinstance(tensordict, package.LazyStackedTensorDict):
+        for key in {key: None for part in tensordict.tensordicts for key in _keys(part, package)}:
+            if key not in keys:
+                raise BatchSchemaError(f"entry {key!r} is not in all of the stacked TensorDicts", key=key)
+    return keys
+
+
+def _entry(tensordict: Any, key: str, package: Any) -> Any:
+    """An entry; those of a stack's parts as rows where they differ in length."""
+    try:
+        return tensordict.get(key)
+    except RuntimeError as error:
+        lazy = isinstance(tensordict, package.LazyStackedTensorDict) and tensordict.stack_dim == 0
+        rows = [part.get(key) for part in tensordict.tensordicts] if lazy else []
+        shapes = {row.shape[1:] if isinstance(row, torch.Tensor) and row.ndim else None for row in rows}
+        if len(shapes) == 1 and None not in shapes:
+            return RaggedTensor.from_rows(rows)
+        raise BatchSchemaError(f"entry {key!r} is no column: {error}", key=key) from error
+
+
 def _item(key: str, column: Any, tensordict: Any) -> Any:
     """A column as a TensorDict has it."""
     match column:
         case torch.Tensor():
             return column
-        case np.ndarray() if column.dtype.kind in "biufc" and column.dtype.isnative:
-            return torch.from_numpy(column if column.flags.writeable else column.copy())
+        case np.ndarray() if _fits_tensor(column):
+            shares = column.flags.writeable and min(column.strides) >= 0
+            return torch.from_numpy(column if shares else column.copy())
         case list() | np.ndarray():
             return tensordict.NonTensorStack(*(tensordict.NonTensorData(row) for row in column))
         case RaggedTensor() if isinstance(column.values, torch.Tensor):
@@ -112,6 +137,11 @@ def _item(key: str, column: Any, tensordict: Any) -> Any:
     raise BatchSchemaError(
         f"column {key!r} is a {kind_of(column).name}, which no TensorDict holds: {advice}", key=key
     )
+
+
+def _fits_tensor(column: np.ndarray[Any, Any]) -> bool:
+    """Whether torch has the dtype: it has none for other byte orders and for long doubles."""
+    return column.dtype.kind in "biufc" and column.dtype.isnative and hasattr(torch, column.dtype.name)
 
 
 def _column(key: str, entry: Any, tensordict: Any) -> Any:
