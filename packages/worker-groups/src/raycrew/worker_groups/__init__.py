@@ -1,6 +1,7 @@
 """Worker groups on Ray: one actor per rank, called as a unit."""
 
 from raycrew.worker_groups._calls import MultiWorkerFuture, Results, wait_any
+from raycrew.worker_groups._declared import DeclaredMethod, per_rank, rank_zero, replicated, sharded
 from raycrew.worker_groups._group import RayWorkerGroup
 from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups._start import RayWorkerBuilder, StartupReport
@@ -8,6 +9,7 @@ from raycrew.worker_groups._worker import CommunicationOptions, CurrentWorker, c
 from raycrew.worker_groups.balancing import LoadBalancer, WorkerLoad
 from raycrew.worker_groups.errors import (
     EnvironmentProviderError,
+    ResultJoinError,
     ResultTimeoutError,
     UnknownMethodError,
     WorkerFailureError,
@@ -27,13 +29,20 @@ from raycrew.worker_groups.fan_out import (
     fan_out,
     fan_out_as_completed,
 )
-from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider, NodeRunner, Shardable
+from raycrew.worker_groups.protocols import (
+    ArgumentTransport,
+    EnvironmentProvider,
+    NodeRunner,
+    RowBatch,
+    Shardable,
+)
 from raycrew.worker_groups.sharding import NamedSharding
 
 __all__ = [
     "ArgumentTransport",
     "CommunicationOptions",
     "CurrentWorker",
+    "DeclaredMethod",
     "EnvironmentProvider",
     "EnvironmentProviderError",
     "FanOutError",
@@ -49,8 +58,10 @@ __all__ = [
     "RankInfo",
     "RayWorkerBuilder",
     "RayWorkerGroup",
+    "ResultJoinError",
     "ResultTimeoutError",
     "Results",
+    "RowBatch",
     "Shardable",
     "StartupReport",
     "UnknownMethodError",
@@ -64,5 +75,9 @@ __all__ = [
     "current_worker",
     "fan_out",
     "fan_out_as_completed",
+    "per_rank",
+    "rank_zero",
+    "replicated",
+    "sharded",
     "wait_any",
 ]

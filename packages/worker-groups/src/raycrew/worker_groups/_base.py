@@ -181,7 +181,7 @@ class WorkerGroup(GroupFacts, GroupCalls):
         """Start the workers, the `_crew` from then on; when it raises, `_note_end` was told of them."""
 
     @abstractmethod
-    def _deliver(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
+    def _deliver(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any, Any]:
         """Send each call of a dispatch to workers that can take it."""
 
     @abstractmethod
@@ -304,7 +304,7 @@ class WorkerGroup(GroupFacts, GroupCalls):
     def _check_connection(self) -> None:
         """Raise a `WorkerGroupClosedError` if the workers can't be reached any more."""
 
-    def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
+    def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any, Any]:
         with self._life.sending([send.rank for send in dispatch.sends], timeout):
             return self._deliver(dispatch, timeout)
 

@@ -217,7 +217,7 @@ class RayWorkerGroup(WorkerGroup):
         self._crew.handles, self._crew.facts = started.handles, started.facts
         self._note_places()
 
-    def _deliver(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
+    def _deliver(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any, Any]:
         if not self._supervision.is_needed:
             return self._send_to_actors(dispatch, timeout)
         send_again = partial(self._send_to_actors, dispatch, None)
@@ -226,7 +226,7 @@ class RayWorkerGroup(WorkerGroup):
 
     def _send_to_actors(
         self, dispatch: Dispatch, timeout: float | None, recovery: Recovery | None = None
-    ) -> MultiWorkerFuture[Any]:
+    ) -> MultiWorkerFuture[Any, Any]:
         return send_to_actors(
             dispatch,
             self._started.handles,

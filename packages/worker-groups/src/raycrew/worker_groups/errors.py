@@ -23,6 +23,10 @@ class EnvironmentProviderError(WorkerGroupError):
     """The interpreter of a worker's environment can't be had; the cause says why."""
 
 
+class ResultJoinError(WorkerGroupError):
+    """The results of a method can't be joined as its declaration says; the calls themselves went well."""
+
+
 class ResultTimeoutError(WorkerGroupError, TimeoutError):
     """Some ranks did not answer before the deadline; their calls go on and can be waited for again.
 

@@ -49,3 +49,26 @@ class Shardable(Protocol):
     def concat(cls, parts: Sequence[Self]) -> Self:
         """Join shards, in order."""
         ...
+
+
+@runtime_checkable
+class RowBatch(Protocol):
+    """Data with rows, of which some can be taken: what `@sharded` splits, pads and joins."""
+
+    @property
+    def size(self) -> int:
+        """Number of rows."""
+        ...
+
+    def slice(self, start: int, end: int) -> Any:
+        """The rows from `start` up to `end`."""
+        ...
+
+    def pad_to_divisor(self, divisor: int) -> tuple[Any, int]:
+        """A batch whose size is a multiple, made by adding its first rows, and how many those are."""
+        ...
+
+    @classmethod
+    def concat(cls, parts: Sequence[Any]) -> Any:
+        """Join batches, in order."""
+        ...

@@ -1,9 +1,11 @@
 """Which rank gets which arguments; pure, and all checks are done before anything is sent."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from raycrew.worker_groups._declared import Join
 from raycrew.worker_groups._worker import ClassInfo, MethodInfo
 from raycrew.worker_groups.errors import UnknownMethodError
 from raycrew.worker_groups.protocols import Shardable
@@ -31,14 +33,16 @@ class Dispatch:
     Attributes:
         method: The method.
         sends: Who gets what, in rank order.
-        return_from: Ranks whose results the caller wants, in rank order.
+        return_from: Ranks whose results the caller wants, in the order of the results.
         respect_tied_workers: Whether that is one rank per tied group.
+        join: Makes one value of these results, where the method declares that.
     """
 
     method: MethodInfo
     sends: tuple[Send, ...]
     return_from: tuple[int, ...]
     respect_tied_workers: bool = False
+    join: Join | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +237,33 @@ def dispatch_sharded(
     return Dispatch(method, tuple(sends), tuple(returning))
 
 
+def bind_arguments(
+    shape: GroupShape, method: MethodInfo, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> inspect.BoundArguments:
+    """The arguments of a call by the method's parameters.
+
+    Raises:
+        TypeError: They don't fit.
+    """
+    try:
+        return method.signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{shape.info.name}.{method.name}{method.signature}: {error}") from None
+
+
+def split_per_rank(values: Mapping[str, Any], n: int) -> dict[str, Sequence[Any]]:
+    """An item of each argument for each of `n` ranks.
+
+    Raises:
+        TypeError: An argument can't be split.
+        ValueError: One has another number of items.
+    """
+    columns = {name: _split(value, n, "ranks", f"argument {name!r}") for name, value in values.items()}
+    if columns:
+        _exact_length(list(columns.values()), n, "ranks", allow_partial=False)
+    return columns
+
+
 def _targets(
     shape: GroupShape, only_on: OnlyOn, run_rank_0_only_axes: Sequence[str]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -259,10 +290,7 @@ def _check_signature(
     call = (method.name, len(args), tuple(kwargs))
     if call in shape.known_calls:
         return
-    try:
-        method.signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"{shape.info.name}.{method.name}{method.signature}: {error}") from None
+    bind_arguments(shape, method, args, kwargs)
     if len(shape.known_calls) < _MAX_KNOWN_CALLS:
         shape.known_calls.add(call)
 

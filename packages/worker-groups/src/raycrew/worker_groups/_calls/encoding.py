@@ -5,7 +5,6 @@ from typing import Any
 
 from raycrew.worker_groups._calls.futures import MultiWorkerFuture, refuse_stream
 from raycrew.worker_groups._calls.sizes import SharedStore
-from raycrew.worker_groups._worker import Gathered
 from raycrew.worker_groups.protocols import ArgumentTransport
 
 
@@ -39,7 +38,7 @@ class Packer:
         key = id(value)
         if key not in self._packed and isinstance(value, MultiWorkerFuture):
             refuse_stream(value)
-            self._packed[key] = (value, Gathered(tuple(value)))
+            self._packed[key] = (value, value._as_argument())  # noqa: SLF001 - made for this
         if key not in self._packed:
             encoded = value if self._transport is None else self._transport.encode(value)
             # `encoded` is kept so that its identity, by which it is stored, is not given to another object.

@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock, Thread
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, overload
 
 import ray
+from typing_extensions import TypeVar
 
 from raycrew.cluster_core import Session
 from raycrew.worker_groups._calls.ends import first_failure, when_done
@@ -22,28 +23,27 @@ from raycrew.worker_groups._calls.waiting import (
     deadline_after,
     left,
 )
-from raycrew.worker_groups._ray import (
-    call_id,
-    is_behind_proxy,
-    is_death,
-    run_on_node,
-    while_connected,
-)
-from raycrew.worker_groups._worker import recall, recall_all
+from raycrew.worker_groups._declared import Join
+from raycrew.worker_groups._ray import call_id, is_behind_proxy, run_on_node, while_connected
+from raycrew.worker_groups._worker import Gathered, recall, recall_all
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
 
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
+J = TypeVar("J", default=list[R])
 
 _SLICE_S = 1.0
 
 
-class MultiWorkerFuture(Gathering, Awaited[list[R]]):
+class MultiWorkerFuture(Gathering, Awaited[J], Generic[R, J]):
     """The calls of one method on several ranks: a list of ObjectRefs, so that `ray.get` takes it.
 
+    Its types are that of each result, and of what `get_results` gives: the list of them, or the one value
+    that the method's declaration (`sharded` and the like) makes of them.
+
     Waiting for it never consumes it, and it can be an argument of another group's call without passing
-    through the driver: there it becomes the list of results.
+    through the driver: there it becomes what `get_results` gives.
 
     `await` gives what `get_results()` does, and asyncio takes it wherever it takes a coroutine
     (`create_task`, `gather`, `wait_for`, `TaskGroup`), more than once as well. Cancelling a task that awaits
@@ -75,6 +75,7 @@ class MultiWorkerFuture(Gathering, Awaited[list[R]]):
         keeper: object = None,
         session: Session | None = None,
         recovery: Recovery | None = None,
+        join: Join | None = None,
     ) -> None:
         super().__init__(futures)
         self.called_workers = list(range(len(futures)) if called_workers is None else called_workers)
@@ -90,6 +91,7 @@ class MultiWorkerFuture(Gathering, Awaited[list[R]]):
         self._keeper = keeper  # else the workers would end with their group while this is awaited
         self._session = session or Session.current()
         self._recovery = recovery
+        self._join = join
         self._places = dict(places or {})
         self._sent_at = time.monotonic()
         self._deadline = deadline_after(timeout)
@@ -126,6 +128,13 @@ class MultiWorkerFuture(Gathering, Awaited[list[R]]):
     def __repr__(self) -> str:
         return f"MultiWorkerFuture({self.group_name}.{self.method}, ranks={self.called_workers})"
 
+    def _as_argument(self) -> Gathered:
+        """What a worker is sent that gets this as an argument."""
+        if self._join is None:
+            return Gathered(tuple(self))
+        ref_of = dict(zip(self.called_workers, self, strict=True))
+        return Gathered(tuple(ref_of[rank] for rank in self.return_from_workers), self._join)
+
     # As awaitables are: by identity, so that `asyncio.gather` takes several.
     __hash__ = object.__hash__  # type: ignore[assignment]
     __eq__ = object.__eq__
@@ -135,7 +144,10 @@ class MultiWorkerFuture(Gathering, Awaited[list[R]]):
         named = {"method": self.method, "group_name": self.group_name, "in_order": self.in_order}
         # Behind a proxy a session is this process's own; where this arrives, its ObjectRefs are that one's.
         session = None if is_behind_proxy() else self._session
-        return _rebuild, (arguments, {**named, "places": self._places, "session": session})
+        return _rebuild, (
+            arguments,
+            {**named, "places": self._places, "session": session, "join": self._join},
+        )
 
     def done(self) -> bool:
         """Whether every call has ended, well or not.
@@ -161,7 +173,7 @@ class MultiWorkerFuture(Gathering, Awaited[list[R]]):
             return True
         return len(await_some(self._ends, self._until(timeout), self._check, count=len(self))) == len(self)
 
-    def add_done_callback(self, callback: Callable[["MultiWorkerFuture[R]"], object]) -> None:
+    def add_done_callback(self, callback: Callable[["MultiWorkerFuture[R, J]"], object]) -> None:
         """Have a function called with this future, in a thread of its own, once every call has ended.
 
         It is called soon where they have ended before, and not at all where the connection to Ray ends first.
@@ -182,7 +194,7 @@ class MultiWorkerFuture(Gathering, Awaited[list[R]]):
         timeout: float | None = ...,
         *,
         return_exceptions: Literal[False] = ...,
-    ) -> list[R]: ...
+    ) -> J: ...
 
     @overload
     def get_results(
@@ -198,22 +210,27 @@ class MultiWorkerFuture(Gathering, Awaited[list[R]]):
     ) -> Any:
         """The results of the ranks to return from, in rank order; a generator's is the list of its items.
 
+        Of a method that declares how its results are joined, the one value.
+
         Args:
             worker_group: Accepted because callers in this field pass it; it is not needed.
             timeout: Seconds to wait, besides the call's own deadline; None waits for that alone.
             return_exceptions: Wait for all, and give a `WorkerFailureError` or a `ResultTimeoutError` in the
-                place of the result of a rank that has failed or not answered.
+                place of the result of a rank that has failed or not answered. These are never joined.
 
         Raises:
             WorkerFailureError: A rank failed, as soon as it did; several are an ExceptionGroup as well.
             ResultTimeoutError: Ranks have not answered in time. They go on, and can be waited for again.
+            ResultJoinError: The results are there, and can't be joined as the method declares.
             WorkerGroupClosedError: The connection to Ray has ended, and the calls with it.
         """
         deadline = self._until(timeout)
-        found = self._recovered(self._outcomes if return_exceptions else self._gathered, deadline)
-        return [found[rank] for rank in self.return_from_workers]
+        if return_exceptions:
+            outcomes = self._recovered(self._outcomes, deadline)
+            return [self._own_or_error(rank, outcomes[rank]) for rank in self.return_from_workers]
+        return self._value(self._recovered(self._gathered, deadline))
 
-    def get(self, timeout: float | None = None) -> list[R]:
+    def get(self, timeout: float | None = None) -> J:
         """The same as `get_results(timeout=timeout)`."""
         return self.get_results(timeout=timeout)
 
@@ -242,27 +259,6 @@ class MultiWorkerFuture(Gathering, Awaited[list[R]]):
             for ref in self:
                 ray.cancel(ref, recursive=False)
 
-    # For balancers.
-
-    @property
-    def _ends(self) -> list[Any]:
-        """What is ready when a call has ended: its result, or the end of its stream."""
-        return [call.completed() for call in self] if self.is_stream else list(self)
-
-    def _wait_for(self, ends: Sequence[Any], count: int, timeout: float | None) -> Collection[Any]:
-        """Wait for as many of some `_ends` and no longer than `timeout`; gives those that are ready."""
-        return await_some(ends, deadline_after(timeout), self._check, count=count)
-
-    def _died(self, end: Any) -> bool:
-        """Whether the worker of one of `_ends` that is ready was lost with the call."""
-        self._check()
-        try:
-            with while_connected(self._check) as session:
-                session.get(end)
-        except Exception as error:  # noqa: BLE001 - what the method raised is for whoever takes the result
-            return is_death(error)
-        return False
-
     # Waiting.
 
     def _recall(self) -> None:
@@ -276,27 +272,26 @@ class MultiWorkerFuture(Gathering, Awaited[list[R]]):
         for node_id, calls in elsewhere.items():
             run_on_node(recall_all, [calls], node_id=node_id, own_process=False)
 
-    def __await__(self) -> Generator[Any, None, list[R]]:
+    def __await__(self) -> Generator[Any, None, J]:
         return self._results_async().__await__()
 
-    async def _results_async(self) -> list[R]:
+    async def _results_async(self) -> J:
         self._check()
         try:
-            if not self.is_stream and (values := await self._quick()) is not None:
-                return values
+            if not self.is_stream and (found := await self._quick()) is not None:
+                return self._value(found)  # type: ignore[no-any-return]
             return await in_thread(self.get_results)
         except asyncio.CancelledError:
             Thread(target=self._cancel_quietly, name="raycrew-cancel", daemon=True).start()
             raise
 
-    async def _quick(self) -> list[R] | None:
-        """The results where all is well; else failures are found with their ranks by `get_results`."""
+    async def _quick(self) -> dict[int, R] | None:
+        """The results by rank where all is well; else `get_results` finds failures with their ranks."""
         with while_connected(self._check):
             calls = [ref.future() for ref in self]
         if await first_failure(calls, self._deadline, self._check) or not all(c.done() for c in calls):
             return None
-        values = {rank: call.result() for rank, call in zip(self.called_workers, calls, strict=True)}
-        return [values[rank] for rank in self.return_from_workers]
+        return {rank: call.result() for rank, call in zip(self.called_workers, calls, strict=True)}
 
     def _cancel_quietly(self) -> None:
         try:
@@ -306,8 +301,8 @@ class MultiWorkerFuture(Gathering, Awaited[list[R]]):
 
 
 def wait_any(
-    futures: Sequence[MultiWorkerFuture[Any]], timeout: float | None = None
-) -> list[MultiWorkerFuture[Any]]:
+    futures: Sequence[MultiWorkerFuture[Any, Any]], timeout: float | None = None
+) -> list[MultiWorkerFuture[Any, Any]]:
     """Wait until every call of at least one of some futures has ended, well or not.
 
     Args:
@@ -347,5 +342,5 @@ def refuse_stream(value: Any) -> None:
         )
 
 
-def _rebuild(arguments: Sequence[Any], named: Mapping[str, Any]) -> MultiWorkerFuture[Any]:
+def _rebuild(arguments: Sequence[Any], named: Mapping[str, Any]) -> MultiWorkerFuture[Any, Any]:
     return MultiWorkerFuture(*arguments, **named)

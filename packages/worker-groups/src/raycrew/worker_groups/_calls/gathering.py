@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -19,8 +19,15 @@ from raycrew.worker_groups._calls.waiting import (
     left,
     settle,
 )
+from raycrew.worker_groups._declared import Join
 from raycrew.worker_groups._ray import check_session, is_death, while_connected
-from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError, combine
+from raycrew.worker_groups.errors import (
+    ResultJoinError,
+    ResultTimeoutError,
+    WorkerFailureError,
+    WorkerGroupError,
+    combine,
+)
 
 _SLICE_S = 1.0
 _LOOK_S = 0.02
@@ -36,6 +43,7 @@ class Gathering(list[Any]):
     is_stream: bool
     _session: Session | None
     _recovery: Recovery | None
+    _join: Join | None
     _places: dict[int, Whereabouts]
     _sent_at: float
     _deadline: float | None
@@ -86,6 +94,23 @@ class Gathering(list[Any]):
             values = self._values(settle(refs, deadline, self._check))
         return dict(zip(self.called_workers, values, strict=True))
 
+    def _value(self, found: Mapping[int, Any]) -> Any:
+        """The results of the ranks to return from, made one where the method declares how."""
+        results = [found[rank] for rank in self.return_from_workers]
+        return results if self._join is None else self._join(results)
+
+    def _own(self, rank: int, result: Any) -> Any:
+        """The result of a rank, without what comes of rows that were added."""
+        return result if self._join is None else self._join.without_padding(rank, result)
+
+    def _own_or_error(self, rank: int, result: Any) -> Any:
+        if isinstance(result, WorkerGroupError):
+            return result
+        try:
+            return self._own(rank, result)
+        except ResultJoinError as error:
+            return error
+
     def _pairs(self, timeout: float | None) -> Generator[tuple[int, Any], None, None]:
         deadline, returning = self._until(timeout), set(self.return_from_workers)
         pairs, given = (self._stream if self.is_stream else self._in_turn), set[int]()
@@ -95,7 +120,7 @@ class Gathering(list[Any]):
                 for rank, value in pairs(deadline):
                     if rank in returning and (self.is_stream or rank not in given):
                         given.add(rank)
-                        yield rank, value
+                        yield rank, self._own(rank, value)
             except WorkerFailureError as error:
                 deadline = self._again(error, deadline, sent)
             else:
@@ -261,3 +286,24 @@ class Gathering(list[Any]):
             "the call; they go on, and the same future can be waited for again",
             sorted(ranks),
         )
+
+    # For balancers.
+
+    @property
+    def _ends(self) -> list[Any]:
+        """What is ready when a call has ended: its result, or the end of its stream."""
+        return [call.completed() for call in self] if self.is_stream else list(self)
+
+    def _wait_for(self, ends: Sequence[Any], count: int, timeout: float | None) -> Collection[Any]:
+        """Wait for as many of some `_ends` and no longer than `timeout`; gives those that are ready."""
+        return await_some(ends, deadline_after(timeout), self._check, count=count)
+
+    def _died(self, end: Any) -> bool:
+        """Whether the worker of one of `_ends` that is ready was lost with the call."""
+        self._check()
+        try:
+            with while_connected(self._check) as session:
+                session.get(end)
+        except Exception as error:  # noqa: BLE001 - what the method raised is for whoever takes the result
+            return is_death(error)
+        return False

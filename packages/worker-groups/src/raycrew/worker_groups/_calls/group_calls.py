@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, overload
 
 from raycrew.worker_groups._calls.dispatch import (
     OnlyOn,
@@ -13,12 +13,12 @@ from raycrew.worker_groups._calls.dispatch import (
 )
 from raycrew.worker_groups._calls.futures import MultiWorkerFuture
 from raycrew.worker_groups._calls.results import uninterrupted
-from raycrew.worker_groups._calls.typed import Callee, TypedCalls
+from raycrew.worker_groups._calls.typed import Callee, RankCallee, WholeCalls
 
-R = TypeVar("R")
+J = TypeVar("J")
 
 
-class GroupCalls(TypedCalls):
+class GroupCalls(WholeCalls):
     """What can be called on a group; see the methods."""
 
     @abstractmethod
@@ -47,11 +47,29 @@ class GroupCalls(TypedCalls):
     ) -> None:
         await self.ashutdown(force=error is not None)
 
+    @overload
+    def on(
+        self, ranks: None = ..., *, leaders: Literal[False] = ..., timeout: float | None = ...
+    ) -> Callee: ...
+
+    @overload
+    def on(
+        self, ranks: Sequence[int], *, leaders: Literal[False] = ..., timeout: float | None = ...
+    ) -> RankCallee: ...
+
+    @overload
+    def on(self, ranks: None = ..., *, leaders: Literal[True], timeout: float | None = ...) -> RankCallee: ...
+
     def on(
         self, ranks: Sequence[int] | None = None, *, leaders: bool = False, timeout: float | None = None
-    ) -> Callee:
-        """Some ranks (all for None, or tied groups' leaders), and a deadline in seconds for calls on them."""
-        return Callee(self, ranks, timeout, leaders)
+    ) -> Callee | RankCallee:
+        """Some ranks (all for None, or tied groups' leaders), and a deadline in seconds for calls on them.
+
+        Where ranks or leaders are named, a declaration on the method that is called does not count.
+        """
+        if ranks is None and not leaders:
+            return Callee(self, timeout)
+        return RankCallee(self, ranks, timeout, leaders)
 
     def run_all_workers_single_data(
         self,
@@ -191,7 +209,7 @@ class GroupCalls(TypedCalls):
         return self._send(dispatch, timeout)
 
     def get_all_worker_results(
-        self, future_bundle: MultiWorkerFuture[R], timeout: float | None = None
-    ) -> list[R]:
+        self, future_bundle: MultiWorkerFuture[Any, J], timeout: float | None = None
+    ) -> J:
         """The same as `future_bundle.get_results(timeout=timeout)`."""
         return future_bundle.get_results(timeout=timeout)

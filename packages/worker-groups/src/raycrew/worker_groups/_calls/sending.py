@@ -29,7 +29,7 @@ def send_to_actors(
     keeper: object,
     session: Session,
     recovery: Recovery | None = None,
-) -> MultiWorkerFuture[Any]:
+) -> MultiWorkerFuture[Any, Any]:
     """Send each call straight to its rank's actor, once all arguments of all ranks are ready.
 
     Args:
@@ -71,6 +71,7 @@ def send_to_actors(
         keeper=keeper,
         session=session,
         recovery=recovery,
+        join=dispatch.join,
     )
 
 

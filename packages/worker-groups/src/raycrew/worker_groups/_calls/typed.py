@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
+from raycrew.worker_groups._calls.declared import check_promise, dispatch_declared
 from raycrew.worker_groups._calls.dispatch import (
     Dispatch,
     GroupShape,
@@ -13,9 +14,11 @@ from raycrew.worker_groups._calls.dispatch import (
 )
 from raycrew.worker_groups._calls.futures import MultiWorkerFuture
 from raycrew.worker_groups._calls.results import Results
+from raycrew.worker_groups._declared import DeclaredMethod
 
 P = ParamSpec("P")
 R = TypeVar("R")
+J = TypeVar("J")
 
 
 class TypedCalls(ABC):
@@ -30,44 +33,27 @@ class TypedCalls(ABC):
         """The group's shape; raises if the group was shut down."""
 
     @abstractmethod
-    def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
+    def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any, Any]:
         """Send each call of a dispatch."""
 
-    @overload
-    def call(
-        self,
-        method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> MultiWorkerFuture[R]: ...
-
-    @overload
-    def call(
-        self, method: Callable[Concatenate[Any, P], R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> MultiWorkerFuture[R]: ...
-
-    @overload
-    def call(
-        self, method: str, /, *args: Any, timeout: float | None = ..., **kwargs: Any
-    ) -> MultiWorkerFuture[Any]: ...
-
-    def call(self, method: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> MultiWorkerFuture[Any]:
-        """Call a method, given as the worker class's own function or by name, with the same arguments.
-
-        `timeout=` is the call's deadline in seconds, unless the method has a parameter of that name; then the
-        method gets it, and the deadline is set with `on(timeout=…)`.
-
-        Raises:
-            UnknownMethodError: The class has no such method.
-            TypeError: The arguments don't fit its signature.
-        """
+    def _call_plain(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method with the same arguments, whatever it declares."""
         shape = self._open()
-        name = method_name(method)
         timeout, kwargs = _deadline_of(shape, name, kwargs, self._timeout)
-        return self._send(
-            dispatch_single(shape, name, args, kwargs, ranks=self._ranks, only_on=self._only_on), timeout
-        )
+        sends = dispatch_single(shape, name, args, kwargs, ranks=self._ranks, only_on=self._only_on)
+        return self._send(sends, timeout)
+
+    @overload
+    def call_sharded(
+        self,
+        method: DeclaredMethod[..., Any, R, Any],
+        /,
+        *args: Any,
+        in_sharded_axes: Sequence[str],
+        replicate_on_axes: Sequence[str] = ...,
+        output_is_replicated: Sequence[str] = ...,
+        **kwargs: Any,
+    ) -> MultiWorkerFuture[R]: ...
 
     @overload
     def call_sharded(
@@ -107,7 +93,7 @@ class TypedCalls(ABC):
 
     def call_sharded(
         self,
-        method: Callable[..., Any] | str,
+        method: Any,
         /,
         *args: Any,
         in_sharded_axes: Sequence[str],
@@ -169,11 +155,88 @@ class TypedCalls(ABC):
         name = method_name(method)
         if "generator" not in (kind := self._open().method(name).kind):
             raise TypeError(f"{name} is {kind}, not a generator method")
-        return self.call(name, *args, **kwargs).as_completed()
+        return self._call_plain(name, args, kwargs).as_completed()  # type: ignore[no-any-return]
 
 
-class Callee(TypedCalls):
-    """Some ranks of a group, to be called with the same arguments.
+class WholeCalls(TypedCalls):
+    """Calls on a whole group, in which a method's own declaration counts."""
+
+    @overload
+    def call(
+        self, method: DeclaredMethod[P, Any, R, J], /, *args: P.args, **kwargs: P.kwargs
+    ) -> MultiWorkerFuture[R, J]: ...
+
+    @overload
+    def call(
+        self,
+        method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> MultiWorkerFuture[R]: ...
+
+    @overload
+    def call(
+        self, method: Callable[Concatenate[Any, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> MultiWorkerFuture[R]: ...
+
+    @overload
+    def call(
+        self, method: str, /, *args: Any, timeout: float | None = ..., **kwargs: Any
+    ) -> MultiWorkerFuture[Any, Any]: ...
+
+    def call(self, method: Any, /, *args: Any, **kwargs: Any) -> MultiWorkerFuture[Any, Any]:
+        """Call a method, given as the worker class's own function or by name.
+
+        As the method says where it is declared (`sharded`, `replicated`, `rank_zero`, `per_rank`): then the
+        results are made one value. Else with the same arguments on every rank, for the list of results.
+
+        `timeout=` is the call's deadline in seconds, unless the method has a parameter of that name; then the
+        method gets it, and the deadline is set with `on(timeout=…)`.
+
+        Raises:
+            UnknownMethodError: The class has no such method.
+            TypeError: The arguments don't fit its signature, can't be split as it declares, or the function
+                that was given is declared otherwise than the class's method.
+            ValueError: The group lacks the axis that the method names, rows don't divide among its
+                coordinates, or numbers of rows or items are wrong; nothing has been sent.
+        """
+        shape = self._open()
+        name = method_name(method)
+        if name is not method:
+            check_promise(shape, method, name)
+        if shape.method(name).declared is None:
+            return self._call_plain(name, args, kwargs)  # type: ignore[no-any-return]
+        timeout, kwargs = _deadline_of(shape, name, kwargs, self._timeout)
+        return self._send(dispatch_declared(shape, name, args, kwargs), timeout)
+
+
+class PartOfGroup(TypedCalls):
+    """Calls that go through a group."""
+
+    _group: TypedCalls
+
+    def _open(self) -> GroupShape:
+        return self._group._open()  # noqa: SLF001 - a part of it
+
+    def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any, Any]:
+        return self._group._send(dispatch, timeout)  # noqa: SLF001
+
+
+class Callee(PartOfGroup, WholeCalls):
+    """A group, with a deadline for calls on it.
+
+    Args:
+        group: The group.
+        timeout: Deadline of each call in seconds, or None.
+    """
+
+    def __init__(self, group: TypedCalls, timeout: float | None = None) -> None:
+        self._group, self._timeout = group, timeout
+
+
+class RankCallee(PartOfGroup):
+    """Some ranks of a group, to be called with the same arguments, whatever a method declares.
 
     Args:
         group: The group.
@@ -199,11 +262,40 @@ class Callee(TypedCalls):
         self._ranks = None if ranks is None else self._open().check_ranks(ranks)
         self._timeout = timeout
 
-    def _open(self) -> GroupShape:
-        return self._group._open()  # noqa: SLF001 - a part of it
+    @overload
+    def call(
+        self, method: DeclaredMethod[P, Any, R, Any], /, *args: P.args, **kwargs: P.kwargs
+    ) -> MultiWorkerFuture[R]: ...
 
-    def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
-        return self._group._send(dispatch, timeout)  # noqa: SLF001
+    @overload
+    def call(
+        self,
+        method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> MultiWorkerFuture[R]: ...
+
+    @overload
+    def call(
+        self, method: Callable[Concatenate[Any, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> MultiWorkerFuture[R]: ...
+
+    @overload
+    def call(
+        self, method: str, /, *args: Any, timeout: float | None = ..., **kwargs: Any
+    ) -> MultiWorkerFuture[Any]: ...
+
+    def call(self, method: Any, /, *args: Any, **kwargs: Any) -> MultiWorkerFuture[Any]:
+        """Call a method, given as the worker class's own function or by name, with the same arguments.
+
+        A declaration on the method does not count here. For `timeout=` see `group.call`.
+
+        Raises:
+            UnknownMethodError: The class has no such method.
+            TypeError: The arguments don't fit its signature.
+        """
+        return self._call_plain(method_name(method), args, kwargs)  # type: ignore[no-any-return]
 
 
 def method_name(method: Callable[..., Any] | str) -> str:

@@ -77,9 +77,10 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Results of another group, passed on: the worker that gets this sees the list of values."""
+    """Results of another group, passed on: the worker that gets this sees the list of them, or their join."""
 
     refs: tuple[Any, ...]
+    join: Callable[[list[Any]], Any] | None = None
 
 
 _process_worker: list[CurrentWorker] = []
@@ -248,7 +249,8 @@ def _imported(source: ClassSource) -> type:
 
 def _receive(value: Any, transport: ArgumentTransport | None) -> Any:
     if type(value) is Gathered:
-        return [_receive(v, transport) for v in ray.get(list(value.refs))]
+        values = [_receive(v, transport) for v in ray.get(list(value.refs))]
+        return values if value.join is None else value.join(values)
     return value if transport is None else transport.decode(value)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ray import cloudpickle
 
+from raycrew.worker_groups._declared import Declaration, find_declaration
 from raycrew.worker_groups._ray import unwrap_actor_class
 from raycrew.worker_groups._worker.options import Configured, read_configured
 
@@ -35,12 +36,16 @@ class MethodInfo:
         signature: Parameters without `self`; annotations and default values are left out, because they may
             need modules that only the worker's environment has.
         options: What `ray.method` set on it.
+        declared: How a group calls it, where it, or what it overrides, says so.
+        origin: Fully qualified name of the function.
     """
 
     name: str
     kind: Kind
     signature: inspect.Signature
     options: Mapping[str, Any] = field(default_factory=dict)
+    declared: Declaration | None = None
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +148,11 @@ def fqn_of(worker: Any) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+def fqn_of_function(fn: Callable[..., Any]) -> str:
+    """Fully qualified name of a function."""
+    return f"{fn.__module__}.{fn.__qualname__}"
+
+
 def describe(source: ClassSource, requests: Sequence[Mapping[str, Any]] = ()) -> ClassInfo:
     """Describe a class in a process that can import it.
 
@@ -156,7 +166,11 @@ def describe(source: ClassSource, requests: Sequence[Mapping[str, Any]] = ()) ->
 def describe_class(
     cls: type, decorated: Mapping[str, Any], requests: Sequence[Mapping[str, Any]] = ()
 ) -> ClassInfo:
-    """Describe a class that this process holds."""
+    """Describe a class that this process holds.
+
+    Raises:
+        TypeError: A method does not fit what is said on it of its calls.
+    """
     methods = {name: _describe_method(cls, name, fn) for name, fn in _functions(cls)}
     own = getattr(cls, "_default_options", None)
     options = {**(own if isinstance(own, Mapping) else {}), **decorated}
@@ -184,7 +198,9 @@ def _functions(cls: type) -> list[tuple[str, Callable[..., Any]]]:
 def _describe_method(cls: type, name: str, fn: Callable[..., Any]) -> MethodInfo:
     bound = isinstance(inspect.getattr_static(cls, name), staticmethod) or inspect.ismethod(fn)
     options = {key: getattr(fn, key) for key in _METHOD_OPTIONS if hasattr(fn, key)}
-    return MethodInfo(name, _kind(fn), _bare(inspect.signature(fn), skip=0 if bound else 1), options)
+    signature = _bare(inspect.signature(fn), skip=0 if bound else 1)
+    declared = find_declaration(cls, name, signature)
+    return MethodInfo(name, _kind(fn), signature, options, declared, fqn_of_function(fn))
 
 
 def _kind(fn: Callable[..., Any]) -> Kind:

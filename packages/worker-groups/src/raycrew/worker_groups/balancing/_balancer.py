@@ -36,7 +36,7 @@ class BalancedGroup(Protocol):
         """Ranks of each tied group, leader first."""
         ...
 
-    def on(self, ranks: Sequence[int] | None = None, *, timeout: float | None = None) -> Any:
+    def on(self, ranks: Sequence[int], *, timeout: float | None = None) -> Any:
         """Some ranks, with `call(method, *args, **kwargs)`."""
         ...
 

@@ -53,7 +53,7 @@ from raycrew.worker_groups.testing._threads import ThreadHandle, Threads, Worker
 __all__ = ["InProcessFuture", "InProcessGroup"]
 
 
-class InProcessFuture(MultiWorkerFuture[Any]):
+class InProcessFuture(MultiWorkerFuture[Any, Any]):
     """A `MultiWorkerFuture` of this process: a list of `concurrent.futures.Future`, not for `ray.get`.
 
     Items of generator methods come when the generator has ended.
@@ -79,7 +79,7 @@ class InProcessFuture(MultiWorkerFuture[Any]):
         """See `MultiWorkerFuture.wait`."""
         return not wait(self, left(self._until(timeout))).not_done
 
-    def add_done_callback(self, callback: Callable[[MultiWorkerFuture[Any]], object]) -> None:
+    def add_done_callback(self, callback: Callable[[MultiWorkerFuture[Any, Any]], object]) -> None:
         """See `MultiWorkerFuture.add_done_callback`."""
         when_done(list(self), lambda: callback(self), f"the callback of {self!r}")
 
@@ -104,7 +104,9 @@ class InProcessFuture(MultiWorkerFuture[Any]):
     def _pairs(self, timeout: float | None) -> Generator[tuple[int, Any], None, None]:
         for rank, value in self._done_in_turn(self._until(timeout)):
             if rank in self.return_from_workers:
-                yield from ((rank, item) for item in value) if self.is_stream else [(rank, value)]
+                yield from (
+                    ((rank, item) for item in value) if self.is_stream else [(rank, self._own(rank, value))]
+                )
 
     def _done_in_turn(self, deadline: float | None) -> Iterator[tuple[int, Any]]:
         rank_of = dict(zip(self, self.called_workers, strict=True))
@@ -197,7 +199,7 @@ class InProcessGroup(WorkerGroup):
         name, timeout_s = self._spec.name, self._spec.options.init_timeout_s
         starting = InProcessFuture(calls, method=method, group_name=name, places=places)
         try:
-            return starting.get_results(timeout=timeout_s)
+            return starting.get_results(timeout=timeout_s)  # type: ignore[no-any-return]
         except ResultTimeoutError as late:
             others = [str(places[rank]) for rank in late.pending[1:]]
             stage = f"its {method} did not return"
@@ -261,7 +263,7 @@ class InProcessGroup(WorkerGroup):
     def _resource_use(self) -> Mapping[int, float]:
         return {}
 
-    def _deliver(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any]:
+    def _deliver(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any, Any]:
         for send in dispatch.sends:
             for value in (*send.args, *send.kwargs.values()):
                 refuse_stream(value)
@@ -276,6 +278,7 @@ class InProcessGroup(WorkerGroup):
             timeout=timeout,
             is_stream="generator" in dispatch.method.kind,
             keeper=self._keeper,
+            join=dispatch.join,
         )
 
 

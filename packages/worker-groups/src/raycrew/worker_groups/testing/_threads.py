@@ -76,7 +76,9 @@ class WorkerThread:
 
     def _in(self, value: Any) -> Any:
         if isinstance(value, MultiWorkerFuture):
-            return [self._in(call) for call in value]
+            given = value._as_argument()  # noqa: SLF001 - as for workers on Ray
+            values = [self._in(call) for call in given.refs]
+            return values if given.join is None else given.join(values)
         if isinstance(value, Future):
             value = value.result()
         return value if self._transport is None else self._transport.decode(value)

@@ -1,0 +1,26 @@
+"""What a worker's method says of its own call: who gets which rows, and how results become one value."""
+
+from raycrew.worker_groups._declared.declaration import Declaration, declaration_of, find_declaration
+from raycrew.worker_groups._declared.decorators import (
+    DeclaredMethod,
+    per_rank,
+    rank_zero,
+    replicated,
+    sharded,
+)
+from raycrew.worker_groups._declared.joining import Join
+from raycrew.worker_groups._declared.splitting import Split, split_rows
+
+__all__ = [
+    "Declaration",
+    "DeclaredMethod",
+    "Join",
+    "Split",
+    "declaration_of",
+    "find_declaration",
+    "per_rank",
+    "rank_zero",
+    "replicated",
+    "sharded",
+    "split_rows",
+]

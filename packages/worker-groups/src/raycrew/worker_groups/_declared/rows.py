@@ -1,0 +1,149 @@
+"""Values that have rows: how many, some of them, and several values made one.
+
+Those are batches (`RowBatch`), arrays and tensors, lists, and tuples and dicts of these, place by place.
+"""
+
+import operator
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
+from typing import Any
+
+from raycrew.worker_groups.protocols import RowBatch
+
+
+def count_rows(value: Any, where: str) -> int:
+    """The number of rows of a value.
+
+    Args:
+        value: The value.
+        where: What it is, for errors.
+
+    Raises:
+        TypeError: It has none.
+        ValueError: Its places have different numbers of rows.
+    """
+    if isinstance(value, RowBatch):
+        return int(value.size)
+    if _is_structure(value):
+        counts = {f"{where}[{key!r}]": count_rows(part, f"{where}[{key!r}]") for key, part in _places(value)}
+        if len(set(counts.values())) == 1:
+            return next(iter(counts.values()))
+        raise ValueError(f"different numbers of rows: {counts}" if counts else f"{where} has no places")
+    if type(value) is list or _is_array(value):
+        return len(value)
+    raise TypeError(
+        f"{where} has no rows that can be split or joined: it is {_described(value)}, not a batch, an array, "
+        "a tensor, a list, or a tuple or dict of these"
+    )
+
+
+def cut_rows(value: Any, start: int, end: int) -> Any:
+    """Some rows of a value, as views where it can give them."""
+    if isinstance(value, RowBatch):
+        return value.slice(start, end)
+    if _is_structure(value):
+        return _rebuilt(value, [cut_rows(part, start, end) for _, part in _places(value)])
+    return value[start:end]
+
+
+def pad_rows(value: Any, multiple: int) -> Any:
+    """A value whose number of rows is a multiple: the first ones are added again, as often as it takes."""
+    if isinstance(value, RowBatch):
+        return value.pad_to_divisor(multiple)[0]
+    if _is_structure(value):
+        return _rebuilt(value, [pad_rows(part, multiple) for _, part in _places(value)])
+    rows = len(value)
+    times, rest = divmod(rows + -rows % multiple, rows)
+    return join_rows([*[value] * times, *([value[:rest]] if rest else [])])
+
+
+def join_rows(parts: Sequence[Any], where: str = "they") -> Any:
+    """Values made one, row after row.
+
+    Raises:
+        TypeError: They have no rows, or are of different kinds.
+    """
+    return _placewise(parts, _concatenated, where)
+
+
+def add_up(parts: Sequence[Any], where: str = "they") -> Any:
+    """The sum of values, place by place."""
+    return _placewise(parts, lambda values, _: reduce(operator.add, values), where)
+
+
+def average(parts: Sequence[Any], where: str = "they") -> Any:
+    """The mean of values, place by place, each counting alike."""
+    return _placewise(parts, lambda values, _: reduce(operator.add, values) / len(values), where)
+
+
+def _placewise(parts: Sequence[Any], join: Callable[[Sequence[Any], str], Any], where: str) -> Any:
+    first = parts[0]
+    if all(part is None for part in parts):
+        return None
+    if isinstance(first, RowBatch) or not _is_structure(first):
+        return join(parts, where)
+    keys = [key for key, _ in _places(first)]
+    for part in parts:
+        if type(part) is not type(first) or {key for key, _ in _places(part)} != set(keys):
+            raise TypeError(f"{where} have different places: {_described(first)} and {_described(part)}")
+    at = partial(_placewise, join=join)
+    return _rebuilt(first, [at([p[key] for p in parts], where=f"{where}[{key!r}]") for key in keys])
+
+
+def _concatenated(parts: Sequence[Any], where: str) -> Any:
+    first = parts[0]
+    for part in parts:
+        count_rows(part, where)
+        if isinstance(part, RowBatch) != isinstance(first, RowBatch) or _kind(part) != _kind(first):
+            raise TypeError(f"{where} are of different kinds: {_described(first)} and {_described(part)}")
+    if isinstance(first, RowBatch):
+        return type(first).concat(parts)
+    if type(first) is list:
+        return [row for part in parts for row in part]
+    return _concat_of(first)(list(parts))
+
+
+def _kind(value: Any) -> Any:
+    return RowBatch if isinstance(value, RowBatch) else type(value)
+
+
+def _concat_of(array: Any) -> Callable[[list[Any]], Any]:
+    """What joins arrays of this kind: of their own library, which is there as they are."""
+    own = getattr(type(array), "concat", None)  # handles of arrays
+    if own is not None:
+        return own  # type: ignore[no-any-return]
+    library = sys.modules[type(array).__module__.partition(".")[0]]
+    if hasattr(array, "__array_namespace__"):
+        library = array.__array_namespace__()
+    join = getattr(library, "concat", None) or getattr(library, "concatenate", None)
+    if join is None:
+        raise TypeError(f"{library.__name__} has no concat() for its {type(array).__name__}")
+    return join  # type: ignore[no-any-return]
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "dtype") and len(getattr(value, "shape", ())) > 0
+
+
+def _is_structure(value: Any) -> bool:
+    return isinstance(value, tuple) or type(value) is dict
+
+
+def _places(value: Any) -> list[tuple[Any, Any]]:
+    return list(value.items() if isinstance(value, Mapping) else enumerate(value))
+
+
+def _rebuilt(like: Any, parts: Sequence[Any]) -> Any:
+    if isinstance(like, Mapping):
+        return dict(zip(like, parts, strict=True))
+    return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
+
+
+def _described(value: Any) -> str:
+    name = type(value).__name__
+    if type(value) is dict:
+        return f"{name} of {', '.join(map(repr, value)) or 'nothing'}"
+    if isinstance(value, tuple):
+        return f"{name} of {len(value)}"
+    return f"{name} without dimensions" if getattr(value, "shape", None) == () else name

@@ -1,0 +1,81 @@
+"""Splitting what goes to ranks by rows, as a method declares it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raycrew.worker_groups._declared.rows import count_rows, cut_rows, pad_rows
+from raycrew.worker_groups.protocols import RowBatch, Shardable
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Arguments in equal parts.
+
+    Attributes:
+        parts: For each share, what it has of each argument.
+        rows: Rows of each share, or None where that is the arguments' own business.
+        kept: For each share, how many of its rows are no padding.
+    """
+
+    parts: Sequence[Mapping[str, Any]]
+    rows: int | None = None
+    kept: tuple[int, ...] = ()
+
+
+def split_rows(values: Mapping[str, Any], n: int, *, pad: bool, called: str, axis: str) -> Split:
+    """Split arguments into `n` shares of as many rows.
+
+    Args:
+        values: The arguments by name, at least one.
+        n: How many shares.
+        pad: Whether to add rows until they divide.
+        called: The method, for errors.
+        axis: What they are split over, for errors.
+
+    Raises:
+        TypeError: An argument has no rows.
+        ValueError: There are no rows, they don't divide, or arguments have different numbers of them.
+    """
+    if dealt := [name for name, value in values.items() if _is_dealt(value)]:
+        if pad or len(dealt) < len(values):
+            what = "padded" if pad else f"split beside {', '.join(values.keys() - set(dealt))}"
+            raise ValueError(f"{called}: {dealt[0]} is split into shards already, and can't be {what}")
+        columns = {name: _shards(f"{called}: {name}", value, n) for name, value in values.items()}
+        return Split([{name: column[i] for name, column in columns.items()} for i in range(n)])
+    rows = _common_rows(values, called)
+    if rows % n and not pad:
+        raise ValueError(
+            f"{called}: {rows} rows of {', '.join(values)} don't divide among the {n} coordinates of axis "
+            f"{axis!r}; pad=True on the method adds the first rows again until they do, and drops what comes "
+            "of them"
+        )
+    size = -(-rows // n)
+    if rows % n:
+        values = {name: pad_rows(value, n) for name, value in values.items()}
+    parts = [
+        {name: cut_rows(value, i * size, (i + 1) * size) for name, value in values.items()} for i in range(n)
+    ]
+    return Split(parts, size, tuple(min(max(rows - i * size, 0), size) for i in range(n)))
+
+
+def _common_rows(values: Mapping[str, Any], called: str) -> int:
+    counts = {name: count_rows(value, f"{called}: {name}") for name, value in values.items()}
+    if len(set(counts.values())) > 1:
+        each = ", ".join(f"{name} has {rows}" for name, rows in counts.items())
+        raise ValueError(f"{called}: arguments that are split have different numbers of rows: {each}")
+    rows = next(iter(counts.values()))
+    if not rows:
+        raise ValueError(f"{called}: {', '.join(values)} has no rows")
+    return rows
+
+
+def _is_dealt(value: Any) -> bool:
+    return isinstance(value, Shardable) and not isinstance(value, RowBatch)
+
+
+def _shards(name: str, value: Shardable, n: int) -> Sequence[Any]:
+    shards = value.shard(n)
+    if len(shards) != n:
+        raise ValueError(f"{name} was split into {len(shards)} shards, and {n} are needed")
+    return shards

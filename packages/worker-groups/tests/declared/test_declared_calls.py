@@ -1,0 +1,241 @@
+import asyncio
+
+import pytest
+from declared_workers import Batch, Dealt, Overriding, Policy
+
+from raycrew.cluster_core.testing import FakeCluster
+from raycrew.worker_groups import NamedSharding, ResultJoinError, WorkerFailureError
+from raycrew.worker_groups.testing import InProcessGroup
+
+GRID = NamedSharding([[0, 1], [2, 3]], ["dp", "tp"])
+
+
+@pytest.fixture(scope="module")
+def group():
+    with InProcessGroup(FakeCluster([4]), Policy, sharding_annotations=GRID) as made:
+        yield made
+
+
+@pytest.mark.smoke
+def test_a_declared_method_is_split_sent_and_joined(group):
+    future = group.call(Policy.train, Batch("abcd", note="kept"))
+    assert future.called_workers == [0, 1, 2, 3]
+    assert future.return_from_workers == [0, 2]
+    assert future.get_results() == future.get() == Batch("abcd", note="kept")
+    assert dict(future.as_completed()) == {0: Batch("ab", "kept"), 2: Batch("cd", "kept")}
+    assert group.get_all_worker_results(future) == Batch("abcd", "kept")
+    assert group.call("train", [1, 2, 3, 4]).get_results() == [1, 2, 3, 4]
+    assert group.call("train", batch=[1, 2], timeout=60).get_results() == [1, 2]
+    assert group.on(timeout=60).call(Policy.train, [1, 2]).get_results() == [1, 2]
+
+
+def test_it_is_awaited_as_one_value(group):
+    async def awaited():
+        slow = asyncio.create_task(group.call(Policy.train, Batch("abcd")))
+        return await group.call(Policy.slowly, [1, 2]), await slow
+
+    assert asyncio.run(awaited()) == ([(0, [1]), (2, [2])], Batch("abcd"))
+
+
+def test_named_arguments_are_split_and_others_go_to_all(group):
+    both = group.call(Policy.update, [1, 2], mask=["a", "b"], lr=0.5)
+    assert both.get_results() == [(0, [1], ["a"], 0.5), (2, [2], ["b"], 0.5)]
+    assert group.call(Policy.update, [1, 2], None, lr=[5, 6]).get_results() == [
+        (0, [1], None, [5, 6]),
+        (2, [2], None, [5, 6]),
+    ]
+    assert group.call(Policy.several, [1, 2], [3, 4], lr=1).get_results() == [
+        (([1], [3]), {"lr": 1}),
+        (([2], [4]), {"lr": 1}),
+    ]
+    assert group.call(Policy.where).get_results() == [0, 2]
+
+
+def test_replicas_share_their_part_and_one_of_them_answers(group):
+    seen = group.run_all_workers_single_data("take", object())
+    assert len({id(value) for value in seen.get_results()}) == 1
+    assert group.call(Policy.last_stage, [1, 2]).get_results() == [1, 3]
+
+
+def test_results_come_in_the_order_of_the_axis():
+    turned = NamedSharding([[3, 1], [2, 0]], ["dp", "tp"])
+    with InProcessGroup(FakeCluster([4]), Policy, sharding_annotations=turned) as group:
+        assert group.call(Policy.train, [1, 2, 3, 4]).get_results() == [1, 2, 3, 4]
+        assert group.call(Policy.update, [1, 2]).get_results() == [(3, [1], None, 1.0), (2, [2], None, 1.0)]
+
+
+def test_other_ways_to_collect(group):
+    assert group.call(Policy.metrics, [1, 2, 3, 4]).get_results() == {"loss": 5.0, "rows": 2.0}
+    assert group.call(Policy.count, [1, 2, 3, 4]).get_results() == 4
+    assert group.call(Policy.text, [1, 2, 3, 4]).get_results() == "x" * 7
+
+
+def test_same_arguments_one_rank_and_one_item_each(group):
+    step = group.call(Policy.step, 2.0, scale=3)
+    assert (step.called_workers, step.get_results()) == ([0, 1, 2, 3], (0, 6.0))
+    assert group.call(Policy.ranks).get_results() == [0, 1, 2, 3]
+    save = group.call(Policy.save, "there")
+    assert (save.called_workers, save.get_results()) == ([0], (0, "there"))
+    assert group.call(Policy.seed, [5, 6, 7, 8]).get_results() == [(0, 5), (1, 6), (2, 7), (3, 8)]
+    assert group.call(Policy.seed_with, [1, 2, 3, 4], 10).get_results() == [11, 12, 13, 14]
+    for wrong in ([1, 2], [1] * 5, []):
+        with pytest.raises(ValueError, match=f"{len(wrong)} items for 4 ranks"):
+            group.call(Policy.seed, wrong)
+    with pytest.raises(TypeError, match="not int"):
+        group.call(Policy.seed, 3)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("rows", range(1, 8))
+def test_rows_that_do_not_divide_are_padded_and_trimmed(group, rows):
+    batch = list(range(rows))
+    assert group.call(Policy.score, batch).get_results() == [10 * row for row in batch]
+    each = group.call(Policy.score_each, batch)
+    assert [row for part in each.get_results() for row in part] == [10 * row for row in batch]
+    assert sum(len(part) for _, part in each.as_completed()) == rows
+    assert sum(len(part) for part in each.get_results(return_exceptions=True)) == rows
+    assert group.call(Policy.just_do, batch).get_results() is None
+    assert (
+        group.call(Policy.take, group.call(Policy.score, batch)).get_results()
+        == [[10 * row for row in batch]] * 4
+    )
+
+
+@pytest.mark.hostile
+def test_what_does_not_divide_is_refused_before_anything_is_sent(group):
+    with pytest.raises(
+        ValueError, match=r"Policy.train: 3 rows of batch don't divide among the 2 .*'dp'; pad=True"
+    ):
+        group.call(Policy.train, [1, 2, 3])
+    with pytest.raises(ValueError, match="1 rows of batch"):
+        group.call(Policy.train, Batch("a"))
+    for empty in ([], Batch(""), {"ids": []}):
+        with pytest.raises(ValueError, match=r"Policy.train: batch has no rows"):
+            group.call(Policy.train, empty)
+    with pytest.raises(ValueError, match="rows has no rows"):
+        group.call(Policy.score, [])
+    with pytest.raises(ValueError, match="different numbers of rows: ids has 2, mask has 4"):
+        group.call(Policy.update, [1, 2], [1, 2, 3, 4])
+    with pytest.raises(TypeError, match=r"Policy.update: mask has no rows.*it is int"):
+        group.call(Policy.update, [1, 2], 5)
+    with pytest.raises(TypeError, match="nothing to split: batch is None"):
+        group.call(Policy.train, None)
+    with pytest.raises(TypeError, match=r"missing a required argument: 'batch'"):
+        group.call(Policy.train)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'lr'"):
+        group.call(Policy.train, [1, 2], lr=1)
+    with pytest.raises(TypeError, match=r"batch of Policy.train is split here, and is a future"):
+        group.call(Policy.train, group.call(Policy.plain, 1))
+
+
+@pytest.mark.hostile
+def test_what_was_split_before_goes_as_it_is(group):
+    assert group.call(Policy.train, Dealt([1], [2, 3])).get_results() == [1, 2, 3]
+    assert group.call(Policy.update, Dealt([1], [2]), Dealt([3], [4])).get_results()[1][:3] == (2, [2], [4])
+    with pytest.raises(ValueError, match="ids is split into shards already, and can't be split beside mask"):
+        group.call(Policy.update, Dealt([1], [2]), [3, 4])
+    with pytest.raises(ValueError, match="and can't be padded"):
+        group.call(Policy.score, Dealt([1], [2]))
+    with pytest.raises(ValueError, match="batch was split into 1 shards, and 2 are needed"):
+        group.call(Policy.train, Dealt([1]))
+
+
+@pytest.mark.hostile
+def test_a_group_without_the_axis_says_which_it_has():
+    with InProcessGroup(FakeCluster([2]), Policy) as bare:
+        with pytest.raises(
+            ValueError, match=r"Policy.train is @sharded\('dp'\), and the group has no named axes"
+        ):
+            bare.call(Policy.train, [1, 2])
+        assert bare.call(Policy.step, 1.0).get_results() == (0, 1.0)
+    other = NamedSharding([[0, 1]], ["pp", "ep"])
+    with (
+        InProcessGroup(FakeCluster([2]), Policy, sharding_annotations=other) as group,
+        pytest.raises(ValueError, match="the group has no axis 'dp'; it has 'pp', 'ep'"),
+    ):
+        group.call(Policy.train, [1, 2])
+    lone = NamedSharding([0, 1], ["dp"])
+    with (
+        InProcessGroup(FakeCluster([2]), Policy, sharding_annotations=lone) as group,
+        pytest.raises(ValueError, match="the group has no axis 'tp'; it has 'dp'"),
+    ):
+        group.call(Policy.last_stage, [1, 2])
+
+
+@pytest.mark.hostile
+def test_results_that_can_not_be_joined_are_not_lost(group):
+    for method, message in (
+        (Policy.odd_none, r"Policy.odd_none .* can't be joined by 'concat': ranks \[0\] returned None"),
+        (Policy.odd_kind, "different kinds: list and Batch"),
+        (Policy.loss, "the result has no rows.*it is float.*with pad=True"),
+        (Policy.more_rows, "4 rows are too many or too few; with pad=True the result of rank 0"),
+    ):
+        future = group.call(method, [1, 2, 3, 4])
+        if method is Policy.odd_none:
+            assert future.return_from_workers == [0, 2]
+            message = message.replace(r"\[0\]", r"\[2\]")
+        with pytest.raises(ResultJoinError, match=message):
+            future.get_results()
+        with pytest.raises(ResultJoinError, match=message):
+            asyncio.run(_awaited(future))
+        assert len(future.get_results(return_exceptions=True)) == 2
+    assert group.call(Policy.grow, [1, 2, 3, 4]).get_results() == [1, 2, *[3, 4] * 3]
+    with pytest.raises(RuntimeError, match="2 are too many") as raised:
+        group.call(Policy.refused, [1, 2]).get_results()
+    assert "joins the results of Policy.refused" in raised.value.__notes__[0]
+
+
+async def _awaited(future):
+    return await future
+
+
+def test_ranks_and_long_names_ignore_the_declaration(group):
+    assert group.on(ranks=[1, 3]).call(Policy.train, [1, 2, 3]).get_results() == [[1, 2, 3]] * 2
+    assert group.on(leaders=True).call(Policy.count, "abc").get_results() == [3] * 4
+    assert group.run_all_workers_single_data("train", 5).get_results() == [5] * 4
+    assert group.run_all_workers_multiple_data("train", [1, 2, 3, 4]).get_results() == [1, 2, 3, 4]
+    sharded = group.run_all_workers_sharded_data("train", [1, 2], in_sharded_axes=["dp"])
+    assert sharded.get_results() == [1, 2]
+    assert group.call_sharded(Policy.train, [1, 2], in_sharded_axes=["dp"]).get_results() == [1, 2]
+    assert group.run_rank_zero("train", 7).get_results() == [7]
+    assert group.run_single_worker_single_data("save", 2, "x").get_results() == [(2, "x")]
+
+
+def test_balancers_give_items_to_one_worker_each_whatever_is_declared():
+    with InProcessGroup(
+        FakeCluster([2]),
+        Policy,
+        sharding_annotations=NamedSharding([0, 1], ["dp"]),
+        enable_load_balancing=True,
+    ) as group:
+        assert list(group.balancer.map("train", [[1, 2, 3], [4]])) == [[1, 2, 3], [4]]
+        assert group.balancer.call("train", 5).get_results() == [5]
+
+
+@pytest.mark.hostile
+def test_a_function_that_promises_something_else_than_the_class_is_refused():
+    class Stub:
+        def train(self, batch):
+            """What a driver writes that can't import the class."""
+
+    with InProcessGroup(
+        FakeCluster([2]), Overriding, sharding_annotations=NamedSharding([0, 1], ["dp"])
+    ) as group:
+        assert group.call(Policy.train, Batch("abcd")).get_results() == Batch("ac")
+        assert group.call(Overriding.train, Batch("abcd")).get_results() == Batch("ac")
+        with pytest.raises(
+            TypeError, match=r"Stub.train is not declared, and .*Overriding.train is @sharded"
+        ):
+            group.call(Stub.train, Batch("abcd"))
+        with pytest.raises(TypeError, match=r"Policy.score is @sharded\('dp'\), and .*score is @rank_zero"):
+            group.call(Policy.score, [1, 2])
+
+
+@pytest.mark.hostile
+def test_a_rank_that_fails_is_told_and_errors_stand_in_its_place(group):
+    future = group.call(Policy.text, ["a", 2, 3, 4])
+    with pytest.raises(WorkerFailureError, match="rank 0"):
+        future.get_results()
+    failed, fine = future.get_results(return_exceptions=True)
+    assert isinstance(failed, WorkerFailureError)
+    assert fine == "x" * 7

@@ -1,0 +1,87 @@
+from typing import NamedTuple
+
+import pytest
+from declared_workers import Array, Batch
+
+from raycrew.worker_groups._declared.rows import add_up, average, count_rows, cut_rows, join_rows, pad_rows
+
+
+class Pair(NamedTuple):
+    ids: list
+    mask: Array
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [0, 1, 2, 3, 4],
+        Array([5, 6, 7, 8, 9]),
+        Batch("abcde", note="kept"),
+        (list("abcde"), Array([0, 1, 2, 3, 4])),
+        Pair([1, 2, 3, 4, 5], Array([1] * 5)),
+        {"ids": Array([0, 1, 2, 3, 4]), "more": {"text": list("abcde")}},
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_rows_are_counted_cut_padded_and_joined(value):
+    assert count_rows(value, "it") == 5
+    parts = [cut_rows(value, 0, 2), cut_rows(value, 2, 2), cut_rows(value, 2, 5)]
+    assert [count_rows(part, "it") for part in parts] == [2, 0, 3]
+    joined = join_rows(parts)
+    assert type(joined) is type(value)
+    assert joined == value
+    padded = pad_rows(value, 4)
+    assert count_rows(padded, "it") == 8
+    again = join_rows([value, cut_rows(value, 0, 3)])
+    assert padded == again
+    assert cut_rows(padded, 0, 5) == value
+    assert count_rows(pad_rows(cut_rows(value, 0, 1), 7), "it") == 7
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    "value",
+    [3, None, "abcd", b"abcd", Array(1), {1, 2}, range(4), [1].__iter__()],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_has_no_rows_says_so(value):
+    with pytest.raises(TypeError, match=r"batch has no rows.*it is "):
+        count_rows(value, "batch")
+    with pytest.raises(TypeError, match=r"batch\['lr'\] has no rows"):
+        count_rows({"ids": [1], "lr": value}, "batch")
+
+
+@pytest.mark.hostile
+def test_places_of_one_argument_have_as_many_rows():
+    with pytest.raises(ValueError, match=r"different numbers of rows: \{'x\[0\]': 1, 'x\[1\]': 2\}"):
+        count_rows(([1], [1, 2]), "x")
+    with pytest.raises(ValueError, match="x has no places"):
+        count_rows({}, "x")
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([[1], Array([1])], "different kinds: list and Array"),
+        ([Batch("a"), [1]], "different kinds: Batch and list"),
+        ([{"a": [1]}, {"b": [1]}], "different places: dict of 'a' and dict of 'b'"),
+        ([([1], [2]), ([1],)], "different places: tuple of 2 and tuple of 1"),
+        ([{"loss": 1.0}, {"loss": 2.0}], r"\['loss'\] has no rows"),
+        ([Array(1)] * 2, "Array without dimensions"),
+    ],
+)
+def test_what_does_not_belong_together_is_not_joined(parts, message):
+    with pytest.raises(TypeError, match=message):
+        join_rows(parts)
+
+
+def test_sums_and_means_go_place_by_place():
+    parts = [
+        {"loss": 1.0, "norms": (Array([1, 2]), 3)},
+        {"norms": (Array([3, 4]), 5), "loss": 2.0},
+    ]
+    assert add_up(parts) == {"loss": 3.0, "norms": (Array([4, 6]), 8)}
+    assert average(parts) == {"loss": 1.5, "norms": (Array([2.0, 3.0]), 4.0)}
+    assert add_up([None, None]) is None
+    assert join_rows([(None, [1]), (None, [2])]) == (None, [1, 2])
