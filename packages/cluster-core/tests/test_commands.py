@@ -145,3 +145,25 @@ def test_status_grid_and_plan_of_a_running_cluster(ray_nodes, capsys, monkeypatc
     [one] = json.loads(out)["nodes"][2]
     status, out = said(capsys, "plan", "--address", ray_nodes, "--request", "2x4,1")
     assert f"({one['node'][:8]})" in out and "fits: 9 bundles" in out
+
+
+def test_plan_takes_nodes_in_a_given_order(capsys):
+    assert main(["plan", "--nodes", "3x8", "--request", "2x8", "--order", "node-2,node-0", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["order"] == ["node-2", "node-0"]
+    assert [one[0]["node"] for one in found["nodes"]] == ["node-2", "node-0"]
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        ("node-9", "'node-9' is how 0 node ids begin"),
+        ("node", "'node' is how 2 node ids begin"),
+        ("node-1,node-1", "'node-1' names a node again"),
+        ("", "'' is how 2 node ids begin"),
+    ],
+)
+def test_an_order_that_names_no_node_is_refused(order, said, capsys):
+    assert main(["plan", "--nodes", "2x8", "--request", "1", "--order", order]) == 2
+    assert said in capsys.readouterr().err

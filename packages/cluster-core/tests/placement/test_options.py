@@ -1,12 +1,13 @@
 import ast
 import inspect
+import pickle
 import textwrap
 from dataclasses import MISSING, FrozenInstanceError, fields
 
 import pytest
 from arguments import options_of
 
-from raycrew.cluster_core import RayVirtualCluster
+from raycrew.cluster_core import BundleSpec, RayVirtualCluster
 from raycrew.cluster_core._placement.options import ClusterOptions
 
 pytestmark = pytest.mark.smoke
@@ -54,6 +55,43 @@ TABLE = {
     "two domains": ({"topology_strategy": {"a": "STRICT_PACK", "b": "STRICT_PACK"}}, ValueError, "one label"),
     "a soft domain": ({"topology_strategy": {"a": "PACK"}}, ValueError, "'PACK' is not STRICT_PACK"),
     "a word for a flag": ({"use_gpus": "no"}, TypeError, "use_gpus is True or False, not 'no'"),
+    "no specs": ({"bundle_specs": "large"}, TypeError, "bundle_specs is a BundleSpec or a list of them"),
+    "specs of other nodes": ({"bundle_specs": [BundleSpec()] * 2}, ValueError, "2 entries for 1 nodes"),
+    "too few specs": ({"bundle_specs": [[BundleSpec()]]}, ValueError, "node 0 has 1 entries for 2 bundles"),
+    "a dict for a spec": ({"bundle_specs": [[{}, {}]]}, TypeError, "node 0 has {}, which is no BundleSpec"),
+    "specs and CPUs": (
+        {"bundle_specs": BundleSpec(), "cpus_per_bundle": 2},
+        ValueError,
+        "cpus_per_bundle has no meaning",
+    ),
+    "specs and ids": (
+        {"bundle_specs": BundleSpec(gpus=1), "gpu_ids": [0, 1]},
+        ValueError,
+        "not of bundle_specs",
+    ),
+    "specs with GPUs and none": (
+        {"bundle_specs": BundleSpec(gpus=1), "use_gpus": False},
+        ValueError,
+        "gpus=1.* contradicts use_gpus=False",
+    ),
+    "more devices than a node has": (
+        {"bundle_specs": BundleSpec(gpus=5)},
+        ValueError,
+        "node 0 asks for 10 GPU",
+    ),
+    "one and a half devices per slot": (
+        {"bundle_specs": BundleSpec(gpus=3), "max_colocated_worker_groups": 2},
+        ValueError,
+        "for 2 slots: 1.5 devices are neither",
+    ),
+    "the accelerator twice": (
+        {"bundle_specs": BundleSpec(resources={"NPU": 1}), "accelerator": "NPU"},
+        ValueError,
+        "NPU is the cluster's accelerator, which gpus counts",
+    ),
+    "labels of other nodes": ({"label_selector": [{}, {}]}, ValueError, "2 entries for 1 nodes"),
+    "labels that are none": ({"label_selector": ["a"]}, TypeError, "label_selector of node 0 is a mapping"),
+    "a list for an order": ({"node_order": ["a"]}, TypeError, "a mapping of node ids to ranks or a function"),
     "a number for a flag": ({"unified": 1}, TypeError, "unified is True or False, not 1"),
     "no labels": ({"label_selector": "zone"}, TypeError, "label_selector is a mapping of labels, not 'zone'"),
     "no topology": ({"topology_strategy": "zone"}, TypeError, "topology_strategy is a mapping"),
@@ -120,9 +158,9 @@ def test_constructor_and_plan_show_every_option():
         *("bundle_ct_per_node_list", "use_gpus", "max_colocated_worker_groups"),
         *("num_gpus_per_node", "name", "placement_group_strategy"),
     ]
-    assert len(shown) == 19 and all(one.kind is one.KEYWORD_ONLY for one in shown[6:])
+    assert len(shown) == 21 and all(one.kind is one.KEYWORD_ONLY for one in shown[6:])
     assert list(inspect.signature(RayVirtualCluster.plan).parameters.values()) == shown
-    assert (shown[1].default, shown[-1].name, shown[-1].default) == (True, "port_range", None)
+    assert (shown[1].default, shown[-1].name, shown[-1].default) == (True, "node_order", None)
     documented = inspect.cleandoc(RayVirtualCluster.__doc__)  # compilers may dedent it
     assert [one.name for one in shown if f"\n    {one.name}: " not in documented] == []
     for use in (RayVirtualCluster, RayVirtualCluster.plan):
@@ -149,3 +187,49 @@ def test_each_option_and_each_default_stands_once():
     options = options_of([1])
     with pytest.raises(FrozenInstanceError):
         options.unified = True
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("fields", "error", "said"),
+    [
+        ({"cpus": 0}, ValueError, "holds nothing"),
+        ({"cpus": -1}, ValueError, "cpus=-1 is not a finite number of at least 0"),
+        ({"cpus": float("nan")}, ValueError, "cpus=nan is not a finite number"),
+        ({"cpus": "2"}, TypeError, "cpus is a number, not '2'"),
+        ({"gpus": True}, TypeError, "gpus is a number, not True"),
+        ({"gpus": 1.5}, ValueError, "1.5 devices are neither a part of one nor whole ones"),
+        ({"gpus": 0.00001}, ValueError, "is less than Ray counts, which is 0.0001"),
+        ({"memory": 1.5}, TypeError, "memory is a whole number of bytes"),
+        ({"resources": ["disk"]}, TypeError, "resources is a mapping"),
+        ({"resources": {"GPU": 1}}, ValueError, "GPU is said by gpus"),
+        ({"resources": {"memory": 1}}, ValueError, "memory is said by memory"),
+        ({"resources": {"object_store_memory": 1}}, ValueError, "a name that Ray keeps for itself"),
+        ({"resources": {"node:10.0.0.1": 1}}, ValueError, "a name that Ray keeps for itself"),
+        ({"resources": {"CPU_group_0_ab": 1}}, ValueError, "a name that Ray keeps for itself"),
+        ({"resources": {"": 1}}, TypeError, "'' is not the name of a resource"),
+        ({"resources": {"disk": -1}}, ValueError, r"resources\['disk'\]=-1 is not"),
+    ],
+)
+def test_specs_of_bundles_are_refused_that_ray_would_refuse_later_or_never(fields, error, said):
+    with pytest.raises(error, match=said):
+        BundleSpec(**fields)
+
+
+def test_specs_for_all_for_each_node_and_for_each_bundle():
+    trainer, sandbox = BundleSpec(cpus=4, gpus=1), BundleSpec(cpus=0, memory=1 << 30, resources={"disk": 0.5})
+    gpu, disk = {"CPU": 4.0, "NPU": 1.0}, {"memory": float(1 << 30), "disk": 0.5}
+    for specs, wanted in (
+        (trainer, ((gpu, gpu), (), (gpu,))),
+        ([trainer, [], sandbox], ((gpu, gpu), (), (disk,))),
+        ([[trainer, sandbox], trainer, [sandbox]], ((gpu, disk), (), (disk,))),
+    ):
+        assert options_of([2, 0, 1], accelerator="NPU", bundle_specs=specs).request.bundles == wanted
+
+
+@pytest.mark.hostile
+def test_an_order_that_can_t_be_pickled_does_not_keep_the_options_from_travelling():
+    options = options_of([2], node_order=lambda node: node.address, bundle_specs=BundleSpec())
+    copied = pickle.loads(pickle.dumps(options.of_a_copy()))
+    assert (copied.node_order, copied.request.node_order) == (None, None)
+    assert copied.request.bundles == options.request.bundles and options.request.node_order is not None

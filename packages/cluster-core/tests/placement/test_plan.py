@@ -157,7 +157,7 @@ def test_reasons_list_sixteen_nodes_and_count_the_rest_by_their_room():
     def reasons(free):
         return plan_cluster([node(i, 8, f) for i, f in enumerate(free)], PlacementRequest((9,), GPU)).reasons
 
-    assert len(reasons([8] * 16)) == 17
+    assert len(reasons([8] * 16)) == 18
     assert reasons([8] * 16)[-1].startswith("node 10.0.0.15 ")
     assert reasons([8] * 17)[-1] == "and 1 more nodes: 1 with room for 8"
     assert reasons([8] * 16 + [5, 0, 5])[-1] == "and 3 more nodes: 1 with room for 0, 2 with room for 5"

@@ -72,6 +72,12 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--strategy", choices=STRATEGIES, default="STRICT_PACK")
     plan.add_argument("--segment-size", type=int, help="logical nodes that share a domain")
     plan.add_argument("--domain-size", type=int, help="nodes of --nodes per domain")
+    plan.add_argument(
+        "--order",
+        type=lambda text: [part.strip() for part in text.split(",")],
+        metavar="ID,…",
+        help="take nodes in this order, by their ids or how those begin; the others come last",
+    )
     plan.set_defaults(run=_commands.run_plan)
     return top
 

@@ -3,7 +3,7 @@
 import argparse
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -47,8 +47,10 @@ def run_plan(options: argparse.Namespace) -> Outcome:
         )
     else:
         nodes, holders = _census(options.address)
-    plan = plan_cluster(nodes, request, holders)
+    order = _ranks(() if options.order is None else options.order, nodes)
+    plan = plan_cluster(nodes, replace(request, node_order=order or None), holders)
     answer = {
+        "order": sorted(order, key=order.__getitem__),
         "feasible": plan.feasible,
         "impossible": plan.impossible,
         "reasons": list(plan.reasons),
@@ -56,6 +58,19 @@ def run_plan(options: argparse.Namespace) -> Outcome:
     }
     names = {node.node_id: _name(node) for node in nodes}
     return Outcome(answer, _plan_shown(plan, names), OK if plan.feasible else PROBLEM)
+
+
+def _ranks(order: Sequence[str], nodes: Sequence[NodeState]) -> dict[str, float]:
+    """The nodes that are named, by their ids or how those begin, with their ranks."""
+    ranks: dict[str, float] = {}
+    for rank, name in enumerate(order):
+        exact = [node.node_id for node in nodes if node.node_id == name]
+        found = exact or [node.node_id for node in nodes if node.node_id.startswith(name)]
+        if len(found) != 1 or found[0] in ranks:
+            problem = "names a node again" if len(found) == 1 else f"is how {len(found)} node ids begin"
+            raise ValueError(f"--order: {name!r} {problem}")
+        ranks[found[0]] = rank
+    return ranks
 
 
 def _name(node: NodeState) -> str:

@@ -12,11 +12,14 @@ from raycrew.cluster_core import _ray, layout
 from raycrew.cluster_core._placement import (
     Allocation,
     Allocator,
+    BundleSpecs,
     Claims,
     ClusterOptions,
     GpuIds,
     Holding,
+    LabelSelector,
     LedgerClaim,
+    NodeOrder,
     PlacementPlan,
     give_back_when_forgotten,
     plan_cluster,
@@ -58,12 +61,17 @@ class RayVirtualCluster:
         cpus_per_bundle: CPUs of each bundle; one per slot by default.
         unified: One placement group for all nodes, for workers that span nodes.
         segment_size: Runs of this many consecutive nodes lie in one NVLink domain each.
-        label_selector: Labels that each node must have, in Ray's notation.
+        label_selector: Labels that each node must have, in Ray's notation; or a list, one for each logical
+            node.
         topology_strategy: In Ray's notation: `{label: "STRICT_PACK"}` keeps all nodes within one value of it.
         timeout_s: Deadline of the allocation, all retries included.
         max_retries: How often placement groups are created anew after Ray failed to grant them; by default
             what NRL_VIRTUAL_CLUSTER_MAX_RETRIES says, else 6.
         port_range: First and last port that are leased; by default below the ephemeral ports.
+        bundle_specs: What the bundles hold, where they are not alike: a `BundleSpec` for all, or a list with
+            one for each logical node, or with a list of one for each of its bundles.
+        node_order: In which order physical nodes are taken: a rank for each, by node id, or a function of a
+            `NodeState` that gives one. The lowest comes first; nodes without a rank, or with None, come last.
 
     Raises:
         TypeError: An argument is of a wrong type; Ray was not touched.
@@ -89,11 +97,13 @@ class RayVirtualCluster:
         cpus_per_bundle: float | None = None,
         unified: bool = False,
         segment_size: int | None = None,
-        label_selector: Mapping[str, str] | None = None,
+        label_selector: LabelSelector = None,
         topology_strategy: Mapping[str, str] | None = None,
         timeout_s: float = 180.0,
         max_retries: int | None = None,
         port_range: tuple[int, int] | None = None,
+        bundle_specs: BundleSpecs = None,
+        node_order: NodeOrder = None,
     ) -> None:
         self._options = options = ClusterOptions.among(locals())
         session = _ray.check_connected()
@@ -121,6 +131,7 @@ class RayVirtualCluster:
             alias=options.alias,
             unified=options.unified,
             gpu_ids=options.devices,
+            accelerator=options.accelerator,
             timeout_s=options.timeout_s,
             max_retries=options.retries,
         )
@@ -317,7 +328,7 @@ class RayVirtualCluster:
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel to another process of the same Ray cluster, which then shares the slots with this one."""
         self._held.check()
-        return _copy, (self._options, self._held.allocation, self._held.claims)
+        return _copy, (self._options.of_a_copy(), self._held.allocation, self._held.claims)
 
     def __enter__(self) -> Self:
         return self

@@ -80,7 +80,9 @@ def held_devices(
             if not got:
                 _ray.withdraw_group(group)
         mine = [i for i, got in enumerate(granted) if got]
-        found = probe_devices([(groups[i], 0) for i in mine], accelerator, 1.0, max(left(), 1.0))
+        found = probe_devices(
+            [(groups[i], 0) for i in mine], accelerator, [1.0] * len(mine), max(left(), 1.0)
+        )
         held: dict[str, dict[int, PlacementGroup]] = {node_id: {} for node_id in devices}
         for i, device in zip(mine, found, strict=True):
             if device is not None:

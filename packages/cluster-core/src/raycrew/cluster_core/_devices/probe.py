@@ -20,37 +20,42 @@ RESOURCES_WITH_DEVICES = frozenset(
 
 
 def probe_devices(
-    places: Sequence[tuple[PlacementGroup, int]], resource: str, amount: float, timeout_s: float
+    places: Sequence[tuple[PlacementGroup, int]], resource: str, amounts: Sequence[float], timeout_s: float
 ) -> list[int | None]:
     """Run one short task in each bundle and return the physical device that it was given.
 
     Args:
         places: Placement group and bundle index there.
         resource: Name of the accelerator's resource.
-        amount: How much of it each task asks for; the bundle must have that much left.
+        amounts: How much of it each task asks for; the bundle must have that much left. Where it is zero
+            there is no task, and no device.
         timeout_s: Deadline for all of them together.
 
     Raises:
         ClusterError: Not every bundle answered in time.
         GetTimeoutError: Ray's control service does not answer.
     """
-    if resource not in RESOURCES_WITH_DEVICES:
-        return [None] * len(places)
-    asked: dict[str, Any] = {"num_gpus": amount} if resource == "GPU" else {"resources": {resource: amount}}
-    strategies = [
-        PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
-        for group, bundle in places
+    asked = [
+        {**_asked(resource, amount), "scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle)}
+        for (group, bundle), amount in zip(places, amounts, strict=True)
+        if amount
     ]
+    if resource not in RESOURCES_WITH_DEVICES or not asked:
+        return [None] * len(places)
     session = check_connected()
-    refs = start_tasks(_device_here, [{**asked, "scheduling_strategy": one} for one in strategies])
+    refs = start_tasks(_device_here, asked)
     try:
-        devices: list[int | None] = session.get(refs, timeout=timeout_s)
+        devices = iter(session.get(refs, timeout=timeout_s))
     except RayError as error:
         cancel_tasks(refs, session)
         raise ClusterError(
             f"{len(refs)} bundles were asked which {resource} they hold, and not all answered: {error}"
         ) from error
-    return devices
+    return [next(devices) if amount else None for amount in amounts]
+
+
+def _asked(resource: str, amount: float) -> dict[str, Any]:
+    return {"num_gpus": amount} if resource == "GPU" else {"resources": {resource: amount}}
 
 
 def _device_here() -> int | None:

@@ -2,9 +2,18 @@
 
 from typing import TYPE_CHECKING
 
+from raycrew.cluster_core._placement.bundle_spec import BundleSpec
 from raycrew.cluster_core._placement.forgetting import give_back_when_forgotten
-from raycrew.cluster_core._placement.options import ClusterOptions, GpuIds, with_arguments_of
-from raycrew.cluster_core._placement.plan import STRATEGIES, PlacementPlan, PlacementRequest, plan_cluster
+from raycrew.cluster_core._placement.options import (
+    BundleSpecs,
+    ClusterOptions,
+    GpuIds,
+    LabelSelector,
+    with_arguments_of,
+)
+from raycrew.cluster_core._placement.ordering import NodeOrder
+from raycrew.cluster_core._placement.plan import PlacementPlan, plan_cluster
+from raycrew.cluster_core._placement.request import STRATEGIES, PlacementRequest
 from raycrew.cluster_core._ray import lazy
 
 if TYPE_CHECKING:
@@ -17,11 +26,15 @@ __all__ = [
     "STRATEGIES",
     "Allocation",
     "Allocator",
+    "BundleSpec",
+    "BundleSpecs",
     "Claims",
     "ClusterOptions",
     "GpuIds",
     "Holding",
+    "LabelSelector",
     "LedgerClaim",
+    "NodeOrder",
     "PlacementPlan",
     "PlacementRequest",
     "SlotLedger",

@@ -4,7 +4,7 @@ import logging
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,12 +13,9 @@ from ray.util.placement_group import PlacementGroup
 
 from raycrew.cluster_core import _ray
 from raycrew.cluster_core._devices import DevicesTakenError, held_devices, probe_devices
-from raycrew.cluster_core._placement.plan import (
-    PlacementPlan,
-    PlacementRequest,
-    explain_request,
-    plan_cluster,
-)
+from raycrew.cluster_core._placement.explanation import explain_request
+from raycrew.cluster_core._placement.plan import PlacementPlan, plan_cluster
+from raycrew.cluster_core._placement.request import Amounts, PlacementRequest
 from raycrew.cluster_core._placement.returning import Returning
 from raycrew.cluster_core._ray import holders_by_node, node_states
 from raycrew.cluster_core._topology import Bundle, NodeState
@@ -77,6 +74,7 @@ class _Wanted:
     strategy: str
     node_indices: tuple[int, ...]
     node_ids: tuple[str, ...]
+    bundles: tuple[Amounts, ...]
 
 
 class Allocator:
@@ -87,6 +85,7 @@ class Allocator:
         alias: Readable start of the names of the groups.
         unified: One placement group for all logical nodes.
         gpu_ids: Physical devices per logical node, "auto" to learn which were granted, or None.
+        accelerator: Resource name of these devices.
         timeout_s: Deadline for everything together.
         max_retries: How often groups are created anew after Ray failed to grant them.
         census: Where the nodes come from.
@@ -101,6 +100,7 @@ class Allocator:
         alias: str,
         unified: bool = False,
         gpu_ids: Literal["auto"] | tuple[tuple[int, ...], ...] | None = None,
+        accelerator: str = "GPU",
         timeout_s: float = 180.0,
         max_retries: int = 6,
         census: Callable[[str], list[NodeState]] = node_states,
@@ -110,7 +110,7 @@ class Allocator:
         self._request = request
         self._name = f"{alias}-{uuid.uuid4().hex[:8]}"
         self._unified = unified
-        self._gpu_ids = gpu_ids
+        self._gpu_ids, self._accelerator = gpu_ids, accelerator
         self._passed_over: set[str] = set()  # Nodes where a wanted device was not free a moment ago.
         self._tried: set[str] = set()  # Nodes where it ever was not.
         self._timeout_s = timeout_s
@@ -215,7 +215,11 @@ class Allocator:
             for node, count in enumerate(self._request.bundle_counts):
                 if count:
                     wanted = _Wanted(
-                        f"{self._name}-wanted{node}", self._request.strategy, (node,) * count, ()
+                        f"{self._name}-wanted{node}",
+                        self._request.strategy,
+                        (node,) * count,
+                        (),
+                        self._request.bundles_of(node),
                     )
                     groups.append(self._create(wanted))
             end = self._clock() + min(_DEMAND_S, self._left())
@@ -225,29 +229,31 @@ class Allocator:
             _ray.withdraw_groups(groups)
 
     def _wanted(self, plan: PlacementPlan) -> list[_Wanted]:
-        indices = [node for node, node_ids in enumerate(plan.node_ids) for _ in node_ids]
-        if self._unified:
-            node_ids = tuple(node_id for one in plan.node_ids for node_id in one)
-            return [_Wanted(self._name, "PACK", tuple(indices), node_ids)]
-        return [
-            _Wanted(f"{self._name}-node{node}", self._request.strategy, (node,) * len(node_ids), node_ids)
+        request = self._request
+        groups = [
+            _Wanted(
+                f"{self._name}-node{node}",
+                request.strategy,
+                (node,) * len(node_ids),
+                node_ids,
+                request.bundles_of(node),
+            )
             for node, node_ids in enumerate(plan.node_ids)
             if node_ids
         ]
+        return [_united(self._name, groups)] if self._unified else groups
 
     def _create(self, wanted: _Wanted) -> PlacementGroup:
-        selector = dict(self._request.label_selector)
-        pins: list[Mapping[str, str]] = [selector] * len(wanted.node_indices)
+        pins = [self._request.selector_of(node) for node in wanted.node_indices]
         if wanted.node_ids:  # The plan is the truth: each bundle is pinned to its node.
-            pins = [{**selector, _ray.NODE_ID_LABEL: node_id} for node_id in wanted.node_ids]
-        bundles = [self._request.bundle] * len(wanted.node_indices)
-        return _ray.create_group(bundles, wanted.strategy, wanted.name, pins)
+            pins = [
+                {**pin, _ray.NODE_ID_LABEL: node} for pin, node in zip(pins, wanted.node_ids, strict=True)
+            ]
+        return _ray.create_group(wanted.bundles, wanted.strategy, wanted.name, pins)
 
     def _grant(self, nodes: list[NodeState], plan: PlacementPlan, number: int) -> Allocation:
         suffix = f"-try{number}" if number > 1 else ""
-        wanted = [
-            _Wanted(w.name + suffix, w.strategy, w.node_indices, w.node_ids) for w in self._wanted(plan)
-        ]
+        wanted = [replace(one, name=one.name + suffix) for one in self._wanted(plan)]
         groups: list[PlacementGroup] = []
         try:
             window = self._clock() + min(_FIRST_WINDOW_S * 2 ** min(number - 1, 10), max(self._left(), 0.05))
@@ -257,7 +263,7 @@ class Allocator:
                 groups.extend(self._create(one) for one in wanted)
                 for group in groups:
                     self._await(group, window)
-            allocation = _allocation(groups, wanted, nodes, self._request)
+            allocation = _allocation(groups, wanted, nodes)
             return allocation if self._gpu_ids is None else self._with_devices(allocation)
         except BaseException:
             _ray.withdraw_groups(groups)
@@ -280,17 +286,14 @@ class Allocator:
                 groups.append(self._create(one))
                 self._await(groups[-1], self._clock() + min(_FIRST_WINDOW_S, max(self._left(), 0.05)))
 
-    @property
-    def _accelerator(self) -> str:
-        return next(name for name in self._request.bundle if name != "CPU")
-
     def _with_devices(self, allocation: Allocation) -> Allocation:
         """Learn which devices were granted, and make sure that they are the wanted ones.
 
         Each logical node of a list of devices lies on one physical node.
         """
         places = [(allocation.groups[group], bundle) for group, bundle in allocation.places]
-        devices = probe_devices(places, self._accelerator, 1.0, max(self._left(), 1.0))
+        amounts = [seat.resources.get(self._accelerator, 0.0) for seat in allocation.seats]
+        devices = probe_devices(places, self._accelerator, amounts, max(self._left(), 1.0))
         seats = tuple(
             replace(seat, device_index=d) for seat, d in zip(allocation.seats, devices, strict=True)
         )
@@ -317,6 +320,17 @@ class _NotGrantedError(Exception):
     """Ray did not grant a group in the time that was set for one attempt."""
 
 
+def _united(name: str, groups: Sequence[_Wanted]) -> _Wanted:
+    """One placement group in place of several."""
+    return _Wanted(
+        name,
+        "PACK",
+        tuple(index for one in groups for index in one.node_indices),
+        tuple(node_id for one in groups for node_id in one.node_ids),
+        tuple(bundle for one in groups for bundle in one.bundles),
+    )
+
+
 def _devices(wanted: _Wanted, gpu_ids: tuple[tuple[int, ...], ...]) -> dict[str, list[int]]:
     """The devices that a group is to get, by node id."""
     devices: dict[str, list[int]] = defaultdict(list)
@@ -325,13 +339,11 @@ def _devices(wanted: _Wanted, gpu_ids: tuple[tuple[int, ...], ...]) -> dict[str,
     return devices
 
 
-def _allocation(
-    groups: list[PlacementGroup], wanted: list[_Wanted], nodes: list[NodeState], request: PlacementRequest
-) -> Allocation:
+def _allocation(groups: list[PlacementGroup], wanted: list[_Wanted], nodes: list[NodeState]) -> Allocation:
     addresses = {node.node_id: node.address for node in nodes}
     places = [(g, b) for g, one in enumerate(wanted) for b in range(len(one.node_ids))]
     seats = [
-        Bundle(i, wanted[g].node_indices[b], node_id, addresses[node_id], dict(request.bundle))
+        Bundle(i, wanted[g].node_indices[b], node_id, addresses[node_id], dict(wanted[g].bundles[b]))
         for i, (g, b) in enumerate(places)
         for node_id in [wanted[g].node_ids[b]]
     ]

@@ -23,7 +23,7 @@ class Claims:
     Args:
         allocation: The bundles.
         slots: Slots of each bundle.
-        accelerator: Resource name of the accelerator in each bundle, if there is one.
+        accelerator: Resource name of the accelerator in each bundle, or in some, if there is one.
         ledger: Where the slots are written down; a new one by default.
 
     Attributes:
@@ -99,11 +99,14 @@ class Claims:
         """Learn the devices of nodes of which only some bundles are named: their order decides which."""
         named = set(self._ledger.seats(indices))
         seats = self._ledger.unknown_seats(partly=named) - self._probed
-        if self._accelerator is None or not seats:
+        accelerator = self._accelerator or ""
+        held = [one.resources.get(accelerator, 0.0) for one in self._allocation.seats]
+        order = sorted(seat for seat in seats if held[seat])
+        if not order:
             return
-        order = sorted(seats)
         places = [(self._allocation.groups[g], b) for g, b in (self._allocation.places[s] for s in order)]
-        devices = probe_devices(places, self._accelerator, share_of(1.0, self._slots), _PROBE_S)
+        amounts = [share_of(held[seat], self._slots) for seat in order]
+        devices = probe_devices(places, accelerator, amounts, _PROBE_S)
         self._probed |= seats
         self._ledger.learn({seat: d for seat, d in zip(order, devices, strict=True) if d is not None})
 

@@ -1,7 +1,8 @@
 """Which bundles there are, in which order, and who holds a slot on them.
 
 A *seat* is a bundle's position in allocation order and never changes; a bundle's *index* is its position
-in the order (node, device) and is settled once the devices of its node are known.
+in the order (node, device) and is settled once the devices of its node are known. Where the bundles of a node
+differ, each kind keeps its positions.
 """
 
 import math
@@ -59,16 +60,27 @@ class SlotLedger:
         self._sort()
 
     def _sort(self) -> None:
-        unsettled = {b.node_index for b in self._seats if b.device_index is None}
-
-        def key(seat: int) -> tuple[int, int, int]:
-            bundle = self._seats[seat]
-            settled = bundle.device_index if bundle.node_index not in unsettled else None
-            return bundle.node_index, -1 if settled is None else settled, seat
-
-        self._order = sorted(range(len(self._seats)), key=key)
+        """Put the bundles of a node that are alike in device order, once all of theirs are known."""
+        self._order = sorted(range(len(self._seats)), key=lambda seat: self._seats[seat].node_index)
+        for positions in self._alike(self._order):
+            alike = [
+                (self._seats[seat].device_index, seat) for seat in map(self._order.__getitem__, positions)
+            ]
+            known = [(device, seat) for device, seat in alike if device is not None]
+            if len(known) == len(alike):
+                for position, (_, seat) in zip(positions, sorted(known), strict=True):
+                    self._order[position] = seat
         for index, seat in enumerate(self._order):
             self._seats[seat] = replace(self._seats[seat], index=index)
+
+    def _alike(self, order: Sequence[int]) -> list[list[int]]:
+        """Positions in an order of seats, together where the bundles are alike and on one logical node."""
+        alike: dict[object, list[int]] = {}
+        for position, seat in enumerate(order):
+            bundle = self._seats[seat]
+            kind = bundle.node_index, frozenset(bundle.resources.items())
+            alike.setdefault(kind, []).append(position)
+        return list(alike.values())
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
@@ -162,14 +174,11 @@ class SlotLedger:
             self._sort()
 
     def unknown_seats(self, partly: set[int]) -> set[int]:
-        """Seats with a free slot and no known device, of nodes where `partly` names some seats, not all."""
+        """Seats with a free slot and no known device, where `partly` names some of those alike, not all."""
         with self._lock:
-            nodes: dict[int, set[int]] = {}
-            for seat, bundle in enumerate(self._seats):
-                nodes.setdefault(bundle.node_index, set()).add(seat)
             return {
                 seat
-                for seats in nodes.values()
+                for seats in map(set, self._alike(range(len(self._seats))))
                 if seats & partly and not seats <= partly
                 for seat in seats
                 if self._seats[seat].device_index is None and len(self._held_by(seat)) < self.slots

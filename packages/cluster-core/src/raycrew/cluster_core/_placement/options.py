@@ -1,14 +1,17 @@
 """The arguments of a virtual cluster, checked before Ray is touched."""
 
+import copy
 import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
-from raycrew.cluster_core._placement.plan import PlacementRequest, check_counts, check_strategy
+from raycrew.cluster_core._placement.bundle_spec import BundleSpec, spread_specs
+from raycrew.cluster_core._placement.ordering import NodeOrder
+from raycrew.cluster_core._placement.request import PlacementRequest, check_counts, check_strategy
 from raycrew.cluster_core._ports import check_port_range
 from raycrew.cluster_core._topology import DOMAIN_LABEL, RESOURCE_STEP
 
@@ -16,6 +19,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
 
+BundleSpecs = BundleSpec | Sequence[BundleSpec | Sequence[BundleSpec]] | None
+LabelSelector = Mapping[str, str] | Sequence[Mapping[str, str] | None] | None
 GpuIds = Literal["auto"] | Sequence[int] | Sequence[Sequence[int]] | None
 
 COMMUNICATION_BACKENDS = ("auto", "nccl", "gloo", "mpi", "ucc", "xccl", "hccl")
@@ -53,11 +58,13 @@ class ClusterOptions:
     cpus_per_bundle: float | None
     unified: bool
     segment_size: int | None
-    label_selector: Mapping[str, str] | None
+    label_selector: LabelSelector
     topology_strategy: Mapping[str, str] | None
     timeout_s: float
     max_retries: int | None
     port_range: tuple[int, int] | None
+    bundle_specs: BundleSpecs
+    node_order: NodeOrder
     request: PlacementRequest = field(init=False)
     alias: str = field(init=False)
     slots: int = field(init=False)
@@ -74,14 +81,16 @@ class ClusterOptions:
         for name in ("use_gpus", "enable_colocation", "monitor_memory", "unified"):
             _check_flag(name, getattr(self, name))
         slots = _slots(self.max_colocated_worker_groups, self.enable_colocation)
-        per_node = self._devices_per_node(counts)
-        bundle = self._bundle(slots)
+        per_node = _whole("num_gpus_per_node", self.num_gpus_per_node, 1)
+        bundles = self._bundles(counts, slots)
+        self._check_devices_per_node(counts, bundles, per_node)
         if self.communication_backend not in COMMUNICATION_BACKENDS:
             known = ", ".join(COMMUNICATION_BACKENDS)
             raise ValueError(f"communication_backend {self.communication_backend!r} is none of {known}")
-        self._set(
+        _assign(
+            self,
             slots=slots,
-            request=self._request(counts, bundle),
+            request=self._request(counts, slots, bundles),
             alias=_alias(self.name),
             devices=_gpu_ids(self.gpu_ids, counts, per_node),
             timeout_s=_number("timeout_s", self.timeout_s, 0),
@@ -89,24 +98,47 @@ class ClusterOptions:
             port_range=None if self.port_range is None else check_port_range(self.port_range),
         )
 
-    def _set(self, **values: Any) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-
     @property
     def bundle_accelerator(self) -> str | None:
-        """Resource name of the accelerator in each bundle, if there is one."""
+        """Resource name of the accelerator in each bundle, or in some, if there is one."""
         return self.accelerator if self.use_gpus else None
 
-    def _devices_per_node(self, counts: Sequence[int]) -> int:
-        per_node = _whole("num_gpus_per_node", self.num_gpus_per_node, 1)
+    def of_a_copy(self) -> Self:
+        """The same without what only an allocation needs: a function need not travel."""
+        copied = copy.copy(self)
+        _assign(copied, node_order=None, request=replace(self.request, node_order=None))
+        return copied
+
+    def _bundles(self, counts: Sequence[int], slots: int) -> tuple[tuple[dict[str, float], ...], ...] | None:
+        """What each bundle holds, where they are told one by one."""
+        if self.bundle_specs is None:
+            return None
+        if self.cpus_per_bundle is not None:
+            raise ValueError("bundle_specs say the CPUs of each bundle, so cpus_per_bundle has no meaning")
+        if self.gpu_ids is not None and self.gpu_ids != "auto":
+            raise ValueError("gpu_ids names devices of bundles that hold one each, not of bundle_specs")
+        specs = spread_specs(self.bundle_specs, counts)
+        for one in (one for node in specs for one in node):
+            one.check_shares(slots)
+            if one.gpus and not self.use_gpus:
+                raise ValueError(f"{one} contradicts use_gpus=False")
+        return tuple(tuple(one.amounts(_accelerator(self.accelerator)) for one in node) for node in specs)
+
+    def _check_devices_per_node(
+        self, counts: Sequence[int], bundles: Sequence[Sequence[Mapping[str, float]]] | None, per_node: int
+    ) -> None:
         for node, count in enumerate(counts):
-            if self.use_gpus and count > per_node:
+            if bundles is None and self.use_gpus and count > per_node:
                 raise ValueError(
                     f"node {node} asks for {count} bundles of one {self.accelerator} each, "
                     f"more than num_gpus_per_node={per_node}"
                 )
-        return per_node
+            devices = sum(one.get(self.accelerator, 0.0) for one in bundles[node]) if bundles else 0.0
+            if devices > per_node:
+                raise ValueError(
+                    f"node {node} asks for {devices:g} {self.accelerator}, more than "
+                    f"num_gpus_per_node={per_node}"
+                )
 
     def _bundle(self, slots: int) -> dict[str, float]:
         cpus = slots if self.cpus_per_bundle is None else _number("cpus_per_bundle", self.cpus_per_bundle, 0)
@@ -119,7 +151,9 @@ class ClusterOptions:
             raise ValueError("cpus_per_bundle=0 with use_gpus=False leaves bundles that hold nothing")
         return bundle
 
-    def _request(self, counts: tuple[int, ...], bundle: dict[str, float]) -> PlacementRequest:
+    def _request(
+        self, counts: tuple[int, ...], slots: int, bundles: tuple[tuple[dict[str, float], ...], ...] | None
+    ) -> PlacementRequest:
         pinned = self.gpu_ids is not None and self.gpu_ids != "auto"
         if pinned and self.placement_group_strategy != "STRICT_PACK":
             raise ValueError(
@@ -129,8 +163,24 @@ class ClusterOptions:
         strategy, segments, domain = _topology(
             self.placement_group_strategy, self.topology_strategy, self.segment_size, counts
         )
-        selector = _labels("label_selector", self.label_selector)
-        return PlacementRequest(counts, bundle, strategy, selector, segments, domain, pinned)
+        selector, selectors = _selectors(self.label_selector, counts)
+        return PlacementRequest(
+            counts,
+            self._bundle(slots),
+            strategy,
+            selector,
+            segments,
+            domain,
+            distinct_nodes=pinned,
+            bundles=bundles,
+            node_selectors=selectors,
+            node_order=self.node_order,
+        )
+
+
+def _assign(options: ClusterOptions, **values: Any) -> None:
+    for name, value in values.items():
+        object.__setattr__(options, name, value)
 
 
 def with_arguments_of(
@@ -216,6 +266,17 @@ def _labels(name: str, labels: Mapping[str, str] | None) -> dict[str, str]:
     if labels is not None and not isinstance(labels, Mapping):
         raise TypeError(f"{name} is a mapping of labels, not {labels!r}")
     return dict(labels or {})
+
+
+def _selectors(
+    selector: LabelSelector, counts: Sequence[int]
+) -> tuple[dict[str, str], tuple[dict[str, str], ...]]:
+    """The labels for all logical nodes, and those for each."""
+    if isinstance(selector, (str, bytes)) or not isinstance(selector, Sequence):
+        return _labels("label_selector", selector), ()
+    if len(selector) != len(counts):
+        raise ValueError(f"label_selector has {len(selector)} entries for {len(counts)} nodes")
+    return {}, tuple(_labels(f"label_selector of node {i}", one) for i, one in enumerate(selector))
 
 
 def _topology(
