@@ -24,7 +24,7 @@ def results_have_the_methods_type(group: RayWorkerGroup) -> None:
     sharded = group.call_sharded(Policy.step, [[1], [2]], in_sharded_axes=["dp"])
     assert_type(sharded, MultiWorkerFuture[dict[str, float]])
     assert_type(group.stream(Policy.tokens, "abc"), Results[tuple[int, int]])
-    assert_type(group.call("step", 1, timeout=5), MultiWorkerFuture[Any])
+    assert_type(group.call("step", 1, timeout=5), MultiWorkerFuture[Any, Any])
 
 
 async def awaited_too(group: RayWorkerGroup) -> None:
