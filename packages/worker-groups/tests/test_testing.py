@@ -3,6 +3,7 @@ import inspect
 import threading
 
 import pytest
+from patience import eventually
 from workers import AsyncWorker, Configured, Decorated, Worker
 
 from raycrew.cluster_core import BundlesOccupiedError, Occupant
@@ -177,6 +178,11 @@ def test_what_its_workers_are_up_to(group, tmp_path):
     given_up = group.on(ranks=[1]).call("keep", "never")
     given_up.cancel()
     assert group.get_worker_status(timeout=0.1)[1] == "busy"
+    assert group.get_worker_status()[1].method == "wait_for"
+    eventually(lambda: 1 in group.detect_stuck_workers(0.01), "it waits without a tick")
+    assert group.detect_stuck_workers(0.01)[1].reason == "no_progress"
+    assert group.detect_stuck_workers(600) == {}
+    assert group.get_resource_usage()[1].private_bytes is None
     gate.touch()
     assert busy.get_results() == [1]
     with pytest.raises(WorkerFailureError, match="CancelledError"):

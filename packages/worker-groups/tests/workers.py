@@ -1,6 +1,7 @@
 """Worker classes of the tests; workers import this module by name."""
 
 import asyncio
+import ctypes
 import os
 import sys
 import threading
@@ -370,3 +371,33 @@ class SlowMortal(Mortal):
         if current_worker().generation > 0:
             Path(begun).touch()
             await_file(gate)
+
+
+class Patient:
+    """Is slow, or stuck in several ways."""
+
+    def pid(self):
+        return os.getpid()
+
+    def go_on_until(self, path):
+        while not Path(path).exists():
+            current_worker().tick()
+            time.sleep(0.01)
+
+    def sit_until(self, path):
+        await_file(path)
+
+    def hold_the_lock_until(self, fifo):
+        """Until somebody writes into a named pipe; no other thread of Python's runs meanwhile."""
+        with Path(fifo).open("rb", buffering=0) as pipe:
+            ctypes.PyDLL(None).read(pipe.fileno(), ctypes.create_string_buffer(1), 1)
+
+    def tick_in_a_child(self):
+        """In a forked child, as a pool of processes may."""
+        child = os.fork()
+        if child == 0:
+            try:
+                current_worker().tick()
+            finally:
+                os._exit(0)
+        return os.waitpid(child, 0)[1]

@@ -6,7 +6,8 @@ import pytest
 import workers
 from workers import AsyncWorker, Configured, Decorated, Grouped, Worker
 
-from raycrew.worker_groups._worker.shell import Shell, shell_class
+from raycrew.worker_groups._worker.forwarders import shell_class
+from raycrew.worker_groups._worker.shell import Shell
 from raycrew.worker_groups._worker.worker_class import (
     describe,
     describe_class,

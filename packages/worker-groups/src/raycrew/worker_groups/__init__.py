@@ -3,6 +3,7 @@
 from raycrew.worker_groups._calls import MultiWorkerFuture, Results, wait_any
 from raycrew.worker_groups._declared import DeclaredMethod, per_rank, rank_zero, replicated, sharded
 from raycrew.worker_groups._group import RayWorkerGroup
+from raycrew.worker_groups._health import ResourceUsage, RunningCall, StuckWorker, WorkerStatus
 from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups._start import RayWorkerBuilder, StartupReport
 from raycrew.worker_groups._worker import CommunicationOptions, CurrentWorker, current_worker
@@ -58,12 +59,15 @@ __all__ = [
     "RankInfo",
     "RayWorkerBuilder",
     "RayWorkerGroup",
+    "ResourceUsage",
     "ResultJoinError",
     "ResultTimeoutError",
     "Results",
     "RowBatch",
+    "RunningCall",
     "Shardable",
     "StartupReport",
+    "StuckWorker",
     "UnknownMethodError",
     "WorkerFailureError",
     "WorkerFailuresError",
@@ -71,6 +75,7 @@ __all__ = [
     "WorkerGroupError",
     "WorkerLoad",
     "WorkerStartTimeoutError",
+    "WorkerStatus",
     "close_fan_out",
     "current_worker",
     "fan_out",

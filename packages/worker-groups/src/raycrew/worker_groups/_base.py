@@ -21,9 +21,9 @@ from raycrew.worker_groups._calls import (
     in_thread,
     left,
 )
-from raycrew.worker_groups._health import Ended
+from raycrew.worker_groups._health import Ended, GroupHealth
 from raycrew.worker_groups._life import Keeper, Lifecycle, catch_up, keep, try_again, watch_over
-from raycrew.worker_groups._ranks import TiedBundles, plan_seats
+from raycrew.worker_groups._ranks import TiedBundles, WorkerFacts, plan_seats
 from raycrew.worker_groups._start import (
     GroupFacts,
     GroupOptions,
@@ -104,7 +104,7 @@ class Starting:
         return start
 
 
-class WorkerGroup(GroupFacts, GroupCalls):
+class WorkerGroup(GroupFacts, GroupCalls, GroupHealth):
     """A group of workers, wherever they run; see `RayWorkerGroup` for the arguments."""
 
     start = Starting()
@@ -300,6 +300,9 @@ class WorkerGroup(GroupFacts, GroupCalls):
         self._life.check()
         self._check_connection()
         return self._shape
+
+    def _processes(self) -> Sequence[WorkerFacts]:
+        return self._started.facts
 
     def _check_connection(self) -> None:
         """Raise a `WorkerGroupClosedError` if the workers can't be reached any more."""

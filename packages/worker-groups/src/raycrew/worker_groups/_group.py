@@ -9,15 +9,15 @@ from typing import Any
 from raycrew.cluster_core import Session
 from raycrew.worker_groups._base import WorkerGroup, log_left
 from raycrew.worker_groups._calls import Dispatch, MultiWorkerFuture, Recovery, send_to_actors
-from raycrew.worker_groups._health import Ended, end_workers_of
+from raycrew.worker_groups._health import Ended, Seen, SeenByRank, end_workers_of, sights_of
 from raycrew.worker_groups._life import CopiedLifecycle
 from raycrew.worker_groups._ranks import WorkerFacts
 from raycrew.worker_groups._ray import (
-    WorkerStatus,
+    ActorState,
+    actor_states,
     check_session,
     current_session,
     runs_in_order,
-    worker_status,
 )
 from raycrew.worker_groups._start import (
     HOOK,
@@ -150,13 +150,12 @@ class RayWorkerGroup(WorkerGroup):
         self._open()
         return self._usage()
 
-    def get_worker_status(self, timeout: float = 1.0) -> dict[int, WorkerStatus]:
-        """What each rank is up to: "ready", "busy" (it did not answer within `timeout` seconds) or "dead".
+    def _sights(self, timeout_s: float) -> SeenByRank:
+        return sights_of(self._started.facts, timeout_s)
 
-        A busy worker may be doing its work or be stuck; that its process is there is all that this tells.
-        """
-        self._open()
-        return worker_status(self._started.handles, timeout)
+    def _answers(self, ranks: Sequence[int], timeout_s: float) -> Mapping[int, ActorState]:
+        states = actor_states([self._started.handles[rank] for rank in ranks], timeout_s)
+        return {rank: states[position] for position, rank in enumerate(ranks)}
 
     def restart_failed_workers(self) -> list[int]:
         """Replace dead workers: same rank, bundle and arguments, new process; returns their ranks.
@@ -177,7 +176,7 @@ class RayWorkerGroup(WorkerGroup):
         return self._life.restart(self._replace_dead)
 
     def _replace_dead(self, before: Callable[[], object] | None = None, anyway: bool = False) -> list[int]:
-        dead = {rank for rank, status in self.get_worker_status().items() if status == "dead"}
+        dead = self._dead()
         ranks = sorted(rank for tied in self._tied_groups if dead.intersection(tied) for rank in tied)
         if not ranks and not anyway:
             return []
@@ -189,6 +188,14 @@ class RayWorkerGroup(WorkerGroup):
             self._supervision.expect((r, self._started.facts[r].pid) for r in ranks if r not in dead)
         self._next_generation(ranks)
         return ranks
+
+    def _dead(self) -> set[int]:
+        """Ranks that are dead for Ray, or whose processes are gone; one may be known before the other."""
+        self._open()
+        states = self._answers(range(self.world_size), _STATUS_S)
+        sights = self._sights(_STATUS_S)
+        gone = {rank for rank, seen in sights.items() if isinstance(seen, Seen) and not seen.is_alive}
+        return gone | {rank for rank, state in states.items() if state == "dead"}
 
     def _next_generation(self, ranks: Sequence[int]) -> None:
         # No call may come between a survivor's new place and its `on_generation`.
@@ -256,7 +263,7 @@ class _Replaceable:
         """Whether a process is the one that a rank has now."""
         return rank is not None and self._group._started.facts[rank].pid == pid  # noqa: SLF001
 
-    def status(self, rank: int) -> WorkerStatus:
+    def status(self, rank: int) -> ActorState:
         """What a rank's worker is up to."""
         self._group._open()  # noqa: SLF001
-        return worker_status([self._group._started.handles[rank]], _STATUS_S)[0]  # noqa: SLF001
+        return actor_states([self._group._started.handles[rank]], _STATUS_S)[0]  # noqa: SLF001

@@ -1,17 +1,41 @@
-"""Whether workers live and when they have ended, by the process tables of their nodes."""
+"""Whether workers live, how they are, and when they have ended, by the process tables of their nodes."""
 
 from raycrew.worker_groups._health.ending import Ended, end_workers, end_workers_of
+from raycrew.worker_groups._health.group_health import GroupHealth, SeenByRank, sights_of
+from raycrew.worker_groups._health.heart import Heart, Running, as_text, start_heart, tick
 from raycrew.worker_groups._health.marks import mark_own_process
 from raycrew.worker_groups._health.process_table import own_process, pid_namespace
+from raycrew.worker_groups._health.reports import (
+    ResourceUsage,
+    RunningCall,
+    Seen,
+    StuckWorker,
+    WorkerStatus,
+)
+from raycrew.worker_groups._health.sight import on_page
 from raycrew.worker_groups._health.watches import follow, stand_by
 
 __all__ = [
     "Ended",
+    "GroupHealth",
+    "Heart",
+    "ResourceUsage",
+    "Running",
+    "RunningCall",
+    "Seen",
+    "SeenByRank",
+    "StuckWorker",
+    "WorkerStatus",
+    "as_text",
     "end_workers",
     "end_workers_of",
     "follow",
     "mark_own_process",
+    "on_page",
     "own_process",
     "pid_namespace",
+    "sights_of",
     "stand_by",
+    "start_heart",
+    "tick",
 ]

@@ -25,12 +25,13 @@ class Lookout:
         """The family of a worker, which is known from now on."""
         return self.families.setdefault(root, Family(root, mark))
 
-    def look(self) -> None:
-        """Take in what the table shows now."""
+    def look(self) -> Table:
+        """Take in what the table shows now, and give it."""
         table = read_table()
         self._read_marks(table)
         for family in self.families.values():
             family.update(table, self._marks)
+        return table
 
     def _read_marks(self, table: Table) -> None:
         """Of each process once, and only of those whose parent may have been another.

@@ -23,12 +23,17 @@ class Process(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A running process, as the table shows it; `group` and `session` are numbers of their leaders."""
+    """A running process, as the table shows it; `group` and `session` are numbers of their leaders.
+
+    `ticks` is the CPU time that it and its ended children have used, in clock ticks.
+    """
 
     process: Process
     parent: int
     group: int
     session: int
+    state: str = ""
+    ticks: int = 0
 
 
 Table = Mapping[int, Entry]
@@ -44,7 +49,8 @@ def read_entry(pid: int | str) -> Entry | None:
     threads, started = int(rest[13]), int(rest[15])
     if state in b"ZX" and threads <= 1:  # A zombie with more threads is a process whose first one has ended.
         return None
-    return Entry(Process(int(stat.partition(b" ")[0]), started), int(parent), int(group), int(session))
+    process = Process(int(stat.partition(b" ")[0]), started)
+    return Entry(process, int(parent), int(group), int(session), state.decode(), sum(map(int, rest[7:11])))
 
 
 def read_table() -> dict[int, Entry]:

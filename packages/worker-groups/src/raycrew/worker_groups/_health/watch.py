@@ -8,11 +8,13 @@ import logging
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from raycrew.worker_groups._health.family import Family
 from raycrew.worker_groups._health.keeper import Keeper
 from raycrew.worker_groups._health.lookout import Lookout
 from raycrew.worker_groups._health.process_table import Process, kill, pid_namespace, runs
+from raycrew.worker_groups._health.sight import Sights
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ class Watch:
 
     def __init__(self, sources: Mapping[str, str] | None = None) -> None:
         self._lookout = Lookout()
+        self._sights = Sights()
         self._keeper = None if sources is None else _started(sources)
         self._looking: asyncio.Task[None] | None = None
 
@@ -50,9 +53,17 @@ class Watch:
             if worker[3] == pid_namespace():
                 self._family(worker)
         self._look()
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._keep_looking())
+        self._begin_looking()
         return [None] * len(workers)
+
+    async def see(self, workers: Sequence[Told], timeout_s: float) -> list[dict[str, Any] | None]:  # noqa: ARG002 - as all are asked
+        """How each of these workers is at this moment; None for one whose process this watch can't see."""
+        self._begin_looking()
+        return [self._sight(worker) if worker[3] == pid_namespace() else None for worker in workers]
+
+    def _sight(self, worker: Told) -> dict[str, Any]:
+        family = self._family(worker)
+        return self._sights.of(family.root, family)
 
     async def await_exit(self, workers: Sequence[Told], timeout_s: float) -> list[int]:
         """Wait until workers have ended by themselves; gives the positions of those that have not.
@@ -90,11 +101,14 @@ class Watch:
         family = self._family(worker)
         if not family.members:
             self._lookout.families.pop(family.root, None)
+            self._sights.forget(family.root)
         return sorted(member.pid for member in family.members)
 
     def _family(self, worker: Told) -> Family:
         pid, started, mark, _ = worker
-        return self._lookout.family(Process(pid, started), mark)
+        family = self._lookout.family(Process(pid, started), mark)
+        self._sights.open(family.root, mark)
+        return family
 
     def _left(self, workers: Sequence[Told]) -> set[Process]:
         here = [self._family(worker) for worker in workers if worker[3] == pid_namespace()]
@@ -102,9 +116,13 @@ class Watch:
         return {member for family in here for member in family.members}
 
     def _look(self) -> None:
-        self._lookout.look()
+        self._sights.take_in(self._lookout.families, self._lookout.look())
         if self._keeper is not None:
             self._keeper.tell(self._lookout)
+
+    def _begin_looking(self) -> None:
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._keep_looking())
 
     async def _keep_looking(self) -> None:
         while self._lookout.families:

@@ -14,7 +14,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import ClusterClosedError
-from raycrew.worker_groups._health import family, keeper, lookout, marks, process_table, watch
+from raycrew.worker_groups._health import family, keeper, lookout, marks, page, process_table, sight, watch
 from raycrew.worker_groups._ranks import WorkerFacts
 from raycrew.worker_groups._ray import connection, current_session, end_actors, is_alive_node, start_actor
 from raycrew.worker_groups.errors import WorkerGroupError
@@ -55,7 +55,7 @@ def follow(workers: Sequence[WorkerFacts], patience_s: float = _ANSWER_S) -> Non
     What a worker starts before that would outlive a driver that is killed. A watch that does not answer in
     time is logged and waited for no longer.
     """
-    for answer in ask("follow", dict(enumerate(workers)), patience_s - _ANSWER_S).values():
+    for answer in ask_within("follow", dict(enumerate(workers)), patience_s).values():
         if isinstance(answer, UnansweredError):
             logger.warning("what workers leave behind may outlive a driver that is killed: %s", answer)
 
@@ -87,6 +87,13 @@ def ask(
     told = {node_id: [_told(workers[key]) for key in keys] for node_id, keys in nodes.items()}
     questions = {node_id: _Question(node_id, method, told[node_id], due) for node_id in in_turn}
     return {node_id: questions[node_id].answer() for node_id in nodes}
+
+
+def ask_within(
+    method: str, workers: Mapping[int, WorkerFacts], timeout_s: float
+) -> dict[str, list[Any] | UnansweredError]:
+    """`ask` for what takes no time: all answers are there, or given up, after `timeout_s`."""
+    return ask(method, workers, timeout_s - _ANSWER_S)
 
 
 class _Question:
@@ -172,6 +179,6 @@ def _sources() -> dict[str, str]:
 
 @functools.cache
 def _actor_class() -> Any:
-    for module in (*_KEEPERS, watch):
+    for module in (*_KEEPERS, page, sight, watch):
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     return ray.remote(num_cpus=0, max_restarts=0)(watch.Watch)

@@ -1,7 +1,8 @@
 """Every question to Ray: differences of versions, and one gate that bounds each in time."""
 
 from raycrew.worker_groups._ray.compat import (
-    WorkerStatus,
+    ActorState,
+    actor_states,
     assigned_accelerators,
     await_end,
     call_cancelled,
@@ -25,12 +26,12 @@ from raycrew.worker_groups._ray.compat import (
     runs_in_order,
     start_actor,
     unwrap_actor_class,
-    worker_status,
 )
 from raycrew.worker_groups._ray.gate import current_session, while_connected
 
 __all__ = [
-    "WorkerStatus",
+    "ActorState",
+    "actor_states",
     "assigned_accelerators",
     "await_end",
     "call_cancelled",
@@ -56,5 +57,4 @@ __all__ = [
     "start_actor",
     "unwrap_actor_class",
     "while_connected",
-    "worker_status",
 ]

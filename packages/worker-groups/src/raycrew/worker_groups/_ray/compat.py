@@ -24,7 +24,7 @@ from raycrew.worker_groups.errors import WorkerGroupClosedError
 
 logger = logging.getLogger(__name__)
 
-WorkerStatus = Literal["ready", "busy", "dead"]
+ActorState = Literal["ready", "busy", "dead"]
 
 # The second: its placement group was removed, or its node is gone, before it was placed.
 _GONE = (RayActorError, ActorUnschedulableError)
@@ -192,17 +192,17 @@ def may_come_back(error: BaseException) -> bool:
     return isinstance(error, ray.exceptions.ActorUnavailableError)
 
 
-def worker_status(handles: Sequence[ActorHandle[Any]], timeout_s: float) -> dict[int, WorkerStatus]:
+def actor_states(handles: Sequence[ActorHandle[Any]], timeout_s: float) -> dict[int, ActorState]:
     """Whether each actor answers, keeps its caller waiting, or is gone, by position."""
     session = current_session()
     with session.while_connected():
         refs: list[Any] = [handle.__ray_ready__.remote() for handle in handles]
     done, _ = session.wait(refs, num_returns=len(refs), timeout=timeout_s)
     answered = set(done)
-    return {i: _status(session, ref) if ref in answered else "busy" for i, ref in enumerate(refs)}
+    return {i: _state(session, ref) if ref in answered else "busy" for i, ref in enumerate(refs)}
 
 
-def _status(session: Session, ref: Any) -> WorkerStatus:
+def _state(session: Session, ref: Any) -> ActorState:
     try:
         session.get(ref)
     except _GONE as error:

@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 from raycrew.cluster_core import ClusterError
 from raycrew.worker_groups._calls import Recovery, has_died, parts_of
 from raycrew.worker_groups._life import Lifecycle, RestartBudget
-from raycrew.worker_groups._ray import WorkerStatus, may_come_back
+from raycrew.worker_groups._ray import ActorState, may_come_back
 from raycrew.worker_groups._start.options import GroupOptions
 from raycrew.worker_groups._worker import MethodInfo
 from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupError
@@ -37,7 +37,7 @@ class Replaceable(Protocol):
         """Whether a process is the one that a rank has now."""
         ...
 
-    def status(self, rank: int) -> WorkerStatus:
+    def status(self, rank: int) -> ActorState:
         """What a rank's worker is up to."""
         ...
 

@@ -1,5 +1,6 @@
 """What runs in a worker's process, and what is known of its class and options before it does."""
 
+from raycrew.worker_groups._worker.forwarders import shell_class
 from raycrew.worker_groups._worker.options import (
     Configured,
     WorkerOptions,
@@ -17,7 +18,6 @@ from raycrew.worker_groups._worker.shell import (
     as_current,
     be_current,
     current_worker,
-    shell_class,
 )
 from raycrew.worker_groups._worker.worker_class import (
     ClassInfo,

@@ -1,6 +1,8 @@
 """What a worker raises, on its way to the caller: of the same type there, whatever its constructor wants."""
 
 import copyreg
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ray import cloudpickle
@@ -16,6 +18,16 @@ def as_portable(error: BaseException) -> BaseException:
     if not _comes_back(error):
         copyreg.pickle(type(error), _taken_apart)
     return error
+
+
+@contextmanager
+def told_to_the_caller() -> Iterator[None]:
+    """Within, errors are raised as portable ones."""
+    try:
+        yield
+    except Exception as error:
+        as_portable(error)
+        raise
 
 
 def _comes_back(error: BaseException) -> bool:

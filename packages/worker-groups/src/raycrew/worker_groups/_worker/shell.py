@@ -5,14 +5,11 @@ refers to no module of the user's. In the worker's process it says where it is, 
 environment, and only then imports the user's class.
 """
 
-import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
-from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +17,23 @@ import psutil
 import ray
 
 from raycrew.cluster_core import DEFAULT_POLICY, PortLease, bind_device, lease_ports
-from raycrew.worker_groups._health import mark_own_process, own_process, pid_namespace
+from raycrew.worker_groups._health import (
+    Running,
+    as_text,
+    mark_own_process,
+    own_process,
+    pid_namespace,
+    start_heart,
+    tick,
+)
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, rank_environment
 from raycrew.worker_groups._ray import assigned_accelerators, call_cancelled, own_call_id, own_node
 from raycrew.worker_groups._worker.meeting import MeetingPorts
-from raycrew.worker_groups._worker.raised import as_portable
+from raycrew.worker_groups._worker.raised import told_to_the_caller
 from raycrew.worker_groups._worker.recalls import Inbox
-from raycrew.worker_groups._worker.worker_class import ClassInfo, ClassSource, MethodInfo, load_class
+from raycrew.worker_groups._worker.worker_class import ClassSource, load_class
 from raycrew.worker_groups.errors import WorkerGroupError
 from raycrew.worker_groups.protocols import ArgumentTransport
-
-#: Methods of the shell itself; a worker class can't have any of these names.
-RESERVED_PREFIX = "_raycrew_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,14 @@ class CurrentWorker(RankInfo):
     device_kind: str = "cpu"
     local_device_index: int | None = None
     communication: CommunicationOptions = field(default_factory=CommunicationOptions)
+
+    def tick(self) -> None:
+        """Say that the running call goes on, so that `detect_stuck_workers` does not take it for stuck.
+
+        In a thread that the call has started, it speaks for all calls of this worker that run. It costs
+        about a microsecond, and does nothing in a forked child and outside of workers.
+        """
+        tick()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +145,7 @@ class Shell:
         device = bind_device(assigned_accelerators(), os.environ)
         self._raycrew_device = device.environment
         process, mark = own_process(), mark_own_process()
+        start_heart(mark)
         self._raycrew_meeting = MeetingPorts(port_range)
         self._raycrew_lease = lease_ports(n_ports, port_range=port_range) if n_ports else None
         master_port, spare_port = self._raycrew_meeting.ports
@@ -198,7 +209,7 @@ class Shell:
         """Import the user's class and construct it; returns the seconds of both."""
         self._raycrew_transport = transport
         start = time.perf_counter()
-        with _told_to_the_caller():
+        with Running(as_text("__init__")), told_to_the_caller():
             cls = _imported(source)
             imported = time.perf_counter()
             args, kwargs = self._raycrew_received(args, kwargs)
@@ -219,7 +230,7 @@ class Shell:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         transport = self._raycrew_transport
-        if transport is None and not any(type(v) is Gathered for v in (*args, *kwargs.values())):
+        if not has_to_receive(transport, args, kwargs):
             return args, kwargs
         return tuple(_receive(v, transport) for v in args), {
             k: _receive(v, transport) for k, v in kwargs.items()
@@ -230,13 +241,11 @@ class Shell:
         return result if self._raycrew_transport is None else self._raycrew_transport.encode(result)
 
 
-@contextmanager
-def _told_to_the_caller() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        as_portable(error)
-        raise
+def has_to_receive(
+    transport: ArgumentTransport | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether any argument has to be fetched or decoded first."""
+    return transport is not None or any(type(v) is Gathered for v in (*args, *kwargs.values()))
 
 
 def _imported(source: ClassSource) -> type:
@@ -254,16 +263,6 @@ def _receive(value: Any, transport: ArgumentTransport | None) -> Any:
     return value if transport is None else transport.decode(value)
 
 
-async def _received_async(
-    shell: Shell, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    # A free function: one async method on `Shell` would turn every worker into an async actor.
-    transport = shell._raycrew_transport  # noqa: SLF001
-    if transport is None and not any(type(v) is Gathered for v in (*args, *kwargs.values())):
-        return args, kwargs
-    return await asyncio.to_thread(shell._raycrew_received, args, kwargs)  # noqa: SLF001
-
-
 def _log_paths() -> tuple[str, ...]:
     """Files that this process's output goes to, which Ray made its standard output and error."""
     paths = []
@@ -275,80 +274,3 @@ def _log_paths() -> tuple[str, ...]:
         if path.endswith((".out", ".err", ".log")):
             paths.append(path)
     return tuple(paths)
-
-
-def shell_class(info: ClassInfo) -> type:
-    """A shell with the methods of a worker class.
-
-    Raises:
-        ValueError: The class has a method whose name belongs to the shell.
-    """
-    taken = [name for name in info.methods if name.startswith(RESERVED_PREFIX)]
-    if taken:
-        raise ValueError(
-            f"{info.fqn} has methods {taken}; names that start with {RESERVED_PREFIX!r} are reserved"
-        )
-    methods = {name: _forwarder(method) for name, method in info.methods.items()}
-    # Not this module's name: pickle must take the class by value, since no worker could import it.
-    return type(info.name, (Shell,), {**methods, "__module__": "raycrew_worker", "__doc__": info.fqn})
-
-
-def _forwarder(method: MethodInfo) -> Callable[..., Any]:
-    forward = _FORWARDERS[method.kind](method.name)
-    forward.__name__ = forward.__qualname__ = method.name
-    own = Parameter("self", Parameter.POSITIONAL_ONLY)
-    parameters = list(method.signature.parameters.values())
-    forward.__signature__ = Signature([own, *parameters])  # type: ignore[attr-defined]
-    for name, value in method.options.items():
-        setattr(forward, name, value)
-    return forward
-
-
-def _sync(name: str) -> Callable[..., Any]:
-    def forward(self: Shell, *args: Any, **kwargs: Any) -> Any:
-        bound = self._raycrew_bound(name)
-        args, kwargs = self._raycrew_received(args, kwargs)
-        with _told_to_the_caller():
-            return self._raycrew_sent(bound(*args, **kwargs))
-
-    return forward
-
-
-def _generator(name: str) -> Callable[..., Any]:
-    def forward(self: Shell, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        bound = self._raycrew_bound(name)
-        args, kwargs = self._raycrew_received(args, kwargs)
-        with _told_to_the_caller():
-            for item in bound(*args, **kwargs):  # Ray sends into a generator; "yield from" would pass it on.
-                yield self._raycrew_sent(item)
-
-    return forward
-
-
-def _async(name: str) -> Callable[..., Any]:
-    async def forward(self: Shell, *args: Any, **kwargs: Any) -> Any:
-        bound = self._raycrew_bound(name)
-        args, kwargs = await _received_async(self, args, kwargs)
-        with _told_to_the_caller():
-            return self._raycrew_sent(await bound(*args, **kwargs))
-
-    return forward
-
-
-def _async_generator(name: str) -> Callable[..., Any]:
-    async def forward(self: Shell, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        bound = self._raycrew_bound(name)
-        args, kwargs = await _received_async(self, args, kwargs)
-        with _told_to_the_caller():
-            async for item in bound(*args, **kwargs):
-                yield self._raycrew_sent(item)
-
-    return forward
-
-
-_FORWARDERS: Mapping[str, Callable[[str], Callable[..., Any]]] = {
-    "sync": _sync,
-    "async": _async,
-    "generator": _generator,
-    "async_generator": _async_generator,
-}

@@ -29,8 +29,9 @@ from raycrew.worker_groups._calls import (
     start_timeout,
     when_done,
 )
+from raycrew.worker_groups._health import Seen, SeenByRank, on_page
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, rank_order
-from raycrew.worker_groups._ray import WorkerStatus, unwrap_actor_class
+from raycrew.worker_groups._ray import ActorState, unwrap_actor_class
 from raycrew.worker_groups._start import (
     HOOK,
     Handle,
@@ -138,7 +139,8 @@ class InProcessGroup(WorkerGroup):
     calls of one worker run one after the other, those of several at the same time. What needs processes of
     their own is accepted and does nothing: workers share this process's environment and interpreter, so
     `env_vars`, `secrets`, `environments` and `RANK` and the like are not set (`current_worker()` tells all of
-    it), and none is ever lost. `port_range` and `progress` do nothing either.
+    it), and none is ever lost. `port_range` and `progress` do nothing either. Workers have no heartbeat and
+    no memory of their own, so of these nothing is told; one that is stuck is found by its call alone.
 
     Args:
         cluster: Any `Cluster`; a `FakeCluster` needs no Ray.
@@ -220,12 +222,14 @@ class InProcessGroup(WorkerGroup):
         """The workers themselves, in rank order, to look into."""
         return [worker.instance for worker in self._crew.workers]
 
-    def get_worker_status(self, timeout: float = 1.0) -> dict[int, WorkerStatus]:
-        """What each rank is up to: "ready", or "busy" (it did not answer within `timeout` seconds)."""
-        self._open()
-        asked = [worker.thread.submit(nothing) for worker in self._crew.workers]
-        done = wait(asked, timeout).done
-        return {rank: "ready" if call in done else "busy" for rank, call in enumerate(asked)}
+    def _sights(self, timeout_s: float) -> SeenByRank:  # noqa: ARG002 - nobody has to be asked
+        pages = [worker.page for worker in self._crew.workers]
+        return {rank: Seen.of({"is_alive": True, **on_page(page)}) for rank, page in enumerate(pages)}
+
+    def _answers(self, ranks: Sequence[int], timeout_s: float) -> Mapping[int, ActorState]:
+        asked = {rank: self._crew.workers[rank].thread.submit(nothing) for rank in ranks}
+        done = wait(asked.values(), timeout_s).done
+        return {rank: "ready" if call in done else "busy" for rank, call in asked.items()}
 
     def restart_failed_workers(self) -> list[int]:
         """Nothing, as none is ever lost."""

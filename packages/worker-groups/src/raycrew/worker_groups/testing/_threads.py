@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from raycrew.worker_groups._calls import MultiWorkerFuture
-from raycrew.worker_groups._health import Ended
+from raycrew.worker_groups._health import Ended, Heart, Running, as_text
 from raycrew.worker_groups._worker import CurrentWorker, be_current
 from raycrew.worker_groups.protocols import ArgumentTransport
 
@@ -26,6 +26,8 @@ class WorkerThread:
     def __init__(self, current: CurrentWorker, transport: ArgumentTransport | None) -> None:
         self.instance: Any = None
         self.busy = False
+        self.page = memoryview(bytearray(4096))
+        self._heart = Heart(self.page)
         self._transport = transport
         self.thread = ThreadPoolExecutor(1, f"{current.group_name}-{current.rank}", be_current, (current,))
 
@@ -38,19 +40,20 @@ class WorkerThread:
             self.instance = self._call(cls, *sent)
             return time.perf_counter() - begin
 
-        return self._submit(construct)
+        return self._submit("__init__", construct)
 
     def send(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
         """Call a method when it is its turn."""
-        return self._submit(self._run, getattr(self.instance, name), *self._sent(args, kwargs))
+        return self._submit(name, self._run, getattr(self.instance, name), *self._sent(args, kwargs))
 
-    def _submit(self, fn: Callable[..., T], *args: Any) -> Future[T]:
-        return self.thread.submit(self._noted, fn, *args)
+    def _submit(self, name: str, fn: Callable[..., T], *args: Any) -> Future[T]:
+        return self.thread.submit(self._noted, name, fn, *args)
 
-    def _noted(self, fn: Callable[..., T], *args: Any) -> T:
+    def _noted(self, name: str, fn: Callable[..., T], *args: Any) -> T:
         self.busy = True
         try:
-            return fn(*args)
+            with Running(as_text(name), self._heart):
+                return fn(*args)
         finally:
             self.busy = False
 

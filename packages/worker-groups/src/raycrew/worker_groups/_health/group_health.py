@@ -1,0 +1,138 @@
+"""How the workers of a group are: asked of their nodes' watches, which answer whatever the workers do."""
+
+import logging
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raycrew.worker_groups._health.reports import (
+    ResourceUsage,
+    Seen,
+    StuckWorker,
+    WorkerStatus,
+    check_threshold,
+    why_stuck,
+)
+from raycrew.worker_groups._health.watches import UnansweredError, ask_within, by_node
+from raycrew.worker_groups._ranks import WorkerFacts
+from raycrew.worker_groups._ray import ActorState
+
+logger = logging.getLogger(__name__)
+
+#: By rank, what is seen of a worker, or why that can't be told.
+SeenByRank = Mapping[int, Seen | str]
+
+
+class GroupHealth:
+    """What a group tells of its workers' health."""
+
+    @abstractmethod
+    def _open(self) -> Any:
+        """Raise unless the group can be asked."""
+
+    @abstractmethod
+    def _processes(self) -> Sequence[WorkerFacts]:
+        """What is known of the workers' processes, in rank order."""
+
+    @abstractmethod
+    def _sights(self, timeout_s: float) -> SeenByRank:
+        """How each worker is seen to be."""
+
+    @abstractmethod
+    def _answers(self, ranks: Sequence[int], timeout_s: float) -> Mapping[int, ActorState]:
+        """Whether these workers answer themselves."""
+
+    def get_worker_status(self, timeout: float = 1.0) -> dict[int, WorkerStatus]:
+        """What each rank is up to: "ready", "busy" or "dead", with what its heartbeat tells.
+
+        The answer is there at once while workers are busy: their nodes' watches tell. A worker is "ready" if
+        it is in no call and answers itself within `timeout` seconds. A worker whose node's watch does not
+        answer within them is asked itself, and is "busy" if that takes as long again.
+        """
+        self._open()
+        sights = self._sights(timeout)
+        unsure = [rank for rank, seen in sights.items() if not isinstance(seen, Seen) or _may_answer(seen)]
+        answers = self._answers(unsure, timeout) if unsure else {}
+        return {rank: _status(seen, answers.get(rank, "busy")) for rank, seen in sights.items()}
+
+    def get_resource_usage(self, timeout: float = 5.0) -> dict[int, ResourceUsage]:
+        """What each rank uses: cores, memory, memory of devices.
+
+        Nothing is known of a rank that is dead, or whose node does not answer within `timeout` seconds.
+        """
+        self._open()
+        sights = self._sights(timeout)
+        return {r: ResourceUsage.of(s) if isinstance(s, Seen) else ResourceUsage() for r, s in sights.items()}
+
+    def detect_stuck_workers(self, threshold_s: float, timeout: float = 5.0) -> dict[int, StuckWorker]:
+        """The workers that do not go on, by rank, and why.
+
+        Found are those whose process is stopped, those in which something has held the interpreter's lock
+        for `threshold_s`, and those that have been in one call for so long without saying that they go on:
+        in a collective operation that never ends, say. A method that may take longer calls
+        `current_worker().tick()` now and then; each item of a stream is a tick, too. A dead worker is not
+        stuck: see `get_worker_status`. One whose node does not answer within `timeout` seconds is not named,
+        and a warning is logged.
+
+        Args:
+            threshold_s: After how many seconds; below 2, it is 2 for a lock that is held. A stopped process
+                is found after 2 seconds in any case.
+            timeout: How long the nodes' watches may take to answer.
+
+        Raises:
+            TypeError: `threshold_s` is no number.
+            ValueError: It is not above 0.
+        """
+        threshold_s = check_threshold(threshold_s)
+        self._open()
+        stuck = {}
+        for (rank, seen), facts in zip(self._sights(timeout).items(), self._processes(), strict=True):
+            if not isinstance(seen, Seen):
+                logger.warning("whether rank %d is stuck can't be told: %s", rank, seen)
+            elif (found := _stuck(rank, seen, facts, threshold_s)) is not None:
+                stuck[rank] = found
+        return stuck
+
+
+def sights_of(workers: Sequence[WorkerFacts], timeout_s: float) -> SeenByRank:
+    """How the watches see these workers, by position."""
+    known = dict(enumerate(workers))
+    nodes, found = by_node(known), dict[int, Seen | str]()
+    for node_id, answer in ask_within("see", known, timeout_s).items():
+        for i, key in enumerate(nodes[node_id]):
+            if isinstance(answer, UnansweredError):
+                found[key] = str(answer)
+            elif answer[i] is None:
+                found[key] = "its process id is of another namespace than its node's"
+            else:
+                found[key] = Seen.of(answer[i])
+    return dict(sorted(found.items()))
+
+
+def _may_answer(seen: Seen) -> bool:
+    return seen.is_alive and (seen.is_idle or not seen.is_told)
+
+
+def _status(seen: Seen | str, answer: ActorState) -> WorkerStatus:
+    if not isinstance(seen, Seen):
+        return WorkerStatus(answer)
+    if not seen.is_alive or answer == "dead":
+        return WorkerStatus("dead")
+    return WorkerStatus(answer, seen)
+
+
+def _stuck(rank: int, seen: Seen, facts: WorkerFacts, threshold_s: float) -> StuckWorker | None:
+    why = why_stuck(seen, threshold_s)
+    if why is None:
+        return None
+    reason, call, silent_s = why
+    return StuckWorker(
+        rank=rank,
+        reason=reason,
+        method=None if call is None else call.method,
+        sequence=None if call is None else call.sequence,
+        running_s=None if call is None else call.running_s,
+        silent_s=silent_s,
+        pid=facts.pid,
+        node_id=facts.node_id,
+    )

@@ -1,0 +1,106 @@
+"""The generated actor classes: a shell with a method for each of the user's, which notes its calls."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from inspect import Parameter, Signature
+from typing import Any
+
+from raycrew.worker_groups._health import Running, as_text
+from raycrew.worker_groups._worker.raised import told_to_the_caller
+from raycrew.worker_groups._worker.shell import Shell, has_to_receive
+from raycrew.worker_groups._worker.worker_class import ClassInfo, MethodInfo
+
+#: Methods of the shell itself; a worker class can't have any of these names.
+RESERVED_PREFIX = "_raycrew_"
+
+
+def shell_class(info: ClassInfo) -> type:
+    """A shell with the methods of a worker class.
+
+    Raises:
+        ValueError: The class has a method whose name belongs to the shell.
+    """
+    taken = [name for name in info.methods if name.startswith(RESERVED_PREFIX)]
+    if taken:
+        raise ValueError(
+            f"{info.fqn} has methods {taken}; names that start with {RESERVED_PREFIX!r} are reserved"
+        )
+    methods = {name: _forwarder(method) for name, method in info.methods.items()}
+    # Not this module's name: pickle must take the class by value, since no worker could import it.
+    return type(info.name, (Shell,), {**methods, "__module__": "raycrew_worker", "__doc__": info.fqn})
+
+
+def _forwarder(method: MethodInfo) -> Callable[..., Any]:
+    forward = _FORWARDERS[method.kind](method.name, as_text(method.name))
+    forward.__name__ = forward.__qualname__ = method.name
+    own = Parameter("self", Parameter.POSITIONAL_ONLY)
+    parameters = list(method.signature.parameters.values())
+    forward.__signature__ = Signature([own, *parameters])  # type: ignore[attr-defined]
+    for name, value in method.options.items():
+        setattr(forward, name, value)
+    return forward
+
+
+def _sync(name: str, text: bytes) -> Callable[..., Any]:
+    def forward(self: Shell, *args: Any, **kwargs: Any) -> Any:
+        with Running(text):
+            bound = self._raycrew_bound(name)
+            args, kwargs = self._raycrew_received(args, kwargs)
+            with told_to_the_caller():
+                return self._raycrew_sent(bound(*args, **kwargs))
+
+    return forward
+
+
+def _generator(name: str, text: bytes) -> Callable[..., Any]:
+    def forward(self: Shell, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        with Running(text) as call:
+            bound = self._raycrew_bound(name)
+            args, kwargs = self._raycrew_received(args, kwargs)
+            with told_to_the_caller():
+                for item in bound(*args, **kwargs):  # Not "yield from": Ray sends into it.
+                    call.tick()
+                    yield self._raycrew_sent(item)
+
+    return forward
+
+
+def _async(name: str, text: bytes) -> Callable[..., Any]:
+    async def forward(self: Shell, *args: Any, **kwargs: Any) -> Any:
+        with Running(text):
+            bound = self._raycrew_bound(name)
+            args, kwargs = await _received_async(self, args, kwargs)
+            with told_to_the_caller():
+                return self._raycrew_sent(await bound(*args, **kwargs))
+
+    return forward
+
+
+def _async_generator(name: str, text: bytes) -> Callable[..., Any]:
+    async def forward(self: Shell, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        with Running(text) as call:
+            bound = self._raycrew_bound(name)
+            args, kwargs = await _received_async(self, args, kwargs)
+            with told_to_the_caller():
+                async for item in bound(*args, **kwargs):
+                    call.tick()
+                    yield self._raycrew_sent(item)
+
+    return forward
+
+
+async def _received_async(
+    shell: Shell, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    # A free function: one async method on `Shell` would turn every worker into an async actor.
+    if not has_to_receive(shell._raycrew_transport, args, kwargs):  # noqa: SLF001
+        return args, kwargs
+    return await asyncio.to_thread(shell._raycrew_received, args, kwargs)  # noqa: SLF001
+
+
+_FORWARDERS: Mapping[str, Callable[[str, bytes], Callable[..., Any]]] = {
+    "sync": _sync,
+    "async": _async,
+    "generator": _generator,
+    "async_generator": _async_generator,
+}

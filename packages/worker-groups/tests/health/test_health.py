@@ -1,0 +1,98 @@
+"""How workers of a group on Ray are seen to be while they are busy, stuck, stopped or dead."""
+
+import contextlib
+import os
+import signal
+
+import pytest
+from patience import PATIENCE_S, eventually
+from workers import Patient
+
+from raycrew.worker_groups import RayWorkerGroup, ResourceUsage
+
+
+@pytest.fixture
+def group(cluster):
+    with RayWorkerGroup(cluster, Patient) as made:
+        yield made
+
+
+def test_a_busy_worker_is_told_of_at_once(group, tmp_path):
+    gate = tmp_path / "gate"
+    first = group.call("pid").get_results()
+    sitting = group.on(ranks=[0]).call("sit_until", str(gate))
+    eventually(lambda: group.get_worker_status(PATIENCE_S)[0].method == "sit_until", "the call is told")
+    eventually(lambda: group.get_worker_status(PATIENCE_S)[1] == "ready", "the other has answered")
+    busy, ready = group.get_worker_status(PATIENCE_S).values()
+    assert (busy, busy.method, len(busy.calls)) == ("busy", "sit_until", 1)
+    assert (ready, ready.method, ready.sequence, ready.calls) == ("ready", None, None, ())
+    assert busy.sequence == 3  # after __init__ and pid
+    assert 0 <= busy.silent_s == busy.running_s < PATIENCE_S
+    assert all(status.private_bytes > 2**20 and status.beat_age_s < PATIENCE_S for status in (busy, ready))
+    eventually(
+        lambda: all(usage.cpu is not None for usage in group.get_resource_usage(PATIENCE_S).values()),
+        "two looks have been taken",
+    )
+    usage = group.get_resource_usage(PATIENCE_S)[0]
+    assert usage.resident_bytes > usage.private_bytes > 2**20
+    assert usage.n_processes == 1
+    gate.touch()
+    sitting.get_results(timeout=PATIENCE_S)
+    assert group.on(ranks=[0]).call("tick_in_a_child").get_results(timeout=PATIENCE_S) == [0]
+    os.kill(first[1], signal.SIGKILL)
+    eventually(lambda: group.get_worker_status(PATIENCE_S)[1] == "dead", "the dead one is told")
+    assert group.get_resource_usage(PATIENCE_S)[1] == ResourceUsage()
+    assert 1 not in group.detect_stuck_workers(0.1, PATIENCE_S)
+    assert group.restart_failed_workers() == [1]
+    assert set(group.get_worker_status(PATIENCE_S).values()) == {"ready"}
+
+
+@pytest.mark.hostile
+def test_stuck_workers_are_found_and_those_that_go_on_are_not(group, tmp_path):
+    gate, second_gate, fifo = tmp_path / "gate", tmp_path / "second", tmp_path / "fifo"
+    pids = group.call("pid").get_results()
+    going = group.on(ranks=[0]).call("go_on_until", str(gate))
+    eventually(lambda: group.get_worker_status(PATIENCE_S)[0].method == "go_on_until", "it goes on")
+    sitting = group.on(ranks=[1]).call("sit_until", str(second_gate))
+    stuck = {}
+
+    def is_found():
+        stuck.update(group.detect_stuck_workers(4, PATIENCE_S))
+        return 1 in stuck
+
+    eventually(is_found, "it sits in one call")
+    assert stuck.keys() == {1}, "the other one has been at work for longer"
+    found = stuck[1]
+    assert (found.rank, found.reason, found.method, found.sequence) == (1, "no_progress", "sit_until", 3)
+    assert found.silent_s == found.running_s > 4
+    assert (found.pid, found.node_id) == (pids[1], group.ranks[1].node_id)
+    assert "rank 1" in str(found)
+    assert group.get_worker_status(PATIENCE_S)[0].silent_s < 4 < group.get_worker_status()[0].running_s
+    gate.touch()
+    second_gate.touch()
+    going.get_results(timeout=PATIENCE_S)
+    sitting.get_results(timeout=PATIENCE_S)
+
+    os.mkfifo(fifo)
+    holding = group.on(ranks=[0]).call("hold_the_lock_until", str(fifo))
+    with fifo.open("wb", buffering=0) as pipe, resumed(pids[1]):
+        os.kill(pids[1], signal.SIGSTOP)
+        eventually(lambda: reasons(group) == {0: "gil_held", 1: "stopped"}, "both are found")
+        held, stopped = group.get_worker_status(PATIENCE_S).values()
+        assert (held, held.method, stopped, stopped.method) == ("busy", "hold_the_lock_until", "busy", None)
+        pipe.write(b"!")
+        holding.get_results(timeout=PATIENCE_S)
+    eventually(lambda: not group.detect_stuck_workers(PATIENCE_S), "all go on")
+    assert set(group.get_worker_status(PATIENCE_S).values()) == {"ready"}
+
+
+def reasons(group):
+    return {rank: stuck.reason for rank, stuck in group.detect_stuck_workers(0.1, PATIENCE_S).items()}
+
+
+@contextlib.contextmanager
+def resumed(pid):
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)

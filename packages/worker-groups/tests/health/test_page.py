@@ -1,0 +1,213 @@
+"""A worker's page: what its heart writes, and what is read of it in another process."""
+
+import mmap
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from raycrew.worker_groups._health import heart, page
+from raycrew.worker_groups._health.heart import Heart, Running, as_text
+from raycrew.worker_groups._health.marks import marks_of
+from raycrew.worker_groups._health.page import METHOD_BYTES, SLOTS, open_page, read
+
+
+@pytest.fixture
+def memory():
+    return memoryview(bytearray(page.SIZE))
+
+
+@pytest.fixture
+def beating(memory):
+    return Heart(memory)
+
+
+def running(memory):
+    return [(call.number, call.method) for call in read(memory).calls if not call.ended]
+
+
+def begin(beating, method):
+    return Running(as_text(method), beating).__enter__()
+
+
+def test_a_page_of_zeros_says_nothing(memory):
+    assert read(memory) == (0.0, 0, ())
+    Heart(memory)
+    assert read(memory).device_bytes is None
+
+
+def test_a_call_is_told_while_it_runs_and_when_it_ended(memory, beating):
+    with Running(as_text("train"), beating) as call:
+        (told,) = read(memory).calls
+        assert (told.number, told.method, told.ended) == (1, "train", 0.0)
+        assert told.began == told.ticked > 0
+        call.tick()
+        assert read(memory).calls[0].ticked > told.ticked
+    assert running(memory) == []
+    assert read(memory).calls[0].ended >= told.began
+
+
+def test_names_of_any_length_and_letters(memory, beating):
+    for name in ("é" * 100, "x" * METHOD_BYTES, "_"):
+        with Running(as_text(name), beating):
+            ((_, method),) = running(memory)
+            assert name.startswith(method.rstrip("\ufffd"))
+            assert len(method) >= min(len(name), METHOD_BYTES // 2)
+
+
+def test_the_oldest_calls_are_told_when_there_are_more_than_slots(memory, beating):
+    calls = [begin(beating, f"m{i}") for i in range(3 * SLOTS)]
+    assert [number for number, _ in running(memory)] == list(range(1, SLOTS + 1))
+    calls[SLOTS].__exit__()  # one that is not told
+    calls[0].__exit__()
+    assert [number for number, _ in running(memory)] == [*range(2, SLOTS + 1), SLOTS + 2]
+    for call in calls[1:SLOTS] + calls[SLOTS + 1 :]:
+        call.__exit__()
+    assert running(memory) == []
+    with Running(as_text("next"), beating):
+        assert running(memory) == [(3 * SLOTS + 1, "next")]
+
+
+def test_many_threads_leave_no_call_behind(memory, beating):
+    def work():
+        for _ in range(300):
+            with Running(as_text("work"), beating) as call:
+                call.tick()
+
+    threads = [threading.Thread(target=work) for _ in range(2 * SLOTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert running(memory) == []
+    assert len(beating._free) == SLOTS
+    assert max(call.number for call in read(memory).calls) == 300 * 2 * SLOTS
+
+
+def test_a_tick_is_of_the_call_that_it_is_in(memory, beating):
+    other = begin(beating, "other")
+    with Running(as_text("own"), beating):
+        before = read(memory).calls
+        heart.tick()
+        after = read(memory).calls
+    assert after[0] == before[0]
+    assert after[1].ticked > before[1].ticked
+    other.__exit__()
+
+
+def test_a_tick_outside_of_calls_is_of_all(memory, beating, monkeypatch):
+    monkeypatch.setattr(heart, "_own", [beating])
+    calls = [begin(beating, "one"), begin(beating, "two")]
+    before = read(memory).calls
+    thread = threading.Thread(target=heart.tick)
+    thread.start()
+    thread.join()
+    assert all(b.ticked < a.ticked for b, a in zip(before, read(memory).calls, strict=True))
+    for call in calls:
+        call.__exit__()
+
+
+def test_a_tick_of_a_call_that_has_ended_is_not_of_the_next_one_in_its_place(memory, beating):
+    first = begin(beating, "first")
+    first.__exit__()
+    with Running(as_text("second"), beating):
+        before = read(memory)
+        first.tick()
+        assert read(memory) == before
+
+
+@pytest.mark.hostile
+def test_a_forked_child_writes_nothing_into_its_parents_page(monkeypatch):
+    with mmap.mmap(-1, page.SIZE) as shared:
+        memory = memoryview(shared)
+        beating = Heart(memory)
+        monkeypatch.setattr(heart, "_own", [beating])
+        with Running(as_text("parent"), beating):
+            before = bytes(memory)
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    heart.tick()
+                    beating.tick()
+                    with Running(as_text("child")):
+                        heart.tick()
+                finally:
+                    os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+            assert bytes(memory) == before
+        beating._bytes.release()
+        beating._words.release()
+        beating._times.release()
+        memory.release()
+
+
+PROGRAM = """
+import os, sys
+from raycrew.worker_groups._health.heart import Running, as_text, start_heart
+from raycrew.worker_groups._health.marks import mark_own_process
+mark = mark_own_process()
+print(mark, flush=True)
+start_heart(mark)
+with Running(as_text("work")):
+    sys.stdin.readline()
+    os.closerange(3, 4096)
+    print("closed", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.hostile
+def test_a_page_is_read_from_another_process_whatever_it_closes():
+    worker = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with worker:
+        mark = worker.stdout.readline().strip()
+        worker.stdin.write("\n")
+        worker.stdin.flush()
+        assert open_page(worker.pid, "0" * 32) is None
+        memory = open_page(worker.pid, mark)
+        assert memory is not None
+        assert memory.readonly
+        assert mark not in marks_of(os.getpid()), "who reads it is none of what the worker has started"
+        assert worker.stdout.readline() == "closed\n"
+        assert running(memory) == [(1, "work")]
+        beat = read(memory).beat
+        assert beat > 0
+        worker.stdin.close()
+    assert running(memory) == []
+    assert open_page(worker.pid, mark) is None
+
+
+class Cuda:
+    def __init__(self, is_used):
+        self.is_used = is_used
+
+    def is_initialized(self):
+        return self.is_used
+
+    def device_count(self):
+        return 2
+
+    def memory_reserved(self, index):
+        if not self.is_used:
+            raise AssertionError("this would begin to use the device")
+        return 1000 + index
+
+
+class Torch:
+    def __init__(self, is_used):
+        self.cuda = Cuda(is_used)
+
+
+@pytest.mark.parametrize(
+    ("torch", "size"), [(None, -1), (object(), -1), (Torch(is_used=False), -1), (Torch(is_used=True), 2001)]
+)
+def test_device_memory_is_asked_of_torch_only_where_it_is_in_use(monkeypatch, memory, torch, size):
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert heart.device_bytes() == size
+    with Running(as_text("step"), Heart(memory)):
+        pass
+    assert read(memory).device_bytes == (None if size < 0 else size)

@@ -1,0 +1,77 @@
+"""What is told of a worker, from what is seen of it."""
+
+import json
+import pickle
+
+import pytest
+
+from raycrew.worker_groups import StuckWorker, WorkerStatus
+from raycrew.worker_groups._health.reports import RunningCall, Seen, check_threshold, why_stuck
+
+LONG = RunningCall("train", 7, 100.0, 100.0)
+
+
+def seen(beat_age_s=0.3, *calls, **more):
+    return Seen(is_alive=True, is_told=True, beat_age_s=beat_age_s, calls=calls, **more)
+
+
+@pytest.mark.parametrize(
+    ("what", "threshold_s", "reason"),
+    [
+        (seen(), 5, None),
+        (seen(0.3, LONG), 5, "no_progress"),
+        (seen(0.3, LONG), 200, None),
+        (seen(0.3, RunningCall("train", 7, 100.0, 0.5)), 5, None),
+        (seen(0.3, RunningCall("new", 8, 1.0, 1.0), LONG), 5, "no_progress"),
+        (seen(6.0), 5, "gil_held"),
+        (seen(6.0), 20, None),
+        (seen(1.5), 0.1, None),
+        (seen(2.5), 0.1, "gil_held"),
+        (seen(6.0, LONG), 5, "gil_held"),
+        (seen(2.5, is_stopped=True), 600, "stopped"),
+        (seen(0.5, is_stopped=True), 0.1, None),
+        (Seen(is_alive=True, is_stopped=True), 600, "stopped"),
+        (Seen(is_alive=True), 0.1, None),
+        (Seen(is_alive=False, calls=(LONG,)), 5, None),
+    ],
+)
+def test_who_is_stuck(what, threshold_s, reason):
+    found = why_stuck(what, threshold_s)
+    assert (found and found[0]) == reason
+
+
+def test_a_stuck_worker_says_what_is_known():
+    stuck = StuckWorker(1, "no_progress", "train", 7, 100.0, 60.0, 4711, "abc")
+    assert str(stuck) == "rank 1 (pid 4711 on node abc): no tick in 'train' (call 7) for 60.0 s"
+    idle = StuckWorker(0, "stopped", None, None, None, None, 4711, "abc")
+    assert str(idle) == "rank 0 (pid 4711 on node abc): its process is stopped"
+
+
+def test_a_status_is_its_word_and_more():
+    status = WorkerStatus("busy", seen(0.3, RunningCall("late", 9, 1.0, 1.0), LONG, private_bytes=1000))
+    assert status == "busy"
+    assert {status} == {"busy"}
+    assert json.dumps({0: status}) == '{"0": "busy"}'
+    assert (status.method, status.sequence, status.running_s, status.silent_s) == ("train", 7, 100.0, 100.0)
+    assert status.beat_age_s == 0.3
+    assert status.private_bytes == 1000
+    assert status.device_bytes is None
+    assert len(status.calls) == 2
+    assert "method='train'" in repr(status)
+    again = pickle.loads(pickle.dumps(status))
+    assert (again, again.method, again.calls) == ("busy", "train", status.calls)
+
+
+def test_a_status_of_which_nothing_is_known():
+    status = WorkerStatus("dead")
+    assert (status.method, status.running_since, status.beat_age_s, status.calls) == (None, None, None, ())
+    assert repr(status) == "WorkerStatus('dead')"
+
+
+@pytest.mark.parametrize(
+    ("threshold_s", "error"),
+    [("5", TypeError), (None, TypeError), (True, TypeError), (0, ValueError), (float("nan"), ValueError)],
+)
+def test_thresholds_that_are_none(threshold_s, error):
+    with pytest.raises(error, match="threshold_s"):
+        check_threshold(threshold_s)
