@@ -155,6 +155,7 @@ def test_a_group_that_was_shut_down_meanwhile_gets_no_new_workers(monkeypatch):
     options = SimpleNamespace(environments=None)
     launch.spec = SimpleNamespace(options=options, builder=SimpleNamespace(fqn="Policy"), cluster=None)
     launch.positions, launch.handles, launch.aliases, launch.deadline = [0], {}, {0: "policy"}, None
+    launch.claim = SimpleNamespace(bundles=[])
     launch.go_on, launch._end = life.check, lambda: None
     monkeypatch.setattr(generations, "interpreter_for", lambda *_: life.close(lambda: True))
     monkeypatch.setattr(startup, "shell_class", lambda _: Listener)
