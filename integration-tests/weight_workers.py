@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 
 from raycrew.tensor_transport import WeightDirectory, WeightPublisher, WeightReceiver, digest_weights
 from raycrew.tensor_transport.transports.shared_memory import SharedMemoryTransport
-from raycrew.worker_groups import current_worker
+from raycrew.worker_groups import CurrentWorker, current_worker
 
 
 def model():
@@ -115,3 +115,33 @@ class Generator:
 
     def digest(self) -> str:
         return digest_weights(self.model.state_dict())
+
+
+class Follower:
+    """Serves weights of a version that is required; it may follow by itself after a restart."""
+
+    def __init__(self, directory: WeightDirectory, follows: bool) -> None:
+        self.follows = follows
+        self.weights = {"scale": torch.zeros(3), "bias": torch.zeros(2)}
+        name = f"generator {current_worker().rank}"
+        self.receiver = WeightReceiver(self.load, directory=directory, name=name)
+
+    def on_generation(self, worker: CurrentWorker) -> None:
+        if self.follows and worker.generation > 0:
+            self.receiver.pull()
+
+    def load(self, tensors) -> None:
+        self.weights |= {name: tensor.clone() for name, tensor in tensors}
+
+    def prepare_weights(self, version: int):
+        return self.receiver.prepare(version)
+
+    def apply_weights(self, version: int):
+        return self.receiver.apply(version)
+
+    def generate(self, version: int) -> tuple[int, list[float]]:
+        served = self.receiver.require(version)
+        return served, torch.cat([self.weights["scale"], self.weights["bias"]]).tolist()
+
+    def pid(self) -> int:
+        return os.getpid()

@@ -122,6 +122,14 @@ class StaleVersionError(WeightUpdateError):
     """The update is older than what the receiver already has."""
 
 
+class StaleWeightsError(WeightUpdateError):
+    """The weights are those of no version, of an older one than is required, or a mixture: synchronise first.
+
+    Whatever the constructor of a restarted process loaded, it is of no version. `version` is the one that is
+    required, 0 for any.
+    """
+
+
 class BaseVersionError(WeightUpdateError):
     """A partial update has to be added to a version that the receiver does not hold.
 

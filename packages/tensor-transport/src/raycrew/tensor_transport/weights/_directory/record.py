@@ -278,6 +278,11 @@ class Record(Shelf):
         self._hold(receiver, number)
         self._tidy(now)
 
+    def arrive(self, now: float, receiver: str) -> None:
+        """A receiver was made, or made again: it holds nothing."""
+        self.holders.pop(receiver, None)
+        self._tidy(now)
+
     def leave(self, now: float, receiver: str) -> None:
         """A receiver is gone."""
         self.holders.pop(receiver, None)

@@ -148,7 +148,14 @@ class Applier:
             heading = feed.heading(timeout_s)
         except TransportTimeoutError as error:
             raise UpdateAbortedError(f"version {update} was not begun in time: {error}") from error
+        if heading.is_vote and heading.bases is not None and not self.held.is_whole:
+            self._catch_up(max(heading.bases, default=None), deadline)
         return heading, Stream(feed, heading.version, self._fetcher, watch, deadline), watch
+
+    def _catch_up(self, version: int | None, deadline: float | None) -> None:
+        """Come to what a partial version is added to: whoever holds no version has nothing to lose."""
+        for number in self._member.directory.ask(Record.chain, version, None):
+            self.apply(number, None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def _holds(self, heading: Heading) -> bool:
         held = self.held
@@ -159,7 +166,7 @@ class Applier:
         """Refuse, before a byte moves, what does not fit."""
         version, held = heading.version, self.held
         previous, same = held.version, heading.publisher == held.publisher
-        if same and previous is not None and version < previous:
+        if same and previous is not None and version < previous and held.intact:
             raise StaleVersionError(f"update {version} is stale: version {previous} is held already")
         if heading.publisher in self._superseded:
             raise StaleVersionError(

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from raycrew.tensor_transport.errors import StaleWeightsError
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -18,6 +20,27 @@ class Held:
     publisher: str | None = None
     intact: bool = True
     loading: int | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the weights are those of a version."""
+        return self.version is not None and self.intact
+
+    def check(self, required: int | None) -> int:
+        """The version, for who makes something with these weights.
+
+        Raises:
+            StaleWeightsError: They are of no version, of one below the required, or a mixture.
+        """
+        if self.version is None and self.intact:
+            why = "this receiver was made, or made again, and holds no version yet: pull(), or update it"
+        elif self.version is None or not self.intact:
+            why = self.standing()
+        elif required is not None and self.version < required:
+            why = f"the receiver holds version {self.version}, and version {required} is required: pull()"
+        else:
+            return self.version
+        raise StaleWeightsError(why, version=required or 0, current_version=self.version, intact=self.intact)
 
     def standing(self) -> str:
         """The same in words."""

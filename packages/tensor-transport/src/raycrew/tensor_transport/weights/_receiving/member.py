@@ -35,6 +35,11 @@ class Member:
             raise ValueError("versions are found by their number in a directory: WeightReceiver(directory=…)")
         return self._directory
 
+    def arrive(self) -> None:
+        """A receiver of this name is made: it holds nothing, whatever the one before it held."""
+        if self._directory is not None:
+            self._directory.ask(Record.arrive, self.name)
+
     def feed(self, update: WeightUpdate | int) -> Feed:
         """Where the buckets of an update are heard of."""
         if isinstance(update, WeightUpdate):

@@ -60,10 +60,12 @@ class WeightReceiver:
         deltas: The `DeltaTarget` whose `load` is called: updates say what changed since the one before, in
             bytes of another size each time. It knows by itself what fits, and the way back.
         directory: Where versions are found by number.
-        name: What the directory calls this receiver; unique.
+        name: What the directory calls this receiver; unique. One that was restarted may have its name again:
+            it holds nothing then.
 
     Raises:
         ValueError: There is no such rollback.
+        DirectoryLostError: The directory that is to know the name does not answer.
     """
 
     def __init__(
@@ -81,6 +83,8 @@ class WeightReceiver:
         name: str | None = None,
     ) -> None:
         self._member = Member(directory, name or uuid.uuid4().hex[:12])
+        if name is not None:
+            self._member.arrive()
         self._applier = Applier(
             load,
             self._member,
@@ -125,19 +129,32 @@ class WeightReceiver:
         the rows where it is refused once, or the answers differ.
 
         Raises:
-            WeightUpdateError: No version is held, the weights are a mixture, or another version is loaded or
+            StaleWeightsError: No version is held, the weights are a mixture, or another version is loaded or
                 not decided yet.
         """
-        held = self._applier.held
-        if held.version is None or not held.intact:
-            raise WeightUpdateError(held.standing(), current_version=held.version, intact=held.intact)
-        return torch.full((rows,), held.version, dtype=torch.int64)
+        return torch.full((rows,), self.require(), dtype=torch.int64)
+
+    def require(self, version: int | None = None) -> int:
+        """The version that is held, if things may be made with these weights: asks nobody, and costs nothing.
+
+        A process that was restarted holds none, whatever its constructor loaded, until it pulls or is
+        updated. Who hands the number that is to be used along with each call is never served by a process
+        that missed it.
+
+        Args:
+            version: That, or a later one; any unless given.
+
+        Raises:
+            StaleWeightsError: No version is held, an older one, or a mixture; see `tag`.
+        """
+        return self._applier.held.check(version)
 
     def apply(self, update: WeightUpdate | int, *, timeout_s: float | None = 600.0) -> WeightReceipt:
         """Fetch, verify and load one update; holding it already is a success that moves nothing.
 
         A version that is given by its number, and that `sync_weights` began, is decided by the directory:
-        this returns when all receivers have loaded it, and else rolls back and raises.
+        this returns when all receivers have loaded it, and else rolls back and raises. If such a version is a
+        partial one, a receiver that holds none, or a mixture, comes to the version before it first.
 
         Args:
             update: A complete update, or the number of a version in the directory.
@@ -161,7 +178,8 @@ class WeightReceiver:
         """Fetch and verify a version while it is being published; `apply(version)` then only loads it.
 
         The weights are not touched, so generation may go on. It takes memory for the whole update, unless the
-        store's own memory is borrowed or mapped.
+        store's own memory is borrowed or mapped. (Who holds no version, or a mixture, and is to add a partial
+        one, comes to the version before that first.)
 
         Raises:
             WeightUpdateError: As `apply`.

@@ -1,0 +1,125 @@
+"""Receivers that were restarted, or lag: their weights are refused until they are synchronised."""
+
+import pytest
+import torch
+from models import assert_same, weights
+from streaming import TIMEOUT_S, Generator, sync
+
+from raycrew.tensor_transport.errors import BucketFetchError, StaleWeightsError
+from raycrew.tensor_transport.testing import InProcessByteStore
+from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher
+
+CHANGES = {
+    2: {"ids": torch.arange(7) + 2},
+    3: {"scale": torch.tensor(9.0, dtype=torch.bfloat16), "ids": torch.arange(7) + 3},
+}
+
+
+class PartialTrainer:
+    """Publishes a whole model first, and then what changed."""
+
+    def __init__(self, store, directory):
+        self.publisher = WeightPublisher(store, directory=directory, timeout_s=TIMEOUT_S)
+        self.step = 0
+
+    def publish_weights(self):
+        self.step += 1
+        changed = CHANGES.get(self.step)
+        return self.publisher.publish(changed or weights(), partial=changed is not None)
+
+
+@pytest.fixture
+def store():
+    return InProcessByteStore()
+
+
+@pytest.fixture
+def directory():
+    with WeightDirectory.local(keep=1) as found:
+        yield found
+
+
+def test_weights_are_required_of_a_version(store, directory):
+    trainer, generator = PartialTrainer(store, directory), Generator(store, directory)
+    with pytest.raises(StaleWeightsError, match=r"holds no version yet.*pull\(\)") as stale:
+        generator.receiver.require()
+    assert (stale.value.version, stale.value.current_version) == (0, None)
+    with pytest.raises(StaleWeightsError, match="holds no version yet"):
+        generator.receiver.tag(3)
+    sync([trainer], [generator], directory)
+    assert generator.receiver.require() == generator.receiver.require(1) == 1
+    with pytest.raises(StaleWeightsError, match="version 1, and version 2 is required") as stale:
+        generator.receiver.require(2)
+    assert (stale.value.version, stale.value.current_version, stale.value.intact) == (2, 1, True)
+
+
+@pytest.mark.hostile
+def test_a_mixture_is_of_no_version_whatever_is_required(store, directory):
+    generator, seen = Generator(store, directory), []
+
+    def look():
+        with pytest.raises(StaleWeightsError) as found:
+            generator.receiver.require()
+        seen.append(found.value.intact)
+        return True
+
+    generator.model.load = lambda tensors: [look() for _ in tensors]
+    PartialTrainer(store, directory).publish_weights()
+    generator.receiver.pull()
+    assert set(seen) == {False} and generator.receiver.require(1) == 1
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("prepare", [None, "prepare_weights"])
+def test_a_generator_that_was_restarted_comes_to_what_the_next_update_is_added_to(store, directory, prepare):
+    trainer, generators = PartialTrainer(store, directory), [Generator(store, directory) for _ in range(2)]
+    for version in (1, 2):
+        assert sync([trainer], generators, directory, prepare=prepare).version == version
+    generators[1].receiver.close()
+    generators[1] = Generator(store, directory)
+    assert sync([trainer], generators, directory, prepare=prepare).version == 3
+    for generator in generators:
+        assert generator.receiver.require(3) == 3
+        assert_same(generator.model.tensors, weights() | CHANGES[3])
+
+
+@pytest.mark.hostile
+def test_what_a_restarted_generator_cannot_catch_up_with_ends_the_update_for_all(store):
+    with WeightDirectory.local(keep=0) as directory:
+        trainer, generators = (
+            PartialTrainer(store, directory),
+            [Generator(store, directory) for _ in range(2)],
+        )
+        sync([trainer], generators, directory)
+        generators[1] = Generator(store, directory)
+        with pytest.raises(BucketFetchError, match="version 1 is not kept"):
+            sync([trainer], generators, directory)
+        assert [generator.receiver.version for generator in generators] == [1, None]
+
+
+@pytest.mark.hostile
+def test_a_mixture_comes_to_a_version_that_consists_of_several(store, directory):
+    trainer, generator = PartialTrainer(store, directory), Generator(store, directory)
+    for _ in range(2):
+        trainer.publish_weights()
+        generator.receiver.pull()
+    trainer.publish_weights()
+    load = generator.model.load
+    generator.model.load = lambda tensors: next(tensors) and 1 / 0
+    with pytest.raises(Exception, match="division by zero"):
+        generator.receiver.pull()
+    assert not generator.receiver.intact
+    generator.model.load = load
+    assert generator.receiver.pull().version == 3
+    assert_same(generator.model.tensors, weights() | CHANGES[3])
+
+
+def test_a_receiver_that_was_restarted_under_its_name_holds_nothing(store, directory):
+    trainer, generator = PartialTrainer(store, directory), Generator(store, directory, name="rank 0")
+    trainer.publish_weights()
+    generator.receiver.pull()
+    assert directory.status()[0].holders == ("rank 0",)
+    again = Generator(store, directory, name="rank 0")
+    assert directory.status()[0].holders == ()
+    again.receiver.pull()
+    assert directory.status()[0].holders == ("rank 0",)
