@@ -1,12 +1,19 @@
 """The suite of transports sees each of these faults: it would not be worth much otherwise."""
 
+import contextlib
 import dataclasses
+import os
+import socket
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from raycrew.tensor_transport.testing import PullCase, nothing_left
+from raycrew.tensor_transport.testing._broadcast import _check_nothing_left
 from raycrew.tensor_transport.testing._pulling.case import _check_alone
+from raycrew.tensor_transport.testing._transports import leaves_nothing
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 from raycrew.tensor_transport.transports import _pulling as base
 
@@ -68,3 +75,46 @@ def test_what_is_left_behind_is_seen():
         leaking.append(Leaking())
         leaking[0].close()
     leaking[0]._arenas.close()
+
+
+@pytest.mark.hostile
+def test_a_connection_that_somebody_else_opens_meanwhile_is_not_the_transports():
+    with contextlib.ExitStack() as opened:
+        ray = [socket.socket()]
+        opened.enter_context(ray[0])
+        leaves_nothing(lambda: ray and opened.enter_context(ray.pop().dup()), within_s=0.1)
+        with pytest.raises(AssertionError, match=r"left behind: .*socket:"):
+            leaves_nothing(lambda: opened.enter_context(socket.socket()), within_s=0.1)
+
+
+@pytest.mark.hostile
+def test_what_only_a_transport_leaves_counts_the_first_time():
+    with contextlib.ExitStack() as opened:
+        todo = [Path(os.devnull)]
+        with pytest.raises(AssertionError, match=r"left behind: .*/dev/null"):
+            leaves_nothing(lambda: todo and opened.enter_context(todo.pop().open()), within_s=0.1)
+        ended = threading.Event()
+        opened.callback(ended.set)
+        with pytest.raises(AssertionError, match=r"left behind: .*thread left over"):
+            leaves_nothing(threading.Thread(target=ended.wait, name="left over").start, within_s=0.1)
+
+
+class Member:
+    """Has so many threads after each of its groups."""
+
+    def __init__(self, threads):
+        self.pid, self.threads = 7, iter(threads)
+
+    def begin(self, fn, *args):
+        self.asked = fn.__name__
+
+    def result(self):
+        return (next(self.threads), 30) if self.asked == "leftovers" else True
+
+
+@pytest.mark.hostile
+def test_a_member_leaks_that_grows_with_each_of_its_groups():
+    for threads in ([7, 7], [7, 8, 8], [7, 8, 9, 9], [9, 8]):
+        _check_nothing_left([Member(threads)].copy, "cpu")
+    with pytest.raises(AssertionError, match="grew"):
+        _check_nothing_left([Member([7, 8, 9, 10])].copy, "cpu")

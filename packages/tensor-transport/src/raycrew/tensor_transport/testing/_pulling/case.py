@@ -30,7 +30,7 @@ from raycrew.tensor_transport.testing._pulling.interrupted import (
     check_stopped_peer,
 )
 from raycrew.tensor_transport.testing._pulling.peers import pull
-from raycrew.tensor_transport.testing._transports import expect, nothing_left
+from raycrew.tensor_transport.testing._transports import expect, leaves_nothing
 from raycrew.tensor_transport.transports import PullTransport
 
 
@@ -52,13 +52,14 @@ class PullCase:
 
 
 def _check_alone(case: PullCase) -> None:
-    case.make().close()
-    with nothing_left():
-        transport = case.make()
-        with contextlib.closing(transport):
+    def use() -> None:
+        with contextlib.closing(case.make()) as transport:
             expect(transport.available() is None, f"{transport.name} is not available here")
             for check in (check_own_offers, check_refusals, check_folds, check_closing):
                 check(case.make, transport)
+
+    case.make().close()
+    leaves_nothing(use)
 
 
 def _check_with_peer(case: PullCase) -> None:
