@@ -11,6 +11,7 @@ from raycrew.worker_groups import (
     EnvironmentProvider,
     MultiWorkerFuture,
     RayWorkerGroup,
+    RowBatch,
     Shardable,
 )
 from raycrew.worker_groups.protocols import NodeRunner as WorkerGroupsNodeRunner
@@ -38,6 +39,10 @@ def argument_transports(tensors: TensorArguments) -> ArgumentTransport:
 
 def shardables(batch: BatchedDataDict[Any]) -> tuple[Shardable, Shardable]:
     return batch, batch.shard_by_batch_size(2)
+
+
+def row_batches(batch: BatchedDataDict[Any]) -> RowBatch:
+    return batch
 
 
 def peer_groups(group: RayWorkerGroup) -> PeerGroup:

@@ -5,6 +5,7 @@ import logging
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 
@@ -308,6 +309,8 @@ class WorkerGroup(GroupFacts, GroupCalls, GroupHealth):
         """Raise a `WorkerGroupClosedError` if the workers can't be reached any more."""
 
     def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any, Any]:
+        if dispatch.join is not None:
+            dispatch = replace(dispatch, join=replace(dispatch.join, transport=self._spec.transport))
         with self._life.sending([send.rank for send in dispatch.sends], timeout):
             return self._deliver(dispatch, timeout)
 

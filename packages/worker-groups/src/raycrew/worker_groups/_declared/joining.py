@@ -7,6 +7,9 @@ from typing import Any
 from raycrew.worker_groups._declared.declaration import Function, Mode
 from raycrew.worker_groups._declared.rows import add_up, average, count_rows, cut_rows, join_rows
 from raycrew.worker_groups.errors import ResultJoinError
+from raycrew.worker_groups.protocols import ArgumentTransport
+
+_Joining = Callable[[Sequence[Any], str], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,7 @@ class Join:
         collect: How.
         rows: Rows that each result has to have, or None if none are dropped.
         kept: For each of the ranks, how many of these are no padding.
+        transport: What encoded the results on their way here, if anything did.
     """
 
     called: str
@@ -26,6 +30,7 @@ class Join:
     collect: Mode | Function
     rows: int | None = None
     kept: tuple[int, ...] = ()
+    transport: ArgumentTransport | None = None
 
     def __call__(self, results: Sequence[Any]) -> Any:
         """The value of results that are in the order of `ranks`.
@@ -65,9 +70,18 @@ class Join:
             pairs = zip(self.kept, results, strict=True)
             results = [result for kept, result in pairs if kept]
         try:
-            return _JOINS[mode](results, "the results")
+            return self._as_they_are_or_decoded(_JOINS[mode], results)
         except Exception as error:
             raise self._error(f"{type(error).__name__}: {error}") from error
+
+    def _as_they_are_or_decoded(self, join: _Joining, results: list[Any]) -> Any:
+        """Handles are joined without their values where that goes; not beside values, nor added up."""
+        try:
+            return join(results, "the results")
+        except Exception:
+            if self.transport is None:
+                raise
+            return join([self.transport.decode(result) for result in results], "the results")
 
     def _made_by(self, function: Function, results: list[Any]) -> Any:
         if function.fn is None:
@@ -92,7 +106,7 @@ class Join:
         )
 
 
-_JOINS: Mapping[str, Callable[[Sequence[Any], str], Any]] = {
+_JOINS: Mapping[str, _Joining] = {
     "concat": join_rows,
     "sum": add_up,
     "mean": average,
