@@ -129,6 +129,9 @@ def test_positions_elsewhere_are_refused(change):
         iterator.load_state_dict(before | change)
     with pytest.raises(ValueError, match="a saved position has"):
         iterator.load_state_dict({})
+    for wrong in (None, [1], "state"):
+        with pytest.raises(TypeError, match=r"is what state_dict\(\) gave, not a"):
+            iterator.load_state_dict(wrong)
     assert iterator.state_dict() == before
 
 

@@ -152,6 +152,13 @@ def test_wrong_input_is_named(batch, change, arguments, error, match):
 
 
 @pytest.mark.hostile
+def test_tokens_on_the_meta_device_are_named(batch):
+    for key in ("ids", "logprobs"):
+        with pytest.raises(BatchSchemaError, match=f"column '{key}' is on the meta device"):
+            batch.copy().select([key]).to("meta").union({"lengths": LENGTHS}).pack_sequences([key], "lengths")
+
+
+@pytest.mark.hostile
 def test_a_mask_of_another_shape_makes_no_labels(batch):
     packed = batch.pack_sequences(["ids"], "lengths")
     for mask in (torch.ones(6, 1), torch.ones(6, 6)):

@@ -47,7 +47,11 @@ def test_masks_of_any_kind(kind):
         ([True, 0, 2], "by integers or by one boolean per row, not by both"),
         ((0, np.True_), "by integers or by one boolean per row, not by both"),
         (torch.tensor(1), r"not by shape \(\)"),
-        (torch.tensor([1.0]), "not by float32"),
+        (torch.tensor([1.0]), r"not by torch\.float32"),
+        (torch.tensor([1.0]).bfloat16(), r"not by torch\.bfloat16"),
+        (torch.tensor([1.0], requires_grad=True), r"not by torch\.float32"),
+        (torch.tensor([1], device="meta"), "not by a meta one"),
+        (torch.tensor([1, 0]).to_sparse(), "not by a sparse or nested one"),
         ([0, None], "not by object"),
     ],
 )

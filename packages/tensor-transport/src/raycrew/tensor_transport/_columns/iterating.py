@@ -75,7 +75,10 @@ class BatchIterator(Generic[PartT]):
         Raises:
             ValueError: It is one of an iterator over other rows, or with other arguments. Columns that only
                 one of the two batches has don't matter.
+            TypeError: It is no position at all.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"a position is what state_dict() gave, not a {type(state).__name__}")
         position = {key: value for key, value in state.items() if key != "columns"}
         epoch, step = self._passes.check_state(position, self._epochs)
         self._check_columns(state.get("columns"))

@@ -181,6 +181,8 @@ def pack_columns(
 
 
 def _rows(key: str, column: Any, lengths: torch.Tensor, pad_side: PadSide) -> RaggedTensor:
+    if getattr(column, "device", None) == torch.device("meta"):
+        raise BatchSchemaError(f"column {key!r} is on the meta device: there are no tokens to pack", key=key)
     if isinstance(column, RaggedTensor) and isinstance(column.values, torch.Tensor):
         if not column.lengths.equal(lengths):
             raise BatchSchemaError(f"column {key!r} is ragged, and its rows have other lengths", key=key)

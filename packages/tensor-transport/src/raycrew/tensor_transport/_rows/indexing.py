@@ -104,10 +104,7 @@ def _from_range(rows: range) -> Rows:
 
 def _as_array(index: object) -> npt.NDArray[np.generic]:
     if isinstance(index, torch.Tensor):
-        if index.dtype == torch.uint8 and index.ndim == 1:
-            raise TypeError(
-                "a tensor of uint8 may be a mask or row numbers: pass tensor.bool() or tensor.long()"
-            )
+        _check_tensor(index)
         index = index.detach().cpu().numpy()
     elif not isinstance(index, Sequence | np.ndarray) or isinstance(index, str | bytes):
         hint = "; wrap it in a list" if isinstance(index, int | np.integer) else ""
@@ -123,6 +120,16 @@ def _as_array(index: object) -> npt.NDArray[np.generic]:
     if array.ndim != 1:
         raise TypeError(f"rows are named by one dimension of indices, not by shape {array.shape}")
     return array.astype(np.int64) if array.size == 0 and array.dtype != np.bool_ else array
+
+
+def _check_tensor(index: torch.Tensor) -> None:
+    if index.is_meta or index.layout != torch.strided:
+        what = "meta" if index.is_meta else "sparse or nested"
+        raise TypeError(f"rows are named by a plain tensor of numbers or truth values, not by a {what} one")
+    if index.numel() and (index.is_floating_point() or index.is_complex()):
+        raise TypeError(f"rows are named by integers or booleans, not by {index.dtype}")
+    if index.dtype == torch.uint8 and index.ndim == 1:
+        raise TypeError("a tensor of uint8 may be a mask or row numbers: pass tensor.bool() or tensor.long()")
 
 
 def _from_array(array: npt.NDArray[np.generic], size: int) -> npt.NDArray[np.int64]:
