@@ -14,7 +14,7 @@ import ray
 import bench_fan_out
 from harness import Figure, figure, ratio, seconds
 from raycrew.cluster_core import RayVirtualCluster
-from raycrew.worker_groups import NamedSharding, RayWorkerBuilder, RayWorkerGroup
+from raycrew.worker_groups import NamedSharding, RayWorkerBuilder, RayWorkerGroup, sharded
 
 MIB = 1 << 20
 
@@ -30,6 +30,10 @@ class Noop:
 
     def size(self, array: Any) -> int:
         return int(array.nbytes)
+
+    @sharded("dp")
+    def echo(self, rows: Any) -> Any:
+        return rows
 
     def hold(self, array: Any, seconds: float) -> int:
         time.sleep(seconds)
@@ -114,6 +118,46 @@ def small_calls(n: int, quick: bool) -> Figure:
         )
     kill(actors)
     return measured
+
+
+def declared_calls(quick: bool) -> Figure:
+    """A method that is split and joined by itself, and the same by hand."""
+    calls = 25 if quick else 50
+    rows = np.arange(64.0).reshape(16, 4)
+    axes: dict[str, Any] = {"in_sharded_axes": ["dp"], "replicate_on_axes": ["tp"]}
+    sharding = NamedSharding([[0, 1], [2, 3]], ["dp", "tp"])
+    with (
+        RayVirtualCluster([4], use_gpus=False) as cluster,
+        RayWorkerGroup(cluster, Noop, sharding_annotations=sharding) as group,
+    ):
+
+        def ours() -> float:
+            def loop() -> None:
+                for _ in range(calls):
+                    group.call(Noop.echo, rows).get_results()
+
+            return seconds(loop)
+
+        def theirs() -> float:
+            def loop() -> None:
+                for _ in range(calls):
+                    shards = [rows[:8], rows[8:]]
+                    sent = group.run_all_workers_sharded_data(
+                        "echo", shards, **axes, output_is_replicated=["tp"]
+                    )
+                    np.concatenate(sent.get_results())
+
+            return seconds(loop)
+
+        return ratio(
+            "a @sharded call on 2 x 2 workers",
+            ours,
+            theirs,
+            baseline="run_all_workers_sharded_data, split and joined by hand",
+            goal=1.05,
+            repeat=15 if quick else 41,
+            warmup=3,
+        )
 
 
 def store_mib() -> float:
@@ -281,7 +325,7 @@ def run(quick: bool) -> list[Figure]:
             _temp_dir=folder,
         )
         try:
-            figures = [small_calls(n, quick) for n in (2, 8, 16)]
+            figures = [*(small_calls(n, quick) for n in (2, 8, 16)), declared_calls(quick)]
             figures += large_arguments(quick) + torch_arguments(quick) + leaks(quick)
             figures = [start(16, quick), *figures]
         finally:

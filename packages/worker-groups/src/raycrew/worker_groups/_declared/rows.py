@@ -7,9 +7,17 @@ import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
-from typing import Any
+from typing import Any, TypeGuard
 
 from raycrew.worker_groups.protocols import RowBatch
+
+_MEMBERS = ("pad_to_divisor", "slice", "concat", "size")
+_BUILT_IN = frozenset({list, tuple, dict})
+
+
+def is_batch(value: Any) -> TypeGuard[RowBatch]:
+    """Whether a value is a `RowBatch`, as `isinstance` would say, which takes a hundred times as long."""
+    return type(value) not in _BUILT_IN and all(hasattr(value, name) for name in _MEMBERS)
 
 
 def count_rows(value: Any, where: str) -> int:
@@ -23,7 +31,7 @@ def count_rows(value: Any, where: str) -> int:
         TypeError: It has none.
         ValueError: Its places have different numbers of rows.
     """
-    if isinstance(value, RowBatch):
+    if is_batch(value):
         return int(value.size)
     if _is_structure(value):
         counts = {f"{where}[{key!r}]": count_rows(part, f"{where}[{key!r}]") for key, part in _places(value)}
@@ -40,7 +48,7 @@ def count_rows(value: Any, where: str) -> int:
 
 def cut_rows(value: Any, start: int, end: int) -> Any:
     """Some rows of a value, as views where it can give them."""
-    if isinstance(value, RowBatch):
+    if is_batch(value):
         return value.slice(start, end)
     if _is_structure(value):
         return _rebuilt(value, [cut_rows(part, start, end) for _, part in _places(value)])
@@ -49,7 +57,7 @@ def cut_rows(value: Any, start: int, end: int) -> Any:
 
 def pad_rows(value: Any, multiple: int) -> Any:
     """A value whose number of rows is a multiple: the first ones are added again, as often as it takes."""
-    if isinstance(value, RowBatch):
+    if is_batch(value):
         return value.pad_to_divisor(multiple)[0]
     if _is_structure(value):
         return _rebuilt(value, [pad_rows(part, multiple) for _, part in _places(value)])
@@ -81,7 +89,7 @@ def _placewise(parts: Sequence[Any], join: Callable[[Sequence[Any], str], Any], 
     first = parts[0]
     if all(part is None for part in parts):
         return None
-    if isinstance(first, RowBatch) or not _is_structure(first):
+    if is_batch(first) or not _is_structure(first):
         return join(parts, where)
     keys = [key for key, _ in _places(first)]
     for part in parts:
@@ -93,11 +101,12 @@ def _placewise(parts: Sequence[Any], join: Callable[[Sequence[Any], str], Any], 
 
 def _concatenated(parts: Sequence[Any], where: str) -> Any:
     first = parts[0]
+    kind = _kind(first)
     for part in parts:
         count_rows(part, where)
-        if isinstance(part, RowBatch) != isinstance(first, RowBatch) or _kind(part) != _kind(first):
+        if _kind(part) is not kind:
             raise TypeError(f"{where} are of different kinds: {_described(first)} and {_described(part)}")
-    if isinstance(first, RowBatch):
+    if kind is RowBatch:
         return type(first).concat(parts)
     if type(first) is list:
         return [row for part in parts for row in part]
@@ -105,7 +114,7 @@ def _concatenated(parts: Sequence[Any], where: str) -> Any:
 
 
 def _kind(value: Any) -> Any:
-    return RowBatch if isinstance(value, RowBatch) else type(value)
+    return RowBatch if is_batch(value) else type(value)
 
 
 def _concat_of(array: Any) -> Callable[[list[Any]], Any]:

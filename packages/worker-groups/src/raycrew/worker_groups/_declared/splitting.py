@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raycrew.worker_groups._declared.rows import count_rows, cut_rows, pad_rows
-from raycrew.worker_groups.protocols import RowBatch, Shardable
+from raycrew.worker_groups._declared.rows import count_rows, cut_rows, is_batch, pad_rows
+from raycrew.worker_groups.protocols import Shardable
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def _common_rows(values: Mapping[str, Any], called: str) -> int:
 
 
 def _is_dealt(value: Any) -> bool:
-    return isinstance(value, Shardable) and not isinstance(value, RowBatch)
+    return hasattr(value, "shard") and hasattr(value, "concat") and not is_batch(value)
 
 
 def _shards(name: str, value: Shardable, n: int) -> Sequence[Any]:
