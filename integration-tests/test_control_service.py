@@ -133,7 +133,7 @@ IN_ONE = {
     ("_worker/shell.py", "get"): "in the worker: values of a call that Ray has sent there",
     ("_devices/probe.py", "get_runtime_context"): "in a task",
     ("_ray/compat.py", "get_runtime_context"): "in the worker: where it is, and which call it is in",
-    ("fan_out/_host.py", "get_runtime_context"): "in the worker",
+    ("fan_out/_processes/host.py", "get_runtime_context"): "in the worker",
 }
 
 

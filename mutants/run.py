@@ -54,7 +54,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "sharding": ("test_sharding.py",),
         "balancing/_strategies": ("balancing/test_balancing_strategies.py",),
         "fan_out/_batches": ("fan_out/test_fan_out_batches.py",),
-        "fan_out/_journal": ("fan_out/test_fan_out_journal.py",),
+        "fan_out/_processes/journal": ("fan_out/test_fan_out_journal.py",),
     },
     "tensor-transport": {
         "_rows/views": ("rows/test_view_values.py", "rows/test_views.py"),

@@ -9,7 +9,7 @@ import pytest
 from patience import PATIENCE_S, is_running
 
 from raycrew.worker_groups import FunctionLoadError, close_fan_out, fan_out
-from raycrew.worker_groups.fan_out._code import KEPT, Code, Function, Kept, Library, UnloadableError
+from raycrew.worker_groups.fan_out._processes.code import KEPT, Code, Function, Kept, Library, UnloadableError
 
 MODEL = None
 

@@ -14,7 +14,6 @@ from rich.progress import Progress
 
 from raycrew.worker_groups._calls import Results
 from raycrew.worker_groups.fan_out._batches import BatchSizer
-from raycrew.worker_groups.fan_out._code import Function
 from raycrew.worker_groups.fan_out._outcomes import (
     FanOutError,
     FunctionLoadError,
@@ -24,6 +23,7 @@ from raycrew.worker_groups.fan_out._outcomes import (
     ItemTimeoutError,
 )
 from raycrew.worker_groups.fan_out._pool import close_shared_pool, shared_pool
+from raycrew.worker_groups.fan_out._processes import Function
 from raycrew.worker_groups.fan_out._progress import advancing
 from raycrew.worker_groups.fan_out._run import Limits, Run
 

@@ -16,8 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raycrew.cluster_core import Session
 from raycrew.worker_groups import _ray
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
-from raycrew.worker_groups.fan_out._code import Code, Kept
-from raycrew.worker_groups.fan_out._host import CONTROL, FanOutHost
+from raycrew.worker_groups.fan_out._processes import CONTROL, Code, FanOutHost, Kept
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,6 @@ from raycrew.cluster_core import Session
 from raycrew.worker_groups._ray import while_connected
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
 from raycrew.worker_groups.fan_out._batches import Backlog, BatchSizer, Entry
-from raycrew.worker_groups.fan_out._code import Function, dumps
-from raycrew.worker_groups.fan_out._journal import Finished, StrayMessageError, finished
 from raycrew.worker_groups.fan_out._outcomes import (
     FunctionLoadError,
     ItemCrashedError,
@@ -26,7 +24,14 @@ from raycrew.worker_groups.fan_out._outcomes import (
     ItemTimeoutError,
 )
 from raycrew.worker_groups.fan_out._pool import Member, Pool
-from raycrew.worker_groups.fan_out._supervision import BatchReport
+from raycrew.worker_groups.fan_out._processes import (
+    BatchReport,
+    Finished,
+    Function,
+    StrayMessageError,
+    dumps,
+    finished,
+)
 
 logger = logging.getLogger(__name__)
 

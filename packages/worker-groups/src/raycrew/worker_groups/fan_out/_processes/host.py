@@ -7,10 +7,10 @@ from collections import deque
 
 import ray
 
-from raycrew.worker_groups.fan_out._code import Code
-from raycrew.worker_groups.fan_out._journal import Stamp
-from raycrew.worker_groups.fan_out._slots import ForkServer, Slot
-from raycrew.worker_groups.fan_out._supervision import BatchReport, supervise
+from raycrew.worker_groups.fan_out._processes.code import Code
+from raycrew.worker_groups.fan_out._processes.journal import Stamp
+from raycrew.worker_groups.fan_out._processes.slots import ForkServer, Slot
+from raycrew.worker_groups.fan_out._processes.supervision import BatchReport, supervise
 
 logger = logging.getLogger(__name__)
 

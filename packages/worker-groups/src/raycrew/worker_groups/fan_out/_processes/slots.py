@@ -12,10 +12,10 @@ import sys
 import threading
 from dataclasses import dataclass, field
 
-from raycrew.worker_groups.fan_out import _server
-from raycrew.worker_groups.fan_out._code import Code, Kept
-from raycrew.worker_groups.fan_out._journal import Journal
-from raycrew.worker_groups.fan_out._process import pack_batch
+from raycrew.worker_groups.fan_out._processes import server as _server
+from raycrew.worker_groups.fan_out._processes.code import Code, Kept
+from raycrew.worker_groups.fan_out._processes.journal import Journal
+from raycrew.worker_groups.fan_out._processes.process import pack_batch
 
 logger = logging.getLogger(__name__)
 
