@@ -167,3 +167,12 @@ def test_plan_takes_nodes_in_a_given_order(capsys):
 def test_an_order_that_names_no_node_is_refused(order, said, capsys):
     assert main(["plan", "--nodes", "2x8", "--request", "1", "--order", order]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_reasons_are_whole_lines_through_a_pipe(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    bundle = ",".join(f"resource-{i}=1" for i in range(40))
+    assert main(["plan", "--nodes", "1x8", "--request", "9", "--bundle", bundle]) == 1
+    first, needed, *_ = capsys.readouterr().out.splitlines()
+    assert first == "It never fits:"
+    assert needed.startswith("  needed: 1 x 9 bundles") and needed.endswith("on empty nodes for 0")

@@ -48,6 +48,20 @@ def test_it_is_called_like_a_group_on_ray(group):
     assert isinstance(group, Occupant)
 
 
+@pytest.mark.hostile
+def test_a_workers_method_is_not_the_groups_and_the_error_says_how_to_call_it(group):
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'add'; on its workers, call\('add', …\)"
+    ) as error:
+        group.add(1)
+    assert (error.value.name, error.value.obj) == ("add", group)
+    assert not hasattr(group, "misspelt") and not hasattr(group, "_add")
+    with pytest.raises(AttributeError, match=r"no attribute 'misspelt'$"):
+        _ = group.misspelt
+    empty = object.__new__(type(group))
+    assert not hasattr(empty, "add"), "before it is made, there is nothing to point at"
+
+
 def test_workers_run_at_the_same_time_on_threads_of_their_own(cluster):
     barrier = threading.Barrier(4)
 

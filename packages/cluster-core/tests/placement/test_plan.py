@@ -166,7 +166,7 @@ def test_reasons_list_sixteen_nodes_and_count_the_rest_by_their_room():
 def test_reasons_say_of_a_node_without_the_resource_that_it_has_none():
     cpus = NodeState("0123456789abcdef", "10.0.0.9", {"CPU": 4.0}, {"CPU": 4.0})
     reasons = plan_cluster([cpus], PlacementRequest((1,), GPU)).reasons
-    assert reasons[1] == "node 10.0.0.9 (01234567): room for 0 of 0: 0 of 0 GPU free"
+    assert reasons[2] == "node 10.0.0.9 (01234567): room for 0 of 0: 0 of 0 GPU free"
 
 
 def test_segments_are_of_nodes_with_bundles():

@@ -281,3 +281,11 @@ def test_a_logical_node_larger_than_any_node_is_told_what_would_fit():
     assert not any(
         "would fit" in one for one in plan_cluster([node(0, 8)], PlacementRequest((16,), GPU)).reasons
     )
+
+
+def test_a_resource_that_no_node_has_is_named():
+    cpus = NodeState("n0", "10.0.0.0", {"CPU": 8.0}, {"CPU": 8.0})
+    reasons = plan_cluster([cpus], PlacementRequest((1,))).reasons
+    assert reasons[1] == "no node has any GPU; RayVirtualCluster(use_gpus=False) asks for none"
+    reasons = plan_cluster([cpus], PlacementRequest((1,), {"NPU": 1.0})).reasons
+    assert reasons[1] == "no node has any NPU"

@@ -198,7 +198,8 @@ def test_a_dead_worker_is_told_from_one_that_raises(local_ray, gate):
         gate.touch()
         assert (caught.value.rank, caught.value.pending) == (1, (0,))
         assert isinstance(caught.value.cause, ray.exceptions.ActorDiedError)
-        with pytest.raises(WorkerFailureError, match="died during add"):
+        late = "was dead already when add was called: it died during die_on"
+        with pytest.raises(WorkerFailureError, match=rf"rank 1 of 'mortal'.* {late}"):
             mortal.on(ranks=[1]).call("add", 1).get_results()
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.text import Text
 
 from raycrew.cluster_core import _commands
 from raycrew.cluster_core._connection import prepare_visit
@@ -122,8 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.json:
         _write(json.dumps(outcome.data))
     else:
-        width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE
-        Console(width=width).print(outcome.shown)
+        is_seen = sys.stdout.isatty() or "COLUMNS" in os.environ
+        whole = not is_seen and isinstance(outcome.shown, Text)  # Sentences; tables have a width.
+        Console(width=None if is_seen else WIDE).print(outcome.shown, soft_wrap=whole)
     return outcome.code
 
 

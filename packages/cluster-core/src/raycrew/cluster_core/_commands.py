@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -50,11 +49,11 @@ def run_plan(options: argparse.Namespace) -> Outcome:
     order = _ranks(() if options.order is None else options.order, nodes)
     plan = plan_cluster(nodes, replace(request, node_order=order or None), holders)
     answer = {
-        "order": sorted(order, key=order.__getitem__),
         "feasible": plan.feasible,
         "impossible": plan.impossible,
         "reasons": list(plan.reasons),
         "nodes": [[{"node": node, "bundles": n} for node, n in _runs(ids)] for ids in plan.node_ids],
+        "order": sorted(order, key=order.__getitem__),
     }
     names = {node.node_id: _name(node) for node in nodes}
     return Outcome(answer, _plan_shown(plan, names), OK if plan.feasible else PROBLEM)
@@ -96,8 +95,8 @@ def _runs(ids: Sequence[str]) -> list[tuple[str, int]]:
 
 def _plan_shown(plan: PlacementPlan, names: Mapping[str, str]) -> RenderableType:
     if not plan.feasible:
-        never = Text("It never fits:" if plan.impossible else "It does not fit now:", style="bold red")
-        return Group(never, *(Padding(Text(reason), (0, 0, 0, 2)) for reason in plan.reasons))
+        never = "It never fits:" if plan.impossible else "It does not fit now:"
+        return Text.assemble((never, "bold red"), *(f"\n  {reason}" for reason in plan.reasons))
     count = sum(map(len, plan.node_ids))
     table = Table("logical node", "bundles on nodes", title=f"fits: {count} bundle{'s' * (count != 1)}")
     shown = list(enumerate(plan.node_ids))

@@ -15,7 +15,8 @@ def explain_request(
     nodes: Sequence[NodeState], request: PlacementRequest, holders: Mapping[str, Sequence[str]]
 ) -> tuple[str, ...]:
     """Say what is needed, and per node what is free and who holds the rest, one line each."""
-    lines = [_needed(nodes, request), *_segments(nodes, request), *_what_would_fit(nodes, request)]
+    lines = [_needed(nodes, request), *_segments(nodes, request)]
+    lines += [*_nowhere(nodes, request), *_what_would_fit(nodes, request)]
     lines += [_explain_node(node, request, holders.get(node.node_id, ())) for node in nodes[:_SHOWN]]
     if len(nodes) > _SHOWN:
         rest = Counter(_rooms(node, node.free, request) for node in nodes[_SHOWN:])
@@ -60,6 +61,14 @@ def _segments(nodes: Sequence[NodeState], request: PlacementRequest) -> Iterable
     domains = {node.labels[label] for node in nodes if label in node.labels}
     found = f"{len(domains)} such domains" if domains else "no node has that label"
     yield f"each {request.segment_size} consecutive nodes within one {label}: {found}"
+
+
+def _nowhere(nodes: Sequence[NodeState], request: PlacementRequest) -> Iterable[str]:
+    """Which resources no node has any of."""
+    for name in sorted({name for kind in request.kinds for name, need in kind.items() if need > 0}):
+        if nodes and not any(node.total.get(name, 0.0) > 0 for node in nodes):
+            advice = "; RayVirtualCluster(use_gpus=False) asks for none" if name == "GPU" else ""
+            yield f"no node has any {name}{advice}"
 
 
 def _what_would_fit(nodes: Sequence[NodeState], request: PlacementRequest) -> Iterable[str]:

@@ -150,15 +150,19 @@ class Search:
         else:
             yield from rooms
 
-    def _open(self, depth: int, part: Part) -> Iterator[int] | list[int]:
+    def _open(self, depth: int, part: Part) -> Iterable[int]:
         """The rooms that a part may lie in as far as its segment goes."""
         if part.segment is None:
             return self._from_first(self._kinds[depth])
         if depth and self._parts[depth - 1].segment == part.segment:
             return self._inside[self._rooms[self._chosen[depth - 1]].domain]
         need = self._segments[part.segment]
-        inside = {domain for domain, free in self._domains.items() if _covers(free, need)} - {None}
-        return [r for r in self._from_first(self._kinds[depth]) if self._rooms[r].domain in inside]
+        return (room for room in self._from_first(self._kinds[depth]) if self._has_space(room, need))
+
+    def _has_space(self, room: int, need: Vector) -> bool:
+        """Whether a room's domain has space for so much."""
+        domain = self._rooms[room].domain
+        return domain is not None and _covers(self._domains[domain], need)
 
     def _from_first(self, kind: tuple[Vector, int]) -> Iterator[int]:
         first, number = self._first[kind], len(self._rooms)

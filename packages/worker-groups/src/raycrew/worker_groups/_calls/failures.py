@@ -1,7 +1,8 @@
 """From what Ray raises to an error that says which worker failed where."""
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ class Whereabouts:
         facts: What its process said, once it did.
         bundle_index: The bundle that it was meant for.
         seat: The same in words, for a worker without a rank.
+        deaths: When, by this process's monotonic clock, and in which call its worker was seen to have died.
     """
 
     group_name: str
@@ -47,6 +49,14 @@ class Whereabouts:
     facts: WorkerFacts | None = None
     bundle_index: int | None = None
     seat: str = ""
+    deaths: list[tuple[float, str]] = field(default_factory=list, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.group_name, self.info, self.facts, self.bundle_index, self.seat)
+
+    def died_before(self, sent: float) -> str | None:
+        """In which call its worker was seen to have died before a moment; None if it was not."""
+        return next((method for noted, method in self.deaths if noted <= sent), None)
 
     @property
     def details(self) -> dict[str, Any]:
@@ -89,7 +99,7 @@ def failure(
     died = is_death(error)
     what = f"{method} raised {type(cause).__name__}: {words(cause)}"
     if died:
-        what = f"{'could not be reached' if may_come_back(cause) else 'died'} during {method}"
+        what = _ending(where, cause, method, elapsed_s)
     after = "" if elapsed_s is None else f" after {elapsed_s:.1f} s"
     text = f"{where}: {what}{after}"
     if died:
@@ -112,6 +122,19 @@ def failure(
             "pending": pending,
         },
     )
+
+
+def _ending(where: Whereabouts, cause: BaseException, method: str, elapsed_s: float | None) -> str:
+    """What became of a worker's process; notes that it died."""
+    if may_come_back(cause):
+        return f"could not be reached during {method}"
+    now = time.monotonic()
+    before = None if elapsed_s is None else where.died_before(now - elapsed_s)
+    if before is not None:
+        return f"was dead already when {method} was called: it died during {before}"
+    if not where.deaths:
+        where.deaths.append((now, method))
+    return f"died during {method}"
 
 
 def group_failure(

@@ -30,6 +30,8 @@ ActorState = Literal["ready", "busy", "dead"]
 _GONE = (RayActorError, ActorUnschedulableError)
 _UNGRANTED = ("NO_RESOURCES", "INFEASIBLE")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_MARKS = re.compile(r"[\s|]*[~^]+")
+_FRAME = re.compile(r"[\s|]*File \".*\", line \d+")
 
 
 def unwrap_actor_class(worker: Any) -> tuple[Any, dict[str, Any]]:
@@ -178,8 +180,19 @@ def cause_of(error: BaseException) -> tuple[BaseException, str, int | None]:
     if isinstance(error, RayTaskError):
         # The raised object is of both classes; unknown attributes are its cause's, the text is Ray's.
         cause = error.cause if isinstance(error.cause, BaseException) else error
-        return cause, _COLOURS.sub("", str(error)), vars(error).get("pid")
+        return cause, without_stray_marks(_COLOURS.sub("", str(error))), vars(error).get("pid")
     return error, "", vars(error).get("pid")
+
+
+def without_stray_marks(traceback: str) -> str:
+    """A traceback without the marks that Python puts under lines which Ray has left out."""
+    kept: list[str] = []
+    is_source = False  # Of a frame: the line that a mark belongs to.
+    for line in traceback.splitlines():
+        if is_source or not _MARKS.fullmatch(line):
+            kept.append(line)
+            is_source = len(kept) > 1 and _FRAME.match(kept[-2]) is not None
+    return "\n".join(kept)
 
 
 def is_death(error: BaseException) -> bool:

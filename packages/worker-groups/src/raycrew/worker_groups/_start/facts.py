@@ -1,7 +1,7 @@
 """What a started group tells of itself."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +22,16 @@ class GroupFacts:
     _started: Started
     _claim: Claim
     _tied_groups: list[list[int]]
+
+    if not TYPE_CHECKING:  # Type checkers are to find what is misspelt.
+
+        def __getattr__(self, name: str) -> Any:
+            """Point at the way to call a method of the workers, which a group does not have itself."""
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            started = vars(self).get("_started")
+            if started is not None and not name.startswith("_") and name in started.info.methods:
+                text += f"; on its workers, call({name!r}, …) calls that method"
+            raise AttributeError(text, name=name, obj=self)
 
     def _note_places(self) -> None:
         shares = (_share(self._claim.bundles[p], self._claim.actor_options(p)) for p in self._started.order)
