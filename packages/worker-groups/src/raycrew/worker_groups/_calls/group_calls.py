@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
+from raycrew.worker_groups._calls.callees import Callee, RankCallee
 from raycrew.worker_groups._calls.dispatch import (
     OnlyOn,
     dispatch_multiple,
@@ -13,7 +14,7 @@ from raycrew.worker_groups._calls.dispatch import (
 )
 from raycrew.worker_groups._calls.futures import MultiWorkerFuture
 from raycrew.worker_groups._calls.results import uninterrupted
-from raycrew.worker_groups._calls.typed import Callee, RankCallee, WholeCalls
+from raycrew.worker_groups._calls.typed import WholeCalls
 
 J = TypeVar("J")
 

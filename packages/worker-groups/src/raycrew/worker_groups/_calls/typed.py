@@ -21,8 +21,12 @@ R = TypeVar("R")
 J = TypeVar("J")
 
 
+# Overloads with a `timeout` of their own are for calls whose method has no such parameter: a `ParamSpec`
+# can't have it at its side. Mypy takes them for calls that those with a `ParamSpec` match.
+
+
 class TypedCalls(ABC):
-    """Calls on a group, or on some of its ranks (see `Callee`)."""
+    """Calls on a group, or on some of its ranks (see `callees`)."""
 
     _ranks: Sequence[int] | None = None
     _only_on: OnlyOn = "all"
@@ -136,6 +140,26 @@ class TypedCalls(ABC):
     ) -> Results[tuple[int, R]]: ...
 
     @overload
+    def stream(  # type: ignore[overload-cannot-match]
+        self,
+        method: Callable[Concatenate[Any, ...], AsyncIterable[R]],
+        /,
+        *args: Any,
+        timeout: float | None,
+        **kwargs: Any,
+    ) -> Results[tuple[int, R]]: ...
+
+    @overload
+    def stream(  # type: ignore[overload-cannot-match]
+        self,
+        method: Callable[Concatenate[Any, ...], Iterable[R]],
+        /,
+        *args: Any,
+        timeout: float | None,
+        **kwargs: Any,
+    ) -> Results[tuple[int, R]]: ...
+
+    @overload
     def stream(
         self, method: str, /, *args: Any, timeout: float | None = ..., **kwargs: Any
     ) -> Results[tuple[int, Any]]: ...
@@ -182,6 +206,36 @@ class WholeCalls(TypedCalls):
 
     @overload
     def call(
+        self,
+        method: DeclaredMethod[..., Any, R, J],
+        /,
+        *args: Any,
+        timeout: float | None,
+        **kwargs: Any,
+    ) -> MultiWorkerFuture[R, J]: ...
+
+    @overload
+    def call(  # type: ignore[overload-cannot-match]
+        self,
+        method: Callable[Concatenate[Any, ...], Coroutine[Any, Any, R]],
+        /,
+        *args: Any,
+        timeout: float | None,
+        **kwargs: Any,
+    ) -> MultiWorkerFuture[R]: ...
+
+    @overload
+    def call(  # type: ignore[overload-cannot-match]
+        self,
+        method: Callable[Concatenate[Any, ...], R],
+        /,
+        *args: Any,
+        timeout: float | None,
+        **kwargs: Any,
+    ) -> MultiWorkerFuture[R]: ...
+
+    @overload
+    def call(
         self, method: str, /, *args: Any, timeout: float | None = ..., **kwargs: Any
     ) -> MultiWorkerFuture[Any, Any]: ...
 
@@ -192,7 +246,8 @@ class WholeCalls(TypedCalls):
         results are made one value. Else with the same arguments on every rank, for the list of results.
 
         `timeout=` is the call's deadline in seconds, unless the method has a parameter of that name; then the
-        method gets it, and the deadline is set with `on(timeout=…)`.
+        method gets it, and the deadline is set with `on(timeout=…)`. Type checkers check the other arguments
+        only where `timeout=` is not among them; `on(timeout=…)` has them checked too.
 
         Raises:
             UnknownMethodError: The class has no such method.
@@ -209,93 +264,6 @@ class WholeCalls(TypedCalls):
             return self._call_plain(name, args, kwargs)  # type: ignore[no-any-return]
         timeout, kwargs = _deadline_of(shape, name, kwargs, self._timeout)
         return self._send(dispatch_declared(shape, name, args, kwargs), timeout)
-
-
-class PartOfGroup(TypedCalls):
-    """Calls that go through a group."""
-
-    _group: TypedCalls
-
-    def _open(self) -> GroupShape:
-        return self._group._open()  # noqa: SLF001 - a part of it
-
-    def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any, Any]:
-        return self._group._send(dispatch, timeout)  # noqa: SLF001
-
-
-class Callee(PartOfGroup, WholeCalls):
-    """A group, with a deadline for calls on it.
-
-    Args:
-        group: The group.
-        timeout: Deadline of each call in seconds, or None.
-    """
-
-    def __init__(self, group: TypedCalls, timeout: float | None = None) -> None:
-        self._group, self._timeout = group, timeout
-
-
-class RankCallee(PartOfGroup):
-    """Some ranks of a group, to be called with the same arguments, whatever a method declares.
-
-    Args:
-        group: The group.
-        ranks: Ranks to call, or None for all.
-        timeout: Deadline of each call in seconds, or None.
-        leaders: Whether only the leader of each tied group is called.
-
-    Raises:
-        ValueError: Both ranks and leaders are asked for, or a rank is not the group's.
-    """
-
-    def __init__(
-        self,
-        group: TypedCalls,
-        ranks: Sequence[int] | None = None,
-        timeout: float | None = None,
-        leaders: bool = False,
-    ) -> None:
-        if leaders and ranks is not None:
-            raise ValueError("give ranks or leaders=True, not both")
-        self._group = group
-        self._only_on = "tied_leader" if leaders else "all"
-        self._ranks = None if ranks is None else self._open().check_ranks(ranks)
-        self._timeout = timeout
-
-    @overload
-    def call(
-        self, method: DeclaredMethod[P, Any, R, Any], /, *args: P.args, **kwargs: P.kwargs
-    ) -> MultiWorkerFuture[R]: ...
-
-    @overload
-    def call(
-        self,
-        method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> MultiWorkerFuture[R]: ...
-
-    @overload
-    def call(
-        self, method: Callable[Concatenate[Any, P], R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> MultiWorkerFuture[R]: ...
-
-    @overload
-    def call(
-        self, method: str, /, *args: Any, timeout: float | None = ..., **kwargs: Any
-    ) -> MultiWorkerFuture[Any]: ...
-
-    def call(self, method: Any, /, *args: Any, **kwargs: Any) -> MultiWorkerFuture[Any]:
-        """Call a method, given as the worker class's own function or by name, with the same arguments.
-
-        A declaration on the method does not count here. For `timeout=` see `group.call`.
-
-        Raises:
-            UnknownMethodError: The class has no such method.
-            TypeError: The arguments don't fit its signature.
-        """
-        return self._call_plain(method_name(method), args, kwargs)  # type: ignore[no-any-return]
 
 
 def method_name(method: Callable[..., Any] | str) -> str:
