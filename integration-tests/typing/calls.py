@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, assert_type
 
-from raycrew.worker_groups import MultiWorkerFuture, RayWorkerGroup, Results
+from raycrew.worker_groups import MultiWorkerFuture, RayWorkerGroup, Results, sharded
 
 
 class Policy:
@@ -11,6 +11,16 @@ class Policy:
 
     def step(self, batch: list[int], *, scale: float = 1.0) -> dict[str, float]:
         return {"loss": scale * sum(batch)}
+
+    async def slow(self, x: int) -> int:
+        return x
+
+    @sharded("dp")
+    def late(self, rows: list[int]) -> list[int]:
+        return rows
+
+    def its_own(self, timeout: str) -> str:
+        return timeout
 
     def tokens(self, prompt: str) -> Iterator[int]:
         yield from map(ord, prompt)
@@ -25,6 +35,18 @@ def results_have_the_methods_type(group: RayWorkerGroup) -> None:
     assert_type(sharded, MultiWorkerFuture[dict[str, float]])
     assert_type(group.stream(Policy.tokens, "abc"), Results[tuple[int, int]])
     assert_type(group.call("step", 1, timeout=5), MultiWorkerFuture[Any, Any])
+
+
+def a_deadline_is_no_argument_of_the_method(group: RayWorkerGroup) -> None:
+    assert_type(group.call(Policy.step, [1], timeout=60).get_results(), list[dict[str, float]])
+    assert_type(group.call(Policy.slow, 1, timeout=None).get_results(), list[int])
+    assert_type(group.call(Policy.late, [1], timeout=60).get_results(), list[int])
+    assert_type(group.on(ranks=[0]).call(Policy.late, [1], timeout=60).get_results(), list[list[int]])
+    assert_type(group.on(ranks=[0]).call(Policy.step, [1], timeout=60).get_results(), list[dict[str, float]])
+    assert_type(group.stream(Policy.tokens, "abc", timeout=60), Results[tuple[int, int]])
+    assert_type(group.run_rank_zero("step", [1], timeout=60).get_results(), list[Any])
+    assert_type(group.call(Policy.its_own, timeout="soon").get_results(), list[str])
+    group.call(Policy.step, [1], timeout="soon")  # type: ignore[arg-type, call-arg]
 
 
 async def awaited_too(group: RayWorkerGroup) -> None:
