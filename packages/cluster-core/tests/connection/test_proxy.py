@@ -1,14 +1,16 @@
-"""Joining through a `ray://` proxy that is too slow at first, or fails in another way; without Ray."""
+"""Joining through a `ray://` proxy whose server does not come up, or that fails otherwise."""
 
+import inspect
 from types import SimpleNamespace
 
 import pytest
 
 from raycrew.cluster_core import ClusterUnreachableError, _ray, init_ray
-from raycrew.cluster_core._connection import init
+from raycrew.cluster_core._connection import init, proxy
+from raycrew.cluster_core._connection.proxy import NO_SERVER
 
 pytestmark = [pytest.mark.hostile, pytest.mark.smoke]
-TOO_SLOW = "Initialization failure from server:\nRuntimeError: Starting Ray client server failed. See x.err"
+ENDED, LATE = (f"Initialization failure from server:\nRuntimeError: {words}!" for words in NO_SERVER)
 
 
 class Connected(SimpleNamespace):
@@ -30,6 +32,7 @@ def joining(monkeypatch):
             raise outcome
         return outcome, {}
 
+    monkeypatch.setattr(proxy, "_PAUSE_S", 0.0)
     answers = lambda *_: None  # noqa: E731
     for name in ("check_reachable", "check_proxy_answers"):
         monkeypatch.setattr(init, name, answers)
@@ -43,17 +46,26 @@ def joining(monkeypatch):
 JOINED = SimpleNamespace(dashboard_url=None)
 
 
-def test_a_proxy_that_was_too_slow_is_tried_again(joining, caplog):
-    joining += [ConnectionAbortedError(TOO_SLOW), ConnectionAbortedError(TOO_SLOW), JOINED]
+def test_the_words_are_those_of_ray():
+    pytest.importorskip("grpc", reason="Ray's client is not installed")
+    from ray.util.client.server import proxier
+
+    assert all(words in inspect.getsource(proxier) for words in NO_SERVER)
+
+
+def test_a_proxy_whose_server_did_not_come_up_is_tried_again(joining, caplog):
+    joining += [ConnectionAbortedError(ENDED), ConnectionAbortedError(LATE), JOINED]
     assert init_ray("ray://far:10001").address == "ray://far:10001"
     assert not joining
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [line[:13] for line in said] == ["try 1 of 3 to", "try 2 of 3 to"]
-    assert all("ray://far:10001" in line and "Starting Ray client server failed" in line for line in said)
+    assert all(
+        "ray://far:10001" in line and words in line for line, words in zip(said, NO_SERVER, strict=True)
+    )
 
 
-def test_a_proxy_that_stays_too_slow_is_given_up(joining):
-    joining += [ConnectionAbortedError(TOO_SLOW)] * 3 + [JOINED]
+def test_a_proxy_whose_server_never_comes_up_is_given_up(joining):
+    joining += [ConnectionAbortedError(ENDED)] * 3 + [JOINED]
     with pytest.raises(ClusterUnreachableError, match="Starting Ray client server failed"):
         init_ray("ray://far:10001")
     assert joining == [JOINED]
@@ -63,7 +75,7 @@ def test_a_proxy_that_stays_too_slow_is_given_up(joining):
     ("address", "error"),
     [
         ("ray://far:10001", ConnectionError("ray client connection timeout")),
-        ("far:6379", ConnectionAbortedError(TOO_SLOW)),
+        ("far:6379", ConnectionAbortedError(ENDED)),
     ],
 )
 def test_every_other_failure_is_told_at_once(joining, address, error):

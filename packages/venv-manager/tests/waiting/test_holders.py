@@ -10,11 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import pytest
-from builds import BUILD, SPEC, child_environment, wait_until
+from builds import BUILD, SPEC, child_environment, key_being_built, wait_until, whole_fake
 
 from raycrew.venv_manager import EnvironmentSpec, Store, StoreTimeoutError, ensure
 
@@ -101,18 +99,52 @@ while os.path.exists({sys.argv[1]!r}):
 
 
 def test_what_a_killed_build_has_started_is_waited_for(fake_store, tmp_path):
-    gate = tmp_path / "gate"
+    gate, heard = tmp_path / "gate", []
     command = [sys.executable, "-c", PROBING + BUILD, str(gate)]
     builder = subprocess.Popen(command, env=child_environment(fake_store))
-    wait_until(gate.exists)
-    builder.kill()
-    builder.wait()
-    with ThreadPoolExecutor(1) as beside:
-        made = beside.submit(ensure, SPEC, store=fake_store)
-        with pytest.raises(FutureTimeoutError):
-            made.result(1)
-        gate.unlink()
-        assert made.result().python.exists()
+
+    def hear(text):
+        heard.append(text)
+        if text == "waiting: what a killed build started is still running":
+            gate.unlink(missing_ok=True)
+
+    try:
+        wait_until(gate.exists)
+        builder.kill()
+        builder.wait()
+        key = key_being_built(fake_store)
+        recipe = fake_store.recipe(key)
+        assert whole_fake(fake_store.install(key, lambda: recipe, report=hear).path)
+    finally:
+        gate.unlink(missing_ok=True)
+    assert "waiting: what a killed build started is still running" in heard
+
+
+LEAVING = """
+from raycrew.venv_manager._build import probing
+probing._SCRIPT = '''
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    os.dup2(1, 2)
+    open(os.environ["LEFT"], "w").write(str(os.getpid()))
+    time.sleep(3600)
+while not os.path.exists(os.environ["LEFT"]):
+    time.sleep(0.01)
+''' + probing._SCRIPT
+"""
+
+
+def test_what_a_probe_leaves_behind_holds_nobody_up(fake_store, tmp_path):
+    left = tmp_path / "left"
+    environ = child_environment(fake_store) | {"LEFT": str(left)}
+    try:
+        subprocess.run([sys.executable, "-c", LEAVING + BUILD], env=environ, check=True, capture_output=True)
+        with fake_store.locks(fake_store.environments()[0].key).building(1.0) as held:
+            assert held is not None
+    finally:
+        os.kill(int(left.read_text()), signal.SIGKILL)
 
 
 REAL = """

@@ -98,7 +98,8 @@ def init_ray(
             runtime environment, which anybody can read.
         dashboard: Whether a cluster started here gets a dashboard, on the loopback interface; a string is
             the interface to bind. Off by default.
-        timeout_s: Seconds until an address that does not answer is given up.
+        timeout_s: Seconds until an address that does not answer is given up. A `ray://` proxy that answers is
+            waited for as long as Ray does (30 s), up to three times while its server does not come up.
 
     Raises:
         TypeError: An argument has the wrong type.

@@ -1,7 +1,8 @@
-"""Joining through a `ray://` proxy: whether it answers, and once more where it was too slow."""
+"""Joining through a `ray://` proxy: whether it answers, and once more where its server did not come up."""
 
 import importlib
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -15,8 +16,10 @@ T = TypeVar("T")
 
 _METHOD = "/ray.rpc.RayletDriver/ClusterInfo"
 LIMITS = "no streaming generators, about a third of the call rate, slow puts of large objects"
-_TRIES = 3
-_TOO_SLOW = "Starting Ray client server failed"  # It gives its server 30 s, too little on a busy head node.
+_TRIES, _PAUSE_S = 3, 1.0
+# A proxy starts a server for each process that joins. On a busy head node that ends before it serves, or
+# takes longer than the 30 s that the proxy waits; the next one comes up.
+NO_SERVER = ("Starting Ray client server failed", "Proxy failed to Connect to backend")
 
 
 def check_proxy_answers(address: str, timeout_s: float, environ: Mapping[str, str]) -> None:
@@ -56,7 +59,7 @@ def check_proxy_answers(address: str, timeout_s: float, environ: Mapping[str, st
 
 
 def with_tries(join: Callable[[], T], address: str) -> T:
-    """Join, and once more where the proxy had not started its server for this process in time.
+    """Join, and once more where the proxy's server for this process did not come up.
 
     Raises:
         ConnectionError: It failed in another way, or so the third time.
@@ -65,7 +68,8 @@ def with_tries(join: Callable[[], T], address: str) -> T:
         try:
             return join()
         except ConnectionError as error:
-            if _TOO_SLOW not in str(error):
+            if not any(words in str(error) for words in NO_SERVER):
                 raise
             logger.warning("try %d of %d to join through %s failed: %s", number, _TRIES, address, error)
+            time.sleep(_PAUSE_S)
     return join()

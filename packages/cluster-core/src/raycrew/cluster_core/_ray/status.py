@@ -96,9 +96,10 @@ def _unordered_nodes() -> list[NodeState]:
 def _lasting_facts(node_ids: Set[str]) -> dict[str, Mapping[str, Any]]:
     """What never changes while a node lives; Ray is asked only when a node is not known yet."""
     global _known_nodes
-    if not node_ids <= _known_nodes.keys():
-        _known_nodes = {node["NodeID"]: node for node in questions.live_nodes()}
     known = _known_nodes
+    if not node_ids <= known.keys():
+        # Another thread may have asked before a node joined, and keep its answer after this.
+        known = _known_nodes = {node["NodeID"]: node for node in questions.live_nodes()}
     return {node_id: known[node_id] for node_id in node_ids if node_id in known}
 
 

@@ -77,6 +77,7 @@ class KeyLocks:
                     yield busy.fileno()
                 finally:
                     _name_holder(busy.fileno(), "")
+                    fcntl.flock(busy, fcntl.LOCK_UN)  # said, as what was probed may have left a process
         finally:
             lock.release()
 
