@@ -19,6 +19,7 @@ from raycrew.venv_manager import (
     ensure,
     parse,
 )
+from raycrew.venv_manager._build import Luggage
 from raycrew.venv_manager._uv.process import run_uv
 from raycrew.venv_manager.provision import prepare
 from raycrew.venv_manager.testing import make_wheel, write_project
@@ -104,6 +105,16 @@ def test_an_unknown_extra_says_which_there_are(store, project):
 def test_extras_that_contradict_each_other(store, project):
     with pytest.raises(ResolutionError, match="demo"):
         build(store, f"uv run --directory {project} --all-extras")
+
+
+def test_requirements_that_nobody_wrote_down_are_told_with_who_added_them(store, project, monkeypatch):
+    with pytest.raises(ResolutionError, match="demo") as error:
+        build(store, f"uv run --directory {project} --with demo==9.0")
+    assert "raycrew added" not in str(error.value)
+    monkeypatch.setattr("raycrew.venv_manager._resolving.request.luggage", lambda: Luggage(ray="2.60.0"))
+    said = r"(?s)you require ray==2\.60\.0.*raycrew added ray==2\.60\.0: what this driver runs"
+    with pytest.raises(ResolutionError, match=said):
+        ensure(EnvironmentSpec.requirements(["leaf"]), store=store)
 
 
 def test_a_committed_lock_decides_the_versions(store, project, environ, index):

@@ -1,7 +1,7 @@
 """From a spec to a recipe: uv chooses the versions, and local sources become wheels."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -24,7 +24,7 @@ from raycrew.venv_manager._spec import (
 )
 from raycrew.venv_manager._uv import access_of, build_environment, run_uv, told_to_uv
 from raycrew.venv_manager._waiting import result_of, scratch, workers
-from raycrew.venv_manager.errors import SpecError
+from raycrew.venv_manager.errors import ResolutionError, SpecError
 
 
 def choose(
@@ -204,7 +204,8 @@ class _Job:
 
     def _compile(self, onto: list[_spec.Package] | None = None) -> list[tuple[_spec.Package, Path]]:
         """What uv chooses for everything that no lock file decides; with `onto`, only what that lacks."""
-        listed = [*self.wanted.requirements(onto), *self._carried(onto)]
+        added = list(self._carried(onto))
+        listed = [*self.wanted.requirements(onto), *added]
         inputs: list[str | Path] = list(self.spec.requirement_files)
         if onto is None:
             inputs += self.wanted.inputs()
@@ -222,19 +223,23 @@ class _Job:
             pins = self.folder / "pins.txt"
             pins.write_text("\n".join(p.pin for p in onto if p.pin) + "\n", encoding="utf-8")
             inputs += ["--constraints", pins]
-        self._uv(
-            "pip",
-            "compile",
-            "-q",
-            "--no-header",
-            "--format",
-            "pylock.toml",
-            "-o",
-            output,
-            *python_flags(self.spec),
-            *inputs,
-            cwd=base_of(self.spec) if self.spec.requirement_files else self.folder,
-        )
+        try:
+            self._uv(
+                "pip",
+                "compile",
+                "-q",
+                "--no-header",
+                "--format",
+                "pylock.toml",
+                "-o",
+                output,
+                *python_flags(self.spec),
+                *inputs,
+                cwd=base_of(self.spec) if self.spec.requirement_files else self.folder,
+            )
+        except ResolutionError as error:
+            error.args = (f"{error}{_origin(added)}",)
+            raise
         chosen = _spec.read_lock(output.read_text("utf-8"))
         if onto is not None:
             target = _spec.target_markers(self.spec.python)
@@ -251,6 +256,17 @@ class _Job:
             yield f"{canonicalize_name(name.split('-')[0])} @ {path.as_uri()}"
         if self.carried.ray and "ray" not in named:
             yield f"ray=={self.carried.ray}"
+
+
+def _origin(added: Sequence[str]) -> str:
+    """Whose the requirements are that nobody wrote down."""
+    if not added:
+        return ""
+    names = ", ".join(one.split(" @ ")[0] for one in added)
+    return (
+        f"\nOf what is required, raycrew added {names}: what this driver runs, which its workers need, too. "
+        "carry=False leaves it out; a ray among the requirements takes the place of the driver's"
+    )
 
 
 def _counted(package: _spec.Package, path: Path, names: Mapping[Path, str]) -> str:
