@@ -3,7 +3,7 @@ from typing import NamedTuple
 import pytest
 from declared_workers import Array, Batch
 
-from raycrew.worker_groups._declared.rows import add_up, average, count_rows, cut_rows, join_rows, pad_rows
+from raycrew.worker_groups._declared.rows import count_rows, cut_rows, join_rows, pad_rows
 
 
 class Pair(NamedTuple):
@@ -76,12 +76,5 @@ def test_what_does_not_belong_together_is_not_joined(parts, message):
         join_rows(parts)
 
 
-def test_sums_and_means_go_place_by_place():
-    parts = [
-        {"loss": 1.0, "norms": (Array([1, 2]), 3)},
-        {"norms": (Array([3, 4]), 5), "loss": 2.0},
-    ]
-    assert add_up(parts) == {"loss": 3.0, "norms": (Array([4, 6]), 8)}
-    assert average(parts) == {"loss": 1.5, "norms": (Array([2.0, 3.0]), 4.0)}
-    assert add_up([None, None]) is None
+def test_places_without_a_value_are_joined_as_such():
     assert join_rows([(None, [1]), (None, [2])]) == (None, [1, 2])

@@ -136,7 +136,8 @@ def sharded(
             one parameter only.
         collect: What becomes of the results, in the order of the axis: "concat": joined row after row (tuples
             and dicts place by place); "list": the list of them; "first"; "sum" or "mean" (place by place,
-            each result counts alike; of integers the mean is a float); or a function of the list of them.
+            of equal types and shapes; each result counts alike; of integers the mean is a float); or a
+            function of the list of them.
         pad: Add the first rows again until rows divide by the size of the axis. Each result must then have a
             row for each that its rank was given (or be None), and those of added rows are dropped.
         results_at: Coordinates on other axes where results are taken, such as `{"pp": -1}`; 0 on those that
@@ -144,12 +145,14 @@ def sharded(
 
     Raises:
         TypeError: The method is no function, is a generator, or is declared already.
-        ValueError: `collect` is unknown, or `results_at` names the axis itself.
+        ValueError: `collect` is unknown, or a sum or mean of padded rows; or `results_at` names the axis.
     """
     if not isinstance(axis, str):
         raise TypeError(f'@sharded takes the name of an axis, as in @sharded("dp"), not {axis!r}')
     if axis in (at := dict(results_at or {})):
         raise ValueError(f"results are taken at all coordinates of {axis!r}: leave it out of results_at")
+    if pad and collect in ("sum", "mean"):
+        raise ValueError(f"pad=True with collect={collect!r} would count added rows: drop one of them")
     return partial(
         declare,
         declaration=Declaration(

@@ -3,10 +3,9 @@
 Those are batches (`RowBatch`), arrays and tensors, lists, and tuples and dicts of these, place by place.
 """
 
-import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
+from functools import partial
 from typing import Any, TypeGuard
 
 from raycrew.worker_groups.protocols import RowBatch
@@ -72,20 +71,15 @@ def join_rows(parts: Sequence[Any], where: str = "they") -> Any:
     Raises:
         TypeError: They have no rows, or are of different kinds.
     """
-    return _placewise(parts, _concatenated, where)
+    return placewise(parts, _concatenated, where)
 
 
-def add_up(parts: Sequence[Any], where: str = "they") -> Any:
-    """The sum of values, place by place."""
-    return _placewise(parts, lambda values, _: reduce(operator.add, values), where)
+def placewise(parts: Sequence[Any], join: Callable[[Sequence[Any], str], Any], where: str) -> Any:
+    """Values made one by a function that is given those of each place, and where that is.
 
-
-def average(parts: Sequence[Any], where: str = "they") -> Any:
-    """The mean of values, place by place, each counting alike."""
-    return _placewise(parts, lambda values, _: reduce(operator.add, values) / len(values), where)
-
-
-def _placewise(parts: Sequence[Any], join: Callable[[Sequence[Any], str], Any], where: str) -> Any:
+    Raises:
+        TypeError: They have different places.
+    """
     first = parts[0]
     if all(part is None for part in parts):
         return None
@@ -95,7 +89,7 @@ def _placewise(parts: Sequence[Any], join: Callable[[Sequence[Any], str], Any], 
     for part in parts:
         if type(part) is not type(first) or {key for key, _ in _places(part)} != set(keys):
             raise TypeError(f"{where} have different places: {_described(first)} and {_described(part)}")
-    at = partial(_placewise, join=join)
+    at = partial(placewise, join=join)
     return _rebuilt(first, [at([p[key] for p in parts], where=f"{where}[{key!r}]") for key in keys])
 
 
