@@ -62,6 +62,22 @@ def test_a_workers_method_is_not_the_groups_and_the_error_says_how_to_call_it(gr
     assert not hasattr(empty, "add"), "before it is made, there is nothing to point at"
 
 
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("misspelt", "said"),
+    [
+        ("env_var", "did you mean 'env_vars', an option of the group, by 'env_var'"),
+        ("worker_per_node", "did you mean 'workers_per_node', an option of the group"),
+        ("bases", r"did you mean 'base', by 'bases'"),
+    ],
+)
+def test_a_misspelt_option_names_the_one_that_was_meant(cluster, misspelt, said):
+    with pytest.raises(TypeError, match=said):
+        InProcessGroup(cluster, Worker, **{misspelt: 1})
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'zzz'$"):
+        InProcessGroup(cluster, Worker, zzz=1)
+
+
 def test_workers_run_at_the_same_time_on_threads_of_their_own(cluster):
     barrier = threading.Barrier(4)
 

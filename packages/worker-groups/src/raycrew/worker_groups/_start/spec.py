@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any, Self
 
 from raycrew.cluster_core import Cluster
@@ -80,7 +81,25 @@ def check_init(info: ClassInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     try:
         info.init.bind(*args, **kwargs)
     except TypeError as error:
-        raise TypeError(f"{info.name}.__init__{info.init}: {error}") from None
+        advice = _near_misses(info, kwargs)
+        raise TypeError(f"{info.name}.__init__{info.init}: {error}{advice}") from None
+
+
+def _near_misses(info: ClassInfo, kwargs: Mapping[str, Any]) -> str:
+    """Which options of a group, or parameters of a class, misspelt ones may have been meant as."""
+    own = list(info.init.parameters)
+    options = [
+        "workers_per_node",
+        "name_prefix",
+        "bundle_indices_list",
+        *(f.name for f in fields(GroupOptions)),
+    ]
+    near = {name: get_close_matches(name, own + options, 1, 0.75) for name in kwargs if name not in own}
+    meant = {name: found[0] for name, found in near.items() if found}
+    return "".join(
+        f"; did you mean {found!r}{'' if found in own else ', an option of the group'}, by {name!r}?"
+        for name, found in meant.items()
+    )
 
 
 def check_hook(info: ClassInfo) -> None:
