@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import mmap
 import os
 import sys
 import threading
@@ -401,3 +402,16 @@ class Patient:
             finally:
                 os._exit(0)
         return os.waitpid(child, 0)[1]
+
+    def share(self, size):
+        """Take memory that others could map."""
+        self.shared = mmap.mmap(-1, size)
+        for _ in range(size // 2**20):
+            self.shared.write(b"x" * 2**20)
+
+    def grow(self):
+        """Until the end."""
+        taken = []
+        while True:
+            taken.append(b"x" * 2**20)
+            time.sleep(0.001)

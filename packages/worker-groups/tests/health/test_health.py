@@ -8,7 +8,7 @@ import pytest
 from patience import PATIENCE_S, eventually
 from workers import Patient
 
-from raycrew.worker_groups import RayWorkerGroup, ResourceUsage
+from raycrew.worker_groups import RayWorkerGroup, ResourceUsage, WorkerMemoryError
 
 
 @pytest.fixture
@@ -96,3 +96,20 @@ def resumed(pid):
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.hostile
+def test_who_has_more_private_memory_than_the_limit_is_ended_and_the_error_says_so(cluster):
+    limit = 300 * 10**6
+    with RayWorkerGroup(cluster, Patient, memory_limit="300MB", idempotent_methods=["pid"]) as group:
+        group.call("share", 400 * 2**20).get_results(timeout=PATIENCE_S)
+        growing = group.on(ranks=[1]).call("grow")
+        with pytest.raises(WorkerMemoryError, match=f"rank 1 .*during grow.*limit is {limit}") as caught:
+            growing.get_results(timeout=PATIENCE_S)
+        error = caught.value
+        assert (error.rank, error.limit_bytes, error.method) == (1, limit, "grow")
+        assert limit < error.measured_bytes
+        assert group.get_worker_status(PATIENCE_S)[0] == "ready", "shared memory does not count"
+        assert group.restart_failed_workers() == [1]
+        with pytest.raises(WorkerMemoryError):
+            group.on(ranks=[1]).call("grow").get_results(timeout=PATIENCE_S)

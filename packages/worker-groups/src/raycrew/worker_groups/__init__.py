@@ -17,6 +17,7 @@ from raycrew.worker_groups.errors import (
     WorkerFailuresError,
     WorkerGroupClosedError,
     WorkerGroupError,
+    WorkerMemoryError,
     WorkerStartTimeoutError,
 )
 from raycrew.worker_groups.fan_out import (
@@ -74,6 +75,7 @@ __all__ = [
     "WorkerGroupClosedError",
     "WorkerGroupError",
     "WorkerLoad",
+    "WorkerMemoryError",
     "WorkerStartTimeoutError",
     "WorkerStatus",
     "close_fan_out",

@@ -131,6 +131,7 @@ class WorkerGroup(GroupFacts, GroupCalls, GroupHealth):
         restart_on_failure: bool = False,
         max_restarts: int = 3,
         on_worker_failure: Callable[[WorkerFailureError], object] | None = None,
+        memory_limit: int | str | None = None,
         init_timeout_s: float = 1200.0,
         ports_per_worker: int = 2,
         port_range: tuple[int, int] | None = None,

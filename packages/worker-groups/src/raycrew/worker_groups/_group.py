@@ -99,6 +99,10 @@ class RayWorkerGroup(WorkerGroup):
         max_restarts: How often; after the first time with pauses of 1 s, 2 s, 4 s and so on between them.
         on_worker_failure: Called with the `WorkerFailureError` of each worker that is seen to have died, once
             and before it is replaced, in the thread that waited for it. What it raises is logged.
+        memory_limit: Most private memory of each worker's process, in bytes or as "8GB" or "8GiB"; what it
+            shares with others does not count. A process that has more is ended, and its calls fail with a
+            `WorkerMemoryError`. Its node's watch looks about ten times a second, so that what grows faster
+            may get further.
         init_timeout_s: Deadline of the whole start-up.
         ports_per_worker: Ports that each worker leases for itself, besides the group's rendezvous port.
         port_range: First and last port to lease from. While it starts, each worker needs two of them besides

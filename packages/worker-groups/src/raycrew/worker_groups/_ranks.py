@@ -96,7 +96,8 @@ class WorkerFacts:
 
     `pid` in `pid_namespace` with its start (`started`, in clock ticks since the node's boot) is this process
     and no later one; `mark` is carried by all that it starts. Should it be rank 0, the group meets at
-    `master_port`, and in its next generation at `spare_port`.
+    `master_port`, and in its next generation at `spare_port`. `memory_limit_bytes` is its group's word; 0 is
+    no limit.
     """
 
     node_id: str
@@ -114,6 +115,7 @@ class WorkerFacts:
     started: int = 0
     pid_namespace: str = ""
     mark: str = field(default="", repr=False)
+    memory_limit_bytes: int = 0
 
 
 def plan_seats(

@@ -98,6 +98,20 @@ class WorkerFailureError(WorkerGroupError):
         return _rebuild, (type(self), self.message, self.details)
 
 
+class WorkerMemoryError(WorkerFailureError):
+    """A worker's process was ended because it had more private memory than its group's `memory_limit`.
+
+    Attributes:
+        limit_bytes: The limit.
+        measured_bytes: What it had.
+    """
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.limit_bytes: int = details.get("limit_bytes", 0)
+        self.measured_bytes: int = details.get("measured_bytes", 0)
+
+
 class WorkerStartTimeoutError(WorkerFailureError, TimeoutError):
     """A worker did not finish its `__init__` before the deadline of its group's start-up."""
 

@@ -9,6 +9,7 @@ from typing import Any
 from ray.exceptions import GetTimeoutError, RayError
 
 from raycrew.worker_groups._calls.waiting import Settled
+from raycrew.worker_groups._health import ended_at
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts
 from raycrew.worker_groups._ray import (
     cause_of,
@@ -21,6 +22,7 @@ from raycrew.worker_groups._ray import (
 from raycrew.worker_groups.errors import (
     WorkerFailureError,
     WorkerFailuresError,
+    WorkerMemoryError,
     WorkerStartTimeoutError,
     combine,
 )
@@ -100,6 +102,10 @@ def failure(
     what = f"{method} raised {type(cause).__name__}: {words(cause)}"
     if died:
         what = _ending(where, cause, method, elapsed_s)
+    over = _over_limit(where.facts) if died and where.facts else {}
+    if over:
+        sizes = "{measured_bytes} bytes of private memory, and memory_limit is {limit_bytes}".format(**over)
+        what += f": its node's watch ended it for {sizes}"
     after = "" if elapsed_s is None else f" after {elapsed_s:.1f} s"
     text = f"{where}: {what}{after}"
     if died:
@@ -109,7 +115,8 @@ def failure(
     if pending:
         text += f"\nnot done yet when this was raised: ranks {list(pending)}"
     known = {k: v for k, v in where.details.items() if v is not None}
-    return WorkerFailureError(
+    kind = WorkerMemoryError if over else WorkerFailureError
+    return kind(
         text,
         **{
             "pid": pid,
@@ -120,6 +127,7 @@ def failure(
             "traceback": traceback,
             "log_tail": log_tail,
             "pending": pending,
+            **over,
         },
     )
 
@@ -135,6 +143,11 @@ def _ending(where: Whereabouts, cause: BaseException, method: str, elapsed_s: fl
     if not where.deaths:
         where.deaths.append((now, method))
     return f"died during {method}"
+
+
+def _over_limit(facts: WorkerFacts) -> dict[str, int]:
+    measured = ended_at(facts)
+    return {"limit_bytes": facts.memory_limit_bytes, "measured_bytes": measured} if measured else {}
 
 
 def group_failure(

@@ -19,6 +19,8 @@ from raycrew.worker_groups._ray import ActorState
 
 logger = logging.getLogger(__name__)
 
+_ENDED_S = 5.0  # for a watch to say whether it has ended a worker
+
 #: By rank, what is seen of a worker, or why that can't be told.
 SeenByRank = Mapping[int, Seen | str]
 
@@ -107,6 +109,14 @@ def sights_of(workers: Sequence[WorkerFacts], timeout_s: float) -> SeenByRank:
             else:
                 found[key] = Seen.of(answer[i])
     return dict(sorted(found.items()))
+
+
+def ended_at(worker: WorkerFacts) -> int | None:
+    """The private memory, in bytes, for which its node's watch has ended a worker, if it has."""
+    if not worker.memory_limit_bytes:
+        return None
+    seen = sights_of([worker], _ENDED_S)[0]
+    return seen.ended_at_bytes if isinstance(seen, Seen) else None
 
 
 def _may_answer(seen: Seen) -> bool:

@@ -47,6 +47,7 @@ class Seen:
         device_bytes: What torch has reserved on devices.
         cpu: Cores that it and all that it has started keep busy.
         n_processes: How many those are.
+        ended_at_bytes: Private memory for which the watch has ended it.
     """
 
     is_alive: bool
@@ -59,6 +60,7 @@ class Seen:
     device_bytes: int | None = None
     cpu: float | None = None
     n_processes: int | None = None
+    ended_at_bytes: int | None = None
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Self:

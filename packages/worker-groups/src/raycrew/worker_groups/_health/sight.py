@@ -14,6 +14,8 @@ from raycrew.worker_groups._health.page import open_page, read
 from raycrew.worker_groups._health.process_table import Process, Table, read_entry
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+#: What is to be seen of a worker whose process is gone.
+GONE = {"is_alive": False}
 _SPAN_S = 0.5  # CPU use is told of no shorter time
 
 
@@ -53,8 +55,8 @@ class Sights:
         """What is to be seen of a worker at this moment; the fields of `Seen`."""
         entry = read_entry(worker.pid)
         if entry is None or entry.process != worker:
-            return {"is_alive": False}
-        memory = _memory(worker.pid)
+            return dict(GONE)
+        memory = memory_of(worker.pid)
         return {
             "is_alive": True,
             "is_stopped": entry.state in "Tt",
@@ -80,8 +82,8 @@ def on_page(page: memoryview | None) -> dict[str, Any]:
     }
 
 
-def _memory(pid: int) -> dict[str, int]:
-    """Sizes in a process's status, in bytes."""
+def memory_of(pid: int) -> dict[str, int]:
+    """The memory of a process, in bytes, by the names of its status; empty if that can't be read."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

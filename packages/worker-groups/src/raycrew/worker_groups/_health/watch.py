@@ -12,17 +12,20 @@ from typing import Any
 
 from raycrew.worker_groups._health.family import Family
 from raycrew.worker_groups._health.keeper import Keeper
+from raycrew.worker_groups._health.limits import MemoryLimits
 from raycrew.worker_groups._health.lookout import Lookout
 from raycrew.worker_groups._health.process_table import Process, kill, pid_namespace, runs
-from raycrew.worker_groups._health.sight import Sights
+from raycrew.worker_groups._health.sight import GONE, Sights
 
 logger = logging.getLogger(__name__)
 
-#: A worker as it is told to a watch: process id, start in clock ticks, mark, namespace of its process id.
-Told = tuple[int, int, str, str]
+#: A worker as it is told to a watch: process id, start in clock ticks, mark, namespace of its process id, and
+#: most private memory in bytes, or 0.
+Told = tuple[int, int, str, str, int]
 
 _LOOK_S = 1.0  # between two looks at the table, and at most one part in fifty of the time is spent on them
 _POLL_S = 0.01
+_MEMORY_S = 0.1  # between two looks at the memory of workers, and at most one part in fifty of the time
 _ORPHANS_S = 1.0  # for what a worker leaves behind to end by itself, as Python's resource tracker does
 
 
@@ -45,7 +48,9 @@ class Watch:
         self._lookout = Lookout()
         self._sights = Sights()
         self._keeper = None if sources is None else _started(sources)
+        self._limits = MemoryLimits()
         self._looking: asyncio.Task[None] | None = None
+        self._limiting: asyncio.Task[None] | None = None
 
     async def follow(self, workers: Sequence[Told], timeout_s: float) -> list[None]:  # noqa: ARG002 - as all are asked
         """Remember from now on what these workers start."""
@@ -62,8 +67,9 @@ class Watch:
         return [self._sight(worker) if worker[3] == pid_namespace() else None for worker in workers]
 
     def _sight(self, worker: Told) -> dict[str, Any]:
-        family = self._family(worker)
-        return self._sights.of(family.root, family)
+        root = Process(worker[0], worker[1])
+        seen = self._sights.of(root, self._family(worker)) if runs(root) else GONE
+        return {**seen, "ended_at_bytes": self._limits.exceeded.get(root)}
 
     async def await_exit(self, workers: Sequence[Told], timeout_s: float) -> list[int]:
         """Wait until workers have ended by themselves; gives the positions of those that have not.
@@ -105,9 +111,10 @@ class Watch:
         return sorted(member.pid for member in family.members)
 
     def _family(self, worker: Told) -> Family:
-        pid, started, mark, _ = worker
+        pid, started, mark, _, limit_bytes = worker
         family = self._lookout.family(Process(pid, started), mark)
         self._sights.open(family.root, mark)
+        self._limits.set(family.root, limit_bytes)
         return family
 
     def _left(self, workers: Sequence[Told]) -> set[Process]:
@@ -123,6 +130,14 @@ class Watch:
     def _begin_looking(self) -> None:
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._keep_looking())
+        if self._limits.are_set and (self._limiting is None or self._limiting.done()):
+            self._limiting = asyncio.create_task(self._keep_limits())
+
+    async def _keep_limits(self) -> None:
+        while self._limits.are_set:
+            began = time.monotonic()
+            self._limits.enforce()
+            await asyncio.sleep(max(_MEMORY_S, 50 * (time.monotonic() - began)))
 
     async def _keep_looking(self) -> None:
         while self._lookout.families:

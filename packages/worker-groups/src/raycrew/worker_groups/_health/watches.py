@@ -14,7 +14,17 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import ClusterClosedError
-from raycrew.worker_groups._health import family, keeper, lookout, marks, page, process_table, sight, watch
+from raycrew.worker_groups._health import (
+    family,
+    keeper,
+    limits,
+    lookout,
+    marks,
+    page,
+    process_table,
+    sight,
+    watch,
+)
 from raycrew.worker_groups._ranks import WorkerFacts
 from raycrew.worker_groups._ray import connection, current_session, end_actors, is_alive_node, start_actor
 from raycrew.worker_groups.errors import WorkerGroupError
@@ -144,7 +154,7 @@ def _left(deadline: float) -> float:
 
 
 def _told(facts: WorkerFacts) -> watch.Told:
-    return facts.pid, facts.started, facts.mark, facts.pid_namespace
+    return facts.pid, facts.started, facts.mark, facts.pid_namespace, facts.memory_limit_bytes
 
 
 def _watch(node_id: str, timeout_s: float = _ANSWER_S) -> Any:
@@ -179,6 +189,6 @@ def _sources() -> dict[str, str]:
 
 @functools.cache
 def _actor_class() -> Any:
-    for module in (*_KEEPERS, page, sight, watch):
+    for module in (*_KEEPERS, page, sight, limits, watch):
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     return ray.remote(num_cpus=0, max_restarts=0)(watch.Watch)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, Literal, Self
 
+from raycrew.worker_groups._start.sizes import size_bytes
 from raycrew.worker_groups._worker import CommunicationOptions, check_env_vars
 from raycrew.worker_groups.errors import WorkerFailureError
 from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
@@ -34,6 +35,7 @@ class GroupOptions:
     restart_on_failure: bool
     max_restarts: int
     on_worker_failure: Callable[[WorkerFailureError], object] | None
+    memory_limit: int | str | None
     init_timeout_s: float
     ports_per_worker: int
     port_range: tuple[int, int] | None
@@ -52,6 +54,8 @@ class GroupOptions:
         _check_number("max_restarts", self.max_restarts, 0, whole=True)
         if self.on_worker_failure is not None and not callable(self.on_worker_failure):
             raise TypeError(f"on_worker_failure is a function of the failure, not {self.on_worker_failure!r}")
+        if self.memory_limit is not None:
+            size_bytes("memory_limit", self.memory_limit)
         _check_number("ports_per_worker", self.ports_per_worker, 0, whole=True)
         if self.port_range is not None:
             _check_ports(self.port_range)
@@ -60,6 +64,11 @@ class GroupOptions:
     def variables(self) -> Mapping[str, str]:
         """`env_vars`, none of them if there are none."""
         return {} if self.env_vars is None else self.env_vars
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """`memory_limit` in bytes; 0 for none."""
+        return 0 if self.memory_limit is None else size_bytes("memory_limit", self.memory_limit)
 
     @property
     def communication(self) -> CommunicationOptions:

@@ -199,7 +199,9 @@ class Launch:
         with while_connected(self.go_on):
             asked = [handle._raycrew_locate.remote(*ports) for handle in handles]  # noqa: SLF001
         settled = self._settle(asked)
-        self.located = {self.positions[i]: facts for i, facts in settled.values.items()}
+        limit = self.spec.options.memory_limit_bytes
+        limited = {i: replace(facts, memory_limit_bytes=limit) for i, facts in settled.values.items()}
+        self.located = {self.positions[i]: facts for i, facts in limited.items()}
         self._raise_failed(settled, [self._whereabouts(position) for position in self.positions])
         follow(list(self.located.values()), left(self.deadline, _FOLLOW_TIMEOUT_S) or 0.0)
         self._located_s = {self.positions[i]: seconds for i, seconds in settled.elapsed_s.items()}

@@ -139,8 +139,9 @@ class InProcessGroup(WorkerGroup):
     calls of one worker run one after the other, those of several at the same time. What needs processes of
     their own is accepted and does nothing: workers share this process's environment and interpreter, so
     `env_vars`, `secrets`, `environments` and `RANK` and the like are not set (`current_worker()` tells all of
-    it), and none is ever lost. `port_range` and `progress` do nothing either. Workers have no heartbeat and
-    no memory of their own, so of these nothing is told; one that is stuck is found by its call alone.
+    it), and none is ever lost. `port_range`, `memory_limit` and `progress` do nothing
+    either. Workers have no heartbeat and no memory of their own, so of these nothing is told; one that is
+    stuck is found by its call alone.
 
     Args:
         cluster: Any `Cluster`; a `FakeCluster` needs no Ray.
