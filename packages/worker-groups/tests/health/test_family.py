@@ -1,6 +1,6 @@
 """Whose process is whose, from made-up tables."""
 
-from raycrew.worker_groups._health.family import Family
+from raycrew.worker_groups._health.family import Family, Kin
 from raycrew.worker_groups._health.process_table import Entry, Process, ancestors
 
 
@@ -12,6 +12,10 @@ def table(*rows):
 
 def _split(row):
     return (*row[:4], row[4:])
+
+
+def seen(*rows):
+    return Kin(table(*rows))
 
 
 def pids(family):
@@ -28,35 +32,35 @@ def family():
 
 def test_children_of_children_belong_to_it_and_neighbours_do_not():
     mine = family()
-    mine.update(table(RAYLET, WORKER, (11, 10, 2, 2), (12, 11, 12, 2), (13, 2, 2, 2)), {})
+    mine.update(seen(RAYLET, WORKER, (11, 10, 2, 2), (12, 11, 12, 2), (13, 2, 2, 2)), {})
     assert pids(mine) == [10, 11, 12]
 
 
 def test_orphans_are_remembered_until_they_end():
     mine = family()
-    mine.update(table(RAYLET, WORKER, (11, 10, 2, 2)), {})
-    mine.update(table(RAYLET, (11, 1, 2, 2)), {})
+    mine.update(seen(RAYLET, WORKER, (11, 10, 2, 2)), {})
+    mine.update(seen(RAYLET, (11, 1, 2, 2)), {})
     assert pids(mine) == [11]
-    mine.update(table(RAYLET, (11, 1, 2, 2), (14, 11, 2, 2)), {})
+    mine.update(seen(RAYLET, (11, 1, 2, 2), (14, 11, 2, 2)), {})
     assert pids(mine) == [11, 14]
-    mine.update(table(RAYLET), {})
+    mine.update(seen(RAYLET), {})
     assert pids(mine) == []
 
 
 def test_a_number_that_came_round_again_is_another_process():
     mine = family()
-    mine.update(table(RAYLET, WORKER, (11, 10, 11, 11)), {})
-    mine.update(table(RAYLET, (10, 1, 2, 2, 500), (11, 1, 11, 11, 501), (12, 11, 11, 11)), {})
+    mine.update(seen(RAYLET, WORKER, (11, 10, 11, 11)), {})
+    mine.update(seen(RAYLET, (10, 1, 2, 2, 500), (11, 1, 11, 11, 501), (12, 11, 11, 11)), {})
     assert pids(mine) == []
 
 
 def test_a_session_is_the_workers_after_its_leader_has_ended():
     mine = family()
-    mine.update(table(RAYLET, WORKER, (11, 10, 11, 11)), {})
-    mine.update(table(RAYLET, WORKER, (12, 1, 11, 11)), {})
+    mine.update(seen(RAYLET, WORKER, (11, 10, 11, 11)), {})
+    mine.update(seen(RAYLET, WORKER, (12, 1, 11, 11)), {})
     assert pids(mine) == [10, 12]
-    mine.update(table(RAYLET, WORKER), {})
-    mine.update(table(RAYLET, WORKER, (11, 1, 11, 11, 900), (19, 1, 11, 11)), {})
+    mine.update(seen(RAYLET, WORKER), {})
+    mine.update(seen(RAYLET, WORKER, (11, 1, 11, 11, 900), (19, 1, 11, 11)), {})
     assert pids(mine) == [10]
 
 
@@ -64,7 +68,7 @@ def test_marks_find_what_was_never_seen_with_its_parents():
     mine, daemon = family(), Process(30, 30)
     others = {Process(31, 31): frozenset({"bb"}), Process(32, 32): frozenset[str]()}
     mine.update(
-        table(RAYLET, WORKER, (30, 1, 30, 30), (31, 1, 31, 31), (32, 1, 32, 32), (33, 30, 30, 30)),
+        seen(RAYLET, WORKER, (30, 1, 30, 30), (31, 1, 31, 31), (32, 1, 32, 32), (33, 30, 30, 30)),
         {daemon: frozenset({"bb", "aa"}), **others},
     )
     assert pids(mine) == [10, 30, 33]

@@ -5,7 +5,7 @@ Standard library only: a node's watch is sent this module by value, whatever its
 
 import os
 
-from raycrew.worker_groups._health.family import Family
+from raycrew.worker_groups._health.family import Family, Kin
 from raycrew.worker_groups._health.marks import marks_of
 from raycrew.worker_groups._health.process_table import Process, Table, ancestors, read_table
 
@@ -29,8 +29,9 @@ class Lookout:
         """Take in what the table shows now, and give it."""
         table = read_table()
         self._read_marks(table)
+        kin = Kin(table)
         for family in self.families.values():
-            family.update(table, self._marks)
+            family.update(kin, self._marks)
         return table
 
     def _read_marks(self, table: Table) -> None:

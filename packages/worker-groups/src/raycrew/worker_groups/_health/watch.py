@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 #: most private memory in bytes, or 0.
 Told = tuple[int, int, str, str, int]
 
-_LOOK_S = 1.0  # between two looks at the table, and at most one part in fifty of the time is spent on them
+_LOOK_S = 1.0  # between two looks at the table, and at most one part in 200 of the time is spent on them
 _POLL_S = 0.01
 _MEMORY_S = 0.1  # between two looks at the memory of workers, and at most one part in fifty of the time
 _ORPHANS_S = 1.0  # for what a worker leaves behind to end by itself, as Python's resource tracker does
@@ -135,12 +135,12 @@ class Watch:
 
     async def _keep_limits(self) -> None:
         while self._limits.are_set:
-            began = time.monotonic()
+            began = time.thread_time()
             self._limits.enforce()
-            await asyncio.sleep(max(_MEMORY_S, 50 * (time.monotonic() - began)))
+            await asyncio.sleep(max(_MEMORY_S, 50 * (time.thread_time() - began)))
 
     async def _keep_looking(self) -> None:
         while self._lookout.families:
-            began = time.monotonic()
+            began = time.thread_time()
             self._look()
-            await asyncio.sleep(max(_LOOK_S, 50 * (time.monotonic() - began)))
+            await asyncio.sleep(max(_LOOK_S, 200 * (time.thread_time() - began)))
