@@ -1,16 +1,21 @@
 """The driver's side of weight updates, with groups of plain objects."""
 
 import asyncio
+import collections.abc
 import inspect
+import typing
 
 import pytest
 from models import Model, assert_same, weights
 
 from raycrew.tensor_transport.errors import WeightUpdateError
 from raycrew.tensor_transport.testing import InProcessByteStore, LocalPeers
+from raycrew.tensor_transport.testing._fakes import LocalResults
 from raycrew.tensor_transport.weights import (
+    WeightDirectory,
     WeightPublisher,
     WeightReceiver,
+    WeightSyncReport,
     gather_weights,
     sync_weights,
     sync_weights_async,
@@ -24,8 +29,8 @@ def store():
 
 
 class Trainer:
-    def __init__(self, store, rank):
-        self.publisher = WeightPublisher(store) if rank == 0 else None
+    def __init__(self, store, rank, directory=None):
+        self.publisher = WeightPublisher(store, directory=directory) if rank == 0 else None
         self.seed = 0
 
     def publish_weights(self):
@@ -39,10 +44,10 @@ class Trainer:
 
 
 class Generator:
-    def __init__(self, store):
+    def __init__(self, store, directory=None):
         self.model, self.events = Model(), []
         self.load = self.model.load
-        self.receiver = WeightReceiver(lambda tensors: self.load(tensors), store=store)
+        self.receiver = WeightReceiver(lambda tensors: self.load(tensors), store=store, directory=directory)
         self.broken = set()
 
     def apply_weights(self, update):
@@ -285,11 +290,36 @@ def test_the_form_to_be_awaited_takes_and_checks_the_same_arguments(crew):
     assert list(inspect.signature(sync_weights_async).parameters) == [
         *inspect.signature(sync_weights).parameters
     ]
+    hints = [typing.get_type_hints(form) for form in (sync_weights, sync_weights_async)]
+    assert [hint.pop("return") for hint in hints] == [
+        WeightSyncReport,
+        collections.abc.Coroutine[typing.Any, typing.Any, WeightSyncReport],
+    ]
+    assert hints[0] == hints[1]
     with pytest.raises(TypeError, match="unexpected keyword argument 'puase'"):
-        asyncio.run(sync_weights_async(*groups, puase="stop"))
+        sync_weights_async(*groups, puase="stop")  # Nothing is awaited.
     with pytest.raises(ValueError, match="give directory=, too"):
-        asyncio.run(sync_weights_async(*groups, prepare="prepare_weights"))
+        sync_weights_async(*groups, prepare="prepare_weights")
     assert asyncio.run(sync_weights_async(*groups, pause="stop", resume="go")).version == 1
+
+
+class Declared(LocalPeers):
+    """A group whose methods say how the results of a call on all of it are joined."""
+
+    def call(self, method, /, *args, **kwargs):
+        results = super().call(method, *args, **kwargs).results
+        return LocalResults(next(result for result in results if result is not None))
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("directed", [True, False])
+def test_what_a_trainer_declares_about_its_method_does_not_count(store, directed):
+    directory = WeightDirectory.local() if directed else None
+    trainers = [Trainer(store, rank, directory) for rank in range(2)]
+    generators = [Generator(store, directory)]
+    report = sync_weights(Declared(trainers), LocalPeers(generators), directory=directory, timeout_s=60)
+    assert report.version == 1
+    assert_same(generators[0].model.tensors, weights(0))
 
 
 def test_calls_say_how_they_are_started_and_answered():

@@ -21,6 +21,7 @@ from raycrew.tensor_transport.weights._directory.versions import (
     Offer,
     Part,
     State,
+    Version,
     VersionStatus,
 )
 from raycrew.tensor_transport.weights._update import WeightUpdate, join_updates, joined_name
@@ -112,7 +113,7 @@ class Record(Shelf):
         """Whether so many bytes more may be put: what is ahead of the slowest voter has to fit the window."""
         if number in self.versions and part in self.versions[number].parts:
             self.versions[number].parts[part].expires = now + self.lease_s
-        version = self._living(now, number)
+        version = self._living(now, number, part)
         ahead = [a for a in version.parts[part].buckets if not version.is_taken(a)]
         if not ahead or sum(a.bucket.size_bytes for a in ahead) + size_bytes <= window_bytes:
             return True
@@ -120,7 +121,7 @@ class Record(Shelf):
 
     def announce(self, now: float, number: int, publisher: str, announced: Announced) -> None:
         """A bucket can be fetched."""
-        version = self._living(now, number)
+        version = self._living(now, number, announced.part)
         self._check_publisher(announced.part, publisher)
         part = version.parts[announced.part]
         part.buckets.append(announced)
@@ -128,7 +129,7 @@ class Record(Shelf):
 
     def finish(self, now: float, number: int, finish: Finish) -> WeightUpdate:
         """A part is complete; what it is now."""
-        version = self._living(now, number)
+        version = self._living(now, number, finish.part)
         self._check_publisher(finish.part, finish.publisher)
         part = version.parts[finish.part]
         if len(part.buckets) != finish.bucket_count:
@@ -143,10 +144,12 @@ class Record(Shelf):
             self._tidy(now)
         return update
 
-    def abort(self, now: float, number: int, reason: str) -> bool:
-        """Give a version up, unless it is decided; whether it is aborted."""
+    def abort(self, now: float, number: int, reason: str, part: int | None = None) -> bool:
+        """Give a version up, with a part that it has, unless it is decided; whether it is, or the part is."""
         self._tidy(now)
         version = self.versions.get(number)
+        if part is not None and version is not None and version.is_live and part not in version.parts:
+            return True
         if version is not None and version.is_live:
             self._abort(version, reason)
         return version is None or version.state == "aborted"
@@ -194,6 +197,8 @@ class Record(Shelf):
         self._admit(version, receiver, ballot)
         if not version.is_begun:
             return None
+        version.readers.add(receiver)
+        version.outdated.discard(receiver)
         begins = [version.parts[i].begin for i in sorted(version.parts)]
         return Offer(
             number,
@@ -206,8 +211,7 @@ class Record(Shelf):
 
     def news(self, now: float, number: int, receiver: str, node: str, seen: Sequence[int]) -> News | None:
         """Buckets of a version that a receiver has not seen, `seen` of each part."""
-        self._read_by(now, number, receiver)
-        version = self._readable(number)
+        version = self._read_by(now, number, receiver)
         version.nodes.setdefault(node, receiver)
         self._note_taken(version, receiver, seen)
         fresh = [
@@ -226,8 +230,7 @@ class Record(Shelf):
 
     def took(self, now: float, number: int, receiver: str, seen: Sequence[int]) -> None:
         """A receiver has so many buckets of each part."""
-        self._read_by(now, number, receiver)
-        version = self._readable(number)
+        version = self._read_by(now, number, receiver)
         if version.state != "open" and sum(seen) == len(version.buckets):
             version.fetching.pop(receiver, None)
         self._note_taken(version, receiver, seen)
@@ -246,18 +249,20 @@ class Record(Shelf):
             self._abort(version, f"receiver {receiver}: {reason}")
         self._decide(version)
 
-    def _read_by(self, now: float, number: int, receiver: str) -> None:
-        """A receiver reads a version.
+    def _read_by(self, now: float, number: int, receiver: str) -> Version:
+        """The version that a receiver reads.
 
         Raises:
-            UpdateAbortedError: It is not decided, and another receiver took this one's place.
+            UpdateAbortedError: It was given up, or another receiver took this place before its decision.
+            BucketFetchError: It is not kept any more.
         """
         version = self.versions.get(number)
         if version is not None and version.is_live and not version.is_voter(receiver):
             raise UpdateAbortedError(f"version {number}: another receiver took the place of {receiver}")
-        if version is not None and version.state != "aborted":
+        if version is not None and version.state != "aborted" and receiver not in version.outdated:
             version.fetching[receiver] = now + self.lease_s
         self._tidy(now)
+        return self._readable(number, receiver)
 
     def decision(self, now: float, number: int) -> State | None:
         """Whether a version is committed or aborted; what is not known any more is aborted."""

@@ -59,8 +59,8 @@ class Shelf:
             if version.refuses(begin.part):
                 version.begun.add(begin.part)
                 raise self._given_up(version)
-        if begin.version is None and not any(v.ballots is not None for v in self._live()):
-            check_named(begin.part, begin.parts)
+        if not any(v.ballots is not None for v in self._live()):
+            self._check_unasked(begin)
         for version in self._live():
             if version.state == "open" and begin.part not in version.parts:
                 if version.ballots is None and (begin.version or 0) > version.number:
@@ -77,20 +77,39 @@ class Shelf:
         stored = [v for v in self.versions.values() if v.parts and v.state == "committed"]
         if len(stored) > max(self.keep, len(self._needed())):
             return None  # A receiver still reads what is to make room.
-        if self.keep == 0:
-            raise WeightUpdateError("a directory with keep=0 takes updates from sync_weights() alone")
         if begin.version is not None and begin.version <= self._last:
-            raise StaleVersionError(
-                f"the last version is {self._last}: {begin.version} is not above it", version=begin.version
-            )
+            return self._reopened(begin, begin.version)
         self._last = self._last if begin.version is None else begin.version - 1
         return self._open()
+
+    def _check_unasked(self, begin: Begin) -> None:
+        """Refuse what nobody asks for where only such versions are taken, or could be one of several."""
+        if self.keep == 0:
+            raise WeightUpdateError("a directory with keep=0 takes updates from sync_weights() alone")
+        if begin.version is None:
+            check_named(begin.part, begin.parts)
+
+    def _reopened(self, begin: Begin, number: int) -> Version:
+        """A number that was given up, anew, for a part that knows it; who read of it has to ask again."""
+        version = self.versions.get(number)
+        is_over = version is not None and version.state == "aborted" and version.ballots is None
+        if version is not None and is_over and begin.part not in version.begun:
+            version.begun.add(begin.part)
+            raise self._given_up(version)
+        if version is None or not is_over or number != self._last:
+            raise StaleVersionError(
+                f"the last version is {self._last}: {number} is not above it", version=number
+            )
+        opened = self.versions[number] = Version(number, outdated=version.outdated | version.readers)
+        return opened
 
     def _joined(self, version: Version, begin: Begin) -> Version:
         """An open version, if this part fits it."""
         if begin.version not in (None, version.number):
+            asked = version.ballots is not None
+            cause = ": sync_weights() numbers its versions; leave version= out" if asked else ""
             raise StaleVersionError(
-                f"version {version.number} is being published, not {begin.version}",
+                f"version {version.number} is being published, not {begin.version}{cause}",
                 version=begin.version or 0,
             )
         if version.parts and begin.parts != version.expected:
@@ -108,11 +127,13 @@ class Shelf:
                 "one that was made last may publish"
             )
 
-    def _living(self, now: float, number: int) -> Version:
+    def _living(self, now: float, number: int, part: int) -> Version:
         self._tidy(now)
         version = self.versions.get(number)
         if version is None or version.state != "open":
             raise self._given_up(version or Version(number, reason="it is over"))
+        if part not in version.parts:
+            raise self._given_up(Version(number, reason=f"it was begun anew, without part {part} so far"))
         return version
 
     @staticmethod
@@ -120,8 +141,10 @@ class Shelf:
         reason = version.reason or f"it is {version.state}"
         return UpdateAbortedError(f"version {version.number} was given up: {reason}", version=version.number)
 
-    def _readable(self, number: int) -> Version:
+    def _readable(self, number: int, receiver: str | None = None) -> Version:
         version = self.versions.get(number)
+        if version is not None and receiver in version.outdated:
+            raise self._given_up(Version(number, reason="it was begun anew"))
         if version is not None and version.state == "aborted":
             raise self._given_up(version)
         if version is None or (version.state == "committed" and not version.parts):

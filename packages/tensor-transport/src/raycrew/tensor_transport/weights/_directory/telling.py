@@ -173,7 +173,7 @@ class DirectoryTeller:
     def abort(self, version: int, reason: str) -> bool:
         is_over = True
         with contextlib.suppress(DirectoryLostError):  # Receivers see that it is lost, too.
-            is_over = self._directory.ask(Record.abort, version, f"part {self._part}: {reason}")
+            is_over = self._directory.ask(Record.abort, version, f"part {self._part}: {reason}", self._part)
             self._collect()
         return is_over
 

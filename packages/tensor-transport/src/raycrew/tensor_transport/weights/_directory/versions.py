@@ -50,7 +50,8 @@ def check_named(part: int, parts: int) -> None:
     if parts > 1:
         raise ValueError(
             f"part {part} of {parts} could be joined to parts of another training step, as no sync_weights() "
-            "with a directory asks for it: give version=, the same number on all ranks, the step for example"
+            "with a directory asks for it: give version=, the same number on all ranks, for example the "
+            "training step, counted from 1"
         )
 
 
@@ -114,7 +115,13 @@ class Part:
 
 @dataclass
 class Version:
-    """One version, from its first word to its last."""
+    """One version, from its first word to its last.
+
+    Attributes:
+        begun: Parts that began it, or were told that it is over.
+        readers: Receivers that were told what there is of it.
+        outdated: Those that were told so of what was given up under its number, and not of this one.
+    """
 
     number: int
     ballots: Ballots | None = None
@@ -128,6 +135,8 @@ class Version:
     fetching: dict[str, float] = field(default_factory=dict)
     nodes: dict[str, str] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
+    readers: set[str] = field(default_factory=set)
+    outdated: set[str] = field(default_factory=set)
     is_called_for: bool = True
 
     def refuses(self, part: int) -> bool:

@@ -134,15 +134,16 @@ class WeightPublisher:
 
         Args:
             weights: The tensors.
-            version: One more than the last version unless given; with a directory, what it says. Where a
-                version has several parts, and no `sync_weights` with a directory asks for it, each rank has
-                to give it: parts of several training steps are not joined.
+            version: At least 1; one more than the last version unless given; with a directory, what it says.
+                Where a version has several parts, and no `sync_weights` with a directory asks for it, each
+                rank has to give it: parts of several training steps are not joined. What `sync_weights` with
+                a directory calls must not.
             partial: These are the only tensors that changed since the version before: receivers that hold it
                 keep their others.
 
         Raises:
-            ValueError: `version` does not rise, or has to be given; a name comes twice, there is no tensor,
-                or nothing to which a partial version could be added.
+            ValueError: `version` is below 1, does not rise, or has to be given; a name comes twice, there is
+                no tensor, or nothing to which a partial version could be added.
             UnsupportedTensorError: A tensor has no plain bytes (quantised, sparse, meta).
             SourceChangedError: Tensors were written to meanwhile; the latest version stays what it was.
             StaleVersionError: Another publisher of this part was made since.
@@ -151,6 +152,8 @@ class WeightPublisher:
             TransportClosedError: The publisher is closed.
             TransportError: The publisher is another process's, or is publishing in this thread already.
         """
+        if version is not None and version < 1:
+            raise ValueError(f"versions begin at 1, got {version}: give step + 1 where steps begin at 0")
         with self._turn():
             taking = Taking(weights, self._selection, sharded=self._sharded, first_part=self._part == 0)
             specs = taking.specs()

@@ -31,7 +31,7 @@ def members_of(groups: Sequence[PeerGroup], recipients: Sequence[int] | None) ->
     found: list[Member] = []
     number = 0
     for index, group in enumerate(groups):
-        for rank in (int(getattr(entry, "rank", entry)) for entry in group.ranks):
+        for rank in map(_rank_of, group.ranks):
             label = f"rank {rank}" if len(groups) == 1 else f"rank {rank} of group {index}"
             if recipients is None or number in recipients:
                 found.append(Member(number, label, group.on(ranks=[rank])))
@@ -41,6 +41,15 @@ def members_of(groups: Sequence[PeerGroup], recipients: Sequence[int] | None) ->
     if not found:
         raise ValueError("there is no generator to update")
     return found
+
+
+def everyone(group: PeerGroup) -> Peers:
+    """All ranks of a group, by their numbers: so each is called, whatever a method declares about itself."""
+    return group.on(ranks=[_rank_of(entry) for entry in group.ranks])
+
+
+def _rank_of(entry: object) -> int:
+    return int(getattr(entry, "rank", entry))  # type: ignore[call-overload,no-any-return]
 
 
 class Session:

@@ -6,7 +6,7 @@ import inspect
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -21,7 +21,13 @@ from raycrew.tensor_transport.weights._syncing.report import (
     WeightSyncReport,
     checked_receipts,
 )
-from raycrew.tensor_transport.weights._syncing.session import Argument, Progress, Session, members_of
+from raycrew.tensor_transport.weights._syncing.session import (
+    Argument,
+    Progress,
+    Session,
+    everyone,
+    members_of,
+)
 from raycrew.tensor_transport.weights._update import Stopwatch, WeightUpdate, join_updates
 
 P = ParamSpec("P")
@@ -33,7 +39,10 @@ def _called_like(other: Callable[P, object]) -> Callable[[Callable[..., T]], Cal
     """Give a function the parameters of another one."""
 
     def dressed(function: Callable[..., T]) -> Callable[P, T]:
-        function.__signature__ = inspect.signature(other)  # type: ignore[attr-defined]
+        result = function.__annotations__["return"]
+        signature = inspect.signature(other).replace(return_annotation=result)
+        function.__signature__ = signature  # type: ignore[attr-defined]
+        function.__annotations__ = other.__annotations__ | {"return": result}
         return function
 
     return dressed
@@ -61,7 +70,7 @@ def sync_weights(
 
     Args:
         trainer: Its ranks have a method `publish` that returns the `WeightUpdate` on one rank, else None; or
-            each rank returns its part.
+            each rank returns its part. It is called on all ranks, whatever it is declared as.
         generators: Their ranks have a method `apply` that takes the update and returns the `WeightReceipt`.
             Several groups are updated as one.
         publish: Name of the trainer's method.
@@ -104,17 +113,21 @@ def sync_weights(
 
 
 @_called_like(sync_weights)
-async def sync_weights_async(*args: Any, **options: Any) -> WeightSyncReport:
-    """`sync_weights` without blocking the event loop.
+def sync_weights_async(*args: Any, **options: Any) -> Coroutine[Any, Any, WeightSyncReport]:
+    """`sync_weights` without blocking the event loop, once what it returns is awaited.
 
     If it is cancelled, a version in a directory is given up, and the generators are resumed in the
     background; without a directory the update goes on there.
 
-    Its arguments and errors are those of `sync_weights`; `progress` is called in another thread.
+    Its arguments and errors are those of `sync_weights`; bad arguments are refused at once, before anything
+    is awaited. `progress` is called in another thread.
     """
     asked = inspect.signature(sync_weights).bind(*args, **options)
     asked.apply_defaults()
-    running = _Synchronisation(**asked.arguments)
+    return _awaited(_Synchronisation(**asked.arguments))
+
+
+async def _awaited(running: "_Synchronisation") -> WeightSyncReport:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[WeightSyncReport] = loop.create_future()
     thread = threading.Thread(target=_run_for, args=(running, loop, done), name="weight-sync", daemon=True)
@@ -203,7 +216,7 @@ class _Synchronisation:
 
     def _whole(self) -> tuple[WeightUpdate, tuple[WeightReceipt, ...]]:
         """Publish, then apply."""
-        results = self.trainer.call(self.publish).get_results(timeout=self.timeout_s)
+        results = everyone(self.trainer).call(self.publish).get_results(timeout=self.timeout_s)
         update = _the_update(results, self.publish)
         self._tell("publish", 1, 1)
         with self._watch.measure("pause"):
@@ -278,7 +291,7 @@ class _Synchronisation:
 
     def _publish_into(self, publishing: "Future[list[object]]") -> None:
         try:
-            results = self.trainer.call(self.publish).get_results(timeout=self.timeout_s)
+            results = everyone(self.trainer).call(self.publish).get_results(timeout=self.timeout_s)
             self._confirm(_joined(results, self.publish))
             self._tell("publish", 1, 1)
         except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits for it

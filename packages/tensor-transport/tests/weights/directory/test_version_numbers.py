@@ -1,0 +1,106 @@
+"""Numbers that ranks give their versions: from 1, again after a failure, and never within an update."""
+
+import pytest
+import torch
+from authors import Author
+
+from raycrew.tensor_transport.errors import StaleVersionError, UpdateAbortedError, WeightUpdateError
+from raycrew.tensor_transport.testing import InProcessByteStore
+from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver
+from raycrew.tensor_transport.weights._directory.record import Record
+
+
+@pytest.fixture
+def store():
+    return InProcessByteStore()
+
+
+def ranks_of(store, directory, count=2):
+    return [
+        WeightPublisher(store, directory=directory, part=i, parts=count, timeout_s=5) for i in range(count)
+    ]
+
+
+def breaks():
+    yield "a", torch.ones(2)
+    raise RuntimeError("the shard is gone")
+
+
+@pytest.mark.hostile
+def test_a_number_that_was_given_up_says_why_and_can_be_published_again(store):
+    directory = WeightDirectory.local()
+    first, second = ranks_of(store, directory)
+    with pytest.raises(RuntimeError, match="the shard is gone"):
+        first.publish(breaks(), version=1)
+    with pytest.raises(UpdateAbortedError, match=r"version 1 was given up: part 0: .*the shard is gone"):
+        second.publish({"b": torch.ones(2)}, version=1)
+    first.publish({"a": torch.zeros(2)}, version=1)
+    second.publish({"b": torch.zeros(2)}, version=1)
+    loaded = {}
+    assert WeightReceiver(loaded.update, store=store, directory=directory).pull().version == 1
+    assert not any(tensor.any() for tensor in loaded.values())
+    with pytest.raises(StaleVersionError, match="1 is not above it"):
+        first.publish({"a": torch.ones(2)}, version=1)
+
+
+@pytest.mark.hostile
+def test_who_read_what_was_given_up_is_not_given_the_rest_of_what_replaced_it():
+    record = Record()
+    author = Author(record)
+    author.begin(version=1)
+    author.put(count=1)
+    record.offer(0, 1, receiver="a")
+    assert len(record.news(0, 1, "a", "n", (0,)).buckets) == 1
+    record.abort(0, 1, "the trainer failed")
+    author.publish(version=1)
+    for ask in (
+        lambda: record.news(0, 1, "a", "n", (1,)),
+        lambda: record.took(0, 1, "a", (1,)),
+    ):
+        with pytest.raises(UpdateAbortedError, match="version 1 was given up: it was begun anew"):
+            ask()
+    record.offer(0, 1, receiver="a")
+    assert len(record.news(0, 1, "a", "n", (0,)).buckets) == 2
+
+
+@pytest.mark.hostile
+def test_a_part_of_what_was_given_up_is_no_part_of_what_replaced_it():
+    record = Record()
+    first, second = (Author(record, part, 2) for part in range(2))
+    first.begin(version=1)
+    second.begin(version=1)
+    record.abort(0, 1, "part 0 failed", 0)
+    assert first.begin(version=1) == 1
+    for tell in (second.put, second.finish, lambda: record.credit(0, 1, 1, 4, 4)):
+        with pytest.raises(UpdateAbortedError, match="begun anew, without part 1"):
+            tell()
+    assert record.abort(0, 1, "part 1 failed, too", 1), "its buckets are its own to release"
+    first.put()
+    first.finish()
+    assert second.publish(version=1) == 1
+    assert record.newest(0) == 1
+
+
+@pytest.mark.parametrize("directed", [True, False])
+def test_versions_begin_at_1(store, directed):
+    publisher = WeightPublisher(store, directory=WeightDirectory.local() if directed else None)
+    for version in (0, -1):
+        with pytest.raises(ValueError, match=rf"versions begin at 1, got {version}: give step \+ 1"):
+            publisher.publish({"a": torch.ones(2)}, version=version)
+    assert publisher.publish({"a": torch.ones(2)}, version=1).version == 1
+    assert len(store.held) == 1
+
+
+def test_a_number_within_an_update_is_said_to_be_that_of_sync_weights():
+    record = Record()
+    author = Author(record)
+    number = record.reserve(0, ["1"], None)
+    with pytest.raises(StaleVersionError, match=rf"version {number} is being .*; leave version= out"):
+        author.begin(version=9)
+
+
+def test_parts_that_nobody_asked_for_are_not_advised_to_name_a_version_that_is_not_taken(store):
+    first, _ = ranks_of(store, WeightDirectory.local(keep=0))
+    for version in (None, 1):
+        with pytest.raises(WeightUpdateError, match="takes updates from sync_weights"):
+            first.publish({"a": torch.ones(2)}, version=version)
