@@ -32,15 +32,15 @@ SKIPPED_OPERATORS = ("BitOr", "ExceptionReplacer", "RemoveDecorator")
 # Module (below the package's import name) and the tests that stand for it (below the package's tests).
 TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "cluster-core": {
-        "_placement/plan": ("placement/test_plan.py",),
-        "_placement/bundle_packing": ("placement/test_plan.py",),
+        "_planning/plan": ("planning/test_plan.py",),
+        "_planning/bundle_packing": ("planning/test_plan.py",),
         "_placement/options": ("placement/test_options.py",),
-        "_placement/segments": ("placement/test_segments.py", "placement/test_plan.py"),
+        "_planning/segments": ("planning/test_segments.py", "planning/test_plan.py"),
         "_placement/ledger": ("test_testing.py",),
         "_placement/returning": ("placement/test_returning.py",),
         "_connection/environment": ("connection/test_environment.py",),
         "_devices/binding": ("devices/test_devices.py",),
-        "_topology": ("test_topology.py", "placement/test_plan.py"),
+        "_topology": ("test_topology.py", "planning/test_plan.py"),
     },
     "worker-groups": {
         "_calls/dispatch": ("calls/test_dispatch.py",),
@@ -182,7 +182,7 @@ def prepare(copy: Path) -> None:
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("modules", nargs="*", help="such as _placement/plan (default: all)")
+    parser.add_argument("modules", nargs="*", help="such as _planning/plan (default: all)")
     parser.add_argument("--count", type=int, default=30, help="mutations per module (default 30)")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(arguments)

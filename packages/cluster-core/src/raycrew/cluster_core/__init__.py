@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from raycrew.cluster_core._connection import DEFAULT_POLICY, ClusterConfig, EnvironmentPolicy, Secrets
 from raycrew.cluster_core._devices import DeviceBinding, bind_device
-from raycrew.cluster_core._placement import BundleSpec, PlacementPlan, PlacementRequest, plan_cluster
+from raycrew.cluster_core._planning import BundleSpec, PlacementPlan, PlacementRequest, plan_cluster
 from raycrew.cluster_core._ports import PortLease, lease_ports
 from raycrew.cluster_core._ray import lazy
 from raycrew.cluster_core._topology import Bundle, NodeState, Placement, Rendezvous

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from raycrew.cluster_core import _commands
 from raycrew.cluster_core._connection import prepare_visit
-from raycrew.cluster_core._placement import STRATEGIES
+from raycrew.cluster_core._planning import STRATEGIES
 from raycrew.cluster_core.errors import ClusterError
 
 WIDE = 200  # of tables in files and pipes, unless COLUMNS says otherwise

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from raycrew.cluster_core._placement import PlacementPlan, PlacementRequest, plan_cluster
+from raycrew.cluster_core._planning import PlacementPlan, PlacementRequest, plan_cluster
 from raycrew.cluster_core._topology import BOOKKEEPING, Bundle, NodeState, Placement
 
 OK, PROBLEM, USAGE, INTERRUPTED = 0, 1, 2, 130

@@ -19,12 +19,10 @@ from raycrew.cluster_core._placement import (
     Holding,
     LabelSelector,
     LedgerClaim,
-    NodeOrder,
-    PlacementPlan,
     give_back_when_forgotten,
-    plan_cluster,
     with_arguments_of,
 )
+from raycrew.cluster_core._planning import NodeOrder, PlacementPlan, plan_cluster
 from raycrew.cluster_core._ports import PortKeepers
 from raycrew.cluster_core._ray import node_states, run_on_nodes
 from raycrew.cluster_core._topology import Bundle, Rendezvous

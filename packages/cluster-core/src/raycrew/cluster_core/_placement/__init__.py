@@ -1,8 +1,7 @@
-"""Bundles: what is asked for, which node takes what, allocation, and who holds a slot on which bundle."""
+"""Bundles: the arguments of a cluster, allocation, and who holds a slot on which bundle."""
 
 from typing import TYPE_CHECKING
 
-from raycrew.cluster_core._placement.bundle_spec import BundleSpec
 from raycrew.cluster_core._placement.forgetting import give_back_when_forgotten
 from raycrew.cluster_core._placement.options import (
     BundleSpecs,
@@ -11,9 +10,6 @@ from raycrew.cluster_core._placement.options import (
     LabelSelector,
     with_arguments_of,
 )
-from raycrew.cluster_core._placement.ordering import NodeOrder
-from raycrew.cluster_core._placement.plan import PlacementPlan, plan_cluster
-from raycrew.cluster_core._placement.request import STRATEGIES, PlacementRequest
 from raycrew.cluster_core._ray import lazy
 
 if TYPE_CHECKING:
@@ -23,10 +19,8 @@ if TYPE_CHECKING:
     from raycrew.cluster_core._placement.ledger import LedgerClaim, SlotLedger
 
 __all__ = [
-    "STRATEGIES",
     "Allocation",
     "Allocator",
-    "BundleSpec",
     "BundleSpecs",
     "Claims",
     "ClusterOptions",
@@ -34,12 +28,8 @@ __all__ = [
     "Holding",
     "LabelSelector",
     "LedgerClaim",
-    "NodeOrder",
-    "PlacementPlan",
-    "PlacementRequest",
     "SlotLedger",
     "give_back_when_forgotten",
-    "plan_cluster",
     "with_arguments_of",
 ]
 

@@ -13,10 +13,14 @@ from ray.util.placement_group import PlacementGroup
 
 from raycrew.cluster_core import _ray
 from raycrew.cluster_core._devices import DevicesTakenError, held_devices, probe_devices
-from raycrew.cluster_core._placement.explanation import explain_request
-from raycrew.cluster_core._placement.plan import PlacementPlan, plan_cluster
-from raycrew.cluster_core._placement.request import Amounts, PlacementRequest
 from raycrew.cluster_core._placement.returning import Returning
+from raycrew.cluster_core._planning import (
+    Amounts,
+    PlacementPlan,
+    PlacementRequest,
+    explain_request,
+    plan_cluster,
+)
 from raycrew.cluster_core._ray import holders_by_node, node_states
 from raycrew.cluster_core._topology import Bundle, NodeState
 from raycrew.cluster_core.errors import (

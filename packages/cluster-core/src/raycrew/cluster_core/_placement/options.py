@@ -9,9 +9,14 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
-from raycrew.cluster_core._placement.bundle_spec import BundleSpec, spread_specs
-from raycrew.cluster_core._placement.ordering import NodeOrder
-from raycrew.cluster_core._placement.request import PlacementRequest, check_counts, check_strategy
+from raycrew.cluster_core._planning import (
+    BundleSpec,
+    NodeOrder,
+    PlacementRequest,
+    check_counts,
+    check_strategy,
+    spread_specs,
+)
 from raycrew.cluster_core._ports import check_port_range
 from raycrew.cluster_core._topology import DOMAIN_LABEL, RESOURCE_STEP
 

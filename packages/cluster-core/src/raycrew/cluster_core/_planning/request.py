@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 
-from raycrew.cluster_core._placement.ordering import NodeOrder, check_node_order
+from raycrew.cluster_core._planning.ordering import NodeOrder, check_node_order
 from raycrew.cluster_core._topology import DOMAIN_LABEL, NodeState
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")

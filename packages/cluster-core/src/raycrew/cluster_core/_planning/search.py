@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import add, sub
 from typing import Any, TypeVar
 
-from raycrew.cluster_core._placement.bundle_packing import Effort
+from raycrew.cluster_core._planning.bundle_packing import Effort
 
 T = TypeVar("T")
 

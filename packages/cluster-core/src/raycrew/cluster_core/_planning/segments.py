@@ -7,7 +7,7 @@ how many bundles a logical node has.
 from collections import defaultdict
 from collections.abc import Sequence
 
-from raycrew.cluster_core._placement.bundle_packing import MOST_SETS, Effort, pack
+from raycrew.cluster_core._planning.bundle_packing import MOST_SETS, Effort, pack
 
 #: The domain of a segment, and for each of its counts the room of each bundle there.
 Laid = tuple[int, list[tuple[int, ...]]]

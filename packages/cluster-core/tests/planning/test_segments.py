@@ -6,8 +6,8 @@ import random
 import pytest
 
 from raycrew.cluster_core import NodeState, PlacementRequest, plan_cluster
-from raycrew.cluster_core._placement.bundle_packing import Effort
-from raycrew.cluster_core._placement.segments import lay_segments
+from raycrew.cluster_core._planning.bundle_packing import Effort
+from raycrew.cluster_core._planning.segments import lay_segments
 
 STRATEGIES = ["STRICT_PACK", "DISTINCT", "STRICT_SPREAD", "PACK", "SPREAD"]
 

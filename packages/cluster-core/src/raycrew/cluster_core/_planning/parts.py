@@ -3,9 +3,9 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from raycrew.cluster_core._placement.bundle_packing import Effort
-from raycrew.cluster_core._placement.request import Amounts, PlacementRequest, takes
-from raycrew.cluster_core._placement.search import Part, Room, Search, Vector
+from raycrew.cluster_core._planning.bundle_packing import Effort
+from raycrew.cluster_core._planning.request import Amounts, PlacementRequest, takes
+from raycrew.cluster_core._planning.search import Part, Room, Search, Vector
 from raycrew.cluster_core._topology import RESOURCE_STEP, NodeState
 
 

@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from raycrew.cluster_core._placement.bundle_packing import Effort, pack
-from raycrew.cluster_core._placement.explanation import explain_request
-from raycrew.cluster_core._placement.ordering import in_order
-from raycrew.cluster_core._placement.parts import lay_parts
-from raycrew.cluster_core._placement.request import Amounts, PlacementRequest, room_for, takes
-from raycrew.cluster_core._placement.segments import lay_segments
+from raycrew.cluster_core._planning.bundle_packing import Effort, pack
+from raycrew.cluster_core._planning.explanation import explain_request
+from raycrew.cluster_core._planning.ordering import in_order
+from raycrew.cluster_core._planning.parts import lay_parts
+from raycrew.cluster_core._planning.request import Amounts, PlacementRequest, room_for, takes
+from raycrew.cluster_core._planning.segments import lay_segments
 from raycrew.cluster_core._topology import NodeState
 
 

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
-from raycrew.cluster_core._placement.bundle_packing import Effort, pack
-from raycrew.cluster_core._placement.request import Amounts, PlacementRequest, room_for, takes
+from raycrew.cluster_core._planning.bundle_packing import Effort, pack
+from raycrew.cluster_core._planning.request import Amounts, PlacementRequest, room_for, takes
 from raycrew.cluster_core._topology import NodeState
 
 _SHOWN = 16  # Lines of explanation before the rest is only counted.

@@ -1,0 +1,27 @@
+"""Which node takes which bundles: what is asked for, checked, and a pure search for where it goes."""
+
+from raycrew.cluster_core._planning.bundle_spec import BundleSpec, spread_specs
+from raycrew.cluster_core._planning.explanation import explain_request
+from raycrew.cluster_core._planning.ordering import NodeOrder
+from raycrew.cluster_core._planning.plan import PlacementPlan, plan_cluster
+from raycrew.cluster_core._planning.request import (
+    STRATEGIES,
+    Amounts,
+    PlacementRequest,
+    check_counts,
+    check_strategy,
+)
+
+__all__ = [
+    "STRATEGIES",
+    "Amounts",
+    "BundleSpec",
+    "NodeOrder",
+    "PlacementPlan",
+    "PlacementRequest",
+    "check_counts",
+    "check_strategy",
+    "explain_request",
+    "plan_cluster",
+    "spread_specs",
+]
