@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import ray
+
 from raycrew.worker_groups import current_worker, per_rank, rank_zero, replicated, sharded
 
 
@@ -209,6 +211,23 @@ class Stoic:
         if current_worker().rank == rank:
             raise ValueError("told to")
         return rows
+
+
+@ray.remote(num_cpus=0)
+class Decorated:
+    @sharded("dp")
+    def echo(self, rows):
+        return rows
+
+    @ray.method(num_returns=1)
+    @rank_zero
+    def save(self, path):
+        return path
+
+    @rank_zero
+    @ray.method(num_returns=1)
+    def load(self, path):
+        return path
 
 
 class Overriding(Policy):

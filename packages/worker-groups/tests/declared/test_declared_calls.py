@@ -1,7 +1,7 @@
 import asyncio
 
 import pytest
-from declared_workers import Batch, Dealt, Overriding, Policy
+from declared_workers import Batch, Dealt, Decorated, Overriding, Policy
 
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import NamedSharding, ResultJoinError, WorkerFailureError
@@ -55,6 +55,16 @@ def test_replicas_share_their_part_and_one_of_them_answers(group):
     seen = group.run_all_workers_single_data("take", object())
     assert len({id(value) for value in seen.get_results()}) == 1
     assert group.call(Policy.last_stage, [1, 2]).get_results() == [1, 3]
+
+
+def test_classes_that_ray_decorates_say_it_too():
+    with InProcessGroup(
+        FakeCluster([2]), Decorated, sharding_annotations=NamedSharding([0, 1], ["dp"])
+    ) as group:
+        for method in ("echo", Decorated.echo):
+            assert group.call(method, [1, 2]).get_results() == [1, 2]
+        assert group.call("save", "x").get_results() == "x"
+        assert group.call("load", "y").get_results() == "y"
 
 
 def test_results_come_in_the_order_of_the_axis():

@@ -18,6 +18,9 @@ Kind = Literal["sync", "async", "generator", "async_generator"]
 #: A class as it travels: its fully qualified name, or a pickle of itself.
 ClassSource = str | bytes
 
+#: A parameter that `@ray.remote` gives each method of a class.
+_ADDED_BY_RAY = "_ray_trace_ctx"
+
 _METHOD_OPTIONS = (
     "__ray_num_returns__",
     "__ray_concurrency_group__",
@@ -212,7 +215,7 @@ def _kind(fn: Callable[..., Any]) -> Kind:
 
 
 def _bare(signature: inspect.Signature, skip: int) -> inspect.Signature:
-    parameters = list(signature.parameters.values())[skip:]
+    parameters = [p for p in signature.parameters.values() if p.name != _ADDED_BY_RAY][skip:]
     empty = inspect.Parameter.empty
     return inspect.Signature(
         [p.replace(annotation=empty, default=empty if p.default is empty else None) for p in parameters]
