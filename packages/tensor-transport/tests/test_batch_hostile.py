@@ -84,9 +84,13 @@ class TestPlans:
 
     def test_a_plan_for_another_number_of_rows_is_refused(self):
         shard = planned(sequence_packing_args=PACKED)
+        plan = (shard.micro_batch_indices, shard.micro_batch_lengths, shard.elem_counts_per_gb)
         for key in list(shard):
             del shard[key]
         shard["lengths"] = [1, 2]
+        with pytest.raises(ValueError, match="no microbatches are planned"):
+            shard.make_microbatch_iterator_for_packable_sequences()
+        shard.micro_batch_indices, shard.micro_batch_lengths, shard.elem_counts_per_gb = plan
         with pytest.raises(ValueError, match="planned for 6 rows, and the batch has 2"):
             shard.make_microbatch_iterator_for_packable_sequences()
         with pytest.raises(ValueError, match="planned for 6 rows, and the batch has 2"):

@@ -289,7 +289,7 @@ class TestRows:
         for back in (padded.unpad(), padded.unpad(added)):
             assert back == batch and back.metadata == {"step": 1} and back.padding_rows is None
 
-    def test_padding_is_remembered_by_the_same_rows_alone(self, batch, tmp_path):
+    def test_padding_is_remembered_where_it_comes_last(self, batch, tmp_path):
         padded, added = batch.pad_to_divisor(4)
         padded.save(tmp_path / "batch")
         for same_rows in (
@@ -300,11 +300,12 @@ class TestRows:
             Rollouts.load(tmp_path / "batch"),
         ):
             assert same_rows.padding_rows == 1 and same_rows.unpad()["text"] == ["a", "b", "c"]
-        for others in (batch, padded[:], padded.shard(2)[1], Rollouts.concat(padded.shard(2))):
+        for others in (batch, padded[[0, 1, 2, 3]], Rollouts.concat([padded, padded])):
             with pytest.raises(ValueError, match=r"not what pad_to_divisor\(\) gave: .*padding_rows"):
                 others.unpad()
         result = Rollouts.concat([part.select(["text"]) for part in padded.shard(2)])
-        assert result.unpad(added)["text"] == ["a", "b", "c"]
+        assert result.unpad()["text"] == result.unpad(added)["text"] == ["a", "b", "c"]
+        assert [part.padding_rows for part in padded.shard(2)] == [0, 1]
 
     def test_nothing_to_pad_copies_nothing_and_keeps_a_plan(self, batch):
         padded, added = batch.pad_to_divisor(3)

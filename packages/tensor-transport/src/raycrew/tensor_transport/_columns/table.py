@@ -1,8 +1,13 @@
 """A mapping of checked columns: lookups, copies, memory and pickling."""
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from types import FunctionType
 from typing import Any, ClassVar, Self, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
 
 from raycrew.tensor_transport._bytes import Encoded, finish
 from raycrew.tensor_transport._columns.encoding import decode_columns, encode_columns
@@ -17,7 +22,7 @@ from raycrew.tensor_transport._columns.kinds import (
     transform,
 )
 from raycrew.tensor_transport._columns.naming import name_columns
-from raycrew.tensor_transport._rows import RowIndex, Rows, normalize_rows
+from raycrew.tensor_transport._rows import RowIndex, Rows, normalize_rows, padding_within, repeats
 from raycrew.tensor_transport.errors import BatchSchemaError
 from raycrew.tensor_transport.protocols import Bytes
 
@@ -27,6 +32,7 @@ class ColumnTable(MutableMapping[str, Any]):
 
     _of_these_rows: ClassVar[tuple[str, ...]] = ()
     """Attributes that say something of these very rows: other rows don't get them."""
+    padding_rows: int | None = None
     metadata_rules: ClassVar[MetadataRules] = "same"
     """What becomes of metadata where batches are joined and no rule is named; a subclass may have its own."""
 
@@ -72,10 +78,14 @@ class ColumnTable(MutableMapping[str, Any]):
                 expected=self.size,
                 actual=rows,
             )
+        if key in self._columns and rows != self.size:
+            self._forget_rows()
         self._columns[key] = column
 
     def __delitem__(self, key: str) -> None:
         del self._columns[key]
+        if not self._columns:
+            self._forget_rows()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)
@@ -108,7 +118,7 @@ class ColumnTable(MutableMapping[str, Any]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
-        vars(twin).update({k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k != "_columns"})
+        vars(twin).update({k: copy.deepcopy(v, memo) for k, v in all_attributes(self).items()})
         vars(twin)["_columns"] = {k: copy.deepcopy(self[k], memo) for k in self}
         return twin
 
@@ -182,12 +192,9 @@ class ColumnTable(MutableMapping[str, Any]):
         return _decode, (type(self), header, *buffers)
 
     def _lay_out(self) -> tuple[bytes, list[Bytes]]:
-        attributes = {k: v for k, v in vars(self).items() if k != "_columns"}
+        attributes = all_attributes(self)
         if not self.metadata:
             del attributes["metadata"]
-        for name in self._of_these_rows:
-            if attributes.get(name, ...) is None:
-                del attributes[name]
         return encode_columns(self._columns, self.size, attributes)
 
     @classmethod
@@ -208,12 +215,20 @@ class ColumnTable(MutableMapping[str, Any]):
         ]
         return join_metadata(parts, "first" if rules == "first" else "same")
 
+    def _forget_rows(self) -> None:
+        """Drop what is said of rows that are no longer these."""
+        for name in self._of_these_rows:
+            vars(self).pop(name, None)
+
     def _about_rows(self) -> dict[str, Any]:
         """What is said of these very rows."""
         return {k: v for k, v in vars(self).items() if k in self._of_these_rows and v is not None}
 
     def _take(self, cls: "type[TableT]", rows: Rows) -> "TableT":
-        return self._like(cls, {key: take_rows(column, rows) for key, column in self._columns.items()})
+        part = self._like(cls, take_columns(self._columns, rows, self.size))
+        if self.padding_rows is not None and isinstance(rows, slice):
+            part.padding_rows = padding_within(rows, self.size, self.padding_rows)
+        return part
 
     def _map(self, change: Callable[[Any], Any]) -> Self:
         return self._like(type(self), {key: change(column) for key, column in self._columns.items()})
@@ -221,7 +236,8 @@ class ColumnTable(MutableMapping[str, Any]):
     def _same_rows(self, columns: Mapping[str, Any]) -> Self:
         """A batch of other columns of the very same rows: what is said of these rows holds for it, too."""
         twin = self._like(type(self), columns)
-        vars(twin).update(self._about_rows())
+        if twin.size == self.size:
+            vars(twin).update(self._about_rows())
         return twin
 
     def _like(self, cls: "type[TableT]", columns: Mapping[str, Any]) -> "TableT":
@@ -234,15 +250,56 @@ class ColumnTable(MutableMapping[str, Any]):
 TableT = TypeVar("TableT", bound=ColumnTable)
 
 
-def take_rows(column: Any, rows: Rows) -> Any:
-    """Some rows of any column: views for a slice, else copies."""
+def take_columns(columns: Mapping[str, Any], rows: Rows, size: int) -> dict[str, Any]:
+    """Some rows of all columns: views for a slice, else copies; rows named again are deep copies.
+
+    Raises:
+        BatchSchemaError: An object in a row that is named again can't be copied.
+    """
+    again = repeats(rows, size)
+    taken = {key: _take_rows(column, rows) for key, column in columns.items()}
+    return {key: _parted(key, column, again) for key, column in taken.items()} if len(again) else taken
+
+
+def _take_rows(column: Any, rows: Rows) -> Any:
     return transform(column, lambda kind, value: kind.take(value, rows), copies=not isinstance(rows, slice))
+
+
+def _parted(key: str, column: Any, again: npt.NDArray[np.int64]) -> Any:
+    if isinstance(column, Received):  # Each row becomes a copy of its own when it is looked up.
+        return column
+    try:
+        return kind_of(column).part_rows(column, again)
+    except Exception as error:
+        raise BatchSchemaError(
+            f"column {key!r} can't have a row twice, as copying it fails ({error}); pop() the column first, "
+            "or take repeat_interleave(n, share=[...])",
+            key=key,
+        ) from error
 
 
 def own_attributes(table: ColumnTable) -> dict[str, Any]:
     """What a subclass or a user added: it belongs to the batch as metadata does."""
-    others = ("_columns", "metadata", *table._of_these_rows)  # noqa: SLF001 - a part of the class
-    return {name: value for name, value in vars(table).items() if name not in others}
+    others = ("metadata", *table._of_these_rows)  # noqa: SLF001 - a part of the class
+    return {name: value for name, value in all_attributes(table).items() if name not in others}
+
+
+def all_attributes(table: ColumnTable) -> dict[str, Any]:
+    """Everything but columns and what properties cache, which is computed anew from the columns."""
+    return {
+        name: value
+        for name, value in vars(table).items()
+        if name != "_columns"
+        and not _is_cached(type(table), name)
+        and (value is not None or name not in table._of_these_rows)  # noqa: SLF001 - a part of the class
+    }
+
+
+def _is_cached(cls: type, name: str) -> bool:
+    """Whether an attribute of the class, as `functools.cached_property`, put it there."""
+    found = inspect.getattr_static(cls, name, None)
+    is_method = isinstance(found, FunctionType | classmethod | staticmethod)
+    return hasattr(found, "__get__") and not hasattr(found, "__set__") and not is_method
 
 
 def _writable(column: Any) -> Any:

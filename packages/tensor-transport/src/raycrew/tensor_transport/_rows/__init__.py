@@ -10,6 +10,9 @@ from raycrew.tensor_transport._rows.indexing import (
     inverse_permutation,
     is_contiguous,
     normalize_rows,
+    padding_of_joined,
+    padding_within,
+    repeats,
     row_numbers,
 )
 from raycrew.tensor_transport._rows.passes import Passes
@@ -46,7 +49,10 @@ __all__ = [
     "lost",
     "new_shard_id",
     "normalize_rows",
+    "padding_of_joined",
+    "padding_within",
     "refuse_special_array",
+    "repeats",
     "row_numbers",
     "stale",
     "total",

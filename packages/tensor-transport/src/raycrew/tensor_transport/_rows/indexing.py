@@ -79,6 +79,39 @@ def count_rows(rows: Rows, size: int) -> int:
     return len(range(*rows.indices(size))) if isinstance(rows, slice) else len(rows)
 
 
+def repeats(rows: Rows, size: int) -> npt.NDArray[np.int64]:
+    """The positions at which a row is named that was named before."""
+    if isinstance(rows, slice):
+        return np.empty(0, dtype=np.int64)
+    positions, first = np.arange(len(rows)), np.empty(size, dtype=np.int64)
+    first[rows[::-1]] = positions[::-1]  # Of several positions, the one that is assigned last stays.
+    return np.flatnonzero(first[rows] != positions)
+
+
+def padding_within(rows: slice, size: int, padding: int) -> int:
+    """How many of a run of rows are among the last `padding` ones of `size`."""
+    return sum(row >= size - padding for row in range(*rows.indices(size))[-padding:]) if padding else 0
+
+
+def padding_of_joined(parts: Sequence[tuple[int, int | None]]) -> int | None:
+    """How many of the last rows are padding where batches are joined.
+
+    Args:
+        parts: Of each batch its rows, and how many of the last are padding, where that is known.
+
+    Returns:
+        None where no batch knows, or rows follow padding.
+    """
+    if all(padding is None for _, padding in parts):
+        return None
+    total = 0
+    for size, padding in parts:
+        if total and size != (padding or 0):
+            return None
+        total += padding or 0
+    return total
+
+
 def is_contiguous(rows: Rows) -> TypeGuard[slice]:
     """Whether the rows are one unbroken run."""
     return isinstance(rows, slice) and rows.step in (1, None)

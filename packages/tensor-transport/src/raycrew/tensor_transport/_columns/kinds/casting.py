@@ -11,8 +11,8 @@ def cast_tensor(tensor: torch.Tensor, dtype: torch.dtype, key: str, *, lossy: bo
     """A tensor in another dtype; itself if it has that one.
 
     Raises:
-        BatchSchemaError: A value is not held: an integer, a truth value, a part of a complex number, or a
-            fraction that would become infinite.
+        BatchSchemaError: A value is not held: an integer, a truth value, a part of a complex number, a
+            fraction that would become infinite, or an infinity, NaN, sign or zero that an 8-bit dtype lacks.
     """
     check_dtype(dtype, key)
     if tensor.dtype == dtype:
@@ -28,6 +28,8 @@ def cast_tensor(tensor: torch.Tensor, dtype: torch.dtype, key: str, *, lossy: bo
                 raise _not_held(tensor.dtype, dtype, key, "there are fractions, or numbers that it has not")
         elif _overflows(tensor, dtype):
             raise _not_held(tensor.dtype, dtype, key, "a number is larger than any in it")
+        elif dtype.itemsize == 1 and not _same_sorts(tensor, cast):
+            raise _not_held(tensor.dtype, dtype, key, "it lacks an infinity, a NaN, a sign or a zero")
     elif not _same_values(tensor, cast):
         raise _not_held(tensor.dtype, dtype, key, "an integer or truth value would become another one")
     return cast
@@ -65,9 +67,38 @@ def check_dtype(dtype: object, key: str) -> None:
 
 
 def _same_values(tensor: torch.Tensor, cast: torch.Tensor) -> bool:
-    """Whether casting back gives the very values, and so none was changed."""
+    """Whether casting back gives the very values with their signs, so that none was changed."""
     values = cast.real if cast.is_complex() and not tensor.is_complex() else cast
-    return bool((_comparable(values.to(tensor.dtype)) == _comparable(tensor)).all())
+    same = _comparable(values.to(tensor.dtype)) == _comparable(tensor)
+    if _is_integer(tensor) and _is_integer(values):
+        same &= _negative(tensor) == _negative(values)
+    elif _is_integer(tensor):
+        same &= _in_range(values, tensor.dtype)
+    elif _is_integer(values) and not tensor.is_complex():
+        same &= _in_range(tensor, values.dtype)
+    return bool(same.all())
+
+
+def _is_integer(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
+def _negative(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor < 0 if tensor.dtype.is_signed else torch.zeros_like(tensor, dtype=torch.bool)
+
+
+def _in_range(fractions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Which numbers an integer dtype reaches; casts of others differ between processors."""
+    limits, numbers = torch.iinfo(dtype), fractions.double()
+    return (numbers >= limits.min) & (numbers < float(limits.max) + (dtype.itemsize < 8))
+
+
+def _same_sorts(tensor: torch.Tensor, cast: torch.Tensor) -> bool:
+    """Whether infinities, NaN and zeros stay what they are, and other numbers keep their sign or become 0."""
+    old, new = _comparable(tensor), _comparable(cast)
+    signs = (new.sign() == old.sign().to(new.dtype)) | (new == 0) | old.isnan()
+    kept = (old.isinf() == new.isinf()) & (old.isnan() == new.isnan())
+    return bool((kept & signs).all())
 
 
 def _overflows(tensor: torch.Tensor, dtype: torch.dtype) -> bool:

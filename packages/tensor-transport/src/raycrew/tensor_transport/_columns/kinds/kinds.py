@@ -62,6 +62,13 @@ class Kind(ABC):
         """Each row `times` times in a row; rows that are objects of their own may share them."""
         return self.take(column, np.repeat(np.arange(self.size(column)), times))
 
+    def part_rows(self, column: Any, repeats: npt.NDArray[np.int64]) -> Any:
+        """The column with deep copies in these rows, where rows are objects that others may share.
+
+        It may be changed in place: `take` gave it for rows by number.
+        """
+        return column
+
     def to(self, column: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
         """The column on a device, where the kind can be on one."""
         return column
@@ -165,11 +172,14 @@ class ArrayKind(Kind):
 
     def repeat(self, column: Array, times: int, *, share: bool) -> Array:
         repeated = np.repeat(column, times, axis=0)
-        if column.dtype.hasobject and not share:
-            flat = repeated.reshape(-1)
-            for i in range(len(flat)):
-                flat[i] = copy.deepcopy(flat[i])
-        return repeated
+        return repeated if share else self.part_rows(repeated, np.arange(len(repeated)))
+
+    def part_rows(self, column: Array, repeats: npt.NDArray[np.int64]) -> Array:
+        if column.dtype.hasobject:
+            for row in repeats.tolist():
+                for place in np.ndindex(column.shape[1:]):
+                    column[(row, *place)] = copy.deepcopy(column[(row, *place)])
+        return column
 
     def cast(self, column: Array, dtype: torch.dtype, key: str, *, lossy: bool = False) -> Any:
         return cast_array(column, dtype, key, lossy=lossy)
@@ -209,6 +219,11 @@ class ListKind(Kind):
     def repeat(self, column: list[Any], times: int, *, share: bool) -> list[Any]:
         # Copies: a rollout appends to each sample's messages, and samples of one prompt must not share them.
         return [item if share else copy.deepcopy(item) for item in column for _ in range(times)]
+
+    def part_rows(self, column: list[Any], repeats: npt.NDArray[np.int64]) -> list[Any]:
+        for row in repeats.tolist():
+            column[row] = copy.deepcopy(column[row])
+        return column
 
 
 class HandleKind(Kind):

@@ -4,6 +4,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from raycrew.tensor_transport._bytes import private_copy, tensor_bytes
@@ -88,6 +90,11 @@ class PackedKind(Kind):
     def repeat(self, column: PackedTensor, times: int, *, share: bool) -> PackedTensor:
         rows = [row if share else map_row(row, _twin) for row in column.tensors for _ in range(times)]
         return PackedTensor(rows, column.dim_to_pack)
+
+    def part_rows(self, column: PackedTensor, repeats: npt.NDArray[np.int64]) -> PackedTensor:
+        for row in repeats.tolist():
+            column.tensors[row] = map_row(column.tensors[row], _twin)
+        return column
 
     def concat(self, columns: Sequence[PackedTensor], key: str, padding: Padding) -> PackedTensor:
         rows = [row for column in columns for row in column.tensors]

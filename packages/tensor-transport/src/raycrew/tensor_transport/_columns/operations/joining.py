@@ -8,6 +8,7 @@ from raycrew.tensor_transport._columns.joining import MetadataRules, gather_enco
 from raycrew.tensor_transport._columns.kinds import Number, Padding, PadSide, check_pad_side
 from raycrew.tensor_transport._columns.naming import refuse_unknown
 from raycrew.tensor_transport._columns.table import ColumnTable
+from raycrew.tensor_transport._rows import padding_of_joined
 from raycrew.tensor_transport.packing import ShardedBatch
 
 if TYPE_CHECKING:
@@ -107,6 +108,9 @@ class JoiningOperations(ColumnTable):
             metadata=cls._joined_metadata(tables, metadata),
             _columns=join_columns([vars(table)["_columns"] for table in tables], padding),
         )
+        padded = padding_of_joined([(table.size, table.padding_rows) for table in tables])
+        if padded is not None:
+            joined.padding_rows = padded
         return joined
 
 

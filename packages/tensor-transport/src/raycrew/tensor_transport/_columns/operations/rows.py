@@ -7,7 +7,7 @@ import numpy as np
 
 from raycrew.tensor_transport._columns.kinds import transform
 from raycrew.tensor_transport._columns.naming import listed_columns
-from raycrew.tensor_transport._columns.table import ColumnTable, take_rows
+from raycrew.tensor_transport._columns.table import ColumnTable, take_columns
 from raycrew.tensor_transport._rows import (
     RowIndex,
     Rows,
@@ -22,17 +22,17 @@ from raycrew.tensor_transport.errors import BatchSchemaError
 class RowOperations(ColumnTable):
     """A table whose rows can be chosen, ordered, repeated and padded to a multiple."""
 
-    padding_rows: int | None = None
-
     def select_indices(self, indices: RowIndex) -> Self:
         """The rows that `indices` names, in that order; `batch[indices]` is the same.
 
         Args:
             indices: Integers (negative ones count from the end) or one boolean per row, as a list, tuple,
-                tensor or array: copies. A slice or range: views.
+                tensor or array: copies. A slice or range: views. Objects (in lists and arrays of objects) and
+                tensors of a `PackedTensor` are those of this batch; a row named again has deep copies.
 
         Raises:
             IndexError: A row does not exist, or a mask has another length than the batch.
+            BatchSchemaError: An object in a row that is named again can't be copied.
         """
         return self._take(type(self), normalize_rows(indices, self.size))
 
@@ -66,9 +66,8 @@ class RowOperations(ColumnTable):
             IndexError: A row does not exist.
         """
         rows = self._undoing(reordered_indices)
-        self._columns = {key: take_rows(column, rows) for key, column in self._columns.items()}
-        for name in self._of_these_rows:
-            vars(self).pop(name, None)
+        self._columns = take_columns(self._columns, rows, self.size)
+        self._forget_rows()
         return self
 
     def _undoing(self, order: RowIndex) -> Rows:
@@ -103,12 +102,14 @@ class RowOperations(ColumnTable):
         """A batch whose number of rows is a multiple of `divisor`, and how many rows were added.
 
         The rows added are the first ones again, as often as it takes: rows like others to whoever computes a
-        mean over them. The batch remembers how many it has (`padding_rows`), also when it is padded once
-        more, and `unpad` drops them. Without any to add, columns are not copied, else all are. A batch
-        without rows stays without.
+        mean over them, with deep copies of their objects. The batch remembers how many it has
+        (`padding_rows`), also when it is padded once more, and `unpad` drops them; runs of its rows
+        (`batch[2:]`, `shard`) remember how many of these are among them, and `concat` puts that together.
+        Without any to add, columns are not copied, else all are. A batch without rows stays without.
 
         Raises:
             ValueError: `divisor` is no positive integer.
+            BatchSchemaError: An object in a row that comes again can't be copied.
         """
         added = -self.size % whole_number(divisor, "what rows are padded to a multiple of", least=1)
         rows = np.arange(self.size + added) % max(self.size, 1)
@@ -120,8 +121,9 @@ class RowOperations(ColumnTable):
         """The batch without its last `added` rows, as views; what `pad_to_divisor` added, by default.
 
         Args:
-            added: The `padding_rows` of the batch that this one was made from row by row, as results are:
-                parts, selections and joins of a padded batch don't know of padding.
+            added: The `padding_rows` of the batch that this one was made from row by row, as results are;
+                batches made of rows by number, or with rows behind padding, don't know of padding. A batch
+                that does still knows of the rest.
 
         Raises:
             ValueError: There are fewer rows, or this batch knows of no padding.
@@ -133,10 +135,10 @@ class RowOperations(ColumnTable):
         added = whole_number(self.padding_rows if added is None else added, "how many rows are dropped")
         if added > self.size:
             raise ValueError(f"{added} rows can't be dropped from a batch of {self.size}")
-        if added:
-            return self._take(type(self), slice(0, self.size - added, 1))
-        twin = self.copy()
+        twin = self._take(type(self), slice(0, self.size - added, 1)) if added else self.copy()
         vars(twin).pop("padding_rows", None)
+        if (left := (self.padding_rows or 0) - added) > 0:
+            twin.padding_rows = left
         return twin
 
 

@@ -7,6 +7,7 @@ from typing import Self
 
 from raycrew.tensor_transport._columns.encoding import read_columns, write_columns
 from raycrew.tensor_transport._columns.operations.columns import ColumnOperations
+from raycrew.tensor_transport._columns.table import all_attributes
 from raycrew.tensor_transport.errors import DecodeError
 
 
@@ -29,8 +30,7 @@ class SavingOperations(ColumnOperations):
             UnsupportedTensorError: A tensor has no plain bytes.
             OSError: It can't be written; what was there before is still there.
         """
-        attributes = {k: v for k, v in vars(self).items() if k != "_columns" and v is not None}
-        write_columns(Path(path), self._columns, self.size, attributes)
+        write_columns(Path(path), self._columns, self.size, all_attributes(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
