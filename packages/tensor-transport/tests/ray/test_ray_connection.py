@@ -20,18 +20,19 @@ IN_WORDS = {"transport.offer": "not connected to a Ray cluster"}
 OF_THE_DIRECTORY = {"directory.ask", "directory.wait"}
 
 
+def run(script, address, *again):
+    """What a script beside this file says, where Ray could connect by itself."""
+    command = [sys.executable, str(Path(__file__).with_name(script)), address, *again]
+    environ = os.environ | {"RAY_ADDRESS": address}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 @pytest.fixture(scope="module")
 def outcomes(ray_cluster):
     """Of each use, without another connection and with one: the error, its text, whether Ray connected."""
-
-    def run(*again):
-        script = [sys.executable, str(Path(__file__).with_name("ended.py")), ray_cluster.address, *again]
-        environ = os.environ | {"RAY_ADDRESS": ray_cluster.address}
-        done = subprocess.run(script, env=environ, capture_output=True, text=True, timeout=240, check=False)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return run(), run("again")
+    return run("ended.py", ray_cluster.address), run("ended.py", ray_cluster.address, "again")
 
 
 @pytest.mark.slow
@@ -56,6 +57,16 @@ def test_over_another_connection_what_belongs_to_the_earlier_says_so(outcomes):
         if name not in QUIET:
             kind = "DirectoryLostError" if name in OF_THE_DIRECTORY else "TransportClosedError"
             assert error == kind and "has ended" in text, (name, error, text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [[], ["again"]])
+def test_a_transports_thread_that_waits_within_ray_ends_and_says_so(ray_cluster, again):
+    found, left, joined = run("waiting.py", ray_cluster.address, *again)
+    assert not left and not joined
+    ((name, (error, text)),) = found.items()
+    assert (name, error) == ("transport.pull", "TransportClosedError")
+    assert "has ended" in text
 
 
 def test_a_forked_child_has_no_connection_and_other_threads_have_the_drivers(ray_cluster):

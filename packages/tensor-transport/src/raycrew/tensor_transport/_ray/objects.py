@@ -56,11 +56,15 @@ def get(ref: Any, timeout_s: float | None = None, session: Session | None = None
         raise _of_another_connection(ref, error) from error
 
 
-def not_here(refs: list[Any], timeout_s: float) -> list[Any]:
-    """Those objects that are not on this node after a while; a lost one counts as being here."""
+def not_here(refs: list[Any], timeout_s: float, session: Session) -> list[Any]:
+    """Those objects that are not on this node after a while; a lost one counts as being here.
+
+    Raises:
+        TransportClosedError: The session over which they are waited for has ended.
+    """
     ray = ray_module()
     try:
-        with current_session().while_connected():
+        with session.while_connected():
             left: list[Any] = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)[1]
     except ValueError as error:
         raise _of_another_connection(refs, error) from error

@@ -1,17 +1,13 @@
 """Whoever opens the generations of a group: a store for each, on a port of its own."""
 
 import logging
-import os
-import threading
 import uuid
 from collections.abc import Sequence
 from datetime import timedelta
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from raycrew.tensor_transport._memory import remake_in_child
 from raycrew.tensor_transport._ray import node_address
-from raycrew.tensor_transport.errors import TransportClosedError, TransportError
+from raycrew.tensor_transport.errors import TransportClosedError
 from raycrew.tensor_transport.process_groups._membership import (
     BROKEN_KEY,
     TOKEN_KEY,
@@ -21,12 +17,12 @@ from raycrew.tensor_transport.process_groups._membership import (
     check_backend,
     check_members,
 )
-from raycrew.tensor_transport.process_groups._process import endpoint_of, keep_for_ever, listen_on
+from raycrew.tensor_transport.process_groups._process import Belonging, endpoint_of, keep_for_ever, listen_on
 
 log = logging.getLogger(__name__)
 
 
-class GroupHost:
+class GroupHost(Belonging):
     """Opens the generations of one group, and holds the store where its members meet.
 
     It takes no part in the group, and may be in any process that outlives its members: the driver, or a small
@@ -61,10 +57,7 @@ class GroupHost:
         self._generation = generation
         self._stores: list[Any] = []
         self._latest: Invitation | None = None
-        self._lock = threading.Lock()
-        self._closed = False
-        self._pid = os.getpid()
-        remake_in_child(self)
+        super().__init__()  # Last: a fork in another thread finds all that is to be let go.
 
     @property
     def generation(self) -> int:
@@ -102,26 +95,13 @@ class GroupHost:
 
     def close(self) -> None:
         """End the present generation and give up the store; idempotent."""
-        if os.getpid() != self._pid:
+        if self._is_parents:
             return
         with self._lock:
             if not self._closed:
                 self._end("the group was closed by its host")
             self._closed = True
             self._stores.clear()
-
-    def after_fork(self) -> None:
-        """A child has no thread that serves the store; ending it there would wait for one."""
-        self._lock = threading.Lock()
-        keep_for_ever(*self._stores)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _opened(self) -> tuple[Any, Invitation]:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -149,11 +129,12 @@ class GroupHost:
         key = f"{self._latest.token}/{BROKEN_KEY}"
         self._stores[-1].compare_set(key, "", Cause("over", message).encode())
 
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise TransportError(
-                f"this host of group {self._group!r} is that of process {self._pid}: after a fork, make one"
-            )
+    def _foreign(self) -> str:
+        return f"this host of group {self._group!r} is that of process {self._pid}: after a fork, make one"
+
+    def _let_go(self) -> None:
+        """A child has no thread that serves the store; ending it there would wait for one."""
+        keep_for_ever(*self._stores)
 
 
 def _place(invitation: Invitation) -> tuple[str, int, Backend, str]:

@@ -44,7 +44,7 @@ class ObjectStoreTransport(Puller):
     def map(self, offer: Offer, *, timeout_s: float | None = None) -> Bytes:
         """See `PullTransport.map`; from another node, the bytes are copied to this one first."""
         self._check_open()
-        found: Bytes = _get([offer], timeout_s)[0]
+        found: Bytes = _get([offer], timeout_s, _ray.current_session())[0]
         return found
 
     def withdraw(self, offers: Sequence[Offer]) -> None:
@@ -54,9 +54,10 @@ class ObjectStoreTransport(Puller):
                 self._held.pop(offer.key.hex(), None)
 
     def _move(self, jobs: Sequence[Job], guard: Guard) -> None:
-        offers = list({job.offer.key: job.offer for job in jobs}.values())
-        _await(offers, guard)
-        found = dict(zip([offer.key for offer in offers], _get(offers, guard.left_s()), strict=True))
+        offers, session = list({job.offer.key: job.offer for job in jobs}.values()), _ray.current_session()
+        _await(offers, guard, session)
+        got = _get(offers, guard.left_s(), session)
+        found = dict(zip([offer.key for offer in offers], got, strict=True))
         for job in jobs:
             job.copy_from(found[job.offer.key], guard)
 
@@ -68,22 +69,22 @@ class ObjectStoreTransport(Puller):
         self._holding = threading.Lock()
 
 
-def _await(offers: Sequence[Offer], guard: Guard) -> None:
-    """Wait until all objects are on this node, or known to be lost."""
+def _await(offers: Sequence[Offer], guard: Guard, session: _ray.Session) -> None:
+    """Wait until all objects are on this node, or known to be lost, as long as the connection lasts."""
     left = [offer.key for offer in offers]
     while left:
         guard.check()
         until = guard.left_s()
-        left = _ray.not_here(left, _LOOK_S if until is None else min(_LOOK_S, until))
+        left = _ray.not_here(left, _LOOK_S if until is None else min(_LOOK_S, until), session)
 
 
-def _get(offers: Sequence[Offer], timeout_s: float | None) -> list[Bytes]:
+def _get(offers: Sequence[Offer], timeout_s: float | None, session: _ray.Session) -> list[Bytes]:
     try:
-        found: list[Bytes] = _ray.get([offer.key for offer in offers], timeout_s)
+        found: list[Bytes] = _ray.get([offer.key for offer in offers], timeout_s, session)
     except ShardLostError as error:
         for offer in offers:  # Ray tells of one of them, but not of which.
             try:
-                _ray.get(offer.key, timeout_s)
+                _ray.get(offer.key, timeout_s, session)
             except ShardLostError:
                 raise lost(offer, str(error)) from error
         raise

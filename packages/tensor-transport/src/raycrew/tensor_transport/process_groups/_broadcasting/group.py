@@ -2,14 +2,11 @@
 
 import logging
 import os
-import threading
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 
-from raycrew.tensor_transport._memory import remake_in_child
 from raycrew.tensor_transport.errors import (
     GroupError,
     GroupMismatchError,
@@ -20,13 +17,13 @@ from raycrew.tensor_transport.process_groups._broadcasting.pieces import PIECE_B
 from raycrew.tensor_transport.process_groups._broadcasting.session import Party, Wish
 from raycrew.tensor_transport.process_groups._broadcasting.views import as_source, as_target
 from raycrew.tensor_transport.process_groups._membership import Cause, Lifeline, group_error
-from raycrew.tensor_transport.process_groups._process import Gate, keep_for_ever
+from raycrew.tensor_transport.process_groups._process import Belonging, Gate, keep_for_ever
 from raycrew.tensor_transport.transports import Buffer, Capabilities, Choice, Guard, Transfer
 
 log = logging.getLogger(__name__)
 
 
-class CollectiveGroup:
+class CollectiveGroup(Belonging):
     """One process's place in one generation of a group; `join_group` makes it. A `BroadcastTransport`.
 
     Operations take their turns in the order in which they were begun, which has to be the same in every
@@ -48,10 +45,7 @@ class CollectiveGroup:
         self._turn = 0
         self._live: set[Transfer] = set()
         self._failure: GroupError | None = None
-        self._lock = threading.Lock()
-        self._closed = False
-        self._pid = os.getpid()
-        remake_in_child(self)
+        super().__init__()  # Last: a fork in another thread finds all that is to be let go.
 
     @property
     def name(self) -> str:
@@ -90,7 +84,7 @@ class CollectiveGroup:
 
     def available(self) -> str | None:
         """Why it can't be used in this process; None where it can."""
-        if os.getpid() != self._pid:
+        if self._is_parents:
             return self._foreign()
         if self._closed:
             return "it is closed"
@@ -156,7 +150,7 @@ class CollectiveGroup:
 
     def close(self) -> None:
         """Leave the group. What is under way fails here, and with the others, at once; idempotent."""
-        if os.getpid() != self._pid:
+        if self._is_parents:
             return
         with self._lock:
             if self._closed:
@@ -172,20 +166,6 @@ class CollectiveGroup:
         self._lifeline.close()
         self._party.board.close()
 
-    def after_fork(self) -> None:
-        """A child can't use the connections, and holds none of what says that its parent is there."""
-        self._lock = threading.Lock()
-        keep_for_ever(self._party)
-        self._lifeline.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _begin(
         self,
         role: Literal["send", "receive"],
@@ -194,8 +174,7 @@ class CollectiveGroup:
         window_bytes: int | None,
         timeout_s: float | None,
     ) -> Transfer:
-        if os.getpid() != self._pid:
-            raise TransportError(self._foreign())
+        self._check_process()
         window = 2 * PIECE_BYTES if window_bytes is None else window_bytes
         if window <= 0 or (timeout_s is not None and not timeout_s > 0):
             raise ValueError(f"window_bytes and timeout_s are positive, not {window_bytes} and {timeout_s}")
@@ -275,6 +254,11 @@ class CollectiveGroup:
             self._party.board.blame(Cause("closed", message, (invitation.member,)))
         except TransportError as error:
             log.debug("%s, and the store is gone: %s", message, error)
+
+    def _let_go(self) -> None:
+        """A child can't use the connections, and holds none of what says that its parent is there."""
+        keep_for_ever(self._party)
+        self._lifeline.close()
 
     def _foreign(self) -> str:
         return (

@@ -1,0 +1,54 @@
+"""What belongs to one process: it is left once, and refused by name in a forked child."""
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+from raycrew.tensor_transport._memory import remake_in_child
+from raycrew.tensor_transport.errors import TransportError
+
+
+class Belonging(ABC):
+    """A context manager of the process that made it; a forked child has a lock of its own, and may let go."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._closed = False
+        self._pid = os.getpid()
+        remake_in_child(self)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give up what is held; idempotent, and nothing in a forked child."""
+
+    def after_fork(self) -> None:
+        """What is held is the parent's."""
+        self._lock = threading.Lock()
+        self._let_go()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def _is_parents(self) -> bool:
+        """Whether this process was forked from the one that it belongs to."""
+        return os.getpid() != self._pid
+
+    def _check_process(self) -> None:
+        if self._is_parents:
+            raise TransportError(self._foreign())
+
+    @abstractmethod
+    def _foreign(self) -> str:
+        """Why a forked child can't use it, and what to do there."""
+
+    @abstractmethod
+    def _let_go(self) -> None:
+        """Keep what the parent has from being ended by a forked child."""
