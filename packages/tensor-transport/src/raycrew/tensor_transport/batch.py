@@ -4,15 +4,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, cast
 
 import numpy as np
+import torch
 from typing_extensions import TypeVar
 
 from raycrew.tensor_transport._columns import (
     BatchIterator,
     JoiningOperations,
+    PadSide,
     RowOperations,
     SavingOperations,
     SequenceOperations,
     TensorDictOperations,
+    check_pad_side,
     named_column,
     padded_width,
     refuse_unknown,
@@ -64,6 +67,7 @@ class BatchedDataDict(
             `shard_by_batch_size` for dynamic batching and sequence packing.
         micro_batch_lengths: The sequence length (tokens, for packing) of each of those microbatches.
         elem_counts_per_gb: Rows in each global batch; set for sequence packing, where they differ.
+        micro_batch_width: The padded length of the tokens that dynamic batching planned.
         padding_rows: How many of the last rows are padding; set by `pad_to_divisor`, used by `unpad`.
 
     A subclass stays what it is: its parts, selections and joins are of its class, made without its
@@ -74,10 +78,17 @@ class BatchedDataDict(
         BatchSchemaError: A column has another number of rows than the batch.
     """
 
-    _of_these_rows = ("micro_batch_indices", "micro_batch_lengths", "elem_counts_per_gb", "padding_rows")
+    _of_these_rows = (
+        "micro_batch_indices",
+        "micro_batch_lengths",
+        "elem_counts_per_gb",
+        "micro_batch_width",
+        "padding_rows",
+    )
     micro_batch_indices: list[list[list[int]]] | None = None
     micro_batch_lengths: list[list[int]] | None = None
     elem_counts_per_gb: list[int] | None = None
+    micro_batch_width: int | None = None
 
     # Rows
 
@@ -136,6 +147,7 @@ class BatchedDataDict(
         if self.micro_batch_indices is not None and self.micro_batch_lengths is not None:
             batch.micro_batch_indices = [self.micro_batch_indices[batch_idx]]
             batch.micro_batch_lengths = [self.micro_batch_lengths[batch_idx]]
+            batch.micro_batch_width = self.micro_batch_width
         if self.elem_counts_per_gb is not None:
             batch.elem_counts_per_gb = [end - start]
         return batch
@@ -193,7 +205,10 @@ class BatchedDataDict(
         lengths = row_lengths(self._columns[lengths_key], lengths_key)
         key = named_column(self._columns, args, "input_key")
         width = padded_width(self._columns[key], key)
-        return self._deal(dynamic_shares(lengths, shards, batch_size, args, width))
+        dealt = self._deal(dynamic_shares(lengths, shards, batch_size, args, width))
+        for shard in dealt.shards:
+            shard.micro_batch_width = width if isinstance(self.borrow(key), torch.Tensor) else None
+        return dealt
 
     def _deal(self, shares: Sequence[Share]) -> "ShardedBatch[SlicedDataDict[DictT]]":
         shards: list[SlicedDataDict[DictT]] = []
@@ -262,23 +277,41 @@ class BatchedDataDict(
         return self.size // microbatch_size
 
     def make_microbatch_iterator_with_dynamic_shapes(
-        self, sequence_dim: int = 1, keys: Iterable[str] | None = None
+        self,
+        sequence_dim: int = 1,
+        keys: Iterable[str] | None = None,
+        *,
+        pad_side: PadSide = "right",
     ) -> "Iterator[SlicedDataDict[DictT]]":
         """The microbatches that dynamic batching planned, truncated to the length of each.
 
         Args:
             sequence_dim: Which dimension of tensors is the sequence.
-            keys: Truncate only these columns.
+            keys: Truncate only these columns; by default tensors that are as wide as that of `input_key` was
+                when it was planned, handles and ragged ones (and all, where `input_key` was no tensor).
+            pad_side: Where rows have their padding, which is cut.
 
         Raises:
             ValueError: Nothing was planned, or for several global batches (`get_batch` takes one of them).
         """
         bounds, lengths = self._planned()
-        kept = None if keys is None else list(keys)
+        check_pad_side(pad_side)
+        kept = self._as_wide(sequence_dim) if keys is None else list(keys)
         return (
-            self.slice(start, end).truncate_tensors(sequence_dim, length, kept)
+            self.slice(start, end).truncate_tensors(sequence_dim, length, kept, pad_side=pad_side)
             for (start, end), length in zip(bounds, lengths, strict=True)
         )
+
+    def _as_wide(self, dim: int) -> list[str]:
+        """The columns that have as many elements along a dimension as the tokens that were planned."""
+        width, columns = self.micro_batch_width, {key: self.borrow(key) for key in self}
+        return [
+            key
+            for key, column in columns.items()
+            if width is None
+            or not isinstance(column, torch.Tensor)
+            or (column.ndim > dim and column.shape[dim] == width)
+        ]
 
     def get_microbatch_iterator_dynamic_shapes_len(self) -> int:
         """How many microbatches `make_microbatch_iterator_with_dynamic_shapes` gives."""

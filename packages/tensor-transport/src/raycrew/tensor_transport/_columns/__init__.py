@@ -3,7 +3,7 @@
 from raycrew.tensor_transport._columns.checksums import row_checksums
 from raycrew.tensor_transport._columns.iterating import BatchIterator
 from raycrew.tensor_transport._columns.joining import MetadataRule, MetadataRules
-from raycrew.tensor_transport._columns.kinds import PackedTensor, RaggedTensor
+from raycrew.tensor_transport._columns.kinds import PackedTensor, PadSide, RaggedTensor, check_pad_side
 from raycrew.tensor_transport._columns.lengths import named_column, padded_width, row_lengths
 from raycrew.tensor_transport._columns.naming import refuse_unknown
 from raycrew.tensor_transport._columns.operations import (
@@ -24,11 +24,13 @@ __all__ = [
     "MetadataRules",
     "PackedSequences",
     "PackedTensor",
+    "PadSide",
     "RaggedTensor",
     "RowOperations",
     "SavingOperations",
     "SequenceOperations",
     "TensorDictOperations",
+    "check_pad_side",
     "named_column",
     "padded_width",
     "refuse_unknown",

@@ -37,7 +37,11 @@ class PackedSequences:
 
     @property
     def cu_seqlens(self) -> torch.Tensor:
-        """Sums of the lengths, from 0 on: int32 of shape (sequences + 1,)."""
+        """Sums of the lengths, from 0 on: int32 of shape (sequences + 1,).
+
+        They count no padding. Where `pad_multiple` is larger than 1, the columns have some, and
+        `cu_seqlens_padded` says where sequences begin in them.
+        """
         return _sums(self.lengths).to(self._device)
 
     @property

@@ -18,6 +18,9 @@ _NUMBERS = (int, float, complex, np.number, np.bool_)
 def reduce_values(name: str, path: Path, values: Sequence[Any], rows: Sequence[int]) -> Any:
     """The values of several batches as one; of mappings key by key, over those that have the key.
 
+    A mean of means is that of all values, whatever was joined first, but for rounding to their dtype, and
+    only where each batch has the key: a join counts with all of its rows for whatever it has.
+
     Args:
         name: One of `REDUCTIONS`.
         path: The keys that lead to the values, for errors.
@@ -78,16 +81,28 @@ def _of_numbers(name: str, values: Sequence[Any], rows: Sequence[int]) -> Any:
     if name == "sum":
         return sum(values)
     if name == "mean":
-        return sum(value * count for value, count in zip(values, rows, strict=True)) / sum(rows)
+        return _mean(values, rows)
     if unknown := [value for value in values if math.isnan(value)]:
         return unknown[0]
     return (min if name == "min" else max)(values)
 
 
+def _mean(values: Sequence[Any], rows: Sequence[int]) -> Any:
+    """In double precision, or that of a larger dtype; of scalars of one narrow dtype in that dtype."""
+    exact = [
+        value.item() if isinstance(value, np.inexact) and value.itemsize < 16 else value for value in values
+    ]
+    mean = sum(value * count for value, count in zip(exact, rows, strict=True)) / sum(rows)
+    kinds = {type(value) for value in values}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    return kind(mean) if kind is not None and issubclass(kind, np.inexact) else mean
+
+
 def _of_arrays(name: str, stacked: Any, rows: Sequence[int]) -> Any:
     if name != "mean":
         return getattr(stacked, name)(axis=0)
-    mean = np.average(stacked, axis=0, weights=rows)
+    wide = stacked.astype(np.float64) if stacked.dtype.kind == "f" and stacked.itemsize < 8 else stacked
+    mean = np.average(wide, axis=0, weights=rows)
     return mean.astype(stacked.dtype) if stacked.dtype.kind in "fc" else mean
 
 

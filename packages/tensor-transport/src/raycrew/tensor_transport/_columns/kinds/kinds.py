@@ -81,8 +81,8 @@ class Kind(ABC):
         """
         raise BatchSchemaError(f"column {key!r} is a {self.name}, which has no dtype to cast", key=key)
 
-    def truncate(self, column: Any, dim: int, length: int) -> Any:
-        """At most `length` elements along a dimension after the first; a view."""
+    def truncate(self, column: Any, dim: int, length: int, side: PadSide = "right") -> Any:
+        """At most `length` elements along a dimension after the first, less those on one side; a view."""
         return column
 
     def writable(self, column: Any) -> Any:
@@ -128,8 +128,11 @@ class TensorKind(Kind):
     ) -> torch.Tensor:
         return cast_tensor(column, dtype, key, lossy=lossy)
 
-    def truncate(self, column: torch.Tensor, dim: int, length: int) -> torch.Tensor:
-        return column.narrow(dim, 0, min(length, column.shape[dim])) if column.ndim > dim else column
+    def truncate(self, column: torch.Tensor, dim: int, length: int, side: PadSide = "right") -> torch.Tensor:
+        if column.ndim <= dim:
+            return column
+        kept = min(length, column.shape[dim])
+        return column.narrow(dim, column.shape[dim] - kept if side == "left" else 0, kept)
 
     def disassemble(self, column: torch.Tensor, key: str) -> tuple[list[Any], list[Bytes]]:
         return describe_tensor(column), [tensor_bytes(column, f"column {key!r}")]
@@ -247,7 +250,9 @@ class HandleKind(Kind):
     def cast(self, column: RowHandle, dtype: torch.dtype, key: str, *, lossy: bool = False) -> Any:
         raise BatchSchemaError(f"column {key!r} is a handle: localize() it before it is cast", key=key)
 
-    def truncate(self, column: RowHandle, dim: int, length: int) -> RowHandle:
+    def truncate(self, column: RowHandle, dim: int, length: int, side: PadSide = "right") -> RowHandle:
+        if side == "left" and getattr(column, "ndim", 0) > dim:
+            raise ValueError("a handle can't be truncated on the left: localize() it first")
         if dim == 1:
             return column.truncate_columns(length)
         if getattr(column, "ndim", 0) <= dim:

@@ -39,12 +39,7 @@ class RaggedTensor:
 
     def __init__(self, values: torch.Tensor | RowHandle, lengths: Sequence[int] | torch.Tensor) -> None:
         self.values = cast("Any", values)
-        refuse_special_array(lengths, "lengths")
-        self.lengths = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
-        if self.lengths.ndim != 1 or (self.lengths < 0).any():
-            raise ValueError(
-                f"lengths are one dimension of non-negative integers, not {self.lengths.tolist()}"
-            )
+        self.lengths = _lengths(lengths)
         if self.values.ndim == 0 or int(self.lengths.sum()) != self.values.shape[0]:
             raise ValueError(
                 f"{len(self.lengths)} rows of {int(self.lengths.sum())} elements in all do not fit values of "
@@ -72,8 +67,7 @@ class RaggedTensor:
             ValueError: A length is larger than the padded rows.
         """
         check_pad_side(pad_side)
-        refuse_special_array(lengths, "lengths")
-        counts = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
+        counts = _lengths(lengths)
         if len(counts) != len(padded) or (counts > padded.shape[1]).any():
             raise ValueError(f"lengths {counts.tolist()} do not fit a padded shape of {tuple(padded.shape)}")
         return cls(padded[_mask(counts, padded.shape[1], pad_side).to(padded.device)], counts)
@@ -147,11 +141,13 @@ class RaggedTensor:
         numbers = row_numbers(rows, len(self))
         return self._gather(offsets[numbers], self.lengths.numpy()[numbers])
 
-    def truncate(self, length: int) -> Self:
-        """The first `length` elements of every row, copied unless all of them are short enough."""
+    def truncate(self, length: int, *, pad_side: PadSide = "right") -> Self:
+        """The first `length` elements of every row (the last, for `left`), copied unless all have no more."""
+        check_pad_side(pad_side)
         if not len(self) or int(self.lengths.max()) <= length:
             return self
-        return self._gather(self.offsets[:-1], np.minimum(self.lengths.numpy(), length))
+        kept = np.minimum(self.lengths.numpy(), length)
+        return self._gather(self.offsets[1:] - kept if pad_side == "left" else self.offsets[:-1], kept)
 
     def to(self, device: str | torch.device, *, non_blocking: bool = False) -> Self:
         """The same rows with their values on a device; a handle stays where it is."""
@@ -191,6 +187,16 @@ class RaggedTensor:
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         return reduce_through(type(self), self.values, self.lengths)
+
+
+def _lengths(lengths: Sequence[int] | torch.Tensor) -> torch.Tensor:
+    """Lengths as int64 on the CPU, in memory of their own."""
+    refuse_special_array(lengths, "lengths")
+    found = torch.as_tensor(lengths, device="cpu")
+    whole = found.numel() == 0 or not (found.is_floating_point() or found.is_complex())
+    if found.ndim != 1 or not whole or found.dtype == torch.bool or (found < 0).any():
+        raise ValueError(f"lengths are one dimension of non-negative integers, not {found.tolist()}")
+    return found.detach().to(torch.int64, copy=True)
 
 
 def _mask(lengths: torch.Tensor, longest: int, pad_side: PadSide) -> torch.Tensor:

@@ -19,6 +19,7 @@ from raycrew.tensor_transport._columns.kinds.kinds import (
     describe_tensor,
 )
 from raycrew.tensor_transport._columns.kinds.packed import PackedTensor, common_dim, map_row, segments_of
+from raycrew.tensor_transport._columns.kinds.padding import PadSide
 from raycrew.tensor_transport._columns.kinds.ragged import RaggedTensor
 from raycrew.tensor_transport._rows import Rows
 from raycrew.tensor_transport.errors import BatchSchemaError, DecodeError
@@ -47,11 +48,11 @@ class RaggedKind(Kind):
     ) -> RaggedTensor:
         return RaggedTensor(_cast(column.values, dtype, key, lossy=lossy), column.lengths)
 
-    def truncate(self, column: RaggedTensor, dim: int, length: int) -> RaggedTensor:
+    def truncate(self, column: RaggedTensor, dim: int, length: int, side: PadSide = "right") -> RaggedTensor:
         if dim == 1:
-            return column.truncate(length)
+            return column.truncate(length, pad_side=side)
         kind: Kind = TensorKind() if isinstance(column.values, torch.Tensor) else HandleKind()
-        return RaggedTensor(kind.truncate(column.values, dim - 1, length), column.lengths)
+        return RaggedTensor(kind.truncate(column.values, dim - 1, length, side), column.lengths)
 
     def disassemble(self, column: RaggedTensor, key: str) -> tuple[list[Any], list[Bytes]] | None:
         if not isinstance(column.values, torch.Tensor):

@@ -7,7 +7,16 @@ import torch
 
 from raycrew.tensor_transport._columns.equality import equal
 from raycrew.tensor_transport._columns.joining import MetadataRules
-from raycrew.tensor_transport._columns.kinds import Received, bare, is_column, kind_of, row_count, transform
+from raycrew.tensor_transport._columns.kinds import (
+    PadSide,
+    Received,
+    bare,
+    check_pad_side,
+    is_column,
+    kind_of,
+    row_count,
+    transform,
+)
 from raycrew.tensor_transport._columns.naming import listed_columns
 from raycrew.tensor_transport._columns.table import ColumnTable
 from raycrew.tensor_transport.errors import BatchSchemaError
@@ -144,25 +153,35 @@ class ColumnOperations(ColumnTable):
 
     to_device = to
 
-    def truncate_tensors(self, dim: int, truncated_len: int, keys: Iterable[str] | None = None) -> Self:
+    def truncate_tensors(
+        self,
+        dim: int,
+        truncated_len: int,
+        keys: Iterable[str] | None = None,
+        *,
+        pad_side: PadSide = "right",
+    ) -> Self:
         """Keep the first `truncated_len` elements along `dim` of every tensor that has it, in place.
 
         Args:
             dim: A dimension after the first.
             truncated_len: How many to keep; shorter tensors stay as they are.
             keys: Only these columns.
+            pad_side: What is cut: `left` keeps the last elements, of columns that are padded on the left.
 
         Raises:
-            ValueError: `dim` is the batch dimension, or the length is negative.
+            ValueError: `dim` is the batch dimension, the length is negative, a side is unknown, or a handle
+                would be cut on the left.
             KeyError: A column of `keys` is not there.
         """
+        check_pad_side(pad_side)
         if dim < 1 or truncated_len < 0:
             raise ValueError(
                 f"can't truncate dimension {dim} to {truncated_len}: rows are dimension 0; use slice()"
             )
         chosen = set(self if keys is None else listed_columns(keys, self._columns))
         self._columns = {
-            key: transform(column, lambda k, c: k.truncate(c, dim, truncated_len))
+            key: transform(column, lambda k, c: k.truncate(c, dim, truncated_len, pad_side))
             if key in chosen
             else column
             for key, column in self._columns.items()
@@ -178,7 +197,7 @@ class ColumnOperations(ColumnTable):
         its type alone, never on whether its length happens to fit.
 
         Args:
-            data: Columns and metadata by name.
+            data: Columns and metadata by name; a batch's own metadata is kept.
             metadata_keys: What is metadata though it could be a column, as a list of stop words.
 
         Raises:
@@ -187,7 +206,9 @@ class ColumnOperations(ColumnTable):
         """
         kept = set(listed_columns(metadata_keys, data))
         columns = {key: value for key, value in data.items() if key not in kept and _has_rows(value)}
-        table = ColumnTable(columns, metadata={k: v for k, v in data.items() if k not in columns})
+        metadata = dict(data.metadata) if isinstance(data, ColumnTable) else {}
+        metadata.update((key, value) for key, value in data.items() if key not in columns)
+        table = ColumnTable(columns, metadata=metadata)
         return table._like(cls, vars(table)["_columns"])  # noqa: SLF001 - a table of this class
 
 
