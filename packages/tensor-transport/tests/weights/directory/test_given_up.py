@@ -152,26 +152,6 @@ def test_a_recipient_that_was_restarted_under_its_name_has_not_loaded_what_it_ha
     assert record.decision(0, number) == "aborted"
 
 
-@pytest.mark.hostile
-def test_buckets_of_publishers_that_died_are_remembered_for_one_lease_more():
-    record = Record(keep=1, lease_s=10)
-    for life in range(4):
-        author = Author(record, name=f"life {life}", scope=f"process {life}")
-        author.publish(100 * life)
-    assert record.newest(300) == 4
-    record.status(311)
-    assert [record.collect(311, f"process {life}") for life in range(4)] == [[], [], [], []]
-    living = Author(record, scope="here")
-    for now in (400, 450):
-        living.publish(now)
-    record.status(500)
-    assert record.collect(500, "process 3") == []
-    assert record.collect(500, "here") == ["5/0/0", "5/0/1"], "it lives, and will ask"
-    again = Author(record, name="again", scope="there")
-    again.publish(501)
-    assert record.collect(510, "here") == ["6/0/0", "6/0/1"], "somebody else may release them"
-
-
 def test_a_pull_that_failed_reads_nothing_any_more():
     record = Record(keep=1)
     author = Author(record)

@@ -42,7 +42,8 @@ class Record(Shelf):
     def enroll(self, now: float, part: int, publisher: str, scope: str) -> bool:
         """A publisher starts, whose buckets a scope can release; the one of this part before is replaced."""
         before = self._publishers.get(part)
-        self._publishers[part], self._scopes[part] = publisher, scope
+        self._publishers[part] = publisher
+        self._freed.enroll(part, publisher, scope)
         for version in self._live():
             concerned = bool(version.parts) if version.ballots is None else part in version.parts
             if before is not None and before != publisher and concerned:
@@ -155,22 +156,22 @@ class Record(Shelf):
         return version is None or version.state == "aborted"
 
     def retire(self, now: float, part: int, publisher: str) -> bool:
-        """A publisher is closed: what it published is given up."""
-        if self._publishers.get(part) != publisher:
-            return False
-        self._scopes.pop(part, None)
-        for version in self.versions.values():
-            if part in version.parts:
+        """A publisher is closed: what it published is given up; if replaced, what it alone can release."""
+        self._freed.retire(part, publisher)
+        is_current = self._publishers.get(part) == publisher
+        for version in [v for v in self.versions.values() if part in v.parts]:
+            begin = version.parts[part].begin
+            if is_current or (begin.publisher == publisher and not self._freed.is_claimable(begin.scope)):
                 if version.is_live:
                     self._abort(version, f"the publisher of part {part} was closed")
                 self._drop(version)
-        return self._tidy(now)
+        self._tidy(now)
+        return is_current
 
-    def collect(self, now: float, scope: str) -> list[Any]:
+    def collect(self, now: float, scope: str, receiver: str = "") -> list[Any]:
         """Tickets of buckets that nobody needs any more, for one who can release them; told once."""
         self._tidy(now)
-        self._unclaimed.pop(scope, None)
-        return self._freed.pop(scope, [])
+        return self._freed.collect(scope, receiver)
 
     # What receivers say.
 
@@ -291,6 +292,7 @@ class Record(Shelf):
     def leave(self, now: float, receiver: str) -> None:
         """A receiver is gone."""
         self.holders.pop(receiver, None)
+        self._freed.leave(receiver)
         for version in self.versions.values():
             took_part = receiver in version.taken or receiver in version.votes
             version.forget(receiver)

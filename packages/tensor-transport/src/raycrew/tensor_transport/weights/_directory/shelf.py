@@ -1,7 +1,7 @@
 """The versions of a directory, and what follows from time and from what is known of them."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from raycrew.tensor_transport.errors import (
     BucketFetchError,
@@ -10,6 +10,7 @@ from raycrew.tensor_transport.errors import (
     WeightUpdateError,
 )
 from raycrew.tensor_transport.weights._directory.ballots import Ballots
+from raycrew.tensor_transport.weights._directory.freed import Freed
 from raycrew.tensor_transport.weights._directory.lineage import Lineage
 from raycrew.tensor_transport.weights._directory.relay import choose_fanout, relay_parent
 from raycrew.tensor_transport.weights._directory.versions import Announced, Begin, Version, check_named
@@ -29,9 +30,7 @@ class Shelf:
         self.holders: dict[str, int] = {}
         self._publishers: dict[int, str] = {}
         self._last = 0
-        self._scopes: dict[int, str] = {}
-        self._freed: dict[str, list[Any]] = {}
-        self._unclaimed: dict[str, float] = {}
+        self._freed = Freed(lease_s)
         self._plans: dict[str, BucketPlan] = {}
         self._digests: dict[int, str] = {}
         self._lineage = Lineage()
@@ -184,7 +183,7 @@ class Shelf:
         for part in version.parts.values():
             for i, announced in enumerate(part.buckets):
                 if announced.bucket.ticket is not None and version.is_taken(announced):
-                    self._free(part.begin.scope, announced)
+                    self._freed.add(part.begin.scope, announced.bucket)
                     emptied = Bucket(None, announced.bucket.size_bytes, announced.bucket.checksum)
                     part.buckets[i] = Announced(part.begin.part, announced.index, emptied, announced.entries)
 
@@ -208,12 +207,8 @@ class Shelf:
     def _drop(self, version: Version) -> None:
         for part in version.parts.values():
             for announced in part.buckets:
-                self._free(part.begin.scope, announced)
+                self._freed.add(part.begin.scope, announced.bucket)
         version.parts = {}
-
-    def _free(self, scope: str, announced: Announced) -> None:
-        if scope and announced.bucket.ticket is not None:
-            self._freed.setdefault(scope, []).append(announced.bucket.ticket)
 
     def _tidy(self, now: float) -> bool:
         """End what is over: leases, deadlines, versions that nobody needs."""
@@ -222,6 +217,7 @@ class Shelf:
             for receiver in silent:
                 version.forget(receiver)
                 self.holders.pop(receiver, None)
+                self._freed.leave(receiver)
             if not version.is_live:
                 continue
             late = [i for i, part in version.awaited.items() if part.expires <= now]
@@ -237,17 +233,9 @@ class Shelf:
         for number, version in self.versions.items():
             if version.state == "committed" and number not in needed and not version.fetching:
                 self._drop(version)
-        self._forget_freed(now)
+        self._freed.forget(now)
         self._forget()
         return True
-
-    def _forget_freed(self, now: float) -> None:
-        """Forget freed buckets that no publisher can release, and nobody else did who had a lease to ask."""
-        for scope in list(self._freed):
-            if scope in self._scopes.values():
-                self._unclaimed.pop(scope, None)
-            elif self._unclaimed.setdefault(scope, now + self.lease_s) <= now:
-                del self._freed[scope], self._unclaimed[scope]
 
     def _needed(self) -> set[int]:
         """The versions to keep: the last ones, and those that they have to be added to."""

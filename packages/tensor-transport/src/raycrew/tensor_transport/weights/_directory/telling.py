@@ -186,8 +186,8 @@ class DirectoryTeller:
         release(self._directory, self._store, self._scope)
 
 
-def release(directory: WeightDirectory, store: ByteStore, scope: str) -> None:
+def release(directory: WeightDirectory, store: ByteStore, scope: str, receiver: str = "") -> None:
     """Release the buckets that nobody needs any more, if there may be some of this scope."""
-    for ticket in directory.ask(Record.collect, scope) if scope else ():
+    for ticket in directory.ask(Record.collect, scope, receiver) if scope else ():
         with contextlib.suppress(TransportError):  # Its store, or that of its publisher, is gone.
             store.release(ticket)

@@ -76,7 +76,7 @@ class Member:
             with contextlib.suppress(DirectoryLostError):
                 if not is_known:
                     self._directory.ask(Record.hold, self.name, version)
-                release(self._directory, store, release_scope(store, ""))
+                release(self._directory, store, release_scope(store, ""), self.name)
 
     def leave(self) -> None:
         """The receiver is closed."""
