@@ -1,11 +1,14 @@
 import asyncio
+import threading
+from concurrent.futures import Future
 
 import pytest
-from declared_workers import Batch, Dealt, Decorated, Overriding, Policy
+from declared_workers import Array, Batch, Dealt, Decorated, Handle, Overriding, Policy
 
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import NamedSharding, ResultJoinError, WorkerFailureError
-from raycrew.worker_groups.testing import InProcessGroup
+from raycrew.worker_groups._calls.encoding import Packer
+from raycrew.worker_groups.testing import InProcessFuture, InProcessGroup
 
 GRID = NamedSharding([[0, 1], [2, 3]], ["dp", "tp"])
 
@@ -91,6 +94,8 @@ def test_same_arguments_one_rank_and_one_item_each(group):
     for wrong in ([1, 2], [1] * 5, []):
         with pytest.raises(ValueError, match=f"{len(wrong)} items for 4 ranks"):
             group.call(Policy.seed, wrong)
+        with pytest.raises(ValueError, match=r"items for 4 ranks to call$"):
+            group.call(Policy.seed, wrong)
     with pytest.raises(TypeError, match="not int"):
         group.call(Policy.seed, 3)
 
@@ -148,6 +153,53 @@ def test_what_was_split_before_goes_as_it_is(group):
         group.call(Policy.score, Dealt([1], [2]))
     with pytest.raises(ValueError, match="batch was split into 1 shards, and 2 are needed"):
         group.call(Policy.train, Dealt([1]))
+
+
+@pytest.mark.hostile
+def test_a_list_of_shards_is_not_taken_for_rows(group):
+    for shards in (Batch("abcd").shard(2), {"a": Batch("abcd").shard(2)}, (Batch("ab").shard(2),)):
+        with pytest.raises(TypeError, match=r"Policy.train: batch.* is a list of shards, not of rows"):
+            group.call(Policy.train, shards)
+    sharded = group.call_sharded(Policy.train, Batch("abcd").shard(2), in_sharded_axes=["dp"])
+    assert sharded.get_results() == [Batch("ab"), Batch("cd")]
+
+
+@pytest.mark.hostile
+def test_a_handle_of_an_array_has_rows_though_it_has_a_shard(group):
+    value = group.call(Policy.train, Handle([1, 2, 3, 4])).get_results()
+    assert value == Array([1, 2, 3, 4])
+    with pytest.raises(TypeError, match="a sequence or shardable, not Handle"):
+        group.call(Policy.seed, Handle([1, 2, 3, 4]))
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("options", [{"output_is_replicated": ["tp"]}, {}], ids=["some", "all"])
+def test_a_future_is_passed_on_as_what_its_results_are(group, options):
+    axes = {"in_sharded_axes": ["dp"], "replicate_on_axes": ["tp"]}
+    future = group.run_all_workers_sharded_data("rank", [1, 2], **axes, **options)
+    sent = Packer(None).pack([future])[0]
+    assert [ref.result() for ref in sent.refs] == future.get_results()
+    leaders = group.run_all_workers_single_data("rank", 1, run_rank_0_only_axes=["tp"])
+    assert [ref.result() for ref in Packer(None).pack([leaders])[0].refs] == leaders.get_results() == [0, 2]
+
+
+class QuickFuture(InProcessFuture):
+    async def _quick(self):
+        return self._gathered(None)
+
+
+def test_results_are_joined_beside_the_event_loop_when_they_are_awaited():
+    ended, threads = Future(), []
+    ended.set_result(1)
+
+    def join(results):
+        threads.append(threading.get_ident())
+        return sum(results)
+
+    made = QuickFuture([ended] * 1, join=join)
+    assert asyncio.run(_awaited(made)) == 1
+    assert threads
+    assert threads != [threading.get_ident()]
 
 
 @pytest.mark.hostile

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from raycrew.worker_groups._declared import Join
+from raycrew.worker_groups._declared import Join, is_shardable
 from raycrew.worker_groups._worker import ClassInfo, MethodInfo
 from raycrew.worker_groups.errors import UnknownMethodError
-from raycrew.worker_groups.protocols import Shardable
 from raycrew.worker_groups.sharding import NamedSharding
 
 OnlyOn = Literal["all", "tied_leader", "all_tied_workers"]
@@ -260,7 +259,7 @@ def split_per_rank(values: Mapping[str, Any], n: int) -> dict[str, Sequence[Any]
     """
     columns = {name: _split(value, n, "ranks", f"argument {name!r}") for name, value in values.items()}
     if columns:
-        _exact_length(list(columns.values()), n, "ranks", allow_partial=False)
+        _exact_length(list(columns.values()), n, "ranks")
     return columns
 
 
@@ -304,20 +303,23 @@ def _disjoint(kwargs: Mapping[str, Any], common: Mapping[str, Any] | None) -> Ma
 def _split(value: Any, n: int, what: str, who: str) -> Sequence[Any]:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return value
-    if isinstance(value, Shardable):
+    if is_shardable(value):
         return value.shard(n)
     raise TypeError(
         f"{who} holds one item for each of {n} {what}: a sequence or shardable, not {type(value).__name__}"
     )
 
 
-def _exact_length(columns: Sequence[Sequence[Any]], n: int, what: str, allow_partial: bool) -> int:
+def _exact_length(
+    columns: Sequence[Sequence[Any]], n: int, what: str, allow_partial: bool | None = None
+) -> int:
+    """The number of items of all columns; `allow_partial` is None where a caller has no such option."""
     lengths = {len(column) for column in columns}
     if len(lengths) > 1:
         raise ValueError(f"arguments have different numbers of items: {sorted(lengths)}")
     length = lengths.pop()
     if length != n and not (allow_partial and 0 < length < n):
-        hint = "; allow_partial=True calls only as many" if 0 < length < n else ""
+        hint = "; allow_partial=True calls only as many" if allow_partial is False and 0 < length < n else ""
         raise ValueError(f"{length} items for {n} {what} to call{hint}")
     return length
 

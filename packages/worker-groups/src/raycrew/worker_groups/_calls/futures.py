@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from threading import Lock, Thread
 from typing import Any, Generic, Literal, overload
 
@@ -130,8 +131,6 @@ class MultiWorkerFuture(Gathering, Awaited[J], Generic[R, J]):
 
     def _as_argument(self) -> Gathered:
         """What a worker is sent that gets this as an argument."""
-        if self._join is None:
-            return Gathered(tuple(self))
         ref_of = dict(zip(self.called_workers, self, strict=True))
         return Gathered(tuple(ref_of[rank] for rank in self.return_from_workers), self._join)
 
@@ -279,7 +278,8 @@ class MultiWorkerFuture(Gathering, Awaited[J], Generic[R, J]):
         self._check()
         try:
             if not self.is_stream and (found := await self._quick()) is not None:
-                return self._value(found)  # type: ignore[no-any-return]
+                value = partial(self._value, found)
+                return value() if self._join is None else await in_thread(value)
             return await in_thread(self.get_results)
         except asyncio.CancelledError:
             Thread(target=self._cancel_quietly, name="raycrew-cancel", daemon=True).start()

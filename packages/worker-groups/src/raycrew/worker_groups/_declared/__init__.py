@@ -9,6 +9,7 @@ from raycrew.worker_groups._declared.decorators import (
     sharded,
 )
 from raycrew.worker_groups._declared.joining import Join
+from raycrew.worker_groups._declared.rows import is_shardable
 from raycrew.worker_groups._declared.splitting import Split, split_rows
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Split",
     "declaration_of",
     "find_declaration",
+    "is_shardable",
     "per_rank",
     "rank_zero",
     "replicated",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeGuard
 
-from raycrew.worker_groups.protocols import RowBatch
+from raycrew.worker_groups.protocols import RowBatch, Shardable
 
 _MEMBERS = ("pad_to_divisor", "slice", "concat", "size")
 _BUILT_IN = frozenset({list, tuple, dict})
@@ -17,6 +17,16 @@ _BUILT_IN = frozenset({list, tuple, dict})
 def is_batch(value: Any) -> TypeGuard[RowBatch]:
     """Whether a value is a `RowBatch`, as `isinstance` would say, which takes a hundred times as long."""
     return type(value) not in _BUILT_IN and all(hasattr(value, name) for name in _MEMBERS)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array, a tensor or a handle of one, with at least one dimension."""
+    return hasattr(value, "dtype") and len(getattr(value, "shape", ())) > 0
+
+
+def is_shardable(value: Any) -> TypeGuard[Shardable]:
+    """Whether a value is `Shardable`, by its class: that of a handle has a `shard` that is no method."""
+    return all(callable(getattr(type(value), name, None)) for name in ("shard", "concat"))
 
 
 def count_rows(value: Any, where: str) -> int:
@@ -37,7 +47,7 @@ def count_rows(value: Any, where: str) -> int:
         if len(set(counts.values())) == 1:
             return next(iter(counts.values()))
         raise ValueError(f"different numbers of rows: {counts}" if counts else f"{where} has no places")
-    if type(value) is list or _is_array(value):
+    if type(value) is list or is_array(value):
         return len(value)
     raise TypeError(
         f"{where} has no rows that can be split or joined: it is {_described(value)}, not a batch, an array, "
@@ -123,10 +133,6 @@ def _concat_of(array: Any) -> Callable[[list[Any]], Any]:
     if join is None:
         raise TypeError(f"{library.__name__} has no concat() for its {type(array).__name__}")
     return join  # type: ignore[no-any-return]
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "dtype") and len(getattr(value, "shape", ())) > 0
 
 
 def _is_structure(value: Any) -> bool:

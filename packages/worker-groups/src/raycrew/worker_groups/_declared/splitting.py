@@ -4,7 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raycrew.worker_groups._declared.rows import count_rows, cut_rows, is_batch, pad_rows
+from raycrew.worker_groups._declared.rows import (
+    count_rows,
+    cut_rows,
+    is_array,
+    is_batch,
+    is_shardable,
+    pad_rows,
+)
 from raycrew.worker_groups.protocols import Shardable
 
 
@@ -34,7 +41,7 @@ def split_rows(values: Mapping[str, Any], n: int, *, pad: bool, called: str, axi
         axis: What they are split over, for errors.
 
     Raises:
-        TypeError: An argument has no rows.
+        TypeError: An argument has no rows, or is a list of batches.
         ValueError: There are no rows, they don't divide, or arguments have different numbers of them.
     """
     if dealt := [name for name, value in values.items() if _is_dealt(value)]:
@@ -60,6 +67,8 @@ def split_rows(values: Mapping[str, Any], n: int, *, pad: bool, called: str, axi
 
 
 def _common_rows(values: Mapping[str, Any], called: str) -> int:
+    for name, value in values.items():
+        _refuse_shards(f"{called}: {name}", value)
     counts = {name: count_rows(value, f"{called}: {name}") for name, value in values.items()}
     if len(set(counts.values())) > 1:
         each = ", ".join(f"{name} has {rows}" for name, rows in counts.items())
@@ -71,7 +80,18 @@ def _common_rows(values: Mapping[str, Any], called: str) -> int:
 
 
 def _is_dealt(value: Any) -> bool:
-    return hasattr(value, "shard") and hasattr(value, "concat") and not is_batch(value)
+    return is_shardable(value) and not is_batch(value) and not is_array(value)
+
+
+def _refuse_shards(name: str, value: Any) -> None:
+    if isinstance(value, list) and value and all(map(is_batch, value)):
+        raise TypeError(
+            f"{name} is a list of shards, not of rows: pass the batch, or what split it as one value "
+            "(such as a ShardedBatch), or use call_sharded()"
+        )
+    if isinstance(value, tuple | dict):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            _refuse_shards(f"{name}[{key!r}]", part)
 
 
 def _shards(name: str, value: Shardable, n: int) -> Sequence[Any]:
