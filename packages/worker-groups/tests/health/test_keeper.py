@@ -116,7 +116,8 @@ def test_a_stopped_keeper_holds_nobody_up(worker, lookout):
     members = set(family.members)
     for number in range(5000):
         family.members = {*members, read_entry(os.getpid()).process._replace(started=number)}
-        keeper.tell(lookout)
+        told = keeper.tell(lookout)
+    assert not told, "it says so where the keeper does not listen"
     family.members = members
     os.kill(pid, signal.SIGCONT)
     eventually(lambda: keeper.tell(lookout) or keeper._told[family.root] == members, "it listens again")

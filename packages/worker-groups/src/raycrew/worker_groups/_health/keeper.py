@@ -7,7 +7,6 @@ until each worker is gone too (a killed watch alone is no reason to end anything
 Standard library only: a node's watch is sent this module by value, and hands its text to the keeper.
 """
 
-import contextlib
 import json
 import os
 import socket
@@ -69,8 +68,9 @@ class Keeper:
         self._channel.send(json.dumps(dict(sources)).encode())
         self._channel.setblocking(False)
 
-    def tell(self, lookout: Lookout) -> None:
-        """Tell what is new; what can't be told now is told the next time."""
+    def tell(self, lookout: Lookout) -> bool:
+        """Tell what is new; False where some can't be told now, which is told the next time."""
+        told = True
         known = {root: (family.mark, family.members) for root, family in lookout.families.items()}
         gone: dict[Process, tuple[str, set[Process]]] = {
             root: ("", set()) for root in {*self._told} - {*known}
@@ -79,11 +79,14 @@ class Keeper:
             if self._told.get(root) == members:
                 continue
             message = json.dumps([root, mark, sorted(members)[:_MOST_MEMBERS]]).encode()
-            with contextlib.suppress(OSError):  # it is stopped, or somebody killed it
+            try:
                 self._channel.send(message)
                 self._told[root] = set(members)
+            except OSError:  # it is stopped, or busy, or somebody killed it
+                told = False
             if root in gone:
                 self._told.pop(root)
+        return told
 
     def close(self) -> None:
         """Let go of the keeper, as the end of this process does."""

@@ -52,14 +52,19 @@ class Watch:
         self._looking: asyncio.Task[None] | None = None
         self._limiting: asyncio.Task[None] | None = None
 
-    async def follow(self, workers: Sequence[Told], timeout_s: float) -> list[None]:  # noqa: ARG002 - as all are asked
-        """Remember from now on what these workers start."""
+    async def follow(self, workers: Sequence[Told], timeout_s: float) -> list[bool]:
+        """Remember from now on what these workers start; of each whether this watch and its keeper do."""
+        deadline = time.monotonic() + timeout_s
         for worker in workers:
             if worker[3] == pid_namespace():
                 self._family(worker)
         self._look()
         self._begin_looking()
-        return [None] * len(workers)
+        while not (kept := self._keeper is not None and self._keeper.tell(self._lookout)):
+            if self._keeper is None or time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(_POLL_S)
+        return [kept and worker[3] == pid_namespace() for worker in workers]
 
     async def see(self, workers: Sequence[Told], timeout_s: float) -> list[dict[str, Any] | None]:  # noqa: ARG002 - as all are asked
         """How each of these workers is at this moment; None for one whose process this watch can't see."""

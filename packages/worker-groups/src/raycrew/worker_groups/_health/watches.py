@@ -65,9 +65,12 @@ def follow(workers: Sequence[WorkerFacts], patience_s: float = _ANSWER_S) -> Non
     What a worker starts before that would outlive a driver that is killed. A watch that does not answer in
     time is logged and waited for no longer.
     """
-    for answer in ask_within("follow", dict(enumerate(workers)), patience_s).values():
+    for node_id, answer in ask_within("follow", dict(enumerate(workers)), patience_s).items():
         if isinstance(answer, UnansweredError):
             logger.warning("what workers leave behind may outlive a driver that is killed: %s", answer)
+        elif not all(answer):
+            lost = f"{answer.count(False)} of {len(answer)} workers of node {node_id}"
+            logger.warning("what %s leave behind may outlive a driver that is killed", lost)
 
 
 def by_node(workers: Mapping[int, WorkerFacts]) -> dict[str, list[int]]:
