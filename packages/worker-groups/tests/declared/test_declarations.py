@@ -1,8 +1,10 @@
+import asyncio
 import functools
 import pickle
 
 import pytest
 from declared_workers import Overriding, Policy, longest
+from ray import cloudpickle
 
 from raycrew.worker_groups import per_rank, rank_zero, replicated, sharded
 from raycrew.worker_groups._declared import declaration_of
@@ -125,3 +127,32 @@ def test_a_function_that_can_not_be_imported_where_it_arrives_says_so_when_it_is
     assert travelled.collect.fn is None
     assert "longest" in travelled.collect.why_not
     assert pickle.loads(pickle.dumps(travelled)).collect.why_not == travelled.collect.why_not
+
+
+class Base:
+    def step(self, lr, *, scale=2):
+        """One step."""
+        return lr * scale
+
+    async def later(self):
+        return type(super()).__name__
+
+
+class Child(Base):
+    step = rank_zero(Base.step)
+    later = rank_zero(Base.later)
+
+
+@pytest.mark.hostile
+def test_a_method_that_is_taken_over_is_declared_for_its_new_class_alone():
+    assert declared(Base, "step") is None
+    assert declaration_of(Base.step) is None
+    described = describe_class(Child, {}).methods
+    assert described["step"].declared.kind == described["later"].declared.kind == "rank_zero"
+    assert described["later"].kind == "async"
+    assert str(described["step"].signature) == str(describe_class(Base, {}).methods["step"].signature)
+    assert (Child().step(3), Child.step.__doc__) == (6, "One step.")
+    assert asyncio.run(Child().later()) == "super"
+    assert not hasattr(Child.step, "__wrapped__")
+    assert pickle.loads(pickle.dumps(Policy.train)) is Policy.train
+    assert cloudpickle.loads(cloudpickle.dumps(Child.step))(Child(), 3) == 6

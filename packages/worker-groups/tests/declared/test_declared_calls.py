@@ -226,11 +226,15 @@ def test_a_group_without_the_axis_says_which_it_has():
 
 @pytest.mark.hostile
 def test_results_that_can_not_be_joined_are_not_lost(group):
-    for method, message in (
-        (Policy.odd_none, r"Policy.odd_none .* can't be joined by 'concat': ranks \[0\] returned None"),
-        (Policy.odd_kind, "different kinds: list and Batch"),
-        (Policy.loss, "the result has no rows.*it is float.*with pad=True"),
-        (Policy.more_rows, "4 rows are too many or too few; with pad=True the result of rank 0"),
+    for method, message, values in (
+        (Policy.odd_none, r"odd_none .* can't be joined by 'concat': ranks \[0\] returned", [[1, 2], None]),
+        (Policy.odd_kind, "different kinds: list and Batch", [[1, 2], Batch([3, 4])]),
+        (Policy.loss, "the result has no rows.*it is float.*with pad=True", [3.0, 7.0]),
+        (
+            Policy.more_rows,
+            "4 rows are too many or too few; with pad=True the result of rank 0",
+            [[1, 2, 1, 2], [3, 4, 3, 4]],
+        ),
     ):
         future = group.call(method, [1, 2, 3, 4])
         if method is Policy.odd_none:
@@ -240,7 +244,8 @@ def test_results_that_can_not_be_joined_are_not_lost(group):
             future.get_results()
         with pytest.raises(ResultJoinError, match=message):
             asyncio.run(_awaited(future))
-        assert len(future.get_results(return_exceptions=True)) == 2
+        assert future.get_results(return_exceptions=True) == values
+        assert dict(future.as_completed()) == dict(zip([0, 2], values, strict=True))
     assert group.call(Policy.grow, [1, 2, 3, 4]).get_results() == [1, 2, *[3, 4] * 3]
     with pytest.raises(RuntimeError, match="2 are too many") as raised:
         group.call(Policy.refused, [1, 2]).get_results()

@@ -1,9 +1,14 @@
+import pickle
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from declared_workers import Array, Batch
 
 from raycrew.worker_groups._declared.rows import count_rows, cut_rows, join_rows, pad_rows
+from raycrew.worker_groups._declared.splitting import split_rows
+
+torch = pytest.importorskip("torch")
 
 
 class Pair(NamedTuple):
@@ -78,3 +83,37 @@ def test_what_does_not_belong_together_is_not_joined(parts, message):
 
 def test_places_without_a_value_are_joined_as_such():
     assert join_rows([(None, [1]), (None, [2])]) == (None, [1, 2])
+
+
+@pytest.mark.hostile
+def test_masks_are_joined_and_padded_with_their_arrays():
+    masked = np.ma.masked_array([1, 2, 3], mask=[True, False, True])
+    assert join_rows([masked[:1], masked[1:]]).tolist() == [None, 2, None]
+    assert pad_rows(masked, 4).tolist() == [None, 2, None, None]
+    with pytest.raises(TypeError, match="different kinds"):
+        join_rows([masked, np.array([1])])
+
+
+@pytest.mark.hostile
+def test_tuples_with_names_stay_what_they_are():
+    found = torch.tensor([[1, 2], [4, 3]]).max(dim=1)
+    joined = join_rows([found, found])
+    assert type(joined) is type(found)
+    assert joined.values.tolist() == [2, 4, 2, 4]
+    assert cut_rows(found, 1, 2).indices.tolist() == [0]
+
+    class Pairs(tuple):
+        pass
+
+    with pytest.raises(TypeError, match="Pairs is a kind of tuple that can't be made of other values"):
+        count_rows(Pairs(([1], [2])), "it")
+
+
+@pytest.mark.hostile
+def test_a_share_of_a_tensor_is_pickled_without_the_others():
+    values = torch.arange(80_000, dtype=torch.float64)
+    split = split_rows({"x": (values, {"y": values[:]})}, 8, pad=False, called="Policy.train", axis="dp")
+    assert [len(pickle.dumps(part)) < 170_000 for part in split.parts] == [True] * 8
+    assert torch.cat([part["x"][1]["y"] for part in split.parts]).equal(values)
+    whole = split_rows({"x": values}, 1, pad=False, called="Policy.train", axis="dp").parts[0]["x"]
+    assert whole.data_ptr() == values.data_ptr()

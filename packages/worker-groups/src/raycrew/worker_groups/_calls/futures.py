@@ -226,7 +226,7 @@ class MultiWorkerFuture(Gathering, Awaited[J], Generic[R, J]):
         deadline = self._until(timeout)
         if return_exceptions:
             outcomes = self._recovered(self._outcomes, deadline)
-            return [self._own_or_error(rank, outcomes[rank]) for rank in self.return_from_workers]
+            return [self._own(rank, outcomes[rank]) for rank in self.return_from_workers]
         return self._value(self._recovered(self._gathered, deadline))
 
     def get(self, timeout: float | None = None) -> J:

@@ -100,16 +100,13 @@ class Gathering(list[Any]):
         return results if self._join is None else self._join(results)
 
     def _own(self, rank: int, result: Any) -> Any:
-        """The result of a rank, without what comes of rows that were added."""
-        return result if self._join is None else self._join.without_padding(rank, result)
-
-    def _own_or_error(self, rank: int, result: Any) -> Any:
-        if isinstance(result, WorkerGroupError):
+        """The result of a rank without what comes of added rows; as it is, where that can't be told apart."""
+        if self._join is None or isinstance(result, WorkerGroupError):
             return result
         try:
-            return self._own(rank, result)
-        except ResultJoinError as error:
-            return error
+            return self._join.without_padding(rank, result)
+        except ResultJoinError:  # which `get_results` raises
+            return result
 
     def _pairs(self, timeout: float | None) -> Generator[tuple[int, Any], None, None]:
         deadline, returning = self._until(timeout), set(self.return_from_workers)

@@ -3,6 +3,8 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import update_wrapper
+from types import FunctionType
 from typing import Any, Literal, get_args
 
 from ray import cloudpickle
@@ -70,7 +72,7 @@ class Declaration:
 
 
 def declare(method: Any, declaration: Declaration) -> Any:
-    """Note on a method how it is called.
+    """The method, as a function of its own on which it is noted how it is called.
 
     Raises:
         TypeError: It is no function, is a generator, or is declared already.
@@ -83,8 +85,18 @@ def declare(method: Any, declaration: Declaration) -> Any:
         raise TypeError(f"{method.__qualname__} is declared twice: {declaration} and {known}")
     if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
         raise TypeError(_no_generator(method.__qualname__, declaration))
-    setattr(method, _ATTRIBUTE, declaration)
-    return method
+    declared = _copied(method)  # the function itself may be another class's, which says nothing of it
+    setattr(declared, _ATTRIBUTE, declaration)
+    return declared
+
+
+def _copied(fn: FunctionType) -> FunctionType:
+    made = FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+    made.__kwdefaults__ = fn.__kwdefaults__
+    update_wrapper(made, fn)
+    vars(made).pop("__wrapped__")
+    vars(made).update(vars(fn))
+    return made
 
 
 def declaration_of(method: Any) -> Declaration | None:

@@ -55,13 +55,26 @@ class Join:
         if self.rows is None or result is None:
             return result
         try:
-            found = count_rows(result, "the result")
-        except (TypeError, ValueError) as error:
+            result, found = self._counted(result)
+        except Exception as error:
             raise ResultJoinError(f"{self.called}: {error}; {self._whose(rank)}") from error
         if found != self.rows:
             raise ResultJoinError(f"{self.called}: {found} rows are too many or too few; {self._whose(rank)}")
         kept = self.kept[self.ranks.index(rank)]
         return result if kept == self.rows else cut_rows(result, 0, kept)
+
+    def _counted(self, result: Any) -> tuple[Any, int]:
+        """A result, decoded where it has no rows as it came, and their number."""
+        try:
+            return result, count_rows(result, "the result")
+        except (TypeError, ValueError):
+            if self.transport is None:
+                raise
+            decoded = self.transport.decode(result)
+            return decoded, count_rows(decoded, "the result")
+
+    def _decoded(self, results: list[Any]) -> list[Any]:
+        return results if self.transport is None else [self.transport.decode(result) for result in results]
 
     def _joined(self, mode: Mode, results: list[Any]) -> Any:
         without = [rank for rank, result in zip(self.ranks, results, strict=True) if result is None]
@@ -82,11 +95,15 @@ class Join:
         except Exception:
             if self.transport is None:
                 raise
-            return join([self.transport.decode(result) for result in results], "the results")
+            return join(self._decoded(results), "the results")
 
     def _made_by(self, function: Function, results: list[Any]) -> Any:
         if function.fn is None:
             raise self._error(function.why_not)
+        try:
+            results = self._decoded(results)
+        except Exception as error:
+            raise self._error(f"{type(error).__name__}: {error}") from error
         try:
             return function.fn(results)
         except Exception as error:

@@ -64,6 +64,17 @@ def cut_rows(value: Any, start: int, end: int) -> Any:
     return value[start:end]
 
 
+def own_rows(value: Any) -> Any:
+    """A value whose tensors don't take along, when pickled, the rest of what they are views of."""
+    if is_batch(value):
+        return value
+    if _is_structure(value):
+        return _rebuilt(value, [own_rows(part) for _, part in _places(value)])
+    if not hasattr(value, "untyped_storage") or value.is_sparse:
+        return value
+    return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+
+
 def pad_rows(value: Any, multiple: int) -> Any:
     """A value whose number of rows is a multiple: the first ones are added again, as often as it takes."""
     if is_batch(value):
@@ -126,6 +137,8 @@ def _concat_of(array: Any) -> Callable[[list[Any]], Any]:
     own = getattr(type(array), "concat", None)  # handles of arrays
     if own is not None:
         return own  # type: ignore[no-any-return]
+    if hasattr(array, "mask") and hasattr(array, "filled"):  # numpy's own concat drops the mask
+        return sys.modules["numpy"].ma.concatenate  # type: ignore[no-any-return]
     library = sys.modules[type(array).__module__.partition(".")[0]]
     if hasattr(array, "__array_namespace__"):
         library = array.__array_namespace__()
@@ -140,13 +153,25 @@ def _is_structure(value: Any) -> bool:
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    return list(value.items() if isinstance(value, Mapping) else enumerate(value))
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if type(value) is tuple or hasattr(value, "_fields") or _is_struct(value):
+        return list(enumerate(value))
+    raise TypeError(f"{type(value).__qualname__} is a kind of tuple that can't be made of other values")
 
 
 def _rebuilt(like: Any, parts: Sequence[Any]) -> Any:
     if isinstance(like, Mapping):
         return dict(zip(like, parts, strict=True))
-    return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
+    if hasattr(like, "_fields"):
+        return type(like)(*parts)
+    return type(like)(parts) if _is_struct(like) else tuple(parts)
+
+
+def _is_struct(value: tuple[Any, ...]) -> bool:
+    """Whether a tuple is of a class that names its places as C code does: `torch.return_types` are."""
+    named = getattr(value, "n_sequence_fields", None)
+    return named is not None and named == getattr(value, "n_fields", None)
 
 
 def _described(value: Any) -> str:

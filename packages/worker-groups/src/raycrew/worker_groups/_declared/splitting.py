@@ -10,6 +10,7 @@ from raycrew.worker_groups._declared.rows import (
     is_array,
     is_batch,
     is_shardable,
+    own_rows,
     pad_rows,
 )
 from raycrew.worker_groups.protocols import Shardable
@@ -61,7 +62,8 @@ def split_rows(values: Mapping[str, Any], n: int, *, pad: bool, called: str, axi
     if rows % n:
         values = {name: pad_rows(value, n) for name, value in values.items()}
     parts = [
-        {name: cut_rows(value, i * size, (i + 1) * size) for name, value in values.items()} for i in range(n)
+        {name: own_rows(cut_rows(value, i * size, (i + 1) * size)) for name, value in values.items()}
+        for i in range(n)
     ]
     return Split(parts, size, tuple(min(max(rows - i * size, 0), size) for i in range(n)))
 
