@@ -73,3 +73,65 @@ def test_a_batch_as_a_dict_keeps_its_metadata():
     assert BatchedDataDict.from_dict({"x": [1], "step": 4}).metadata == {"step": 4}
     with pytest.raises(BatchSchemaError):
         BatchedDataDict.from_dict({"x": [1], "y": [1, 2]})
+
+
+class Vague:
+    def __eq__(self, other):
+        return np.array([True, False])
+
+    __hash__ = None
+
+
+class TestComparing:
+    @pytest.mark.parametrize(
+        ("a", "b"),
+        [
+            (np.ma.array([1, 2], mask=[False, True]), np.ma.array([1, 2], mask=[False, False])),
+            (np.ma.array([1, 2], mask=[False, False]), np.array([1, 2])),
+            (1.0, np.float64(1.0)),
+            (1.0, 1 + 0j),
+        ],
+    )
+    def test_masks_and_types_count(self, a, b):
+        assert BatchedDataDict(x=[a]) != BatchedDataDict(x=[b])
+        assert BatchedDataDict(x=[b]) != BatchedDataDict(x=[a])
+        assert BatchedDataDict(x=[a]) == BatchedDataDict(x=[a]).writable()
+
+    def test_what_is_masked_and_fields_that_are_nan(self):
+        masked = [np.ma.array([1, last], mask=[False, True]) for last in (2, 3)]
+        assert BatchedDataDict(x=[masked[0]]) == BatchedDataDict(x=[masked[1]])
+        fields = [np.array([(1, np.nan)], dtype=[("a", "i4"), ("b", "f8")]) for _ in range(2)]
+        assert BatchedDataDict(x=fields[0]) == BatchedDataDict(x=fields[1])
+
+    def test_what_can_not_be_compared_is_named(self):
+        with pytest.raises(BatchSchemaError, match="column 'x' can't be compared") as refused:
+            BatchedDataDict(x=[Vague()]).union({"x": [Vague()]})
+        assert refused.value.key == "x"
+
+
+def test_positions_tell_every_row_of_a_column():
+    rows = torch.arange(2000).view(1000, 2)
+    other = rows.clone()
+    other[501, 1] = 7
+    for ours, theirs in ((rows, other), (rows.tolist(), other.tolist())):
+        state = BatchedDataDict(x=ours).make_iterator(4).state_dict()
+        BatchedDataDict(x=ours).make_iterator(4).load_state_dict(state)
+        with pytest.raises(ValueError, match="other rows: columns x differ"):
+            BatchedDataDict(x=theirs).make_iterator(4).load_state_dict(state)
+
+
+def test_texts_keep_zeros_at_their_end(tmp_path):
+    texts = [np.str_("a\0"), np.bytes_(b"b\0"), np.str_("")]
+    BatchedDataDict(x=texts).save(tmp_path / "batch")
+    found = BatchedDataDict.load(tmp_path / "batch")["x"]
+    assert found == texts and list(map(type, found)) == list(map(type, texts))
+
+
+def test_unpacking_does_not_replace_what_was_no_padding():
+    batch = BatchedDataDict(ids=torch.tensor([[1, 9], [2, 3]]), n=torch.tensor([1, 2]))
+    packed = batch.pack_sequences(["ids"], "n")
+    assert packed.columns["ids"].tolist() == [1, 2, 3]
+    with pytest.raises(ValueError, match="columns ids were not padded with what"):
+        packed.unpack()
+    packed = batch.pack_sequences(["ids"], "n", pad_value_dict={"ids": 9})
+    assert packed.unpack()["ids"].equal(batch["ids"])

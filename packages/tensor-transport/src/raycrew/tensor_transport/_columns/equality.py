@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from raycrew.tensor_transport._columns.kinds import PackedTensor, RaggedTensor
+from raycrew.tensor_transport.errors import BatchSchemaError
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -21,6 +22,8 @@ def equal(a: Any, b: Any) -> bool:
     match a, b:
         case torch.Tensor(), torch.Tensor():
             return _equal_tensors(a, b)
+        case (np.ma.MaskedArray(), np.ndarray()) | (np.ndarray(), np.ma.MaskedArray()):
+            return type(a) is type(b) and _equal_masked(a, b)
         case np.ndarray(), np.ndarray():
             return _equal_arrays(a, b)
         case (RaggedTensor(), RaggedTensor()) | (PackedTensor(), PackedTensor()):
@@ -29,11 +32,29 @@ def equal(a: Any, b: Any) -> bool:
             return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
         case (list() | tuple(), list() | tuple()):
             return type(a) is type(b) and _equal_rows(a, b)
-        case float() | complex(), float() | complex():
-            return a == b or (a != a and b != b)
         case np.generic(), np.generic():
             return type(a) is type(b) and _equal_arrays(np.asarray(a), np.asarray(b))
+        case float() | complex(), float() | complex():
+            return type(a) is type(b) and (a == b or (a != a and b != b))
     return type(a) is type(b) and _equal_objects(a, b)
+
+
+def equal_columns(key: str, a: Any, b: Any) -> bool:
+    """As `equal`, of a column.
+
+    Raises:
+        BatchSchemaError: It holds objects whose `==` gives no truth value.
+    """
+    try:
+        return equal(a, b)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise BatchSchemaError(f"column {key!r} can't be compared: {error}", key=key) from error
+
+
+def _equal_masked(a: Any, b: Any) -> bool:
+    """What is masked has no value."""
+    here, there = np.ma.getmaskarray(a), np.ma.getmaskarray(b)
+    return _equal_arrays(here, there) and equal(np.asarray(a)[~here], np.asarray(b)[~there])
 
 
 def _equal_objects(a: Any, b: Any) -> bool:
@@ -77,6 +98,8 @@ def _equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _equal_arrays(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
+    if a.dtype.names is not None:
+        return all(_equal_arrays(a[name], b[name]) for name in a.dtype.names)
     if a.dtype.hasobject:
         return _equal_rows(a.tolist(), b.tolist())
     return bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fcmM"))

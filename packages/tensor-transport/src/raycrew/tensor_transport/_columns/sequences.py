@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from raycrew.tensor_transport._columns.equality import equal
 from raycrew.tensor_transport._columns.kinds import Number, PadSide, RaggedTensor, check_pad_value, raw
 from raycrew.tensor_transport._columns.naming import listed_columns
 from raycrew.tensor_transport._rows import whole_number
@@ -34,6 +35,7 @@ class PackedSequences:
     _widths: dict[str, int | None] = field(repr=False)
     _pad_values: dict[str, Number] = field(repr=False)
     _pad_side: PadSide = field(repr=False)
+    _other_tails: frozenset[str] = field(repr=False)
 
     @property
     def cu_seqlens(self) -> torch.Tensor:
@@ -129,7 +131,16 @@ class PackedSequences:
         return RaggedTensor(tensor, self.lengths)
 
     def unpack(self) -> dict[str, Any]:
-        """The columns as they were before: padded ones with their padding, ragged ones without."""
+        """The columns as they were before: padded ones with their padding, ragged ones without.
+
+        Raises:
+            ValueError: A column had something else than its padding past the lengths, which is not kept.
+        """
+        if self._other_tails:
+            raise ValueError(
+                f"columns {', '.join(sorted(self._other_tails))} were not padded with what "
+                "pack_sequences() was told: name it in pad_value_dict, and cut what is no padding"
+            )
         found: dict[str, Any] = {}
         for key, width in self._widths.items():
             rows = self.rows(key)
@@ -172,16 +183,23 @@ def pack_columns(
         raise ValueError(f"{int(padded.sum())} tokens are more than 2**31 - 1, and can't be packed into one")
     packed: dict[str, torch.Tensor] = {}
     widths: dict[str, int | None] = {}
+    others: set[str] = set()
     values = {key: pad_values.get(key, 0) for key in columns}
     for key, column in columns.items():
         rows = _rows(key, column, lengths, pad_side)
         check_pad_value(values[key], rows.dtype, key)
         packed[key] = _spread(rows, padded, values[key])
         widths[key] = None if isinstance(column, RaggedTensor) else int(column.shape[1])
+        if widths[key] is not None and not equal(
+            column, rows.to_padded(values[key], pad_side=pad_side, length=widths[key])
+        ):
+            others.add(key)
     devices = {tensor.device for tensor in packed.values()}
     if len(devices) > 1:
         raise BatchSchemaError(f"columns on several devices do not pack: {sorted(map(str, devices))}")
-    return PackedSequences(packed, lengths, padded, devices.pop(), widths, values, pad_side)
+    return PackedSequences(
+        packed, lengths, padded, devices.pop(), widths, values, pad_side, frozenset(others)
+    )
 
 
 def _rows(key: str, column: Any, lengths: torch.Tensor, pad_side: PadSide) -> RaggedTensor:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from raycrew.tensor_transport._bytes import Encoded, finish
 from raycrew.tensor_transport._columns.encoding import decode_columns, encode_columns
-from raycrew.tensor_transport._columns.equality import equal
+from raycrew.tensor_transport._columns.equality import equal_columns
 from raycrew.tensor_transport._columns.joining import MetadataRules, join_metadata, rules_for
 from raycrew.tensor_transport._columns.kinds import (
     Received,
@@ -107,7 +107,7 @@ class ColumnTable(MutableMapping[str, Any]):
             return NotImplemented
         theirs = other._columns if isinstance(other, ColumnTable) else other
         return self._columns.keys() == theirs.keys() and all(
-            equal(bare(column), bare(theirs[key])) for key, column in self._columns.items()
+            equal_columns(key, bare(column), bare(theirs[key])) for key, column in self._columns.items()
         )
 
     __hash__ = None  # type: ignore[assignment]

@@ -43,6 +43,8 @@ def to_plain(value: Any, where: str, runs: list[Bytes]) -> Any:
         return {_TAG: "tuple", "of": [to_plain(item, f"{where}[{i}]", runs) for i, item in enumerate(value)]}
     if kind is dict:
         return _plain_dict(value, where, runs)
+    if kind in (np.str_, np.bytes_):  # An array would lose zeros at the end.
+        return {_TAG: kind.__name__, "of": str.__str__(value) if kind is np.str_ else value.hex()}
     if isinstance(value, np.generic):
         return _beside("scalar", np.asarray(value), where, runs)
     if kind in (torch.Tensor, torch.nn.Parameter, np.ndarray, RaggedTensor, PackedTensor):
@@ -111,8 +113,8 @@ def from_plain(value: Any, take: Callable[[int], Sequence[Bytes]]) -> Any:
             return float(text)
         case {"$": "complex", "of": [real, imaginary]}:
             return complex(_number(from_plain(real, take)), _number(from_plain(imaginary, take)))
-        case {"$": "bytes", "of": str() as text}:
-            return bytes.fromhex(text)
+        case {"$": "bytes" | "str_" | "bytes_" as tag, "of": str() as text}:
+            return _text(tag, text)
         case {"$": "tuple", "of": list() as items}:
             return tuple(from_plain(item, take) for item in items)
         case {"$": "dict", "of": list() as pairs}:
@@ -129,6 +131,12 @@ def from_plain(value: Any, take: Callable[[int], Sequence[Bytes]]) -> Any:
             found = _kind(name).assemble(of, take(count))
             return found.reshape(())[()] if tag == "scalar" else found.reshape(()) if flat else found
     raise DecodeError(f"{value!r:.80} is no value of a saved batch")
+
+
+def _text(tag: str, text: str) -> Any:
+    if tag == "str_":
+        return np.str_(text)
+    return bytes.fromhex(text) if tag == "bytes" else np.bytes_(bytes.fromhex(text))
 
 
 def _kind(name: str) -> Any:

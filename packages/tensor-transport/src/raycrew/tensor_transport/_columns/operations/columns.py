@@ -5,7 +5,7 @@ from typing import Any, Self, overload
 
 import torch
 
-from raycrew.tensor_transport._columns.equality import equal
+from raycrew.tensor_transport._columns.equality import equal_columns
 from raycrew.tensor_transport._columns.joining import MetadataRules
 from raycrew.tensor_transport._columns.kinds import (
     PadSide,
@@ -95,7 +95,7 @@ class ColumnOperations(ColumnTable):
         theirs = other if isinstance(other, ColumnTable) else ColumnTable(other)
         merged = dict(self._columns)
         for key, column in vars(theirs)["_columns"].items():
-            if key in merged and not equal(bare(merged[key]), bare(column)):
+            if key in merged and not equal_columns(key, bare(merged[key]), bare(column)):
                 raise BatchSchemaError(
                     f"column {key!r} differs between the two batches: rename() or pop() one of them",
                     key=key,

@@ -109,7 +109,7 @@ def _entry(tensordict: Any, key: str, package: Any) -> Any:
     """An entry; those of a stack's parts as rows where they differ in length."""
     try:
         return tensordict.get(key)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         lazy = isinstance(tensordict, package.LazyStackedTensorDict) and tensordict.stack_dim == 0
         rows = [part.get(key) for part in tensordict.tensordicts] if lazy else []
         shapes = {row.shape[1:] if isinstance(row, torch.Tensor) and row.ndim else None for row in rows}
