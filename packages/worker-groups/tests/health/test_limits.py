@@ -1,16 +1,19 @@
 """Limits of private memory, kept in processes of their own."""
 
+import asyncio
 import mmap
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 
-from raycrew.worker_groups._health import limits
+from raycrew.worker_groups._health import limits, sight
 from raycrew.worker_groups._health.limits import MemoryLimits
-from raycrew.worker_groups._health.process_table import Process, own_process, read_entry
+from raycrew.worker_groups._health.process_table import Process, own_process, pid_namespace, read_entry
 from raycrew.worker_groups._health.sight import memory_of
+from raycrew.worker_groups._health.watch import Watch
 
 
 @pytest.fixture
@@ -41,6 +44,42 @@ def test_a_later_process_of_the_same_number_is_left_alone(child):
     kept.set(Process(worker.pid, worker.started + 1), 1)
     kept.enforce()
     assert (child.poll(), kept.exceeded, kept.are_set) == (None, {}, False)
+
+
+@pytest.mark.hostile
+def test_a_name_that_is_cut_within_a_letter_is_no_trouble():
+    program = "open('/proc/self/comm', 'w').write('x' * 14 + chr(233)); print('named', flush=True); input()"
+    command = [sys.executable, "-X", "utf8", "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as named:
+        assert named.stdout.readline() == b"named\n"
+        kept = MemoryLimits()
+        kept.set(read_entry(named.pid).process, 1)
+        kept.enforce()
+        assert named.wait() == -signal.SIGKILL
+
+
+@pytest.mark.hostile
+def test_a_worker_that_can_not_be_looked_at_costs_only_itself(child, monkeypatch, caplog):
+    def read(pid):
+        if pid == os.getpid():
+            raise RuntimeError("no luck")
+        return {"RssAnon": 2}
+
+    monkeypatch.setattr(limits, "memory_of", read)
+    kept = MemoryLimits()
+    kept.set(own_process(), 1)
+    kept.set(read_entry(child.pid).process, 1)
+    kept.enforce()
+    kept.enforce()
+    assert child.wait() == -signal.SIGKILL
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [RuntimeError]
+
+    kept_watch, told = Watch(), [(*own_process(), "0" * 32, pid_namespace(), 0)]
+    monkeypatch.setattr(sight, "memory_of", read)
+    other = (*own_process(), "0" * 32, "elsewhere", 0)
+    first, second = asyncio.run(kept_watch.see([*told, other], 1.0))
+    assert "RuntimeError: no luck" in first
+    assert "namespace" in second
 
 
 def test_no_limit_is_none():

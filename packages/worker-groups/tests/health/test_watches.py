@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from ray.exceptions import GetTimeoutError, RayActorError, RaySystemError
+from ray.exceptions import GetTimeoutError, RayActorError, RaySystemError, RayTaskError
 
 from raycrew.cluster_core import ClusterClosedError
 from raycrew.worker_groups import WorkerGroupError
@@ -129,6 +129,17 @@ def test_a_node_that_can_not_be_asked_is_named_by_its_ranks(world, monkeypatch, 
     assert list(ended.left) == [2, 3]
     assert all("its node b" in why for why in ended.left.values())
     assert ended.occupied
+
+
+def test_a_watch_that_fails_is_kept(world, monkeypatch):
+    forgotten = []
+    monkeypatch.setattr(watches, "_forget", lambda *watch: forgotten.append(watch))
+    world["b"] = Watch(RayTaskError("end", "ValueError: odd", ValueError("odd")))
+    left, occupied = ending._kill(WORKERS)
+    assert list(left) == [2, 3]
+    assert "watch that failed" in left[2]
+    assert "odd" in left[2]
+    assert (occupied, forgotten) == (True, [])
 
 
 def test_a_node_that_is_gone_has_no_bundles(world, monkeypatch):

@@ -104,10 +104,8 @@ def sights_of(workers: Sequence[WorkerFacts], timeout_s: float) -> SeenByRank:
         for i, key in enumerate(nodes[node_id]):
             if isinstance(answer, UnansweredError):
                 found[key] = str(answer)
-            elif answer[i] is None:
-                found[key] = "its process id is of another namespace than its node's"
             else:
-                found[key] = Seen.of(answer[i])
+                found[key] = answer[i] if isinstance(answer[i], str) else Seen.of(answer[i])
     return dict(sorted(found.items()))
 
 

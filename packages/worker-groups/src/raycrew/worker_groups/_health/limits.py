@@ -20,6 +20,7 @@ class MemoryLimits:
 
     def __init__(self) -> None:
         self._limits: dict[Process, int] = {}
+        self._unread: set[Process] = set()
         self.exceeded: dict[Process, int] = {}
 
     def set(self, worker: Process, limit_bytes: int) -> None:
@@ -35,10 +36,19 @@ class MemoryLimits:
     def enforce(self) -> None:
         """End the processes of those that have more than they may, and forget those that are gone."""
         for worker, limit in list(self._limits.items()):
-            used = memory_of(worker.pid).get("RssAnon", 0)
-            if not runs(worker):
-                del self._limits[worker]
-            elif used > limit:
-                logger.warning("process %d has %d bytes of private memory, of %d", worker.pid, used, limit)
-                self.exceeded[worker] = used  # first, for whoever hears of its end
-                kill(worker)
+            try:
+                self._enforce(worker, limit)
+                self._unread.discard(worker)
+            except Exception:  # whatever is wrong with one worker, the others are looked after
+                if worker not in self._unread:  # said once, and not ten times a second
+                    logger.exception("the memory of process %d can't be limited now", worker.pid)
+                self._unread.add(worker)
+
+    def _enforce(self, worker: Process, limit: int) -> None:
+        used = memory_of(worker.pid).get("RssAnon", 0)
+        if not runs(worker):
+            del self._limits[worker]
+        elif used > limit:
+            logger.warning("process %d has %d bytes of private memory, of %d", worker.pid, used, limit)
+            self.exceeded[worker] = used  # first, for whoever hears of its end
+            kill(worker)

@@ -66,10 +66,19 @@ class Watch:
             await asyncio.sleep(_POLL_S)
         return [kept and worker[3] == pid_namespace() for worker in workers]
 
-    async def see(self, workers: Sequence[Told], timeout_s: float) -> list[dict[str, Any] | None]:  # noqa: ARG002 - as all are asked
-        """How each of these workers is at this moment; None for one whose process this watch can't see."""
+    async def see(self, workers: Sequence[Told], timeout_s: float) -> list[dict[str, Any] | str]:  # noqa: ARG002 - as all are asked
+        """How each of these workers is at this moment, or why that can't be told."""
         self._begin_looking()
-        return [self._sight(worker) if worker[3] == pid_namespace() else None for worker in workers]
+        return [self._sight_or_why_not(worker) for worker in workers]
+
+    def _sight_or_why_not(self, worker: Told) -> dict[str, Any] | str:
+        if worker[3] != pid_namespace():
+            return "its process id is of another namespace than its node's"
+        try:
+            return self._sight(worker)
+        except Exception as error:  # whatever is wrong with one worker, the others are told of
+            logger.exception("process %d can't be looked at", worker[0])
+            return f"its node's watch can't look at it: {type(error).__name__}: {error}"
 
     def _sight(self, worker: Told) -> dict[str, Any]:
         root = Process(worker[0], worker[1])

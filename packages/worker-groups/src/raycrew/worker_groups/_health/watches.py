@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import ClusterClosedError
@@ -133,6 +133,8 @@ class _Question:
                     return self._take()
                 except GetTimeoutError:
                     return self._unanswered("does not answer")
+                except RayTaskError as error:  # It lives, and another one would know less.
+                    return self._unanswered(f"has a watch that failed: {error}")
                 except RayError as error:  # The watch has died, or the node has.
                     problem = error
                 _forget(self._node_id, self._asked)
