@@ -38,7 +38,7 @@ def test_a_busy_worker_is_told_of_at_once(group, tmp_path):
     assert usage.n_processes == 1
     gate.touch()
     sitting.get_results(timeout=PATIENCE_S)
-    assert group.on(ranks=[0]).call("tick_in_a_child").get_results(timeout=PATIENCE_S) == [0]
+    assert group.on(ranks=[0]).call("tick_in_a_child").get_results(timeout=PATIENCE_S) == [(0, True)]
     os.kill(first[1], signal.SIGKILL)
     eventually(lambda: group.get_worker_status(PATIENCE_S)[1] == "dead", "the dead one is told")
     assert group.get_resource_usage(PATIENCE_S)[1] == ResourceUsage()
