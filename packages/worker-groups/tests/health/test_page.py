@@ -1,5 +1,6 @@
 """A worker's page: what its heart writes, and what is read of it in another process."""
 
+import asyncio
 import mmap
 import os
 import subprocess
@@ -97,16 +98,46 @@ def test_a_tick_is_of_the_call_that_it_is_in(memory, beating):
     other.__exit__()
 
 
-def test_a_tick_outside_of_calls_is_of_all(memory, beating, monkeypatch):
-    monkeypatch.setattr(heart, "_own", [beating])
-    calls = [begin(beating, "one"), begin(beating, "two")]
-    before = read(memory).calls
+def tick_in_a_thread():
     thread = threading.Thread(target=heart.tick)
     thread.start()
     thread.join()
-    assert all(b.ticked < a.ticked for b, a in zip(before, read(memory).calls, strict=True))
-    for call in calls:
-        call.__exit__()
+
+
+def test_a_tick_outside_of_calls_is_of_the_only_one(memory, beating, monkeypatch):
+    monkeypatch.setattr(heart, "_own", [beating])
+    calls = [begin(beating, "one"), begin(beating, "two")]
+    before = read(memory)
+    tick_in_a_thread()
+    assert read(memory) == before, "it may be of either"
+    calls[0].__exit__()
+    tick_in_a_thread()
+    assert read(memory).calls[1].ticked > before.calls[1].ticked
+    calls[1].__exit__()
+
+
+@pytest.mark.hostile
+def test_what_a_call_has_left_behind_says_nothing_of_others(memory, beating, monkeypatch):
+    monkeypatch.setattr(heart, "_own", [beating])
+
+    async def background(gate):
+        await gate.wait()
+        heart.tick()
+
+    async def leave(gate):
+        with Running(as_text("leave"), beating):
+            return asyncio.create_task(background(gate))
+
+    async def main():
+        gate = asyncio.Event()
+        left = await asyncio.create_task(leave(gate))
+        with Running(as_text("stuck"), beating):
+            before = read(memory)
+            gate.set()
+            await left
+            assert read(memory) == before
+
+    asyncio.run(main())
 
 
 def test_a_tick_of_a_call_that_has_ended_is_not_of_the_next_one_in_its_place(memory, beating):

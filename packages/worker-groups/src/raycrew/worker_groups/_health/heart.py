@@ -74,10 +74,14 @@ class Heart:
         return os.getpid() == self._pid
 
     def tick(self) -> None:
-        """Note that all running calls go on."""
-        if self.is_own:
-            self._times[TICK] = now = time.monotonic()
-            self._look(now)
+        """Note that the running call goes on; where several run, nobody knows which is meant."""
+        if not self.is_own:
+            return
+        now = time.monotonic()
+        with self._lock:
+            if SLOTS - len(self._free) + len(self._waiting) == 1:
+                self._times[TICK] = now
+        self._look(now)
 
     def begin(self, call: "Running") -> None:
         """Note that a call begins."""
@@ -171,9 +175,12 @@ def start_heart(mark: str) -> None:
 
 
 def tick() -> None:
-    """Note that the call that this runs in goes on; where it is in none, that all calls of the worker do."""
+    """Note that the call that this runs in goes on, unless it has ended: its rest says nothing of others.
+
+    Outside of calls, as in a thread of the user's, the worker's only call goes on, if it is in one.
+    """
     call = _current.get()
-    if call is not None and call.is_running:
+    if call is not None:
         call.tick()
     elif _own:
         _own[-1].tick()

@@ -66,8 +66,10 @@ class CurrentWorker(RankInfo):
     def tick(self) -> None:
         """Say that the running call goes on, so that `detect_stuck_workers` does not take it for stuck.
 
-        In a thread that the call has started, it speaks for all calls of this worker that run. It costs
-        about a microsecond, and does nothing in a forked child and outside of workers.
+        In a thread that the call has started, it speaks for the call only while no other one runs on this
+        worker; what was started with the call's context, as asyncio's tasks and `asyncio.to_thread` are,
+        speaks for its call alone, and for none once that has ended. It costs about a microsecond, and does
+        nothing in a forked child and outside of workers.
         """
         tick()
 
