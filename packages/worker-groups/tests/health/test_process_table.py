@@ -1,9 +1,11 @@
 """The process table of this machine, with processes of its own."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from patience import eventually
@@ -104,3 +106,15 @@ def test_marks_add_up(monkeypatch):
     with subprocess.Popen(["sleep", "3600"]) as child:
         eventually(lambda: marks_of(child.pid) == {"ab", mark}, "the child has been executed")
         child.kill()
+
+
+@pytest.mark.hostile
+def test_who_can_not_be_looked_at_is_not_gone(monkeypatch):
+    def read(path):
+        raise OSError(errno.EMFILE, "no descriptor left")
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    with pytest.raises(OSError, match="no descriptor"):
+        runs(Process(os.getpid(), 1))
+    with pytest.raises(OSError, match="no descriptor"):
+        read_table()

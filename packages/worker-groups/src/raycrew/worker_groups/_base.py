@@ -22,9 +22,9 @@ from raycrew.worker_groups._calls import (
     in_thread,
     left,
 )
-from raycrew.worker_groups._health import Ended, GroupHealth
+from raycrew.worker_groups._health import Ended, GroupHealth, Workers
 from raycrew.worker_groups._life import Keeper, Lifecycle, catch_up, keep, try_again, watch_over
-from raycrew.worker_groups._ranks import TiedBundles, WorkerFacts, plan_seats
+from raycrew.worker_groups._ranks import TiedBundles, plan_seats
 from raycrew.worker_groups._start import (
     GroupFacts,
     GroupOptions,
@@ -303,8 +303,9 @@ class WorkerGroup(GroupFacts, GroupCalls, GroupHealth):
         self._check_connection()
         return self._shape
 
-    def _processes(self) -> Sequence[WorkerFacts]:
-        return self._started.facts
+    def _workers(self) -> Workers:
+        started = self._started
+        return Workers(started.facts, started.handles)
 
     def _check_connection(self) -> None:
         """Raise a `WorkerGroupClosedError` if the workers can't be reached any more."""

@@ -9,7 +9,7 @@ from typing import Any
 from raycrew.cluster_core import Session
 from raycrew.worker_groups._base import WorkerGroup, log_left
 from raycrew.worker_groups._calls import Dispatch, MultiWorkerFuture, Recovery, send_to_actors
-from raycrew.worker_groups._health import Ended, Seen, SeenByRank, end_workers_of, sights_of
+from raycrew.worker_groups._health import Ended, Seen, SeenByRank, Workers, end_workers_of, sights_of
 from raycrew.worker_groups._life import CopiedLifecycle
 from raycrew.worker_groups._ranks import WorkerFacts
 from raycrew.worker_groups._ray import (
@@ -154,11 +154,11 @@ class RayWorkerGroup(WorkerGroup):
         self._open()
         return self._usage()
 
-    def _sights(self, timeout_s: float) -> SeenByRank:
-        return sights_of(self._started.facts, timeout_s)
+    def _sights(self, workers: Workers, timeout_s: float) -> SeenByRank:
+        return sights_of(workers.facts, timeout_s)
 
-    def _answers(self, ranks: Sequence[int], timeout_s: float) -> Mapping[int, ActorState]:
-        states = actor_states([self._started.handles[rank] for rank in ranks], timeout_s)
+    def _answers(self, workers: Workers, ranks: Sequence[int], timeout_s: float) -> Mapping[int, ActorState]:
+        states = actor_states([workers.handles[rank] for rank in ranks], timeout_s)
         return {rank: states[position] for position, rank in enumerate(ranks)}
 
     def restart_failed_workers(self) -> list[int]:
@@ -196,8 +196,9 @@ class RayWorkerGroup(WorkerGroup):
     def _dead(self) -> set[int]:
         """Ranks that are dead for Ray, or whose processes are gone; one may be known before the other."""
         self._open()
-        states = self._answers(range(self.world_size), _STATUS_S)
-        sights = self._sights(_STATUS_S)
+        workers = self._workers()
+        states = self._answers(workers, range(self.world_size), _STATUS_S)
+        sights = self._sights(workers, _STATUS_S)
         gone = {rank for rank, seen in sights.items() if isinstance(seen, Seen) and not seen.is_alive}
         return gone | {rank for rank, state in states.items() if state == "dead"}
 

@@ -1,7 +1,7 @@
 """Whether workers live, how they are, and when they have ended, by the process tables of their nodes."""
 
 from raycrew.worker_groups._health.ending import Ended, end_workers, end_workers_of
-from raycrew.worker_groups._health.group_health import GroupHealth, SeenByRank, ended_at, sights_of
+from raycrew.worker_groups._health.group_health import GroupHealth, SeenByRank, Workers, ended_at, sights_of
 from raycrew.worker_groups._health.heart import Heart, Running, as_text, start_heart, tick
 from raycrew.worker_groups._health.marks import mark_own_process
 from raycrew.worker_groups._health.process_table import own_process, pid_namespace
@@ -26,6 +26,7 @@ __all__ = [
     "SeenByRank",
     "StuckWorker",
     "WorkerStatus",
+    "Workers",
     "as_text",
     "end_workers",
     "end_workers_of",

@@ -3,7 +3,7 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from raycrew.worker_groups._health.reports import (
     ResourceUsage,
@@ -25,6 +25,13 @@ _ENDED_S = 5.0  # for a watch to say whether it has ended a worker
 SeenByRank = Mapping[int, Seen | str]
 
 
+class Workers(NamedTuple):
+    """Workers at one moment, in rank order: what is known of their processes, and their handles."""
+
+    facts: Sequence[WorkerFacts]
+    handles: Sequence[Any]
+
+
 class GroupHealth:
     """What a group tells of its workers' health."""
 
@@ -33,15 +40,15 @@ class GroupHealth:
         """Raise unless the group can be asked."""
 
     @abstractmethod
-    def _processes(self) -> Sequence[WorkerFacts]:
-        """What is known of the workers' processes, in rank order."""
+    def _workers(self) -> Workers:
+        """The workers of this moment; a restart may replace some while they are asked about."""
 
     @abstractmethod
-    def _sights(self, timeout_s: float) -> SeenByRank:
+    def _sights(self, workers: Workers, timeout_s: float) -> SeenByRank:
         """How each worker is seen to be."""
 
     @abstractmethod
-    def _answers(self, ranks: Sequence[int], timeout_s: float) -> Mapping[int, ActorState]:
+    def _answers(self, workers: Workers, ranks: Sequence[int], timeout_s: float) -> Mapping[int, ActorState]:
         """Whether these workers answer themselves."""
 
     def get_worker_status(self, timeout: float = 1.0) -> dict[int, WorkerStatus]:
@@ -52,9 +59,10 @@ class GroupHealth:
         answer within them is asked itself, and is "busy" if that takes as long again.
         """
         self._open()
-        sights = self._sights(timeout)
+        workers = self._workers()
+        sights = self._sights(workers, timeout)
         unsure = [rank for rank, seen in sights.items() if not isinstance(seen, Seen) or _may_answer(seen)]
-        answers = self._answers(unsure, timeout) if unsure else {}
+        answers = self._answers(workers, unsure, timeout) if unsure else {}
         return {rank: _status(seen, answers.get(rank, "busy")) for rank, seen in sights.items()}
 
     def get_resource_usage(self, timeout: float = 5.0) -> dict[int, ResourceUsage]:
@@ -63,7 +71,7 @@ class GroupHealth:
         Nothing is known of a rank that is dead, or whose node does not answer within `timeout` seconds.
         """
         self._open()
-        sights = self._sights(timeout)
+        sights = self._sights(self._workers(), timeout)
         return {r: ResourceUsage.of(s) if isinstance(s, Seen) else ResourceUsage() for r, s in sights.items()}
 
     def detect_stuck_workers(self, threshold_s: float, timeout: float = 5.0) -> dict[int, StuckWorker]:
@@ -87,8 +95,8 @@ class GroupHealth:
         """
         threshold_s = check_threshold(threshold_s)
         self._open()
-        stuck = {}
-        for (rank, seen), facts in zip(self._sights(timeout).items(), self._processes(), strict=True):
+        workers, stuck = self._workers(), {}
+        for (rank, seen), facts in zip(self._sights(workers, timeout).items(), workers.facts, strict=True):
             if not isinstance(seen, Seen):
                 logger.warning("whether rank %d is stuck can't be told: %s", rank, seen)
             elif (found := _stuck(rank, seen, facts, threshold_s)) is not None:

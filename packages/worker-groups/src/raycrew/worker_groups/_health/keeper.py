@@ -7,6 +7,7 @@ until each worker is gone too (a killed watch alone is no reason to end anything
 Standard library only: a node's watch is sent this module by value, and hands its text to the keeper.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -102,9 +103,10 @@ def serve(channel: socket.socket) -> None:
     gone_at: dict[Process, float] = {}
     while lookout.families:
         began = time.monotonic()
-        lookout.look()
-        for root in [root for root in lookout.families if not runs(root)]:
-            _end_rest(lookout, root, began - gone_at.setdefault(root, began))
+        with contextlib.suppress(OSError):  # the table can't be read now; it is tried again
+            lookout.look()
+            for root in [root for root in lookout.families if not runs(root)]:
+                _end_rest(lookout, root, began - gone_at.setdefault(root, began))
         spent = time.monotonic() - began
         time.sleep(max(0.1, 2 * spent) if gone_at else max(_LOOK_S, 10 * spent))
 

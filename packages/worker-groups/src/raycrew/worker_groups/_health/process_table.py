@@ -40,10 +40,14 @@ Table = Mapping[int, Entry]
 
 
 def read_entry(pid: int | str) -> Entry | None:
-    """The process of a number, or None: a zombie holds nothing any more and counts as gone."""
+    """The process of a number, or None: a zombie holds nothing any more and counts as gone.
+
+    Raises:
+        OSError: It can't be told, as where this process has no descriptor left.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
     state, parent, group, session, *rest = stat.rpartition(b")")[2].split()
     threads, started = int(rest[13]), int(rest[15])
@@ -54,9 +58,20 @@ def read_entry(pid: int | str) -> Entry | None:
 
 
 def read_table() -> dict[int, Entry]:
-    """All running processes, by number."""
-    entries = (read_entry(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208 - the faster one
+    """All running processes that may be looked at, by number.
+
+    Raises:
+        OSError: It can't be told which there are.
+    """
+    entries = (_entry_if_allowed(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208 - the faster one
     return {entry.process.pid: entry for entry in entries if entry is not None}
+
+
+def _entry_if_allowed(pid: str) -> Entry | None:
+    try:
+        return read_entry(pid)
+    except PermissionError:  # another user's, where those are hidden
+        return None
 
 
 def own_process() -> Process:
@@ -90,7 +105,7 @@ def kill(process: Process) -> None:
     try:
         if runs(process):  # From here on the descriptor holds it, and nobody else's number.
             _send_kill(process.pid, descriptor)
-    except (ProcessLookupError, PermissionError):
+    except OSError:  # It is gone, or may not be killed, or it can't be told now who that is.
         return
     finally:
         if descriptor >= 0:

@@ -156,5 +156,8 @@ class Watch:
     async def _keep_looking(self) -> None:
         while self._lookout.families:
             began = time.thread_time()
-            self._look()
+            try:
+                self._look()
+            except OSError as error:
+                logger.warning("the process table can't be read now: %s", error)
             await asyncio.sleep(max(_LOOK_S, 200 * (time.thread_time() - began)))

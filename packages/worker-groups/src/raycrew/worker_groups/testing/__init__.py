@@ -29,7 +29,7 @@ from raycrew.worker_groups._calls import (
     start_timeout,
     when_done,
 )
-from raycrew.worker_groups._health import Seen, SeenByRank, on_page
+from raycrew.worker_groups._health import Seen, SeenByRank, Workers, on_page
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, rank_order
 from raycrew.worker_groups._ray import ActorState, unwrap_actor_class
 from raycrew.worker_groups._start import (
@@ -223,11 +223,16 @@ class InProcessGroup(WorkerGroup):
         """The workers themselves, in rank order, to look into."""
         return [worker.instance for worker in self._crew.workers]
 
-    def _sights(self, timeout_s: float) -> SeenByRank:  # noqa: ARG002 - nobody has to be asked
+    def _sights(self, workers: Workers, timeout_s: float) -> SeenByRank:  # noqa: ARG002 - nobody has to be asked
         pages = [worker.page for worker in self._crew.workers]
         return {rank: Seen.of({"is_alive": True, **on_page(page)}) for rank, page in enumerate(pages)}
 
-    def _answers(self, ranks: Sequence[int], timeout_s: float) -> Mapping[int, ActorState]:
+    def _answers(
+        self,
+        workers: Workers,  # noqa: ARG002 - none is ever replaced
+        ranks: Sequence[int],
+        timeout_s: float,
+    ) -> Mapping[int, ActorState]:
         asked = {rank: self._crew.workers[rank].thread.submit(nothing) for rank in ranks}
         done = wait(asked.values(), timeout_s).done
         return {rank: "ready" if call in done else "busy" for rank, call in asked.items()}
