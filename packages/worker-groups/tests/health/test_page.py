@@ -83,7 +83,7 @@ def test_many_threads_leave_no_call_behind(memory, beating):
     for thread in threads:
         thread.join()
     assert running(memory) == []
-    assert len(beating._free) == SLOTS
+    assert list(beating._slots.values()) == [None] * SLOTS
     assert max(call.number for call in read(memory).calls) == 300 * 2 * SLOTS
 
 
@@ -212,6 +212,61 @@ def test_a_page_is_read_from_another_process_whatever_it_closes():
         worker.stdin.close()
     assert running(memory) == []
     assert open_page(worker.pid, mark) is None
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("n_lines", range(1, 60))
+def test_what_is_raised_at_any_moment_leaves_no_call_behind(memory, beating, n_lines):
+    left = n_lines
+
+    def trace(frame, event, arg):
+        nonlocal left
+        if event == "line" and frame.f_code.co_filename == heart.__file__:
+            left -= 1
+            if left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    def interrupted():
+        sys.settrace(trace)
+        try:
+            with Running(as_text("work"), beating):
+                pass
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+
+    interrupted()
+    beating._reclaim()
+    assert running(memory) == []
+    assert beating._n_running() == 0
+    assert list(beating._slots.values()) == [None] * SLOTS
+    with Running(as_text("next"), beating):
+        assert [method for _, method in running(memory)] == ["next"]
+
+
+def test_devices_are_looked_at_only_when_no_call_runs(memory, beating, monkeypatch):
+    torch = Torch(is_used=True)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(heart, "_own", [beating])
+    other = begin(beating, "other")
+    with Running(as_text("step"), beating) as call:
+        call.tick()
+        tick_in_a_thread()
+    tick_in_a_thread()
+    assert torch.cuda.asked == []
+    other.__exit__()
+    assert torch.cuda.asked == [0, 1]
+
+
+@pytest.mark.hostile
+def test_a_size_that_no_word_holds_is_no_trouble_of_the_call(memory, beating, monkeypatch):
+    monkeypatch.setattr(heart, "device_bytes", lambda: 2**70)
+    with Running(as_text("step"), beating):
+        pass
+    assert read(memory).device_bytes is None
 
 
 class Cuda:

@@ -12,6 +12,7 @@ import threading
 import time
 from contextvars import ContextVar
 from typing import Any, Self
+from weakref import ref
 
 from raycrew.worker_groups._health.page import (
     BEAT,
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 _DEVICE_S = 1.0  # between two looks at the memory of devices
+_SLOTS = range(FIRST_SLOT, FIRST_SLOT + SLOTS * SLOT_WORDS, SLOT_WORDS)
 
 
 class Heart:
@@ -50,8 +52,9 @@ class Heart:
         self._words[DEVICE] = UNKNOWN
         self._pid = os.getpid()
         self._numbers = itertools.count(1)
-        self._free = list(range(FIRST_SLOT + (SLOTS - 1) * SLOT_WORDS, 0, -SLOT_WORDS))
-        self._waiting: dict[int, Running] = {}  # more calls than there are slots
+        # Weakly: what is raised between two steps of a call's begin or end may keep it from ever ending here.
+        self._slots: dict[int, ref[Running] | None] = dict.fromkeys(_SLOTS)
+        self._waiting: dict[int, ref[Running]] = {}  # more calls than there are slots
         self._lock = threading.RLock()  # for signal handlers, too
         self._looked = 0.0
 
@@ -64,6 +67,11 @@ class Heart:
         while True:
             time.sleep(BEAT_S)
             self._beat()
+            if self._lock.acquire(blocking=False):  # to beat in any case
+                try:
+                    self._reclaim()
+                finally:
+                    self._lock.release()
 
     def _beat(self) -> None:
         self._times[BEAT] = time.monotonic()
@@ -77,56 +85,79 @@ class Heart:
         """Note that the running call goes on; where several run, nobody knows which is meant."""
         if not self.is_own:
             return
-        now = time.monotonic()
         with self._lock:
-            if SLOTS - len(self._free) + len(self._waiting) == 1:
-                self._times[TICK] = now
-        self._look(now)
+            if self._n_running() == 1:
+                self._times[TICK] = time.monotonic()
 
     def begin(self, call: "Running") -> None:
         """Note that a call begins."""
         with self._lock:
             call.number = next(self._numbers)
-            if self._free:
-                self._write(self._free.pop(), call)
-            else:
-                self._waiting[call.number] = call
+            self._waiting[call.number] = ref(call)
+            self._seat()
 
     def tick_of(self, call: "Running") -> None:
         """Note that a call goes on."""
-        call.ticked = now = time.monotonic()
         with self._lock:
+            call.ticked = time.monotonic()
             if call.slot:
-                self._times[call.slot + TICKED] = now
-        self._look(now)
+                self._times[call.slot + TICKED] = call.ticked
 
     def end(self, call: "Running") -> None:
         """Note that a call has ended; the oldest one that found no slot takes its own."""
         now = time.monotonic()
         with self._lock:
-            slot, call.slot, call.is_running = call.slot, 0, False
-            if not slot:
-                self._waiting.pop(call.number, None)
-            elif self._waiting:
-                self._write(slot, self._waiting.pop(next(iter(self._waiting))))
-            else:
-                self._times[slot + ENDED] = now
-                self._free.append(slot)
-        self._look(now)
+            self._clear(call.slot, now)
+            self._waiting.pop(call.number, None)
+            call.slot, call.is_running = 0, False
+            self._seat()
+            if now - self._looked > _DEVICE_S and self._n_running() == 0:
+                self._look(now)
+
+    def _n_running(self) -> int:
+        held = (*self._slots.values(), *self._waiting.values())
+        return sum(1 for call in held if call is not None and call() is not None)
+
+    def _reclaim(self) -> None:
+        """Free what calls have that are gone without an end."""
+        for slot, held in self._slots.items():
+            if held is not None and held() is None:
+                self._clear(slot, time.monotonic())
+        self._seat()
+
+    def _clear(self, slot: int, now: float) -> None:
+        if slot:
+            self._times[slot + ENDED] = now
+            self._slots[slot] = None
+
+    def _seat(self) -> None:
+        """Give slots to the oldest calls that have none."""
+        while self._waiting and (slot := self._free_slot()):
+            number = next(iter(self._waiting))
+            call = self._waiting[number]()
+            if call is not None and not call.slot:
+                self._write(slot, call)
+            del self._waiting[number]
+
+    def _free_slot(self) -> int:
+        return next((slot for slot, held in self._slots.items() if held is None), 0)
 
     def _write(self, slot: int, call: "Running") -> None:
         words, times, text = self._words, self._times, 8 * (slot + METHOD)
         words[slot + NUMBER] = 0
+        self._slots[slot], call.slot = ref(call), slot
         times[slot + BEGAN], times[slot + TICKED], times[slot + ENDED] = call.began, call.ticked, 0.0
         self._bytes[text : text + METHOD_BYTES] = call.method
-        words[slot + NUMBER] = call.number
-        call.slot = slot
+        words[slot + NUMBER] = call.number  # last, so that nothing is told that is half noted
 
     def _look(self, now: float) -> None:
-        # Not by the thread: torch takes a lock that who allocates may hold, and keeps the interpreter's.
-        if now - self._looked > _DEVICE_S:
-            self._looked = now
+        # Only when no call runs: torch takes a lock that who allocates may hold, and keeps the interpreter's.
+        self._looked = now
+        try:
             self._words[DEVICE] = device_bytes()
+        except Exception as error:  # noqa: BLE001 - a torch that is being imported, or a device that has failed
+            logger.debug("the memory of devices can't be told: %s", error)
+            self._words[DEVICE] = UNKNOWN
 
 
 class Running:
@@ -137,7 +168,7 @@ class Running:
         heart: Whose call it is; this process's own by default.
     """
 
-    __slots__ = ("_heart", "began", "is_running", "method", "number", "slot", "ticked")
+    __slots__ = ("__weakref__", "_heart", "began", "is_running", "method", "number", "slot", "ticked")
 
     def __init__(self, method: bytes, heart: Heart | None = None) -> None:
         self.method = method
@@ -151,7 +182,7 @@ class Running:
             self._heart, self.is_running = heart, True
             self.began = self.ticked = time.monotonic()
             heart.begin(self)
-            _current.set(self)
+            _current.set(ref(self))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -165,7 +196,7 @@ class Running:
 
 
 _own: list[Heart] = []
-_current: ContextVar[Running | None] = ContextVar("raycrew_running_call", default=None)
+_current: ContextVar[ref[Running] | None] = ContextVar("raycrew_running_call", default=None)
 
 
 def start_heart(mark: str) -> None:
@@ -179,9 +210,11 @@ def tick() -> None:
 
     Outside of calls, as in a thread of the user's, the worker's only call goes on, if it is in one.
     """
-    call = _current.get()
-    if call is not None:
-        call.tick()
+    current = _current.get()
+    if current is not None:
+        call = current()
+        if call is not None:
+            call.tick()
     elif _own:
         _own[-1].tick()
 
@@ -194,10 +227,6 @@ def as_text(method: str) -> bytes:
 def device_bytes() -> int:
     """What torch has reserved on devices, if this process uses them already; asking it begins nothing."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    try:
-        if cuda is None or not cuda.is_initialized():
-            return UNKNOWN
-        return sum(cuda.memory_reserved(index) for index in range(cuda.device_count()))
-    except Exception as error:  # noqa: BLE001 - a torch that is being imported, or a device that has failed
-        logger.debug("the memory of devices can't be told: %s", error)
+    if cuda is None or not cuda.is_initialized():
         return UNKNOWN
+    return sum(cuda.memory_reserved(index) for index in range(cuda.device_count()))

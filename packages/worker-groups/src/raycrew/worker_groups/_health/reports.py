@@ -89,8 +89,8 @@ class WorkerStatus(str):
             stream, or since it began.
         beat_age_s: Seconds since the process's heart beat, which it does once a second in a thread.
         private_bytes: Memory of the process that is its own alone.
-        device_bytes: What torch has reserved on devices, if the process uses any; as it was after the last
-            call or tick.
+        device_bytes: What torch has reserved on devices, if the process uses any; as it was when a call
+            ended and no other ran.
         calls: All that run, by sequence.
     """
 
@@ -136,8 +136,8 @@ class ResourceUsage:
             second apart; 1.0 is one busy core.
         private_bytes: Memory of its process that is its own alone, `RssAnon`; shared memory is nobody's.
         resident_bytes: All memory of its process, shared or not.
-        device_bytes: What torch has reserved on devices, if the process uses any; as it was after the last
-            call or tick.
+        device_bytes: What torch has reserved on devices, if the process uses any; as it was when a call
+            ended and no other ran.
         n_processes: Number of processes: its own, and those that it has started.
     """
 
