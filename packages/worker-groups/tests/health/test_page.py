@@ -1,6 +1,7 @@
 """A worker's page: what its heart writes, and what is read of it in another process."""
 
 import asyncio
+import math
 import mmap
 import os
 import subprocess
@@ -13,6 +14,10 @@ from raycrew.worker_groups._health import heart, page
 from raycrew.worker_groups._health.heart import Heart, Running, as_text
 from raycrew.worker_groups._health.marks import marks_of
 from raycrew.worker_groups._health.page import METHOD_BYTES, SLOTS, open_page, read
+from raycrew.worker_groups._health.sight import on_page
+from raycrew.worker_groups._worker.forwarders import _async_generator, _generator
+from raycrew.worker_groups._worker.shell import Shell
+from raycrew.worker_groups.testing import _threads
 
 
 @pytest.fixture
@@ -247,6 +252,42 @@ def test_what_is_raised_at_any_moment_leaves_no_call_behind(memory, beating, n_l
         assert [method for _, method in running(memory)] == ["next"]
 
 
+class Streams:
+    def __init__(self, memory):
+        self.memory = memory
+
+    def items(self):
+        yield 1
+        assert on_page(self.memory)["calls"][0][3] >= 0.0
+        assert not math.isinf(read(self.memory).calls[0].ticked), "it waits no longer"
+        yield 2
+
+    async def async_items(self):
+        for item in self.items():
+            yield item
+
+
+@pytest.mark.parametrize("kind", ["generator", "async_generator"])
+def test_a_stream_whose_caller_is_slow_is_not_silent(memory, beating, monkeypatch, kind):
+    monkeypatch.setattr(heart, "_own", [beating])
+    shell = Shell()
+    shell._raycrew_instance = Streams(memory)
+
+    def is_waiting():
+        heart.tick()  # of a thread that goes on meanwhile
+        return on_page(memory)["calls"][0][3] == 0.0 and math.isinf(read(memory).calls[0].ticked)
+
+    async def all_taken():
+        return [is_waiting() async for _ in _async_generator("async_items", as_text("items"))(shell)]
+
+    if kind == "generator":
+        waited = [is_waiting() for _ in _generator("items", as_text("items"))(shell)]
+    else:
+        waited = asyncio.run(all_taken())
+    assert waited == [True, True]
+    assert running(memory) == []
+
+
 def test_devices_are_looked_at_only_when_no_call_runs(memory, beating, monkeypatch):
     torch = Torch(is_used=True)
     monkeypatch.setitem(sys.modules, "torch", torch)
@@ -301,3 +342,16 @@ def test_device_memory_is_asked_of_torch_only_where_it_is_in_use(monkeypatch, me
     assert read(memory).device_bytes == (None if size < 0 else size)
     if isinstance(torch, Torch) and not torch.cuda.is_used:
         assert torch.cuda.asked == [], "this would begin to use the device"
+
+
+def test_items_are_ticks_of_workers_in_this_process_too(memory, beating):
+    async def of_async():
+        before = read(memory).calls[0].ticked
+        await _threads._listed(Streams(memory).async_items())
+        return before < read(memory).calls[0].ticked
+
+    with Running(as_text("items"), beating):
+        for item in _threads._ticking([1, 2]):
+            call = read(memory).calls[0]
+            assert call.ticked > call.began, item
+        assert asyncio.run(of_async())

@@ -6,6 +6,7 @@ and writes nothing into its parent's page. Standard library only, as in any envi
 
 import itertools
 import logging
+import math
 import os
 import sys
 import threading
@@ -98,10 +99,18 @@ class Heart:
 
     def tick_of(self, call: "Running") -> None:
         """Note that a call goes on."""
+        if not call.is_waiting:
+            self._note(call, time.monotonic())
+
+    def wait_of(self, call: "Running") -> None:
+        """Note that a call waits for its caller, which is no silence of its own."""
+        self._note(call, math.inf)
+
+    def _note(self, call: "Running", ticked: float) -> None:
         with self._lock:
-            call.ticked = time.monotonic()
+            call.ticked = ticked
             if call.slot:
-                self._times[call.slot + TICKED] = call.ticked
+                self._times[call.slot + TICKED] = ticked
 
     def end(self, call: "Running") -> None:
         """Note that a call has ended; the oldest one that found no slot takes its own."""
@@ -168,13 +177,15 @@ class Running:
         heart: Whose call it is; this process's own by default.
     """
 
-    __slots__ = ("__weakref__", "_heart", "began", "is_running", "method", "number", "slot", "ticked")
+    __slots__ = (
+        "__weakref__", "_heart", "began", "is_running", "is_waiting", "method", "number", "slot", "ticked",
+    )  # fmt: skip
 
     def __init__(self, method: bytes, heart: Heart | None = None) -> None:
         self.method = method
         self._heart = heart
         self.number = self.slot = 0
-        self.is_running = False
+        self.is_running = self.is_waiting = False
 
     def __enter__(self) -> Self:
         heart = self._heart or (_own[-1] if _own else None)
@@ -193,6 +204,17 @@ class Running:
         """Note that it goes on, unless it has ended."""
         if self.is_running and self._heart is not None and self._heart.is_own:
             self._heart.tick_of(self)
+
+    def wait(self) -> None:
+        """Note that it waits for its caller to take an item, until `go_on`."""
+        self.is_waiting = True
+        if self.is_running and self._heart is not None and self._heart.is_own:
+            self._heart.wait_of(self)
+
+    def go_on(self) -> None:
+        """Note that it waits no longer."""
+        self.is_waiting = False
+        self.tick()
 
 
 _own: list[Heart] = []

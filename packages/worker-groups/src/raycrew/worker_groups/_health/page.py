@@ -24,7 +24,10 @@ _TRIES = 5
 
 
 class Call(NamedTuple):
-    """A call as the page tells of it; `ended` is 0 while it runs, `ticked` at first its start."""
+    """A call as the page tells of it; `ended` is 0 while it runs, `ticked` at first its start.
+
+    It is infinite while a stream waits for its caller.
+    """
 
     number: int
     method: str

@@ -60,7 +60,10 @@ def _generator(name: str, text: bytes) -> Callable[..., Any]:
             with told_to_the_caller():
                 for item in bound(*args, **kwargs):  # Not "yield from": Ray sends into it.
                     call.tick()
-                    yield self._raycrew_sent(item)
+                    sent = self._raycrew_sent(item)
+                    call.wait()  # Ray lets a slow consumer's stream wait here
+                    yield sent
+                    call.go_on()
 
     return forward
 
@@ -84,7 +87,10 @@ def _async_generator(name: str, text: bytes) -> Callable[..., Any]:
             with told_to_the_caller():
                 async for item in bound(*args, **kwargs):
                     call.tick()
-                    yield self._raycrew_sent(item)
+                    sent = self._raycrew_sent(item)
+                    call.wait()  # Ray lets a slow consumer's stream wait here
+                    yield sent
+                    call.go_on()
 
     return forward
 

@@ -3,13 +3,13 @@
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from raycrew.worker_groups._calls import MultiWorkerFuture
-from raycrew.worker_groups._health import Ended, Heart, Running, as_text
+from raycrew.worker_groups._health import Ended, Heart, Running, as_text, tick
 from raycrew.worker_groups._worker import CurrentWorker, be_current
 from raycrew.worker_groups.protocols import ArgumentTransport
 
@@ -63,7 +63,7 @@ class WorkerThread:
             return self._out(asyncio.run(result))
         if inspect.isasyncgen(result):
             return list(map(self._out, asyncio.run(_listed(result))))
-        return list(map(self._out, result)) if inspect.isgenerator(result) else self._out(result)
+        return list(map(self._out, _ticking(result))) if inspect.isgenerator(result) else self._out(result)
 
     def _call(self, method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return method(*map(self._in, args), **{name: self._in(value) for name, value in kwargs.items()})
@@ -126,4 +126,14 @@ class _Method:
 
 
 async def _listed(items: Any) -> list[Any]:
-    return [item async for item in items]
+    listed = []
+    async for item in items:
+        tick()
+        listed.append(item)
+    return listed
+
+
+def _ticking(items: Iterable[T]) -> Iterator[T]:
+    for item in items:
+        tick()
+        yield item
