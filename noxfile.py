@@ -133,6 +133,11 @@ def pytest_alone(session: nox.Session, package: str, *arguments: str) -> None:
         session.chdir(ROOT)
 
 
+def libraries(session: nox.Session, package: str) -> tuple[str, ...]:
+    """What values in a package's tests are of, where the package itself knows nothing of it."""
+    return ("numpy", "torch") if package == "worker-groups" and session.python in TORCH_PYTHONS else ()
+
+
 def skip_without_torch(session: nox.Session, package: str) -> None:
     """Skip, and say why, where no CPU build of torch is known for this Python."""
     if package == "tensor-transport" and session.python not in TORCH_PYTHONS:
@@ -219,7 +224,8 @@ def hatch_build(session: nox.Session, project: Path, target: str, data: str) -> 
 def tests(session: nox.Session, package: str) -> None:
     """Each package alone: its wheel and what it declares, from an empty folder."""
     skip_without_torch(session, package)
-    session.install(*with_siblings(package, TESTED_EXTRAS[package]), *TEST_TOOLS, *CONSTRAINTS)
+    wheels = with_siblings(package, TESTED_EXTRAS[package])
+    session.install(*wheels, *libraries(session, package), *TEST_TOOLS, *CONSTRAINTS)
     pytest_alone(session, package)
 
 
@@ -227,7 +233,8 @@ def tests(session: nox.Session, package: str) -> None:
 @nox.parametrize("package", PACKAGES)
 def short(session: nox.Session, package: str) -> None:
     """`tests` without those that only `full` runs."""
-    session.install(*with_siblings(package, TESTED_EXTRAS[package]), *TEST_TOOLS, *CONSTRAINTS)
+    wheels = with_siblings(package, TESTED_EXTRAS[package])
+    session.install(*wheels, *libraries(session, package), *TEST_TOOLS, *CONSTRAINTS)
     pytest_alone(session, package, *WITHOUT_LONG)
 
 

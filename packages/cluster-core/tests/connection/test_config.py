@@ -131,14 +131,14 @@ def test_options_fit_the_functions_that_they_are_for():
 
 @smoke
 def test_every_argument_can_be_configured():
-    """All but the configuration itself, and how long an address may take to answer."""
+    """All but the configuration itself, how long an address may take, and what only code can say."""
     everything = ClusterConfig(
         "h:1", num_cpus=1, num_gpus=1, resources={"thing": 1}, object_store_memory=1, temp_dir="/t",
         namespace="n", dashboard=True, log_dir="/l", forward_env=("A",), secrets=("B",),
     )  # fmt: skip
     for function, options, missing in (
         (init_ray, everything.connection_options(), {"config", "timeout_s"}),
-        (RayVirtualCluster, everything.cluster_options(), set()),
+        (RayVirtualCluster, everything.cluster_options(), {"bundle_specs", "node_order"}),
     ):
         assert inspect.signature(function).parameters.keys() - options.keys() == missing
 

@@ -1,13 +1,13 @@
 import pickle
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 from declared_workers import Array, Batch
 
 from raycrew.worker_groups._declared.rows import count_rows, cut_rows, join_rows, pad_rows
 from raycrew.worker_groups._declared.splitting import split_rows
 
+np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
 

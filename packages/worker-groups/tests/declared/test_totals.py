@@ -1,12 +1,12 @@
 from collections import Counter
 
-import numpy as np
 import pytest
 from declared_workers import Array
 
 from raycrew.worker_groups import sharded
 from raycrew.worker_groups._declared.totals import add_up, average
 
+np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
 

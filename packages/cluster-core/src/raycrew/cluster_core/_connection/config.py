@@ -15,6 +15,8 @@ import yaml
 class ClusterConfig:
     """What `init_ray` and `RayVirtualCluster` are given, in one value.
 
+    What only code can say is not in it: `bundle_specs` and `node_order` are given beside it.
+
     Attributes:
         ray_head_node_address: Cluster to join: `host:port`, `ray://host:port`, "auto" or "local".
         num_nodes: Logical nodes.
