@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from patience import eventually
 
+from raycrew.worker_groups._health import lookout
 from raycrew.worker_groups._health.marks import VARIABLE, mark_own_process, marks_of
 from raycrew.worker_groups._health.process_table import (
     Process,
@@ -118,3 +119,28 @@ def test_who_can_not_be_looked_at_is_not_gone(monkeypatch):
         runs(Process(os.getpid(), 1))
     with pytest.raises(OSError, match="no descriptor"):
         read_table()
+
+
+@pytest.mark.hostile
+def test_what_is_executed_between_two_reads_carries_its_mark(monkeypatch):
+    before = {"maps": b"7f00-7f01 rw-s /memfd:raycrew-worker-ab", "environ": b"HOME=/\0"}
+    after = {"maps": b"", "environ": f"HOME=/\0{VARIABLE}=ab\0".encode()}
+    moments = iter([before, after])
+    monkeypatch.setattr(Path, "read_bytes", lambda path: next(moments)[path.name])
+    assert marks_of(1) == {"ab"}
+
+
+@pytest.mark.hostile
+def test_a_process_that_is_being_executed_is_looked_at_until_it_has_its_mark(monkeypatch):
+    with subprocess.Popen(["sleep", "3600"]) as child:
+        try:
+            adopted = read_entry(child.pid)._replace(parent=1)
+            answers = iter([None, None, frozenset({"ab"})])
+            monkeypatch.setattr(lookout, "read_table", lambda: {child.pid: adopted})
+            monkeypatch.setattr(lookout, "marks_of", lambda _pid: next(answers))
+            seen = lookout.Lookout()
+            family = seen.family(Process(1, 1), "ab")
+            seen.look()
+            assert family.members == {adopted.process}
+        finally:
+            child.kill()

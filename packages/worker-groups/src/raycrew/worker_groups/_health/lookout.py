@@ -4,10 +4,14 @@ Standard library only: a node's watch is sent this module by value, whatever its
 """
 
 import os
+import time
 
 from raycrew.worker_groups._health.family import Family, Kin
 from raycrew.worker_groups._health.marks import marks_of
-from raycrew.worker_groups._health.process_table import Process, Table, ancestors, read_table
+from raycrew.worker_groups._health.process_table import Process, Table, ancestors, read_table, runs
+
+_YOUNG_S = 2.0
+_BEING_EXECUTED_S = 0.1  # at most, for a process that has no marks to be read yet
 
 
 class Lookout:
@@ -41,7 +45,18 @@ class Lookout:
         """
         ours = ancestors(os.getpid(), table) | {1}
         adopted = [entry.process for entry in table.values() if entry.parent in ours]
-        known = {process: self._marks.get(process) for process in adopted}
-        fresh = ((process, marks_of(process.pid)) for process, own in known.items() if own is None)
-        found = {**known, **dict(fresh)}
-        self._marks = {process: own for process, own in found.items() if own is not None}
+        known = {process: own for process in adopted if (own := self._marks.get(process)) is not None}
+        found = {process: marks_of(process.pid) for process in adopted if process not in known}
+        due = time.monotonic() + _BEING_EXECUTED_S
+        while young := [process for process, own in found.items() if own is None and _is_young(process)]:
+            if time.monotonic() >= due:
+                break
+            time.sleep(_BEING_EXECUTED_S / 50)
+            found |= {process: marks_of(process.pid) for process in young}
+        self._marks = known | {process: own for process, own in found.items() if own is not None}
+
+
+def _is_young(process: Process) -> bool:
+    """Whether it may be executing a program just now, and still be there."""
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / os.sysconf("SC_CLK_TCK")
+    return age_s < _YOUNG_S and runs(process)

@@ -35,8 +35,9 @@ def mark_own_process() -> str:
 def marks_of(pid: int) -> frozenset[str] | None:
     """The marks that a process carries; None where that can't be told (yet: it is just being started)."""
     try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        # In this order: what is executed in between has lost its mappings, and has its environment by then.
         mappings = Path(f"/proc/{pid}/maps").read_bytes()
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return None
     inherited = [mark for found in _IN_ENVIRONMENT.findall(environment) for mark in found.split(b":")]
