@@ -1,6 +1,6 @@
 import pytest
 
-from raycrew.cluster_core import BundlesOccupiedError, Cluster, ClusterClosedError
+from raycrew.cluster_core import BundlesOccupiedError, BundleSpec, Cluster, ClusterClosedError
 from raycrew.cluster_core.testing import FakeCluster, check_cluster
 
 
@@ -15,6 +15,15 @@ def test_the_fake_does_what_every_cluster_does(counts, use_gpus):
 
 def test_zero_bundle_nodes_keep_their_number():
     assert [b.node_index for b in FakeCluster([1, 0, 2]).bundles] == [0, 2, 2]
+
+
+def test_bundles_that_differ_are_held_in_turn():
+    specs = [[BundleSpec(gpus=1), BundleSpec(cpus=2)], BundleSpec(gpus=2)]
+    cluster = FakeCluster([2, 1], bundle_specs=specs)
+    check_cluster(cluster)
+    assert [b.resources for b in cluster.bundles] == [{"CPU": 1, "GPU": 1}, {"CPU": 2}, {"CPU": 1, "GPU": 2}]
+    with pytest.raises(ValueError, match="1 entries for 2 nodes"):
+        FakeCluster([2, 1], bundle_specs=[BundleSpec()])
 
 
 def test_learned_devices_decide_the_order():

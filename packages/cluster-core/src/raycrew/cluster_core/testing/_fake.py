@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from raycrew.cluster_core._placement import LedgerClaim, SlotLedger
+from raycrew.cluster_core._planning import BundleSpec, spread_specs
 from raycrew.cluster_core._topology import Bundle, Rendezvous
 from raycrew.cluster_core.errors import BundlesOccupiedError, ClusterClosedError
 from raycrew.cluster_core.protocols import Cluster
@@ -20,6 +21,12 @@ class FakeCluster:
         use_gpus: Whether each bundle holds a GPU besides its CPUs.
         max_colocated_worker_groups: Slots per bundle.
         cpus_per_bundle: CPUs of each bundle; one per slot when not given.
+        bundle_specs: In place of `use_gpus` and `cpus_per_bundle`, what the bundles hold where they are not
+            alike: as for `RayVirtualCluster`.
+
+    Raises:
+        TypeError: `bundle_specs` has something else in it than `BundleSpec`s.
+        ValueError: It has the wrong length, or a share of a bundle's devices is none that Ray can grant.
     """
 
     def __init__(
@@ -29,14 +36,20 @@ class FakeCluster:
         use_gpus: bool = False,
         max_colocated_worker_groups: int = 1,
         cpus_per_bundle: float | None = None,
+        bundle_specs: BundleSpec | Sequence[BundleSpec | Sequence[BundleSpec]] | None = None,
     ) -> None:
         self.closed = False
-        resources = {"CPU": float(cpus_per_bundle or max_colocated_worker_groups)}
-        if use_gpus:
-            resources["GPU"] = 1.0
-        nodes = [node for node, count in enumerate(bundle_ct_per_node_list) for _ in range(count)]
-        seats = [Bundle(i, node, f"{node:056x}", "127.0.0.1", resources) for i, node in enumerate(nodes)]
-        self._ledger = SlotLedger(seats, max_colocated_worker_groups)
+        slots = max_colocated_worker_groups
+        alike = BundleSpec(cpus=cpus_per_bundle or slots, gpus=int(use_gpus))
+        by_node = spread_specs(alike if bundle_specs is None else bundle_specs, bundle_ct_per_node_list)
+        specs = [(node, one) for node, held in enumerate(by_node) for one in held]
+        for _, one in specs:
+            one.check_shares(slots)
+        seats = [
+            Bundle(i, node, f"{node:056x}", "127.0.0.1", one.amounts("GPU"))
+            for i, (node, one) in enumerate(specs)
+        ]
+        self._ledger = SlotLedger(seats, slots)
         self._ports = itertools.count(20_000)
 
     @property
