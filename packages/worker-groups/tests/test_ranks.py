@@ -2,9 +2,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raycrew.cluster_core import Bundle
+from raycrew.cluster_core import Bundle, BundleSpec
+from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import RankInfo
-from raycrew.worker_groups._ranks import WorkerFacts, assign_ranks, plan_seats, rank_environment, rank_order
+from raycrew.worker_groups._ranks import (
+    WorkerFacts,
+    assign_ranks,
+    final_indices,
+    plan_seats,
+    rank_environment,
+    rank_order,
+)
 
 
 def bundles(*counts):
@@ -17,6 +25,26 @@ def facts(nodes_and_devices):
         WorkerFacts(f"node{n}", f"10.0.0.{n}", pid=i, device_index=d, master_port=5000 + i, ports=(6000 + i,))
         for i, (n, d) in enumerate(nodes_and_devices)
     ]
+
+
+def ranked(cluster, devices=None, **layout):
+    """Ranks of one more group, whose workers find these devices, or those that the cluster knows."""
+    plan = plan_seats(cluster.bundles, **layout)
+    claim = cluster.claim(plan.indices, "g")
+    held = [bundle.device_index for bundle in claim.bundles] if devices is None else devices
+    found = facts(zip([bundle.node_index for bundle in claim.bundles], held, strict=True))
+    settled = final_indices(claim, found)
+    return assign_ranks(rank_order(plan, settled), found, settled, "g")
+
+
+def devices_and_bundles(infos):
+    return [(info.device_index, info.bundle_index) for info in infos]
+
+
+def mixed(*gpus, slots=1):
+    """A cluster of one logical node."""
+    specs = [BundleSpec(gpus=n) for n in gpus]
+    return FakeCluster([len(gpus)], bundle_specs=[specs], max_colocated_worker_groups=slots)
 
 
 def indices(plan):
@@ -75,16 +103,37 @@ def test_a_tied_group_may_span_nodes():
 
 
 def test_ranks_follow_node_and_device():
-    plan = plan_seats(bundles(3, 2))
-    found = facts([(0, 2), (0, 0), (0, 1), (1, 5), (1, 4)])
-    assert rank_order(plan, found) == [1, 2, 0, 4, 3]
-    half_known = facts([(0, 2), (0, None), (0, 1), (1, 5), (1, 4)])
-    assert rank_order(plan, half_known) == [0, 1, 2, 4, 3]
+    infos = ranked(FakeCluster([3, 2], use_gpus=True), [2, 0, 1, 5, 4])
+    assert [info.ports[0] - 6000 for info in infos] == [1, 2, 0, 4, 3]
+    assert devices_and_bundles(infos) == [(0, 0), (1, 1), (2, 2), (4, 3), (5, 4)]
+    half_known = ranked(FakeCluster([3, 2], use_gpus=True), [2, None, 1, 5, 4])
+    assert [info.ports[0] - 6000 for info in half_known] == [0, 1, 2, 4, 3]
 
 
 def test_ranks_follow_the_order_that_was_asked_for():
-    plan = plan_seats(bundles(2, 1), bundle_indices_list=[[2], [1, 0]])
-    assert rank_order(plan, facts([(1, 0), (0, 7), (0, 3)])) == [0, 1, 2]
+    infos = ranked(FakeCluster([2, 1], use_gpus=True), [3, 7, 0], bundle_indices_list=[[2], [1, 0]])
+    assert [info.ports[0] - 6000 for info in infos] == [0, 1, 2]
+
+
+def test_a_bundle_without_a_device_leaves_the_ranks_of_two_groups_on_the_same_devices():
+    cluster = mixed(1, 1, 0, slots=2)
+    trainer, generator = ranked(cluster, [1, 0, None]), ranked(cluster)
+    assert devices_and_bundles(trainer) == devices_and_bundles(generator) == [(0, 0), (1, 1), (None, 2)]
+
+
+def test_ranks_of_bundles_that_differ_keep_the_order_of_the_bundles():
+    cluster = mixed(1, 2)
+    assert devices_and_bundles(ranked(cluster, [2, 0])) == [(2, 0), (0, 1)]
+    assert [bundle.device_index for bundle in cluster.bundles] == [2, 0]
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.data())
+def test_rank_and_bundle_agree_for_every_group(gpus, data):
+    cluster = mixed(*gpus)
+    devices = data.draw(st.permutations(range(len(gpus))))
+    first = ranked(cluster, [d if n else None for d, n in zip(devices, gpus, strict=True)])
+    assert [info.bundle_index for info in first] == list(range(len(gpus)))
+    assert [info.device_index for info in first] == [bundle.device_index for bundle in cluster.bundles]
 
 
 def test_two_logical_nodes_on_one_machine_count_as_one_node():
@@ -121,12 +170,10 @@ def test_the_environment_is_that_of_launchers():
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any), st.randoms())
 def test_local_ranks_are_dense_on_every_node(counts, random):
-    plan = plan_seats(bundles(*counts))
-    devices = [(seat.bundle.node_index, seat.position) for seat in plan.seats]
+    cluster = FakeCluster(counts, use_gpus=True)
+    devices = list(range(len(cluster.bundles)))
     random.shuffle(devices)
-    devices.sort(key=lambda pair: pair[0])
-    found = facts(devices)
-    infos = assign_ranks(rank_order(plan, found), found, range(len(found)), "g")
+    infos = ranked(cluster, devices)
     assert [i.rank for i in infos] == list(range(len(infos)))
     for node in {i.node_id for i in infos}:
         here = [i for i in infos if i.node_id == node]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from raycrew.cluster_core import Bundle
+from raycrew.cluster_core import Bundle, Claim
 
 #: One tied group: its logical node and bundle indices on it, or bundle indices of the whole cluster.
 TiedBundles = tuple[int, Sequence[int]]
@@ -74,7 +74,7 @@ class SeatPlan:
     Attributes:
         seats: One per worker, in the order that was asked for.
         indices: Bundles to claim, or None for all of them in whatever order they turn out to be.
-        ordered: Whether ranks follow the order of `seats` rather than (node, device).
+        ordered: Whether ranks follow the order of `seats` rather than the cluster's order of their bundles.
     """
 
     seats: tuple[Seat, ...]
@@ -212,19 +212,31 @@ def _node(by_node: Sequence[Sequence[Bundle]], node: int, number: int) -> Sequen
     return by_node[node]
 
 
-def rank_order(plan: SeatPlan, facts: Sequence[WorkerFacts]) -> list[int]:
-    """Positions in rank order: as asked for, else by (node, device); devices count where all are known."""
+def final_indices(claim: Claim, facts: Sequence[WorkerFacts]) -> list[int]:
+    """The bundle of each position, in the order that the cluster has once it knows its workers' devices.
+
+    Args:
+        claim: The group's bundles; told the devices.
+        facts: What each position's worker said.
+
+    Raises:
+        ValueError: A bundle was known to hold another device.
+    """
+    devices = {p: fact.device_index for p, fact in enumerate(facts) if fact.device_index is not None}
+    if devices:
+        claim.learn(devices)
+    return [bundle.index for bundle in claim.bundles]
+
+
+def rank_order(plan: SeatPlan, bundle_indices: Sequence[int]) -> list[int]:
+    """Positions in rank order: as asked for, else as the cluster orders their bundles.
+
+    Args:
+        plan: Who sits where.
+        bundle_indices: Bundle of each position, in the cluster's final order.
+    """
     positions = list(range(len(plan.seats)))
-    if plan.ordered:
-        return positions
-    unknown = {f.node_id for f in facts if f.device_index is None}
-
-    def key(position: int) -> tuple[int, int, int]:
-        device = facts[position].device_index
-        known = device if device is not None and facts[position].node_id not in unknown else 0
-        return plan.seats[position].bundle.node_index, known, position
-
-    return sorted(positions, key=key)
+    return positions if plan.ordered else sorted(positions, key=bundle_indices.__getitem__)
 
 
 def assign_ranks(

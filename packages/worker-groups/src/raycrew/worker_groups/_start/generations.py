@@ -7,7 +7,7 @@ from typing import Any
 from raycrew.cluster_core import Claim
 from raycrew.worker_groups._calls import Whereabouts
 from raycrew.worker_groups._health import Ended, end_workers
-from raycrew.worker_groups._ranks import WorkerFacts
+from raycrew.worker_groups._ranks import WorkerFacts, assign_ranks, final_indices
 from raycrew.worker_groups._ray import while_connected
 from raycrew.worker_groups._start.plugins import interpreter_for
 from raycrew.worker_groups._start.spec import GroupSpec
@@ -72,7 +72,9 @@ class _Succession(Launch):
         try:
             self._create(started.info, options)
             facts = self._facts(started)
-            ranks = self._rank(order, facts, generation=started.ranks[0].generation + 1)
+            generation = started.ranks[0].generation + 1
+            indices = final_indices(self.claim, facts)
+            ranks = assign_ranks(order, facts, indices, self.spec.name, generation)
             timings = self._begin(order, ranks, facts, options)
             handles = [self.handles.get(p, handle) for p, handle in zip(order, started.handles, strict=True)]
             here = [facts[position] for position in order]

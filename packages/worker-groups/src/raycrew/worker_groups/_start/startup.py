@@ -27,7 +27,7 @@ from raycrew.worker_groups._calls import (
     start_timeout,
 )
 from raycrew.worker_groups._health import Ended, end_workers_of, follow, stand_by
-from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, rank_order
+from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, final_indices, rank_order
 from raycrew.worker_groups._ray import current_session, start_actor, while_connected
 from raycrew.worker_groups._start.bundles import BundleLook
 from raycrew.worker_groups._start.describing import describe_worker
@@ -143,8 +143,9 @@ class Launch:
             self._create(info, options)
             located = self._locate()
             facts = [located[position] for position in self.positions]
-            order = rank_order(self.spec.plan, facts)
-            ranks = self._rank(order, facts)
+            indices = final_indices(self.claim, facts)
+            order = rank_order(self.spec.plan, indices)
+            ranks = assign_ranks(order, facts, indices, self.spec.name)
             timings = self._begin(order, ranks, facts, options)
             handles = [self.handles[position] for position in order]
             here = [facts[position] for position in order]
@@ -206,15 +207,6 @@ class Launch:
         follow(list(self.located.values()), left(self.deadline, _FOLLOW_TIMEOUT_S) or 0.0)
         self._located_s = {self.positions[i]: seconds for i, seconds in settled.elapsed_s.items()}
         return self.located
-
-    def _rank(
-        self, order: Sequence[int], facts: Sequence[WorkerFacts], generation: int = 0
-    ) -> list[RankInfo]:
-        devices = {p: fact.device_index for p, fact in enumerate(facts) if fact.device_index is not None}
-        if devices:
-            self.claim.learn(devices)
-        bundle_indices = [bundle.index for bundle in self.claim.bundles]
-        return assign_ranks(order, facts, bundle_indices, self.spec.name, generation)
 
     def _begin(
         self,

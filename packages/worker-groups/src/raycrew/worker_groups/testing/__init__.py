@@ -30,7 +30,7 @@ from raycrew.worker_groups._calls import (
     when_done,
 )
 from raycrew.worker_groups._health import Seen, SeenByRank, Workers, on_page
-from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, rank_order
+from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, final_indices, rank_order
 from raycrew.worker_groups._ray import ActorState, unwrap_actor_class
 from raycrew.worker_groups._start import (
     HOOK,
@@ -167,10 +167,10 @@ class InProcessGroup(WorkerGroup):
             check_init(info, spec.builder.args, each)
         check_hook(info)
         report = StartupReport(spec.name, environment_s=watch.lap())
-        bundles = self._claim.bundles
-        facts = [self._facts(bundle.index) for bundle in bundles]
-        order = rank_order(spec.plan, facts)
-        ranks = assign_ranks(order, facts, [bundle.index for bundle in bundles], spec.name)
+        facts = [self._facts(bundle.index) for bundle in self._claim.bundles]
+        indices = final_indices(self._claim, facts)
+        order = rank_order(spec.plan, indices)
+        ranks = assign_ranks(order, facts, indices, spec.name)
         here = [facts[position] for position in order]
         self._crew: Threads = Threads(spec.name)
         self._crew.workers = [
