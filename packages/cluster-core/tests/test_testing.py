@@ -37,6 +37,30 @@ def test_learned_devices_decide_the_order():
         claim.learn({0: 1})
 
 
+@pytest.mark.parametrize(("gpus", "slots"), [(2, 2), (4, 2), (2, 4)])
+def test_slots_that_share_several_devices_each_find_their_own(gpus, slots):
+    specs = [[BundleSpec(gpus=gpus), BundleSpec(gpus=1), BundleSpec(gpus=1)]]
+    cluster = FakeCluster([3], bundle_specs=specs, max_colocated_worker_groups=slots)
+    first, second = cluster.claim(None, "first"), cluster.claim(None, "second")
+    first.learn({0: 0, 1: 5, 2: 4})
+    second.learn({0: 1, 1: 5, 2: 4})
+    assert [b.device_index for b in cluster.bundles] == [None, 4, 5]
+    assert [b.index for b in second.bundles] == [0, 2, 1]
+
+
+@pytest.mark.parametrize(("gpus", "slots"), [(2, 3), (3, 4), (4, 6)])
+def test_shares_that_do_not_fill_devices_are_refused(gpus, slots):
+    with pytest.raises(ValueError, match=f"take {gpus} slots or a multiple"):
+        FakeCluster([1], bundle_specs=BundleSpec(gpus=gpus), max_colocated_worker_groups=slots)
+
+
+@pytest.mark.parametrize(("gpus", "slots"), [(2, 2), (2, 4), (3, 9), (4, 2), (1, 3), (0.5, 3)])
+def test_shares_that_fill_devices_are_taken(gpus, slots):
+    cluster = FakeCluster([1], bundle_specs=BundleSpec(gpus=gpus), max_colocated_worker_groups=slots)
+    share = cluster.claim(None, "g").actor_options(0)["num_gpus"]
+    assert gpus / slots - 1e-4 < share <= gpus / slots
+
+
 def test_shares_never_ask_for_more_than_the_bundle_holds():
     cluster = FakeCluster([1], use_gpus=True, max_colocated_worker_groups=6)
     claims = [cluster.claim(None, f"g{i}") for i in range(6)]

@@ -84,6 +84,11 @@ TABLE = {
         ValueError,
         "for 2 slots: 1.5 devices are neither",
     ),
+    "two thirds of a device per slot": (
+        {"bundle_specs": BundleSpec(gpus=2), "max_colocated_worker_groups": 3},
+        ValueError,
+        "for 3 slots: parts of 0.667 do not fill whole devices; take 2 slots or a multiple",
+    ),
     "the accelerator twice": (
         {"bundle_specs": BundleSpec(resources={"NPU": 1}), "accelerator": "NPU"},
         ValueError,

@@ -19,7 +19,8 @@ class Bundle:
         node_id: Ray node id, hexadecimal. Never an address: several nodes can share one.
         node_address: IP address of the node, for people and for rendezvous.
         resources: What the bundle holds, in Ray's names and units.
-        device_index: Physical device on its node, or None while it is not known.
+        device_index: Physical device on its node, the first of several; None while it is not known, and where
+            slots share several.
     """
 
     index: int

@@ -38,7 +38,9 @@ class Claims:
         ledger: SharedLedger | None = None,
     ) -> None:
         self._allocation, self._slots, self._accelerator = allocation, slots, accelerator
-        self._ledger: SlotLedger | SharedLedger = ledger or SlotLedger(allocation.seats, slots)
+        self._ledger: SlotLedger | SharedLedger = ledger or SlotLedger(
+            allocation.seats, slots, accelerator or "GPU"
+        )
         self.are_held = True
         self._probed: set[int] = set()
         self._sharing = Lock()

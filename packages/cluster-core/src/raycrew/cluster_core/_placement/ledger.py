@@ -49,10 +49,17 @@ def share_options(resources: Mapping[str, float], slots: int) -> dict[str, Any]:
 
 
 class SlotLedger:
-    """Bundles in their order, and `slots` slots on each; safe to use from several threads."""
+    """Bundles in their order, and `slots` slots on each; safe to use from several threads.
 
-    def __init__(self, bundles: Sequence[Bundle], slots: int) -> None:
+    Args:
+        bundles: In allocation order.
+        slots: Slots of each bundle.
+        accelerator: Resource name of the devices that bundles may hold.
+    """
+
+    def __init__(self, bundles: Sequence[Bundle], slots: int, accelerator: str = "GPU") -> None:
         self.slots = slots
+        self._accelerator = accelerator
         self._seats = list(bundles)
         self._taken: dict[int, Slot] = {}
         self._next_token = 0
@@ -160,10 +167,13 @@ class SlotLedger:
     def learn(self, devices: Mapping[int, int]) -> None:
         """Note which physical device each seat holds, and put the bundles of settled nodes in device order.
 
+        Of several devices that slots share, each slot sees others; so there is nothing to note.
+
         Raises:
             ValueError: A seat is already known to hold another device.
         """
         with self._lock:
+            devices = {seat: device for seat, device in devices.items() if self._tells_device(seat)}
             for seat, device in devices.items():
                 known = self._seats[seat].device_index
                 if known not in (None, device):
@@ -181,8 +191,14 @@ class SlotLedger:
                 for seats in map(set, self._alike(range(len(self._seats))))
                 if seats & partly and not seats <= partly
                 for seat in seats
-                if self._seats[seat].device_index is None and len(self._held_by(seat)) < self.slots
+                if self._seats[seat].device_index is None
+                and self._tells_device(seat)
+                and len(self._held_by(seat)) < self.slots
             }
+
+    def _tells_device(self, seat: int) -> bool:
+        """Whether all slots of a seat see the same device first."""
+        return self.slots == 1 or self._seats[seat].resources.get(self._accelerator, 0.0) <= 1
 
     def holders(self) -> dict[int, tuple[str, ...]]:
         """Who holds slots, by bundle index; bundles that nobody holds are left out."""

@@ -16,7 +16,8 @@ class BundleSpec:
 
     Attributes:
         cpus: CPUs.
-        gpus: Devices of the cluster's accelerator: a part of one, or whole ones.
+        gpus: Devices of the cluster's accelerator: a part of one, or whole ones. Of several, each slot gets
+            whole ones, too, or parts that fill them: of two, two slots get one each, four half a one.
         memory: Memory that Ray counts for it, in bytes.
         resources: Custom resources, by Ray's name.
 
@@ -66,7 +67,13 @@ class BundleSpec:
         Raises:
             ValueError: It is not.
         """
-        _check_devices(self.gpus / slots, f"{self} for {slots} slots")
+        share, whose = self.gpus / slots, f"{self} for {slots} slots"
+        _check_devices(share, whose)
+        if share < 1 < self.gpus and slots % self.gpus:
+            raise ValueError(
+                f"{whose}: parts of {share:.3g} do not fill whole devices; "
+                f"take {self.gpus:g} slots or a multiple of that"
+            )
 
 
 def spread_specs(
