@@ -1,5 +1,6 @@
 """What a worker class is, learnt where it can be imported."""
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -82,12 +83,12 @@ def _not_described(spec: GroupSpec, python: str | None, error: Exception) -> Wor
 
 def _request(spec: GroupSpec, claim: Claim, position: int) -> dict[str, Any]:
     seat, bundles = spec.plan.seats[position], claim.bundles
-    placement = claim.actor_options(position)
-    same_node = sum(b.node_index == bundles[position].node_index for b in bundles)
+    here = [bundle for bundle in bundles if bundle.node_index == bundles[position].node_index]
+    devices = sum(bundle.resources.get("GPU", 0.0) for bundle in here)
     return {
-        "num_gpus": placement.get("num_gpus", 0),
+        "num_gpus": claim.actor_options(position).get("num_gpus", 0),
         "bundle_indices": seat.tied_bundles,
-        "num_gpus_per_node": same_node if placement.get("num_gpus") else 0,
+        "num_gpus_per_node": math.ceil(round(devices, 4)),  # Ray counts in ten-thousandths.
     }
 
 
