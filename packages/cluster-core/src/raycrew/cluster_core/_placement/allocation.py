@@ -201,7 +201,8 @@ class Allocator:
 
     def _not_passed_over(self, nodes: list[NodeState]) -> list[NodeState]:
         """The nodes, with no room on those that are passed over."""
-        return [replace(node, free={}) if node.node_id in self._passed_over else node for node in nodes]
+        over = self._passed_over
+        return [replace(n, free=dict.fromkeys(n.free, 0.0)) if n.node_id in over else n for n in nodes]
 
     def _reasons(self, nodes: list[NodeState]) -> tuple[str, ...]:
         return explain_request(nodes, self._request, holders_by_node(nodes))
