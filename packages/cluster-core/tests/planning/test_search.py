@@ -287,5 +287,7 @@ def test_a_resource_that_no_node_has_is_named():
     cpus = NodeState("n0", "10.0.0.0", {"CPU": 8.0}, {"CPU": 8.0})
     reasons = plan_cluster([cpus], PlacementRequest((1,))).reasons
     assert reasons[1] == "no node has any GPU; RayVirtualCluster(use_gpus=False) asks for none"
+    told = PlacementRequest((1,), bundles=(({"GPU": 1.0},),))
+    assert plan_cluster([cpus], told).reasons[1] == "no node has any GPU; BundleSpec(gpus=0) asks for none"
     reasons = plan_cluster([cpus], PlacementRequest((1,), {"NPU": 1.0})).reasons
     assert reasons[1] == "no node has any NPU"

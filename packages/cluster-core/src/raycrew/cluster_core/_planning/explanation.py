@@ -65,9 +65,10 @@ def _segments(nodes: Sequence[NodeState], request: PlacementRequest) -> Iterable
 
 def _nowhere(nodes: Sequence[NodeState], request: PlacementRequest) -> Iterable[str]:
     """Which resources no node has any of."""
+    none = "RayVirtualCluster(use_gpus=False)" if request.bundles is None else "BundleSpec(gpus=0)"
     for name in sorted({name for kind in request.kinds for name, need in kind.items() if need > 0}):
         if nodes and not any(node.total.get(name, 0.0) > 0 for node in nodes):
-            advice = "; RayVirtualCluster(use_gpus=False) asks for none" if name == "GPU" else ""
+            advice = f"; {none} asks for none" if name == "GPU" else ""
             yield f"no node has any {name}{advice}"
 
 
