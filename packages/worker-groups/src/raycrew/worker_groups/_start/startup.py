@@ -182,7 +182,6 @@ class Launch:
         groups = options[0].actor.get("concurrency_groups")  # Ray takes these with the class only.
         remote = remote_class(concurrency_groups=groups)(shell) if groups else remote_class(shell)
         suffix = uuid.uuid4().hex[:8]
-        stand_by([bundle.node_id for bundle in self.claim.bundles])  # first: workers wait for them
         for position in self.positions:
             self.go_on()  # else a worker may come to a bundle that was given back meanwhile
             worker = options[position]
@@ -192,6 +191,8 @@ class Launch:
             actor |= {"name": name, "max_restarts": 0}
             patience = left(self.deadline, _CREATE_TIMEOUT_S) or 0.0
             self.handles[position] = start_actor(remote, actor, patience)
+        # After the workers, which are to have the processes that Ray has started already.
+        stand_by([bundle.node_id for bundle in self.claim.bundles])
 
     def _locate(self) -> dict[int, WorkerFacts]:
         self.progress.step("processes")
