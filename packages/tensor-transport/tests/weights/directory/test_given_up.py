@@ -72,6 +72,21 @@ def test_who_is_not_asked_any_more_publishes_what_it_likes():
 
 
 @pytest.mark.hostile
+def test_a_publisher_that_was_restarted_is_not_told_of_what_the_one_before_was_asked_for():
+    record = Record()
+    author, survivor = Author(record, 0, 2), Author(record, 1, 2)
+    late = record.reserve(0, ["1"], 5, "key")
+    author.name = "restarted"
+    record.enroll(9, 0, author.name, author.scope)
+    assert record.reason(9, late) == "not all receivers had loaded it by its deadline"
+    asked = record.reserve(9, ["1"], None, "key")
+    assert author.begin(9) == asked
+    with pytest.raises(UpdateAbortedError, match=f"version {late} was given up"):
+        survivor.begin(9)
+    assert survivor.begin(9) == asked
+
+
+@pytest.mark.hostile
 def test_parts_of_a_replaced_publisher_and_of_later_steps_are_not_joined():
     record = Record()
     first, second = Author(record, 0, 2), Author(record, 1, 2)

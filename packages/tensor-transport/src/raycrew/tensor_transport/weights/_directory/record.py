@@ -41,13 +41,16 @@ class Record(Shelf):
 
     def enroll(self, now: float, part: int, publisher: str, scope: str) -> bool:
         """A publisher starts, whose buckets a scope can release; the one of this part before is replaced."""
+        self._tidy(now)
         before = self._publishers.get(part)
         self._publishers[part] = publisher
         self._freed.enroll(part, publisher, scope)
-        for version in self._live():
+        for version in self.versions.values() if before not in (None, publisher) else ():
             concerned = bool(version.parts) if version.ballots is None else part in version.parts
-            if before is not None and before != publisher and concerned:
+            if version.is_live and concerned:
                 self._abort(version, f"the publisher of part {part} was replaced")
+            if version.state == "aborted":
+                version.begun.add(part)  # It was the one before that was asked for it.
         return self._tidy(now)
 
     def reserve(self, now: float, ballots: Sequence[str], deadline_s: float | None, key: str = "") -> int:
