@@ -320,3 +320,25 @@ def test_a_rollback_that_fetches_says_what_did_not_come_back():
     rollback.committed(1, [Fetched(Parcel(0, "1", Bucket(None, 4, None), [entry]), bytearray(4))])
     with pytest.raises(WeightUpdateError, match=r"\['x'\] are not in the versions"):
         list(rollback.weights(frozenset("x")))
+
+
+@pytest.mark.hostile
+def test_nobody_waits_for_the_vote_of_a_receiver_that_was_made_again(store, directory):
+    trainer = Trainer(store, directory)
+    healthy, dying = (Generator(store, directory, rollback="shadow", name=name) for name in "ab")
+    sync([trainer], [healthy, dying], directory)
+    decisions, load = [], dying.model.load
+
+    def dies_once_it_has_taken_all(tensors):
+        load(tensors)
+        if not decisions:
+            Generator(store, directory, name="b")
+            decisions.append(directory.ask(Record.decision, 2))
+
+    dying.model.load, trainer.seed = dies_once_it_has_taken_all, 1
+    with pytest.raises(UpdateAbortedError, match="receiver b was made again"):
+        sync([trainer], [healthy, dying], directory)
+    assert decisions == ["aborted"]
+    assert healthy.receiver.require() == 1
+    assert_same(healthy.model.tensors, weights(0))
+    assert sync([trainer], [healthy, dying], directory).version == 3

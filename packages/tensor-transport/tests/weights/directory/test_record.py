@@ -50,6 +50,23 @@ def test_votes_decide_and_the_first_word_holds():
     assert record.newest(0) == 1
 
 
+@pytest.mark.hostile
+@pytest.mark.parametrize("end", [Record.arrive, Record.leave])
+@pytest.mark.parametrize("done", ["admitted", "took", "voted"])
+def test_a_voter_that_is_gone_or_made_again_ends_its_version_wherever_it_was(end, done):
+    record = Record()
+    number = record.reserve(0, ["1", "2"], None)
+    enter(record, number, a="1", b="2")
+    Author(record).publish()
+    if done != "admitted":
+        assert record.news(0, number, "b", "n", (2,)).done
+    record.vote(0, number, "b" if done == "voted" else "a", True, "")
+    end(record, 0, "stranger")
+    assert record.decision(0, number) is None
+    end(record, 0, "b")
+    assert record.decision(0, number) == "aborted" and "receiver b" in record.reason(0, number)
+
+
 def test_a_deadline_and_a_new_reservation_end_a_version():
     record = Record()
     author = Author(record)

@@ -288,19 +288,14 @@ class Record(Shelf):
         self._tidy(now)
 
     def arrive(self, now: float, receiver: str) -> None:
-        """A receiver was made, or made again: it holds nothing."""
-        self.holders.pop(receiver, None)
+        """A receiver was made, or made again: it holds nothing, and can vote for nothing it had."""
+        self._miss(receiver, "was made again before its vote counted")
         self._tidy(now)
 
     def leave(self, now: float, receiver: str) -> None:
         """A receiver is gone."""
-        self.holders.pop(receiver, None)
         self._freed.leave(receiver)
-        for version in self.versions.values():
-            took_part = receiver in version.taken or receiver in version.votes
-            version.forget(receiver)
-            if version.is_live and version.ballots is not None and took_part:
-                self._abort(version, f"receiver {receiver} left")
+        self._miss(receiver, "left")
         self._tidy(now)
 
     def chain(self, now: float, target: int | None, held: int | None) -> list[int]:

@@ -200,6 +200,14 @@ class Shelf:
         for version in self.versions.values():
             version.fetching.pop(receiver, None)
 
+    def _miss(self, receiver: str, reason: str) -> None:
+        """A receiver holds nothing and reads nothing: what needs its vote is given up."""
+        self.holders.pop(receiver, None)
+        for version in self.versions.values():
+            version.forget(receiver)
+            if version.is_live and version.ballots is not None and version.is_voter(receiver):
+                self._abort(version, f"receiver {receiver} {reason}")
+
     def _abort(self, version: Version, reason: str) -> None:
         version.state, version.reason, version.fetching = "aborted", reason, {}
         self._drop(version)

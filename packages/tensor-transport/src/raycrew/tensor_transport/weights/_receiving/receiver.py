@@ -61,7 +61,9 @@ class WeightReceiver:
             bytes of another size each time. It knows by itself what fits, and the way back.
         directory: Where versions are found by number.
         name: What the directory calls this receiver; unique. One that was restarted may have its name again:
-            it holds nothing then.
+            it holds nothing then, and an update that waited for the one before is given up at once. Without
+            a name, nobody knows that a receiver died while it loaded, and the others wait for its vote until
+            the deadline of the update.
 
     Raises:
         ValueError: There is no such rollback.
