@@ -128,7 +128,7 @@ class Follower:
 
     def on_generation(self, worker: CurrentWorker) -> None:
         if self.follows and worker.generation > 0:
-            self.receiver.pull()
+            self.receiver.pull(missing_ok=True)
 
     def load(self, tensors) -> None:
         self.weights |= {name: tensor.clone() for name, tensor in tensors}

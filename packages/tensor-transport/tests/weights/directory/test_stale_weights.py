@@ -3,7 +3,7 @@
 import pytest
 import torch
 from models import assert_same, weights
-from streaming import TIMEOUT_S, Generator, sync
+from streaming import TIMEOUT_S, Generator, Trainer, sync
 
 from raycrew.tensor_transport.errors import BucketFetchError, StaleWeightsError
 from raycrew.tensor_transport.testing import InProcessByteStore
@@ -123,3 +123,49 @@ def test_a_receiver_that_was_restarted_under_its_name_holds_nothing(store, direc
     assert directory.status()[0].holders == ()
     again.receiver.pull()
     assert directory.status()[0].holders == ("rank 0",)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("keep", [0, 1])
+def test_a_restarted_generator_can_pull_what_there_is_also_where_there_is_nothing(store, keep):
+    with WeightDirectory.local(keep=keep) as directory:
+        trainer, generator = PartialTrainer(store, directory), Generator(store, directory, name="rank 0")
+        assert generator.receiver.pull(missing_ok=True) is None
+        with pytest.raises(BucketFetchError, match="no version was published yet"):
+            generator.receiver.pull()
+        with pytest.raises(ValueError, match="version 1 was asked for"):
+            generator.receiver.pull(1, missing_ok=True)
+        sync([trainer], [generator], directory)
+        again = Generator(store, directory, name="rank 0")
+        receipt = again.receiver.pull(missing_ok=True)
+        if keep:
+            assert receipt.version == again.receiver.require(1) == 1
+            trainer.publisher.close()
+        else:
+            assert receipt is None
+            with pytest.raises(StaleWeightsError, match="holds no version yet"):
+                again.receiver.require()
+        assert again.receiver.pull(missing_ok=True) is generator.receiver.pull(missing_ok=True) is None
+        assert generator.receiver.require() == 1, "what is held is kept"
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("touched", [False, True])
+def test_what_goes_while_it_is_pulled_is_missing_unless_it_left_a_mixture(store, directory, touched):
+    trainer, generator = Trainer(store, directory), Generator(store, directory)
+    trainer.publish_weights()
+    get, fetched = store.get, []
+
+    def goes(ticket, timeout_s=None):
+        if len(fetched) == touched:
+            trainer.publisher.close()
+        fetched.append(ticket)
+        return get(ticket, timeout_s)
+
+    store.get = goes
+    if touched:
+        with pytest.raises(BucketFetchError):
+            generator.receiver.pull(missing_ok=True)
+    else:
+        assert generator.receiver.pull(missing_ok=True) is None
+    assert generator.receiver.intact is not touched and directory.latest is None

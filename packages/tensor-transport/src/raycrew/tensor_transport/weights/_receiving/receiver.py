@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, overload
 
 import torch
 
@@ -189,26 +189,54 @@ class WeightReceiver:
         with self._transaction(version):
             return self._applier.prepare(version, timeout_s)
 
-    def pull(self, version: int | None = None, *, timeout_s: float | None = 600.0) -> WeightReceipt:
+    @overload
+    def pull(
+        self,
+        version: int | None = None,
+        *,
+        timeout_s: float | None = 600.0,
+        missing_ok: Literal[False] = False,
+    ) -> WeightReceipt: ...
+
+    @overload
+    def pull(
+        self, version: None = None, *, timeout_s: float | None = 600.0, missing_ok: bool
+    ) -> WeightReceipt | None: ...
+
+    def pull(
+        self, version: int | None = None, *, timeout_s: float | None = 600.0, missing_ok: bool = False
+    ) -> WeightReceipt | None:
         """Come to a version of the directory, the latest unless given, with all those it has to be added to.
 
         For receivers that are late or were restarted. What is replaced by a later version while it is fetched
         is tried again with that one.
 
+        Args:
+            version: The latest unless given.
+            timeout_s: Deadline of all of it.
+            missing_ok: Return None, and keep what is held, where the directory has no version: before the
+                first one, always with `keep=0`, and once its publisher is closed. Who was restarted then goes
+                on, and its weights are refused until the next update.
+
         Raises:
+            ValueError: A version is given that has to be there, and need not.
             BucketFetchError: There is no version, or it is not kept.
             WeightUpdateError: As `apply`.
         """
+        if missing_ok and version is not None:
+            raise ValueError(f"missing_ok= is for the latest version: version {version} was asked for")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._check_usable()
         while True:
-            held = self._applier.held.version if self._applier.held.intact else None
-            chain = self._member.directory.ask(Record.chain, version, held)
+            chain = self._chain(version, missing_ok)
+            if chain is None:
+                return None
             try:
                 return self._pull(chain, deadline)
             except BucketFetchError:
                 latest = self._member.directory.latest
-                if version is not None or latest is None or latest == chain[-1]:
+                is_gone = latest is None and not (missing_ok and self.intact)
+                if version is not None or is_gone or latest == chain[-1]:
                     raise
 
     def close(self) -> None:
@@ -249,6 +277,16 @@ class WeightReceiver:
             )
         if self._closed:
             raise TransportClosedError("this WeightReceiver is closed")
+
+    def _chain(self, version: int | None, missing_ok: bool) -> list[int] | None:
+        """The versions to apply one after another; None where there is none at all, and none need be."""
+        held = self._applier.held.version if self._applier.held.intact else None
+        try:
+            return self._member.directory.ask(Record.chain, version, held)
+        except BucketFetchError as error:
+            if missing_ok and not error.version:
+                return None
+            raise
 
     def _pull(self, chain: list[int], deadline: float | None) -> WeightReceipt:
         receipt = WeightReceipt(self.version or 0, 0, 0.0, 0.0, self.version)
