@@ -5,9 +5,9 @@ import torch
 from models import assert_same, weights
 from streaming import TIMEOUT_S, Generator, Trainer, sync
 
-from raycrew.tensor_transport.errors import BucketFetchError, StaleWeightsError
+from raycrew.tensor_transport.errors import BucketFetchError, StaleWeightsError, WeightUpdateError
 from raycrew.tensor_transport.testing import InProcessByteStore
-from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher
+from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver, join_updates
 
 CHANGES = {
     2: {"ids": torch.arange(7) + 2},
@@ -169,3 +169,59 @@ def test_what_goes_while_it_is_pulled_is_missing_unless_it_left_a_mixture(store,
     else:
         assert generator.receiver.pull(missing_ok=True) is None
     assert generator.receiver.intact is not touched and directory.latest is None
+
+
+@pytest.mark.hostile
+def test_a_version_of_a_restarted_trainer_is_not_taken_for_that_of_the_one_before(store):
+    receiver = WeightReceiver(dict, store=store)
+    before = [publisher.publish(weights()) for publisher in [WeightPublisher(store)] for _ in range(5)]
+    receiver.apply(before[4])
+    assert receiver.require(before[2]) == receiver.require(before[4]) == receiver.require(5) == 5
+    restarted = WeightPublisher(store)
+    missed = restarted.publish(weights(1))
+    with pytest.raises(
+        StaleWeightsError, match=r"version 5 of publisher .*, and version 1 of publisher"
+    ) as stale:
+        receiver.require(missed)
+    assert (stale.value.version, stale.value.current_version, stale.value.intact) == (1, 5, True)
+    with pytest.raises(StaleWeightsError, match="version 1 is required, which may be a later one"):
+        receiver.require(1)
+    receiver.apply(missed)
+    assert receiver.require(missed) == receiver.require(1) == 1
+    assert receiver.require(before[4]) == 1, "what replaced it here is later"
+    for later in (restarted.publish(weights(2)), 2):
+        with pytest.raises(StaleWeightsError, match="version 1, and version 2 is required"):
+            receiver.require(later)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("directed", [False, True])
+def test_what_sync_weights_reports_is_required_of_those_that_missed_it(store, directory, directed):
+    known = directory if directed else None
+    generators = [Generator(store, known) for _ in range(2)]
+    first = sync([Trainer(store, known)], generators, known)
+    missed = sync([Trainer(store, known)], generators, known, recipients=[1])
+    assert first.publisher != missed.publisher
+    with pytest.raises(StaleWeightsError, match=f"and version {missed.version} of publisher"):
+        generators[0].receiver.require(missed)
+    assert generators[1].receiver.require(missed) == generators[1].receiver.require(first) == missed.version
+    if directed:
+        assert generators[1].receiver.require(first.version) == 2, "a directory uses no number again"
+
+
+def test_what_is_required_is_a_number_or_was_published(store):
+    receiver, publishers = (
+        WeightReceiver(dict, store=store),
+        [WeightPublisher(store, part=i, parts=2) for i in range(2)],
+    )
+    parts = [
+        publisher.publish({name: torch.ones(1)}, version=3)
+        for name, publisher in zip("ab", publishers, strict=True)
+    ]
+    receipt = receiver.apply(join_updates(parts))
+    assert receiver.require(join_updates(parts)) == receiver.require(torch.tensor(3)) == 3
+    with pytest.raises(WeightUpdateError, match="every rank of the trainer has to publish its own part"):
+        receiver.require(parts[0])
+    for wrong in ("3", receipt):
+        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            receiver.require(wrong)

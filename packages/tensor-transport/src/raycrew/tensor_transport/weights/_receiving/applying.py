@@ -92,7 +92,6 @@ class Applier:
         self._refetches = rollback == "refetch"
         self.held = Held()
         self._return_s: float | None = _RETURN_S
-        self._superseded: set[str] = set()
         self._updates: dict[int, WeightUpdate] = {}
         self._prepared: _Prepared | None = None
 
@@ -168,7 +167,7 @@ class Applier:
         previous, same = held.version, heading.publisher == held.publisher
         if same and previous is not None and version < previous and held.intact:
             raise StaleVersionError(f"update {version} is stale: version {previous} is held already")
-        if heading.publisher in self._superseded:
+        if heading.publisher in held.superseded:
             raise StaleVersionError(
                 f"update {version} is stale: its publisher {heading.publisher:.8} was replaced by "
                 f"{held.publisher:.8}, whose version {previous} was applied; only a publisher that is not "
@@ -222,9 +221,10 @@ class Applier:
         previous = self.held
         if self._expected is None and self._fixed:
             self._expected = loading.schema
-        if previous.publisher is not None and heading.publisher != previous.publisher:
-            self._superseded.add(previous.publisher)
-        self.held = Held(heading.version, heading.publisher)
+        is_numbered_once = not isinstance(update, WeightUpdate)
+        self.held = previous.followed_by(
+            heading.version, heading.publisher, is_numbered_once=is_numbered_once
+        )
         self._rollback.committed(heading.version, loading.fetched)
         if isinstance(update, WeightUpdate):
             self._keep_update(update)

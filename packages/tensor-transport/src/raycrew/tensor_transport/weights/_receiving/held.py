@@ -1,8 +1,25 @@
 """What a receiver holds: one value, so that other threads never see half of a change."""
 
+import operator
 from dataclasses import dataclass
+from typing import Protocol, SupportsIndex, runtime_checkable
 
 from raycrew.tensor_transport.errors import StaleWeightsError
+
+
+@runtime_checkable
+class Published(Protocol):
+    """A version and whose it is, as a `WeightUpdate` and the report of `sync_weights` say it."""
+
+    @property
+    def version(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def publisher(self) -> str:
+        """Who numbered it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,33 +31,75 @@ class Held:
         publisher: Whose it is.
         intact: Whether the weights are those of `version`.
         loading: The version that is being loaded, or is not decided yet, or that was left half-way.
+        is_numbered_once: Whether a directory numbered the version: it uses no number again.
+        superseded: Publishers whose versions were replaced by those of another one: they are all older.
     """
 
     version: int | None = None
     publisher: str | None = None
     intact: bool = True
     loading: int | None = None
+    is_numbered_once: bool = False
+    superseded: frozenset[str] = frozenset()
 
     @property
     def is_whole(self) -> bool:
         """Whether the weights are those of a version."""
         return self.version is not None and self.intact
 
-    def check(self, required: int | None) -> int:
+    def followed_by(self, version: int, publisher: str, *, is_numbered_once: bool) -> "Held":
+        """What is held once a version was applied whole."""
+        superseded = self.superseded
+        if self.publisher is not None and self.publisher != publisher:
+            superseded |= {self.publisher}
+        return Held(version, publisher, is_numbered_once=is_numbered_once, superseded=superseded)
+
+    def check(self, required: SupportsIndex | Published | None) -> int:
         """The version, for who makes something with these weights.
 
         Raises:
-            StaleWeightsError: They are of no version, of one below the required, or a mixture.
+            StaleWeightsError: They are of no version, not known to be of the required or a later one, or a
+                mixture.
+            TypeError: What is required is no number, and nothing that was published.
         """
+        if not isinstance(required, int | Published | None):
+            required = operator.index(required)
         if self.version is None and self.intact:
             why = "this receiver was made, or made again, and holds no version yet: pull(), or update it"
         elif self.version is None or not self.intact:
             why = self.standing()
-        elif required is not None and self.version < required:
-            why = f"the receiver holds version {self.version}, and version {required} is required: pull()"
+        elif lack := self._lack(self.version, required):
+            why = f"the receiver holds version {self.version}{lack}"
         else:
             return self.version
-        raise StaleWeightsError(why, version=required or 0, current_version=self.version, intact=self.intact)
+        number = required if required is None or isinstance(required, int) else required.version
+        raise StaleWeightsError(why, version=number or 0, current_version=self.version, intact=self.intact)
+
+    def _lack(self, version: int, required: int | Published | None) -> str:
+        """What speaks against this version being the required or a later one; "" if nothing does."""
+        if required is None:
+            return ""
+        if isinstance(required, int):
+            return self._lack_of_number(version, required)
+        if required.publisher in self.superseded:
+            return ""
+        if required.publisher != self.publisher:
+            return (
+                f" of publisher {self.publisher:.8}, and version {required.version} of publisher "
+                f"{required.publisher:.8} is required: update it, or pull()"
+            )
+        return self._lack_of_number(version, required.version, is_same_publisher=True)
+
+    def _lack_of_number(self, version: int, number: int, *, is_same_publisher: bool = False) -> str:
+        if version < number:
+            return f", and version {number} is required: pull()"
+        if version > number and not (is_same_publisher or self.is_numbered_once):
+            return (
+                f", and version {number} is required, which may be a later one: without a directory each "
+                "publisher counts from 1. Require what was published (its WeightUpdate, or the report of "
+                "sync_weights) in place of its number"
+            )
+        return ""
 
     def standing(self) -> str:
         """The same in words."""

@@ -21,11 +21,12 @@ from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.transports import PullTransport
 from raycrew.tensor_transport.weights._directory import Record, WeightDirectory
 from raycrew.tensor_transport.weights._receiving.applying import Applier
+from raycrew.tensor_transport.weights._receiving.held import Published
 from raycrew.tensor_transport.weights._receiving.loading import Load
 from raycrew.tensor_transport.weights._receiving.member import Member
 from raycrew.tensor_transport.weights._receiving.receipt import WeightReceipt
 from raycrew.tensor_transport.weights._receiving.rollback import Rollback, RollbackKind
-from raycrew.tensor_transport.weights._update import WeightUpdate
+from raycrew.tensor_transport.weights._update import WeightUpdate, join_updates
 
 
 class WeightReceiver:
@@ -127,6 +128,8 @@ class WeightReceiver:
     def tag(self, rows: int) -> torch.Tensor:
         """The version for each of so many rows that were made with these weights: int64, [rows].
 
+        Without a directory a restarted trainer's versions count from 1 again; see `require`.
+
         A thread that makes rows while another one applies updates has to ask before and after, and to drop
         the rows where it is refused once, or the answers differ.
 
@@ -136,19 +139,30 @@ class WeightReceiver:
         """
         return torch.full((rows,), self.require(), dtype=torch.int64)
 
-    def require(self, version: int | None = None) -> int:
+    def require(self, version: int | Published | None = None) -> int:
         """The version that is held, if things may be made with these weights: asks nobody, and costs nothing.
 
         A process that was restarted holds none, whatever its constructor loaded, until it pulls or is
-        updated. Who hands the number that is to be used along with each call is never served by a process
-        that missed it.
+        updated. Who hands what is to be used along with each call is never served by a process that missed
+        it.
+
+        Only a directory never uses a number again. Without one, each publisher counts from 1, also that of a
+        restarted trainer, and a number alone can't tell the new one's version 5 from the version 5 of the one
+        before: hand on what was published. A number below the one that is held is refused there.
 
         Args:
-            version: That, or a later one; any unless given.
+            version: That, or a later one; any unless given. A number; or a `WeightUpdate`, or the report of
+                `sync_weights`, which say whose version it is, too.
 
         Raises:
-            StaleWeightsError: No version is held, an older one, or a mixture; see `tag`.
+            StaleWeightsError: No version is held, an older one, one of another publisher (unless that
+                replaced the required one here), a mixture (see `tag`), or one that may be older as far as the
+                number tells.
+            WeightUpdateError: It is one part of several: `join_updates` makes one of them.
+            TypeError: It is no number, and nothing that was published.
         """
+        if isinstance(version, WeightUpdate):
+            version = join_updates([version])
         return self._applier.held.check(version)
 
     def apply(self, update: WeightUpdate | int, *, timeout_s: float | None = 600.0) -> WeightReceipt:

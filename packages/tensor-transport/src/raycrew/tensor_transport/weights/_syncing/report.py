@@ -55,6 +55,7 @@ class WeightSyncReport:
         total_s: Wall time of the whole call.
         receipts: What each generator reported, in rank order.
         spans: What each rank did when, to be drawn.
+        publisher: Whose version it is: `WeightReceiver.require` compares it, and the number.
     """
 
     version: int
@@ -66,6 +67,7 @@ class WeightSyncReport:
     total_s: float
     receipts: tuple[WeightReceipt, ...]
     spans: tuple[RankSpan, ...] = field(default=(), repr=False)
+    publisher: str = ""
 
 
 def checked_receipts(results: Sequence[object], version: int, method: str) -> tuple[WeightReceipt, ...]:

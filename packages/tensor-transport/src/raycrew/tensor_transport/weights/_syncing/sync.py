@@ -201,6 +201,7 @@ class _Synchronisation:
             total_s=time.perf_counter() - start,
             receipts=receipts,
             spans=self._spans(update, receipts),
+            publisher=update.publisher,
         )
 
     def give_up(self, reason: str) -> None:
