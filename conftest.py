@@ -1,5 +1,8 @@
 """Tests that need a GPU are deselected where there is none; REQUIRE_GPU=1 lets them run and fail.
 
+Those that need to be root, who alone can be several users, are skipped for others; REQUIRE_ROOT=1 lets them
+fail there.
+
 An example of a property test may take long: a busy machine is no fault.
 """
 
@@ -32,3 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not has_gpu():
         pytest.fail("this test needs a GPU and none was found (nvidia-smi -L)", pytrace=False)
+    if item.get_closest_marker("root") and os.geteuid() != 0:
+        if os.environ.get("REQUIRE_ROOT") == "1":
+            pytest.fail("this test needs to be root", pytrace=False)
+        pytest.skip("only root can be several users (REQUIRE_ROOT=1 lets this fail)")

@@ -1,10 +1,15 @@
 """What the pages and workflows say of this repository is there: rooms, sessions, tests of modules."""
 
 import ast
+import importlib.util
+import os
 import re
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCES = {
@@ -71,3 +76,48 @@ def test_the_table_says_what_nox_runs_by_default_and_ci_reads_it_from_nox() -> N
 
 def table() -> str:
     return (ROOT / "CONTRIBUTING.md").read_text().split("| session |")[1].split("\n\n")[0]
+
+
+@pytest.fixture(scope="module")
+def noxfile() -> Any:
+    """The module of the sessions."""
+    pytest.importorskip("nox")
+    spec = importlib.util.spec_from_file_location("raycrew_noxfile", ROOT / "noxfile.py")
+    if spec is None or spec.loader is None:
+        raise ImportError("noxfile.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_hostile_cases_that_were_skipped_are_counted_apart(tmp_path: Path, noxfile: Any) -> None:
+    (tmp_path / "report.xml").write_text(
+        '<testsuites><testsuite><testcase classname="store.test_trust" name="a"/>'
+        '<testcase classname="store.test_trust" name="b"><skipped message="not root"/></testcase>'
+        '<testcase classname="store.test_trust" name="c"><failure/></testcase>'
+        '<testcase classname="uv.test_access" name="d"><skipped/></testcase></testsuite></testsuites>'
+    )
+    found = list(noxfile.areas_of(tmp_path / "report.xml", "venv-manager"))
+    assert found == [("venv-manager: trust", 2, 1, 1), ("venv-manager: access", 0, 0, 1)]
+
+
+def test_distributions_are_built_again_only_after_a_change(tmp_path: Path, noxfile: Any) -> None:
+    package = tmp_path / "packages" / "one"
+    package.mkdir(parents=True)
+    (package / "module.py").write_text("1")
+    (tmp_path / ".gitignore").write_text("*.log\n")
+    assert noxfile.built_of(tmp_path) == "", "nobody says what counts"
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    seen = [noxfile.built_of(tmp_path)]
+    (package / "other.log").touch()
+    os.utime(package / "module.py", (1, 1))
+    assert noxfile.built_of(tmp_path) == seen[0] != ""
+    for change in (
+        lambda: (package / "module.py").write_text("2"),
+        lambda: (package / "new.py").touch(),
+        lambda: (package / "module.py").chmod(0o755),
+        lambda: (package / "new.py").unlink(),
+    ):
+        change()
+        assert noxfile.built_of(tmp_path) != seen[-1]
+        seen.append(noxfile.built_of(tmp_path))

@@ -53,6 +53,7 @@ def test_two_groups_run_two_versions_of_a_package_and_exchange_a_batch(local_ray
         assert seen == [("2.0", sum(range(12)), ["1.0"] * 3)] * 2
 
 
+@pytest.mark.hostile
 def test_an_environment_that_cannot_be_built_fails_before_any_actor_and_frees_the_bundles(local_ray, index):
     environments = painters_provider(index, "palette==3.0")
     with RayVirtualCluster([1], use_gpus=False) as cluster:

@@ -36,6 +36,7 @@ class Crew:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", ["object_store", pytest.param("shared_memory", marks=pytest.mark.long)])
+@pytest.mark.hostile
 def test_all_generators_serve_one_version_whatever_fails(local_ray, kind):
     with (
         WeightDirectory.start(keep=2) as directory,

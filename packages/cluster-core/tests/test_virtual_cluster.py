@@ -84,6 +84,7 @@ def test_the_order_is_the_same_after_a_restart(ray_nodes):
     assert orders == [orders[0]] * 4
 
 
+@pytest.mark.hostile
 def test_explanations_name_actors_and_what_nobody_answers_for(ray_nodes):
     judge = Where.options(name="judge", num_cpus=1, num_gpus=2).remote()
     others = [Where.options(num_cpus=0, num_gpus=1).remote() for _ in range(2)]
@@ -171,6 +172,7 @@ def test_a_function_runs_on_each_node_and_failures_are_attributed(ray_nodes):
         assert sorted(seen) == sorted(nodes[1:])
 
 
+@pytest.mark.hostile
 def test_nodes_that_are_late_are_each_named(ray_nodes):
     gate = Gate.options(num_cpus=0).remote()
     with RayVirtualCluster([4, 4, 4]) as cluster:
@@ -223,6 +225,7 @@ def test_particular_devices_are_granted_and_the_others_stay_free(ray_nodes, devi
             pass
 
 
+@pytest.mark.hostile
 def test_a_device_of_somebody_else_is_never_used(ray_nodes):
     with RayVirtualCluster([1, 1], gpu_ids=[2], placement_group_strategy="STRICT_PACK") as cluster:
         assert len({b.node_id for b in cluster.bundles}) == 2  # The second device 2 is of another node.
@@ -282,6 +285,7 @@ def test_copies_in_other_processes_share_the_slots(local_ray):
         assert cluster.holders() == {}
 
 
+@pytest.mark.hostile
 def test_what_a_dead_actor_held_is_free_again(local_ray):
     with RayVirtualCluster([2], use_gpus=False) as cluster:
         controller = Controller.options(num_cpus=0).remote()
@@ -325,6 +329,7 @@ class Post:
         return self.cluster
 
 
+@pytest.mark.hostile
 def test_what_a_dead_driver_held_is_free_again(local_ray):
     with RayVirtualCluster([2], use_gpus=False) as cluster:
         post = Post.options(name="post", namespace="shared", num_cpus=0).remote()

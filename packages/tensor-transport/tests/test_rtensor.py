@@ -193,6 +193,7 @@ def test_a_batch_of_handles_is_sharded_without_data(registry):
 
 
 @pytest.mark.parametrize(("left", "right"), [(0, 3), (2, 0), (2, 3)])
+@pytest.mark.hostile
 def test_padding_is_trimmed_and_restored(left, right):
     backend = InProcessBackend()
     registry = ShardRegistry(backend)
@@ -210,6 +211,7 @@ def test_padding_is_trimmed_and_restored(left, right):
         assert torch.equal(tensor, sample[name]), name
 
 
+@pytest.mark.hostile
 def test_trimmed_handles_of_different_widths_join():
     registry = ShardRegistry(InProcessBackend())
     samples = []

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 OTHER = 12345  # a user id that nobody has
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
 _AS_USER = """
 import os, sys
 import raycrew.venv_manager.__main__, raycrew.venv_manager.testing

@@ -77,6 +77,7 @@ def traces():
     return dict(os.environ), state, list(logging.getLogger().handlers), signal.getsignal(signal.SIGTERM)
 
 
+@pytest.mark.hostile
 def test_join_by_address_changes_nothing_here_and_forwards_by_policy(local_ray_session, apart):
     apart.setenv("NCCL_DEBUG", "WARN")
     apart.setenv("MY_SETTING", "7")
@@ -212,12 +213,14 @@ def test_no_cluster(apart, tmp_path):
     assert not ray.is_initialized()
 
 
+@pytest.mark.hostile
 def test_an_address_where_nobody_listens(apart):
     with pytest.raises(ClusterUnreachableError, match="refused") as caught:
         init_ray("127.0.0.1:1")
     assert caught.value.address == "127.0.0.1:1"
 
 
+@pytest.mark.hostile
 def test_an_address_where_something_else_listens(apart):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
@@ -314,6 +317,7 @@ def test_bad_input(arguments, error, message):
         ("/tmp/" + "x" * 60, "69 bytes; sockets below it allow"),
     ],
 )
+@pytest.mark.hostile
 def test_a_session_folder_with_which_ray_would_hang_is_refused(monkeypatch, name, folder, message):
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     monkeypatch.setenv("VIRTUAL_ENV", "/env")

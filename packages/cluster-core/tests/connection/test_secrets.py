@@ -98,6 +98,7 @@ def complete_state(connection):
 
 
 @pytest.mark.slow
+@pytest.mark.hostile
 def test_a_secret_shows_nowhere(tmp_path):
     ray.shutdown()
     with init_ray("local", num_cpus=2, object_store_memory=80 << 20, dashboard=True) as connection:

@@ -5,7 +5,7 @@ import pytest
 from raycrew.cluster_core import Bundle, NodeState
 from raycrew.cluster_core._placement.returning import Returning
 
-pytestmark = pytest.mark.smoke
+pytestmark = [pytest.mark.smoke, pytest.mark.hostile]
 
 
 def node(node_id, free, total=4.0):

@@ -149,6 +149,7 @@ def test_previous_version_is_released_when_the_next_is_complete(store):
         publisher.publish(weights())
 
 
+@pytest.mark.hostile
 def test_failed_publication_keeps_the_latest_and_leaks_nothing(store):
     publisher = WeightPublisher(store, bucket_bytes=64)
     update = publisher.publish(weights(0))
@@ -229,6 +230,7 @@ def test_errors_survive_pickling(store, model):
     assert again.missing == ["x"] and again.version == 1 and str(again) == str(caught.value)
 
 
+@pytest.mark.hostile
 def test_damage_before_loading_leaves_the_weights_alone(pair, store, model):
     publisher, receiver = pair
     receiver.apply(publisher.publish(weights(0)))
@@ -243,6 +245,7 @@ def test_damage_before_loading_leaves_the_weights_alone(pair, store, model):
     assert_same(model.tensors, weights(0))
 
 
+@pytest.mark.hostile
 def test_damage_while_loading_is_reported_as_a_mixture_and_repaired(pair, store, model):
     publisher, receiver = pair
     receiver.apply(publisher.publish(weights(0)))
@@ -281,6 +284,7 @@ def test_a_released_update_cannot_be_fetched(pair, store):
     assert receiver.version is None
 
 
+@pytest.mark.hostile
 def test_truncated_bucket(pair, store):
     publisher, receiver = pair
     update = publisher.publish(weights())
@@ -322,6 +326,7 @@ def test_load_has_to_take_every_tensor(store):
     assert receiver.version is None
 
 
+@pytest.mark.hostile
 def test_stale_same_and_late(store, model):
     publisher = WeightPublisher(store)
     receiver = WeightReceiver(model.load, store=store)
@@ -338,6 +343,7 @@ def test_stale_same_and_late(store, model):
     assert_same(late.tensors, weights(1))
 
 
+@pytest.mark.hostile
 def test_a_restarted_trainer_may_go_back_but_its_predecessor_may_not(store, model):
     receiver = WeightReceiver(model.load, store=store)
     before = WeightPublisher(store)

@@ -11,6 +11,8 @@ import pytest
 from raycrew.venv_manager._uv import find_uv
 from raycrew.venv_manager.testing import make_wheel
 
+pytestmark = pytest.mark.hostile
+
 FILES = {"raycrew/alpha/__init__.py": "VALUE = 1\n", "raycrew/alpha/.hidden": "x\n"}
 
 

@@ -21,6 +21,8 @@ def hook(event, arguments):
         os.kill(os.getpid(), signal.SIGKILL)
 from raycrew.venv_manager import EnvironmentSpec, ensure
 import concurrent.futures.thread, raycrew.venv_manager.testing
+
+pytestmark = pytest.mark.hostile
 if len(sys.argv) > 2:
     spec = EnvironmentSpec.project(sys.argv[2], locked=True, carry=False)
 else:

@@ -69,6 +69,8 @@ def test_full_at_any_write_publishes_nothing_and_says_so(tmp_path, fake_uv, acti
 IN_A_MOUNT = 'mount -t tmpfs -o size=1m tmpfs "$0" && exec "$@"'
 BUILD = """
 from raycrew.venv_manager import DiskFullError, EnvironmentSpec, Store, ensure
+
+pytestmark = pytest.mark.hostile
 store = Store()
 try:
     ensure(EnvironmentSpec.requirements(["large"], carry=False))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 from test_upkeep import forget_use, spec
-from users import OTHER, as_user, give, needs_root, open_folder
+from users import OTHER, as_user, give, open_folder
 
 from raycrew.venv_manager import EnvironmentInUseError, Store, collect, ensure
 
@@ -90,7 +90,7 @@ def test_other_ways_to_run_from_an_environment(fake_store, tmp_path, way):
     assert built.python.exists()
 
 
-@needs_root
+@pytest.mark.root
 def test_a_process_that_may_not_be_looked_into_counts_as_a_user(fake_store, open_folder):
     store = Store(open_folder / "store", environ=fake_store.environ)
     built = ensure(spec("one"), store=store)

@@ -94,6 +94,7 @@ def test_each_failure_is_an_error_of_its_own_and_publishes_nothing(fake_store, f
     assert ensure(SPEC, store=fake_store).python.exists()
 
 
+@pytest.mark.hostile
 def test_a_uv_that_hangs_is_killed(fake_store, fake_uv):
     fake_uv.slow("venv", 300)
     impatient = Store(fake_store.root, environ=fake_store.environ, build_timeout_s=1.0)
@@ -148,6 +149,7 @@ def test_an_old_uv_is_refused_before_it_builds_anything(tmp_path, fake_store):
     assert fake_store.environments() == []
 
 
+@pytest.mark.hostile
 def test_an_environment_that_lacks_a_locked_package_is_not_published(fake_store, fake_uv):
     fake_uv.path.write_text(
         fake_uv.path.read_text().replace("Version: 1", "Version: 2").replace("fake-1", "fake-2")
@@ -157,6 +159,7 @@ def test_an_environment_that_lacks_a_locked_package_is_not_published(fake_store,
     assert fake_store.environments() == []
 
 
+@pytest.mark.hostile
 def test_an_environment_whose_interpreter_fails_is_not_published(fake_store, fake_uv):
     fake_uv.path.write_text(
         fake_uv.path.read_text().replace(f"os.symlink({sys.executable!r}", "os.symlink('/bin/false'")
@@ -191,6 +194,7 @@ def read_only(folder, code, environ):
             path.chmod(mode)
 
 
+@pytest.mark.hostile
 def test_a_read_only_store_serves_what_it_has(fake_store):
     built = ensure(SPEC, store=fake_store)
     code = f"""
@@ -209,6 +213,7 @@ def test_a_read_only_store_serves_what_it_has(fake_store):
     assert not (fake_store.root / "by-name" / "alias").is_symlink()
 
 
+@pytest.mark.hostile
 def test_a_read_only_store_serves_nodes_even_if_its_recipes_are_not_to_be_read(fake_store, fake_uv):
     built = ensure(SPEC, store=fake_store)
     (fake_store.root / "recipes" / f"{built.key}.zip").unlink()
@@ -229,6 +234,7 @@ def test_a_read_only_store_serves_nodes_even_if_its_recipes_are_not_to_be_read(f
     assert len(fake_uv.calls()) == calls
 
 
+@pytest.mark.hostile
 def test_a_recipe_is_its_owners_and_a_torn_one_is_made_again(fake_store, fake_uv):
     built = ensure(SPEC, store=fake_store)
     (recipe,) = (fake_store.root / "recipes").iterdir()
@@ -252,6 +258,7 @@ def test_a_damaged_choice_is_made_again(fake_store, fake_uv, torn):
     assert len(fake_uv.calls("pip compile")) == 2
 
 
+@pytest.mark.hostile
 def test_a_store_that_cannot_be_made(tmp_path, fake_store):
     (tmp_path / "file").write_text("")
     with pytest.raises(ReadOnlyStoreError, match="cannot be made"):

@@ -5,7 +5,7 @@ import pwd
 import shutil
 
 import pytest
-from users import OTHER, as_user, give, needs_root, open_folder
+from users import OTHER, as_user, give, open_folder
 
 from raycrew.venv_manager import (
     EnvironmentSpec,
@@ -38,7 +38,7 @@ def planted_in(entry):
     python.chmod(0o755)
 
 
-@needs_root
+@pytest.mark.root
 def test_a_store_of_another_user_is_refused_and_nothing_of_it_runs(store, open_folder, fake_uv):
     built = ensure(SPEC, store=store)
     planted_in(built.path)
@@ -62,7 +62,7 @@ def test_a_store_of_another_user_is_refused_and_nothing_of_it_runs(store, open_f
     assert Store(store.root, environ=store.environ, trusted_owners=[str(OTHER)]).look(built.key) == built
 
 
-@needs_root
+@pytest.mark.root
 @pytest.mark.parametrize(
     "part", ["", "{key}", "{key}/venv", "{key}/venv/bin", "{key}/stamp.json", "{key}/venv/bin/python",
              "{key}/venv/pyvenv.cfg", "{key}/venv/lib/python*/site-packages", "locks"]
@@ -110,7 +110,7 @@ def test_a_parent_that_everybody_may_write_is_refused_before_anything_is_built(o
     assert ensure(SPEC, store=store).python.exists()
 
 
-@needs_root
+@pytest.mark.root
 def test_in_a_folder_for_everybody_what_others_put_there_before_is_refused(open_folder, fake_uv):
     environ = dict(os.environ) | fake_uv.environ
     store = Store(open_folder / "all", environ=environ)
@@ -126,7 +126,7 @@ def test_in_a_folder_for_everybody_what_others_put_there_before_is_refused(open_
         ensure(SPEC, store=store)
 
 
-@needs_root
+@pytest.mark.root
 def test_links_are_looked_at_themselves_and_where_they_lead(store, open_folder):
     built = ensure(SPEC, store=store)
     link = open_folder / "link"
@@ -145,7 +145,7 @@ def test_links_are_looked_at_themselves_and_where_they_lead(store, open_folder):
         store.python(built.key)
 
 
-@needs_root
+@pytest.mark.root
 def test_one_entry_of_another_does_not_hide_the_rest_and_gc_leaves_it(store, caplog):
     mine, planted = (
         ensure(EnvironmentSpec.requirements([n], carry=False), store=store) for n in ("mine", "planted")
@@ -157,7 +157,7 @@ def test_one_entry_of_another_does_not_hide_the_rest_and_gc_leaves_it(store, cap
     assert planted.path.exists()
 
 
-@needs_root
+@pytest.mark.root
 def test_another_user_uses_what_root_or_a_trusted_owner_built(store):
     built = ensure(SPEC, store=store)
     built.python.unlink()
@@ -195,7 +195,7 @@ def test_trusted_owners_that_nobody_knows(store, monkeypatch, capsys):
     assert "no-such-user" in capsys.readouterr().err
 
 
-@needs_root
+@pytest.mark.root
 def test_owners_that_the_driver_trusts_are_trusted_on_the_nodes(store):
     built = ensure(SPEC, store=store)
     give(store.root, OTHER)
@@ -207,7 +207,7 @@ def test_owners_that_the_driver_trusts_are_trusted_on_the_nodes(store):
     assert create_local_venv_on_each_node(SPEC, "x", ThreadNodes(), store=by_variable) == python
 
 
-@needs_root
+@pytest.mark.root
 def test_the_commands_say_whom_to_trust(store, capsys):
     ensure(SPEC, store=store)
     os.chown(store.root, OTHER, OTHER)

@@ -12,6 +12,8 @@ from raycrew.venv_manager._spec import locked_versions
 from raycrew.venv_manager.provision import prepare
 from raycrew.venv_manager.testing import LocalIndex
 
+pytestmark = pytest.mark.hostile
+
 SPEC = EnvironmentSpec.requirements(["moving"], carry=False)
 
 
@@ -79,7 +81,6 @@ def test_an_upgrade_that_changes_nothing_builds_nothing(moving):
     assert ensure(SPEC, store=store, upgrade=True) == first
 
 
-@pytest.mark.hostile
 def test_a_node_whose_environment_has_another_drivers_versions_gets_this_ones(moving, tmp_path, monkeypatch):
     index, store = moving
     monkeypatch.setattr("os.environ", dict(store.environ))

@@ -46,6 +46,7 @@ def test_drift_is_shown_file_by_file_and_package_by_package(store, environ):
     assert drift.packages == {"leaf": "1.1 -> 9"}
 
 
+@pytest.mark.hostile
 def test_an_edit_that_hides_its_traces_is_found_by_content(store):
     built = ensure(spec("base"), store=store)
     path = next(built.path.glob("venv/lib/*/site-packages/base/__init__.py"))
@@ -114,6 +115,7 @@ def test_gc_by_size_begins_with_the_longest_unused(fake_store):
     assert fake_store.environments() == []
 
 
+@pytest.mark.hostile
 def test_gc_keeps_what_is_in_use(fake_store):
     asked = ensure(spec("asked"), store=fake_store)
     running = ensure(spec("running"), store=fake_store)
@@ -131,6 +133,7 @@ def test_gc_keeps_what_is_in_use(fake_store):
     assert len(fake_store.environments()) == 2
 
 
+@pytest.mark.hostile
 def test_gc_clears_what_interrupted_builds_and_removals_left(fake_store):
     whole = ensure(spec("one"), store=fake_store)
     half, old = "0123456789abcdef01234567", "0123456789abcdef01234568-01234567"
@@ -147,6 +150,7 @@ def test_gc_clears_what_interrupted_builds_and_removals_left(fake_store):
     assert collect(fake_store) == []
 
 
+@pytest.mark.hostile
 def test_gc_touches_nothing_that_is_not_the_stores(fake_store):
     for name in ("work/thesis", "trash/photos", "0123/x"):
         (fake_store.root / name).mkdir(parents=True)
@@ -155,6 +159,7 @@ def test_gc_touches_nothing_that_is_not_the_stores(fake_store):
     assert (fake_store.root / "trash" / "photos").is_dir()
 
 
+@pytest.mark.hostile
 def test_gc_leaves_a_running_build_alone(fake_store):
     key = "0123456789abcdef01234567"
     (fake_store.root / key / "venv").mkdir(parents=True)

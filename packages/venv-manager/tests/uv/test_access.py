@@ -4,11 +4,20 @@ import base64
 import functools
 import http.server
 import json
+import os
 import threading
 
 import pytest
 
-from raycrew.venv_manager import CredentialsError, EnvironmentSpec, Store, ensure, identify, parse
+from raycrew.venv_manager import (
+    CredentialsError,
+    EnvironmentSpec,
+    Store,
+    VenvError,
+    ensure,
+    identify,
+    parse,
+)
 from raycrew.venv_manager.__main__ import main
 from raycrew.venv_manager._build import Recipe
 from raycrew.venv_manager._local.credentials import credentials_in, without_credentials
@@ -21,10 +30,12 @@ QUOTED = "pa%40ss%3Aw%C3%B6rd"
 
 
 class Guarded(http.server.SimpleHTTPRequestHandler):
-    expected = "Basic " + base64.b64encode(f"me:{PASSWORD}".encode()).decode()
+    expected = tuple(
+        "Basic " + base64.b64encode(user.encode()).decode() for user in (f"me:{PASSWORD}", "token:")
+    )
 
     def do_GET(self):
-        if self.headers.get("Authorization") == self.expected:
+        if self.headers.get("Authorization") in self.expected:
             super().do_GET()
             return
         self.send_response(401)
@@ -137,6 +148,49 @@ def test_a_password_reaches_uv_and_no_file(origin, tmp_path, guarded, nowhere, c
             assert secret not in text
 
 
+def texts_of(error):
+    """All that somebody may see of an error."""
+    while error is not None:
+        yield from (str(error), repr(error), *getattr(error, "__notes__", ()), getattr(error, "tail", ""))
+        error = error.__cause__ or error.__context__
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_a_refused_password_is_in_no_error(origin, tmp_path, guarded, nowhere, caplog):
+    caplog.set_level("DEBUG")
+    spec, more = origin(tmp_path, f"http://me:wr%40ng%3Aword@{guarded}")
+    with pytest.raises(VenvError) as caught:
+        ensure(spec, store=Store(tmp_path / "store", environ=nowhere | more))
+    for text in (*texts_of(caught.value), caplog.text):
+        assert "wr@ng" not in text and "wr%40ng" not in text
+
+
+TELLING = """
+import os, sys
+def build_wheel(*_, **__):
+    print(os.environ, *os.environ.values())
+    raise SystemExit(" ".join(os.environ.values()))
+"""
+
+
+@pytest.mark.hostile
+def test_a_build_that_prints_its_environment_tells_no_password(tmp_path, guarded, nowhere, caplog):
+    caplog.set_level("DEBUG")
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    system = 'requires = []\nbuild-backend = "bad"\nbackend-path = ["."]\n'
+    (bad / "pyproject.toml").write_text(f'[project]\nname = "bad"\nversion = "1"\n[build-system]\n{system}')
+    (bad / "bad.py").write_text(TELLING)
+    url = f"http://me:{QUOTED}@{guarded}"
+    spec = EnvironmentSpec.requirements([str(bad)], default_index=url, carry=False)
+    store = Store(tmp_path / "store", environ=nowhere | {"MY_API_KEY": "k3y of mine"})
+    with pytest.raises(VenvError, match=r"\*\*\*") as caught:
+        ensure(spec, store=store)
+    for text in (*texts_of(caught.value), caplog.text):
+        assert PASSWORD not in text and QUOTED not in text and "k3y" not in text
+
+
 @pytest.mark.hostile
 @pytest.mark.parametrize("origin", ORIGINS)
 def test_another_password_is_the_same_environment(origin, tmp_path, nowhere):
@@ -165,6 +219,67 @@ def test_a_machine_that_lacks_a_credential_is_refused_by_the_name_of_the_index(t
     netrc.write_text(f"machine {guarded.partition(':')[0]} login me password {PASSWORD}\n")
     netrc.chmod(0o600)
     assert install("netrc", NETRC=str(netrc)) == {"secret": "1.0"}
+
+
+KEYRING = """#!/bin/sh
+test "$1" = get || exit 2
+for last; do :; done
+test "$last" = me && echo '{password}' || exit 1
+"""
+
+
+def in_uvs_own_store(folder, host):
+    """As `uv auth login` keeps it."""
+    folder.mkdir()
+    kept = folder / "credentials.toml"
+    kept.write_text(
+        f'[[credential]]\nservice = "http://{host}/"\nusername = "me"\nscheme = "basic"\n'
+        f'password = "{PASSWORD}"\n'
+    )
+    kept.chmod(0o600)
+    return {"UV_CREDENTIALS_DIR": str(folder)}
+
+
+def in_keyring(folder, _):
+    folder.mkdir()
+    (folder / "keyring").write_text(KEYRING.format(password=PASSWORD))
+    (folder / "keyring").chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "UV_KEYRING_PROVIDER": "subprocess"}
+
+
+def in_keyring_by_configuration(folder, host):
+    found = in_keyring(folder, host)
+    (folder / "uv").mkdir()
+    (folder / "uv" / "uv.toml").write_text('keyring-provider = "subprocess"\n')
+    return {"PATH": found["PATH"], "XDG_CONFIG_HOME": str(folder)}
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("keep", [in_uvs_own_store, in_keyring, in_keyring_by_configuration])
+def test_uv_asks_its_own_store_and_the_keyring(keep, tmp_path, guarded, nowhere):
+    spec = EnvironmentSpec.requirements(["secret"], default_index=f"http://me@{guarded}", carry=False)
+    kept = keep(tmp_path / "kept", guarded)
+    store = Store(tmp_path / "store", environ=nowhere | kept)
+    built = ensure(spec, store=store)
+    recipe = Recipe.from_bytes((store.root / "recipes" / f"{built.key}.zip").read_bytes())
+    user = {f"UV_INDEX_{guarded.replace('.', '_').replace(':', '_')}_USERNAME": "me"}  # which is not sent
+    more = {"UV_CACHE_DIR": str(tmp_path / "other")} | (user if "PATH" in kept else {})
+    there = Store(tmp_path / "there", environ=store.environ | more)
+    for found in (built, there.install(recipe.key, lambda: recipe, python=recipe.python)):
+        assert found.stamp["packages"] == {"secret": "1.0"}
+    for file in (p for root in (store.root, there.root) for p in root.rglob("*") if p.is_file()):
+        assert PASSWORD not in file.read_text(errors="replace")
+    without = Store(tmp_path / "without", environ=nowhere)
+    if keep is not in_keyring_by_configuration:  # the driver's configuration counts on every node
+        with pytest.raises(CredentialsError, match="asks for credentials, and this machine has none"):
+            without.install(recipe.key, lambda: recipe, python=recipe.python)
+
+
+@pytest.mark.hostile
+def test_a_token_in_place_of_a_user_needs_no_password(tmp_path, guarded, nowhere):
+    spec = EnvironmentSpec.requirements(["secret"], default_index=f"http://token@{guarded}", carry=False)
+    built = ensure(spec, store=Store(tmp_path / "store", environ=nowhere))
+    assert built.stamp["packages"] == {"secret": "1.0"}
 
 
 @pytest.mark.smoke

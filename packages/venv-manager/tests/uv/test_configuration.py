@@ -1,13 +1,15 @@
 """The user's and the system's `uv.toml`, and pip's configuration beside them."""
 
 import json
+import os
+import shutil
 
 import pytest
 
 from raycrew.venv_manager import EnvironmentSpec, NetworkError, ResolutionError, Store, ensure, identify
 from raycrew.venv_manager.__main__ import main
 from raycrew.venv_manager._build import Recipe
-from raycrew.venv_manager._uv import configured, index_variables
+from raycrew.venv_manager._uv import configured, index_variables, serving
 from raycrew.venv_manager.provision import prepare
 from raycrew.venv_manager.testing import LocalIndex, write_project
 
@@ -127,17 +129,84 @@ def test_the_file_of_a_folder_above_a_project_stays_out(tmp_path, places, index,
     assert built.stamp["packages"] == {"demo": "2.0"}
 
 
-def test_doctor_shows_the_files_and_the_indexes(places, monkeypatch, capsys, tmp_path):
-    user, _, environ = places
-    user.write_text('[[index]]\nname = "corp"\nurl = "https://me:secret@corp/simple"\n')
-    monkeypatch.setenv("XDG_CONFIG_HOME", environ["XDG_CONFIG_HOME"])
+def shown_by_doctor(capsys, tmp_path):
     main(["doctor", "--json", "--store", str(tmp_path / "s")])
     out = capsys.readouterr().out
-    rows = {row["what"]: row["found"] for row in json.loads(out)}
-    assert rows["uv.toml"] == str(user)
-    assert "corp" in rows["uv.toml: index"]
-    assert "https://corp/simple" in rows["uv.toml: index"]
-    assert "secret" not in out
+    return {row["what"]: row["found"] for row in json.loads(out)}, out
+
+
+def test_doctor_shows_which_index_serves_what(places, monkeypatch, capsys, tmp_path):
+    user, system, environ = places
+    user.write_text(
+        'find-links = ["wheels"]\n'
+        '[[index]]\nname = "corp"\nurl = "https://me:hidden@corp/simple"\n'
+        '[[index]]\nname = "pinned"\nurl = "https://pinned/simple"\nexplicit = true\n'
+    )
+    system.write_text('extra-index-url = ["https://more/simple"]\nindex-url = "https://base/simple"\n')
+    for name in (name for name in os.environ if name.startswith(("UV_", "PIP_"))):
+        monkeypatch.delenv(name)
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS", "PIP_CONFIG_FILE"):
+        monkeypatch.setenv(name, environ[name])
+    monkeypatch.setenv("UV_INDEX", "mine=https://mine/simple")
+    monkeypatch.setenv("UV_INDEX_MINE_PASSWORD", "hidden")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    (tmp_path / "netrc").write_text("machine more login me password hidden\n")
+    rows, out = shown_by_doctor(capsys, tmp_path)
+    assert [rows[f"index {i}"] for i in range(1, 7)] == [
+        "mine https://mine/simple: all packages; said by UV_INDEX; credentials: UV_INDEX_MINE_PASSWORD",
+        f"corp https://corp/simple: all packages; said by {user}; credentials: in its URL",
+        f"https://more/simple: all packages; said by {system}; credentials: netrc, or uv's own store",
+        f"https://base/simple: what no other has (default); said by {system}; credentials: none",
+        f"{user.parent / 'wheels'}: files beside the indexes (find-links); said by {user}",
+        "pinned https://pinned/simple: only packages that name it (explicit); "
+        f"said by {user}; credentials: none",
+    ]
+    assert "index 7" not in rows and rows["uv.toml"] == str(system)
+    assert "hidden" not in out
+
+
+def test_doctor_shows_what_pip_is_configured_with(places, monkeypatch, capsys, tmp_path):
+    for name in (name for name in os.environ if name.startswith(("UV_", "PIP_"))):
+        monkeypatch.delenv(name)
+    for name, value in places[2].items():
+        if name.startswith(("UV_", "XDG_", "HOME")):
+            monkeypatch.setenv(name, value)
+    (tmp_path / "pip.conf").write_text(
+        "[global]\nindex-url = https://me:hidden@pip/simple\nextra-index-url = https://extra/simple\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    rows, out = shown_by_doctor(capsys, tmp_path)
+    assert rows["index 1"].startswith("https://extra/simple: all packages; said by pip's configuration")
+    assert rows["index 2"].startswith("https://pip/simple: what no other has (default); said by pip's")
+    assert rows["UV_INDEX_STRATEGY"] == "unsafe-best-match" and "hidden" not in out
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    assert "index 1" not in shown_by_doctor(capsys, tmp_path)[0]
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_NO_INDEX")
+    rows, _ = shown_by_doctor(capsys, tmp_path)
+    assert rows["index 1"].startswith("https://pypi.org/simple: what no other has (default); said by uv")
+
+
+@pytest.mark.hostile
+def test_uv_asks_the_indexes_in_the_order_that_is_shown(places, tmp_path):
+    user, system, environ = places
+    urls, folders = {}, {}
+    for version in range(1, 7):
+        index = LocalIndex(tmp_path / f"index{version}")
+        index.add("demo", f"{version}.0")
+        urls[version], folders[version] = index.url, index.folder / "demo"
+    user.write_text(
+        f'index-url = "{urls[5]}"\nextra-index-url = ["{urls[4]}"]\n[[index]]\nurl = "{urls[3]}"\n'
+    )
+    system.write_text(f'[[index]]\nurl = "{urls[1]}"\n[[index]]\nurl = "{urls[2]}"\ndefault = true\n')
+    environ |= {"UV_INDEX": f"mine={urls[6]}"}
+    shown = [place.url for place in serving(environ)]
+    assert len(shown) == 5 and shown[0] == urls[6]
+    for url in shown:
+        recipe = prepare(SPEC, Store(tmp_path / "s", environ=environ), force=True)
+        (version,) = [v for v, place in urls.items() if place == url]
+        assert f'version = "{version}.0"' in recipe.lock, shown
+        shutil.rmtree(folders[version])
 
 
 @pytest.mark.hostile

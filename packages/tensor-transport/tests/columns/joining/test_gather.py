@@ -66,5 +66,6 @@ def gather(rank, store):
     dist.destroy_process_group()
 
 
+@pytest.mark.hostile
 def test_batches_of_different_sizes_meet_on_every_rank(tmp_path):
     mp.spawn(gather, (str(tmp_path / "store"),), nprocs=WORLD)

@@ -16,7 +16,6 @@ from rich.table import Table
 
 from raycrew.venv_manager import _spec
 from raycrew.venv_manager._build import luggage
-from raycrew.venv_manager._local import without_credentials
 from raycrew.venv_manager._nodes import prefetch
 from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager._store import (
@@ -30,12 +29,14 @@ from raycrew.venv_manager._store import (
     verify,
 )
 from raycrew.venv_manager._uv import (
+    PLACES,
     configuration_files,
     configured,
     find_uv,
     index_variables,
     parse,
     run_uv,
+    serving,
     uv_version,
 )
 from raycrew.venv_manager.errors import SpecError, VenvError
@@ -227,12 +228,7 @@ def run_doctor(store: Store) -> Outcome:
     rows.append(
         ("raycrew", ", ".join(f"{c.name} {c.version}" for c in carried.distributions) or "none", True)
     )
-    spec = EnvironmentSpec.requirements(["any"])
-    for name, value in index_variables(spec, store.environ).items():
-        rows.append((name, without_credentials(value), True))
-    rows += [("uv.toml", str(path), True) for path in configuration_files(store.environ)]
-    for name, value in _spec.counted_settings(configured(store.environ), spec).items():
-        rows.append((f"uv.toml: {name}", value, True))
+    rows += _index_rows(store)
     compiled = store.environ.get("UV_COMPILE_BYTECODE", "1") not in ("0", "false")
     rows.append(("bytecode", _BYTECODE[compiled], True))
     if mode := store.environ.get("UV_LINK_MODE"):
@@ -242,6 +238,21 @@ def run_doctor(store: Store) -> Outcome:
         table.add_row(label, escape(value), "" if good else "[bold red]problem[/]")
     data = [{"what": label, "found": value, "ok": good} for label, value, good in rows]
     return Outcome(data, table, OK if all(good for *_, good in rows) else PROBLEM)
+
+
+def _index_rows(store: Store) -> list[tuple[str, str, bool]]:
+    """Each place that packages come from, in the order in which uv asks them, and what else uv is told."""
+    try:
+        found = serving(store.environ)
+    except VenvError as error:
+        return [("indexes", str(error), False)]
+    rows = [(f"index {i}", str(place), True) for i, place in enumerate(found, 1)]
+    spec = EnvironmentSpec.requirements(["any"])
+    if strategy := index_variables(spec, store.environ).get("UV_INDEX_STRATEGY"):
+        rows.append(("UV_INDEX_STRATEGY", strategy, True))
+    rows += [("uv.toml", str(path), True) for path in configuration_files(store.environ)]
+    told = _spec.counted_settings(configured(store.environ), spec)
+    return rows + [(f"uv.toml: {name}", value, True) for name, value in told.items() if name not in PLACES]
 
 
 def _uv_row(store: Store) -> tuple[str, str, bool]:

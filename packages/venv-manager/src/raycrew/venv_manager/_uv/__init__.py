@@ -3,11 +3,13 @@
 from raycrew.venv_manager._uv.access import Access, access_here, access_of, need_credentials
 from raycrew.venv_manager._uv.configuration import configuration_files, configured, told_to_uv
 from raycrew.venv_manager._uv.indexes import build_environment, index_variables
+from raycrew.venv_manager._uv.order import PLACES, serving
 from raycrew.venv_manager._uv.process import OLDEST, find_uv, run_uv, uv_version
 from raycrew.venv_manager._uv.uv_run import parse
 
 __all__ = [
     "OLDEST",
+    "PLACES",
     "Access",
     "access_here",
     "access_of",
@@ -19,6 +21,7 @@ __all__ = [
     "need_credentials",
     "parse",
     "run_uv",
+    "serving",
     "told_to_uv",
     "uv_version",
 ]

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from netrc import NetrcParseError, netrc
 from pathlib import Path
@@ -15,6 +15,7 @@ from raycrew.venv_manager._local import (
     credentials_in,
     requirement_files,
     requirement_lines,
+    without_credentials,
     workspace_root,
 )
 from raycrew.venv_manager._spec import EnvironmentSpec, is_credential, is_of_index, project_folder
@@ -23,6 +24,7 @@ from raycrew.venv_manager.errors import CredentialsError
 
 _SOURCES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
 _FROM_PIP = ("index-url", "extra-index-url", "find-links")
+_TELLING = 4  # Characters of a credential that is looked for in texts; shorter ones are in every word.
 _NAMED = re.compile(r"(?<![^\s,])(?P<name>[A-Za-z0-9_.-]+)=(?P<url>[a-z]+://\S+)")
 
 
@@ -79,6 +81,21 @@ def access_here(environ: Mapping[str, str]) -> dict[str, str]:
     return dict(_variables(ours))
 
 
+def hiding(environ: Mapping[str, str]) -> Callable[[str], str]:
+    """What takes the credentials of an environment out of a text: of URLs, and wherever they are printed."""
+    with_password = {name.removesuffix("_PASSWORD") for name in environ if name.endswith("_PASSWORD")}
+    values = {
+        value
+        for name, value in environ.items()
+        if is_credential(name) and name.removesuffix("_USERNAME") not in with_password
+    }
+    spelled = {form for v in values if len(v) >= _TELLING for form in (v, quote(v, safe=""), quote(v))}
+    if not spelled:
+        return without_credentials
+    found = re.compile("|".join(re.escape(value) for value in sorted(spelled, key=len, reverse=True)))
+    return lambda text: found.sub("***", without_credentials(text))
+
+
 def _of_machine(environ: Mapping[str, str]) -> Iterator[str]:
     yield from (environ[name] for name in _SOURCES if name in environ)
     pip = pip_settings(environ)
@@ -116,7 +133,8 @@ def _places(credentials: Iterable[Credential]) -> dict[str, Credential]:
 def _variables(credentials: Mapping[str, Credential]) -> Iterator[tuple[str, str]]:
     for name, c in credentials.items():
         yield _variable(name, "USERNAME"), c.username
-        yield _variable(name, "PASSWORD"), c.password
+        if c.password:  # else uv looks for it in its own store, netrc and the keyring
+            yield _variable(name, "PASSWORD"), c.password
 
 
 def _variable(name: str, what: str) -> str:
@@ -146,17 +164,33 @@ def need_credentials(names: Mapping[str, str], environ: Mapping[str, str]) -> No
             f"the environment is built with {', '.join(lacking)}, and this machine does not have it: secrets "
             "are not sent, set it there"
         )
-    if environ.get("UV_KEYRING_PROVIDER", "disabled") != "disabled":
+    if _asks_keyring(environ):
         return
     for name, url in ((name, url) for name, url in names.items() if url):
-        variables = [_variable(name, what) for what in ("USERNAME", "PASSWORD")]
-        host = urlsplit(url).hostname or ""
-        if not (any(v in environ for v in variables) or host in _known_hosts(environ)):
+        if not credentials_of(name, url, environ):
+            variables = [_variable(name, what) for what in ("USERNAME", "PASSWORD")]
+            host = urlsplit(url).hostname or ""
             raise CredentialsError(
                 f"the index {name} ({url}) asks for credentials, and this machine has none: set "
                 f"{' and '.join(variables)} there, or put {host} into its ~/.netrc",
                 index=name,
             )
+
+
+def credentials_of(name: str, url: str, environ: Mapping[str, str]) -> str:
+    """Where this machine has a user or a password for an index; empty where nowhere. Tells neither."""
+    if next(credentials_in(url), None):
+        return "in its URL"
+    variables = [_variable(name, what) for what in ("USERNAME", "PASSWORD")] if name else []
+    if there := [variable for variable in variables if variable in environ]:
+        return " and ".join(there)
+    if (urlsplit(url).hostname or "") in _known_hosts(environ):
+        return "netrc, or uv's own store"
+    return "the keyring is asked" if url.startswith("http") and _asks_keyring(environ) else ""
+
+
+def _asks_keyring(environ: Mapping[str, str]) -> bool:
+    return environ.get("UV_KEYRING_PROVIDER", "disabled") != "disabled"
 
 
 def _known_hosts(environ: Mapping[str, str]) -> set[str]:

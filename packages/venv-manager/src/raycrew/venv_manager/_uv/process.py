@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from raycrew.venv_manager import errors
-from raycrew.venv_manager._local import without_credentials
+from raycrew.venv_manager._uv.access import hiding
 from raycrew.venv_manager._waiting import LOOK_S, end, start
 
 logger = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ def run_uv(
         process = start(command, environ=variables, cwd=cwd, pass_fds=pass_fds)
     except OSError as error:
         raise errors.UvNotFoundError(f"{command[0]} cannot be run: {error}") from error
-    return _finish(process, command, on_line, timeout_s)
+    return _finish(process, command, on_line, timeout_s, hiding(variables))
 
 
 def _finish(
@@ -177,13 +177,14 @@ def _finish(
     command: list[str],
     on_line: Callable[[str], None] | None,
     timeout_s: float,
+    hide: Callable[[str], str],
 ) -> str:
     tail: deque[str] = deque(maxlen=TAIL_LINES)
     output: list[str] = []
 
     def follow(stream: IO[str]) -> None:
         for raw in stream:
-            line = _ANSI.sub("", raw).rstrip()
+            line = hide(_ANSI.sub("", raw).rstrip())
             tail.append(line)
             if on_line is not None and line:
                 on_line(line)
@@ -206,8 +207,8 @@ def _finish(
         for reader in readers:
             reader.join(timeout=10)
     if process.returncode:
-        text = "\n".join(tail) or "".join(output)[-4000:]
-        raise translated(command, process.returncode, without_credentials(text))
+        text = "\n".join(tail) or hide("".join(output))[-4000:]
+        raise translated(command, process.returncode, text)
     return "".join(output)
 
 
