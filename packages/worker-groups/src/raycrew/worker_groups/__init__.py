@@ -3,6 +3,7 @@
 from raycrew.worker_groups._calls import MultiWorkerFuture, Results, wait_any
 from raycrew.worker_groups._declared import DeclaredMethod, per_rank, rank_zero, replicated, sharded
 from raycrew.worker_groups._group import RayWorkerGroup
+from raycrew.worker_groups._handles import GroupHandle
 from raycrew.worker_groups._health import ResourceUsage, RunningCall, StuckWorker, WorkerStatus
 from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups._start import RayWorkerBuilder, StartupReport
@@ -49,6 +50,7 @@ __all__ = [
     "EnvironmentProviderError",
     "FanOutError",
     "FunctionLoadError",
+    "GroupHandle",
     "ItemCrashedError",
     "ItemError",
     "ItemOutcome",

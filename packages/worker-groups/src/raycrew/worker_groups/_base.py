@@ -13,6 +13,7 @@ from ray.exceptions import RayError
 
 from raycrew.cluster_core import BundlesOccupiedError, Claim, Cluster, ClusterError
 from raycrew.worker_groups._calls import (
+    Closing,
     Dispatch,
     GroupCalls,
     GroupShape,
@@ -22,6 +23,7 @@ from raycrew.worker_groups._calls import (
     in_thread,
     left,
 )
+from raycrew.worker_groups._handles import GroupHandle, Members
 from raycrew.worker_groups._health import Ended, GroupHealth, Workers
 from raycrew.worker_groups._life import Keeper, Lifecycle, catch_up, keep, try_again, watch_over
 from raycrew.worker_groups._ranks import TiedBundles, plan_seats
@@ -105,7 +107,7 @@ class Starting:
         return start
 
 
-class WorkerGroup(GroupFacts, GroupCalls, GroupHealth):
+class WorkerGroup(GroupFacts, GroupCalls, Closing, GroupHealth):
     """A group of workers, wherever they run; see `RayWorkerGroup` for the arguments."""
 
     start = Starting()
@@ -213,6 +215,23 @@ class WorkerGroup(GroupFacts, GroupCalls, GroupHealth):
         if self._balancer is None:
             raise ValueError(f"worker group {self.name!r} was made without enable_load_balancing=True")
         return self._balancer
+
+    @abstractmethod
+    def handle(self) -> GroupHandle:
+        """A handle for those who call the group and do not own it, in any task or actor of the cluster.
+
+        It follows the group through restarts, where a pickled copy of the group has the workers of its moment
+        alone. The first one starts a small actor that knows who the members are, and ends with the group.
+
+        Raises:
+            WorkerGroupClosedError: The group was shut down.
+            WorkerGroupError: This is a copy of the group.
+        """
+
+    def _members(self) -> Members:
+        started = self._started
+        tied, sharding = self._tied_groups, self.sharding_annotations
+        return Members(started.handles, started.ranks, started.facts, tied, sharding)
 
     def __repr__(self) -> str:
         state = f"{self.world_size} workers" if self._life.state in ("open", "restarting") else "shut down"

@@ -9,6 +9,7 @@ from typing import Any
 from raycrew.cluster_core import Session
 from raycrew.worker_groups._base import WorkerGroup, log_left
 from raycrew.worker_groups._calls import Dispatch, MultiWorkerFuture, Recovery, send_to_actors
+from raycrew.worker_groups._handles import Contact, Directory, GroupHandle, RayRoute
 from raycrew.worker_groups._health import Ended, Seen, SeenByRank, Workers, end_workers_of, sights_of
 from raycrew.worker_groups._life import CopiedLifecycle
 from raycrew.worker_groups._ranks import WorkerFacts
@@ -27,6 +28,7 @@ from raycrew.worker_groups._start import (
     for_the_way,
     next_generation,
     start_group,
+    without_options,
 )
 from raycrew.worker_groups.balancing import ProcessUsage
 from raycrew.worker_groups.errors import WorkerGroupError
@@ -45,6 +47,7 @@ class Actors:
         session: The connection that they belong to.
         handles: In rank order.
         facts: What is known of their processes, in rank order.
+        directory: Says who they are now to those who have a handle of the group.
         strays: New workers of failed restarts that could not be ended, by rank.
     """
 
@@ -52,11 +55,14 @@ class Actors:
     session: Session
     handles: list[Handle]
     facts: list[WorkerFacts]
+    directory: Directory
     strays: list[Ended] = field(default_factory=list)
 
     def end(self, timeout_s: float, force: bool) -> Ended:
         """End them, by rank; they may have ended before."""
         handles, facts = dict(enumerate(self.handles)), dict(enumerate(self.facts))
+        if Session.current() == self.session:
+            self.directory.end()
         ended = end_workers_of(self.session, handles, facts, 0.0 if force else timeout_s)
         return ended.beside(self.end_strays())
 
@@ -75,6 +81,7 @@ class RayWorkerGroup(WorkerGroup):
 
     A group may be passed on to tasks and actors: such a copy can call the workers as they are at that moment,
     and tell of them. It comes without secrets, and the owner alone restarts workers and shuts the group down.
+    What is to follow the group through restarts gets a `handle()`.
 
     Args:
         cluster: Where to place workers; a `RayVirtualCluster`, say.
@@ -122,7 +129,9 @@ class RayWorkerGroup(WorkerGroup):
     def _start(self) -> Started:
         self._session = current_session()
         started = start_group(self._spec, self._claim, self._note_end, self._check_connection)
-        self._crew: Actors = Actors(self.name, self._session, started.handles, started.facts)
+        self._crew: Actors = Actors(
+            self.name, self._session, started.handles, started.facts, Directory(self.name)
+        )
         self._in_order = runs_in_order(started.info.is_async, started.options[0].actor)
         self._supervision = Supervision(self.name, self._spec.options, self._life)
         return started
@@ -207,9 +216,35 @@ class RayWorkerGroup(WorkerGroup):
         is_heard = HOOK in self._started.info.methods
         self._life.replacing(range(self.world_size) if is_heard else ranks)
         self._end_strays()
-        next_generation(
-            self._spec, self._claim, self._started, ranks, self._note_stray, self._open, self._take_generation
+        try:
+            next_generation(
+                self._spec,
+                self._claim,
+                self._started,
+                ranks,
+                self._note_stray,
+                self._open,
+                self._take_generation,
+            )
+        finally:
+            self._crew.directory.publish(self._members)
+
+    def handle(self) -> GroupHandle:
+        """See `WorkerGroup.handle`."""
+        self._life.check_owner("handle")
+        self._open()
+        address, members = self._crew.directory.open(self._members)
+        options = self._spec.options
+        contact = Contact(
+            address,
+            without_options(self._started.info),
+            self._spec.transport,
+            self._in_order,
+            options.load_balancing_strategy if options.enable_load_balancing else None,
+            tuple(options.idempotent_methods),
+            self._session,
         )
+        return GroupHandle(RayRoute(contact, members))
 
     def _end_strays(self) -> None:
         left = {rank: why for stray in self._crew.end_strays() for rank, why in stray.left.items()}

@@ -1,9 +1,7 @@
 """The calls of a group: which ranks get what, by name or typed; how they are sent is up to the group."""
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, overload
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, TypeVar, overload
 
 from raycrew.worker_groups._calls.callees import Callee, RankCallee
 from raycrew.worker_groups._calls.dispatch import (
@@ -13,7 +11,6 @@ from raycrew.worker_groups._calls.dispatch import (
     dispatch_single,
 )
 from raycrew.worker_groups._calls.futures import MultiWorkerFuture
-from raycrew.worker_groups._calls.results import uninterrupted
 from raycrew.worker_groups._calls.typed import WholeCalls
 
 J = TypeVar("J")
@@ -21,32 +18,6 @@ J = TypeVar("J")
 
 class GroupCalls(WholeCalls):
     """What can be called on a group; see the methods."""
-
-    @abstractmethod
-    def shutdown(self, cleanup_method: str | None = None, timeout: float = 30.0, force: bool = False) -> bool:
-        """End all workers and give their bundles back."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.shutdown(force=error is not None)
-
-    async def ashutdown(
-        self, cleanup_method: str | None = None, timeout: float = 30.0, force: bool = False
-    ) -> bool:
-        """The same as `shutdown`, without blocking the event loop; being cancelled does not stop it."""
-        return await uninterrupted(lambda: self.shutdown(cleanup_method, timeout, force))
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.ashutdown(force=error is not None)
 
     @overload
     def on(
@@ -214,3 +185,11 @@ class GroupCalls(WholeCalls):
     ) -> J:
         """The same as `future_bundle.get_results(timeout=timeout)`."""
         return future_bundle.get_results(timeout=timeout)
+
+
+def unknown_attribute(group: object, name: str, methods: Collection[str]) -> AttributeError:
+    """The error for an attribute that a group lacks; points at the way to call a method of its workers."""
+    text = f"{type(group).__name__!r} object has no attribute {name!r}"
+    if not name.startswith("_") and name in methods:
+        text += f"; on its workers, call({name!r}, …) calls that method"
+    return AttributeError(text, name=name, obj=group)

@@ -73,6 +73,16 @@ class Lifecycle:
         if self._state in ("closing", "closed"):
             raise WorkerGroupClosedError(f"worker group {self._name!r} was shut down")
 
+    def check_owner(self, what: str) -> None:
+        """Make sure that this is the process that made the group.
+
+        Args:
+            what: The method that is for it alone.
+
+        Raises:
+            WorkerGroupError: It is not.
+        """
+
     def pause(self, seconds: float) -> None:
         """Wait for some time.
 
@@ -277,6 +287,14 @@ class CopiedLifecycle(Lifecycle):
             WorkerGroupError: Always.
         """
         raise self._not_the_owner("shutdown")
+
+    def check_owner(self, what: str) -> None:
+        """Always raise.
+
+        Raises:
+            WorkerGroupError: Always.
+        """
+        raise self._not_the_owner(what)
 
     def _not_the_owner(self, what: str) -> WorkerGroupError:
         return WorkerGroupError(

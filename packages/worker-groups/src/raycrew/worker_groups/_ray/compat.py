@@ -156,6 +156,27 @@ def start_actor(
     )
 
 
+def own_namespace() -> str:
+    """The namespace that names of actors of this process are in."""
+    return str(ray.get_runtime_context().namespace)
+
+
+def find_actor(name: str, namespace: str) -> Any:
+    """The handle of a named actor; None where there is none.
+
+    Raises:
+        GetTimeoutError: Ray's control service does not answer.
+    """
+
+    def find() -> Any:
+        try:
+            return ray.get_actor(name, namespace)
+        except ValueError:
+            return None
+
+    return ask(find)
+
+
 def living_nodes(timeout_s: float = ANSWER_S) -> list[Mapping[str, Any]]:
     """The entries of `ray.nodes()` for the nodes that Ray counts as alive.
 

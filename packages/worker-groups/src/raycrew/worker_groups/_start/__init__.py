@@ -1,6 +1,6 @@
 """Starting a group: what it is to be, all workers at once within one deadline, what took how long."""
 
-from raycrew.worker_groups._start.copies import for_the_way
+from raycrew.worker_groups._start.copies import for_the_way, without_options
 from raycrew.worker_groups._start.facts import GroupFacts
 from raycrew.worker_groups._start.generations import next_generation
 from raycrew.worker_groups._start.options import GroupOptions
@@ -34,5 +34,6 @@ __all__ = [
     "next_generation",
     "start_group",
     "transport_of",
+    "without_options",
     "worker_aliases",
 ]

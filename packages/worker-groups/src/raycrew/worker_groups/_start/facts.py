@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raycrew.cluster_core import Bundle, Claim, Placement
-from raycrew.worker_groups._calls import Whereabouts
+from raycrew.worker_groups._calls import Whereabouts, unknown_attribute
 from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups._start.report import StartupReport
 from raycrew.worker_groups._start.spec import GroupSpec, worker_aliases
@@ -27,11 +27,8 @@ class GroupFacts:
 
         def __getattr__(self, name: str) -> Any:
             """Point at the way to call a method of the workers, which a group does not have itself."""
-            text = f"{type(self).__name__!r} object has no attribute {name!r}"
             started = vars(self).get("_started")
-            if started is not None and not name.startswith("_") and name in started.info.methods:
-                text += f"; on its workers, call({name!r}, …) calls that method"
-            raise AttributeError(text, name=name, obj=self)
+            raise unknown_attribute(self, name, () if started is None else started.info.methods)
 
     def _note_places(self) -> None:
         shares = (_share(self._claim.bundles[p], self._claim.actor_options(p)) for p in self._started.order)

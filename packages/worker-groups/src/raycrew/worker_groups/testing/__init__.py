@@ -29,6 +29,7 @@ from raycrew.worker_groups._calls import (
     start_timeout,
     when_done,
 )
+from raycrew.worker_groups._handles import GroupHandle, LocalRoute
 from raycrew.worker_groups._health import Seen, SeenByRank, Workers, on_page
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, final_indices, rank_order
 from raycrew.worker_groups._ray import ActorState, unwrap_actor_class
@@ -266,6 +267,16 @@ class InProcessGroup(WorkerGroup):
             rank.rank: Whereabouts(self._spec.name, rank, f) for rank, f in zip(ranks, facts, strict=True)
         }
         self._await_start(HOOK, calls, places)
+
+    def handle(self) -> GroupHandle:
+        """See `RayWorkerGroup.handle`; it stays in this process, as its group does."""
+        self._open()
+        options = self._spec.options
+        strategy = options.load_balancing_strategy if options.enable_load_balancing else None
+        calls = (self._open, self._members, self._send)
+        return GroupHandle(
+            LocalRoute(self.name, self._started.info, strategy, options.idempotent_methods, *calls)
+        )
 
     def __reduce__(self) -> str:
         raise TypeError(f"{self.name!r} is a group of threads of this process, and can't be pickled")

@@ -1,0 +1,144 @@
+"""The named actor that says who the members of a group are now: the group tells it, handles ask it."""
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raycrew.worker_groups._handles.members import Members
+from raycrew.worker_groups._ray import (
+    current_session,
+    end_actors,
+    find_actor,
+    is_behind_proxy,
+    own_namespace,
+    own_node,
+    start_actor,
+)
+from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
+
+logger = logging.getLogger(__name__)
+
+_ANSWER_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the members of a group can be asked for.
+
+    Attributes:
+        group_name: Name of the group.
+        actor: Name of the actor.
+        namespace: The namespace of that name.
+    """
+
+    group_name: str
+    actor: str
+    namespace: str
+
+    def newer_than(self, generation: int) -> Members | None:
+        """The members of the group, if they are of a later generation.
+
+        Raises:
+            WorkerGroupClosedError: The group was shut down.
+            GetTimeoutError: There is no answer.
+        """
+        handle = find_actor(self.actor, self.namespace)
+        closed = f"worker group {self.group_name!r} was shut down: nobody knows its members any more"
+        if handle is None:
+            raise WorkerGroupClosedError(closed)
+        session = current_session()
+        try:
+            with session.while_connected():
+                asked = handle.newer_than.remote(generation)
+            found: Members | None = session.get(asked, timeout=_ANSWER_S)
+        except RayActorError as error:
+            raise WorkerGroupClosedError(closed) from error
+        return found
+
+
+class MemberList:
+    """The actor itself."""
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+
+    def replace(self, members: Members) -> None:
+        """From now on these are the members."""
+        self._members = members
+
+    def newer_than(self, generation: int) -> Members | None:
+        """The members, if they are of a later generation."""
+        return self._members if self._members.generation > generation else None
+
+
+class Directory:
+    """A group's side of that actor, which there is from the first handle on until the group ends.
+
+    Args:
+        group_name: Name of the group.
+    """
+
+    def __init__(self, group_name: str) -> None:
+        self._group_name = group_name
+        self._name = f"{group_name}-members-{uuid.uuid4().hex[:8]}"
+        self._actor: Any = None
+        self._is_over = False
+        self._lock = threading.Lock()
+
+    def open(self, members: Callable[[], Members]) -> tuple[Address, Members]:
+        """Where the members can be asked for, and who they are.
+
+        Raises:
+            WorkerGroupClosedError: The group has ended.
+            GetTimeoutError: Ray's control service does not answer.
+        """
+        with self._lock:
+            if self._is_over:
+                raise WorkerGroupClosedError(f"worker group {self._group_name!r} was shut down")
+            now = members()
+            if self._actor is None:
+                self._start(now)
+            return Address(self._group_name, self._name, own_namespace()), now
+
+    def publish(self, members: Callable[[], Members]) -> None:
+        """Tell who the members are, where anybody has a handle. One that can't be told is made anew."""
+        with self._lock:
+            if self._actor is None or self._is_over:
+                return
+            try:
+                self._tell(members())
+            except (RayError, WorkerGroupError) as error:
+                logger.warning("handles of %s can't be told of its new members: %s", self._group_name, error)
+
+    def _tell(self, members: Members) -> None:
+        session = current_session()
+        try:
+            with session.while_connected():
+                told = self._actor.replace.remote(members)
+            session.get(told, timeout=_ANSWER_S)
+        except RayActorError:  # its node is gone, or somebody ended it
+            self._start(members)
+
+    def _start(self, members: Members) -> None:
+        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "name": self._name}
+        if not is_behind_proxy():  # beside its owner, which is the last that should be lost
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(own_node()[0], soft=True)
+        remote: Any = ray.remote
+        self._actor = start_actor(remote(MemberList), options, arguments=[members])
+
+    def end(self) -> None:
+        """End the actor: from now on handles know that the group has ended."""
+        with self._lock:
+            self._is_over, actor, self._actor = True, self._actor, None
+        if actor is not None:
+            try:
+                end_actors([actor])
+            except WorkerGroupError as error:  # the connection ends, and the actor with it
+                logger.debug("%s: %s", self._name, error)
