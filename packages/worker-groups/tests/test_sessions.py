@@ -1,6 +1,7 @@
 """What was made over one connection to Ray never joins another."""
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from raycrew.worker_groups import (
     RayWorkerGroup,
     WorkerGroupClosedError,
     WorkerGroupError,
+    _ray,
     fan_out,
     fan_out_as_completed,
 )
@@ -184,6 +186,22 @@ def test_a_fan_out_after_the_users_own_shutdown_starts_no_cluster(local_ray):
     ray.shutdown()
     with pytest.raises(WorkerGroupClosedError, match="connection to Ray"):
         list(outcomes)
+    assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize(("question", "time_of_asking"), [("node_cpus", 2), ("start_actor", 1)])
+def test_a_connection_that_ends_while_a_fan_out_begins(local_ray, monkeypatch, question, time_of_asking):
+    asked = getattr(_ray, question)
+    times = itertools.count(1)
+
+    def shut_down_and_ask(*args):
+        if next(times) == time_of_asking:
+            ray.shutdown()
+        return asked(*args)
+
+    monkeypatch.setattr(_ray, question, shut_down_and_ask)
+    with pytest.raises(WorkerGroupClosedError, match="connection to Ray"):
+        fan_out(double, range(4))
     assert not ray.is_initialized()
 
 

@@ -94,17 +94,24 @@ class Pool:
 
     @contextlib.contextmanager
     def session(self, limit: int | None) -> Iterator[Mapping[str, int]]:
-        """Work with the pool: gives the number of processes by node id; calls at the same time share them."""
+        """Work with the pool: gives the number of processes by node id; calls at the same time share them.
+
+        Raises:
+            WorkerGroupClosedError: The pool was closed meanwhile, or its connection to Ray has ended.
+        """
+        try:
+            with self._shared(limit) as slots:
+                yield slots
+        except WorkerGroupError:
+            self.check_open()  # else it was not the connection that ended
+            raise
+
+    @contextlib.contextmanager
+    def _shared(self, limit: int | None) -> Iterator[Mapping[str, int]]:
         with self._lock:
+            if self._active == 0:
+                self._begin(limit)
             self._active += 1
-            try:
-                if self._active == 1:
-                    self._begin(limit)
-            except BaseException as error:
-                self._active -= 1
-                if isinstance(error, WorkerGroupError):
-                    self.check_open()  # else it was not the connection that ended
-                raise
             slots = self._shares.slots
         try:
             yield slots
