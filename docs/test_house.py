@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import os
 import re
+import runpy
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -49,9 +50,14 @@ def test_the_rooms_that_journeys_name_exist() -> None:
     assert not missing
 
 
+def targets_of_mutants() -> dict[str, Any]:
+    """What mutants/targets.py defines."""
+    return runpy.run_path(str(ROOT / "mutants/targets.py"))
+
+
 def test_modules_that_are_mutated_exist_and_so_do_the_tests_that_stand_for_them() -> None:
-    targets: Mapping[str, Mapping[str, Sequence[str]]] = assigned("mutants/run.py", "TARGETS")
-    files = [
+    targets: Mapping[str, Mapping[str, Sequence[str]]] = targets_of_mutants()["TARGETS"]
+    paths = [
         path
         for package, modules in targets.items()
         for module, tests in modules.items()
@@ -60,7 +66,30 @@ def test_modules_that_are_mutated_exist_and_so_do_the_tests_that_stand_for_them(
             *(ROOT / "packages" / package / "tests" / test for test in tests),
         )
     ]
-    assert [str(path) for path in files if not path.is_file()] == []
+    assert [str(path) for path in paths if not path.exists()] == []
+
+
+def imported(file: Path) -> set[str]:
+    """The first names of all modules that a file imports, wherever it does so."""
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.split(".")[0] for name in names}
+
+
+def test_each_pure_module_is_mutated_or_left_out_with_a_reason() -> None:
+    known = targets_of_mutants()
+    for package, source in SOURCES.items():
+        mutated, left_out = (known[name][package.replace("_", "-")] for name in ("TARGETS", "LEFT_OUT"))
+        pure = {
+            str(file.relative_to(source).with_suffix(""))
+            for file in source.rglob("*.py")
+            if not file.name.startswith("__") and imported(file).isdisjoint(known["EDGE"])
+        }
+        assert pure - mutated.keys() - left_out.keys() == set(), "a target, or left out with a reason"
+        assert left_out.keys() - pure == set(), "left out and not pure, or not there"
+        assert not mutated.keys() & left_out.keys()
+        assert all(left_out.values())
 
 
 def test_the_table_says_what_nox_runs_by_default_and_ci_reads_it_from_nox() -> None:

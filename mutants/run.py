@@ -1,95 +1,33 @@
 """Do the tests notice? Small mutations of the pure modules, each run against the tests of that module.
 
 `nox -s mutants -- [--count N] [--seed S] [MODULE …]` takes N mutations of each module (an operator, a bound,
-a number, a condition), runs them in a copy of the packages, and prints those that no test noticed. A survivor
-is either killed by a test of the promise that it breaks, or listed in `equivalent.toml` with the reason why
-nobody could notice.
+a number, a condition, a returned value), runs them in a copy of the packages, and prints those that no test
+noticed. A survivor is either killed by a test of the promise that it breaks, or listed in `equivalent.toml`
+with the reason why nobody could notice.
 """
 
 import argparse
+import importlib
+import importlib.util
 import os
-import random
-import shlex
 import shutil
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cosmic_ray.commands import execute, init
-from cosmic_ray.config import ConfigDict
-from cosmic_ray.work_db import WorkDB, use_db
-from cosmic_ray.work_item import TestOutcome, WorkerOutcome, WorkResult
+from mutations import Mutation, mutations
+from targets import TARGETS
+from trying import Module, Trial
 
 ROOT = Path(__file__).parent.parent
 EQUIVALENT = Path(__file__).parent / "equivalent.toml"
 AIM = 0.95
-# `|` joins types far more often than it joins sets or bits here.
-SKIPPED_OPERATORS = ("BitOr", "ExceptionReplacer", "RemoveDecorator")
-
-# Module (below the package's import name) and the tests that stand for it (below the package's tests).
-TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "cluster-core": {
-        "_planning/plan": ("planning/test_plan.py",),
-        "_planning/bundle_packing": ("planning/test_plan.py",),
-        "_placement/options": ("placement/test_options.py",),
-        "_planning/segments": ("planning/test_segments.py", "planning/test_plan.py"),
-        "_placement/ledger": ("test_testing.py",),
-        "_placement/returning": ("placement/test_returning.py",),
-        "_connection/environment": ("connection/test_environment.py",),
-        "_devices/binding": ("devices/test_devices.py",),
-        "_topology": ("test_topology.py", "planning/test_plan.py"),
-    },
-    "worker-groups": {
-        "_calls/dispatch": ("calls/test_dispatch.py",),
-        "_calls/results": ("test_testing.py", "calls/test_async.py"),
-        "_calls/tasks": ("test_testing.py", "calls/test_async.py"),
-        "_life/states": ("life/test_states.py",),
-        "_life/budget": ("life/test_budget.py",),
-        "_health/family": ("health/test_family.py",),
-        "_ranks": ("test_ranks.py",),
-        "_worker/options": ("worker/test_options.py",),
-        "sharding": ("test_sharding.py",),
-        "balancing/_strategies": ("balancing/test_balancing_strategies.py",),
-        "fan_out/_batches": ("fan_out/test_fan_out_batches.py",),
-        "fan_out/_processes/journal": ("fan_out/test_fan_out_journal.py",),
-    },
-    "tensor-transport": {
-        "_rows/views": ("rows/test_view_values.py", "rows/test_views.py"),
-        "_rows/indexing": ("rows/test_indexing.py", "rows/test_view_values.py"),
-        "_bytes/codec": ("bytes/test_codec.py",),
-        "_bytes/folding": ("bytes/test_fold.py",),
-        "packing/_fitting": ("packing/test_values.py", "packing/test_packing.py"),
-        "packing/_bins": ("packing/test_values.py", "packing/test_packing.py"),
-        "packing/_plan": ("packing/test_values.py", "packing/test_plan.py"),
-        "transports/_choosing/choice": ("transports/test_choice.py",),
-        "weights/_directory/record": (
-            "weights/directory/test_record.py",
-            "weights/directory/test_directory.py",
-        ),
-        "weights/deltas/_codec": ("weights/deltas/test_delta_codec.py",),
-        "weights/resharding/_planning/agreement": ("weights/resharding/test_reshard_plan.py",),
-        "weights/resharding/_planning/needs": ("weights/resharding/test_reshard_plan.py",),
-        "weights/resharding/_planning/plan": ("weights/resharding/test_reshard_plan.py",),
-        "weights/_update/manifest": ("weights/update/test_checksum.py", "weights/test_weights.py"),
-    },
-    "venv-manager": {
-        "_spec/digest": ("spec/test_digest.py", "spec/test_spec.py"),
-        "_spec/spec": ("spec/test_spec.py", "spec/test_digest.py"),
-        "_local/sources": ("local/test_sources.py", "spec/test_digest.py"),
-        "_spec/given": ("spec/test_digest.py", "local/test_lock_places.py"),
-        "_local/listed": ("local/test_listed.py",),
-        "_local/credentials": ("uv/test_access.py", "uv/test_secrets.py"),
-        "_spec/variables": ("uv/test_secrets.py", "spec/test_digest.py", "uv/test_access.py"),
-        "_spec/uv_settings": ("spec/test_digest.py", "uv/test_configuration.py"),
-        "_uv/uv_run": ("spec/test_spec.py", "uv/test_requirement_forms.py"),
-        "_store/trust": ("store/test_trust.py",),
-        "_local/fingerprints": ("local/test_lock_places.py", "spec/test_digest.py"),
-        "_build/inventory": ("store/test_upkeep.py",),
-    },
-}
+# Slow to import, and no part of the packages: once for all forks.
+PRELOADED = ("numpy", "torch", "ray", "hypothesis", "packaging", "aiohttp", "rich")
+PYTEST = ("-q", "-s", "-p", "no:cacheprovider")
 
 
 @dataclass(frozen=True)
@@ -101,73 +39,23 @@ class Survivor:
     after: str
 
 
-def survivor(module: str, diff: str) -> Survivor:
-    """The changed lines of a diff."""
-    lines = [line for line in diff.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
-    before = " ".join(line[1:].strip() for line in lines if line[0] == "-")
-    after = " ".join(line[1:].strip() for line in lines if line[0] == "+")
-    return Survivor(module, before, after)
-
-
 def known_equivalents() -> set[Survivor]:
     """The mutations that nobody can notice."""
     entries = tomllib.loads(EQUIVALENT.read_text()).get("equivalent", [])
     return {Survivor(entry["module"], entry["before"], entry["after"]) for entry in entries}
 
 
-def keep_sample(work: WorkDB, count: int, seed: int) -> None:
-    """Skip all mutations but some, chosen by the seed and in the same order each time."""
-    items = sorted(
-        work.work_items,
-        key=lambda item: (
-            item.mutations[0].start_pos,
-            item.mutations[0].operator_name,
-            item.mutations[0].occurrence,
-        ),
-    )
-    wanted = [
-        item
-        for item in items
-        if not any(operator in item.mutations[0].operator_name for operator in SKIPPED_OPERATORS)
+def sample(copy: Path, package: str, name: str, count: int, seed: int) -> Module:
+    """A module in the copy, with its tests and a sample of its mutations but those that nobody can notice."""
+    folder = copy / "packages" / package
+    source = folder / "src/raycrew" / package.replace("-", "_") / f"{name}.py"
+    equivalent = known_equivalents()
+    made = [
+        each
+        for each in mutations(source.read_text(), count, seed)
+        if Survivor(f"{package}/{name}", each.before, each.after) not in equivalent
     ]
-    kept = {item.job_id for item in random.Random(seed).sample(wanted, min(count, len(wanted)))}
-    skipped = [item.job_id for item in items if item.job_id not in kept]
-    work.set_multiple_results(skipped, WorkResult(worker_outcome=WorkerOutcome.SKIPPED))
-
-
-def test_command(copy: Path, package: str, tests: Sequence[str]) -> str:
-    """The tests of one module, in the copy, ended at the first failure."""
-    folder = copy / "packages" / package / "tests"
-    options = [
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        str(copy / "pyproject.toml"),
-        "--rootdir",
-        str(copy),
-    ]
-    return shlex.join([sys.executable, "-m", "pytest", *options, *(str(folder / test) for test in tests)])
-
-
-def outcomes(copy: Path, package: str, module: str, count: int, seed: int) -> Iterator[tuple[bool, str]]:
-    """Per mutation of one module: whether it was noticed, and its diff."""
-    source = copy / "packages" / package / "src" / "raycrew" / package.replace("-", "_") / f"{module}.py"
-    config = ConfigDict(
-        {
-            "timeout": 300.0,
-            "test-command": test_command(copy, package, TARGETS[package][module]),
-            "distributor": {"name": "local"},
-        }
-    )
-    with use_db(str(copy / f"{package}-{module.replace('/', '-')}.sqlite")) as work:
-        init([source], work, {})
-        keep_sample(work, count, seed)
-        execute(work, config)
-        for _, result in work.results:
-            if result.worker_outcome is WorkerOutcome.NORMAL:
-                yield result.test_outcome is not TestOutcome.SURVIVED, result.diff or ""
+    return Module(source, [folder / "tests" / test for test in TARGETS[package][name]], made)
 
 
 def prepare(copy: Path) -> None:
@@ -176,7 +64,11 @@ def prepare(copy: Path) -> None:
     for name in ("pyproject.toml", "conftest.py"):
         shutil.copy(ROOT / name, copy)
     found = [*copy.glob("packages/*/src"), *copy.glob("packages/*/tests"), *copy.glob("packages/*/tests/**/")]
+    sys.path[:0] = map(str, found)
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, found))
+    sys.dont_write_bytecode = True  # a mutation may be as long and as old as its original
+    for name in filter(importlib.util.find_spec, PRELOADED):
+        importlib.import_module(name)
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -188,27 +80,44 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def tried(copy: Path, package: str, names: Sequence[str], chosen: argparse.Namespace) -> tuple[int, int]:
+    """How many mutations of some modules of a package were noticed, and how many there were."""
+    modules = {name: sample(copy, package, name, chosen.count, chosen.seed) for name in names}
+    named = {module.source: f"{package}/{name}" for name, module in modules.items()}
+    output = os.fdopen(os.dup(1), "w")
+
+    def show(module: Module, mutation: Mutation) -> None:
+        print(f"{named[module.source]}\n  - {mutation.before}\n  + {mutation.after}", file=output, flush=True)
+
+    places = ["-c", str(copy / "pyproject.toml"), "--rootdir", str(copy), f"--basetemp={copy / 'tmp'}"]
+    missed, failed = Trial([*PYTEST, *places], copy, show).unnoticed(list(modules.values()))
+    output.close()
+    for test in failed:
+        print(f"left out, as it fails without any mutation: {test}")
+    for name, module in modules.items():
+        unnoticed = sum(each is module for each, _ in missed)
+        made = len(module.mutations)
+        print(f"{package + '/' + name:<56} noticed {made - unnoticed:>4} of {made:>4}", flush=True)
+    return sum(len(each.mutations) for each in modules.values()) - len(missed), sum(
+        len(each.mutations) for each in modules.values()
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the sample; 1 where fewer than 95 % of what can be noticed was noticed."""
     chosen = options(arguments)
-    equivalent, survivors, totals = known_equivalents(), [], [0, 0]
+    totals: dict[str, tuple[int, int]] = {}
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder))
-        for package, modules in TARGETS.items():
-            for module in modules:
-                if chosen.modules and module not in chosen.modules:
-                    continue
-                seen = list(outcomes(Path(folder), package, module, chosen.count, chosen.seed))
-                missed = [survivor(f"{package}/{module}", diff) for noticed, diff in seen if not noticed]
-                real = [each for each in missed if each not in equivalent]
-                tried, noticed = len(seen) - len(missed) + len(real), len(seen) - len(missed)
-                print(f"{package + '/' + module:<44} noticed {noticed:>3} of {tried:>3}", flush=True)
-                survivors += real
-                totals = [totals[0] + noticed, totals[1] + tried]
-    for each in survivors:
-        print(f"\n{each.module}\n  - {each.before}\n  + {each.after}")
-    print(f"\nnoticed {totals[0]} of {totals[1]}")
-    return int(not totals[1] or totals[0] / totals[1] < AIM)
+        for package, targets in TARGETS.items():
+            names = [name for name in targets if not chosen.modules or {name, package} & {*chosen.modules}]
+            if names:
+                totals[package] = tried(Path(folder), package, names, chosen)
+    totals["all"] = tuple(map(sum, zip(*totals.values(), strict=True)))
+    for package, (noticed, made) in totals.items():
+        print(f"{package:<56} noticed {noticed:>4} of {made:>4}")
+    noticed, made = totals["all"]
+    return int(not made or noticed / made < AIM)
 
 
 if __name__ == "__main__":
