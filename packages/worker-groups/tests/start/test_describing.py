@@ -36,7 +36,7 @@ def test_the_devices_of_a_node_are_those_of_its_bundles(gpus, per_node):
     cluster = FakeCluster([len(gpus), 1], bundle_specs=specs)
     *here, there = told(cluster)
     assert [(share, devices) for share, _, devices in here] == [(n, per_node) for n in gpus]
-    assert there == (1, None, 1)
+    assert there == (1, (1, [0]), 1)
 
 
 @pytest.mark.parametrize("slots", [1, 3])

@@ -1,17 +1,24 @@
 """What groups on Ray and in one process have in common: how they are made, what they tell, how they end."""
 
-import gc
 import logging
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from ray.exceptions import RayError
 
-from raycrew.cluster_core import BundlesOccupiedError, Claim, Cluster, ClusterError
+from raycrew.cluster_core import Cluster
+from raycrew.worker_groups._bundles import (
+    ABANDONED_S,
+    Crew,
+    claim_bundles,
+    end_and_release,
+    log_left,
+    release_when_free,
+)
 from raycrew.worker_groups._calls import (
     Closing,
     Dispatch,
@@ -25,15 +32,19 @@ from raycrew.worker_groups._calls import (
 )
 from raycrew.worker_groups._handles import GroupHandle, Members
 from raycrew.worker_groups._health import Ended, GroupHealth, Workers
-from raycrew.worker_groups._life import Keeper, Lifecycle, catch_up, keep, try_again, watch_over
-from raycrew.worker_groups._ranks import TiedBundles, plan_seats
+from raycrew.worker_groups._life import Keeper, Lifecycle, watch_over
+from raycrew.worker_groups._ranks import RankInfo, TiedBundles, plan_seats
 from raycrew.worker_groups._start import (
     GroupFacts,
     GroupOptions,
     GroupSpec,
     RayWorkerBuilder,
     Started,
+    check_launchers,
+    forwarded_now,
+    init_kwargs_of,
     transport_of,
+    worker_aliases,
 )
 from raycrew.worker_groups._worker import pick_secrets
 from raycrew.worker_groups.balancing import LoadBalancer, WorkerLoad
@@ -44,51 +55,7 @@ from raycrew.worker_groups.sharding import NamedSharding
 P = ParamSpec("P")
 G = TypeVar("G", bound="WorkerGroup")
 
-_ABANDONED_S = 30.0
-
 logger = logging.getLogger(__name__)
-
-
-class Crew(Protocol):
-    """The workers of a group without the group, so that they can be ended when it is gone."""
-
-    name: str
-
-    def end(self, timeout_s: float, force: bool) -> Ended:
-        """End them, by rank; they may have ended before."""
-        ...
-
-
-def end_and_release(crew: Crew, claim: Claim, timeout_s: float, force: bool) -> Ended:
-    """End workers, and give their bundles back once nothing can use them any more."""
-    ended = crew.end(timeout_s, force)
-    log_left(crew.name, ended)
-    release_when_free(ended, claim)
-    return ended
-
-
-def release_when_free(ended: Ended, claim: Claim) -> None:
-    """Give bundles back, or keep them until a later try finds that nothing can use them any more."""
-    if ended.occupied:
-        keep(partial(_try_to_release, ended, claim))
-    else:
-        claim.release()
-
-
-def _try_to_release(ended: Ended, claim: Claim) -> bool:
-    try:
-        if (occupied := ended.once_more().occupied) is False:
-            claim.release()
-    except (WorkerGroupError, ClusterError, RayError) as error:
-        logger.warning("bundles can't be given back yet: %s", error)
-        return False
-    return not occupied
-
-
-def log_left(name: str, ended: Ended) -> None:
-    """Warn of workers that are not known to have ended."""
-    for rank, why in ended.left.items():
-        logger.warning("%s: rank %d is not known to have ended: %s", name, rank, why)
 
 
 class Starting:
@@ -121,8 +88,10 @@ class WorkerGroup(GroupFacts, GroupCalls, Closing, GroupHealth):
         bundle_indices_list: Sequence[TiedBundles | Sequence[int]] | None = None,
         *,
         sharding_annotations: NamedSharding | None = None,
-        env_vars: Mapping[str, str] | None = None,
+        init: Mapping[str, Any] | Callable[[RankInfo], Mapping[str, Any]] | None = None,
+        env_vars: Mapping[str, str] | Callable[[RankInfo], Mapping[str, str]] | None = None,
         secrets: Sequence[str] = (),
+        launchers: Mapping[str, str | Sequence[str]] | None = None,
         environments: EnvironmentProvider | Literal["auto"] | None = None,
         transport: ArgumentTransport | Literal["auto"] | None = None,
         enable_gradient_compression: bool = False,
@@ -151,9 +120,12 @@ class WorkerGroup(GroupFacts, GroupCalls, Closing, GroupHealth):
             plan=plan,
             options=options,
             init_kwargs=init_kwargs,
+            forwarded=forwarded_now(),
             secrets=pick_secrets(secrets, os.environ),
             transport=transport_of(transport),
         )
+        init_kwargs_of(self._spec)
+        check_launchers(options.launchers, worker_aliases(self._spec.name, plan))
         balancer = self._make_balancer()
         self._balancer = balancer if enable_load_balancing else None
         self.cluster = cluster
@@ -161,14 +133,14 @@ class WorkerGroup(GroupFacts, GroupCalls, Closing, GroupHealth):
         self._life: Lifecycle = Lifecycle(self._spec.name)
         self._ended: Ended | None = None
         self._orderly = False
-        self._claim = _claim(cluster, plan.indices, self._spec.name)
+        self._claim = claim_bundles(cluster, plan.indices, self._spec.name)
         try:
             self._started: Started = self._start()
         except BaseException:
             release_when_free(self._ended or Ended(), self._claim)
             raise
         self._keeper: Keeper | None = (keeper := Keeper())
-        give_back = partial(end_and_release, self._crew, self._claim, _ABANDONED_S, force=False)
+        give_back = partial(end_and_release, self._crew, self._claim, ABANDONED_S, force=False)
         self._unwatch = watch_over(keeper, f"worker group {self.name!r}", give_back)
         rank_of = {position: rank for rank, position in enumerate(self._started.order)}
         self._tied_groups = [[rank_of[p] for p in group] for group in plan.tied_groups]
@@ -334,17 +306,6 @@ class WorkerGroup(GroupFacts, GroupCalls, Closing, GroupHealth):
             dispatch = replace(dispatch, join=replace(dispatch.join, transport=self._spec.transport))
         with self._life.sending([send.rank for send in dispatch.sends], timeout):
             return self._deliver(dispatch, timeout)
-
-
-def _claim(cluster: Cluster, indices: Sequence[int] | None, name: str) -> Claim:
-    try:
-        return cluster.claim(indices, name)
-    except BundlesOccupiedError:
-        gc.collect()  # perhaps by groups that nobody can use any more
-        deadline = deadline_after(_ABANDONED_S)
-        catch_up(left(deadline) or 0.0)
-        try_again(left(deadline) or 0.0)
-        return cluster.claim(indices, name)
 
 
 def _check_sharding(sharding: NamedSharding | None, n_workers: int) -> None:

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from raycrew.cluster_core import Session
-from raycrew.worker_groups._base import WorkerGroup, log_left
+from raycrew.worker_groups._base import WorkerGroup
+from raycrew.worker_groups._bundles import log_left
 from raycrew.worker_groups._calls import Dispatch, MultiWorkerFuture, Recovery, send_to_actors
 from raycrew.worker_groups._handles import Contact, Directory, GroupHandle, RayRoute
 from raycrew.worker_groups._health import Ended, Seen, SeenByRank, Workers, end_workers_of, sights_of
@@ -90,7 +91,14 @@ class RayWorkerGroup(WorkerGroup):
         name_prefix: Name of the group; by default the worker class's.
         bundle_indices_list: Tied groups in rank order: `(node, [indices on it])`, or `[indices]` of them all.
         sharding_annotations: Named axes over the ranks.
-        env_vars: Variables set in each worker before its class is imported.
+        init: Keyword arguments of the worker's `__init__`, whatever they are called; or a function that gives
+            those of a rank. It is called here with each rank's `RankInfo` once ranks are known, before any
+            worker is told anything, and again for a worker that is replaced.
+        env_vars: Variables set in each worker before its class is imported; or a function that gives those of
+            a rank, called as that of `init` is, and at each new generation for every rank.
+        launchers: Commands that start the workers' interpreters, such as `["nsys", "profile"]`, by pattern of
+            the workers' names (those in `worker_metadata`); the first pattern that fits counts. Without an
+            environment of its own, a worker so started runs in the driver's interpreter.
         secrets: Names of variables of this process that workers get too, and that show up nowhere.
         environments: Which Python workers run in: a provider, "auto" for installed ones, None for this.
         transport: What encodes arguments on their way: a transport, "auto" for an installed one.
@@ -115,12 +123,13 @@ class RayWorkerGroup(WorkerGroup):
         port_range: First and last port to lease from. While it starts, each worker needs two of them besides
             `ports_per_worker`, to meet at should it get rank 0; rank 0 keeps its two.
         progress: Whether to draw a progress bar; by default on a terminal.
-        **init_kwargs: Further keyword arguments of the worker's `__init__`.
+        **init_kwargs: Further keyword arguments of the worker's `__init__`. One that is named nearly as an
+            option is, and that only a `**kwargs` there would take, is refused.
 
     Raises:
         WorkerFailureError: A worker failed during start-up, or was late (`WorkerStartTimeoutError`).
         ValueError: The layout doesn't fit the cluster, or a resource can't be had.
-        TypeError: Arguments don't fit `__init__`.
+        TypeError: Arguments don't fit `__init__`, or one is given twice.
         BundlesOccupiedError: Another group holds the bundles.
         BundlesLostError: Somebody removed a placement group of the cluster, perhaps during the start.
         NodeLostError: A node of the cluster is gone.

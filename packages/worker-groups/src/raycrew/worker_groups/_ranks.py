@@ -57,7 +57,8 @@ class Seat:
         bundle: Bundle that it will occupy.
         tied_group: Tied group that it belongs to.
         place_in_group: Place in its tied group; 0 is the leader.
-        tied_bundles: For the leader of a tied group that was asked for: what `configure_worker` is told.
+        tied_bundles: What `configure_worker` is told: for the leader of a tied group, the node and the
+            bundles of the group, else those of the worker; None for the others of a tied group.
     """
 
     position: int
@@ -143,14 +144,19 @@ def plan_seats(
     if bundle_indices_list is not None:
         return _tied_plan(bundles, by_node, bundle_indices_list)
     if workers_per_node is None:
-        return SeatPlan(tuple(Seat(i, b, i) for i, b in enumerate(bundles)), None, ordered=False)
+        return SeatPlan(_seats(bundles, by_node), None, ordered=False)
     chosen = [
         b for node, n in zip(by_node, _counts(by_node, workers_per_node), strict=True) for b in node[:n]
     ]
     if not chosen:
         raise ValueError(f"workers_per_node={workers_per_node!r} asks for no worker at all")
     indices = None if len(chosen) == len(bundles) else tuple(b.index for b in chosen)
-    return SeatPlan(tuple(Seat(i, b, i) for i, b in enumerate(chosen)), indices, ordered=False)
+    return SeatPlan(_seats(chosen, by_node), indices, ordered=False)
+
+
+def _seats(chosen: Sequence[Bundle], by_node: Sequence[Sequence[Bundle]]) -> tuple[Seat, ...]:
+    places = {bundle.index: (n, [i]) for n, node in enumerate(by_node) for i, bundle in enumerate(node)}
+    return tuple(Seat(i, bundle, i, 0, places[bundle.index]) for i, bundle in enumerate(chosen))
 
 
 def _by_node(bundles: Sequence[Bundle]) -> list[list[Bundle]]:

@@ -1,5 +1,6 @@
 """This process's membership of a Ray cluster."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from threading import RLock
 from types import TracebackType
@@ -28,6 +29,7 @@ class RayConnection:
         dashboard_url: Where the dashboard is, or None.
         namespace: Namespace of named actors.
         policy: What of the environment is forwarded to workers.
+        forwarded: What that was when the connection was made.
         secrets: What `init_ray(secrets=…)` collected, and what of the environment is allowed and holds
             credentials; worker groups deliver it, nothing else shows it.
         of_process: The last one that `init_ray` made here, closed or not; `current()` tells the open one.
@@ -53,6 +55,7 @@ class RayConnection:
         self.started_here = started_here
         self.dashboard_url = dashboard_url
         self.policy = policy
+        self.forwarded = policy.forwarded(os.environ)
         self.secrets = secrets
         self.session_dir = session_dir
         self.session = _ray.check_connected()

@@ -1,5 +1,11 @@
 """Starting a group: what it is to be, all workers at once within one deadline, what took how long."""
 
+from raycrew.worker_groups._start.arguments import (
+    check_arguments,
+    check_launchers,
+    forwarded_now,
+    init_kwargs_of,
+)
 from raycrew.worker_groups._start.copies import for_the_way, without_options
 from raycrew.worker_groups._start.facts import GroupFacts
 from raycrew.worker_groups._start.generations import next_generation
@@ -11,7 +17,6 @@ from raycrew.worker_groups._start.spec import (
     GroupSpec,
     RayWorkerBuilder,
     check_hook,
-    check_init,
     worker_aliases,
 )
 from raycrew.worker_groups._start.startup import Handle, Started, start_group
@@ -28,9 +33,12 @@ __all__ = [
     "StartupReport",
     "Stopwatch",
     "Supervision",
+    "check_arguments",
     "check_hook",
-    "check_init",
+    "check_launchers",
     "for_the_way",
+    "forwarded_now",
+    "init_kwargs_of",
     "next_generation",
     "start_group",
     "transport_of",

@@ -22,9 +22,16 @@ def for_the_way(state: Mapping[str, Any]) -> dict[str, Any]:
         spec,
         builder=RayWorkerBuilder(spec.builder.fqn),
         options=replace(
-            spec.options, env_vars=None, environments=None, transport=None, on_worker_failure=None
+            spec.options,
+            init=None,
+            env_vars=None,
+            launchers=None,
+            environments=None,
+            transport=None,
+            on_worker_failure=None,
         ),
         init_kwargs={},
+        forwarded={},
         secrets={},
     )
     return {

@@ -45,6 +45,7 @@ def describe_worker(
         spec.builder.ray_options,
         Configured(),
         {},
+        forwarded=spec.forwarded,
         env_vars=spec.options.variables,
         py_executable=python,
     )

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from raycrew.cluster_core import Bundle, Claim, Placement
 from raycrew.worker_groups._calls import Whereabouts, unknown_attribute
-from raycrew.worker_groups._ranks import RankInfo
+from raycrew.worker_groups._ranks import RankInfo, Seat
 from raycrew.worker_groups._start.report import StartupReport
 from raycrew.worker_groups._start.spec import GroupSpec, worker_aliases
 from raycrew.worker_groups._start.startup import Handle, Started
@@ -107,11 +107,18 @@ class GroupFacts:
                 "local_rank": info.local_rank,
                 "global_rank": info.rank,
                 "name": aliases[position],
-                "bundle_indices": self._spec.plan.seats[position].tied_bundles,
+                "bundle_indices": self._bundle_indices(info, self._spec.plan.seats[position]),
                 "tied_group_idx": tied[info.rank],
             }
             for info, position in zip(self._started.ranks, self._started.order, strict=True)
         ]
+
+    def _bundle_indices(self, info: RankInfo, seat: Seat) -> tuple[int, list[int]] | None:
+        """The node and the bundles on it; devices may have given a worker's bundle another place there."""
+        if seat.tied_bundles is None or self._spec.plan.ordered:
+            return seat.tied_bundles
+        node, (planned,) = seat.tied_bundles
+        return node, [planned + info.bundle_index - seat.bundle.index]
 
     def __len__(self) -> int:
         return self.world_size

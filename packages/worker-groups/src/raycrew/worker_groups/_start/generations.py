@@ -9,6 +9,7 @@ from raycrew.worker_groups._calls import Whereabouts
 from raycrew.worker_groups._health import Ended, end_workers
 from raycrew.worker_groups._ranks import WorkerFacts, assign_ranks, final_indices
 from raycrew.worker_groups._ray import while_connected
+from raycrew.worker_groups._start.arguments import of_each_rank
 from raycrew.worker_groups._start.plugins import interpreter_for
 from raycrew.worker_groups._start.spec import GroupSpec
 from raycrew.worker_groups._start.startup import Launch, Started, starting
@@ -75,11 +76,12 @@ class _Succession(Launch):
             generation = started.ranks[0].generation + 1
             indices = final_indices(self.claim, facts)
             ranks = assign_ranks(order, facts, indices, self.spec.name, generation)
-            timings = self._begin(order, ranks, facts, options)
+            own = of_each_rank(self.spec, started.info, options, order, ranks, self.positions)
+            timings = self._begin(order, ranks, facts, own)
             handles = [self.handles.get(p, handle) for p, handle in zip(order, started.handles, strict=True)]
             here = [facts[position] for position in order]
             told = {
-                rank: self._prepare(handles[rank], ranks[rank], here[rank], options[position])
+                rank: self._prepare(handles[rank], ranks[rank], here[rank], own[position])
                 for rank, position in enumerate(order)
                 if position not in self.handles
             }

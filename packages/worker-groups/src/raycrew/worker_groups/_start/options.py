@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, Literal, Self
 
+from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups._start.sizes import size_bytes
 from raycrew.worker_groups._worker import CommunicationOptions, check_env_vars
 from raycrew.worker_groups.errors import WorkerFailureError
@@ -23,8 +24,10 @@ class GroupOptions:
     """
 
     sharding_annotations: NamedSharding | None
-    env_vars: Mapping[str, str] | None
+    init: Mapping[str, Any] | Callable[[RankInfo], Mapping[str, Any]] | None
+    env_vars: Mapping[str, str] | Callable[[RankInfo], Mapping[str, str]] | None
     secrets: Sequence[str]
+    launchers: Mapping[str, str | Sequence[str]] | None
     environments: EnvironmentProvider | Literal["auto"] | None
     transport: ArgumentTransport | Literal["auto"] | None
     enable_gradient_compression: bool
@@ -48,6 +51,10 @@ class GroupOptions:
 
     def __post_init__(self) -> None:
         check_env_vars(self.variables, "env_vars")
+        if self.init is not None and not callable(self.init):
+            _check_named("init", self.init)
+        if self.launchers is not None:
+            _check_launchers(self.launchers)
         for name in ("secrets", "idempotent_methods"):
             _check_names(name, getattr(self, name))
         _check_number("init_timeout_s", self.init_timeout_s, math.ulp(0.0))
@@ -62,8 +69,8 @@ class GroupOptions:
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """`env_vars`, none of them if there are none."""
-        return {} if self.env_vars is None else self.env_vars
+        """`env_vars` that are the same for all workers."""
+        return {} if self.env_vars is None or callable(self.env_vars) else self.env_vars
 
     @property
     def memory_limit_bytes(self) -> int:
@@ -74,6 +81,20 @@ class GroupOptions:
     def communication(self) -> CommunicationOptions:
         """What workers are told of collective communication."""
         return CommunicationOptions(self.enable_gradient_compression, self.async_communication)
+
+
+def _check_named(option: str, values: object) -> None:
+    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+        raise TypeError(f"{option} is a mapping by name, or a function of the rank, not {values!r}")
+
+
+def _check_launchers(launchers: object) -> None:
+    if not isinstance(launchers, Mapping):
+        raise TypeError(f"launchers are commands by pattern of workers' names, not {launchers!r}")
+    for pattern, command in launchers.items():
+        words = [command] if isinstance(command, str) else command
+        if not isinstance(words, Sequence) or not words or not all(isinstance(w, str) and w for w in words):
+            raise TypeError(f"launchers[{pattern!r}] is a command or the list of its words, not {command!r}")
 
 
 def _check_names(option: str, names: object) -> None:

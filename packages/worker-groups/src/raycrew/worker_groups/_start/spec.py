@@ -1,7 +1,8 @@
 """What a group is to be: its worker with arguments and options, its layout, its wishes."""
 
+import inspect
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Self
@@ -11,6 +12,9 @@ from raycrew.worker_groups._ranks import SeatPlan
 from raycrew.worker_groups._start.options import GroupOptions
 from raycrew.worker_groups._worker import ClassInfo, fqn_of
 from raycrew.worker_groups.protocols import ArgumentTransport
+
+#: How near a name that does not fit is to the one that was meant; and one that `**kwargs` would take.
+_NEAR, _VERY_NEAR = 0.75, 0.85
 
 #: A method that a worker class may have: called after its `__init__`, and at every new generation.
 HOOK = "on_generation"
@@ -24,13 +28,14 @@ class RayWorkerBuilder:
             name is imported in the worker's environment only, never here.
         *args: Positional arguments of `__init__`. As in a call, an ObjectRef or the future of another group's
             call goes from worker to worker: `__init__` gets the value, or the list of them.
-        **kwargs: Keyword arguments of `__init__`.
+        **kwargs: Keyword arguments of `__init__`. Here, as in a group's `init=`, they may have any name, also
+            that of an option of the group.
 
     Raises:
         TypeError: `worker` is none of these.
     """
 
-    def __init__(self, worker: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, worker: Any, /, *args: Any, **kwargs: Any) -> None:
         self.fqn = fqn_of(worker)
         self.worker = worker
         self.args = args
@@ -57,7 +62,8 @@ class GroupSpec:
         cluster: Where they are to be.
         plan: Who sits where.
         options: What the caller wishes.
-        init_kwargs: Further keyword arguments of `__init__`.
+        init_kwargs: Keyword arguments of `__init__` that were given beside the options.
+        forwarded: Variables of the driver that the policy forwards, as they were when the group was made.
         secrets: Values of the secrets that the options name.
         transport: The one that the options ask for.
     """
@@ -68,24 +74,47 @@ class GroupSpec:
     plan: SeatPlan
     options: GroupOptions
     init_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    forwarded: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     transport: ArgumentTransport | None = None
 
 
-def check_init(info: ClassInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def check_init(
+    info: ClassInfo,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    loose: Collection[str] = (),
+    whole: bool = True,
+) -> None:
     """Check arguments against a worker class's `__init__`.
+
+    Args:
+        info: The worker class.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        loose: Names that were given beside the group's options. One that only `**kwargs` of `__init__` takes
+            and that is nearly an option's is taken for a misspelt option.
+        whole: Whether these are all the arguments.
 
     Raises:
         TypeError: They don't fit.
     """
+    bind = info.init.bind if whole else info.init.bind_partial
     try:
-        info.init.bind(*args, **kwargs)
+        bind(*args, **kwargs)
     except TypeError as error:
-        advice = _near_misses(info, kwargs)
+        advice = _near_misses(info, kwargs, _NEAR)
         raise TypeError(f"{info.name}.__init__{info.init}: {error}{advice}") from None
+    named = {p.name for p in info.init.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD}
+    if advice := _near_misses(info, [name for name in loose if name not in named], _VERY_NEAR):
+        raise TypeError(
+            f"{info.name}.__init__{info.init} names no such parameter{advice} "
+            "An argument that has such a name all the same goes into init=dict(…)"
+        )
 
 
-def _near_misses(info: ClassInfo, kwargs: Mapping[str, Any]) -> str:
+def _near_misses(info: ClassInfo, names: Iterable[str], nearness: float) -> str:
     """Which options of a group, or parameters of a class, misspelt ones may have been meant as."""
     own = list(info.init.parameters)
     options = [
@@ -94,7 +123,7 @@ def _near_misses(info: ClassInfo, kwargs: Mapping[str, Any]) -> str:
         "bundle_indices_list",
         *(f.name for f in fields(GroupOptions)),
     ]
-    near = {name: get_close_matches(name, own + options, 1, 0.75) for name in kwargs if name not in own}
+    near = {name: get_close_matches(name, own + options, 1, nearness) for name in names if name not in own}
     meant = {name: found[0] for name, found in near.items() if found}
     return "".join(
         f"; did you mean {found!r}{'' if found in own else ', an option of the group'}, by {name!r}?"

@@ -22,18 +22,23 @@ from raycrew.worker_groups._calls import (
     failure,
     left,
     log_tail,
-    refuse_stream,
     settle,
     start_timeout,
 )
 from raycrew.worker_groups._health import Ended, end_workers_of, follow, stand_by
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, final_indices, rank_order
 from raycrew.worker_groups._ray import current_session, start_actor, while_connected
+from raycrew.worker_groups._start.arguments import (
+    check_arguments,
+    init_kwargs_of,
+    launcher_of,
+    of_each_rank,
+)
 from raycrew.worker_groups._start.bundles import BundleLook
 from raycrew.worker_groups._start.describing import describe_worker
 from raycrew.worker_groups._start.plugins import interpreter_for
 from raycrew.worker_groups._start.report import StartupProgress, StartupReport, Stopwatch, startup_progress
-from raycrew.worker_groups._start.spec import HOOK, GroupSpec, check_hook, check_init, worker_aliases
+from raycrew.worker_groups._start.spec import HOOK, GroupSpec, check_hook, worker_aliases
 from raycrew.worker_groups._worker import (
     ClassInfo,
     ClassSource,
@@ -146,7 +151,8 @@ class Launch:
             indices = final_indices(self.claim, facts)
             order = rank_order(self.spec.plan, indices)
             ranks = assign_ranks(order, facts, indices, self.spec.name)
-            timings = self._begin(order, ranks, facts, options)
+            told = of_each_rank(self.spec, info, options, order, ranks, self.positions)
+            timings = self._begin(order, ranks, facts, told)
             handles = [self.handles[position] for position in order]
             here = [facts[position] for position in order]
             self._tell(info, handles, ranks, here)
@@ -162,9 +168,11 @@ class Launch:
             self.spec.builder.ray_options,
             info.configured[position],
             self.claim.actor_options(position),
+            forwarded=self.spec.forwarded,
             env_vars=self.spec.options.variables,
-            init_kwargs={**self.spec.builder.kwargs, **self.spec.init_kwargs},
+            init_kwargs=init_kwargs_of(self.spec),
             py_executable=python,
+            launcher=launcher_of(self.spec.options.launchers, self.aliases[position]),
         )
         if options.overridden:
             note = "worker %d of %s: %s.configure_worker overrides the caller's %s"
@@ -173,9 +181,7 @@ class Launch:
 
     def _check_init(self, info: ClassInfo, options: Sequence[WorkerOptions]) -> None:
         for worker in options:
-            check_init(info, self.spec.builder.args, worker.init_kwargs)
-            for value in (*self.spec.builder.args, *worker.init_kwargs.values()):
-                refuse_stream(value)
+            check_arguments(self.spec, info, worker.init_kwargs, whole=not callable(self.spec.options.init))
 
     def _create(self, info: ClassInfo, options: Sequence[WorkerOptions]) -> None:
         shell, remote_class = shell_class(info), cast("Any", ray.remote)

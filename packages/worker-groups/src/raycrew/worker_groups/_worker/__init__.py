@@ -5,6 +5,7 @@ from raycrew.worker_groups._worker.options import (
     Configured,
     WorkerOptions,
     check_env_vars,
+    is_process_variable,
     merge_options,
     pick_secrets,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "fqn_of",
     "fqn_of_function",
     "held_class",
+    "is_process_variable",
     "load_class",
     "merge_options",
     "pick_secrets",

@@ -2,6 +2,8 @@
 
 import fnmatch
 import os
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,7 +93,7 @@ def check_env_vars(variables: Mapping[str, str], who: str) -> dict[str, str]:
 
 
 def pick_secrets(names: Sequence[str], environ: Mapping[str, str]) -> Secrets:
-    """The values of secrets: those of `init_ray(secrets=…)`, and more by name from the driver's environment.
+    """The values of secrets: of `init_ray(secrets=…)`, of variables that hold credentials, and by name.
 
     Raises:
         TypeError: `names` is one string.
@@ -101,8 +103,10 @@ def pick_secrets(names: Sequence[str], environ: Mapping[str, str]) -> Secrets:
         raise TypeError(f"secrets is a sequence of names, as in ({names!r},)")
     if missing := [name for name in names if name not in environ]:
         raise ValueError(f"secrets {missing} are not set in this environment")
-    connection = RayConnection.current()
-    return Secrets({**(connection.secrets if connection else {}), **{name: environ[name] for name in names}})
+    own = {name: environ[name] for name in names}
+    if (connection := RayConnection.current()) is None:
+        return Secrets(own)
+    return Secrets({**connection.secrets, **connection.policy.confidential(environ), **own})
 
 
 def is_process_variable(name: str) -> bool:
@@ -116,11 +120,16 @@ def merge_options(
     configured: Configured,
     placement: Mapping[str, Any],
     *,
+    forwarded: Mapping[str, str] | None = None,
     env_vars: Mapping[str, str] | None = None,
     init_kwargs: Mapping[str, Any] | None = None,
     py_executable: str | None = None,
+    launcher: Sequence[str] = (),
 ) -> WorkerOptions:
     """Merge options; the later has the last word: class < placement's share < caller < `configure_worker`.
+
+    Of variables: what the driver forwards < `env_vars` of a runtime environment < the caller's `env_vars` <
+    `configure_worker`.
 
     Where a worker is placed is always the placement's word. A caller or worker may take less than its
     bundle's share of a resource (zero GPUs, say, to leave the device to its own children), not more.
@@ -140,8 +149,12 @@ def merge_options(
     actor = {**own, **placement, **asked}
     if "resources" in asked:
         actor["resources"] = {**placement.get("resources", {}), **asked["resources"]}
-    variables = {**(env_vars or {}), **check_env_vars(configured.env_vars, "configure_worker's env_vars")}
-    actor["runtime_env"] = _runtime_env(runtime_envs, variables, py_executable)
+    variables = {
+        **_unnamed(forwarded or {}, runtime_envs),
+        **(env_vars or {}),
+        **check_env_vars(configured.env_vars, "configure_worker's env_vars"),
+    }
+    actor["runtime_env"] = _runtime_env(runtime_envs, variables, py_executable, launcher)
     overridden = _overridden(caller_options, env_vars or {}, init_kwargs or {}, configured)
     return WorkerOptions(
         actor if actor["runtime_env"] else {k: v for k, v in actor.items() if k != "runtime_env"},
@@ -169,7 +182,10 @@ def _check_share(asked: Mapping[str, Any], placement: Mapping[str, Any]) -> None
 
 
 def _runtime_env(
-    given: list[Mapping[str, Any]], variables: Mapping[str, str], py_executable: str | None
+    given: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, str],
+    py_executable: str | None,
+    launcher: Sequence[str],
 ) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     from_start: dict[str, str] = {}
@@ -179,7 +195,16 @@ def _runtime_env(
     from_start |= {k: v for k, v in variables.items() if is_process_variable(k)}
     if py_executable is not None:
         merged["py_executable"] = py_executable
+    if launcher:  # Ray has a shell start this
+        python = merged.get("py_executable") or shlex.quote(sys.executable)
+        merged["py_executable"] = f"{shlex.join(launcher)} {python}"
     return {**merged, "env_vars": from_start} if from_start else merged
+
+
+def _unnamed(forwarded: Mapping[str, str], runtime_envs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What the driver forwards, without what somebody has said of the workers' own environment."""
+    named = {name for runtime_env in runtime_envs for name in runtime_env.get("env_vars") or {}}
+    return {name: value for name, value in forwarded.items() if name not in named}
 
 
 def _overridden(

@@ -39,8 +39,9 @@ from raycrew.worker_groups._start import (
     Started,
     StartupReport,
     Stopwatch,
+    check_arguments,
     check_hook,
-    check_init,
+    init_kwargs_of,
 )
 from raycrew.worker_groups._worker import (
     ClassInfo,
@@ -163,9 +164,9 @@ class InProcessGroup(WorkerGroup):
             for seat in spec.plan.seats
         ]
         info = describe_class(cls, options, requests)
-        kwargs = [{**spec.builder.kwargs, **spec.init_kwargs, **own.init_kwargs} for own in info.configured]
-        for each in kwargs:
-            check_init(info, spec.builder.args, each)
+        whole = not callable(spec.options.init)
+        for own in info.configured:
+            check_arguments(spec, info, {**init_kwargs_of(spec), **own.init_kwargs}, whole=whole)
         check_hook(info)
         report = StartupReport(spec.name, environment_s=watch.lap())
         facts = [self._facts(bundle.index) for bundle in self._claim.bundles]
@@ -173,14 +174,15 @@ class InProcessGroup(WorkerGroup):
         order = rank_order(spec.plan, indices)
         ranks = assign_ranks(order, facts, indices, spec.name)
         here = [facts[position] for position in order]
+        kwargs = self._init_kwargs(info, order, ranks)
         self._crew: Threads = Threads(spec.name)
         self._crew.workers = [
             WorkerThread(as_current(rank, fact, spec.options.communication), spec.transport)
             for rank, fact in zip(ranks, here, strict=True)
         ]
         calls = [
-            worker.start(cls, spec.builder.args, kwargs[position])
-            for worker, position in zip(self._crew.workers, order, strict=True)
+            worker.start(cls, spec.builder.args, own)
+            for worker, own in zip(self._crew.workers, kwargs, strict=True)
         ]
         places = {
             info.rank: Whereabouts(spec.name, info, fact) for info, fact in zip(ranks, here, strict=True)
@@ -196,6 +198,16 @@ class InProcessGroup(WorkerGroup):
         report.total_s = watch.total_s
         handles = [cast("Handle", ThreadHandle(worker)) for worker in self._crew.workers]
         return Started(handles, ranks, here, order, info, [], report)
+
+    def _init_kwargs(
+        self, info: ClassInfo, order: Sequence[int], ranks: Sequence[RankInfo]
+    ) -> list[dict[str, Any]]:
+        """Keyword arguments of `__init__` in rank order."""
+        found = []
+        for rank, position in zip(ranks, order, strict=True):
+            found.append({**init_kwargs_of(self._spec, rank), **info.configured[position].init_kwargs})
+            check_arguments(self._spec, info, found[-1], whole=True)
+        return found
 
     def _await_start(
         self, method: str, calls: Sequence[Future[Any]], places: Mapping[int, Whereabouts]
