@@ -7,6 +7,7 @@ from raycrew.worker_groups._calls.dispatch import (
     dispatch_multiple,
     dispatch_sharded,
     dispatch_single,
+    split_per_rank,
 )
 from raycrew.worker_groups._worker.worker_class import describe_class
 
@@ -188,3 +189,62 @@ def test_a_rank_without_its_item_does_not_end_the_others():
         GRID, "add", [["a", "b"]], {}, in_sharded_axes=["dp"], make_dummy_calls_to_free_axes=False
     )
     assert got(sharded) == {0: ("a",), 2: ("b",)}
+
+
+def test_one_item_of_several_is_part_of_them():
+    partial = dispatch_multiple(PLAIN, "add", [["a"]], {}, allow_partial=True)
+    assert (got(partial), partial.return_from) == ({0: ("a",)}, (0,))
+    with pytest.raises(ValueError, match="0 items for 4 ranks"):
+        dispatch_multiple(PLAIN, "add", [[]], {}, allow_partial=True)
+    nested = dispatch_sharded(
+        GRID, "add", [[["a"], ["b", "c"]]], {}, in_sharded_axes=["dp", "tp"], allow_partial=True
+    )
+    assert got(nested) == {0: ("a",), 2: ("b",), 3: ("c",)}
+    for wrong in ([["a"] * 3], [[]]):
+        with pytest.raises(ValueError, match="the axis has size 2"):
+            dispatch_sharded(GRID, "add", wrong, {}, in_sharded_axes=["dp"], allow_partial=True)
+
+
+def test_fewer_items_are_told_how_to_be_allowed_and_others_are_not():
+    for items, told in ((["a"], True), (["a"] * 3, True), ([], False), (["a"] * 5, False)):
+        with pytest.raises(ValueError, match="items for 4 ranks") as raised:
+            dispatch_multiple(PLAIN, "add", [items], {})
+        assert ("allow_partial=True" in str(raised.value)) == told
+    with pytest.raises(ValueError, match="items for 4 ranks") as raised:
+        split_per_rank({"x": ["a"]}, 4)
+    assert "allow_partial" not in str(raised.value)
+
+
+def test_a_sharded_call_without_arguments_calls_each_coordinate_once():
+    calls = dispatch_sharded(GRID, "pid", [], {}, in_sharded_axes=["dp"])
+    assert (got(calls), calls.return_from) == ({0: (), 2: ()}, (0, 2))
+
+
+def test_copies_of_a_result_return_from_the_first_of_them():
+    calls = dispatch_sharded(
+        GRID,
+        "add",
+        [["a", "b"]],
+        {},
+        in_sharded_axes=["dp"],
+        replicate_on_axes=["tp"],
+        output_is_replicated=["tp"],
+    )
+    assert (sorted(got(calls)), calls.return_from) == ([0, 1, 2, 3], (0, 2))
+
+
+def test_axes_of_which_only_the_first_is_called_need_a_group_that_has_them():
+    with pytest.raises(ValueError, match=r"run_rank_0_only_axes=\['tp'\] needs a group"):
+        dispatch_single(PLAIN, "add", (1,), {}, run_rank_0_only_axes=["tp"])
+    both = dispatch_single(GRID, "add", (1,), {}, run_rank_0_only_axes=["tp", "dp"])
+    assert list(got(both)) == [0]
+    tied = GroupShape(INFO, 4, [[0, 1], [2, 3]], NamedSharding([[0, 1], [2, 3]], ["dp", "tp"]))
+    leaders = dispatch_single(tied, "add", (1,), {}, only_on="tied_leader", run_rank_0_only_axes=["dp"])
+    assert (list(got(leaders)), leaders.respect_tied_workers) == ([0], True)
+
+
+def test_every_partial_call_is_checked_and_every_item_too():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'w'"):
+        dispatch_sharded(GRID, "add", [["a"]], {"w": ["b"]}, in_sharded_axes=["dp"], allow_partial=True)
+    with pytest.raises(ValueError, match=r"argument 0\[1\] on axis 'tp' has 1 items"):
+        dispatch_sharded(GRID, "add", [[["a", "b"], ["c"]]], {}, in_sharded_axes=["dp", "tp"])

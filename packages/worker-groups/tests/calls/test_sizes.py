@@ -49,3 +49,9 @@ def test_a_shared_value_is_stored_once(local_ray):
     assert store.share(blob) is first
     assert store.share(first) is first
     assert store.share("small") == "small"
+
+
+def test_a_value_of_a_thousand_parts_counts_as_large():
+    assert size_hint([b""] * 998) < STORE_FROM_BYTES
+    assert size_hint([b""] * 1000) >= STORE_FROM_BYTES
+    assert size_hint({"a": [0] * 500, "b": [0] * 600}) >= STORE_FROM_BYTES
