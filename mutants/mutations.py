@@ -15,8 +15,9 @@ from cosmic_ray.plugins import get_operator, operator_names
 # What says nothing of the tests: `|` joins types here far more often than sets; `is` and `==` are one for
 # None and small numbers.
 SKIPPED_OPERATORS = re.compile("BitOr|ExceptionReplacer|RemoveDecorator|_Is$|_IsNot$|_Is_Eq|_IsNot_NotEq")
-# Nothing is mutated in these: the `*` and `/` of parameters, `slots=True`, the size of a cache.
+# Nothing is mutated in these: `slots=True`, the size of a cache, what only checks this code itself.
 UNTOUCHED = ("decorator", "import_from")
+CHECKS = re.compile(r"(strict|repr|compare|covariant)\s*=")
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,9 @@ def places(source: str) -> dict[tuple[int, int], list[tuple[Operator, int]]]:
 def untouched(node: Any) -> bool:
     """Whether a node says how a function may be called, or is part of what is never mutated."""
     if node.type == "operator" and node.parent.type in ("parameters", "lambdef"):
+        return True
+    argument = parso.tree.search_ancestor(node, "argument")
+    if argument is not None and CHECKS.match(argument.get_code().strip()):
         return True
     return any(parso.tree.search_ancestor(node, kind) is not None for kind in UNTOUCHED)
 

@@ -9,6 +9,7 @@ from workers import Worker
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import RayWorkerGroup
 from raycrew.worker_groups._start.options import GroupOptions
+from raycrew.worker_groups._worker import CommunicationOptions
 from raycrew.worker_groups.testing import InProcessGroup
 
 
@@ -56,6 +57,15 @@ def test_defaults_are_good_and_fixed():
         ({"port_range": (9000, 8000)}, ValueError, "port_range"),
         ({"port_range": (1, 70000)}, ValueError, "port_range"),
         ({"port_range": 8000}, TypeError, "port_range"),
+        ({"port_range": (0, 8000)}, ValueError, "port_range"),
+        ({"port_range": (8000.5, 9000)}, TypeError, "port_range"),
+        ({"port_range": (8000, 8500, 9000)}, TypeError, "port_range"),
+        ({"max_restarts": 1.5}, TypeError, "max_restarts is a whole number"),
+        ({"max_restarts": True}, TypeError, "max_restarts"),
+        ({"init": {1: 2}}, TypeError, "init is a mapping by name"),
+        ({"launchers": {"*": []}}, TypeError, r"launchers\['\*'\]"),
+        ({"launchers": {"*": ["nice", ""]}}, TypeError, r"launchers\['\*'\]"),
+        ({"launchers": "nice"}, TypeError, "launchers are commands"),
         ({"load_balancing_strategy": "by_luck"}, ValueError, "by_luck"),
     ],
 )
@@ -65,3 +75,29 @@ def test_bad_options_are_refused_before_anything_is_started(group_class, options
     with pytest.raises(error, match=said):
         group_class(cluster, Worker, **options)
     assert cluster.holders() == {}
+
+
+def test_the_bounds_themselves_are_allowed():
+    bounds = {
+        "port_range": (1, 65535),
+        "ports_per_worker": 0,
+        "max_restarts": 0,
+        "init_timeout_s": 1e-9,
+        "memory_limit": 1,
+        "launchers": {"*": "nice", "a": ["nice", "-n", "19"]},
+    }
+    options = GroupOptions(**keyword_options(RayWorkerGroup) | bounds)
+    assert options.memory_limit_bytes == 1
+    assert GroupOptions(**keyword_options(RayWorkerGroup) | {"port_range": (8000, 8000)}).port_range
+    assert (
+        GroupOptions(**keyword_options(RayWorkerGroup) | {"memory_limit": "2KiB"}).memory_limit_bytes == 2048
+    )
+    assert GroupOptions(**keyword_options(RayWorkerGroup)).memory_limit_bytes == 0
+
+
+def test_variables_of_a_function_are_not_known_before_the_ranks():
+    options = keyword_options(RayWorkerGroup)
+    assert GroupOptions(**options | {"env_vars": {"A": "1"}}).variables == {"A": "1"}
+    assert GroupOptions(**options | {"env_vars": lambda rank: {"A": "1"}}).variables == {}
+    told = {"enable_gradient_compression": True, "async_communication": False}
+    assert GroupOptions(**options | told).communication == CommunicationOptions(True, False)
