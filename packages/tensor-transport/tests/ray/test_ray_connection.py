@@ -61,12 +61,14 @@ def test_over_another_connection_what_belongs_to_the_earlier_says_so(outcomes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("again", [[], ["again"]])
-def test_a_transports_thread_that_waits_within_ray_ends_and_says_so(ray_cluster, again):
+def test_threads_that_wait_for_objects_as_the_connection_ends_say_so(ray_cluster, again):
     found, left, joined = run("waiting.py", ray_cluster.address, *again)
     assert not left and not joined
-    ((name, (error, text)),) = found.items()
-    assert (name, error) == ("transport.pull", "TransportClosedError")
-    assert "has ended" in text
+    assert {name: error for name, (error, _) in found.items()} == {
+        "transport.pull": "TransportClosedError",
+        "refs.fetch": "TransportClosedError",
+    }
+    assert all("has ended" in text for _, text in found.values())
 
 
 def test_a_forked_child_has_no_connection_and_other_threads_have_the_drivers(ray_cluster):

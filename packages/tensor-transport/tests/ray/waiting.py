@@ -1,8 +1,8 @@
-"""A script: what becomes of a transport thread that waits within Ray as the connection ends; JSON is last.
+"""A script: what becomes of threads that wait for objects as the connection ends; JSON is on the last line.
 
 `python waiting.py ADDRESS [again]`, with RAY_ADDRESS set to where Ray would connect by itself; `again`
 connects once more at once. (Ray itself may end the process by a segmentation fault where a `ray.get` of the
-user, without a deadline, still waits in another thread: a transport's thread never does so.)
+user, without a deadline, still waits in another thread: this package's threads never do so.)
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ import time
 import ray
 import torch
 
+from raycrew.tensor_transport import RayRefBackend, ShardRead
 from raycrew.tensor_transport.transports import ObjectStoreTransport
 
 
@@ -23,11 +24,15 @@ def main(address, again=""):
     transport, found = ObjectStoreTransport(), {}
     offer = dataclasses.replace(transport.offer(torch.ones(8)), key=never)
     transfer = transport.pull([offer.whole], [torch.empty(offer.size_bytes, dtype=torch.uint8)])
-    until_one_is_within_ray()
+    shard = dataclasses.replace(RayRefBackend().put([torch.ones(8)])[0], locator=(never, 0))
+    fetching = threading.Thread(target=note, args=(found, "refs.fetch", lambda: fetch(shard)))
+    fetching.start()
+    until_they_wait(2)
     ray.shutdown()
     if again:
         connect(address)
     note(found, "transport.pull", lambda: transfer.wait(60))
+    fetching.join(60)
     transport.close()
     left = [thread.name for thread in threading.enumerate() if thread.name.startswith(("pull-", "raycrew-"))]
     joined = not again and ray.is_initialized()
@@ -51,21 +56,23 @@ def note(found, name, use):
         found[name] = ["", ""]
 
 
-def until_one_is_within_ray():
-    """A thread waits there."""
+def fetch(shard):
+    """Without a deadline."""
+    RayRefBackend().fetch([ShardRead(shard)])
+
+
+def until_they_wait(count):
+    """That many threads wait for objects."""
     deadline = time.monotonic() + 60
-    while not any(is_within_ray(frame) for frame in sys._current_frames().values()):
+    while sum(map(waits, sys._current_frames().values())) < count:
         if time.monotonic() > deadline:
-            raise SystemExit("nobody waits")
+            raise SystemExit("they do not wait")
         time.sleep(0.01)
 
 
-def is_within_ray(frame):
+def waits(frame):
     while frame is not None:
-        if (
-            frame.f_code.co_name in ("get", "wait", "get_objects")
-            and "ray/_private/worker" in frame.f_code.co_filename
-        ):
+        if frame.f_code.co_name in ("get", "not_here") and "tensor_transport/_ray" in frame.f_code.co_filename:
             return True
         frame = frame.f_back
     return False

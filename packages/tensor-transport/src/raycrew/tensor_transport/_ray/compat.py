@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import weakref
+from contextlib import AbstractContextManager
 from typing import Any
 
 from raycrew.tensor_transport.errors import TransportError
@@ -61,11 +62,17 @@ def connection_name() -> str | None:
     return _client_name() or _job_name(module, worker)
 
 
-def _client_name() -> str | None:
+def is_client() -> bool:
+    """Whether this process is connected through a `ray://` proxy."""
     client: Any = getattr(sys.modules.get("ray.util.client"), "ray", None)
-    if client is None or not client.is_connected():
+    return client is not None and bool(client.is_connected())
+
+
+def _client_name() -> str | None:
+    if not is_client():
         return None
-    behind = client.get_context().client_worker
+    client: Any = sys.modules["ray.util.client"]
+    behind = client.ray.get_context().client_worker
     return None if behind is None else f"ray-client/{dict(behind.metadata)['client_id']}"
 
 
@@ -85,6 +92,13 @@ def _read(module: Any, worker: Any, node: Any) -> _Known | None:
         if not worker.connected or worker.node is not node or worker.current_job_id.is_nil():
             return None
         return weakref.ref(node), f"{node.session_name}/{worker.current_job_id.hex()}"
+
+
+def no_shutdown() -> AbstractContextManager[Any]:
+    """Keeps other threads out of `ray.shutdown()`, once they have left it: for what takes no time."""
+    module: Any = sys.modules["ray._private.worker"]
+    lock: AbstractContextManager[Any] = module._connect_or_shutdown_lock  # noqa: SLF001
+    return lock
 
 
 def await_shutdown(timeout_s: float) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from raycrew.tensor_transport._ray.compat import core_worker, ray_module
 from raycrew.tensor_transport._ray.session import Session, current_session
+from raycrew.tensor_transport._ray.waiting import await_ready, is_beside, not_ready
 from raycrew.tensor_transport.errors import (
     ShardLostError,
     TransportClosedError,
@@ -40,9 +41,11 @@ def get(ref: Any, timeout_s: float | None = None, session: Session | None = None
         TransportError: Store and disk are full.
     """
     ray = ray_module()
+    session = session or current_session()
     try:
-        with (session or current_session()).while_connected():
-            return ray.get(ref, timeout=timeout_s)
+        with session.while_connected():
+            left_s = await_ready(ref, timeout_s, session) if is_beside() else timeout_s
+            return ray.get(ref, timeout=left_s)
     except ray.exceptions.GetTimeoutError as error:
         raise TransportTimeoutError(f"{_names(ref)} did not arrive within {timeout_s} s") from error
     except ray.exceptions.ObjectLostError as error:
@@ -62,13 +65,10 @@ def not_here(refs: list[Any], timeout_s: float, session: Session) -> list[Any]:
     Raises:
         TransportClosedError: The session over which they are waited for has ended.
     """
-    ray = ray_module()
     try:
-        with session.while_connected():
-            left: list[Any] = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)[1]
+        return not_ready(refs, timeout_s, session)
     except ValueError as error:
         raise _of_another_connection(refs, error) from error
-    return left
 
 
 def register_nixl_pool(size_bytes: int, device: Any) -> None:
