@@ -14,6 +14,7 @@ from raycrew.tensor_transport import (
     RaggedTensor,
     ShardRegistry,
     SlicedDataDict,
+    TransportError,
     localize,
     remotize,
 )
@@ -208,6 +209,30 @@ class TestOtherRows:
             with pytest.raises(ValueError, match=f"one in other rows: columns {key} differ"):
                 iterator.load_state_dict(state)
             assert iterator.state_dict()["step"] == 0
+
+    @pytest.mark.hostile
+    @pytest.mark.parametrize("size", [40, 400_000])
+    def test_handles_count_by_their_values_wherever_these_lie(self, size):
+        def stored(values):
+            return remotize(BatchedDataDict(x=values), ShardRegistry(InProcessBackend()))
+
+        values = torch.arange(size * 8).view(size, 8)
+        state = self.state(stored(values))
+        assert self.state(BatchedDataDict(x=values)) == state == self.state(stored(values.clone()))
+        stored(values).make_iterator(4, shuffle=True).load_state_dict(state)
+        for other in (values.flip(0), values.double()):
+            with pytest.raises(ValueError, match="one in other rows: columns x differ"):
+                stored(other).make_iterator(4, shuffle=True).load_state_dict(state)
+        elsewhere = BatchedDataDict(x=stored(values)["x"].with_registry(None))
+        assert self.state(elsewhere)["columns"] == {}
+
+    @pytest.mark.hostile
+    def test_a_position_in_rows_that_are_gone_is_an_error(self):
+        registry = ShardRegistry(InProcessBackend())
+        batch = remotize(BatchedDataDict(x=torch.ones(40)), registry)
+        registry.release(batch["x"].shards)
+        with pytest.raises(TransportError):
+            batch.make_iterator(4).state_dict()
 
     @pytest.mark.hostile
     def test_a_batch_without_any_of_the_columns_and_a_state_without_checksums(self):

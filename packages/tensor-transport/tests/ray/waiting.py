@@ -72,7 +72,10 @@ def until_they_wait(count):
 
 def waits(frame):
     while frame is not None:
-        if frame.f_code.co_name in ("get", "not_here") and "tensor_transport/_ray" in frame.f_code.co_filename:
+        if (
+            frame.f_code.co_name in ("get", "not_here")
+            and "tensor_transport/_ray" in frame.f_code.co_filename
+        ):
             return True
         frame = frame.f_back
     return False

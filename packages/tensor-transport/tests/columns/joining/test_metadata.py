@@ -124,3 +124,36 @@ def test_small_integers_do_not_overflow():
     assert joined([np.uint8(200), np.uint8(100)], "mean", rows=[1, 3]) == 125
     assert joined([np.array([100], np.int8)] * 2, "sum").tolist() == [200]
     assert joined([torch.tensor(100, dtype=torch.int8)] * 2, "sum") == 200
+
+
+class Vague:
+    def __init__(self, answer):
+        self.answer = answer
+
+    def __eq__(self, _):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    __hash__ = None
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    "answer", [np.array([True, False]), torch.tensor([True, False]), TypeError("no"), KeyError("no")]
+)
+def test_what_cannot_be_compared_is_named_and_any_other_rule_takes_it(answer):
+    values = [Vague(answer), Vague(answer)]
+    with pytest.raises(
+        BatchSchemaError, match=r"metadata 'm' can't be compared .* a Vague .*'first'"
+    ) as caught:
+        joined(values, "same")
+    assert caught.value.key == "m"
+    assert joined(values, "first") is values[0]
+    assert [id(value) for value in joined(values, "list")] == [id(value) for value in values]
+
+
+@pytest.mark.hostile
+def test_one_object_for_all_needs_no_comparison():
+    value = Vague(np.array([True, False]))
+    assert joined([value, value], "same") is value

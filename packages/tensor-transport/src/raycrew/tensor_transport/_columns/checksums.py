@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from raycrew.tensor_transport._columns.encoding import to_plain
-from raycrew.tensor_transport._columns.kinds import Kind, bare, kind_of, row_count
+from raycrew.tensor_transport._columns.kinds import bare, kind_of, row_count
 from raycrew.tensor_transport.errors import BatchSchemaError, UnsupportedTensorError
 from raycrew.tensor_transport.protocols import Bytes
 
@@ -19,23 +19,26 @@ _BYTES = 16 << 20
 def row_checksums(columns: Mapping[str, Any]) -> dict[str, int]:
     """For each column a checksum of its kind, dtype, shape and rows, alike in every process.
 
-    All rows count of columns of up to about 16 MiB, and 16 rows of larger ones. Columns whose values are not
-    here, or have no plain bytes, are left out: other objects, and handles, whose shards have new names in
-    every run that stores the same rows.
+    All rows count of columns of up to about 16 MiB, and 16 rows of larger ones. Handles are read for that, as
+    their shards have new names in every run that stores the same rows. Columns whose values can't be read
+    from here, or have no plain bytes, are left out: handles without a registry, and other objects.
+
+    Raises:
+        TransportError: The shards of a handle can't be read.
     """
     found = {key: _checksum(key, bare(column)) for key, column in columns.items()}
     return {key: checksum for key, checksum in found.items() if checksum is not None}
 
 
 def _checksum(key: str, column: Any) -> int | None:
-    kind, size = kind_of(column), row_count(column)
-    if kind.name == "handle":
+    size = row_count(column)
+    some = _some(column, np.unique(np.linspace(0, max(size - 1, 0), min(size, _ROWS)).astype(np.int64)))
+    if some is None:
         return None
-    some = kind.take(column, np.unique(np.linspace(0, max(size - 1, 0), min(size, _ROWS)).astype(np.int64)))
     try:
-        text, runs = _plain(key, kind, some, size)
+        text, runs = _plain(key, some, size)
         if size > _ROWS and (len(text) + sum(run.nbytes for run in runs)) * size <= _BYTES * _ROWS:
-            text, runs = _plain(key, kind, column, size)
+            text, runs = _plain(key, _some(column), size)
     except (BatchSchemaError, RecursionError, TypeError, UnsupportedTensorError, ValueError):
         return None
     checksum = zlib.crc32(text.encode())
@@ -44,8 +47,17 @@ def _checksum(key: str, column: Any) -> int | None:
     return checksum
 
 
-def _plain(key: str, kind: Kind, rows: Any, size: int) -> tuple[str, list[Bytes]]:
-    runs: list[Bytes] = []
+def _some(column: Any, wanted: np.ndarray[Any, Any] | None = None) -> Any:
+    """All rows of a column or those that are wanted, with their values; None where it names no registry."""
+    kind = kind_of(column)
+    rows = column if wanted is None else kind.take(column, wanted)
+    if kind.name != "handle":
+        return rows
+    return None if column.registry is None else rows.localize()
+
+
+def _plain(key: str, rows: Any, size: int) -> tuple[str, list[Bytes]]:
+    kind, runs = kind_of(rows), list[Bytes]()
     parts = kind.disassemble(rows, key)
     if parts is None:
         parts = [to_plain(list(rows), key, runs)], runs

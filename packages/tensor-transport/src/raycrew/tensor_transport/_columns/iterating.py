@@ -15,7 +15,8 @@ class BatchIterator(Generic[PartT]):
     `state_dict()` is the position after the parts that were given. A new iterator over the same rows, made
     with the same arguments, goes on from there with `load_state_dict`, in the same order. Other rows are told
     by a checksum of each column, taken once: when a position is first asked for or given. It counts all rows
-    of columns of up to about 16 MiB and 16 rows of larger ones; handles and objects that can't be saved don't
+    of columns of up to about 16 MiB and 16 rows of larger ones, also of handles, which are read for that
+    through the registry that they came with. Handles without one, and objects that can't be saved, don't
     count. Rows that are changed in place later are other rows: positions hold for rows as they were.
     """
 
@@ -67,7 +68,11 @@ class BatchIterator(Generic[PartT]):
         return (self._epochs - self._epoch) * self._passes.steps - self._step
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and what the order depends on: plain numbers, to be saved as JSON or otherwise."""
+        """The position, and what the order depends on: plain numbers, to be saved as JSON or otherwise.
+
+        Raises:
+            TransportError: The batch has handles whose shards can't be read.
+        """
         position = {"epoch": self._epoch, "step": self._step, "columns": dict(self._checksums())}
         return {**vars(self._passes), **position}
 

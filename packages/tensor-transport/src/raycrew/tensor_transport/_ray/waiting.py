@@ -1,7 +1,7 @@
 """Waiting for objects, also beside the main thread, where `ray.shutdown()` may come meanwhile.
 
-Ray frees what a thread that waits within it uses: then the process ends, or reads what is not there. So such a
-thread is within Ray only for looks, and `ray.shutdown()` waits for these.
+Ray frees what a thread that waits within it uses: then the process ends, or reads what is not there. So such
+a thread is within Ray only for looks, and `ray.shutdown()` waits for these.
 """
 
 import math

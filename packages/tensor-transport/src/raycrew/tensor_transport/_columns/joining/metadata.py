@@ -89,7 +89,7 @@ def _join_values(path: Path, values: list[Any], rows: list[int], rule: Any) -> A
         return values
     if rule in REDUCTIONS:
         return reduce_values(rule, path, values, rows)
-    differ = [value for value in values[1:] if not equal(value, values[0])] if rule == "same" else []
+    differ = _others(path, values) if rule == "same" else []
     if differ:
         raise BatchSchemaError(
             f"{named(path)} differs between batches: {values[0]!r:.60} and {differ[0]!r:.60}; pass metadata="
@@ -99,3 +99,15 @@ def _join_values(path: Path, values: list[Any], rows: list[int], rule: Any) -> A
             actual=differ[0],
         )
     return values[0]
+
+
+def _others(path: Path, values: list[Any]) -> list[Any]:
+    """Those that are not equal to the first."""
+    try:
+        return [value for value in values[1:] if not equal(value, values[0])]
+    except Exception as error:
+        raise BatchSchemaError(
+            f"{named(path)} can't be compared between batches, as == of a {type(values[0]).__name__} gives "
+            f"no truth value: {error}; pass metadata='first', 'list' or a function of the values",
+            key=".".join(map(str, path)),
+        ) from error
