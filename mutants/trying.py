@@ -102,9 +102,12 @@ def changed_functions(before: CodeType, after: CodeType) -> dict[Key, CodeType]:
     """The functions that a mutation changes; none if it changes more, or what can't be told apart."""
     old, new = list(functions(before)), list(functions(after))
     keys = [key for key, _ in old]
-    if at_import(before) != at_import(after) or keys != [key for key, _ in new] or len(set(keys)) < len(keys):
+    if at_import(before) != at_import(after) or keys != [key for key, _ in new]:
         return {}
-    return {key: code for (key, code), (_, was) in zip(new, old, strict=True) if code != was}
+    changed = [(key, code) for (key, code), (_, was) in zip(new, old, strict=True) if code != was]
+    # What is made within a function, as an expression in parentheses is, changes with that function.
+    clear = {key: code for key, code in changed if keys.count(key) == 1}
+    return clear if all(key in clear or "<locals>" in key[1] for key, _ in changed) else {}
 
 
 @dataclass

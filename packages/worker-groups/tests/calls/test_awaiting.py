@@ -109,6 +109,28 @@ def test_one_loop_goes_on_where_the_other_stopped():
     assert asyncio.run(read(2)) == [2, 3]
 
 
+@pytest.mark.parametrize(("left", "found"), [((1, 2), [1]), ((), [])])
+def test_a_result_whose_task_was_cancelled_is_the_for_loops(left, found):
+    gate = threading.Event()
+
+    def slow():
+        gate.wait(60)
+        yield from left
+
+    results = Results(slow())
+
+    async def cancel():
+        lost = asyncio.create_task(anext(results))
+        await asyncio.sleep(0)
+        lost.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await lost
+
+    asyncio.run(cancel())
+    gate.set()
+    assert [result for result, _ in zip(results, range(1), strict=False)] == found
+
+
 def test_a_result_whose_task_was_cancelled_is_the_next_ones():
     async def cancel_the_first():
         gate = threading.Event()

@@ -100,3 +100,38 @@ def test_shared_memory_is_nobodys(monkeypatch):
         kept.set(own_process(), before + size // 2)
         kept.enforce()
         assert ended == []
+
+
+def test_what_can_not_be_read_is_said_once_and_again_after_it_could(monkeypatch, caplog):
+    answers = [OSError("busy"), OSError("busy"), {"RssAnon": 1}, OSError("busy")]
+
+    def read(pid):
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(limits, "memory_of", read)
+    kept = MemoryLimits()
+    kept.set(own_process(), 2**40)
+    said = []
+    while answers:
+        kept.enforce()
+        said.append(len(caplog.records))
+    assert said == [1, 1, 1, 2]
+
+
+def test_exactly_the_limit_is_allowed_and_who_was_ended_is_not_limited_again(monkeypatch):
+    used, ended = {"RssAnon": 1000}, []
+    monkeypatch.setattr(limits, "memory_of", lambda pid: used)
+    monkeypatch.setattr(limits, "kill", ended.append)
+    kept, worker = MemoryLimits(), own_process()
+    kept.set(worker, 1000)
+    kept.enforce()
+    assert (ended, kept.exceeded) == ([], {})
+    used["RssAnon"] = 1001
+    kept.enforce()
+    assert (ended, kept.exceeded) == ([worker], {worker: 1001})
+    kept.set(worker, 2**40)
+    kept.enforce()
+    assert ended == [worker, worker]

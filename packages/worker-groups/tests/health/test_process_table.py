@@ -13,6 +13,7 @@ from patience import eventually
 from raycrew.worker_groups._health import lookout
 from raycrew.worker_groups._health.marks import VARIABLE, mark_own_process, marks_of
 from raycrew.worker_groups._health.process_table import (
+    Entry,
     Process,
     ancestors,
     kill,
@@ -56,6 +57,16 @@ def test_without_pidfds_too(child, monkeypatch):
     assert runs(process)
     kill(process)
     assert child.wait() == -signal.SIGKILL
+
+
+STAT = b"4242 (a ) R 9 (b) %s 11 12 13 14 15 16 17 18 19 20 500 60 7 1 25 26 %d 28 987654 30 31 32\n"
+
+
+@pytest.mark.parametrize(("state", "threads", "runs"), [(b"S", 1, True), (b"Z", 1, False), (b"Z", 2, True)])
+def test_an_entry_is_what_the_kernel_says_whatever_the_program_is_called(monkeypatch, state, threads, runs):
+    monkeypatch.setattr(Path, "read_bytes", lambda path: STAT % (state, threads))
+    entry = Entry(Process(4242, 987654), 11, 12, 13, state.decode(), 500 + 60 + 7 + 1)
+    assert read_entry(4242) == (entry if runs else None)
 
 
 def test_zombies_are_gone():
