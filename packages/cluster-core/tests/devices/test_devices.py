@@ -123,3 +123,12 @@ def test_a_corrected_binding_is_stable(case):
 def test_two_kinds_at_once_are_refused():
     with pytest.raises(ValueError, match=r"\['GPU', 'NPU'\]"):
         bind_device({"GPU": ["0"], "NPU": ["1"]}, {})
+
+
+def test_several_devices_come_in_physical_order_or_in_that_of_the_mask():
+    known = bind_device({"GPU": ["10", "9"]}, {"CUDA_VISIBLE_DEVICES": "10,9"})
+    assert (known.device_ids, known.device_index, known.local_index) == (("9", "10"), 9, 1)
+    unknown = bind_device({"GPU": [A, B]}, {"CUDA_VISIBLE_DEVICES": f"{B},{A}"})
+    assert (unknown.device_ids, unknown.device_index, unknown.local_index) == ((B, A), None, 0)
+    mixed = bind_device({"GPU": [A, "3"]}, {"CUDA_VISIBLE_DEVICES": f"{A},3"})
+    assert mixed.device_ids == ("3", A)

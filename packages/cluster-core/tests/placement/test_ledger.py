@@ -1,7 +1,10 @@
 """What the ledger of slots learns of devices."""
 
+import pytest
+
 from raycrew.cluster_core import Bundle
 from raycrew.cluster_core._placement import SlotLedger
+from raycrew.cluster_core._placement.ledger import check_indices
 
 
 def test_devices_are_those_of_the_clusters_accelerator():
@@ -17,3 +20,22 @@ def test_only_devices_that_tell_an_order_are_asked_for():
     pairs = [Bundle(i, 0, "n", "10.0.0.1", {"GPU": 2.0}) for i in range(2)]
     assert SlotLedger(pairs, 1).unknown_seats(partly={0}) == {0, 1}
     assert SlotLedger(pairs, 2).unknown_seats(partly={0}) == set()
+
+
+@pytest.mark.parametrize("wrong", [True, 1.0, "1", None])
+def test_indices_of_bundles_are_integers(wrong):
+    with pytest.raises(TypeError, match="not an integer"):
+        check_indices([0, wrong], 4)
+
+
+def test_indices_of_bundles_are_from_zero_to_the_last_and_each_once():
+    check_indices([0, 3], 4)
+    for wrong, said in (
+        ([-1], "outside 0 to 3"),
+        ([4], "outside 0 to 3"),
+        ([2, 1, 2], r"\[2\] are repeated"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            check_indices(wrong, 4)
+    with pytest.raises(ValueError, match="None stands for all"):
+        check_indices([], 4)

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raycrew.cluster_core import NodeState, PlacementRequest, plan_cluster
+from raycrew.cluster_core._planning.request import matches
 
 pytestmark = pytest.mark.smoke
 
@@ -268,3 +269,10 @@ def test_ten_thousand_nodes_in_segments():
     plan = plan_cluster(nodes, PlacementRequest((8,) * 4096, GPU, segment_size=16))
     domains = {n.node_id: n.labels["ray.io/gpu-domain"] for n in nodes}
     assert all(len({domains[one[0]] for one in plan.node_ids[i : i + 16]}) == 1 for i in range(0, 4096, 16))
+
+
+def test_what_is_no_selector_matches_nothing():
+    assert not matches({"a": "b"}, {"a": ""})
+    assert not matches({"a": "b"}, {"a": "b c"})
+    assert matches({"a": "b"}, {"a": "b"})
+    assert matches({}, {"a": "!in(b, c)"})
