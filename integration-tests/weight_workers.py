@@ -1,4 +1,4 @@
-"""A trainer whose ranks hold shards of a model, and generators that serve the whole of it."""
+"""A trainer whose ranks hold shards of a model, and generators whose ranks hold it split in other ways."""
 
 import os
 import signal
@@ -8,8 +8,15 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from raycrew.tensor_transport import WeightDirectory, WeightPublisher, WeightReceiver, digest_weights
-from raycrew.tensor_transport.transports.shared_memory import SharedMemoryTransport
+from raycrew.tensor_transport import (
+    Layout,
+    RouteStore,
+    WeightDirectory,
+    WeightPublisher,
+    WeightReceiver,
+    digest_weights,
+)
+from raycrew.tensor_transport.weights.resharding import ShardLoader, replicated, sharded
 from raycrew.worker_groups import CurrentWorker, current_worker
 
 
@@ -18,14 +25,23 @@ def model():
     return torch.nn.Sequential(torch.nn.Linear(7, 33), torch.nn.ReLU(), torch.nn.Linear(33, 5))
 
 
-def store(kind):
-    return SharedMemoryTransport(arena_bytes=1 << 16) if kind == "shared_memory" else None
+def tensor_parallel(world):
+    """The layout of the model over the ranks of a group: its first layer by columns, the second by rows."""
+    ranks = range(world)
+    return Layout(
+        {
+            "0.weight": sharded((33, 7), "float32", ranks),
+            "0.bias": sharded((33,), "float32", ranks),
+            "2.weight": sharded((5, 33), "float32", ranks, 1),
+            "2.bias": replicated((5,), "float32", ranks),
+        }
+    )
 
 
 class Trainer:
     """Publishes its shards, each rank its own."""
 
-    def __init__(self, directory: WeightDirectory, kind: str) -> None:
+    def __init__(self, directory: WeightDirectory) -> None:
         torch.set_num_threads(1)
         dist.init_process_group("gloo", init_method="env://")
         self.model = model()
@@ -33,8 +49,15 @@ class Trainer:
         fully_shard(self.model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
         rank, world = dist.get_rank(), dist.get_world_size()
         options = {"bucket_bytes": 256, "part": rank, "parts": world, "sharded": True}
-        self.publisher = WeightPublisher(store(kind), directory=directory, **options)
+        self.store = RouteStore()
+        self.publisher = WeightPublisher(self.store, directory=directory, **options)
         self.dies = False
+
+    def join_route(self, told):
+        return self.store.join(told)
+
+    def explain(self) -> str:
+        return self.store.explain()
 
     def step(self) -> None:
         """What an optimiser does, without learning anything."""
@@ -62,37 +85,62 @@ class Trainer:
         return digest_weights(self.whole.state_dict())
 
 
-class Generator:
-    """Serves what it was given last."""
+class DyingStore(RouteStore):
+    """Ends its process instead of taking a second bucket, if it is told to."""
 
-    def __init__(self, directory: WeightDirectory, kind: str) -> None:
+    dies = False
+    taken = 0
+
+    def get(self, ticket, timeout_s=None):
+        if self.dies and self.taken:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.taken += self.dies
+        return super().get(ticket, timeout_s)
+
+
+class Generator:
+    """Serves its part of what it was given last."""
+
+    def __init__(self, directory: WeightDirectory) -> None:
         torch.set_num_threads(1)
-        self.model = model()
+        worker = current_worker()
+        self.rank, layout = worker.rank, tensor_parallel(worker.world_size)
+        self.weights = {
+            name: torch.zeros(share.memory.shape)
+            for name, tensor in layout.tensors.items()
+            for share in tensor.shares
+            if share.rank == self.rank
+        }
+        self.loader = ShardLoader(self.weights, layout, self.rank)
+        self.store = DyingStore()
         self.receiver = WeightReceiver(
             self.load,
-            expected=self.model.state_dict(),
-            store=store(kind),
+            expected=self.loader.expected,
+            store=self.store,
             directory=directory,
             rollback="shadow",
         )
-        self.fault = ""
+        self.raises = False
         self.paused = False
 
-    def load(self, tensors) -> None:
-        state = self.model.state_dict()
-        for i, (name, tensor) in enumerate(tensors):
-            if i == 2 and self.fault:
-                self.fail()
-            state[name].copy_(tensor)
+    def join_route(self, told):
+        return self.store.join(told)
 
-    def fail(self) -> None:
-        fault, self.fault = self.fault, ""
-        if fault == "dies":
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise RuntimeError("the engine has no room")
+    def explain(self) -> str:
+        return self.store.explain()
+
+    def load(self, tensors) -> None:
+        self.loader(self.half_way(tensors) if self.raises else tensors)
+
+    def half_way(self, tensors):
+        for i, item in enumerate(tensors):
+            if i == 2:
+                self.raises = False
+                raise RuntimeError("the engine has no room")
+            yield item
 
     def arm(self, fault: str) -> None:
-        self.fault = fault
+        self.raises, self.store.dies = fault == "raises", fault == "dies"
 
     def prepare_weights(self, version: int):
         return self.receiver.prepare(version)
@@ -110,11 +158,14 @@ class Generator:
         self.paused = False
 
     def generate(self) -> tuple[bool, list[int], torch.Tensor]:
-        output = self.model(torch.ones(2, 7)).detach()
+        """What this rank adds to the outputs of its group."""
+        weights = self.weights
+        hidden = torch.relu(torch.ones(2, 7) @ weights["0.weight"].T + weights["0.bias"])
+        output = hidden @ weights["2.weight"].T + (weights["2.bias"] if self.rank == 0 else 0)
         return self.paused, self.receiver.tag(len(output)).tolist(), output
 
-    def digest(self) -> str:
-        return digest_weights(self.model.state_dict())
+    def parts(self) -> dict[str, torch.Tensor]:
+        return self.weights
 
 
 class Follower:

@@ -3,9 +3,11 @@
 from raycrew.tensor_transport.weights._directory import VersionStatus, WeightDirectory
 from raycrew.tensor_transport.weights._publishing import WeightPublisher, gather_weights
 from raycrew.tensor_transport.weights._receiving import WeightReceipt, WeightReceiver
+from raycrew.tensor_transport.weights._routing import RouteStore
 from raycrew.tensor_transport.weights._syncing import (
     RankSpan,
     SyncProgress,
+    WeightRoute,
     WeightSyncReport,
     sync_weights,
     sync_weights_async,
@@ -24,6 +26,7 @@ __all__ = [
     "Bucket",
     "BucketPlan",
     "RankSpan",
+    "RouteStore",
     "Span",
     "SyncProgress",
     "TensorEntry",
@@ -32,6 +35,7 @@ __all__ = [
     "WeightPublisher",
     "WeightReceipt",
     "WeightReceiver",
+    "WeightRoute",
     "WeightSyncReport",
     "WeightUpdate",
     "digest_weights",

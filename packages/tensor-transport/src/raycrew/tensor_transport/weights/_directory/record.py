@@ -4,6 +4,7 @@ Every method takes the time. What returns None is not possible yet: ask again af
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from raycrew.tensor_transport.errors import (
@@ -53,7 +54,9 @@ class Record(Shelf):
                 version.begun.add(part)  # It was the one before that was asked for it.
         return self._tidy(now)
 
-    def reserve(self, now: float, ballots: Sequence[str], deadline_s: float | None, key: str = "") -> int:
+    def reserve(
+        self, now: float, ballots: Sequence[str], deadline_s: float | None, key: str = "", route: str = ""
+    ) -> int:
         """The number of a version that commits when all recipients have loaded it, and aborts else.
 
         Args:
@@ -61,12 +64,15 @@ class Record(Shelf):
             ballots: What each recipient shows; see `RecipientVersion`.
             deadline_s: Until when.
             key: With one, it commits when it is confirmed, too.
+            route: The key of the route over which its recipients take it while it is put.
         """
         self._tidy(now)
         for version in self._live():
             self._abort(version, "another update was begun")
         deadline = None if deadline_s is None else now + deadline_s
-        return self._open(Ballots(ballots, key), deadline).number
+        version = self._open(Ballots(ballots, key), deadline)
+        version.route = route
+        return version.number
 
     def confirm(self, now: float, number: int, key: str, publisher: str) -> None:
         """Who asked for a version says who published what it wanted; else the version is given up.
@@ -113,6 +119,12 @@ class Record(Shelf):
             version.bases = self._lineage.bases(version.names)
         return version.number
 
+    def route(self, now: float, number: int) -> str:
+        """Over which route the recipients of a version take it while it is put; "" where they do not."""
+        self._tidy(now)
+        version = self.versions.get(number)
+        return "" if version is None else version.route
+
     def credit(self, now: float, number: int, part: int, size_bytes: int, window_bytes: int) -> bool | None:
         """Whether so many bytes more may be put: what is ahead of the slowest voter has to fit the window."""
         if number in self.versions and part in self.versions[number].parts:
@@ -128,7 +140,8 @@ class Record(Shelf):
         version = self._living(now, number, announced.part)
         self._check_publisher(announced.part, publisher)
         part = version.parts[announced.part]
-        part.buckets.append(announced)
+        version.announced += 1
+        part.buckets.append(replace(announced, place=version.announced))
         part.expires = now + self.lease_s
 
     def finish(self, now: float, number: int, finish: Finish) -> WeightUpdate:
@@ -214,7 +227,10 @@ class Record(Shelf):
         )
 
     def news(self, now: float, number: int, receiver: str, node: str, seen: Sequence[int]) -> News | None:
-        """Buckets of a version that a receiver has not seen, `seen` of each part."""
+        """Buckets of a version that a receiver has not seen, `seen` of each part.
+
+        All receivers hear of them in one order: where these take them all together, none waits for another.
+        """
         version = self._read_by(now, number, receiver)
         version.nodes.setdefault(node, receiver)
         self._note_taken(version, receiver, seen)
@@ -225,6 +241,7 @@ class Record(Shelf):
             if self._relayed(version, node, announced)
         ]
         total = len(version.buckets)
+        fresh.sort(key=lambda announced: announced.place)
         done = version.state != "open" and sum(seen) + len(fresh) == total
         if not fresh and not done:
             return None

@@ -1,6 +1,7 @@
 """The versions of a directory, and what follows from time and from what is known of them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from raycrew.tensor_transport.errors import (
@@ -155,7 +156,7 @@ class Shelf:
 
     def _relayed(self, version: Version, node: str, announced: Announced) -> bool:
         """Whether a node may fetch a bucket: its parent in the relay has it."""
-        fanout = self.fanout
+        fanout = None if version.route else self.fanout
         if fanout == "auto":
             sizes = [part.plan.bucket_sizes for part in version.parts.values() if part.plan is not None]
             fanout = choose_fanout(len(version.nodes), max(1, sum(map(len, sizes))))
@@ -185,7 +186,7 @@ class Shelf:
                 if announced.bucket.ticket is not None and version.is_taken(announced):
                     self._freed.add(part.begin.scope, announced.bucket)
                     emptied = Bucket(None, announced.bucket.size_bytes, announced.bucket.checksum)
-                    part.buckets[i] = Announced(part.begin.part, announced.index, emptied, announced.entries)
+                    part.buckets[i] = replace(announced, bucket=emptied)
 
     def _decide(self, version: Version) -> None:
         if version.state == "complete" and version.is_chosen:

@@ -33,6 +33,10 @@ class Teller(Protocol):
         """A version begins; its number."""
         ...
 
+    def route(self, version: int) -> str:
+        """The key of the route over which receivers take a version while it is put; "" where none do."""
+        ...
+
     def make_room(self, version: int, size_bytes: int) -> None:
         """Wait until so many bytes may be put."""
         ...
@@ -79,6 +83,9 @@ class LoneTeller:
             raise ValueError("there is no version that a partial update could be added to")
         self._names = names
         return version
+
+    def route(self, version: int) -> str:  # noqa: ARG002
+        return ""
 
     def make_room(self, version: int, size_bytes: int) -> None:
         pass
@@ -146,6 +153,9 @@ class DirectoryTeller:
         self._known = digest
         self._collect()
         return number
+
+    def route(self, version: int) -> str:
+        return self._directory.ask(Record.route, version)
 
     def make_room(self, version: int, size_bytes: int) -> None:
         if self._window_bytes is not None:

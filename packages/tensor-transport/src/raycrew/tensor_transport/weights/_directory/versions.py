@@ -70,12 +70,13 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A bucket that can be fetched; `entries` where there was no plan before."""
+    """A bucket that can be fetched; `entries` where there was no plan before; `place` among all parts'."""
 
     part: int
     index: int
     bucket: Bucket
     entries: tuple[TensorEntry, ...] | None
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,8 @@ class Version:
         begun: Parts that began it, or were told that it is over.
         readers: Receivers that were told what there is of it.
         outdated: Those that were told so of what was given up under its number, and not of this one.
+        route: The key of the route over which its recipients take it while it is put.
+        announced: How many buckets were announced.
     """
 
     number: int
@@ -138,6 +141,8 @@ class Version:
     readers: set[str] = field(default_factory=set)
     outdated: set[str] = field(default_factory=set)
     is_called_for: bool = True
+    route: str = ""
+    announced: int = 0
 
     def refuses(self, part: int) -> bool:
         """Whether who publishes a part was asked for this version, and was not told yet that it is over."""

@@ -21,14 +21,19 @@ from raycrew.tensor_transport.weights._publishing.selection import Rename, Selec
 from raycrew.tensor_transport.weights._publishing.source import Weights
 from raycrew.tensor_transport.weights._publishing.taking import Taking
 from raycrew.tensor_transport.weights._update import (
+    BroadcastStore,
     Bucket,
     BucketPlan,
     Stopwatch,
     TensorEntry,
     WeightUpdate,
+    abandon,
     as_store,
     checksum,
 )
+
+_BROADCAST_BUCKETS = 4
+"""So many buckets may be under way at a time to receivers that take part all together."""
 
 
 class WeightPublisher:
@@ -53,7 +58,7 @@ class WeightPublisher:
             receivers put them together. Other tensors of a model with DTensors are published by part 0.
         keep: How many complete versions stay available; with a directory, that one's `keep` counts.
         window_bytes: With a directory: how many bytes may be put that not all receivers of an update by
-            `sync_weights` have fetched; None for no limit.
+            `sync_weights` have fetched; None for no limit (for a `RouteStore`: four buckets).
         timeout_s: With a directory: how long to wait for receivers that lag, and for other ranks.
         checksums: Make a checksum of each bucket; receivers verify what has one.
         dtype: Cast floating-point tensors to this.
@@ -104,6 +109,8 @@ class WeightPublisher:
         self._lock = threading.RLock()
         self._publishing = False
         self._pid = os.getpid()
+        if window_bytes is None and isinstance(self._store, BroadcastStore):
+            window_bytes = _BROADCAST_BUCKETS * bucket_bytes
         self._teller: Teller = (
             LoneTeller(self._name, part, parts)
             if directory is None
@@ -162,8 +169,11 @@ class WeightPublisher:
             number = self._teller.begin(version, plan, names)
             buckets: list[Bucket] = []
             try:
+                if isinstance(self._store, BroadcastStore):
+                    self._store.begin(self._teller.route(number))
                 update = self._pack(taking, number, plan, buckets)
             except BaseException as error:
+                abandon(self._store)
                 if self._teller.abort(number, f"its publisher raised {error!r}"):
                     self._release(buckets)
                 raise

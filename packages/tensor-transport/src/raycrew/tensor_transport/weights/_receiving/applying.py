@@ -33,6 +33,7 @@ from raycrew.tensor_transport.weights._update import (
     Schema,
     Stopwatch,
     WeightUpdate,
+    abandon,
     as_store,
     check_cover,
     compare_schemas,
@@ -115,6 +116,7 @@ class Applier:
             loading = self._load_all(heading, stream, watch)
         except Exception as error:
             self._member.refuse(update, error)
+            abandon(self._store)
             raise
         self._settle(heading, loading, deadline)
         return self._commit(update, heading, loading, watch, waited_s)
@@ -128,6 +130,7 @@ class Applier:
             self._prepared = _Prepared(heading, list(stream), watch)
         except Exception as error:
             self._member.refuse(version, error)
+            abandon(self._store)
             raise
         return WeightReceipt(
             int(version), stream.size_bytes, watch.total("wire"), 0.0, self.held.version, watch.spans

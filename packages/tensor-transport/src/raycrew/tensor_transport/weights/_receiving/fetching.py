@@ -13,8 +13,10 @@ from raycrew.tensor_transport._bytes import tensor_over
 from raycrew.tensor_transport.errors import (
     BucketFetchError,
     ChecksumMismatchError,
+    PeerLostError,
     TransportError,
     TransportTimeoutError,
+    UpdateAbortedError,
     WeightUpdateError,
 )
 from raycrew.tensor_transport.protocols import Bytes, ByteStore
@@ -107,7 +109,7 @@ class Fetcher:
 
     def __init__(self, store: ByteStore, *, borrow: bool, verify: bool) -> None:
         self._store = store
-        self._borrow = borrow or bool(getattr(store, "gives_own_memory", False))
+        self._borrow = borrow
         self._verify = verify
 
     def fetch(self, version: int, parcel: Parcel, timeout_s: float | None) -> Fetched:
@@ -121,13 +123,16 @@ class Fetcher:
             if parcel.bucket.ticket is None:
                 raise TransportError("all receivers had it, and it is not kept")
             data = self._store.get(parcel.bucket.ticket, timeout_s)
+        except PeerLostError as error:
+            raise UpdateAbortedError(f"version {version} was given up: {error}") from error
         except TransportError as error:
             failure = BucketFetchError(
                 f"update {version}: bucket {parcel.index} of {parcel.of} cannot be had: {error}"
             )
             failure.bucket = parcel.index
             raise failure from error
-        found = Fetched(parcel, data if self._borrow else data.copy())
+        keeps = self._borrow or bool(getattr(self._store, "gives_own_memory", False))
+        found = Fetched(parcel, data if keeps else data.copy())
         if self._verify or data.size != parcel.bucket.size_bytes:
             found.verify(version)
         return found

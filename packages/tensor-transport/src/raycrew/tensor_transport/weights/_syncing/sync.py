@@ -21,6 +21,7 @@ from raycrew.tensor_transport.weights._syncing.report import (
     WeightSyncReport,
     checked_receipts,
 )
+from raycrew.tensor_transport.weights._syncing.routing import WeightRoute
 from raycrew.tensor_transport.weights._syncing.session import (
     Argument,
     Progress,
@@ -61,6 +62,7 @@ def sync_weights(
     prepare: str | None = None,
     recipients: Sequence[int] | None = None,
     progress: Progress | None = None,
+    route: WeightRoute | None = None,
 ) -> WeightSyncReport:
     """Bring the generators to the trainer's weights; only a small `WeightUpdate` passes through the driver.
 
@@ -88,9 +90,12 @@ def sync_weights(
         progress: Called with a `SyncProgress` whenever a rank has done a step, maybe in another thread. What
             it raises, this does, once all ranks have ended the step and were resumed; a version in a
             directory is given up, unless it is decided. The same holds for an interrupt from the keyboard.
+        route: With a directory: how the bytes go, chosen for all ranks at once; their publishers and
+            receivers have a `RouteStore`.
 
     Raises:
-        ValueError: There are no such recipients, or `prepare` has no directory.
+        ValueError: There are no such recipients, or `prepare` or `route` has no directory.
+        NoTransportError: There is no route that all ranks can use.
         WeightUpdateError: No rank, or not the right ranks published, or the generators report different
             versions.
         Exception: What the group raises for the first rank that failed; its notes name the other ranks, and
@@ -109,6 +114,7 @@ def sync_weights(
         prepare,
         recipients,
         progress,
+        route,
     ).run()
 
 
@@ -173,12 +179,16 @@ class _Synchronisation:
     prepare: str | None
     recipients: Sequence[int] | None
     progress: Progress | None
+    route: WeightRoute | None
 
     def __post_init__(self) -> None:
         if self.prepare is not None and self.directory is None:
             raise ValueError("prepare= fetches what a directory announces: give directory=, too")
+        if self.route is not None and self.directory is None:
+            raise ValueError("route= is for versions that stream through a directory: give directory=, too")
         groups = list(self.generators) if isinstance(self.generators, list | tuple) else [self.generators]
         members = members_of(groups, self.recipients)  # type: ignore[arg-type]
+        self._members, self._trainers = members, members_of([self.trainer], None)
         streams = self.directory is not None
         self._session = Session(members, self.timeout_s, together=streams, progress=self.progress)
         self._labels = [f"generator {member.number}" for member in members]
@@ -256,7 +266,8 @@ class _Synchronisation:
         """The number of this version, and as each rank is told it; unless it was given up before."""
         self._check_wanted()
         ballots = {number: uuid.uuid4().hex for number in self._session.numbers}
-        asked = (list(ballots.values()), self.timeout_s, self._key)
+        route = "" if self.route is None else self.route.connect(self._trainers, self._members)
+        asked = (list(ballots.values()), self.timeout_s, self._key, route)
         version = directory.ask(Record.reserve, *asked)
         with self._lock:
             self._version, over = version, self._over

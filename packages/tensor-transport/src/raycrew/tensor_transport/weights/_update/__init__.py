@@ -17,9 +17,10 @@ from raycrew.tensor_transport.weights._update.manifest import (
 )
 from raycrew.tensor_transport.weights._update.regions import Region, check_cover, region_of
 from raycrew.tensor_transport.weights._update.spans import Span, Stopwatch
-from raycrew.tensor_transport.weights._update.stores import as_store, release_scope
+from raycrew.tensor_transport.weights._update.stores import BroadcastStore, abandon, as_store, release_scope
 
 __all__ = [
+    "BroadcastStore",
     "Bucket",
     "BucketPlan",
     "Region",
@@ -28,6 +29,7 @@ __all__ = [
     "Stopwatch",
     "TensorEntry",
     "WeightUpdate",
+    "abandon",
     "as_store",
     "check_cover",
     "check_digest",

@@ -1,12 +1,25 @@
 """Where buckets lie: in Ray's object store, or wherever a transport has them."""
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from raycrew.tensor_transport._ray import RayByteStore
 from raycrew.tensor_transport.protocols import Bytes, ByteStore
 from raycrew.tensor_transport.transports import Offer, PullTransport
+
+
+@runtime_checkable
+class BroadcastStore(ByteStore, Protocol):
+    """A store that may send what is put to all receivers of an update, which take part all together."""
+
+    def begin(self, key: str) -> None:
+        """A version begins; with a key, receivers that know it take part."""
+        ...
+
+    def abandon(self) -> None:
+        """This process does not go on: whoever waits for it need not."""
+        ...
 
 
 class TransportByteStore:
@@ -56,3 +69,9 @@ def release_scope(store: ByteStore, own: str) -> str:
     """
     scope: str | None = getattr(store, "release_scope", None)
     return own if scope is None else scope
+
+
+def abandon(store: ByteStore) -> None:
+    """Tell others that this process does not go on, where they may wait for it."""
+    if isinstance(store, BroadcastStore):
+        store.abandon()

@@ -21,6 +21,7 @@ from raycrew.tensor_transport.weights.resharding._layouts import (
 )
 from raycrew.tensor_transport.weights.resharding._moving import (
     ReshardReceipt,
+    ShardLoader,
     ShardOffers,
     offer_shards,
     pull_shards,
@@ -36,6 +37,7 @@ __all__ = [
     "Region",
     "ReshardPlan",
     "ReshardReceipt",
+    "ShardLoader",
     "ShardOffers",
     "Share",
     "Split",

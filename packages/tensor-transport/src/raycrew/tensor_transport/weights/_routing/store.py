@@ -1,0 +1,214 @@
+"""Where one process puts buckets, and gets them from: over whatever route it has joined."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from raycrew.tensor_transport import _ray
+from raycrew.tensor_transport.errors import GroupError, TransportClosedError, TransportError
+from raycrew.tensor_transport.process_groups import CollectiveGroup, join_group
+from raycrew.tensor_transport.protocols import Bytes, ByteStore
+from raycrew.tensor_transport.transports import (
+    ProcessVmTransport,
+    PullTransport,
+    SharedMemoryTransport,
+    TcpTransport,
+    Transfer,
+    member_facts,
+)
+from raycrew.tensor_transport.weights._routing.route import Place, Route, Ticket
+from raycrew.tensor_transport.weights._update import as_store
+
+_MADE: Mapping[str, Callable[[], PullTransport | None]] = {
+    "object_store": lambda: None,
+    "shared_memory": SharedMemoryTransport,
+    "process_vm": ProcessVmTransport,
+    "tcp": TcpTransport,
+}
+_REMEMBERED = 100
+"""So many routes that were joined are remembered: nobody reads alone what was to be broadcast to it."""
+
+
+class RouteStore:
+    """The store of a publisher or a receiver whose transport `WeightRoute` chooses, for all of them at once.
+
+    It goes where a store goes: `WeightPublisher(RouteStore(), …)`, `WeightReceiver(…, store=RouteStore())`.
+    Where a collective was chosen, the buckets of an update by `sync_weights(route=…)` are broadcast to its
+    receivers, and kept for those who come late, who roll back, or whose process is made again: these read
+    them from there, alone. In an update nobody does: if one member of the route cannot go on, nobody can.
+
+    Args:
+        stores: Transports to be used in place of those that are made, by their names; closed by whoever made
+            them.
+    """
+
+    def __init__(self, stores: Mapping[str, PullTransport] | None = None) -> None:
+        self._given = dict(stores or {})
+        self._made: list[PullTransport] = []
+        self._stores: dict[str, ByteStore] = {}
+        self._route: Route | None = None
+        self._groups: tuple[CollectiveGroup, ...] = ()
+        self._turns: dict[str, list[int]] = {}
+        self._sends = ""
+        self._sent: deque[Transfer] = deque(maxlen=2)
+        self._closed = False
+        self._lock = threading.RLock()
+
+    @property
+    def key(self) -> str:
+        """The route that this process has joined, and that works; "" where there is none."""
+        is_whole = all(group.available() is None for group in self._groups)
+        return self._route.key if self._route is not None and is_whole else ""
+
+    @property
+    def gives_own_memory(self) -> bool:
+        """Whether `get` gives memory that is nobody else's."""
+        name = "" if self._route is None else self._route.kept_in
+        return bool(self._groups) or bool(name and getattr(self._kept_in(name), "gives_own_memory", False))
+
+    def explain(self) -> str:
+        """What was chosen for all, and why: the same text in all of them."""
+        return "no route was joined yet" if self._route is None else self._route.explanation
+
+    def join(self, route: Route | None) -> Place:
+        """Say where this process is; with a route, join that first, in place of the one before.
+
+        Raises:
+            GroupError: Not all members joined, or one died meanwhile.
+            TransportClosedError: This store is closed.
+        """
+        if self._closed:
+            raise TransportClosedError("this RouteStore is closed")
+        if route is not None:
+            self.abandon()
+            joined: list[CollectiveGroup] = []
+            with ExitStack() as failed:
+                for invitation in route.invitations:
+                    joined.append(join_group(invitation, timeout_s=route.timeout_s))
+                    failed.callback(joined[-1].close)
+                failed.pop_all()
+            with self._lock:
+                self._route, self._groups = route, tuple(joined)
+                self._turns[route.key] = [0] * len(joined)
+                for key in list(self._turns)[:-_REMEMBERED]:
+                    del self._turns[key]
+        return Place(member_facts(), self.key)
+
+    def begin(self, key: str) -> None:
+        """A version begins, which receivers of a route take while it is put; "" where nobody does.
+
+        Raises:
+            GroupError: This process has not joined that route.
+        """
+        if key and key != self.key:
+            raise GroupError("this publisher has not joined the route of the update: its method has to")
+        with self._lock:
+            self._sends = key if self._groups else ""
+
+    def put(self, data: Bytes) -> Ticket:
+        """Keep a copy of `data`, and broadcast it where receivers wait for it."""
+        name = _default() if self._route is None else self._route.kept_in
+        store = self._kept_in(name)
+        ticket = Ticket(name, store.put(data), data.size)
+        if not self._sends:
+            return ticket
+        try:
+            return self._broadcast(ticket, store.get(ticket.kept))
+        except BaseException:
+            store.release(ticket.kept)
+            raise
+
+    def get(self, ticket: Ticket, timeout_s: float | None = None) -> Bytes:
+        """The bytes: received as they are broadcast, or read from where they are kept."""
+        with self._lock:
+            transfer, data = self._received(ticket, timeout_s)
+        if transfer is not None:
+            transfer.wait()
+            return data
+        found = self._kept_in(ticket.kept_in).get(ticket.kept, timeout_s)
+        return found.copy() if self._groups else found
+
+    def release(self, ticket: Ticket) -> None:
+        """Keep the bytes no longer."""
+        self._kept_in(ticket.kept_in).release(ticket.kept)
+
+    def abandon(self) -> None:
+        """Leave the route: what is under way in it fails for all its members at once."""
+        with self._lock:
+            groups, self._groups, self._route = self._groups, (), None
+        for group in groups:
+            group.close()
+        self._sent.clear()
+
+    def close(self) -> None:
+        """Leave the route, and close the transports that were made here; idempotent."""
+        self._closed = True
+        self.abandon()
+        while self._made:
+            self._made.pop().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _broadcast(self, ticket: Ticket, data: Bytes) -> Ticket:
+        """Begin to send a bucket to all receivers of the route."""
+        with self._lock:
+            route, turns = self._route, self._turns.get(self._sends)
+            if route is None or route.key != self._sends or turns is None:
+                raise GroupError("the route of this update was given up")
+            self._check_sent()
+            turns[0] += 1
+            sent = replace(ticket, key=route.key, group=route.number, turn=turns[0])
+            transfer = self._groups[0].send([data], manifest=sent.manifest, timeout_s=route.timeout_s)
+            self._sent.append(transfer)
+        return sent
+
+    def _received(self, ticket: Ticket, timeout_s: float | None) -> tuple[Transfer | None, Bytes]:
+        """The broadcast of a bucket, begun; None for one that this process does not take part in."""
+        nothing, turns = np.empty(0, np.uint8), self._turns.get(ticket.key)
+        if turns is None or ticket.turn <= turns[ticket.group]:
+            return None, nothing
+        if ticket.key != self.key or ticket.turn != turns[ticket.group] + 1:
+            raise GroupError(f"this process takes no part any more in {ticket.manifest}")
+        turns[ticket.group] += 1
+        data = np.empty(ticket.size_bytes, np.uint8)
+        group = self._groups[ticket.group]
+        return group.receive([data], manifest=ticket.manifest, timeout_s=timeout_s), data
+
+    def _check_sent(self) -> None:
+        """Raise what became of a bucket before."""
+        for transfer in self._sent:
+            if transfer.done() and (error := transfer.exception()) is not None:
+                raise error
+
+    def _kept_in(self, name: str) -> ByteStore:
+        with self._lock:
+            if name not in self._stores:
+                self._stores[name] = as_store(self._given.get(name) or self._make(name))
+            return self._stores[name]
+
+    def _make(self, name: str) -> PullTransport | None:
+        if self._closed:
+            raise TransportClosedError("this RouteStore is closed")
+        if name not in _MADE:
+            raise TransportError(f"{name} keeps no buckets; {', '.join(_MADE)} do")
+        made = _MADE[name]()
+        if made is not None:
+            self._made.append(made)
+        return made
+
+
+def _default() -> str:
+    """Where buckets are kept that no route was chosen for."""
+    return "object_store" if _ray.is_connected() else "shared_memory"

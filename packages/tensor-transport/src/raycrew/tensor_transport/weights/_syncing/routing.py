@@ -1,0 +1,164 @@
+"""How the buckets of updates get from a trainer to its generators: decided once, for all of them."""
+
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from raycrew.tensor_transport.errors import TransportClosedError, TransportError
+from raycrew.tensor_transport.process_groups import GroupHost, Invitation
+from raycrew.tensor_transport.transports import Choice, choose_transport
+from raycrew.tensor_transport.weights._routing import Place, Route
+from raycrew.tensor_transport.weights._syncing.calling import ThreadedCalls
+from raycrew.tensor_transport.weights._syncing.session import Member
+
+_KEEPERS = ("object_store", "shared_memory", "process_vm", "tcp")
+"""What may keep the buckets that a collective broadcasts, the preferred ones first."""
+
+
+class WeightRoute:
+    """Chooses one transport for a trainer and its generators, and has all of them use it; of the driver.
+
+    `sync_weights(route=…)` calls a method on all ranks that hands what it is given to `RouteStore.join`, and
+    returns what that returns; trainer ranks that publish nothing return None. From what all say of
+    themselves one transport is chosen for all. For gloo each publishing rank and all generators become a
+    process group of our own, which spans their worker groups; a member that was made again, or a broken
+    group, has all of them join the next generation before the next update begins.
+
+    Args:
+        transport: "auto" for the fastest that all can use ("shared_memory" on one machine), or the names to
+            choose from, in order, such as "gloo".
+        method: The method's name.
+        name: Of the groups, for people.
+        address: Where members reach this process, as for `GroupHost`.
+        timeout_s: Deadline for all to join, and of each bucket that is broadcast.
+
+    Raises:
+        ValueError: `timeout_s` is no positive number.
+    """
+
+    def __init__(
+        self,
+        transport: str | Sequence[str] = "auto",
+        *,
+        method: str = "join_route",
+        name: str = "weights",
+        address: str | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s must be above 0, got {timeout_s}")
+        self._transport, self._method, self._name = transport, method, name
+        self._address, self._timeout_s = address, timeout_s
+        self._hosts: list[GroupHost] = []
+        self._route: Route | None = None
+        self._choice: Choice | None = None
+        self._members: tuple[str, ...] = ()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def choice(self) -> Choice | None:
+        """What was chosen last; None before the first update."""
+        return self._choice
+
+    def explain(self) -> str:
+        """Which transport all use, and why no other one: the text that every member has, too."""
+        return "nothing is chosen before the first update" if self._route is None else self._route.explanation
+
+    def connect(self, trainer: Sequence[Member], generators: Sequence[Member]) -> str:
+        """Have all members on one route; its key. One that works, and is of these members, stays.
+
+        Raises:
+            NoTransportError: No transport can be used by all members.
+            TransportError: A method returned something else than what `RouteStore.join` does.
+            TransportClosedError: This route is closed.
+            Exception: What the first member that failed raised; its notes name the others.
+        """
+        with self._lock:
+            if self._closed:
+                raise TransportClosedError("this WeightRoute is closed")
+            peers = {f"trainer {member.number}": member for member in trainer}
+            peers |= {f"generator {member.number}": member for member in generators}
+            places = self._ask(peers, lambda _: None)
+            key = "" if self._route is None else self._route.key
+            if key and self._members == tuple(places) and all(p.key == key for p in places.values()):
+                return key
+            routes = self._routes(places)
+            places = self._ask({name: peers[name] for name in routes}, routes.get)
+            self._members = tuple(places)
+            return next(iter(routes.values())).key
+
+    def close(self) -> None:
+        """End the groups: members are told; idempotent."""
+        with self._lock:
+            self._closed = True
+            self._end_groups()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _routes(self, places: Mapping[str, Place]) -> dict[str, Route]:
+        """What each member is told, in place of all that was told before."""
+        facts = [place.facts for place in places.values()]
+        choice = choose_transport(facts, "broadcast", self._transport)
+        self._end_groups()
+        senders = [name for name in places if name.startswith("trainer")]
+        receivers = [name for name in places if name not in senders]
+        base = Route(uuid.uuid4().hex, choice.name, choice.name, choice.explain(), (), 0, self._timeout_s)
+        self._choice, self._route = choice, base
+        if choice.name in _KEEPERS:
+            return dict.fromkeys(places, base)
+        kept_in = choose_transport(facts, "pull", _KEEPERS).name
+        invited = [self._invited(sender, receivers) for sender in senders]
+
+        def route(invitations: Sequence[Invitation], number: int = 0) -> Route:
+            told = (base.key, choice.name, kept_in, base.explanation, tuple(invitations), number)
+            return Route(*told, self._timeout_s)
+
+        routes = {sender: route(invited[i][:1], i) for i, sender in enumerate(senders)}
+        for i, receiver in enumerate(receivers):
+            routes[receiver] = route([group[i + 1] for group in invited])
+        return routes
+
+    def _invited(self, sender: str, receivers: Sequence[str]) -> list[Invitation]:
+        """The members of a group in which one publisher sends to all receivers."""
+        name = f"{self._name} of {sender}"
+        host = GroupHost(name, [sender, *receivers], backend="gloo", address=self._address)
+        self._hosts.append(host)
+        return host.open()
+
+    def _end_groups(self) -> None:
+        while self._hosts:
+            self._hosts.pop().close()
+
+    def _ask(self, peers: Mapping[str, Member], told: Callable[[str], Route | None]) -> dict[str, Place]:
+        """Call the method on all at once; what each says, but for those that take no part."""
+        names = list(peers)
+        members = {i: peers[name].peers for i, name in enumerate(names)}
+        calls = ThreadedCalls(members, self._method, lambda i: (told(names[i]),), 2 * self._timeout_s)
+        calls.start()
+        found = {names[i]: outcome for i, outcome in calls.outcomes()}
+        _raise_first({name: found[name] for name in names if isinstance(found[name], Exception)})
+        strange = {name: p for name, p in found.items() if not isinstance(p, Place | None)}
+        if strange or all(found[name] is None for name in names):
+            raise TransportError(
+                f"{self._method}() has to return what RouteStore.join() returns; got {strange or None}"
+            )
+        return {name: place for name in names if isinstance(place := found[name], Place)}
+
+
+def _raise_first(failures: Mapping[str, object]) -> None:
+    errors = {name: error for name, error in failures.items() if isinstance(error, Exception)}
+    if errors:
+        (first, error), *others = errors.items()
+        error.add_note(f"{first} did not join the route of the update")
+        for name, other in others:
+            error.add_note(f"{name} did not either: {other!r}")
+        raise error

@@ -1,0 +1,74 @@
+"""What updates bring, written into the parts of it that one rank holds."""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from raycrew.tensor_transport._bytes import parse_torch_dtype
+from raycrew.tensor_transport.errors import ReshardError
+from raycrew.tensor_transport.weights.resharding._layouts import Block, Layout
+from raycrew.tensor_transport.weights.resharding._moving.memories import memories_of, view
+from raycrew.tensor_transport.weights.resharding._planning import check_targets
+
+
+class ShardLoader:
+    """Loads what an update brings into one rank's parameters, whatever the layout of who published it.
+
+    `WeightReceiver(loader, expected=loader.expected)`: of each tensor the boxes that this rank holds are
+    copied to where its layout says, in place. Each element of each parameter is that of one tensor, or
+    declared as unused; that is checked here, before anything is fetched.
+
+    Args:
+        state: This rank's tensors and DTensors by name of the parameter.
+        layout: What all ranks of its group hold, or this one alone.
+        rank: Which rank this is.
+
+    Raises:
+        ReshardError: The parameters are not those of the layout, or some element of them gets no value, or
+            several.
+    """
+
+    def __init__(self, state: Mapping[str, torch.Tensor], layout: Layout, rank: int) -> None:
+        check_targets(layout)
+        self._layout, self._rank = layout, rank
+        self._memories = memories_of(state, layout, rank)
+        self._blocks = {name: list(_blocks(layout, name, rank)) for name in layout.tensors}
+
+    @property
+    def expected(self) -> dict[str, torch.Tensor]:
+        """The whole tensors by name, without memory: what updates have to bring."""
+        return {
+            name: torch.empty(tensor.shape, dtype=parse_torch_dtype(tensor.dtype), device="meta")
+            for name, tensor in self._layout.tensors.items()
+        }
+
+    def __call__(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Copy this rank's boxes of each tensor to their places.
+
+        Raises:
+            ReshardError: A tensor is not one of the layout, or has another shape or dtype there.
+        """
+        for name, tensor in tensors:
+            self._check(name, tensor)
+            for parameter, block in self._blocks[name]:
+                box = tuple(slice(a, a + n) for a, n in zip(block.start, block.region.shape, strict=True))
+                view(self._memories[parameter], block.region).copy_(tensor[box])
+
+    def _check(self, name: str, tensor: torch.Tensor) -> None:
+        wanted = self._layout.tensors.get(name)
+        found = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        if wanted is None or found != (wanted.dtype, wanted.shape):
+            told = "none" if wanted is None else f"{wanted.dtype}{list(wanted.shape)}"
+            raise ReshardError(
+                f"rank {self._rank} is given {name!r} as {found[0]}{list(found[1])}; its layout has {told}",
+                tensor=name,
+            )
+
+
+def _blocks(layout: Layout, name: str, rank: int) -> Iterable[tuple[str, Block]]:
+    tensor = layout.tensors[name]
+    names = tensor.parameters or (name,)
+    for share in tensor.shares:
+        if share.rank == rank:
+            for block in share.blocks:
+                yield names[share.parameter], block

@@ -1,0 +1,58 @@
+"""Whole tensors, as updates bring them, into the parts that a rank holds."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from resharded import numbered
+from test_moving import of_dtype, states
+from test_reshard_plan import SHAPES, random_layout
+
+from raycrew.tensor_transport import ReshardError, WeightPublisher, WeightReceiver
+from raycrew.tensor_transport.errors import ManifestMismatchError
+from raycrew.tensor_transport.testing import InProcessByteStore
+from raycrew.tensor_transport.weights.resharding import Layout, ShardLoader, replicated, sharded
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(SHAPES, min_size=1, max_size=4), st.integers(0, 2**32))
+def test_each_rank_of_a_random_layout_gets_exactly_its_parts(shapes, seed):
+    shapes = {f"t{i}": shape for i, shape in enumerate(shapes)}
+    layout = of_dtype(random_layout(shapes, random.Random(seed)), "int64")
+    whole = numbered(shapes)
+    for rank, wanted in states(layout, whole, torch.int64).items():
+        held = {name: torch.full_like(tensor, -1) for name, tensor in wanted.items()}
+        loader = ShardLoader(held, layout, rank)
+        loader((name, torch.from_numpy(array)) for name, array in whole.items())
+        assert {n: tuple(t.shape) for n, t in loader.expected.items()} == shapes
+        assert all(torch.equal(held[name], tensor) for name, tensor in wanted.items())
+
+
+def test_updates_of_shards_reach_tensor_parallel_ranks_and_nothing_else_does():
+    whole = {"up": torch.arange(24.0).reshape(6, 4), "norm": torch.ones(4)}
+    layout = Layout(
+        {"up": sharded((6, 4), "float32", range(2), 1), "norm": replicated((4,), "float32", [0, 1])}
+    )
+    store = InProcessByteStore()
+    publisher = WeightPublisher(store, keep=4)
+    update = publisher.publish(whole)
+    for rank in range(2):
+        held = {"up": torch.zeros(6, 2), "norm": torch.zeros(4)}
+        loader = ShardLoader(held, layout, rank)
+        receiver = WeightReceiver(loader, expected=loader.expected, store=store)
+        receiver.apply(update)
+        assert torch.equal(held["up"], whole["up"][:, 2 * rank : 2 * rank + 2])
+        assert torch.equal(held["norm"], whole["norm"])
+        with pytest.raises(ManifestMismatchError, match="receiver has float32"):
+            receiver.apply(publisher.publish(whole | {"up": whole["up"].double()}))
+        with pytest.raises(ReshardError, match="its layout has none"):
+            loader([("down", torch.ones(2))])
+
+
+def test_a_parameter_with_a_gap_is_refused_before_anything_is_fetched():
+    padded = Layout({"w": sharded((5, 2), "float32", range(2), padded=8)})
+    ShardLoader({"w": torch.zeros(4, 2)}, padded, 1)
+    with pytest.raises(ReshardError, match="the layout says"):
+        ShardLoader({"w": torch.zeros(3, 2)}, padded, 1)
