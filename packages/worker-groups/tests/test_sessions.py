@@ -25,7 +25,7 @@ from raycrew.worker_groups import (
     fan_out,
     fan_out_as_completed,
 )
-from raycrew.worker_groups._calls import gathering
+from raycrew.worker_groups._calls.answers import gathering
 from raycrew.worker_groups._ray import check_session
 
 pytestmark = pytest.mark.hostile

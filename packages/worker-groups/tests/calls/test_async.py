@@ -19,7 +19,7 @@ from raycrew.worker_groups import (
     fan_out_as_completed,
     wait_any,
 )
-from raycrew.worker_groups._calls.results import Results
+from raycrew.worker_groups._calls.answers.results import Results
 from raycrew.worker_groups.testing import InProcessGroup
 
 PATIENCE_S = 60

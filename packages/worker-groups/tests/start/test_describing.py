@@ -10,8 +10,8 @@ from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import RayWorkerBuilder, RayWorkerGroup
 from raycrew.worker_groups._ranks import plan_seats
 from raycrew.worker_groups._start.describing import describe_worker
-from raycrew.worker_groups._start.options import GroupOptions
-from raycrew.worker_groups._start.spec import GroupSpec
+from raycrew.worker_groups._start.spec.options import GroupOptions
+from raycrew.worker_groups._start.spec.spec import GroupSpec
 from raycrew.worker_groups._worker import source_of
 
 _PARAMETERS = inspect.signature(RayWorkerGroup).parameters.values()

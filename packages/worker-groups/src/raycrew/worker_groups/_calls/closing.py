@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
-from raycrew.worker_groups._calls.results import uninterrupted
+from raycrew.worker_groups._calls.answers import uninterrupted
 
 
 class Closing(ABC):

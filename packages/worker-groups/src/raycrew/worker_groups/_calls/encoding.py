@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raycrew.worker_groups._calls.futures import MultiWorkerFuture, refuse_stream
+from raycrew.worker_groups._calls.answers import MultiWorkerFuture, refuse_stream
 from raycrew.worker_groups._calls.sizes import SharedStore
 from raycrew.worker_groups.protocols import ArgumentTransport
 

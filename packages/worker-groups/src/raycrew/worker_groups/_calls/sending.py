@@ -7,11 +7,9 @@ from typing import Any
 import ray
 
 from raycrew.cluster_core import Session
-from raycrew.worker_groups._calls.dispatch import Dispatch
+from raycrew.worker_groups._calls.answers import MultiWorkerFuture, Recovery, Whereabouts
 from raycrew.worker_groups._calls.encoding import Packer
-from raycrew.worker_groups._calls.failures import Whereabouts
-from raycrew.worker_groups._calls.futures import MultiWorkerFuture
-from raycrew.worker_groups._calls.recovery import Recovery
+from raycrew.worker_groups._calls.methods import Dispatch
 from raycrew.worker_groups._ray import check_session, while_connected
 from raycrew.worker_groups._worker import Gathered
 from raycrew.worker_groups.protocols import ArgumentTransport

@@ -3,8 +3,7 @@
 from raycrew.worker_groups._health.ending import Ended, end_workers, end_workers_of
 from raycrew.worker_groups._health.group_health import GroupHealth, SeenByRank, Workers, ended_at, sights_of
 from raycrew.worker_groups._health.heart import Heart, Running, as_text, start_heart, tick
-from raycrew.worker_groups._health.marks import mark_own_process
-from raycrew.worker_groups._health.process_table import own_process, pid_namespace
+from raycrew.worker_groups._health.on_nodes import mark_own_process, on_page, own_process, pid_namespace
 from raycrew.worker_groups._health.reports import (
     ResourceUsage,
     RunningCall,
@@ -12,7 +11,6 @@ from raycrew.worker_groups._health.reports import (
     StuckWorker,
     WorkerStatus,
 )
-from raycrew.worker_groups._health.sight import on_page
 from raycrew.worker_groups._health.watches import follow, stand_by
 
 __all__ = [

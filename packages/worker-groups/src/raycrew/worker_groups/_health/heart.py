@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from typing import Any, Self
 from weakref import ref
 
-from raycrew.worker_groups._health.page import (
+from raycrew.worker_groups._health.on_nodes import (
     BEAT,
     BEGAN,
     DEVICE,

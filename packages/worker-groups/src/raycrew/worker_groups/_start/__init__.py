@@ -9,14 +9,14 @@ from raycrew.worker_groups._start.arguments import (
 from raycrew.worker_groups._start.copies import for_the_way, without_options
 from raycrew.worker_groups._start.facts import GroupFacts
 from raycrew.worker_groups._start.generations import next_generation
-from raycrew.worker_groups._start.options import GroupOptions
-from raycrew.worker_groups._start.plugins import transport_of
 from raycrew.worker_groups._start.report import StartupReport, Stopwatch
 from raycrew.worker_groups._start.spec import (
     HOOK,
+    GroupOptions,
     GroupSpec,
     RayWorkerBuilder,
     check_hook,
+    transport_of,
     worker_aliases,
 )
 from raycrew.worker_groups._start.startup import Handle, Started, start_group

@@ -10,8 +10,7 @@ from raycrew.worker_groups._health import Ended, end_workers
 from raycrew.worker_groups._ranks import WorkerFacts, assign_ranks, final_indices
 from raycrew.worker_groups._ray import while_connected
 from raycrew.worker_groups._start.arguments import of_each_rank
-from raycrew.worker_groups._start.plugins import interpreter_for
-from raycrew.worker_groups._start.spec import GroupSpec
+from raycrew.worker_groups._start.spec import GroupSpec, interpreter_for
 from raycrew.worker_groups._start.startup import Launch, Started, starting
 from raycrew.worker_groups.errors import WorkerGroupError
 

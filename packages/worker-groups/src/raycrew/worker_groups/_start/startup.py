@@ -36,9 +36,8 @@ from raycrew.worker_groups._start.arguments import (
 )
 from raycrew.worker_groups._start.bundles import BundleLook
 from raycrew.worker_groups._start.describing import describe_worker
-from raycrew.worker_groups._start.plugins import interpreter_for
 from raycrew.worker_groups._start.report import StartupProgress, StartupReport, Stopwatch, startup_progress
-from raycrew.worker_groups._start.spec import HOOK, GroupSpec, check_hook, worker_aliases
+from raycrew.worker_groups._start.spec import HOOK, GroupSpec, check_hook, interpreter_for, worker_aliases
 from raycrew.worker_groups._worker import (
     ClassInfo,
     ClassSource,

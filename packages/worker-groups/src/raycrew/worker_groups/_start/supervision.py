@@ -13,7 +13,7 @@ from raycrew.cluster_core import ClusterError
 from raycrew.worker_groups._calls import Recovery, has_died, parts_of
 from raycrew.worker_groups._life import Lifecycle, RestartBudget
 from raycrew.worker_groups._ray import ActorState, may_come_back
-from raycrew.worker_groups._start.options import GroupOptions
+from raycrew.worker_groups._start.spec import GroupOptions
 from raycrew.worker_groups._worker import MethodInfo
 from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupError
 

@@ -1,0 +1,243 @@
+"""From what Ray raises to an error that says which worker failed where."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ray.exceptions import GetTimeoutError, RayError
+
+from raycrew.worker_groups._calls.answers.waiting import Settled
+from raycrew.worker_groups._health import ended_at
+from raycrew.worker_groups._ranks import RankInfo, WorkerFacts
+from raycrew.worker_groups._ray import (
+    cause_of,
+    current_session,
+    is_alive_node,
+    is_death,
+    may_come_back,
+    run_on_node,
+)
+from raycrew.worker_groups.errors import (
+    WorkerFailureError,
+    WorkerFailuresError,
+    WorkerMemoryError,
+    WorkerStartTimeoutError,
+    combine,
+)
+
+_TAIL_BYTES = 8192
+_TAIL_LINES = 20
+_TAIL_TIMEOUT_S = 10.0
+_MAX_TAILS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """What an error can say about where a worker is.
+
+    Attributes:
+        group_name: Name of its group.
+        info: Its rank's information, once it has one.
+        facts: What its process said, once it did.
+        bundle_index: The bundle that it was meant for.
+        seat: The same in words, for a worker without a rank.
+        deaths: When, by this process's monotonic clock, and in which call its worker was seen to have died.
+    """
+
+    group_name: str
+    info: RankInfo | None = None
+    facts: WorkerFacts | None = None
+    bundle_index: int | None = None
+    seat: str = ""
+    deaths: list[tuple[float, str]] = field(default_factory=list, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.group_name, self.info, self.facts, self.bundle_index, self.seat)
+
+    def died_before(self, sent: float) -> str | None:
+        """In which call its worker was seen to have died before a moment; None if it was not."""
+        return next((method for noted, method in self.deaths if noted <= sent), None)
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """As attributes of `WorkerFailureError`."""
+        facts, info = self.facts, self.info
+        return {
+            "group_name": self.group_name,
+            "rank": info.rank if info else None,
+            "bundle_index": info.bundle_index if info else self.bundle_index,
+            "node_id": facts.node_id if facts else None,
+            "node_address": facts.node_address if facts else None,
+            "device_index": facts.device_index if facts else None,
+            "pid": facts.pid if facts else None,
+        }
+
+    def __str__(self) -> str:
+        who = f"rank {self.info.rank}" if self.info else self.seat
+        parts = [f"{who} of {self.group_name!r}"]
+        if self.details["bundle_index"] is not None:
+            parts.append(f"bundle {self.details['bundle_index']}")
+        if self.facts:
+            parts.append(f"node {self.facts.node_id[:8]} at {self.facts.node_address}")
+            parts.append(f"pid {self.facts.pid}")
+            if self.facts.device_index is not None:
+                parts.append(f"{self.facts.device_kind} device {self.facts.device_index}")
+        return ", ".join(parts)
+
+
+def failure(
+    where: Whereabouts,
+    error: BaseException,
+    method: str,
+    *,
+    elapsed_s: float | None = None,
+    pending: Sequence[int] = (),
+    log_tail: str = "",
+) -> WorkerFailureError:
+    """The error of one worker whose call failed."""
+    cause, traceback, pid = cause_of(error)
+    died = is_death(error)
+    what = f"{method} raised {type(cause).__name__}: {words(cause)}"
+    if died:
+        what = _ending(where, cause, method, elapsed_s)
+    over = _over_limit(where.facts) if died and where.facts else {}
+    if over:
+        sizes = "{measured_bytes} bytes of private memory, and memory_limit is {limit_bytes}".format(**over)
+        what += f": its node's watch ended it for {sizes}"
+    after = "" if elapsed_s is None else f" after {elapsed_s:.1f} s"
+    text = f"{where}: {what}{after}"
+    if died:
+        text += f"\n{words(cause)}"
+        hint = "" if method == "__init__" else "\nrestart_failed_workers() of its group replaces it"
+        text += hint + (", if it has died" if hint and may_come_back(cause) else "")
+    if pending:
+        text += f"\nnot done yet when this was raised: ranks {list(pending)}"
+    known = {k: v for k, v in where.details.items() if v is not None}
+    kind = WorkerMemoryError if over else WorkerFailureError
+    return kind(
+        text,
+        **{
+            "pid": pid,
+            **known,
+            "method": method,
+            "elapsed_s": elapsed_s,
+            "cause": cause,
+            "traceback": traceback,
+            "log_tail": log_tail,
+            "pending": pending,
+            **over,
+        },
+    )
+
+
+def _ending(where: Whereabouts, cause: BaseException, method: str, elapsed_s: float | None) -> str:
+    """What became of a worker's process; notes that it died."""
+    if may_come_back(cause):
+        return f"could not be reached during {method}"
+    now = time.monotonic()
+    before = None if elapsed_s is None else where.died_before(now - elapsed_s)
+    if before is not None:
+        return f"was dead already when {method} was called: it died during {before}"
+    if not where.deaths:
+        where.deaths.append((now, method))
+    return f"died during {method}"
+
+
+def _over_limit(facts: WorkerFacts) -> dict[str, int]:
+    measured = ended_at(facts)
+    return {"limit_bytes": facts.memory_limit_bytes, "measured_bytes": measured} if measured else {}
+
+
+def group_failure(
+    settled: Settled,
+    places: Mapping[int, Whereabouts],
+    group_name: str,
+    method: str,
+    elapsed_s: float,
+) -> WorkerFailureError:
+    """One error for the failures of some calls; positions are ranks."""
+    failures: list[WorkerFailureError] = []
+    for rank, error in sorted(settled.errors.items()):
+        where = places.get(rank) or Whereabouts(group_name, seat=f"rank {rank}")
+        tail = log_tail(where.facts) if len(failures) < _MAX_TAILS else ""
+        pending = settled.pending
+        failures.append(failure(where, error, method, elapsed_s=elapsed_s, pending=pending, log_tail=tail))
+    return combine(culprits_first(failures))
+
+
+def culprits_first(failures: Iterable[WorkerFailureError]) -> list[WorkerFailureError]:
+    """Those whose worker died, then the others, which may have failed of that; each in rank order."""
+    return sorted(failures, key=lambda f: (not has_died(f), -1 if f.rank is None else f.rank))
+
+
+def has_died(error: WorkerFailureError) -> bool:
+    """Whether a failure, or one of several, is that a worker died."""
+    return any(part.cause is not None and is_death(part.cause) for part in parts_of(error))
+
+
+def parts_of(error: WorkerFailureError) -> tuple[WorkerFailureError, ...]:
+    """The failures of an error, one by one."""
+    return error.exceptions if isinstance(error, WorkerFailuresError) else (error,)
+
+
+def words(error: BaseException) -> str:
+    """What an error says, with its notes; neither need be what Python expects."""
+    notes = getattr(error, "__notes__", ())
+    parts = [error, *(notes if isinstance(notes, list | tuple) else [notes])]
+    return " ".join(map(_text, parts)).strip()
+
+
+def _text(part: object) -> str:
+    try:
+        return str(part)
+    except Exception as error:  # noqa: BLE001 - whatever the user's own code raises
+        return f"<a {type(part).__name__} whose text raised {type(error).__name__}>"
+
+
+def start_timeout(
+    where: Whereabouts,
+    stage: str,
+    others: Sequence[str],
+    timeout_s: float,
+    log_tail: str = "",
+    method: str = "__init__",
+) -> WorkerStartTimeoutError:
+    """The error of a group whose start-up took too long, told by its first worker that was not done."""
+    text = f"{where}: {stage} within the {timeout_s:g} s of init_timeout_s"
+    if others:
+        text += f"; neither had {len(others)} more: {', '.join(others[:8])}"
+    return WorkerStartTimeoutError(
+        text, **where.details, method=method, elapsed_s=timeout_s, log_tail=log_tail
+    )
+
+
+def log_tail(facts: WorkerFacts | None) -> str:
+    """The last lines of a worker's output, read here or by a task on its node; empty if it can't be had."""
+    if facts is None or not facts.log_paths:
+        return ""
+    if all(Path(path).exists() for path in facts.log_paths):
+        return read_tail(facts.log_paths)
+    try:
+        if not is_alive_node(facts.node_id):
+            return ""
+        asked = run_on_node(read_tail, [facts.log_paths], node_id=facts.node_id)
+        return str(current_session().get(asked, timeout=_TAIL_TIMEOUT_S))
+    except (RayError, GetTimeoutError):
+        return ""
+
+
+def read_tail(paths: Sequence[str]) -> str:
+    """The last lines of some files, one after the other."""
+    lines: list[str] = []
+    for path in paths:
+        try:
+            with Path(path).open("rb") as log:
+                log.seek(0, 2)
+                log.seek(max(0, log.tell() - _TAIL_BYTES))
+                text = log.read().decode(errors="replace")
+        except OSError:
+            continue
+        lines += [line for line in text.splitlines() if line and not line.startswith(":")][-_TAIL_LINES:]
+    return "\n".join(lines)

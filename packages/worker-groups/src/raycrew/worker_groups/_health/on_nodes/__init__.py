@@ -1,0 +1,44 @@
+"""What runs on a node to watch its workers: standard library only, so that it can be sent there by value."""
+
+from raycrew.worker_groups._health.on_nodes.marks import mark_own_process
+from raycrew.worker_groups._health.on_nodes.page import (
+    BEAT,
+    BEGAN,
+    DEVICE,
+    ENDED,
+    FIRST_SLOT,
+    METHOD,
+    METHOD_BYTES,
+    NUMBER,
+    SIZE,
+    SLOT_WORDS,
+    SLOTS,
+    TICK,
+    TICKED,
+    UNKNOWN,
+    make_page,
+)
+from raycrew.worker_groups._health.on_nodes.process_table import own_process, pid_namespace
+from raycrew.worker_groups._health.on_nodes.sight import on_page
+
+__all__ = [
+    "BEAT",
+    "BEGAN",
+    "DEVICE",
+    "ENDED",
+    "FIRST_SLOT",
+    "METHOD",
+    "METHOD_BYTES",
+    "NUMBER",
+    "SIZE",
+    "SLOTS",
+    "SLOT_WORDS",
+    "TICK",
+    "TICKED",
+    "UNKNOWN",
+    "make_page",
+    "mark_own_process",
+    "on_page",
+    "own_process",
+    "pid_namespace",
+]

@@ -1,0 +1,54 @@
+"""Limits of workers' private memory, which a node's watch keeps.
+
+Standard library only: a node's watch is sent this module by value, whatever its environment has.
+"""
+
+import logging
+
+from raycrew.worker_groups._health.on_nodes.process_table import Process, kill, runs
+from raycrew.worker_groups._health.on_nodes.sight import memory_of
+
+logger = logging.getLogger(__name__)
+
+
+class MemoryLimits:
+    """Of the workers of one node.
+
+    Attributes:
+        exceeded: Private memory, in bytes, of those that were ended for it.
+    """
+
+    def __init__(self) -> None:
+        self._limits: dict[Process, int] = {}
+        self._unread: set[Process] = set()
+        self.exceeded: dict[Process, int] = {}
+
+    def set(self, worker: Process, limit_bytes: int) -> None:
+        """Limit a worker from now on."""
+        if limit_bytes and worker not in self.exceeded:
+            self._limits[worker] = limit_bytes
+
+    @property
+    def are_set(self) -> bool:
+        """Whether there is anybody to look after."""
+        return bool(self._limits)
+
+    def enforce(self) -> None:
+        """End the processes of those that have more than they may, and forget those that are gone."""
+        for worker, limit in list(self._limits.items()):
+            try:
+                self._enforce(worker, limit)
+                self._unread.discard(worker)
+            except Exception:  # whatever is wrong with one worker, the others are looked after
+                if worker not in self._unread:  # said once, and not ten times a second
+                    logger.exception("the memory of process %d can't be limited now", worker.pid)
+                self._unread.add(worker)
+
+    def _enforce(self, worker: Process, limit: int) -> None:
+        used = memory_of(worker.pid).get("RssAnon", 0)
+        if not runs(worker):
+            del self._limits[worker]
+        elif used > limit:
+            logger.warning("process %d has %d bytes of private memory, of %d", worker.pid, used, limit)
+            self.exceeded[worker] = used  # first, for whoever hears of its end
+            kill(worker)

@@ -1,0 +1,93 @@
+"""What a node's watch sees of one worker: its process, its page, what it uses.
+
+Standard library only: a node's watch is sent this module by value, whatever its environment has.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from raycrew.worker_groups._health.on_nodes.family import Family
+from raycrew.worker_groups._health.on_nodes.page import open_page, read
+from raycrew.worker_groups._health.on_nodes.process_table import Process, Table, read_entry
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+#: What is to be seen of a worker whose process is gone.
+GONE = {"is_alive": False}
+_SPAN_S = 0.5  # CPU use is told of no shorter time
+
+
+class Sights:
+    """Of all workers that a watch knows."""
+
+    def __init__(self) -> None:
+        self._pages: dict[Process, memoryview] = {}
+        self._spent: dict[Process, tuple[float, float]] = {}
+        self._use: dict[Process, float] = {}
+
+    def open(self, worker: Process, mark: str) -> None:
+        """Open a worker's page, which stays readable whatever descriptors the worker closes later."""
+        page = None if worker in self._pages else open_page(worker.pid, mark)
+        if page is not None:
+            self._pages[worker] = page
+
+    def forget(self, worker: Process) -> None:
+        """Let go of what is known of a worker."""
+        for known in (self._pages, self._spent, self._use):
+            known.pop(worker, None)
+
+    def take_in(self, families: Mapping[Process, Family], table: Table) -> None:
+        """Learn from a look at the table what workers have used since the last one."""
+        now = time.monotonic()
+        for worker, family in families.items():
+            at, before = self._spent.get(worker, (0.0, 0.0))
+            if now - at < _SPAN_S:
+                continue
+            ticks = sum(table[member.pid].ticks for member in family.members if member.pid in table)
+            spent = ticks / _TICKS_PER_S
+            if at:
+                self._use[worker] = max(0.0, spent - before) / (now - at)
+            self._spent[worker] = (now, spent)
+
+    def of(self, worker: Process, family: Family) -> dict[str, Any]:
+        """What is to be seen of a worker at this moment; the fields of `Seen`."""
+        entry = read_entry(worker.pid)
+        if entry is None or entry.process != worker:
+            return dict(GONE)
+        memory = memory_of(worker.pid)
+        return {
+            "is_alive": True,
+            "is_stopped": entry.state in "Tt",
+            "private_bytes": memory.get("RssAnon"),
+            "resident_bytes": memory.get("VmRSS"),
+            "cpu": self._use.get(worker),
+            "n_processes": len(family.members),
+            **on_page(self._pages.get(worker)),
+        }
+
+
+def on_page(page: memoryview | None) -> dict[str, Any]:
+    """What a worker's page says, with ages in place of times."""
+    if page is None:
+        return {}
+    reading, now = read(page), time.monotonic()
+    running = [call for call in reading.calls if not call.ended]
+    return {
+        "beat_age_s": max(0.0, now - reading.beat) if reading.beat else None,
+        "device_bytes": reading.device_bytes,
+        "calls": [(c.method, c.number, max(0.0, now - c.began), max(0.0, now - c.ticked)) for c in running],
+        "is_told": True,
+    }
+
+
+def memory_of(pid: int) -> dict[str, int]:
+    """The memory of a process, in bytes, by the names of its status; empty if that can't be read."""
+    try:
+        # Bytes: a process's name may be any, and is cut within a letter where it is too long.
+        lines = Path(f"/proc/{pid}/status").read_bytes().splitlines()
+    except OSError:
+        return {}
+    fields = (line.split() for line in lines if line.startswith((b"RssAnon:", b"VmRSS:")))
+    return {name.rstrip(b":").decode(): int(size) * 1024 for name, size, *_ in fields}

@@ -1,0 +1,24 @@
+"""What a group is to be: its options, checked where they are made."""
+
+from raycrew.worker_groups._start.spec.options import GroupOptions
+from raycrew.worker_groups._start.spec.plugins import interpreter_for, transport_of
+from raycrew.worker_groups._start.spec.spec import (
+    HOOK,
+    GroupSpec,
+    RayWorkerBuilder,
+    check_hook,
+    check_init,
+    worker_aliases,
+)
+
+__all__ = [
+    "HOOK",
+    "GroupOptions",
+    "GroupSpec",
+    "RayWorkerBuilder",
+    "check_hook",
+    "check_init",
+    "interpreter_for",
+    "transport_of",
+    "worker_aliases",
+]

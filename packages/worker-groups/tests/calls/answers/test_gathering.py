@@ -1,0 +1,204 @@
+"""Several threads that wait for one future, and what is left when one of them is cancelled. No Ray here."""
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from raycrew.cluster_core import Session
+from raycrew.worker_groups import MultiWorkerFuture, ResultTimeoutError, WorkerFailureError
+from raycrew.worker_groups._calls import Settled, in_thread
+from raycrew.worker_groups._calls.answers import gathering
+from raycrew.worker_groups._calls.answers.ends import first_failure
+from raycrew.worker_groups._calls.answers.recovery import Recovery
+from raycrew.worker_groups._calls.answers.results import Results
+
+PATIENCE_S = 60
+
+
+class Stream:
+    """What a generator method gives, item by item; each is its own reference."""
+
+    def __init__(self, items):
+        self.items = iter(items)
+
+    def __next__(self):
+        return next(self.items)
+
+
+class Connection:
+    """Gives what a reference stands for, sometimes slowly, sometimes not at all."""
+
+    def __init__(self, slow=(), cancelled=()):
+        self.slow, self.cancelled = set(slow), set(cancelled)
+
+    def get(self, ref, timeout=None):
+        if ref in self.cancelled:
+            self.cancelled.remove(ref)
+            raise asyncio.CancelledError
+        if ref in self.slow:
+            time.sleep(0.2)
+        if isinstance(ref, Exception):
+            raise ref
+        return ref
+
+
+@pytest.fixture
+def connect(monkeypatch):
+    def use(connection):
+        @contextmanager
+        def connected(check):
+            yield connection
+
+        monkeypatch.setattr(gathering, "while_connected", connected)
+        monkeypatch.setattr(gathering, "await_some", lambda streams, *_: streams[:1])
+        monkeypatch.setattr(gathering, "check_session", lambda *_: None)
+
+    return use
+
+
+def streaming(*items):
+    return MultiWorkerFuture([Stream(items)], [0], is_stream=True, method="count")
+
+
+@pytest.mark.hostile
+def test_all_threads_that_read_a_stream_get_all_of_it_in_order(connect):
+    connect(Connection(slow=[1]))
+    future = streaming(1, 2, 3, 4)
+    with ThreadPoolExecutor(4) as threads:
+        reading = [threads.submit(future.get_results) for _ in range(4)]
+        assert [one.result(PATIENCE_S) for one in reading] == [[[1, 2, 3, 4]]] * 4
+
+
+@pytest.mark.hostile
+def test_all_threads_that_read_a_broken_stream_hear_of_it(connect, monkeypatch):
+    connect(Connection(slow=[1]))
+    monkeypatch.setattr(gathering, "settle", lambda *_: Settled())  # nobody else is left
+    future = streaming(1, ValueError("broken"))
+    with ThreadPoolExecutor(4) as threads:
+        reading = [threads.submit(future.get_results) for _ in range(4)]
+        errors = [one.exception(PATIENCE_S) for one in reading]
+    assert [type(error) for error in errors] == [WorkerFailureError] * 4
+
+
+@pytest.mark.hostile
+def test_an_item_that_was_asked_for_when_its_reader_was_cancelled_is_not_lost(connect):
+    connect(Connection(cancelled=[2]))
+    future = streaming(1, 2, 3)
+    with pytest.raises(asyncio.CancelledError):
+        future.get_results()
+    assert future.get_results() == [[1, 2, 3]]
+
+
+def test_a_reader_that_waits_behind_another_one_keeps_to_its_deadline(connect):
+    connect(Connection())
+    future = streaming(1)
+    with future._turn(), ThreadPoolExecutor(1) as threads, pytest.raises(ResultTimeoutError):
+        threads.submit(future.get_results, timeout=0.1).result(PATIENCE_S)
+    assert future.get_results() == [[1]]
+
+
+@pytest.mark.hostile
+def test_calls_are_sent_again_once_however_many_wait_for_them(connect, monkeypatch):
+    connect(Connection())
+    monkeypatch.setattr(gathering, "has_died", lambda error: True)
+    sent, waiting = [], threading.Barrier(3)
+    died = WorkerFailureError("its worker died")
+
+    def send():
+        sent.append(MultiWorkerFuture([len(sent) + 1], [0]))
+        return sent[-1]
+
+    future = MultiWorkerFuture([0], [0], recovery=Recovery(lambda error: True, send))
+
+    def gather(deadline):
+        if list(future) == [0]:
+            waiting.wait(PATIENCE_S)
+            raise died
+        return {0: future[0]}
+
+    monkeypatch.setattr(future, "_gathered", gather)
+    with ThreadPoolExecutor(3) as threads:
+        results = list(threads.map(lambda _: future.get_results(), range(3)))
+    assert results == [[1]] * 3
+    assert len(sent) == 1
+
+
+def test_the_deadline_of_a_call_moves_once_with_a_restart(connect, monkeypatch):
+    connect(Connection())
+    monkeypatch.setattr(gathering, "has_died", lambda error: True)
+    waiting = threading.Barrier(3)
+
+    def restart(error):
+        time.sleep(0.2)
+        return True
+
+    recovery = Recovery(restart, lambda: MultiWorkerFuture([1], [0]))
+    future = MultiWorkerFuture([0], [0], timeout=100, recovery=recovery)
+    before = future._deadline
+
+    def gather(deadline):
+        if list(future) == [0]:
+            waiting.wait(PATIENCE_S)
+            raise WorkerFailureError("its worker died")
+        return {0: future[0]}
+
+    monkeypatch.setattr(future, "_gathered", gather)
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda _: future.get_results(), range(3)))
+    assert before + 0.2 <= future._deadline < before + 0.4 + PATIENCE_S / 100
+
+
+def test_what_was_made_when_its_task_was_cancelled_at_the_last_moment_is_undone():
+    made, undone = threading.Event(), []
+
+    async def cancel_late():
+        task = asyncio.create_task(in_thread(lambda: made.set() or "group", undone.append))
+        await asyncio.sleep(0)
+        made.wait(PATIENCE_S)
+        time.sleep(0.1)  # the thread has ended, and the loop has not heard of it
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel_late())
+    assert undone == ["group"]
+
+
+def test_results_end_for_a_loop_that_awaits_after_one_that_blocks_took_the_last():
+    go_on = threading.Event()
+
+    def slow():
+        go_on.wait(PATIENCE_S)
+        yield 1
+
+    async def read():
+        results = Results(slow())
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(results), 0.05)
+        go_on.set()
+        assert next(results) == 1
+        with pytest.raises(StopAsyncIteration):
+            await anext(results)
+        with pytest.raises(StopAsyncIteration):
+            await anext(results)
+
+    asyncio.run(asyncio.wait_for(read(), PATIENCE_S))
+
+
+def test_a_future_without_calls_has_no_results():
+    assert asyncio.run(asyncio.wait_for(first_failure([], None, lambda: None), PATIENCE_S)) is False
+
+
+def test_a_clean_up_is_not_given_up_with_what_it_cleans_up():
+    given_up = threading.Event()
+    with Session.until_set(given_up):
+        given_up.set()
+        with Session.until_set(None):
+            Session.check_wanted()
+        with pytest.raises(asyncio.CancelledError):
+            Session.check_wanted()
+    Session.check_wanted()

@@ -1,0 +1,142 @@
+"""Limits of private memory, kept in processes of their own."""
+
+import asyncio
+import mmap
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from raycrew.worker_groups._health.on_nodes import limits, sight
+from raycrew.worker_groups._health.on_nodes.limits import MemoryLimits
+from raycrew.worker_groups._health.on_nodes.process_table import (
+    Process,
+    own_process,
+    pid_namespace,
+    read_entry,
+)
+from raycrew.worker_groups._health.on_nodes.sight import memory_of
+from raycrew.worker_groups._health.on_nodes.watch import Watch
+
+
+@pytest.fixture
+def child():
+    with subprocess.Popen(["sleep", "3600"]) as process:
+        yield process
+        process.kill()
+
+
+def test_who_has_more_is_ended_and_the_others_are_not(child):
+    worker, kept = read_entry(child.pid).process, MemoryLimits()
+    kept.set(worker, 2**40)
+    kept.enforce()
+    assert (child.poll(), kept.exceeded, kept.are_set) == (None, {}, True)
+    kept.set(worker, 1)
+    kept.enforce()
+    assert child.wait() == -signal.SIGKILL
+    assert 0 < kept.exceeded[worker] == kept.exceeded[worker] // 1024 * 1024
+    kept.enforce()
+    assert not kept.are_set
+    kept.set(worker, 1)
+    assert not kept.are_set, "it has ended"
+
+
+@pytest.mark.hostile
+def test_a_later_process_of_the_same_number_is_left_alone(child):
+    worker, kept = read_entry(child.pid).process, MemoryLimits()
+    kept.set(Process(worker.pid, worker.started + 1), 1)
+    kept.enforce()
+    assert (child.poll(), kept.exceeded, kept.are_set) == (None, {}, False)
+
+
+@pytest.mark.hostile
+def test_a_name_that_is_cut_within_a_letter_is_no_trouble():
+    program = "open('/proc/self/comm', 'w').write('x' * 14 + chr(233)); print('named', flush=True); input()"
+    command = [sys.executable, "-X", "utf8", "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as named:
+        assert named.stdout.readline() == b"named\n"
+        kept = MemoryLimits()
+        kept.set(read_entry(named.pid).process, 1)
+        kept.enforce()
+        assert named.wait() == -signal.SIGKILL
+
+
+@pytest.mark.hostile
+def test_a_worker_that_can_not_be_looked_at_costs_only_itself(child, monkeypatch, caplog):
+    def read(pid):
+        if pid == os.getpid():
+            raise RuntimeError("no luck")
+        return {"RssAnon": 2}
+
+    monkeypatch.setattr(limits, "memory_of", read)
+    kept = MemoryLimits()
+    kept.set(own_process(), 1)
+    kept.set(read_entry(child.pid).process, 1)
+    kept.enforce()
+    kept.enforce()
+    assert child.wait() == -signal.SIGKILL
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [RuntimeError]
+
+    kept_watch, told = Watch(), [(*own_process(), "0" * 32, pid_namespace(), 0)]
+    monkeypatch.setattr(sight, "memory_of", read)
+    other = (*own_process(), "0" * 32, "elsewhere", 0)
+    first, second = asyncio.run(kept_watch.see([*told, other], 1.0))
+    assert "RuntimeError: no luck" in first
+    assert "namespace" in second
+
+
+def test_no_limit_is_none():
+    kept = MemoryLimits()
+    kept.set(own_process(), 0)
+    assert not kept.are_set
+
+
+def test_shared_memory_is_nobodys(monkeypatch):
+    size, before = 64 * 2**20, memory_of(os.getpid())["RssAnon"]
+    with mmap.mmap(-1, size) as shared:
+        for _ in range(size // 2**20):
+            shared.write(b"x" * 2**20)
+        assert memory_of(os.getpid())["RssAnon"] < before + size // 2
+        ended = []
+        monkeypatch.setattr(limits, "kill", ended.append)
+        kept = MemoryLimits()
+        kept.set(own_process(), before + size // 2)
+        kept.enforce()
+        assert ended == []
+
+
+def test_what_can_not_be_read_is_said_once_and_again_after_it_could(monkeypatch, caplog):
+    answers = [OSError("busy"), OSError("busy"), {"RssAnon": 1}, OSError("busy")]
+
+    def read(pid):
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(limits, "memory_of", read)
+    kept = MemoryLimits()
+    kept.set(own_process(), 2**40)
+    said = []
+    while answers:
+        kept.enforce()
+        said.append(len(caplog.records))
+    assert said == [1, 1, 1, 2]
+
+
+def test_exactly_the_limit_is_allowed_and_who_was_ended_is_not_limited_again(monkeypatch):
+    used, ended = {"RssAnon": 1000}, []
+    monkeypatch.setattr(limits, "memory_of", lambda pid: used)
+    monkeypatch.setattr(limits, "kill", ended.append)
+    kept, worker = MemoryLimits(), own_process()
+    kept.set(worker, 1000)
+    kept.enforce()
+    assert (ended, kept.exceeded) == ([], {})
+    used["RssAnon"] = 1001
+    kept.enforce()
+    assert (ended, kept.exceeded) == ([worker], {worker: 1001})
+    kept.set(worker, 2**40)
+    kept.enforce()
+    assert ended == [worker, worker]

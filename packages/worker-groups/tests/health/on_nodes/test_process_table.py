@@ -1,0 +1,157 @@
+"""The process table of this machine, with processes of its own."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from patience import eventually
+
+from raycrew.worker_groups._health.on_nodes import lookout
+from raycrew.worker_groups._health.on_nodes.marks import VARIABLE, mark_own_process, marks_of
+from raycrew.worker_groups._health.on_nodes.process_table import (
+    Entry,
+    Process,
+    ancestors,
+    kill,
+    own_process,
+    pid_namespace,
+    read_entry,
+    read_table,
+    runs,
+)
+
+
+@pytest.fixture
+def child():
+    with subprocess.Popen(["sleep", "3600"], start_new_session=True) as process:
+        yield process
+        process.kill()
+
+
+def test_a_process_is_found_with_its_parent_and_session(child):
+    entry = read_table()[child.pid]
+    assert (entry.parent, entry.group, entry.session) == (os.getpid(), child.pid, child.pid)
+    assert runs(entry.process)
+    assert entry.process.started >= own_process().started
+    assert os.getpid() in ancestors(child.pid, read_table())
+    assert pid_namespace().startswith("pid:")
+
+
+def test_only_the_process_that_is_meant_is_killed(child):
+    process = read_entry(child.pid).process
+    kill(Process(process.pid, process.started + 1))
+    assert runs(process)
+    kill(process)
+    assert child.wait() == -signal.SIGKILL
+    kill(process)
+
+
+def test_without_pidfds_too(child, monkeypatch):
+    monkeypatch.delattr(os, "pidfd_open")
+    process = read_entry(child.pid).process
+    kill(Process(process.pid, process.started + 1))
+    assert runs(process)
+    kill(process)
+    assert child.wait() == -signal.SIGKILL
+
+
+STAT = b"4242 (a ) R 9 (b) %s 11 12 13 14 15 16 17 18 19 20 500 60 7 1 25 26 %d 28 987654 30 31 32\n"
+
+
+@pytest.mark.parametrize(("state", "threads", "runs"), [(b"S", 1, True), (b"Z", 1, False), (b"Z", 2, True)])
+def test_an_entry_is_what_the_kernel_says_whatever_the_program_is_called(monkeypatch, state, threads, runs):
+    monkeypatch.setattr(Path, "read_bytes", lambda path: STAT % (state, threads))
+    entry = Entry(Process(4242, 987654), 11, 12, 13, state.decode(), 500 + 60 + 7 + 1)
+    assert read_entry(4242) == (entry if runs else None)
+
+
+def test_zombies_are_gone():
+    child = subprocess.Popen(["true"])
+    eventually(lambda: read_entry(child.pid) is None, "the child has ended, though nobody has waited for it")
+    assert child.pid not in read_table()
+    child.wait()
+
+
+def test_a_process_lives_on_after_its_first_thread():
+    code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(3600,)).start(); "
+    code += "print(flush=True); ctypes.CDLL(None).pthread_exit(None)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        stat = f"/proc/{child.pid}/stat"
+        with open(stat) as file:  # noqa: PTH123
+            assert file.read()
+        eventually(lambda: b") Z" in open(stat, "rb").read(), "its first thread is a zombie")  # noqa: PTH123, SIM115
+        assert read_entry(child.pid) is not None
+        child.kill()
+
+
+def test_a_mark_is_carried_by_what_is_executed_and_by_what_is_forked():
+    code = """
+import os, sys, time
+from raycrew.worker_groups._health.on_nodes.marks import mark_own_process
+mark = mark_own_process()
+forked = os.fork()
+if forked == 0:
+    time.sleep(3600)
+executed = os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "3600")
+print(mark, forked, executed, flush=True)
+time.sleep(3600)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        mark, *pids = process.stdout.readline().split()
+        try:
+            for pid in map(int, pids):
+                eventually(lambda pid=pid: marks_of(pid) == {mark}, "it carries the mark")
+        finally:
+            for pid in (*map(int, pids), process.pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_marks_add_up(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "ab")
+    mark = mark_own_process()
+    assert os.environ[VARIABLE] == f"ab:{mark}"
+    with subprocess.Popen(["sleep", "3600"]) as child:
+        eventually(lambda: marks_of(child.pid) == {"ab", mark}, "the child has been executed")
+        child.kill()
+
+
+@pytest.mark.hostile
+def test_who_can_not_be_looked_at_is_not_gone(monkeypatch):
+    def read(path):
+        raise OSError(errno.EMFILE, "no descriptor left")
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    with pytest.raises(OSError, match="no descriptor"):
+        runs(Process(os.getpid(), 1))
+    with pytest.raises(OSError, match="no descriptor"):
+        read_table()
+
+
+@pytest.mark.hostile
+def test_what_is_executed_between_two_reads_carries_its_mark(monkeypatch):
+    before = {"maps": b"7f00-7f01 rw-s /memfd:raycrew-worker-ab", "environ": b"HOME=/\0"}
+    after = {"maps": b"", "environ": f"HOME=/\0{VARIABLE}=ab\0".encode()}
+    moments = iter([before, after])
+    monkeypatch.setattr(Path, "read_bytes", lambda path: next(moments)[path.name])
+    assert marks_of(1) == {"ab"}
+
+
+@pytest.mark.hostile
+def test_a_process_that_is_being_executed_is_looked_at_until_it_has_its_mark(monkeypatch):
+    with subprocess.Popen(["sleep", "3600"]) as child:
+        try:
+            adopted = read_entry(child.pid)._replace(parent=1)
+            answers = iter([None, None, frozenset({"ab"})])
+            monkeypatch.setattr(lookout, "read_table", lambda: {child.pid: adopted})
+            monkeypatch.setattr(lookout, "marks_of", lambda _pid: next(answers))
+            seen = lookout.Lookout()
+            family = seen.family(Process(1, 1), "ab")
+            seen.look()
+            assert family.members == {adopted.process}
+        finally:
+            child.kill()

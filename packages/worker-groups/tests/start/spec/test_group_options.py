@@ -1,0 +1,103 @@
+"""The options of a group stand in one value, and are checked before anything is started."""
+
+import inspect
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+from workers import Worker
+
+from raycrew.cluster_core.testing import FakeCluster
+from raycrew.worker_groups import RayWorkerGroup
+from raycrew.worker_groups._start.spec.options import GroupOptions
+from raycrew.worker_groups._worker import CommunicationOptions
+from raycrew.worker_groups.testing import InProcessGroup
+
+
+def keyword_options(of):
+    parameters = inspect.signature(of).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def test_the_constructors_signature_is_complete():
+    names = {field.name for field in fields(GroupOptions)}
+    assert keyword_options(RayWorkerGroup).keys() == keyword_options(InProcessGroup).keys() == names
+    assert inspect.Parameter.empty not in keyword_options(RayWorkerGroup).values()
+    for name in names:
+        assert f"    {name}:" in RayWorkerGroup.__doc__
+
+
+def test_defaults_are_good_and_fixed():
+    options = GroupOptions(**keyword_options(RayWorkerGroup))
+    assert (options.variables, options.communication.asynchronous) == ({}, False)
+    with pytest.raises(FrozenInstanceError):
+        options.progress = True
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"env_vars": {"A=B": "1"}}, ValueError, "A=B"),
+        ({"env_vars": "A"}, TypeError, "mapping"),
+        ({"secrets": "TOKEN"}, TypeError, r"\['TOKEN'\]"),
+        ({"secrets": [1]}, TypeError, "1 is not"),
+        ({"idempotent_methods": "step"}, TypeError, r"\['step'\]"),
+        ({"max_restarts": -1}, ValueError, "max_restarts"),
+        ({"on_worker_failure": 3}, TypeError, "on_worker_failure"),
+        ({"memory_limit": 1.5}, TypeError, "memory_limit"),
+        ({"memory_limit": True}, TypeError, "memory_limit"),
+        ({"memory_limit": "8 gigs"}, ValueError, "memory_limit"),
+        ({"memory_limit": "-1GB"}, ValueError, "memory_limit"),
+        ({"memory_limit": 0}, ValueError, "memory_limit"),
+        ({"init_timeout_s": 0}, ValueError, "init_timeout_s"),
+        ({"init_timeout_s": float("nan")}, ValueError, "init_timeout_s"),
+        ({"init_timeout_s": "5"}, TypeError, "init_timeout_s"),
+        ({"ports_per_worker": -1}, ValueError, "ports_per_worker"),
+        ({"ports_per_worker": 1.5}, TypeError, "ports_per_worker"),
+        ({"port_range": (9000, 8000)}, ValueError, "port_range"),
+        ({"port_range": (1, 70000)}, ValueError, "port_range"),
+        ({"port_range": 8000}, TypeError, "port_range"),
+        ({"port_range": (0, 8000)}, ValueError, "port_range"),
+        ({"port_range": (8000.5, 9000)}, TypeError, "port_range"),
+        ({"port_range": (8000, 8500, 9000)}, TypeError, "port_range"),
+        ({"max_restarts": 1.5}, TypeError, "max_restarts is a whole number"),
+        ({"max_restarts": True}, TypeError, "max_restarts"),
+        ({"init": {1: 2}}, TypeError, "init is a mapping by name"),
+        ({"launchers": {"*": []}}, TypeError, r"launchers\['\*'\]"),
+        ({"launchers": {"*": ["nice", ""]}}, TypeError, r"launchers\['\*'\]"),
+        ({"launchers": "nice"}, TypeError, "launchers are commands"),
+        ({"load_balancing_strategy": "by_luck"}, ValueError, "by_luck"),
+    ],
+)
+@pytest.mark.parametrize("group_class", [RayWorkerGroup, InProcessGroup])
+def test_bad_options_are_refused_before_anything_is_started(group_class, options, error, said):
+    cluster = FakeCluster([1])
+    with pytest.raises(error, match=said):
+        group_class(cluster, Worker, **options)
+    assert cluster.holders() == {}
+
+
+def test_the_bounds_themselves_are_allowed():
+    bounds = {
+        "port_range": (1, 65535),
+        "ports_per_worker": 0,
+        "max_restarts": 0,
+        "init_timeout_s": 1e-9,
+        "memory_limit": 1,
+        "launchers": {"*": "nice", "a": ["nice", "-n", "19"]},
+    }
+    options = GroupOptions(**keyword_options(RayWorkerGroup) | bounds)
+    assert options.memory_limit_bytes == 1
+    assert GroupOptions(**keyword_options(RayWorkerGroup) | {"port_range": (8000, 8000)}).port_range
+    assert (
+        GroupOptions(**keyword_options(RayWorkerGroup) | {"memory_limit": "2KiB"}).memory_limit_bytes == 2048
+    )
+    assert GroupOptions(**keyword_options(RayWorkerGroup)).memory_limit_bytes == 0
+
+
+def test_variables_of_a_function_are_not_known_before_the_ranks():
+    options = keyword_options(RayWorkerGroup)
+    assert GroupOptions(**options | {"env_vars": {"A": "1"}}).variables == {"A": "1"}
+    assert GroupOptions(**options | {"env_vars": lambda rank: {"A": "1"}}).variables == {}
+    told = {"enable_gradient_compression": True, "async_communication": False}
+    assert GroupOptions(**options | told).communication == CommunicationOptions(True, False)
