@@ -45,7 +45,9 @@ def is_laid(request, nodes, placed):
             return False
         if request.strategy == "STRICT_SPREAD" and len(set(where)) < len(where):
             return False
-    if min(amount for one in left.values() for amount in one.values()) < 0:
+    if min(amount for one in left.values() for amount in one.values()) < -1e-9:
+        return False
+    if not all(devices_hold(round(one.free.get("GPU", 0)), on_node(request, placed, one)) for one in nodes):
         return False
     filled = [where for where in placed if where]
     size = request.segment_size
@@ -56,6 +58,27 @@ def is_laid(request, nodes, placed):
         if len(inside) != 1 or None in inside:
             return False
     return True
+
+
+def on_node(request, placed, one):
+    """What each bundle that lies on a node takes of its devices."""
+    return [
+        bundle["GPU"]
+        for logical, where in enumerate(placed)
+        for bundle, node_id in zip(request.bundles_of(logical), where, strict=True)
+        if node_id == one.node_id and bundle.get("GPU")
+    ]
+
+
+def devices_hold(number, shares):
+    """Whether so many devices hold these shares in any way."""
+    whole = sum(share for share in shares if share >= 1)
+    parts = [share for share in shares if share < 1]
+    ways = itertools.product(range(int(number - whole)), repeat=len(parts)) if number >= whole else ()
+    return any(
+        all(sum(p for p, at in zip(parts, way, strict=True) if at == d) < 1 + 1e-9 for d in set(way))
+        for way in ways
+    )
 
 
 def all_ways(request, nodes):
@@ -74,6 +97,7 @@ def some_request(chance, strategy):
     counts = [chance.randint(0, 2) for _ in range(chance.randint(1, 3))]
     counts[0] = counts[0] or 1
     kinds = [{"GPU": 1.0}, {"CPU": 3.0}, {"GPU": 2.0, "CPU": 1.0}, {"memory": 2e9, "CPU": 0.5}]
+    kinds += [{"GPU": 0.6}, {"GPU": 0.5, "CPU": 1.0}] if chance.random() < 0.5 else []
     bundles = tuple(tuple(chance.choice(kinds) for _ in range(count)) for count in counts)
     selectors = tuple(chance.choice([{}, {}, {"zone": "a"}]) for _ in counts)
     filled = sum(count > 0 for count in counts)
@@ -291,3 +315,75 @@ def test_a_resource_that_no_node_has_is_named():
     assert plan_cluster([cpus], told).reasons[1] == "no node has any GPU; BundleSpec(gpus=0) asks for none"
     reasons = plan_cluster([cpus], PlacementRequest((1,), {"NPU": 1.0})).reasons
     assert reasons[1] == "no node has any NPU"
+
+
+COUNTS = ((1,) * 12, (3,) * 12, (4,) * 12)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    "counts", [sum(one, ()) for one in itertools.permutations(COUNTS)] + [(1, 3, 4) * 12]
+)
+def test_nodes_are_filled_to_the_last_device_whatever_the_order_of_the_counts(counts):
+    nodes = [node(i, 8) for i in range(12)]
+    ordered = PlacementRequest(counts, GPU, node_order=lambda one: -int(one.node_id[1:]))
+    told = PlacementRequest(counts, bundles=tuple((GPU,) * count for count in counts))
+    for request in (ordered, told):
+        plan = plan_cluster(nodes, request)
+        assert plan.feasible and is_laid(request, nodes, plan.node_ids)
+
+
+@pytest.mark.hostile
+def test_where_the_first_way_in_the_order_is_too_far_another_one_is_taken():
+    """Small ones come first, and fill the first nodes in ways that leave no room for the large ones."""
+    chance = random.Random(11)
+    counts = sorted(chance.randint(1, 40) for _ in range(60))
+    nodes = [node(i, sum(counts[i::10])) for i in range(10)]
+    request = PlacementRequest(tuple(counts), GPU, node_order=lambda one: one.node_id)
+    plan = plan_cluster(nodes, request)
+    assert plan.feasible and is_laid(request, nodes, plan.node_ids)
+
+
+@pytest.mark.parametrize("strategy", ["STRICT_PACK", "STRICT_SPREAD", "PACK", "SPREAD"])
+def test_bundles_told_one_by_one_lie_as_if_told_once_where_all_are_alike(strategy):
+    chance = random.Random(strategy)
+    for _ in range(100):
+        nodes = [node(i, chance.randint(1, 6)) for i in range(chance.randint(2, 5))]
+        counts = tuple(chance.randint(0, 4) for _ in range(chance.randint(1, 5)))
+        if any(counts):
+            once = PlacementRequest(counts, GPU, strategy=strategy)
+            told = PlacementRequest(
+                counts,
+                strategy=strategy,
+                bundles=tuple((GPU,) * count for count in counts),
+                node_selectors=({},) * len(counts),
+            )
+            assert plan_cluster(nodes, told).node_ids == plan_cluster(nodes, once).node_ids
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("strategy", ["STRICT_PACK", "PACK", "SPREAD"])
+def test_parts_of_devices_are_counted_per_device(strategy):
+    def told(*shares):
+        bundles = (tuple({"GPU": share} for share in shares),)
+        return plan_cluster(
+            [node(0, 2)], PlacementRequest((len(shares),), strategy=strategy, bundles=bundles)
+        )
+
+    assert told(0.6, 0.6).feasible and told(0.6, 0.4, 0.6, 0.4).feasible and told(0.5, 1.0, 0.5).feasible
+    assert told(0.6, 0.6, 0.6).impossible and told(0.6, 0.6, 0.5).impossible
+    assert told(1.0, 0.6, 0.6).impossible
+    assert told(0.6, 1.0).feasible and told(2.0, 0.1).impossible and told(0.1).feasible
+    alike = PlacementRequest((3,), {"GPU": 0.6}, strategy=strategy)
+    assert plan_cluster([node(0, 2)], alike).impossible and plan_cluster([node(0, 3)], alike).feasible
+    custom = PlacementRequest((3,), {"disk": 0.6}, strategy=strategy)
+    assert plan_cluster([node(0, 2, disk=2.0)], custom).feasible, "Ray counts only devices one by one"
+
+
+def test_pack_takes_few_nodes_where_bundles_differ():
+    trainer, sandbox = {"GPU": 1.0}, {"GPU": 1.0, "CPU": 2.0}
+    nodes = [node(0, 1), node(1, 2), node(2, 8), node(3, 1), node(4, 2)]
+    request = PlacementRequest((10,), strategy="PACK", bundles=((trainer, sandbox) * 5,))
+    assert set(plan_cluster(nodes, request).node_ids[0]) == {"n1", "n2"}
+    few = PlacementRequest((2,), strategy="PACK", bundles=((trainer, sandbox),))
+    assert plan_cluster(nodes, few).node_ids == (("n1", "n1"),), "the tightest that holds all of it"

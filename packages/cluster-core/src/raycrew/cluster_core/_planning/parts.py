@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from raycrew.cluster_core._planning.bundle_packing import Effort
-from raycrew.cluster_core._planning.request import Amounts, PlacementRequest, takes
+from raycrew.cluster_core._planning.devices import PER_DEVICE, devices_in
+from raycrew.cluster_core._planning.request import Amounts, PlacementRequest, in_steps, takes
 from raycrew.cluster_core._planning.search import Part, Room, Search, Vector
 from raycrew.cluster_core._topology import RESOURCE_STEP, NodeState
 
@@ -30,7 +31,14 @@ def lay_parts(
         order.sort(key=lambda i: _weight(rooms[i].free, most))
         logical = shape.largest_first(most)
     parts = [part for node in logical for part in shape.parts(node)]
-    found = Search([rooms[i] for i in order], [part for part, _ in parts], request.packing, effort).run()
+    search = Search(
+        [rooms[i] for i in order],
+        [part for part, _ in parts],
+        request.packing,
+        effort,
+        in_order=request.node_order is not None,
+    )
+    found = search.run()
     if found is None:
         return None
     placed = [[-1] * count for count in request.bundle_counts]
@@ -54,6 +62,11 @@ class _Shape:
         self._selectors = list(dict.fromkeys(selectors.values()))
         self._selector = {node: self._selectors.index(one) for node, one in selectors.items()}
         self._needs = {node: [self._need(one) for one in request.bundles_of(node)] for node in self.logical}
+        self._divided = [i for i, name in enumerate(self.names) if name in PER_DEVICE and self._divides(i)]
+
+    def _divides(self, resource: int) -> bool:
+        """Whether a bundle takes a part of a device."""
+        return any(need[resource] % RESOURCE_STEP for node in self._needs.values() for need in node)
 
     def _need(self, bundle: Amounts) -> Vector:
         steps = self._steps(bundle)
@@ -62,23 +75,29 @@ class _Shape:
         )
 
     def _steps(self, amounts: Amounts) -> Vector:
-        return tuple(int(amounts.get(name, 0.0) * RESOURCE_STEP + 0.5) for name in self.names)
+        return tuple(in_steps(amounts.get(name, 0.0)) for name in self.names)
 
     def room(self, node: NodeState, amounts: Amounts) -> Room:
         """A physical node that has so much to give."""
         fits = tuple(takes(node, dict(selector)) for selector in self._selectors)
         domain = None if self._request.segment_size is None else node.labels.get(self._request.domain_label)
-        return Room(self._steps(amounts), fits, domain)
+        steps = self._steps(amounts)
+        return Room(steps, fits, domain, tuple(devices_in(steps[i]) for i in self._divided))
 
     def parts(self, node: int) -> list[tuple[Part, tuple[int, ...]]]:
         """The parts of a logical node, and which of its bundles each is."""
         needs, selector, segment = self._needs[node], self._selector[node], self._segment[node]
         if self._request.strategy == "STRICT_PACK":
-            return [(Part(_sum(needs), selector, node, segment), tuple(range(len(needs))))]
+            whole = Part(_sum(needs), selector, node, segment, self._shares(needs))
+            return [(whole, tuple(range(len(needs))))]
         order = list(range(len(needs)))
         if self._request.node_order is None:
             order.sort(key=lambda i: needs[i], reverse=True)
-        return [(Part(needs[i], selector, node, segment), (i,)) for i in order]
+        return [(Part(needs[i], selector, node, segment, self._shares([needs[i]])), (i,)) for i in order]
+
+    def _shares(self, needs: Sequence[Vector]) -> tuple[Vector, ...]:
+        """What bundles take of each resource of which devices are divided."""
+        return tuple(tuple(need[i] for need in needs if need[i]) for i in self._divided)
 
     def largest_first(self, most: Sequence[int]) -> list[int]:
         """The logical nodes, those of the largest segment first."""

@@ -46,7 +46,8 @@ def plan_cluster(
 
     Nodes that are already in use are filled first, so that whole nodes stay whole. Logical nodes of the same
     size lie in the order of `nodes`, so the same cluster gives the same plan again. With a `node_order` both
-    give way to that: each logical node, or segment, takes the first nodes in it that leave room for the rest.
+    give way to that: each logical node, or segment, takes the first nodes in it that leave room for the rest;
+    only where finding these would take too long, others.
 
     Args:
         nodes: The physical nodes, in the order that people would list them, as `node_states()` gives them.
@@ -74,12 +75,13 @@ def _place(
     nodes: Sequence[NodeState], amounts: Sequence[Amounts], request: PlacementRequest, effort: Effort
 ) -> list[tuple[int, ...]] | None:
     if not request.is_plain:
-        return lay_parts(nodes, amounts, request, effort)
+        return _place_parts(nodes, amounts, request, effort)
+    filled = [i for i, count in enumerate(request.bundle_counts) if count]
+    bundle, selector = request.kinds[0], request.selector_of(filled[0])
     rooms = [
-        room_for(request.bundle, one) if takes(node, request.label_selector) else 0
+        room_for(bundle, one) if takes(node, selector) else 0
         for node, one in zip(nodes, amounts, strict=True)
     ]
-    filled = [i for i, count in enumerate(request.bundle_counts) if count]
     counts = [int(request.bundle_counts[i]) for i in filled]
     if request.segment_size is None:
         found = pack(rooms, counts, request.packing, effort)
@@ -91,6 +93,16 @@ def _place(
     for i, where in zip(filled, found, strict=True):
         placed[i] = where
     return placed
+
+
+def _place_parts(
+    nodes: Sequence[NodeState], amounts: Sequence[Amounts], request: PlacementRequest, effort: Effort
+) -> list[tuple[int, ...]] | None:
+    """The first way in the caller's order; where looking for that was given up, any way that is found."""
+    found = lay_parts(nodes, amounts, request, effort)
+    if found is not None or not effort.gave_up or request.node_order is None:
+        return found
+    return _place(nodes, amounts, replace(request, node_order=None), Effort())
 
 
 def _place_segments(

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 
+from raycrew.cluster_core._planning.devices import PER_DEVICE, shares_in
 from raycrew.cluster_core._planning.ordering import NodeOrder, check_node_order
-from raycrew.cluster_core._topology import DOMAIN_LABEL, NodeState
+from raycrew.cluster_core._topology import DOMAIN_LABEL, RESOURCE_STEP, NodeState
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"  # As Ray has it, for names and values.
@@ -80,7 +81,9 @@ class PlacementRequest:
     @property
     def is_plain(self) -> bool:
         """Whether all bundles are alike, may lie on the same nodes, and are in no order of the caller's."""
-        return self.bundles is None and not any(self.node_selectors) and self.node_order is None
+        filled = [node for node, count in enumerate(self.bundle_counts) if count]
+        alike = all(self.selector_of(node) == self.selector_of(filled[0]) for node in filled[1:])
+        return len(self.kinds) == 1 and alike and self.node_order is None
 
     def bundles_of(self, node: int) -> tuple[Amounts, ...]:
         """The resources of each bundle of a logical node."""
@@ -164,5 +167,16 @@ def takes(node: NodeState, selector: Mapping[str, str]) -> bool:
 
 def room_for(bundle: Amounts, resources: Amounts) -> int:
     """How many such bundles fit into so much."""
+    return min(_room_for(name, need, resources.get(name, 0.0)) for name, need in bundle.items() if need > 0)
+
+
+def _room_for(name: str, need: float, free: float) -> int:
     # Ray counts in ten-thousandths; half a step covers what binary fractions lose.
-    return min(int((resources.get(name, 0.0) + 5e-5) // need) for name, need in bundle.items() if need > 0)
+    if name in PER_DEVICE and need % 1:
+        return shares_in(in_steps(free), max(in_steps(need), 1))
+    return int((free + 5e-5) // need)
+
+
+def in_steps(amount: float) -> int:
+    """An amount in Ray's steps."""
+    return int(amount * RESOURCE_STEP + 0.5)

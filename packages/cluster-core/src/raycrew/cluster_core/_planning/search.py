@@ -8,14 +8,19 @@ the first one in the order of the parts and of the rooms, as far as the effort g
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import add, sub
+from itertools import chain, islice, takewhile
+from operator import add, ge, sub
 from typing import Any, TypeVar
 
 from raycrew.cluster_core._planning.bundle_packing import Effort
+from raycrew.cluster_core._planning.devices import hold
 
 T = TypeVar("T")
 
 Vector = tuple[int, ...]
+
+_TRACKED = 16  # Kinds of parts whose room is counted; the totals have to do for smaller ones.
+_ROOMS_PER_STEP = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +32,14 @@ class Part:
         selector: Which selector its nodes fit; a position in `Room.fits`.
         logical: The logical node that it belongs to.
         segment: The segment that it belongs to, or None.
+        shares: For each resource of which devices are divided, what each bundle takes.
     """
 
     need: Vector
     selector: int
     logical: int
     segment: int | None = None
+    shares: tuple[Vector, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +50,13 @@ class Room:
         free: How much.
         fits: Per selector, whether it takes what has that.
         domain: Its domain, or None.
+        devices: For each resource of which devices are divided, how much of each device is free.
     """
 
     free: Vector
     fits: tuple[bool, ...]
     domain: str | None = None
+    devices: tuple[Vector, ...] = ()
 
 
 class Search:
@@ -58,11 +67,21 @@ class Search:
         parts: In the order in which they are to be laid; those of a logical node follow one another, and so
             do those of a segment.
         strategy: How the parts of one logical node lie.
-        effort: What may be spent on ways that lead nowhere.
+        effort: What may be spent once a way has led nowhere.
+        in_order: Whether the order of the rooms is a wish; else PACK may take larger ones first.
     """
 
-    def __init__(self, rooms: Sequence[Room], parts: Sequence[Part], strategy: str, effort: Effort) -> None:
+    def __init__(
+        self,
+        rooms: Sequence[Room],
+        parts: Sequence[Part],
+        strategy: str,
+        effort: Effort,
+        *,
+        in_order: bool = True,
+    ) -> None:
         self._rooms, self._parts, self._strategy, self._effort = rooms, parts, strategy, effort
+        self._in_order = in_order
         self._free = [room.free for room in rooms]
         self._kinds = [(part.need, part.selector) for part in parts]
         self._left = Counter(self._kinds)
@@ -74,19 +93,24 @@ class Search:
             domain: tuple(sorted((rooms[i].free, rooms[i].fits) for i in inside))
             for domain, inside in self._inside.items()
         }
-        self._whole = _sums((part.logical, part.need) for part in parts)
+        self._divided = any(any(part.shares) for part in parts)
+        self._shares: list[list[tuple[Vector, ...]]] = [[] for _ in rooms]
+        self._rest, self._least, self._of_logical = _from_each_on(parts)
         self._segments = _sums((part.segment, part.need) for part in parts)
         self._domains = _sums((room.domain, room.free) for room in rooms)
+        self._tracked = sorted(self._left, reverse=True)[:_TRACKED]
         self._capacity: Counter[tuple[Vector, int]] = Counter()
         for (free, fits), number in Counter((room.free, room.fits) for room in rooms).items():
-            for kind in self._left:
+            for kind in self._tracked:
                 self._capacity[kind] += number * self._room(kind, free, fits, taken=False)
         self._failed: set[object] = set()
+        self._stuck = False
+        self._looked = 0  # Rooms, since effort was spent on that.
         self._cost = 1 + len(self._left) // 8
 
     def run(self) -> list[int] | None:
         """The room of each part; None where there is no way, or none was found while the effort lasted."""
-        if not self._may_fit():
+        if not self._may_fit() or not self._rest_may_fit():
             return None
         trail = [self._candidates(0)]
         while trail:
@@ -97,17 +121,25 @@ class Search:
             room = next(trail[-1], None)
             if room is None:
                 trail.pop()
+                self._stuck = True
                 self._effort.spend(self._cost + len(self._chosen) // 4)
                 self._failed.add(self._state())
                 continue
             self._put(room)
             if len(self._chosen) == len(self._parts):
                 return self._chosen
-            if self._may_fit() and not (self._failed and self._state() in self._failed):
+            if self._leads_on():
                 trail.append(self._candidates(len(self._chosen)))
             else:
+                self._stuck = True
                 self._effort.spend(self._cost)
         return None
+
+    def _leads_on(self) -> bool:
+        """Whether the parts that are left may fit, as far as sums and what has failed tell."""
+        if not self._may_fit():
+            return False
+        return not self._stuck or (self._rest_may_fit() and self._state() not in self._failed)
 
     def _room(self, kind: tuple[Vector, int], free: Vector, fits: Sequence[bool], *, taken: bool) -> int:
         """How many parts of a kind a room takes, were there no others."""
@@ -118,7 +150,32 @@ class Search:
         return min(most, 1) if self._strategy == "DISTINCT" else most
 
     def _may_fit(self) -> bool:
-        return all(self._capacity[kind] >= number for kind, number in self._left.items())
+        return all(self._capacity[kind] >= self._left[kind] for kind in self._tracked)
+
+    def _rest_may_fit(self) -> bool:
+        """Whether rooms that take any part that is left have as much as all of these need together."""
+        depth, distinct = len(self._chosen), self._strategy == "DISTINCT"
+        least, missing = self._least[depth], self._rest[depth]
+        self._spend_on(len(self._rooms))
+        for room, free in enumerate(self._free):
+            if _covers(free, least) and not (distinct and self._taken[room]):
+                missing = tuple(map(sub, missing, free))
+                if max(missing) <= 0:
+                    return True
+        return max(missing) <= 0
+
+    def _spend_on(self, rooms: int) -> None:
+        """Note that so many rooms were looked at."""
+        if self._stuck:
+            self._effort.spend(rooms // _ROOMS_PER_STEP)
+
+    def _holds(self, room: int, part: Part) -> bool:
+        """Whether the devices of a room, one by one, hold a part with what is there."""
+        held = [*self._shares[room], part.shares]
+        return all(
+            hold(devices, chain.from_iterable(one[i] for one in held))
+            for i, devices in enumerate(self._rooms[room].devices)
+        )
 
     def _candidates(self, depth: int) -> Iterator[int]:
         """The rooms that take a part, the preferred ones first; of those that are alike only one."""
@@ -126,29 +183,41 @@ class Search:
         mine = Counter(self._mine(depth))
         for room in self._preferred(depth, part, mine):
             free, facts = self._free[room], self._rooms[room]
+            self._looked += 1
             if not self._room(kind, free, facts.fits, taken=bool(self._taken[room])):
                 continue
-            alike = (free, facts.fits, facts.domain, mine[room], self._taken[room] > 0)
+            shares = tuple(sorted(self._shares[room]))
+            alike = (free, facts.fits, facts.domain, mine[room], self._taken[room] > 0, shares)
             if alike not in seen:
                 seen.add(alike)
-                yield room
+                if not self._divided or self._holds(room, part):
+                    self._spend_on(self._looked)
+                    self._looked = 0
+                    yield room
+        self._spend_on(self._looked)
+        self._looked = 0
 
     def _preferred(self, depth: int, part: Part, mine: Counter[int]) -> Iterator[int]:
         rooms = self._open(depth, part)
         others = (room for room in rooms if not mine[room])
-        if self._strategy == "PACK" and mine:
+        if self._strategy == "PACK":
             yield from reversed(mine)
-            yield from others
-        elif self._strategy == "PACK":
-            rooms, whole = list(rooms), self._whole[part.logical]
-            yield from (room for room in rooms if _covers(self._free[room], whole))
-            yield from rooms
+            left, rest = list(others), self._of_logical[depth]
+            yield from (room for room in left if _covers(self._free[room], rest))
+            yield from left if self._in_order else self._largest_first(depth, left)
         elif self._strategy in ("SPREAD", "STRICT_SPREAD"):
             yield from others
             if self._strategy == "SPREAD":
                 yield from sorted(mine, key=lambda room: (mine[room], room))
         else:
             yield from rooms
+
+    def _largest_first(self, depth: int, rooms: Sequence[int]) -> list[int]:
+        """Rooms by how many parts of this logical node they take; of the same number as they stand."""
+        logical = self._parts[depth].logical
+        rest = list(takewhile(lambda part: part.logical == logical, islice(self._parts, depth, None)))
+        takes = {free: _number_in(free, rest) for free in {self._free[room] for room in rooms}}
+        return sorted(rooms, key=lambda room: -takes[self._free[room]])
 
     def _open(self, depth: int, part: Part) -> Iterable[int]:
         """The rooms that a part may lie in as far as its segment goes."""
@@ -185,6 +254,8 @@ class Search:
         need = self._parts[depth].need
         self._left[self._kinds[depth]] -= 1
         self._chosen.append(room)
+        if self._divided:
+            self._shares[room].append(self._parts[depth].shares)
         self._change(room, tuple(map(sub, self._free[room], need)), 1)
 
     def _take_back(self) -> None:
@@ -192,6 +263,8 @@ class Search:
         depth = len(self._chosen)
         need = self._parts[depth].need
         self._left[self._kinds[depth]] += 1
+        if self._divided:
+            self._shares[room].pop()
         self._change(
             room, tuple(have + given for have, given in zip(self._free[room], need, strict=True)), -1
         )
@@ -201,7 +274,7 @@ class Search:
         """Let a room have so much, and so many parts more."""
         facts, before = self._rooms[room], self._free[room]
         was, now = self._taken[room] > 0, self._taken[room] + parts > 0
-        for kind in self._left:
+        for kind in self._tracked:
             self._capacity[kind] += self._room(kind, free, facts.fits, taken=now)
             self._capacity[kind] -= self._room(kind, before, facts.fits, taken=was)
         self._taken[room] += parts
@@ -218,7 +291,8 @@ class Search:
         touched: dict[str | None, list[Any]] = defaultdict(list)
         for room in set(self._chosen):
             facts = self._rooms[room]
-            touched[facts.domain].append((facts.free, facts.fits, self._free[room], mine[room]))
+            shares = tuple(sorted(self._shares[room]))
+            touched[facts.domain].append((facts.free, facts.fits, self._free[room], mine[room], shares))
         domains = Counter(
             (self._alike[domain], domain == here, tuple(sorted(rooms))) for domain, rooms in touched.items()
         )
@@ -226,7 +300,31 @@ class Search:
 
 
 def _covers(free: Vector, need: Vector) -> bool:
-    return all(have >= wanted for have, wanted in zip(free, need, strict=True))
+    return all(map(ge, free, need))
+
+
+def _number_in(free: Vector, parts: Iterable[Part]) -> int:
+    """How many of these parts so much takes, one after the other."""
+    number = 0
+    for part in parts:
+        if _covers(free, part.need):
+            free = tuple(map(sub, free, part.need))
+            number += 1
+    return number
+
+
+def _from_each_on(parts: Sequence[Part]) -> tuple[list[Vector], list[Vector], list[Vector]]:
+    """From each part on: what all need together, the least that any needs, what its logical node needs."""
+    rest, least, of_logical = [(0,) * len(parts[0].need)], [parts[-1].need], []
+    logical: int | None = None
+    for part in reversed(parts):
+        rest.append(tuple(map(add, rest[-1], part.need)))
+        least.append(tuple(map(min, least[-1], part.need)))
+        of_logical.append(
+            tuple(map(add, of_logical[-1], part.need)) if part.logical == logical else part.need
+        )
+        logical = part.logical
+    return rest[::-1], least[::-1], of_logical[::-1]
 
 
 def _sums(pairs: Iterable[tuple[T, Vector]]) -> dict[T, Vector]:
