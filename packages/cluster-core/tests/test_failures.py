@@ -12,12 +12,10 @@ from dataclasses import replace
 
 import pytest
 import ray
-from ray._raylet import GcsClient
-from ray.core.generated import autoscaler_pb2
 from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from watching import live_groups, wait_until
+from watching import drain, live_groups, wait_until
 
 from raycrew.cluster_core import (
     AllocationTimeoutError,
@@ -150,6 +148,14 @@ def test_what_can_never_fit_fails_at_once_and_leaves_nothing(ray_nodes):
         with pytest.raises(InfeasibleRequestError, match="can never fit") as error:
             RayVirtualCluster(**arguments, timeout_s=3000)
         assert "room for 4 of 4" in str(error.value)
+    assert "STRICT_PACK keeps the 5 bundles of a logical node on one physical node" in str(error.value)
+    assert "the counts [3, 2] or placement_group_strategy='PACK' would fit" in str(error.value)
+    with pytest.raises(InfeasibleRequestError, match=r"the counts \[4, 3, 3\] or .*'PACK' would fit"):
+        RayVirtualCluster([10], timeout_s=3000)
+    with pytest.raises(ValueError, match="STRICT_PACK keeps them on one physical node"):
+        RayVirtualCluster([10], num_gpus_per_node=4)
+    with RayVirtualCluster([10], placement_group_strategy="PACK", num_gpus_per_node=4) as cluster:
+        assert cluster.world_size() == 10
     with pytest.raises(InfeasibleRequestError, match="labels don't fit"):
         RayVirtualCluster([1], label_selector={"zone": "nowhere"}, timeout_s=3000)
     assert time.monotonic() - start < 1000
@@ -336,14 +342,6 @@ def test_a_group_that_is_removed_under_a_live_cluster_is_noticed(local_ray):
 class Holder:
     def ping(self):
         return None
-
-
-def drain(node_id):
-    """As a cloud does some minutes before it takes a machine back."""
-    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-    deadline_ms = int((time.time() + 600) * 1000)
-    client = GcsClient(ray.get_runtime_context().gcs_address)
-    assert client.drain_node(node_id, reason, "spot", deadline_ms)[0]
 
 
 @pytest.mark.long

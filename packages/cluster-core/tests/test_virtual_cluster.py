@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -31,6 +32,13 @@ class Where:
 
     def devices(self):
         return ray.get_runtime_context().get_accelerator_ids()["GPU"]
+
+
+def test_the_default_of_gpus_on_a_machine_without_any_says_what_to_ask_for(local_ray):
+    with pytest.raises(
+        InfeasibleRequestError, match=r"no node has any GPU; .*use_gpus=False.* asks for none"
+    ):
+        RayVirtualCluster([1])
 
 
 @pytest.mark.smoke
@@ -296,6 +304,22 @@ def test_what_a_dead_actor_held_is_free_again(local_ray):
         claim = claim_in_time(cluster, "mine")
         assert cluster.holders() == {0: ("mine",), 1: ("mine",)}
         claim.release()
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def claim_and_die(cluster):
+    cluster.claim([0], "a task")
+    os._exit(1)
+
+
+@pytest.mark.hostile
+def test_what_a_dead_task_held_is_held_until_it_is_released_by_name(local_ray):
+    with RayVirtualCluster([2], use_gpus=False) as cluster:
+        with pytest.raises(ray.exceptions.WorkerCrashedError):
+            ray.get(claim_and_die.remote(cluster), timeout=120)
+        assert cluster.holders() == {0: ("a task",)}, "it ends with its job"
+        assert cluster.release_holder("a task") == 1
+        cluster.claim(None, "mine").release()
 
 
 def claim_in_time(cluster, holder):

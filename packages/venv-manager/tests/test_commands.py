@@ -1,10 +1,12 @@
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+import raycrew.venv_manager
 from raycrew.venv_manager import SpecError
 from raycrew.venv_manager.__main__ import main
 from raycrew.venv_manager._commands import size_in_bytes
@@ -55,6 +57,50 @@ def test_ensure_list_verify_gc(command, tmp_path):
     code, out, _ = command("gc", "--max-size", "0")
     assert (code, "in use" in out) == (0, True)
     assert json.loads(command("gc", "--json", "--dry-run")[1]) == {"removals": [], "freed_bytes": 0}
+
+
+def test_requirements_without_a_file(command, tmp_path):
+    code, out, _ = command("ensure", "--with", "fake", "--json")
+    (row,) = json.loads(out)
+    assert code == 0 and command("ensure", "--with", "fake")[1].strip() == row["python"]
+    project = write_project(tmp_path / "project", dependencies=["fake"])
+    both = json.loads(command("ensure", project, "--with", "more", "--json")[1])[0]["key"]
+    alone = json.loads(command("ensure", project, "--json")[1])[0]["key"]
+    assert len({row["key"], both, alone}) == 3
+    code, out, err = command("ensure")
+    assert (code, out) == (2, "") and "name a spec, or requirements with --with" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "said"),
+    [
+        (
+            ["explain", "one"],
+            "UsageError",
+            "raycrew env explain: the following arguments are required: other",
+        ),
+        (["ensure", "no/such/folder"], "SpecError", "no/such/folder is not an interpreter"),
+        (["gc", "--max-size", "infG"], "SpecError", "no size"),
+    ],
+)
+def test_errors_are_json_where_answers_are(words, kind, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYCREW_VENV_DIR", str(tmp_path / "store"))
+    try:
+        code = main([*words, "--json"], "raycrew env")
+    except SystemExit as end:
+        code = end.code
+    told = capsys.readouterr()
+    error = json.loads(told.out)["error"]
+    assert (code, told.err, error["type"]) == (2, "", kind) and said in error["message"]
+
+
+def test_the_command_has_two_names_and_a_version(capsys):
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    project = tomllib.loads(text)["project"]
+    assert project["scripts"]["raycrew-env"] == project["entry-points"]["raycrew.commands"]["env"]
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out.strip() == raycrew.venv_manager.__version__ == project["version"]
 
 
 def test_explain(command, tmp_path):

@@ -6,8 +6,11 @@ import random
 import pytest
 import ray
 from ray.util.placement_group import placement_group, placement_group_table
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from watching import drain, wait_until
 
 from raycrew.cluster_core import (
+    BundleSpec,
     InfeasibleRequestError,
     PlacementRequest,
     RayVirtualCluster,
@@ -20,7 +23,7 @@ from raycrew.cluster_core._ray.questions import group_state, withdraw_group
 from raycrew.cluster_core.testing import clean_up, connected, simulated_nodes
 
 NODES = [
-    {"num_cpus": 6, "labels": {"zone": "a"}, "resources": {"NPU": 4, "TPU": 4}},
+    {"num_cpus": 6, "labels": {"zone": "a"}, "resources": {"NPU": 4, "TPU": 4, "disk": 4}},
     {"num_cpus": 4, "labels": {"zone": "b"}},
     {"num_cpus": 3, "labels": {"zone": "b"}},
 ]
@@ -139,6 +142,23 @@ def test_nodes_are_chosen_by_their_labels(uneven):
         lies_in([6, 4], topology_strategy={"zone": "STRICT_PACK"})
 
 
+@pytest.mark.slow
+def test_each_logical_node_may_have_labels_of_its_own_and_custom_resources(uneven):
+    zones = {node.node_id: node.labels["zone"] for node in node_states()}
+    selectors = [{"zone": "b"}, {"zone": "a"}, None]
+    specs = [BundleSpec(), BundleSpec(resources={"disk": 2}), BundleSpec(cpus=2, resources={"disk": 1})]
+    with RayVirtualCluster([1, 1, 1], bundle_specs=specs, label_selector=selectors) as cluster:
+        assert [zones[bundle.node_id] for bundle in cluster.bundles] == ["b", "a", "a"]
+        (node,) = (node for node in node_states() if zones[node.node_id] == "a")
+        assert node.free["disk"] == 1
+        claim = cluster.claim([1], "keeper")
+        assert claim.actor_options(0)["resources"] == {"disk": 2.0}
+        holder = Holder.options(**claim.actor_options(0)).remote()
+        assert ray.get(holder.binding.remote(), timeout=120).kind == "cpu"
+    with pytest.raises(InfeasibleRequestError, match="labels don't fit"):
+        RayVirtualCluster([1], bundle_specs=specs[1], label_selector=[{"zone": "b"}])
+
+
 @ray.remote
 class Holder:
     def binding(self):
@@ -175,3 +195,18 @@ def _await_census():
             return
         ray.wait([ray.put(0)], timeout=0.05)
     raise AssertionError(f"{held} CPUs are held, the census says {used}")
+
+
+@pytest.mark.hostile
+@pytest.mark.slow
+def test_a_node_that_is_being_drained_is_passed_over(uneven):
+    """The last test: the node is drained for good."""
+    small = min(node_states(), key=lambda node: node.total["CPU"]).node_id
+    on_it = NodeAffinitySchedulingStrategy(small, soft=False)
+    busy = Holder.options(num_cpus=1, scheduling_strategy=on_it).remote()  # An idle one leaves at once.
+    ray.get(busy.binding.remote(), timeout=60)
+    assert RayVirtualCluster.plan([2], use_gpus=False).node_ids == ((small,) * 2,)
+    drain(small)
+    wait_until(lambda: {node.node_id for node in node_states() if node.draining} == {small})
+    with RayVirtualCluster([2], use_gpus=False, max_retries=0) as cluster:
+        assert small not in {bundle.node_id for bundle in cluster.bundles}

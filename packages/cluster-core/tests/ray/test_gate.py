@@ -22,6 +22,7 @@ def test_answers_and_errors_are_the_question_s_own(ask):
     with pytest.raises(TimeoutError, match="mine"):
         ask(_raise_mine)
     assert ask(lambda: ask(lambda: ask(lambda: threading.current_thread().name))) == "raycrew-answer"
+    assert ask(lambda: threading.current_thread().daemon), "a question that hangs would keep a process alive"
 
 
 def _raise_mine():

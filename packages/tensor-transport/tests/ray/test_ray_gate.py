@@ -60,6 +60,7 @@ def connection(monkeypatch):
 
 def test_an_answer_and_an_error_are_those_of_the_question(connection):
     assert gate.ask(lambda: 3) == 3
+    assert gate.ask(lambda: threading.current_thread().daemon), "a question that hangs would keep a process"
     with pytest.raises(ZeroDivisionError):
         gate.ask(lambda: 1 / 0)
     with pytest.raises(TimeoutError, match="its own"):

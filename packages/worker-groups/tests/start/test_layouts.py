@@ -5,7 +5,7 @@ from patience import read_pids
 from workers import Worker
 
 from raycrew.cluster_core import RayVirtualCluster
-from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
+from raycrew.worker_groups import RayWorkerBuilder, RayWorkerGroup, WorkerFailureError
 
 
 def test_two_groups_share_bundles_and_results_go_from_one_to_the_other(local_ray, tmp_path):
@@ -50,6 +50,21 @@ def test_devices_are_learnt_from_the_workers(ray_nodes):
             assert [info.bundle_index for info in tied.ranks] == [0, 3, 4, 1]
             leaders = tied.run_all_workers_single_data("nap", 0, only_on="tied_leader")
             assert leaders.get_results() == [0, 2]
+
+
+def test_ranks_of_a_group_without_devices_are_those_of_a_group_with_them(ray_nodes):
+    """Devices left to a worker's own children: the order is the same whoever starts first."""
+    with RayVirtualCluster([4], max_colocated_worker_groups=2) as cluster:
+        builder = RayWorkerBuilder(Worker).options(num_gpus=0)
+        with RayWorkerGroup(cluster, builder) as without:
+            assert [info.device_index for info in without.ranks] == [None] * 4
+            known = [bundle.device_index for bundle in cluster.bundles]
+            assert known == [0, 1, 2, 3], "learnt, though nobody on them could tell"
+            places = [info.bundle_index for info in without.ranks]
+            with RayWorkerGroup(cluster, Worker, name_prefix="with") as having:
+                assert [info.bundle_index for info in having.ranks] == places
+                assert [info.device_index for info in having.ranks] == known
+            assert [place.bundle_index for place in without.placements] == places
 
 
 def test_two_groups_share_devices(ray_nodes):

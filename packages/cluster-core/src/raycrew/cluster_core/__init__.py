@@ -30,6 +30,7 @@ from raycrew.cluster_core.protocols import Claim, Cluster, Occupant
 if TYPE_CHECKING:
     from raycrew.cluster_core._connection import RayConnection, init_ray
     from raycrew.cluster_core._ray import Session, node_states
+    from raycrew.cluster_core._version import __version__ as __version__
     from raycrew.cluster_core._virtual_cluster import RayVirtualCluster
 
 __all__ = [
@@ -80,6 +81,7 @@ __getattr__ = lazy(
     {
         "_connection": ["RayConnection", "init_ray"],
         "_ray": ["Session", "node_states"],
+        "_version": ["__version__"],
         "_virtual_cluster": ["RayVirtualCluster"],
     },
 )

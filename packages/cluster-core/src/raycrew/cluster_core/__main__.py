@@ -1,34 +1,31 @@
-"""`python -m raycrew.cluster_core`: clusters from the command line."""
+"""`raycrew`, also `python -m raycrew.cluster_core`: clusters from the command line."""
 
 import argparse
-import json
-import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from rich.console import Console
-from rich.text import Text
-
-from raycrew.cluster_core import _commands
-from raycrew.cluster_core._connection import prepare_visit
+import raycrew.cluster_core
+from raycrew.cluster_core import _cli, _commands, _subcommands
+from raycrew.cluster_core._connection import connection_advice, prepare_visit
 from raycrew.cluster_core._planning import STRATEGIES
 from raycrew.cluster_core.errors import ClusterError
-
-WIDE = 200  # of tables in files and pipes, unless COLUMNS says otherwise
 
 _GROUPS = re.compile(r"(?:(\d+)x)?(\d+)")
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
+def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The command line; what other packages bring is only listed."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print what was found as JSON")
-    top = argparse.ArgumentParser(
-        "python -m raycrew.cluster_core",
-        description="Look at Ray clusters, and plan what goes where. "
-        "Exit codes: 0 fine, 1 a problem was found or a request does not fit, 2 bad usage, 130 Ctrl-C.",
+    top = _cli.parser_class(arguments)(
+        "raycrew",
+        description="Look at Ray clusters and at what runs on them, and plan what goes where.",
+        epilog="Exit codes: 0 fine, 1 a problem was found or a request does not fit, 2 bad usage or no such "
+        "cluster, 130 Ctrl-C. With --json errors are JSON, too, on the standard output.",
     )
+    top.add_argument("--version", action="version", version=raycrew.cluster_core.__version__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     connected = argparse.ArgumentParser(add_help=False)
     connected.add_argument(
@@ -50,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     grid = commands.add_parser(
         "grid", parents=[common, connected], help="draw placement groups on their nodes"
     )
+    grid.add_argument("--svg", type=Path, metavar="FILE", help="draw it into a file, as an SVG image")
     grid.set_defaults(run=_commands.run_grid)
 
     plan = commands.add_parser(
@@ -80,6 +78,9 @@ def parser() -> argparse.ArgumentParser:
         help="take nodes in this order, by their ids or how those begin; the others come last",
     )
     plan.set_defaults(run=_commands.run_plan)
+    is_list = not arguments or arguments[0] in ("-h", "--help")
+    for name in _subcommands.brought():
+        commands.add_parser(name, help=_subcommands.summary(name) if is_list else "", add_help=False)
     return top
 
 
@@ -109,37 +110,24 @@ def _amounts(text: str) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    args = parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    as_json = "--json" in arguments
     try:
+        if arguments and arguments[0] in _subcommands.brought():
+            return _subcommands.load(arguments[0])(arguments[1:], f"raycrew {arguments[0]}")
+        args = parser(arguments).parse_args(arguments)
         if getattr(args, "address", None) and not getattr(args, "local", False):
             args.address = prepare_visit(args.address)
         outcome: _commands.Outcome = args.run(args)
     except KeyboardInterrupt:
-        _complain("interrupted")
+        _cli.complain("", "interrupted", as_json=as_json)
         return _commands.INTERRUPTED
     except (ClusterError, ValueError, OSError) as error:
-        _complain(f"{type(error).__name__}: {error}")
+        advice = connection_advice(error)
+        _cli.complain(type(error).__name__, str(error), advice, as_json=as_json)
         return _commands.USAGE
-    if args.json:
-        _write(json.dumps(outcome.data))
-    else:
-        is_seen = sys.stdout.isatty() or "COLUMNS" in os.environ
-        whole = not is_seen and isinstance(outcome.shown, Text)  # Sentences; tables have a width.
-        Console(width=None if is_seen else WIDE).print(outcome.shown, soft_wrap=whole)
+    _cli.show(outcome.data, outcome.shown, as_json=args.json)
     return outcome.code
-
-
-def _write(text: str) -> None:
-    try:
-        sys.stdout.writelines([text, "\n"])  # In two: an unbuffered stream does not tell of the first alone.
-        sys.stdout.flush()
-    except BrokenPipeError:  # As `head` does when it has enough; rich ends in the same way.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-
-
-def _complain(text: str) -> None:
-    Console(stderr=True).print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

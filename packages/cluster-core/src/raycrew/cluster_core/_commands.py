@@ -199,6 +199,8 @@ def run_grid(options: argparse.Namespace) -> Outcome:
         for row in layout.rows(bundles, groups)
     ]
 
+    if options.svg is not None:
+        options.svg.write_text(layout.svg(bundles, groups), encoding="utf-8")
     empty = len(nodes) - len({bundle.node_id for bundle in bundles})
     rest = Text(f"{empty} of {len(nodes)} nodes hold no placement group")
     return Outcome(answer, Group(layout.grid(bundles, groups), rest))

@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 
 DOMAIN_LABEL = "ray.io/gpu-domain"  # Ray's own label for nodes that share one NVLink domain.
 RESOURCE_STEP = 10_000  # Ray counts resources in ten-thousandths.
+# Of these Ray knows which device it gives to whom; any other resource is only a number.
+RESOURCES_WITH_DEVICES = frozenset(
+    {"GPU", "NPU", "TPU", "HPU", "neuron_cores", "RBLN", "FURIOSA", "TTNPU", "MBLT"}
+)
 BOOKKEEPING = re.compile(r"^node:|^memory$|^object_store_memory$|_group_")  # Resources that are only Ray's.
 
 

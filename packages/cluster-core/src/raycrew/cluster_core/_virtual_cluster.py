@@ -46,7 +46,8 @@ class RayVirtualCluster:
         bundle_ct_per_node_list: Bundles per logical node, such as `[4, 8, 2]`; a zero leaves a hole.
         use_gpus: Whether each bundle holds one accelerator.
         max_colocated_worker_groups: Worker groups that can share each bundle.
-        num_gpus_per_node: Devices of a physical node; no entry of the list may be larger.
+        num_gpus_per_node: Devices of a physical node: what says more of one is refused before Ray is asked.
+            By default what the nodes have.
         name: Readable start of the names of the placement groups.
         placement_group_strategy: How the bundles of one logical node lie: STRICT_PACK on one physical node,
             PACK on few, SPREAD on many, STRICT_SPREAD each on another.
@@ -83,7 +84,7 @@ class RayVirtualCluster:
         bundle_ct_per_node_list: Sequence[int],
         use_gpus: bool = True,
         max_colocated_worker_groups: int = 1,
-        num_gpus_per_node: int = 8,
+        num_gpus_per_node: int | None = None,
         name: str = "",
         placement_group_strategy: str = "STRICT_PACK",
         *,
@@ -191,6 +192,10 @@ class RayVirtualCluster:
 
     def claim(self, indices: Sequence[int] | None, holder: str) -> LedgerClaim:
         """Take one slot on each named bundle (all of them for None) for `holder`.
+
+        What is not released ends with the actor or driver that claimed it. A task's ends with its job or
+        node: Ray does not tell whether a task has ended, so `release_holder` is how to give back what one
+        that was killed has held.
 
         Raises:
             ValueError: An index is out of range or repeated.

@@ -19,7 +19,13 @@ from rich.table import Table
 from rich.text import Text
 
 from raycrew.cluster_core import _ray
-from raycrew.cluster_core._connection import RayConnection, check_reachable, default_token_file, init_ray
+from raycrew.cluster_core._connection import (
+    RayConnection,
+    check_reachable,
+    connection_advice,
+    default_token_file,
+    init_ray,
+)
 from raycrew.cluster_core._ports import default_port_range, ephemeral_range
 from raycrew.cluster_core.errors import ClusterError, PortsExhaustedError
 
@@ -107,7 +113,7 @@ def examine(address: str | None = "auto", port_range: tuple[int, int] | None = N
     try:
         connection = init_ray(address)
     except ClusterError as error:
-        advice = "Start one with `ray start --head`, or pass --address; --local checks this machine alone."
+        advice = f"{connection_advice(error)} --local checks this machine alone.".strip()
         finding = Finding("connection", "bad", f"{type(error).__name__}: {error}", advice)
         return [*_examine_nodes(here, port_range), *own, finding]
     with connection:

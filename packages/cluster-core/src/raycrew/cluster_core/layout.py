@@ -249,21 +249,31 @@ def svg(
             y += height + _GAP
     columns = max([min(len(node.cells), _PER_LINE) for node in nodes] + [3])
     width = 2 * _MARGIN + columns * (_CELL_W + _GAP) - _GAP
-    style = (
-        "text{font:11px ui-monospace,monospace;fill:#24292f}.title{font-size:14px;font-weight:bold}"
-        ".node{font-weight:bold}.free{fill:#8b949e}"
-        ".seat{fill:#fff;paint-order:stroke;stroke:#24292f;stroke-opacity:.5;stroke-width:2px}"
-    )
+    # Attributes alone: many renderers know neither style sheets nor outlines below a text.
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y + _MARGIN}" '
-        f'viewBox="0 0 {width} {y + _MARGIN}" role="img"><style>{style}</style>'
-        f'<rect width="100%" height="100%" fill="#ffffff"/>{"".join(parts)}</svg>'
+        f'viewBox="0 0 {width} {y + _MARGIN}" role="img" font-family="monospace" font-size="11" '
+        f'fill="#24292f"><rect width="{width}" height="{y + _MARGIN}" fill="#ffffff"/>{"".join(parts)}</svg>'
     )
+
+
+_LOOKS = {
+    "title": ' font-size="14" font-weight="bold"',
+    "node": ' font-weight="bold"',
+    "free": ' fill="#6e7781"',
+    "": "",
+}
 
 
 def _text(x: float, y: float, text: str, kind: str = "") -> str:
     shown = text if len(text) <= 120 else f"{text[:119]}…"
-    return f'<text x="{x:g}" y="{y:g}"{f" class={kind!r}" if kind else ""}>{escape(shown)}</text>'
+    return f'<text x="{x:g}" y="{y:g}"{_LOOKS[kind]}>{escape(shown)}</text>'
+
+
+def _paler(colour: str, white: float) -> str:
+    """A colour with so much white in it, on which dark text can be read."""
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in parts)
 
 
 def _svg_cell(x: int, y: int, height: int, cell: Cell) -> list[str]:
@@ -279,12 +289,12 @@ def _svg_cell(x: int, y: int, height: int, cell: Cell) -> list[str]:
         label = seat.fitted(18)
         label = label if len(label) <= 18 else f"{label[:17]}…"
         parts += [
-            f'<rect x="{x + 4}" y="{top}" width="{inner}" height="{_STRIP_H - 3}" rx="3" fill="{colour}" '
-            f'opacity="{0.45 if share < 1 else 1}"/>',
+            f'<rect x="{x + 4}" y="{top}" width="{inner}" height="{_STRIP_H - 3}" rx="3" '
+            f'fill="{_paler(colour, 0.8)}"/>',
             f'<rect x="{x + 4}" y="{top}" width="{inner * share:g}" height="{_STRIP_H - 3}" rx="3" '
-            f'fill="{colour}">'
+            f'fill="{_paler(colour, 0.45)}">'
             f"<title>{escape(seat.label)}</title></rect>",
-            _text(x + 8, top + 12, label, "seat"),
+            _text(x + 8, top + 12, label),
         ]
     if not cell.seats:
         parts.append(_text(x + 8, y + _HEAD_H + 12, _FREE, "free"))

@@ -25,6 +25,10 @@ class Claim(Protocol):
         """Tell the cluster which physical device each position turned out to hold."""
         ...
 
+    def settle(self) -> None:
+        """Learn which devices the bundles hold, where the holder's processes have none and can't tell."""
+        ...
+
     def check(self) -> None:
         """Make sure that the bundles are still there.
 

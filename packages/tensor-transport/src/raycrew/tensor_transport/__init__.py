@@ -1,5 +1,8 @@
 """Batches, tensor handles, transports and weight updates."""
 
+from importlib.metadata import version as _version
+from typing import TYPE_CHECKING
+
 from raycrew.tensor_transport._columns import BatchIterator, PackedSequences, PackedTensor, RaggedTensor
 from raycrew.tensor_transport._handles import (
     CacheStats,
@@ -173,3 +176,13 @@ __all__ = [
     "sync_weights",
     "sync_weights_async",
 ]
+
+__version__: str
+
+if not TYPE_CHECKING:  # Types are what is listed, whatever may be asked for here.
+
+    def __getattr__(name: str) -> str:
+        """The installed version, read when it is asked for."""
+        if name == "__version__":
+            return _version("raycrew-tensor-transport")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,5 +1,8 @@
 """A virtual environment per kind of worker: a spec in, an interpreter path out, the same on every node."""
 
+from importlib.metadata import version as _version
+from typing import TYPE_CHECKING
+
 from raycrew.venv_manager._nodes import RegistryEnvironmentProvider, create_local_venv_on_each_node, prefetch
 from raycrew.venv_manager._spec import EnvironmentSpec, explain
 from raycrew.venv_manager._store import Drift, Environment, Removal, Store, collect, verify
@@ -83,3 +86,13 @@ __all__ = [
     "register_actor_environment",
     "verify",
 ]
+
+__version__: str
+
+if not TYPE_CHECKING:  # Types are what is listed, whatever may be asked for here.
+
+    def __getattr__(name: str) -> str:
+        """The installed version, read when it is asked for."""
+        if name == "__version__":
+            return _version("raycrew-venv-manager")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

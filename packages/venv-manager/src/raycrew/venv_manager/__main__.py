@@ -1,4 +1,4 @@
-"""`python -m raycrew.venv_manager`: environments from the command line."""
+"""`raycrew-env`, also `raycrew env`: environments from the command line."""
 
 import argparse
 import json
@@ -7,7 +7,9 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -19,15 +21,26 @@ from raycrew.venv_manager.errors import SpecError, VenvError
 WIDE = 200  # of tables in files and pipes, unless COLUMNS says otherwise
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    common = argparse.ArgumentParser(add_help=False)
+def parser(prog: str = "raycrew-env", *, as_json: bool = False) -> argparse.ArgumentParser:
+    """The command line; what is wrong with it is told as JSON where that is asked for."""
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            if as_json:
+                _complain("UsageError", f"{self.prog}: {message}", as_json=True)
+                sys.exit(_commands.USAGE)
+            super().error(message)
+
+    common = Parser(add_help=False)
     common.add_argument("--store", type=Path, help="folder of environments (default: RAYCREW_VENV_DIR)")
     common.add_argument("--json", action="store_true", help="print what was found as JSON")
-    top = argparse.ArgumentParser(
-        "python -m raycrew.venv_manager",
-        description="Exit codes: 0 fine, 1 a problem was found or a build failed, 2 bad usage, 130 Ctrl-C.",
+    top = Parser(
+        prog,
+        description="Build virtual environments for workers, and look after them.",
+        epilog="Exit codes: 0 fine, 1 a problem was found or a build failed, 2 bad usage, 130 Ctrl-C. "
+        "With --json errors are JSON, too, on the standard output.",
     )
+    top.add_argument("--version", action="version", version=version("raycrew-venv-manager"))
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
@@ -35,8 +48,12 @@ def parser() -> argparse.ArgumentParser:
 
     ensure = command("ensure", "Build an environment where it is not there, and print its interpreter.")
     ensure.add_argument(
-        "spec", nargs="+", help="'uv run …', a project's folder, a requirements file, a script, a lock"
+        "spec", nargs="*", help="'uv run …', a project's folder, a requirements file, a script, a lock"
     )
+    ensure.add_argument(
+        "--with", dest="packages", action="append", default=[], metavar="REQUIREMENT",
+        help="a requirement as pip takes it, besides or in place of a spec; may be repeated",
+    )  # fmt: skip
     ensure.add_argument("--name", help="a readable name for it")
     ensure.add_argument(
         "--upgrade", action="store_true", help="choose versions anew, build if others came out"
@@ -72,9 +89,11 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
-    args = parser().parse_args(arguments)
+def main(arguments: Sequence[str] | None = None, prog: str = "raycrew-env") -> int:
+    """Build virtual environments for workers, and look after them."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    as_json = "--json" in arguments
+    args = parser(prog, as_json=as_json).parse_args(arguments)
     try:
         store = Store(args.store)
         if store.root.exists() and not store.root.is_dir() and args.command != "doctor":
@@ -83,10 +102,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outcome = _run(args, store)
     except KeyboardInterrupt:
         end_all()
-        _complain("interrupted: what was being built is gone, nothing half-built is left")
+        said = "interrupted: what was being built is gone, nothing half-built is left"
+        _complain("KeyboardInterrupt", said, as_json=as_json)
         return _commands.INTERRUPTED
     except VenvError as error:
-        _complain(str(error))
+        _complain(type(error).__name__, str(error), as_json=as_json)
         return _commands.USAGE if isinstance(error, SpecError) else _commands.PROBLEM
     if args.json:
         _write(json.dumps(outcome.data))
@@ -122,14 +142,19 @@ def _progress_in_lines() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _complain(text: str) -> None:
+def _complain(kind: str, text: str, *, as_json: bool) -> None:
+    if as_json:
+        _write(json.dumps({"error": {"type": kind, "message": text}}))
+        return
     Console(stderr=True).print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 
 def _run(args: argparse.Namespace, store: Store) -> _commands.Outcome:
     match args.command:
         case "ensure":
-            return _commands.run_ensure(store, args.spec, args.name, force=args.force, upgrade=args.upgrade)
+            return _commands.run_ensure(
+                store, args.spec, args.name, packages=args.packages, force=args.force, upgrade=args.upgrade
+            )
         case "list":
             return _commands.run_list(store)
         case "verify":

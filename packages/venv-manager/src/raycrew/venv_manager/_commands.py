@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -72,20 +72,35 @@ class Outcome:
 
 
 def run_ensure(
-    store: Store, specs: Sequence[str], name: str | None, *, force: bool, upgrade: bool = False
+    store: Store,
+    specs: Sequence[str],
+    name: str | None,
+    *,
+    packages: Sequence[str] = (),
+    force: bool,
+    upgrade: bool = False,
 ) -> Outcome:
-    """Build environments where they are not there."""
+    """Build environments where they are not there; `packages` are installed in each, or make one alone."""
     if name:
         check_name(name)
         if len(specs) > 1:
             raise SpecError(f"{len(specs)} environments cannot all be named {name!r}")
     rows = []
-    for text in specs:
-        environment = ensure(text, store=store, force_rebuild=force, upgrade=upgrade)
+    for wanted in _wanted(specs, packages):
+        environment = ensure(wanted, store=store, force_rebuild=force, upgrade=upgrade)
         if name:
             store.name(name, environment.key)
         rows.append(_row(store, environment))
     return Outcome(rows, "\n".join(row["python"] for row in rows))
+
+
+def _wanted(specs: Sequence[str], packages: Sequence[str]) -> list[EnvironmentSpec]:
+    if not specs and not packages:
+        raise SpecError("nothing was asked for: name a spec, or requirements with --with")
+    if not specs:
+        return [EnvironmentSpec.requirements(packages)]
+    parsed = [parse(text) for text in specs]
+    return [replace(one, packages=(*one.packages, *packages)) for one in parsed] if packages else parsed
 
 
 def run_list(store: Store) -> Outcome:

@@ -1,5 +1,8 @@
 """Worker groups on Ray: one actor per rank, called as a unit."""
 
+from importlib.metadata import version as _version
+from typing import TYPE_CHECKING
+
 from raycrew.worker_groups._calls import MultiWorkerFuture, Results, wait_any
 from raycrew.worker_groups._declared import DeclaredMethod, per_rank, rank_zero, replicated, sharded
 from raycrew.worker_groups._group import RayWorkerGroup
@@ -90,3 +93,13 @@ __all__ = [
     "sharded",
     "wait_any",
 ]
+
+__version__: str
+
+if not TYPE_CHECKING:  # Types are what is listed, whatever may be asked for here.
+
+    def __getattr__(name: str) -> str:
+        """The installed version, read when it is asked for."""
+        if name == "__version__":
+            return _version("raycrew-worker-groups")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

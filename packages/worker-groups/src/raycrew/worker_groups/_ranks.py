@@ -231,6 +231,8 @@ def final_indices(claim: Claim, facts: Sequence[WorkerFacts]) -> list[int]:
     devices = {p: fact.device_index for p, fact in enumerate(facts) if fact.device_index is not None}
     if devices:
         claim.learn(devices)
+    elif all(fact.device_kind == "cpu" for fact in facts):
+        claim.settle()  # Else the order would be another one once a group with devices has started.
     return [bundle.index for bundle in claim.bundles]
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from raycrew.cluster_core._connection.connection import RayConnection
     from raycrew.cluster_core._connection.init import init_ray
     from raycrew.cluster_core._connection.token import default_token_file
-    from raycrew.cluster_core._connection.visiting import prepare_visit
+    from raycrew.cluster_core._connection.visiting import connection_advice, prepare_visit
 
 __all__ = [
     "DEFAULT_POLICY",
@@ -20,6 +20,7 @@ __all__ = [
     "RayConnection",
     "Secrets",
     "check_reachable",
+    "connection_advice",
     "default_token_file",
     "init_ray",
     "prepare_visit",
@@ -32,6 +33,6 @@ __getattr__ = lazy(
         "connection": ["RayConnection"],
         "init": ["init_ray"],
         "token": ["default_token_file"],
-        "visiting": ["prepare_visit"],
+        "visiting": ["connection_advice", "prepare_visit"],
     },
 )

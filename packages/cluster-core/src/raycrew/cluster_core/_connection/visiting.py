@@ -13,6 +13,7 @@ from raycrew.cluster_core._connection.discovery import (
     running_clusters,
 )
 from raycrew.cluster_core._connection.token import authentication
+from raycrew.cluster_core.errors import ClusterAuthenticationError, ClusterUnreachableError, NoClusterError
 
 
 def prepare_visit(
@@ -48,3 +49,19 @@ def prepare_visit(
     if not authentication(environ):
         environ.update(found.authentication)
     return found.address
+
+
+def connection_advice(error: Exception) -> str:
+    """What a person can do whose command found no cluster, or was refused by it; empty for other errors."""
+    if isinstance(error, ClusterAuthenticationError):
+        return (
+            "It runs with tokens: call this as the user who started it, or name the token's file in "
+            "RAY_AUTH_TOKEN_PATH, with RAY_AUTH_MODE=token."
+        )
+    if isinstance(error, NoClusterError):
+        return "Name one with --address, or start one with init_ray() or `ray start --head`."
+    if isinstance(error, ClusterUnreachableError):
+        return (
+            "Compare the address with what init_ray() or `ray start` said; without --address yours is found."
+        )
+    return ""

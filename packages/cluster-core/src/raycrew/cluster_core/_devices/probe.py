@@ -11,12 +11,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raycrew.cluster_core._devices.binding import bind_device
 from raycrew.cluster_core._ray import cancel_tasks, check_connected, start_tasks
+from raycrew.cluster_core._topology import RESOURCES_WITH_DEVICES
 from raycrew.cluster_core.errors import ClusterError
-
-# Of these Ray knows which device it gives to whom; any other resource is only a number.
-RESOURCES_WITH_DEVICES = frozenset(
-    {"GPU", "NPU", "TPU", "HPU", "neuron_cores", "RBLN", "FURIOSA", "TTNPU", "MBLT"}
-)
 
 
 def probe_devices(

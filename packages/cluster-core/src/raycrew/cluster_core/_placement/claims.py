@@ -95,12 +95,20 @@ class Claims:
         with self._sharing:
             slot = self._ledger.take(indices, holder)
         held = partial(getattr, self, "are_held")
-        return LedgerClaim(lambda: self._ledger, slot, self._strategy_of, partial(check, slot.seats), held)
+        return LedgerClaim(
+            lambda: self._ledger, slot, self._strategy_of, partial(check, slot.seats), held, self._ask
+        )
 
     def _settle(self, indices: Sequence[int]) -> None:
         """Learn the devices of nodes of which only some bundles are named: their order decides which."""
         named = set(self._ledger.seats(indices))
-        seats = self._ledger.unknown_seats(partly=named) - self._probed
+        self._ask(self._ledger.unknown_seats(partly=named))
+
+    def _ask(self, asked: Collection[int]) -> None:
+        """Learn the devices of some seats, where they are not known and were not asked for before."""
+        where = tuple(set(asked) - self._probed)
+        known = zip(where, self._ledger.seated(where), strict=True)
+        seats = {seat for seat, bundle in known if bundle.device_index is None}
         accelerator = self._accelerator or ""
         held = [one.resources.get(accelerator, 0.0) for one in self._allocation.seats]
         order = sorted(seat for seat in seats if held[seat])

@@ -245,6 +245,7 @@ class LedgerClaim:
         check: Raises if bundles are gone. Its cluster is not forgotten until the claim is released or
             forgotten itself.
         is_held: Whether there still is anything that has to be given back if the claim is forgotten.
+        ask: Learns which devices some seats hold, of those of which it is not known.
     """
 
     def __init__(
@@ -254,8 +255,10 @@ class LedgerClaim:
         strategy_of: Callable[[int], Any],
         check: Callable[[], object] = tuple,
         is_held: Callable[[], bool] = bool,
+        ask: Callable[[Collection[int]], object] = tuple,
     ) -> None:
         self._check = check
+        self._ask = ask
         self._ledger = ledger
         self._slot = slot
         self._strategy_of = strategy_of
@@ -277,6 +280,16 @@ class LedgerClaim:
     def learn(self, devices: Mapping[int, int]) -> None:
         """Tell the cluster which physical device each position turned out to hold."""
         self._ledger().learn({self._slot.seats[position]: device for position, device in devices.items()})
+
+    def settle(self) -> None:
+        """Learn which devices the bundles hold from the bundles themselves, as nobody on them will tell.
+
+        Their order is final then, and another holder's is the same. This claim's share must be free.
+
+        Raises:
+            ClusterError: Not every bundle answered.
+        """
+        self._ask(self._slot.seats)
 
     def check(self) -> None:
         """Make sure that the bundles are still there; what became of others of the cluster is of no matter.

@@ -15,6 +15,7 @@ from raycrew.cluster_core._planning import (
     PlacementRequest,
     check_counts,
     check_strategy,
+    split_evenly,
     spread_specs,
 )
 from raycrew.cluster_core._ports import check_port_range
@@ -52,7 +53,7 @@ class ClusterOptions:
     bundle_ct_per_node_list: Sequence[int]
     use_gpus: bool
     max_colocated_worker_groups: int
-    num_gpus_per_node: int
+    num_gpus_per_node: int | None
     name: str
     placement_group_strategy: str
     accelerator: str
@@ -86,9 +87,11 @@ class ClusterOptions:
         for name in ("use_gpus", "enable_colocation", "monitor_memory", "unified"):
             _check_flag(name, getattr(self, name))
         slots = _slots(self.max_colocated_worker_groups, self.enable_colocation)
-        per_node = _whole("num_gpus_per_node", self.num_gpus_per_node, 1)
+        per_node = self.num_gpus_per_node
+        per_node = None if per_node is None else _whole("num_gpus_per_node", per_node, 1)
         bundles = self._bundles(counts, slots)
-        self._check_devices_per_node(counts, bundles, per_node)
+        if per_node is not None and self.placement_group_strategy == "STRICT_PACK":
+            self._check_devices_per_node(counts, bundles, per_node)
         if self.communication_backend not in COMMUNICATION_BACKENDS:
             known = ", ".join(COMMUNICATION_BACKENDS)
             raise ValueError(f"communication_backend {self.communication_backend!r} is none of {known}")
@@ -136,7 +139,8 @@ class ClusterOptions:
             if bundles is None and self.use_gpus and count > per_node:
                 raise ValueError(
                     f"node {node} asks for {count} bundles of one {self.accelerator} each, "
-                    f"more than num_gpus_per_node={per_node}"
+                    f"more than num_gpus_per_node={per_node}; STRICT_PACK keeps them on one physical node, "
+                    f"the counts {split_evenly(count, per_node)} or placement_group_strategy='PACK' do not"
                 )
             devices = sum(one.get(self.accelerator, 0.0) for one in bundles[node]) if bundles else 0.0
             if devices > per_node:
@@ -305,7 +309,7 @@ def _topology(
 
 
 def _gpu_ids(
-    gpu_ids: GpuIds, counts: Sequence[int], per_node: int
+    gpu_ids: GpuIds, counts: Sequence[int], per_node: int | None
 ) -> Literal["auto"] | tuple[tuple[int, ...], ...] | None:
     if gpu_ids is None:
         return None
@@ -328,11 +332,11 @@ def _gpu_ids(
     return tuple(tuple(int(i) for i in ids) for ids in lists)
 
 
-def _check_ids(node: int, ids: Sequence[int], count: int, per_node: int) -> None:
+def _check_ids(node: int, ids: Sequence[int], count: int, per_node: int | None) -> None:
     for i in ids:
-        if _whole(f"gpu_ids of node {node}", i, 0) >= per_node:
+        if _whole(f"gpu_ids of node {node}", i, 0) >= (i + 1 if per_node is None else per_node):
             raise ValueError(
-                f"gpu_ids of node {node}: {i} is outside 0 to {per_node - 1} (num_gpus_per_node)"
+                f"gpu_ids of node {node}: {i} is outside num_gpus_per_node={per_node}, which begin at 0"
             )
     if len(set(ids)) < len(ids):
         raise ValueError(f"gpu_ids of node {node}: {list(ids)} names a device twice")

@@ -1,7 +1,7 @@
 """Which node takes which bundles: what is asked for, checked, and a pure search for where it goes."""
 
 from raycrew.cluster_core._planning.bundle_spec import BundleSpec, spread_specs
-from raycrew.cluster_core._planning.explanation import explain_request
+from raycrew.cluster_core._planning.explanation import explain_request, split_evenly
 from raycrew.cluster_core._planning.ordering import NodeOrder
 from raycrew.cluster_core._planning.plan import PlacementPlan, plan_cluster
 from raycrew.cluster_core._planning.request import (
@@ -23,5 +23,6 @@ __all__ = [
     "check_strategy",
     "explain_request",
     "plan_cluster",
+    "split_evenly",
     "spread_specs",
 ]

@@ -4,10 +4,6 @@ from collections.abc import Iterable, Sequence
 
 from raycrew.cluster_core._topology import RESOURCE_STEP
 
-#: Resources that Ray keeps per device, as its `predefined_unit_instance_resources` and
-#: `custom_unit_instance_resources` have them.
-PER_DEVICE = frozenset({"GPU", "FURIOSA", "HPU", "MBLT", "NPU", "RBLN", "TPU", "TTNPU", "neuron_cores"})
-
 
 def devices_in(steps: int) -> tuple[int, ...]:
     """Devices that have so much free together: whole ones, and one with the rest.

@@ -80,7 +80,7 @@ def _what_would_fit(nodes: Sequence[NodeState], request: PlacementRequest) -> It
     largest, counts = max(rooms, default=0), [count for count in request.bundle_counts if count]
     if not 0 < largest < max(counts):
         return
-    parts = [part for count in counts for part in _split(count, largest)]
+    parts = [part for count in counts for part in split_evenly(count, largest)]
     fits = pack(rooms, counts, "PACK") is not None
     ways = ["placement_group_strategy='PACK'"] if fits else []
     if pack(rooms, parts, "STRICT_PACK", Effort()) is not None:
@@ -92,7 +92,7 @@ def _what_would_fit(nodes: Sequence[NodeState], request: PlacementRequest) -> It
         )
 
 
-def _split(count: int, most: int) -> list[int]:
+def split_evenly(count: int, most: int) -> list[int]:
     """A count in as few parts as can be, of sizes as like one another as can be."""
     number = -(-count // most)
     return [count // number + (i < count % number) for i in range(number)]

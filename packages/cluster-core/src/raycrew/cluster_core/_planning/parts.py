@@ -4,10 +4,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from raycrew.cluster_core._planning.bundle_packing import Effort
-from raycrew.cluster_core._planning.devices import PER_DEVICE, devices_in
+from raycrew.cluster_core._planning.devices import devices_in
 from raycrew.cluster_core._planning.request import Amounts, PlacementRequest, in_steps, takes
 from raycrew.cluster_core._planning.search import Part, Room, Search, Vector
-from raycrew.cluster_core._topology import RESOURCE_STEP, NodeState
+from raycrew.cluster_core._topology import RESOURCE_STEP, RESOURCES_WITH_DEVICES, NodeState
 
 
 def lay_parts(
@@ -62,7 +62,9 @@ class _Shape:
         self._selectors = list(dict.fromkeys(selectors.values()))
         self._selector = {node: self._selectors.index(one) for node, one in selectors.items()}
         self._needs = {node: [self._need(one) for one in request.bundles_of(node)] for node in self.logical}
-        self._divided = [i for i, name in enumerate(self.names) if name in PER_DEVICE and self._divides(i)]
+        self._divided = [
+            i for i, name in enumerate(self.names) if name in RESOURCES_WITH_DEVICES and self._divides(i)
+        ]
 
     def _divides(self, resource: int) -> bool:
         """Whether a bundle takes a part of a device."""

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 
-from raycrew.cluster_core._planning.devices import PER_DEVICE, shares_in
+from raycrew.cluster_core._planning.devices import shares_in
 from raycrew.cluster_core._planning.ordering import NodeOrder, check_node_order
-from raycrew.cluster_core._topology import DOMAIN_LABEL, RESOURCE_STEP, NodeState
+from raycrew.cluster_core._topology import DOMAIN_LABEL, RESOURCE_STEP, RESOURCES_WITH_DEVICES, NodeState
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"  # As Ray has it, for names and values.
@@ -172,7 +172,7 @@ def room_for(bundle: Amounts, resources: Amounts) -> int:
 
 def _room_for(name: str, need: float, free: float) -> int:
     # Ray counts in ten-thousandths; half a step covers what binary fractions lose.
-    if name in PER_DEVICE and need % 1:
+    if name in RESOURCES_WITH_DEVICES and need % 1:
         return shares_in(in_steps(free), max(in_steps(need), 1))
     return int((free + 5e-5) // need)
 

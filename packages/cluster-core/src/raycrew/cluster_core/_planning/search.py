@@ -315,7 +315,8 @@ def _number_in(free: Vector, parts: Iterable[Part]) -> int:
 
 def _from_each_on(parts: Sequence[Part]) -> tuple[list[Vector], list[Vector], list[Vector]]:
     """From each part on: what all need together, the least that any needs, what its logical node needs."""
-    rest, least, of_logical = [(0,) * len(parts[0].need)], [parts[-1].need], []
+    rest, least = [(0,) * len(parts[0].need)], [parts[-1].need]
+    of_logical: list[Vector] = []
     logical: int | None = None
     for part in reversed(parts):
         rest.append(tuple(map(add, rest[-1], part.need)))

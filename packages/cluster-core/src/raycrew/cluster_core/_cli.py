@@ -1,0 +1,60 @@
+"""How a command line of raycrew reads arguments and answers: for people, or for programs with `--json`."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+WIDE = 200  # of tables in files and pipes, unless COLUMNS says otherwise
+
+
+def parser_class(arguments: Sequence[str]) -> type[argparse.ArgumentParser]:
+    """The class of parsers for these arguments: with `--json`, what is wrong with them is told as JSON."""
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            if "--json" not in arguments:
+                super().error(message)
+            write(json.dumps(problem("UsageError", f"{self.prog}: {message}")))
+            sys.exit(2)
+
+    return Parser
+
+
+def problem(kind: str, message: str, advice: str = "") -> dict[str, Any]:
+    """An error as JSON has it."""
+    return {"error": {"type": kind, "message": message, **({"advice": advice} if advice else {})}}
+
+
+def complain(kind: str, message: str, advice: str = "", *, as_json: bool) -> None:
+    """Say what went wrong, and what to do about it."""
+    if as_json:
+        write(json.dumps(problem(kind, message, advice)))
+        return
+    text = "\n".join(part for part in (f"{kind}: {message}" if kind else message, advice) if part)
+    Console(stderr=True).print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
+
+
+def show(data: Any, shown: RenderableType, *, as_json: bool) -> None:
+    """Say what was found."""
+    if as_json:
+        write(json.dumps(data))
+        return
+    is_seen = sys.stdout.isatty() or "COLUMNS" in os.environ
+    whole = not is_seen and isinstance(shown, Text)  # Sentences; tables have a width.
+    Console(width=None if is_seen else WIDE).print(shown, soft_wrap=whole)
+
+
+def write(text: str) -> None:
+    """Write a line; a reader that has enough ends this process quietly."""
+    try:
+        sys.stdout.writelines([text, "\n"])  # In two: an unbuffered stream does not tell of the first alone.
+        sys.stdout.flush()
+    except BrokenPipeError:  # As `head` does when it has enough; rich ends in the same way.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -1,0 +1,142 @@
+"""`raycrew`, the command that the packages share."""
+
+import json
+import subprocess
+import sys
+import tomllib
+import xml.etree.ElementTree as ET
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import raycrew.cluster_core
+from raycrew.cluster_core import ClusterAuthenticationError, ClusterUnreachableError, NoClusterError, doctor
+from raycrew.cluster_core.__main__ import main
+from raycrew.cluster_core._subcommands import brought
+
+pytestmark = pytest.mark.smoke
+
+COMMAND = '''
+def main(arguments, prog):
+    """Show gadgets.
+
+    Not in the list of commands.
+    """
+    print(prog, arguments)
+    return 7
+'''
+
+
+@pytest.fixture
+def gadgets(tmp_path, monkeypatch):
+    """A package with one subcommand that works and one that doesn't."""
+    (tmp_path / "gadgets.py").write_text(COMMAND)
+    info = tmp_path / "gadgets-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: gadgets\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[raycrew.commands]\ngadgets = gadgets:main\nwrecks = gadgets:lost\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    brought.cache_clear()
+    yield
+    brought.cache_clear()
+
+
+def test_the_command_is_installed_by_this_package():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"raycrew": "raycrew.cluster_core.__main__:main"}
+    assert raycrew.cluster_core.__version__ == version("raycrew-cluster-core") == project["version"]
+
+
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.strip() == raycrew.cluster_core.__version__
+
+
+def test_other_packages_bring_subcommands(gadgets, capsys):
+    assert main(["gadgets", "-x", "--json"]) == 7
+    assert capsys.readouterr().out == "raycrew gadgets ['-x', '--json']\n"
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "gadgets Show gadgets wrecks the subcommand 'wrecks' of gadgets can't be loaded" in shown
+    assert "Exit codes: 0 fine" in shown
+    assert main(["wrecks"]) == 2
+    assert "'wrecks' of gadgets can't be loaded: AttributeError" in capsys.readouterr().err
+    assert main(["plan", "--nodes", "1x8", "--request", "1x8"]) == 0
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("arguments", "kind", "said"),
+    [
+        (["plan", "--nodes", "8y", "--request", "1"], "UsageError", "argument --nodes: '8y' is neither"),
+        (["plan"], "UsageError", "raycrew plan: the following arguments are required: --request"),
+        (["unheard-of"], "UsageError", "invalid choice: 'unheard-of'"),
+        (["plan", "--request", "0", "--nodes", "1x8"], "ValueError", "no bundle at all"),
+        (["status", "--address", "127.0.0.1:1"], "ClusterUnreachableError", "127.0.0.1:1"),
+        (["grid", "--address", "/tmp"], "ValueError", "/tmp"),
+    ],
+)
+def test_errors_are_json_where_answers_are(arguments, kind, said, capsys):
+    try:
+        code = main([*arguments, "--json"])
+    except SystemExit as end:
+        code = end.code
+    told = capsys.readouterr()
+    error = json.loads(told.out)["error"]
+    assert (code, told.err, error["type"]) == (2, "", kind) and said in error["message"]
+
+
+@pytest.mark.hostile
+def test_errors_are_whole_lines_through_a_pipe():
+    address = f"{'long-name.' * 22}invalid:1"
+    for arguments in (["status", "--address", address], ["status", "--address", address, "--json"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "raycrew.cluster_core", *arguments],
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+        assert any(address in line for line in (done.stdout + done.stderr).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("error", "advice", "not_said"),
+    [
+        (ClusterAuthenticationError("refused", "h:1"), "RAY_AUTH_TOKEN_PATH", "ray start"),
+        (ClusterUnreachableError("silent", "h:1"), "Compare the address", "--head"),
+        (NoClusterError("none"), "ray start --head", "TOKEN"),
+    ],
+)
+def test_advice_fits_the_error(error, advice, not_said, monkeypatch, capsys):
+    def refuse(_):
+        raise error
+
+    monkeypatch.setattr(doctor, "init_ray", refuse)
+    finding = doctor.examine("h:1")[-1]
+    assert advice in finding.advice and not_said not in finding.advice and finding.state == "bad"
+    monkeypatch.setattr("raycrew.cluster_core.__main__.prepare_visit", refuse)
+    assert main(["status"]) == 2
+    said = capsys.readouterr().err
+    assert advice in said and not_said not in said
+
+
+def test_a_drawing_needs_no_style_sheet():
+    from raycrew.cluster_core import Bundle, Placement
+    from raycrew.cluster_core.layout import svg
+
+    class Group:
+        name = "policy"
+        placements = (Placement(0, 0, 0.5), Placement(1, 1))
+
+    bundles = [Bundle(i, 0, "n", "10.0.0.1", {"GPU": 1.0}) for i in range(3)]
+    image = ET.fromstring(svg(bundles, [Group()], title="t"))
+    for one in image.iter():
+        assert one.tag.rpartition("}")[2] in ("svg", "rect", "text", "title")
+        assert not {"class", "style", "opacity", "paint-order"} & one.attrib.keys()
+    texts = [one for one in image.iter() if one.tag.endswith("text")]
+    assert {one.get("fill", image.get("fill")) for one in texts} == {"#24292f", "#6e7781"}, "dark on light"
