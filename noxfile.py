@@ -36,6 +36,8 @@ LANES = (
     *("-n", os.environ.get("RAYCREW_TEST_LANES", "0"), "--dist", "loadfile"),
     *("--max-worker-restart", "0"),
 )
+# Examples whose modules are found by the folder that they lie in, and are not checked in strict mode.
+LOOSE_EXAMPLES = ("grpo", "verifier")
 WITHOUT_LONG = ("-m", "not long")
 PYTHONS = ("3.11", "3.12", "3.13")
 # A CPU build of torch is not to be had everywhere for every Python: name where it is.
@@ -180,6 +182,9 @@ def typecheck(session: nox.Session) -> None:
     for package in PACKAGES:
         session.run("mypy", f"packages/{package}/src")
     session.run("mypy", "integration-tests/typing", "benchmarks/harness.py")
+    for program in sorted((ROOT / "examples").glob("*/run.py")):
+        if program.parent.name not in LOOSE_EXAMPLES:  # each by itself: all are called `run`
+            session.run("mypy", str(program))
 
 
 def check_wheel(session: nox.Session, path: Path) -> None:
