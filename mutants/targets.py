@@ -196,6 +196,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "process_groups/_process/deadline": ON_PROCESSES,
         "transports/shared_memory": ON_PROCESSES,
         "weights/_receiving/receipt": WORDS,
+        "weights/_routing/route": WORDS,
     },
     "venv-manager": {
         "_nodes/prefetching": ON_RAY,

@@ -9,6 +9,7 @@ the changed source in the file, everything imported anew, all tests of the modul
 
 import contextlib
 import gc
+import inspect
 import json
 import os
 import pickle
@@ -92,7 +93,9 @@ def functions(code: CodeType) -> Iterator[tuple[Key, CodeType]]:
 def at_import(code: CodeType) -> tuple[Any, ...]:
     """What a module or a class does while it is imported: all but the bodies of functions."""
     below = (
-        (each.co_name if each.co_flags & 1 else at_import(each)) if isinstance(each, CodeType) else repr(each)
+        (each.co_name if each.co_flags & inspect.CO_OPTIMIZED else at_import(each))
+        if isinstance(each, CodeType)
+        else repr(each)
         for each in code.co_consts
     )
     return (code.co_code, code.co_names, *below)
@@ -104,7 +107,11 @@ def changed_functions(before: CodeType, after: CodeType) -> dict[Key, CodeType]:
     keys = [key for key, _ in old]
     if at_import(before) != at_import(after) or keys != [key for key, _ in new]:
         return {}
-    changed = [(key, code) for (key, code), (_, was) in zip(new, old, strict=True) if code != was]
+    changed = [
+        (key, code)
+        for (key, code), (_, was) in zip(new, old, strict=True)
+        if code != was and code.co_flags & inspect.CO_OPTIMIZED  # the bodies of classes have run
+    ]
     # What is made within a function, as an expression in parentheses is, changes with that function.
     clear = {key: code for key, code in changed if keys.count(key) == 1}
     return clear if all(key in clear or "<locals>" in key[1] for key, _ in changed) else {}

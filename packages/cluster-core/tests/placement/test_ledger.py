@@ -39,3 +39,12 @@ def test_indices_of_bundles_are_from_zero_to_the_last_and_each_once():
             check_indices(wrong, 4)
     with pytest.raises(ValueError, match="None stands for all"):
         check_indices([], 4)
+
+
+def test_all_that_a_holder_has_is_given_back_and_nothing_of_others():
+    ledger = SlotLedger([Bundle(i, 0, "n", "10.0.0.1", {"CPU": 1.0}) for i in range(4)], 1)
+    for holder, indices in (("b", [0]), ("a", [1]), ("b", [2]), ("c", [3])):
+        ledger.take(indices, holder)
+    assert ledger.release_holder("b") == 2
+    assert ledger.holders() == {1: ("a",), 3: ("c",)}
+    assert ledger.release_holder("b") == 0

@@ -55,3 +55,11 @@ def test_nodes_that_are_gone_are_not_waited_for(returning):
     assert returning.settled([node("a", 4.0)])
     returning.note([node("a", 2.0)], bundles("a", 2))
     assert returning.settled([])
+
+
+def test_more_than_a_node_has_is_not_waited_for(returning):
+    returning.note([node("a", 3.0)], bundles("a", 2))
+    assert returning.settled([node("a", 4.0)])
+    unknown = Bundle(0, 0, "a", "10.0.0.1", {"NPU": 1.0})
+    returning.note([node("a", 4.0)], [unknown])
+    assert returning.settled([node("a", 4.0)])
