@@ -30,12 +30,10 @@ EXTRAS = {
 # What `tests` and `short` install as well: extras whose tests are skipped without them.
 TESTED_EXTRAS = EXTRAS | {"tensor-transport": f"{EXTRAS['tensor-transport']},tensordict"}
 TEST_TOOLS = ("pytest>=8", "pytest-timeout", "pytest-xdist>=3.6", "hypothesis")
-# Tests mostly wait, so two files can run at a time. Each lane has a Ray of its own, the tests of one
-# file stay in one lane, and a lane that dies ends the run.
-LANES = (
-    *("-n", os.environ.get("RAYCREW_TEST_LANES", "0"), "--dist", "loadfile"),
-    *("--max-worker-restart", "0"),
-)
+# Tests on a Ray mostly wait, so two files can run at a time. Each lane has a Ray of its own, the tests of
+# one file stay in one lane, and a lane that dies ends the run. RAYCREW_TEST_LANES says how many for all.
+LANES = ("--dist", "loadfile", "--max-worker-restart", "0", "-n")
+SHORT_LANES = {"cluster-core": "2", "worker-groups": "2"}
 # Examples whose modules are found by the folder that they lie in, and are not checked in strict mode.
 LOOSE_EXAMPLES = ("grpo", "verifier")
 WITHOUT_LONG = ("-m", "not long")
@@ -110,12 +108,17 @@ def all_wheels() -> list[str]:
     return [requirement(package, EXTRAS[package]) for package in PACKAGES]
 
 
+def lanes(default: str = "0") -> tuple[str, ...]:
+    """In how many lanes the tests of a session run."""
+    return (*LANES, os.environ.get("RAYCREW_TEST_LANES", default))
+
+
 def modules_of(tests: Path) -> str:
     """Where Ray's workers find the modules of a folder of tests, as `PYTHONPATH`."""
     return os.pathsep.join(map(str, [tests, *sorted(path for path in tests.rglob("*") if path.is_dir())]))
 
 
-def pytest_alone(session: nox.Session, package: str, *arguments: str) -> None:
+def pytest_alone(session: nox.Session, package: str, *arguments: str, in_lanes: str = "0") -> None:
     """Run a package's tests from an empty folder; Ray's workers find the test modules by PYTHONPATH."""
     tests = ROOT / "packages" / package / "tests"
     with tempfile.TemporaryDirectory() as empty:
@@ -128,7 +131,7 @@ def pytest_alone(session: nox.Session, package: str, *arguments: str) -> None:
             "-p",
             "no:cacheprovider",
             "--durations=8",
-            *LANES,
+            *lanes(in_lanes),
             *arguments,
             *session.posargs,
             env=RAY_ENVIRONMENT | {"PYTHONPATH": modules_of(tests)},
@@ -179,9 +182,8 @@ def typecheck(session: nox.Session) -> None:
         "nox",
         *CONSTRAINTS,
     )
-    for package in PACKAGES:
-        session.run("mypy", f"packages/{package}/src")
-    session.run("mypy", "integration-tests/typing", "benchmarks/harness.py")
+    sources = (f"packages/{package}/src" for package in PACKAGES)
+    session.run("mypy", *sources, "integration-tests/typing", "benchmarks/harness.py")
     for program in sorted((ROOT / "examples").glob("*/run.py")):
         if program.parent.name not in LOOSE_EXAMPLES:  # each by itself: all are called `run`
             session.run("mypy", str(program))
@@ -268,7 +270,7 @@ def short(session: nox.Session, package: str) -> None:
     """`tests` without those that only `full` runs."""
     wheels = with_siblings(package, TESTED_EXTRAS[package])
     session.install(*wheels, *libraries(session, package), *TEST_TOOLS, *CONSTRAINTS)
-    pytest_alone(session, package, *WITHOUT_LONG)
+    pytest_alone(session, package, *WITHOUT_LONG, in_lanes=SHORT_LANES.get(package, "0"))
 
 
 @nox.session(python=PYTHONS[1:], requires=["build"])
@@ -337,7 +339,7 @@ def pytest_together(session: nox.Session, *arguments: str) -> None:
     session.install(*all_wheels(), *TEST_TOOLS, "matplotlib", *CONSTRAINTS)
     tests = ROOT / "integration-tests"
     environment = RAY_ENVIRONMENT | {"PYTHONPATH": str(tests)}
-    session.run("python", "-m", "pytest", str(tests), *LANES, *arguments, *session.posargs, env=environment)
+    session.run("python", "-m", "pytest", str(tests), *lanes(), *arguments, *session.posargs, env=environment)
 
 
 @nox.session(python=PYTHONS[0], requires=["build"], default=False)
@@ -421,7 +423,7 @@ def hostile(session: nox.Session) -> None:
         session.run(
             *("python", "-m", "pytest", str(tests), "-m", "hostile", "-q", "-p", "no:cacheprovider"),
             f"--junit-xml={report}",
-            *LANES,
+            *lanes(),
             *session.posargs,
             env=RAY_ENVIRONMENT | {"PYTHONPATH": modules_of(tests)},
             success_codes=[0, 1, 5],

@@ -148,6 +148,10 @@ def test_a_process_that_is_being_executed_is_looked_at_until_it_has_its_mark(mon
             adopted = read_entry(child.pid)._replace(parent=1)
             answers = iter([None, None, frozenset({"ab"})])
             monkeypatch.setattr(lookout, "read_table", lambda: {child.pid: adopted})
+            monkeypatch.setattr(
+                lookout, "_BEING_EXECUTED_S", 1.0
+            )  # a busy machine may take the default at once
+            monkeypatch.setattr(lookout, "_YOUNG_S", 60.0)
             monkeypatch.setattr(lookout, "marks_of", lambda _pid: next(answers))
             seen = lookout.Lookout()
             family = seen.family(Process(1, 1), "ab")
