@@ -65,6 +65,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_placement/returning": ("placement/test_returning.py",),
         "_planning/bundle_packing": PLAN,
         "_planning/bundle_spec": (*PLAN, "placement/test_options.py"),
+        "_planning/devices": PLAN,
         "_planning/explanation": PLAN,
         "_planning/ordering": (*PLAN, "planning/test_segments.py"),
         "_planning/parts": PLAN,
