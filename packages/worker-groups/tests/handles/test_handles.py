@@ -144,7 +144,11 @@ def test_a_handle_of_a_group_in_this_process():
     ) as group:
         handle = group.handle()
         assert handle.call(Rollout.doubled, [1, 2]).get_results() == [2, 4]
-        assert list(handle.balancer.map("scaled", [1, 2])) == [3, 6]
+        assert list(handle.balancer.map(Rollout.scaled, [1, 2])) == [3, 6]
+        assert sorted(handle.balancer.as_completed("scaled", [1, 2])) == [(0, 3), (1, 6)]
+        assert handle.balancer.call(Rollout.doubled, [3]).get_results() == [[6]]  # not as it declares
+        with pytest.raises(TypeError, match="as a function of its class or by name"):
+            handle.balancer.map(3, [1])
         assert asyncio.run(_wait(handle)) == [3, 3]
         assert (handle.generation, group.renew_rendezvous(), handle.refresh()) == (0, 1, 1)
         with pytest.raises(TypeError, match="no handle of it can be pickled"):

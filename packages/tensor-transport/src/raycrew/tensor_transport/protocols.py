@@ -16,8 +16,8 @@ Bytes = npt.NDArray[np.uint8]
 class PeerResults(Protocol):
     """What a call on several ranks will give."""
 
-    def get_results(self, *, timeout: float | None = None) -> list[Any]:
-        """Wait for all ranks; their results in rank order."""
+    def get_results(self, *, timeout: float | None = None) -> Any:
+        """Wait for all ranks; the list of their results in rank order."""
         ...
 
 

@@ -29,6 +29,7 @@ from raycrew.worker_groups._calls.methods import (
     GroupCalls,
     GroupShape,
     dispatch_single,
+    method_name,
     unknown_attribute,
 )
 from raycrew.worker_groups._calls.sending import send_to_actors
@@ -55,6 +56,7 @@ __all__ = [
     "in_thread",
     "left",
     "log_tail",
+    "method_name",
     "parts_of",
     "refuse_stream",
     "send_to_actors",

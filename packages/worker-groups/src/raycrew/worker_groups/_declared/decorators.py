@@ -13,7 +13,7 @@ R_co = TypeVar("R_co", covariant=True)
 L_co = TypeVar("L_co", covariant=True)
 J_co = TypeVar("J_co", covariant=True)
 
-_OneValue = Literal["concat", "first", "sum", "mean"]
+_OneValue = Literal["concat", "first", "sum"]
 
 
 class DeclaredMethod(Protocol[P, L_co, R_co, J_co]):
@@ -43,6 +43,22 @@ class GivesOne(Protocol):
 
     @overload
     def __call__(self, method: _Async[P, R], /) -> DeclaredMethod[P, _Local[R], R, R]: ...
+
+    @overload
+    def __call__(self, method: _Sync[P, R], /) -> DeclaredMethod[P, R, R, R]: ...
+
+
+class GivesMean(Protocol):
+    """Makes methods whose value is the mean of the results: of integers a float, else of the same type."""
+
+    @overload
+    def __call__(self, method: _Async[P, int], /) -> DeclaredMethod[P, _Local[int], int, float]: ...
+
+    @overload
+    def __call__(self, method: _Async[P, R], /) -> DeclaredMethod[P, _Local[R], R, R]: ...
+
+    @overload
+    def __call__(self, method: _Sync[P, int], /) -> DeclaredMethod[P, int, int, float]: ...
 
     @overload
     def __call__(self, method: _Sync[P, R], /) -> DeclaredMethod[P, R, R, R]: ...
@@ -88,6 +104,18 @@ def sharded(
     pad: bool = ...,
     results_at: Mapping[str, int] | None = ...,
 ) -> GivesOne: ...
+
+
+@overload
+def sharded(
+    axis: str,
+    /,
+    *,
+    split: str | Sequence[str] | None = ...,
+    collect: Literal["mean"],
+    pad: bool = ...,
+    results_at: Mapping[str, int] | None = ...,
+) -> GivesMean: ...
 
 
 @overload
@@ -171,6 +199,10 @@ def replicated(method: _Sync[P, R], /) -> DeclaredMethod[P, R, R, R]: ...
 
 @overload
 def replicated(*, collect: _OneValue = ...) -> GivesOne: ...
+
+
+@overload
+def replicated(*, collect: Literal["mean"]) -> GivesMean: ...
 
 
 @overload

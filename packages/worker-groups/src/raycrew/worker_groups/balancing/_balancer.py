@@ -4,16 +4,20 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Concatenate, Protocol, TypeVar, overload
 
-from raycrew.worker_groups._calls import MultiWorkerFuture, Results, deadline_after, left
+from raycrew.worker_groups._calls import MultiWorkerFuture, Results, deadline_after, left, method_name
+from raycrew.worker_groups._declared import DeclaredMethod
 from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups._ray import is_death
 from raycrew.worker_groups.balancing._strategies import WorkerLoad, key_bytes, strategy_of
 from raycrew.worker_groups.balancing._stream import Item, LostWorkerError, Stream
 from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupError
+
+R = TypeVar("R")
+T = TypeVar("T")
 
 REPORT_INTERVAL_S = 2.0
 
@@ -115,13 +119,51 @@ class LoadBalancer:
             raise WorkerGroupError(f"every worker of {self._group.name!r} is lost")
         return loads
 
+    @overload
     def call(
-        self, method: str, /, *args: Any, key: Any = None, timeout: float | None = None, **kwargs: Any
+        self,
+        method: DeclaredMethod[..., Any, R, Any],
+        /,
+        *args: Any,
+        key: Any = ...,
+        timeout: float | None = ...,
+        **kwargs: Any,
+    ) -> MultiWorkerFuture[R]: ...
+
+    @overload
+    def call(
+        self,
+        method: Callable[Concatenate[Any, ...], Coroutine[Any, Any, R]],
+        /,
+        *args: Any,
+        key: Any = ...,
+        timeout: float | None = ...,
+        **kwargs: Any,
+    ) -> MultiWorkerFuture[R]: ...
+
+    @overload
+    def call(
+        self,
+        method: Callable[Concatenate[Any, ...], R],
+        /,
+        *args: Any,
+        key: Any = ...,
+        timeout: float | None = ...,
+        **kwargs: Any,
+    ) -> MultiWorkerFuture[R]: ...
+
+    @overload
+    def call(
+        self, method: str, /, *args: Any, key: Any = ..., timeout: float | None = ..., **kwargs: Any
+    ) -> MultiWorkerFuture[Any]: ...
+
+    def call(
+        self, method: Any, /, *args: Any, key: Any = None, timeout: float | None = None, **kwargs: Any
     ) -> MultiWorkerFuture[Any]:
         """Call a method on one worker, chosen by the strategy; it does not wait for anything.
 
         Args:
-            method: Its name.
+            method: The worker class's own function, or its name. A declaration on it does not count.
             *args: Its positional arguments.
             key: What the strategy goes by, such as a conversation's id; `consistent_hash` needs it.
             timeout: Deadline of the call in seconds.
@@ -135,13 +177,65 @@ class LoadBalancer:
             key_bytes(key)
         with self._lock:
             rank = self._strategy.choose(self.loads(), key)
-            sent = self.send(rank, method, args, kwargs, timeout)
+            sent = self.send(rank, method_name(method), args, kwargs, timeout)
             self._singles.append(sent)
         return sent.future
 
+    @overload
+    def map(
+        self,
+        method: DeclaredMethod[Concatenate[T, ...], Any, R, Any],
+        items: Iterable[T],
+        *,
+        key: Callable[[T], Any] | None = ...,
+        max_outstanding: int = ...,
+        window: int | None = ...,
+        timeout: float | None = ...,
+        common_kwargs: Mapping[str, Any] | None = ...,
+    ) -> Results[R]: ...
+
+    @overload
+    def map(
+        self,
+        method: Callable[Concatenate[Any, T, ...], Coroutine[Any, Any, R]],
+        items: Iterable[T],
+        *,
+        key: Callable[[T], Any] | None = ...,
+        max_outstanding: int = ...,
+        window: int | None = ...,
+        timeout: float | None = ...,
+        common_kwargs: Mapping[str, Any] | None = ...,
+    ) -> Results[R]: ...
+
+    @overload
+    def map(
+        self,
+        method: Callable[Concatenate[Any, T, ...], R],
+        items: Iterable[T],
+        *,
+        key: Callable[[T], Any] | None = ...,
+        max_outstanding: int = ...,
+        window: int | None = ...,
+        timeout: float | None = ...,
+        common_kwargs: Mapping[str, Any] | None = ...,
+    ) -> Results[R]: ...
+
+    @overload
     def map(
         self,
         method: str,
+        items: Iterable[Any],
+        *,
+        key: Callable[[Any], Any] | None = ...,
+        max_outstanding: int = ...,
+        window: int | None = ...,
+        timeout: float | None = ...,
+        common_kwargs: Mapping[str, Any] | None = ...,
+    ) -> Results[Any]: ...
+
+    def map(
+        self,
+        method: Any,
         items: Iterable[Any],
         *,
         key: Callable[[Any], Any] | None = None,
@@ -155,7 +249,7 @@ class LoadBalancer:
         For `for` and for `async for`, which reads the items in a thread of its own.
 
         Args:
-            method: Its name; an item is its only positional argument.
+            method: The worker class's own function, or its name; an item is its only positional argument.
             items: Read only as workers get free and results are taken, so the source may be endless.
             key: Makes the strategy's key of an item; None takes the item itself.
             max_outstanding: Most items per worker that are sent and not returned.
@@ -176,9 +270,57 @@ class LoadBalancer:
         stream = self._stream(method, items, key, max_outstanding, window, timeout, common_kwargs)
         return Results(_in_order(stream))
 
+    @overload
+    def as_completed(
+        self,
+        method: DeclaredMethod[Concatenate[T, ...], Any, R, Any],
+        items: Iterable[T],
+        *,
+        key: Callable[[T], Any] | None = ...,
+        max_outstanding: int = ...,
+        timeout: float | None = ...,
+        common_kwargs: Mapping[str, Any] | None = ...,
+    ) -> Results[tuple[int, R]]: ...
+
+    @overload
+    def as_completed(
+        self,
+        method: Callable[Concatenate[Any, T, ...], Coroutine[Any, Any, R]],
+        items: Iterable[T],
+        *,
+        key: Callable[[T], Any] | None = ...,
+        max_outstanding: int = ...,
+        timeout: float | None = ...,
+        common_kwargs: Mapping[str, Any] | None = ...,
+    ) -> Results[tuple[int, R]]: ...
+
+    @overload
+    def as_completed(
+        self,
+        method: Callable[Concatenate[Any, T, ...], R],
+        items: Iterable[T],
+        *,
+        key: Callable[[T], Any] | None = ...,
+        max_outstanding: int = ...,
+        timeout: float | None = ...,
+        common_kwargs: Mapping[str, Any] | None = ...,
+    ) -> Results[tuple[int, R]]: ...
+
+    @overload
     def as_completed(
         self,
         method: str,
+        items: Iterable[Any],
+        *,
+        key: Callable[[Any], Any] | None = ...,
+        max_outstanding: int = ...,
+        timeout: float | None = ...,
+        common_kwargs: Mapping[str, Any] | None = ...,
+    ) -> Results[tuple[int, Any]]: ...
+
+    def as_completed(
+        self,
+        method: Any,
         items: Iterable[Any],
         *,
         key: Callable[[Any], Any] | None = None,
@@ -231,7 +373,7 @@ class LoadBalancer:
 
     def _stream(
         self,
-        method: str,
+        method: Any,
         items: Iterable[Any],
         key: Callable[[Any], Any] | None,
         max_outstanding: int,
@@ -239,7 +381,7 @@ class LoadBalancer:
         timeout: float | None,
         common_kwargs: Mapping[str, Any] | None,
     ) -> Stream[Sent]:
-        calls = _Calls(self, method, timeout, dict(common_kwargs or {}))
+        calls = _Calls(self, method_name(method), timeout, dict(common_kwargs or {}))
         return Stream(calls, self._strategy, items, key or _itself, max_outstanding, window)
 
     def _leaders(self) -> list[int]:

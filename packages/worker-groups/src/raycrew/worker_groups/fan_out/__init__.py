@@ -8,7 +8,7 @@ an item runs past its time; whatever else was in its batch is sent again.
 import inspect
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sized
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 from rich.progress import Progress
 
@@ -43,6 +43,38 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+@overload
+def fan_out(
+    fn: Callable[[T], R],
+    items: Iterable[T],
+    *,
+    batch_size: int | Literal["auto"] = ...,
+    max_in_flight: int | None = ...,
+    max_workers: int | None = ...,
+    timeout_s: float | None = ...,
+    retries: int = ...,
+    initializer: Callable[[], object] | None = ...,
+    on_error: Literal["raise"] = ...,
+    progress: bool | Progress = ...,
+) -> list[R]: ...
+
+
+@overload
+def fan_out(
+    fn: Callable[[T], R],
+    items: Iterable[T],
+    *,
+    batch_size: int | Literal["auto"] = ...,
+    max_in_flight: int | None = ...,
+    max_workers: int | None = ...,
+    timeout_s: float | None = ...,
+    retries: int = ...,
+    initializer: Callable[[], object] | None = ...,
+    on_error: Literal["return"],
+    progress: bool | Progress = ...,
+) -> list[R | ItemError]: ...
+
+
 def fan_out(
     fn: Callable[[T], R],
     items: Iterable[T],
@@ -55,7 +87,7 @@ def fan_out(
     initializer: Callable[[], object] | None = None,
     on_error: Literal["raise", "return"] = "raise",
     progress: bool | Progress = True,
-) -> list[R]:
+) -> list[Any]:
     """Run a function on every item, spread over the cluster; the results come in the order of the items.
 
     The first call starts the pool; it stays warm for the next ones until `close_fan_out` or the end of the

@@ -2,11 +2,13 @@
 
 from raycrew.worker_groups._calls.methods.dispatch import Dispatch, GroupShape, dispatch_single
 from raycrew.worker_groups._calls.methods.group_calls import GroupCalls, unknown_attribute
+from raycrew.worker_groups._calls.methods.typed import method_name
 
 __all__ = [
     "Dispatch",
     "GroupCalls",
     "GroupShape",
     "dispatch_single",
+    "method_name",
     "unknown_attribute",
 ]
