@@ -1,5 +1,6 @@
 """Local sources count by what they are built to, and are built again only if that could have changed."""
 
+import os
 import subprocess
 
 import pytest
@@ -110,12 +111,55 @@ def test_two_builds_of_one_source_are_one_environment(asked, lib, tmp_path, envi
 
 
 @pytest.mark.hostile
-def test_what_is_not_shipped_builds_a_wheel_but_no_environment(asked, lib):
-    built = ensure(of(lib), store=asked.store)
+def test_outside_of_git_what_is_not_shipped_costs_nothing_once_it_was_seen(asked, lib):
+    built, package = ensure(of(lib), store=asked.store), lib / "src" / "lib"
     asked.since()
-    (lib / "notes.txt").write_text("of nobody's concern\n")
-    assert ensure(of(lib), store=asked.store) == built
-    assert asked.since() == ["build --wheel"]
+
+    def asks_for(change):
+        change()
+        assert ensure(of(lib), store=asked.store) == built
+        return asked.since()
+
+    (lib / "logs").mkdir()
+    assert asks_for(lambda: (lib / "logs" / "0.txt").write_text("a line\n")) == [
+        "build --wheel",
+        "build --sdist",
+    ]
+    assert asks_for(lambda: (lib / "logs" / "0.txt").write_text("two\n")) == []
+    assert asks_for(lambda: (lib / "logs" / "1.txt").write_text("more\n")) == []
+    assert asks_for(lambda: (lib / "notes.txt").touch()) == ["build --wheel", "build --sdist"]
+    assert asks_for(lambda: (lib / "notes.txt").write_text("of nobody's concern\n")) == []
+    assert asks_for(lambda: (lib / "notes.txt").unlink()) == []
+    for number, (name, text) in enumerate(
+        [("new.py", "VALUE = 1"), (".hidden", "1"), ("new.py", "VALUE = 2"), ("__init__.py", "VALUE = 3")]
+    ):
+        (package / name).write_text(text)
+        (lib / "logs" / f"{number}.log").touch()
+        found = ensure(of(lib), store=asked.store)
+        assert found.key != built.key and "build --wheel" in asked.since(), name
+        assert (
+            run(found, f"import lib, pathlib; print(pathlib.Path(lib.__path__[0], '{name}').read_text())")
+            == text
+        )
+        built = found
+    before = (package / "new.py").stat()
+    (package / "new.py").write_text("VALUE = 9")
+    os.utime(package / "new.py", ns=(before.st_atime_ns, before.st_mtime_ns))
+    changed = ensure(of(lib), store=asked.store)
+    assert changed.key != built.key, "an edit that keeps size and time"
+    (package / "new.py").unlink()
+    assert ensure(of(lib), store=asked.store).key not in (changed.key, built.key)
+
+
+@pytest.mark.hostile
+def test_without_source_archives_all_files_outside_of_git_count(asked, lib):
+    (lib / "no-sdist").touch()
+    first = asked.key(of(lib))
+    for number in range(3):
+        asked.since()
+        (lib / "notes.txt").write_text(str(number))
+        assert asked.key(of(lib)) == first
+        assert "build --wheel" in asked.since()
 
 
 @pytest.mark.hostile

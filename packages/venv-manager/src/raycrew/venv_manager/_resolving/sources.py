@@ -23,6 +23,7 @@ from raycrew.venv_manager._build import (
 )
 from raycrew.venv_manager._local import build_sources, declared, files_of_git
 from raycrew.venv_manager._resolving.ignored import Ignored
+from raycrew.venv_manager._resolving.unversioned import Shipped
 from raycrew.venv_manager._spec import KEY_LENGTH, fingerprint, key_of
 from raycrew.venv_manager._store import SOURCES, Store, make_folder
 from raycrew.venv_manager._waiting import Report, scratch, silent
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 # The parts of two records: of a source, and of one with what git ignores of it.
 _SEEN, _BUILT = {"counted": list, "aside": list}, {"wheel": str, "content": str}
+# And of one outside of git: what its wheel was made of when it was built last.
+_PLACED = {"files": dict, "aside": list, "built": str}
 _TRIES = 3  # of a source that changes while it is built
 
 
@@ -75,6 +78,12 @@ class Source:
     def key(self) -> str:
         """Digest of both."""
         return key_of({"source": self.fingerprint, **self.setting})
+
+    @property
+    def place_key(self) -> str:
+        """Digest of where it lies and of all that decides but its own files."""
+        said = declared(self.path, self.environ) if self.path.is_dir() else {}
+        return key_of({"place": str(self.path), "said": said, **self.setting})
 
     def now(self) -> "Source":
         """The same source, as it and what it is built with are now."""
@@ -128,8 +137,15 @@ class SourceShelf:
         """The wheel of a source, if it was built since anything changed that could come into it."""
         seen, ignored = self._record(source.key, _SEEN), Ignored(source.path).names
         if seen is None or not {*ignored} <= {*seen["counted"], *seen["aside"]}:
-            return None
+            return self._known_outside_git(source)
         return self._known(source.key_with(name for name in seen["counted"] if name in ignored))
+
+    def _known_outside_git(self, source: Source) -> Built | None:
+        """The wheel of a source outside of git, if all that its source archive holds is as it was."""
+        seen = self._record(source.place_key, _PLACED)
+        if seen is None or not seen["files"] or files_of_git(str(source.path)):
+            return None
+        return self._known(seen["built"]) if Shipped.from_record(seen).stays(source.path) else None
 
     def _known(self, key: str) -> Built | None:
         found = self._record(key, _BUILT)
@@ -176,7 +192,9 @@ class SourceShelf:
                 files = {name for name in after.names if not name.endswith("/")}
                 relevant = made.came | after.named | files
                 if before.stays(counted | relevant, made.as_it_is):
-                    return self._kept(source, made.counting(source, relevant), relevant, after)
+                    kept = self._kept(source, made.counting(source, relevant), relevant, after)
+                    self._note(source, made, kept, environ, python)
+                    return kept
                 if made.came <= counted:
                     steady = {name for name in relevant if before.stays({name}, made.as_it_is)}
                     return self._kept_once(source, made.counting(source, steady | after.named))
@@ -206,6 +224,33 @@ class SourceShelf:
         self._keep(key, {"wheel": made.name, "content": made.told}, made.wheel)
         self._keep(source.key, {"counted": sorted(counted), "aside": sorted({*ignored.names} - counted)})
         return Built(made.name, made.told, self._file(key, made.name))
+
+    def _note(
+        self, source: Source, made: "_Made", kept: Built, environ: Mapping[str, str], python: str | None
+    ) -> None:
+        """Note what a source outside of git is made of; its source archive is made at the second build."""
+        if made.is_compiled or not source.path.is_dir() or files_of_git(str(source.path)):
+            return
+        found = Shipped({}, frozenset())
+        if self._record(source.place_key, _PLACED) is not None:
+            try:
+                with scratch("raycrew-venv-sdist-") as folder:
+                    archive = build_file(
+                        "--sdist",
+                        source.path,
+                        source.name,
+                        folder,
+                        environ,
+                        python,
+                        self.store.build_timeout_s,
+                    )
+                    names = members_of_source(archive)
+            except UvError as error:  # not every backend has source archives: then all of its files count
+                logger.debug("%s has no source archive: %s", source.path, error)
+            else:
+                found = Shipped.of(source.path, names, members(made.wheel))
+        if source.now() == source:  # else an edit came between
+            self._keep(source.place_key, {**found.record(), "built": kept.file.parent.name})
 
     def _kept_once(self, source: Source, made: "_Made") -> Built:
         """Kept under what it holds, so that nothing finds it again by its files."""

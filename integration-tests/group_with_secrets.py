@@ -1,0 +1,80 @@
+"""A script: where in Ray's state and files the secrets of a group are found, and a note that is no secret.
+
+`python group_with_secrets.py`, with `MY_API_KEY`, `GROUP_TOKEN` and `NOTE` set; JSON is on the last line.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from ray.util import state
+
+from raycrew.cluster_core import RayVirtualCluster, init_ray
+from raycrew.worker_groups import RayWorkerGroup
+
+NAMES = ("MY_API_KEY", "GROUP_TOKEN", "NOTE")
+KINDS = ("actors", "tasks", "workers", "jobs", "runtime_envs", "nodes", "placement_groups", "objects")
+
+
+class Judge:
+    def seen(self) -> list[str]:
+        sys.stdout.write(f"noted: {os.environ['NOTE']}\n")
+        sys.stdout.flush()
+        return [os.environ.get(name, "") for name in NAMES]
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def main() -> None:
+    with (
+        init_ray(
+            "local", num_cpus=4, dashboard=True, object_store_memory=80 << 20,
+            secrets=["MY_API_KEY"],
+        ) as connection,
+        RayVirtualCluster([2], use_gpus=False) as cluster,
+        RayWorkerGroup(
+            cluster, Judge, name_prefix=os.environ["NOTE"], secrets=["GROUP_TOKEN"]
+        ) as group,
+    ):  # fmt: skip
+        wanted = [os.environ[name] for name in NAMES]
+        seen = group.call("seen").get_results(timeout=60)
+        os.kill(group.call("pid").get_results(timeout=60)[0], signal.SIGKILL)
+        while not group.restart_failed_workers():
+            time.sleep(0.05)
+        seen += group.call("seen").get_results(timeout=60)
+        found = found_in(connection.dashboard_url, connection.session_dir)
+        shown = repr(group) + str(group) + repr(vars(connection).keys())
+        found |= {name: [*places, "repr"] for name, places in found.items() if os.environ[name] in shown}
+    sys.stdout.write(json.dumps([all(s == wanted for s in seen), found]) + "\n")
+
+
+def found_in(url: str, folder: str) -> dict[str, list[str]]:
+    """Variable to the places that hold its value, once Ray tells of the calls and of what workers wrote."""
+    deadline = time.monotonic() + 60
+    while True:
+        texts = texts_of(url, folder)
+        found = {name: [w for w, text in texts.items() if os.environ[name] in text] for name in NAMES}
+        logged = any("worker-" in where for where in found["NOTE"])
+        if (logged and "seen" in texts["tasks"]) or time.monotonic() > deadline:
+            return found
+        time.sleep(0.5)
+
+
+def texts_of(url: str, folder: str) -> dict[str, str]:
+    """What Ray tells of its state, by kind, and what it wrote down, by file."""
+    told = {
+        kind: json.dumps(
+            [vars(one) for one in getattr(state, f"list_{kind}")(url, detail=True, limit=1000)], default=str
+        )
+        for kind in KINDS
+    }
+    files = (p for p in Path(folder).rglob("*") if p.is_file() and not p.is_symlink())
+    return told | {str(p): p.read_bytes().decode(errors="replace") for p in files}
+
+
+if __name__ == "__main__":
+    main()
