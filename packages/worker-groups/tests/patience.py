@@ -16,6 +16,15 @@ def eventually(condition, what):
         time.sleep(0.02)
 
 
+@contextlib.contextmanager
+def within(seconds):
+    """Far above what it takes, and far below what it took when somebody waited for the wrong thing."""
+    began = time.monotonic()
+    yield
+    took = time.monotonic() - began
+    assert took < seconds, f"took {took:.1f} s, not below {seconds} s"
+
+
 def is_running(pid):
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -337,6 +337,10 @@ class DeafListener:
         pass
 
 
+class Marker(str):
+    """A path to which there may be weak references."""
+
+
 class Mortal:
     """Dies when it is told to; its peers then fail of that."""
 

@@ -245,12 +245,11 @@ def test_whether_calls_have_ended_can_be_asked(group, gate):
 
 
 def test_the_first_of_several_futures_is_told(group, gate):
-    late, early = group.call("wait_for", str(gate)), None
+    late, early = group.on(ranks=[0]).call("wait_for", str(gate)), group.on(ranks=[1]).call("add", 1)
     assert wait_any([late], timeout=0.1) == []
+    assert wait_any([late, early], timeout=PATIENCE_S) == [early]
     gate.touch()
     late.wait()
-    early = group.call("add", 1)
-    early.wait()
     assert wait_any([late, early]) == [late, early]
     with pytest.raises(ValueError, match="at least one"):
         wait_any([])

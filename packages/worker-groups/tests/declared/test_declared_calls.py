@@ -122,6 +122,8 @@ def test_what_does_not_divide_is_refused_before_anything_is_sent(group):
         ValueError, match=r"Policy.train: 3 rows of batch don't divide among the 2 .*'dp'; pad=True"
     ):
         group.call(Policy.train, [1, 2, 3])
+    with pytest.raises(ValueError, match="leave 1 out or add 1: rows added by pad=True would be counted"):
+        group.call(Policy.count, [1, 2, 3])
     with pytest.raises(ValueError, match="1 rows of batch"):
         group.call(Policy.train, Batch("a"))
     for empty in ([], Batch(""), {"ids": []}):

@@ -9,6 +9,7 @@ import pytest
 from patience import PATIENCE_S
 from rich.progress import Progress
 
+from raycrew.cluster_core import init_ray
 from raycrew.worker_groups import (
     fan_out,
     fan_out_as_completed,
@@ -148,3 +149,17 @@ def test_classes_of_the_caller_come_back_as_themselves():
     (point,) = fan_out(lambda p: type(p)(p.x + 1), [Point(1)])
     assert type(point) is Point
     assert point.x == 2
+
+
+@pytest.mark.hostile
+@pytest.mark.usefixtures("local_ray", "pool")
+def test_secrets_of_the_connection_reach_items():
+    def token(_):
+        return os.environ.get("API_TOKEN")
+
+    assert set(fan_out(token, range(8))) == {None}
+    for value in ("hush", "changed"):
+        with init_ray(secrets={"API_TOKEN": value}):
+            assert set(fan_out(token, range(8))) == {value}
+    with init_ray(secrets={"API_TOKEN": "a\0b"}), pytest.raises(ValueError, match="'API_TOKEN' or its value"):
+        fan_out(token, [1])

@@ -25,7 +25,7 @@ NUMBERS = itertools.count(1)
 
 def run(host, call_id, limit, key, function, item, timeout_s=None):
     """One batch of one item."""
-    return host.run(call_id, limit, next(NUMBERS), (key, None), function, None, [dumps(item)], timeout_s)
+    return host.run(call_id, limit, next(NUMBERS), (key, None), function, None, [dumps(item)], timeout_s, {})
 
 
 @pytest.fixture
@@ -81,6 +81,25 @@ def test_a_process_that_could_not_be_supervised_is_not_given_to_the_next_batch(h
 
 def broken(*_):
     raise RuntimeError("broken")
+
+
+def test_code_and_secrets_go_to_a_process_once(host, monkeypatch):
+    sizes, message = [], _slots.Slot.message
+
+    def measured(slot, *args):
+        made = message(slot, *args)
+        sizes.append(len(made))
+        return made
+
+    monkeypatch.setattr(_slots.Slot, "message", measured)
+    load, function = dumps(lambda large=bytes(10**6): len(large)), dumps(lambda name: os.environ.get(name))
+    secrets, seen = {"API_KEY": "hush" * 10_000}, []
+    for batch, told in enumerate([secrets, secrets, {**secrets, "API_KEY": "changed"}], start=1):
+        report = host.run("call", 1, batch, ("f", "load"), function, load, [dumps("API_KEY")], None, told)
+        seen.append(loads(next(finished(report.journal, report.stamp)).payload))
+    assert seen == [secrets["API_KEY"], secrets["API_KEY"], "changed"]
+    assert sizes[0] > 10**6 + 40_000
+    assert max(sizes[1:]) < 1000
 
 
 def refused(*_):
@@ -193,7 +212,7 @@ def test_a_kill_between_two_lines_of_the_journal_blames_the_item_that_ran(host):
         return item
 
     items = [dumps(item) for item in range(4)]
-    report = host.run("one", 1, 1, ("kill", None), dumps(kill), None, items, None)
+    report = host.run("one", 1, 1, ("kill", None), dumps(kill), None, items, None, {})
     assert (report.stop, report.detail) == ("crash", "was killed by SIGKILL")
     assert [loads(end.payload) for end in finished(report.journal, report.stamp)] == [0, 1]
 

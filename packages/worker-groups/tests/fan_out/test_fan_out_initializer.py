@@ -11,6 +11,8 @@ from patience import PATIENCE_S, is_running
 from raycrew.worker_groups import FunctionLoadError, close_fan_out, fan_out
 from raycrew.worker_groups.fan_out._processes.code import KEPT, Code, Function, Kept, Library, UnloadableError
 
+pytestmark = pytest.mark.hostile
+
 MODEL = None
 
 
@@ -143,7 +145,39 @@ def test_its_time_is_not_charged_to_the_items():
     assert fan_out(abs, [-1, -2], initializer=initializer, timeout_s=0.5) == [1, 2]
 
 
-@pytest.mark.hostile
+class Model:
+    """Large, and slow to load; notes where it is."""
+
+    def __init__(self, folder, seconds=0.0, size=20_000_000):
+        self.folder, self.seconds, self.weights = folder, seconds, bytes(size)
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        note(self.folder, ".")
+        time.sleep(self.seconds)
+
+
+@pytest.mark.usefixtures("local_ray", "warm_pool")
+def test_nor_is_the_time_that_a_function_takes_to_load(tmp_path):
+    model = Model(tmp_path, seconds=1.5)
+    found = fan_out(lambda _: len(model.weights), range(4), timeout_s=0.5)
+    assert found == [20_000_000] * 4
+    assert set(runs(tmp_path).values()) == {"."}
+
+
+@pytest.mark.usefixtures("local_ray", "warm_pool")
+def test_what_it_holds_reaches_each_process_once(tmp_path):
+    model, state = Model(tmp_path), {}
+
+    def initializer():
+        state["size"] = len(model.weights)
+
+    for factor in range(3):
+        found = fan_out(lambda item, by=factor: item + by * state["size"], [0, 1], initializer=initializer)
+        assert found == [factor * 20_000_000, 1 + factor * 20_000_000]
+    assert set(runs(tmp_path).values()) == {"."}
+
+
 @pytest.mark.usefixtures("local_ray", "warm_pool")
 def test_one_that_forks_and_lets_its_child_return_runs_no_item_twice(tmp_path):
     def initializer():

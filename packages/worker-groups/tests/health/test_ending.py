@@ -5,18 +5,19 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 import ray
-from patience import eventually, is_running
+from patience import eventually, is_running, within
 from unwilling import LeavesAndRaises, Moody, Unwilling
 
 from raycrew.cluster_core import BundlesOccupiedError, RayVirtualCluster
 from raycrew.cluster_core.testing import connected, simulated_nodes
 from raycrew.worker_groups import RayWorkerGroup, UnknownMethodError, WorkerFailureError, WorkerGroupError
-from raycrew.worker_groups._health import watches
+from raycrew.worker_groups._health import ending, watches
 from raycrew.worker_groups._start import bundles
 
 pytestmark = pytest.mark.hostile
@@ -52,14 +53,29 @@ def test_who_does_not_end_is_killed_at_the_deadline(group, cluster, way):
         group.call("pid").get_results()
     else:
         eventually(lambda: all(psutil.Process(p).status() == "stopped" for p in pids), "both are stopped")
-    assert not group.shutdown(timeout=2)
+    with within(30):
+        assert seen_at_the_end_of(lambda: group.shutdown(timeout=2), cluster, pids) is False
     assert running(pids) == []
     assert group.unended == {}
     assert free(cluster)
 
 
+def seen_at_the_end_of(shutdown, cluster, pids):
+    """What a shutdown says; as long as a worker runs, nobody else may have its bundle."""
+    assert len(cluster.holders()) == len(pids)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(shutdown)
+        while not done.done():
+            held = cluster.holders()
+            assert held or not running(pids)
+            with suppress(TimeoutError):
+                done.exception(timeout=0.02)
+        return done.result()
+
+
 @pytest.mark.parametrize("force", [False, True])
 def test_what_workers_started_ends_with_them(group, tmp_path, force):
+    assert group.call("adopts_orphans").get_results() == [0, 0]  # what a user starts has no other parent
     pids = group.call("pid").get_results()
     for started in (
         group.call("start_child"),
@@ -124,10 +140,10 @@ def test_a_watch_killed_at_its_work_is_made_anew(group, tmp_path):
     node_id = group.ranks[0].node_id
     before = watches._watch(node_id)
     with ThreadPoolExecutor() as pool:
-        ending = pool.submit(group.shutdown, timeout=10)
+        shutdown = pool.submit(group.shutdown, timeout=10)
         eventually(lambda: group._life.state == "closing", "the shutdown has begun")
         ray.kill(before)
-        assert not ending.result()
+        assert not shutdown.result()
     assert watches._watch(node_id) is not before
     assert running(pids) == []
 
@@ -154,6 +170,49 @@ def test_workers_end_when_the_clean_up_can_not_be_called(group, cluster, method,
         group.shutdown(method)
     assert running(pids) == []
     assert free(cluster)
+
+
+def test_a_node_that_can_not_be_asked_is_told(monkeypatch, caplog):
+    monkeypatch.setattr(watches, "_ANSWER_S", 2.0)
+    monkeypatch.setattr(ending, "KILL_TIMEOUT_S", 2.0)
+    with (
+        simulated_nodes([{"num_cpus": 2}] * 2) as nodes,
+        connected(nodes.address),
+        RayVirtualCluster([1, 1], use_gpus=False, placement_group_strategy="SPREAD") as cluster,
+    ):
+        group = RayWorkerGroup(cluster, Unwilling)
+        pids = group.call("pid").get_results()
+        head = ray.get_runtime_context().get_node_id()
+        [rank] = [info.rank for info in group.ranks if info.node_id != head]
+        [node] = [n for n in nodes.list_all_nodes() if n.node_id != head]
+        with stopped(node.all_processes["raylet"][0].process.pid):
+            with within(60):
+                assert not group.shutdown(force=True)
+            assert list(group.unended) == [rank]
+            assert f"rank {rank} is not known to have ended" in caplog.text
+            assert running(pids) == [pids[rank]]
+            with pytest.raises(BundlesOccupiedError):
+                cluster.claim(None, "the next")
+        monkeypatch.undo()
+        assert group.shutdown(force=True)
+        assert running(pids) == []
+        assert group.unended == {}
+        assert free(cluster)
+
+
+@contextmanager
+def stopped(raylet):
+    """A node that does not answer: neither Ray nor the watch that has its process table."""
+    watch = [child for child in psutil.Process(raylet).children() if "Watch" in child.cmdline()[0]]
+    assert len(watch) == 1
+    held = [raylet, watch[0].pid]
+    for pid in held:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in held:
+            os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.long

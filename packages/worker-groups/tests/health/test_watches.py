@@ -94,6 +94,20 @@ def test_all_deaf_nodes_together_take_one_deadline(world):
     assert all("does not answer" in str(answer) for answer in answers.values())
 
 
+def test_a_deaf_node_is_not_waited_for_a_second_time(world):
+    world["b"] = Watch("deaf")
+    ended = ending.end_workers({rank: object() for rank in WORKERS}, WORKERS, grace_s=1.0)
+    assert world["time"].now <= 100 + 1 + watches._ANSWER_S + 2 * ending.DEAF_S
+    assert (list(ended.left), ended.occupied) == ([2, 3], True)
+
+
+def test_what_is_asked_of_watches_that_there_are_makes_none(world):
+    del watches._watches[None, "b"]
+    answers = watches.ask_within("end", WORKERS, 2.0, may_make=False)
+    assert (answers["a"], answers["c"]) == ([[], []], [[], []])
+    assert "it has no watch" in str(answers["b"])
+
+
 def test_nodes_where_no_watch_can_be_made_take_one_deadline_and_nothing_from_others(world):
     world.update(a=GetTimeoutError("stopped"), b=GetTimeoutError("stopped"))
     watches._watches.clear()

@@ -14,7 +14,7 @@ import ray
 from patience import eventually, is_running
 from workers import Worker
 
-from raycrew.cluster_core import RayVirtualCluster
+from raycrew.cluster_core import RayVirtualCluster, ResourceInsufficientError
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import RayWorkerGroup
 from raycrew.worker_groups._life import abandoned as abandoned
@@ -35,6 +35,47 @@ def test_a_group_out_of_scope_gives_back_its_workers_and_slots(local_ray, recwar
     assert [
         w for w in recwarn if w.category is ResourceWarning and "'Worker' went out of scope" in str(w.message)
     ]
+
+
+CELL = """
+cluster = RayVirtualCluster([{cpus}], use_gpus=False, name="mine", timeout_s=1)
+group = RayWorkerGroup(cluster, Worker, 1)
+"""
+
+
+def run_cell(cpus, names):
+    exec(CELL.format(cpus=cpus), names)
+    return names["group"].call("pid").get_results(timeout=60)
+
+
+def test_a_notebook_cell_run_twice_leaves_what_it_made_last(local_ray, recwarn):
+    names = {"RayVirtualCluster": RayVirtualCluster, "RayWorkerGroup": RayWorkerGroup, "Worker": Worker}
+    first, second = run_cell(2, names), run_cell(2, names)
+    gc.collect()
+    assert catch_up(60)
+    eventually(lambda: not any(map(is_running, first)), "the first workers have ended")
+    eventually(lambda: len(created_groups()) == 1, "the first bundles are given back")
+    said = [str(w.message) for w in recwarn if w.category is ResourceWarning]
+    assert ["worker group" in text for text in said] == [True, False]
+    assert names["group"].call("pid").get_results(timeout=60) == second
+    assert names["group"].shutdown()
+    names["cluster"].shutdown()
+
+
+def created_groups():
+    table = ray.util.placement_group_table()
+    return [entry for entry in table.values() if entry["state"] == "CREATED"]
+
+
+def test_a_cell_that_has_no_room_beside_itself_says_who_holds_it(local_ray):
+    names = {"RayVirtualCluster": RayVirtualCluster, "RayWorkerGroup": RayWorkerGroup, "Worker": Worker}
+    first = run_cell(5, names)
+    with pytest.raises(ResourceInsufficientError, match="mine"):
+        run_cell(5, names)
+    assert names["group"].call("pid").get_results(timeout=60) == first
+    names["group"].shutdown()
+    names["cluster"].shutdown()
+    assert run_cell(5, names) != first
 
 
 def test_a_pending_call_keeps_its_workers(local_ray, tmp_path):

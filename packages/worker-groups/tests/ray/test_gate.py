@@ -4,16 +4,23 @@ import logging
 import os
 import signal
 import threading
+from contextlib import contextmanager
 
 import pytest
 import ray
-from patience import eventually
+from patience import eventually, is_running, within
 from ray.exceptions import GetTimeoutError
 from workers import Worker
 
 from raycrew.cluster_core import RayVirtualCluster, Session
 from raycrew.cluster_core.testing import connected, simulated_nodes
-from raycrew.worker_groups import RayWorkerGroup, WorkerGroupClosedError, WorkerGroupError
+from raycrew.worker_groups import (
+    RayWorkerGroup,
+    WorkerFailureError,
+    WorkerGroupClosedError,
+    WorkerGroupError,
+    fan_out,
+)
 from raycrew.worker_groups._ray import gate as gate
 from raycrew.worker_groups._ray.gate import ask
 
@@ -112,6 +119,48 @@ def workers():
     return [name for name in ray.util.list_named_actors() if name.startswith("Worker-")]
 
 
+@contextmanager
+def stopped_service(nodes):
+    """Ray's control service does nothing meanwhile."""
+    service = nodes.head_node.all_processes["gcs_server"][0].process.pid
+    os.kill(service, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(service, signal.SIGCONT)
+
+
+@pytest.mark.slow
+def test_a_stopped_control_service_holds_up_neither_groups_nor_fan_out(monkeypatch, pool, tmp_path):
+    monkeypatch.setattr("raycrew.worker_groups._start.startup._CREATE_TIMEOUT_S", 1.0)
+    monkeypatch.setitem(ask.__kwdefaults__, "timeout_s", 1.0)
+    ray.shutdown()
+    with (
+        simulated_nodes([{"num_cpus": 4}]) as nodes,
+        connected(nodes.address),
+        RayVirtualCluster([2], use_gpus=False) as bundles,
+        RayWorkerGroup(bundles, Worker, bundle_indices_list=[[0]]) as group,
+        RayWorkerGroup(bundles, Worker, bundle_indices_list=[[1]]) as other,
+    ):
+        assert fan_out(abs, [-1]) == [1]
+        pids = group.call("pid").get_results() + other.call("pid").get_results()
+        with stopped_service(nodes), within(40):
+            assert group.get_worker_status() == {0: "ready"}
+            assert group.restart_failed_workers() == []
+            os.kill(pids[0], signal.SIGKILL)
+            eventually(lambda: group.get_worker_status() == {0: "dead"}, "the dead worker is told")
+            with pytest.raises(WorkerFailureError, match="did not answer within"):
+                group.restart_failed_workers()
+            with pytest.raises((TimeoutError, WorkerGroupError)):
+                fan_out(abs, [-1])
+            assert other.call("add", 1).get_results(timeout=60) == [1]
+            other.shutdown(timeout=2)
+            assert (other.unended, is_running(pids[1])) == ({}, False)
+        assert group.restart_failed_workers() == [0]
+        assert group.call("add", 1).get_results(timeout=60) == [1]
+        assert fan_out(abs, [-2]) == [2]
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_stopped_control_service_holds_up_no_start_and_leaves_no_actor(monkeypatch):
@@ -123,14 +172,10 @@ def test_a_stopped_control_service_holds_up_no_start_and_leaves_no_actor(monkeyp
         RayVirtualCluster([2], use_gpus=False) as bundles,
         RayWorkerGroup(bundles, Worker, bundle_indices_list=[[0]]) as living,
     ):
-        service = cluster.head_node.all_processes["gcs_server"][0].process.pid
-        os.kill(service, signal.SIGSTOP)
-        try:
+        with stopped_service(cluster):
             with pytest.raises(TimeoutError, match="did not answer within"):
                 RayWorkerGroup(bundles, Worker, bundle_indices_list=[[1]])
             assert living.call("add", 1).get_results(timeout=60) == [1]
-        finally:
-            os.kill(service, signal.SIGCONT)
         eventually(lambda: len(workers()) == 1, "the late actor is ended")
         with RayWorkerGroup(bundles, Worker, bundle_indices_list=[[1]]) as again:
             assert again.call("add", 2).get_results(timeout=60) == [2]

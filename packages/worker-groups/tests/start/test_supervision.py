@@ -1,12 +1,14 @@
 import asyncio
+import gc
+import weakref
 
 import pytest
 import ray
-from patience import eventually
-from workers import Mortal, SlowMortal
+from patience import PATIENCE_S, eventually
+from workers import Marker, Mortal, SlowMortal
 
 from raycrew.cluster_core import RayVirtualCluster
-from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
+from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError, wait_any
 from raycrew.worker_groups._calls import Whereabouts, failure
 from raycrew.worker_groups._life import Lifecycle
 from raycrew.worker_groups._start import supervision
@@ -66,6 +68,36 @@ def test_a_group_restarts_itself_and_only_idempotent_calls_go_again(local_ray, t
         assert group.restart_failed_workers() == [0]
 
 
+def test_calls_that_are_sent_again_have_not_ended(local_ray, tmp_path):
+    told = []
+    with (
+        RayVirtualCluster([2], use_gpus=False) as cluster,
+        RayWorkerGroup(
+            cluster, Mortal, idempotent_methods=("die_once",), restart_on_failure=True, max_restarts=2
+        ) as group,
+    ):
+        marker = Marker(tmp_path / "first")
+        kept = weakref.ref(marker)
+        first = group.call("die_once", marker, 1)
+        first.add_done_callback(lambda future: told.append((group.generation, future.get_results(timeout=1))))
+        assert wait_any([first], timeout=PATIENCE_S) == [first]
+        assert (first.done(), group.generation, first.get_results(timeout=1)) == (True, 1, [(0, 1), (1, 1)])
+        eventually(lambda: told == [(1, [(0, 1), (1, 1)])], "the callback is called")
+        del marker
+        gc.collect()
+        assert kept() is None, "what will not be sent again is not kept"
+        second = group.call("die_once", str(tmp_path / "second"), 0)
+        eventually(second.done, "who asks again and again is told in the end")
+        assert (group.generation, second.get_results(timeout=1)) == (2, [(0, 2), (1, 2)])
+        third = group.call("die_once", str(tmp_path / "third"), 0)
+        assert third.wait(PATIENCE_S)
+        for _ in range(2):
+            with pytest.raises(WorkerFailureError, match=r"rank 0 .*die_once") as spent:
+                third.get_results(timeout=PATIENCE_S)
+            assert "all 2 restarts of max_restarts are used up" in spent.value.__notes__[0]
+        assert group.generation == 2
+
+
 def test_a_task_that_gives_up_leaves_the_restart_to_others(local_ray, tmp_path):
     gate, begun = tmp_path / "gate", tmp_path / "begun"
 
@@ -112,19 +144,20 @@ class Replaced:
 
     def __init__(self, *outcomes):
         self.outcomes, self.asked, self.pid = list(outcomes), [], 1
-        self.statuses = []
+        self.statuses, self.is_torn = [], False
 
     def status(self, rank):
         return self.statuses.pop(0)
 
-    def replace_dead(self, before, anyway):
-        self.asked.append(anyway)
+    def replace_dead(self, before):
+        self.asked.append(self.is_torn)
         outcome = self.outcomes.pop(0)
         if outcome == "nobody is dead":
             return []
         before()
         if outcome != "not told":
             self.pid += 1
+        self.is_torn = outcome is not None
         if outcome is not None:
             raise WorkerFailureError(f"{outcome}, as it was told to")
         return [0]
@@ -150,6 +183,19 @@ def test_a_restart_that_fails_is_tried_again_until_all_have_heard(life, died):
     group = Replaced("not told", "refused", None)
     assert Supervision("policy", Options(), life)._after(group, died)
     assert group.asked == [False, True, True]
+
+
+def test_a_group_that_another_thread_has_made_whole_gets_no_further_generation(life, died):
+    class MadeWhole(Replaced):
+        def replace_dead(self, before):
+            try:
+                return super().replace_dead(before)
+            finally:
+                self.is_torn = False  # by whoever was told of the same failure, and was quicker
+
+    group = MadeWhole("refused", None)
+    assert Supervision("policy", Options(), life)._after(group, died)
+    assert group.asked == [False]
 
 
 def test_and_no_more_often_than_may_be(life, died):

@@ -108,16 +108,19 @@ class RayWorkerGroup(WorkerGroup):
         load_balancing_strategy: How it chooses: "round_robin", "least_outstanding", "least_loaded",
             "consistent_hash", or a function of the workers' loads and a key; see `LoadBalancer`.
         idempotent_methods: Methods that may run twice, should a worker be lost on the way.
-        restart_on_failure: Whether dead workers are replaced once a call is seen to fail of them. Calls of
-            idempotent methods are then sent again, to all ranks that they were for; others, and streams,
-            raise once the group is whole again.
+        restart_on_failure: Whether dead workers are replaced once a call is seen to fail of them: by whoever
+            waits for it, asks whether it is done, or has a function called then. While nobody does, a worker
+            that died is not noticed. Calls of idempotent methods are then sent again, to all ranks that they
+            were for; others, and streams, raise once the group is whole again.
         max_restarts: How often; after the first time with pauses of 1 s, 2 s, 4 s and so on between them.
         on_worker_failure: Called with the `WorkerFailureError` of each worker that is seen to have died, once
-            and before it is replaced, in the thread that waited for it. What it raises is logged.
+            and before it is replaced, in the thread that waited for it, or that restarts the group. What it
+            raises is logged.
         memory_limit: Most private memory of each worker's process, in bytes or as "8GB" or "8GiB"; what it
             shares with others does not count. A process that has more is ended, and its calls fail with a
             `WorkerMemoryError`. Its node's watch looks about ten times a second, so that what grows faster
-            may get further.
+            may get further. Should somebody end the watch, nobody looks until the group asks after its
+            workers (`get_worker_status` and the like), which makes another one.
         init_timeout_s: Deadline of the whole start-up.
         ports_per_worker: Ports that each worker leases for itself, besides the group's rendezvous port.
         port_range: First and last port to lease from. While it starts, each worker needs two of them besides
@@ -142,6 +145,7 @@ class RayWorkerGroup(WorkerGroup):
             self.name, self._session, started.handles, started.facts, Directory(self.name)
         )
         self._in_order = runs_in_order(started.info.is_async, started.options[0].actor)
+        self._is_torn = False
         self._supervision = Supervision(self.name, self._spec.options, self._life)
         return started
 
@@ -197,10 +201,10 @@ class RayWorkerGroup(WorkerGroup):
         """
         return self._life.restart(self._replace_dead)
 
-    def _replace_dead(self, before: Callable[[], object] | None = None, anyway: bool = False) -> list[int]:
+    def _replace_dead(self, before: Callable[[], object] | None = None) -> list[int]:
         dead = self._dead()
         ranks = sorted(rank for tied in self._tied_groups if dead.intersection(tied) for rank in tied)
-        if not ranks and not anyway:
+        if not ranks and (before is None or not self._is_torn):
             return []
         self._life.replacing(ranks)
         if before is not None:
@@ -225,6 +229,7 @@ class RayWorkerGroup(WorkerGroup):
         is_heard = HOOK in self._started.info.methods
         self._life.replacing(range(self.world_size) if is_heard else ranks)
         self._end_strays()
+        self._is_torn = True
         try:
             next_generation(
                 self._spec,
@@ -235,6 +240,7 @@ class RayWorkerGroup(WorkerGroup):
                 self._open,
                 self._take_generation,
             )
+            self._is_torn = False
         finally:
             self._crew.directory.publish(self._members)
 
@@ -303,10 +309,15 @@ class _Replaceable:
     def __init__(self, group: RayWorkerGroup) -> None:
         self._group = group
 
-    def replace_dead(self, before: Callable[[], object], anyway: bool) -> list[int]:
+    def replace_dead(self, before: Callable[[], object]) -> list[int]:
         """Replace dead workers as `restart_failed_workers` does, and to the end if nobody waits any more."""
         group = self._group
-        return group._life.restart(lambda: group._replace_dead(before, anyway), apart=True)  # noqa: SLF001
+        return group._life.restart(lambda: group._replace_dead(before), apart=True)  # noqa: SLF001
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether the group's last new generation failed."""
+        return self._group._is_torn  # noqa: SLF001
 
     def is_present(self, rank: int | None, pid: int | None) -> bool:
         """Whether a process is the one that a rank has now."""

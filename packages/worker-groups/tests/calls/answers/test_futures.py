@@ -1,7 +1,10 @@
 import asyncio
+import os
+import signal
 
 import pytest
 import ray
+from patience import eventually
 from workers import AsyncWorker, Worker
 
 from raycrew.cluster_core import RayVirtualCluster
@@ -201,6 +204,11 @@ def test_a_dead_worker_is_told_from_one_that_raises(local_ray, gate):
         late = "was dead already when add was called: it died during die_on"
         with pytest.raises(WorkerFailureError, match=rf"rank 1 of 'mortal'.* {late}"):
             mortal.on(ranks=[1]).call("add", 1).get_results()
+        os.kill(mortal.on(ranks=[0]).call("pid").get_results()[0], signal.SIGKILL)
+        eventually(lambda: mortal.get_worker_status()[0] == "dead", "the idle one is told to be dead")
+        idle = "was dead already when add was called: it died while it was in no call"
+        with pytest.raises(WorkerFailureError, match=rf"rank 0 of 'mortal'.* {idle}"):
+            mortal.on(ranks=[0]).call("add", 1).get_results()
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,9 @@ class Split:
     kept: tuple[int, ...] = ()
 
 
-def split_rows(values: Mapping[str, Any], n: int, *, pad: bool, called: str, axis: str) -> Split:
+def split_rows(
+    values: Mapping[str, Any], n: int, *, pad: bool, called: str, axis: str, may_pad: bool = True
+) -> Split:
     """Split arguments into `n` shares of as many rows.
 
     Args:
@@ -40,6 +42,7 @@ def split_rows(values: Mapping[str, Any], n: int, *, pad: bool, called: str, axi
         pad: Whether to add rows until they divide.
         called: The method, for errors.
         axis: What they are split over, for errors.
+        may_pad: Whether the method could be declared so that rows are added.
 
     Raises:
         TypeError: An argument has no rows, or is a list of batches.
@@ -53,10 +56,14 @@ def split_rows(values: Mapping[str, Any], n: int, *, pad: bool, called: str, axi
         return Split([{name: column[i] for name, column in columns.items()} for i in range(n)])
     rows = _common_rows(values, called)
     if rows % n and not pad:
+        advice = (
+            "pad=True on the method adds the first rows again until they do, and drops what comes of them"
+            if may_pad
+            else f"leave {rows % n} out or add {n - rows % n}: rows added by pad=True would be counted"
+        )
         raise ValueError(
             f"{called}: {rows} rows of {', '.join(values)} don't divide among the {n} coordinates of axis "
-            f"{axis!r}; pad=True on the method adds the first rows again until they do, and drops what comes "
-            "of them"
+            f"{axis!r}; {advice}"
         )
     size = -(-rows // n)
     if rows % n:

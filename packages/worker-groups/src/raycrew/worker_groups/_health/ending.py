@@ -1,7 +1,7 @@
 """The end of workers: asked first, killed at the deadline, and over when the process table says so."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,8 @@ from raycrew.worker_groups.errors import WorkerGroupError
 logger = logging.getLogger(__name__)
 
 KILL_TIMEOUT_S = 10.0
+DEAF_S = 1.0
+"""For a node that has just not answered to end workers, and to answer now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +85,14 @@ def end_workers(
         facts: What is known of their processes; Ray's word is taken for a worker that is missing here.
         grace_s: How long they may take to end by themselves.
     """
-    late, session = list(handles), current_session()
+    late, deaf, session = list(handles), set[str](), current_session()
     try:
         if grace_s > 0:
             request_exit(list(handles.values()))
-            late = _await_exit(handles, facts, grace_s)
+            late, deaf = _await_exit(handles, facts, grace_s)
     finally:
         end_actors([handles[key] for key in late])
-    left, occupied = _kill({key: facts[key] for key in handles if key in facts})
+    left, occupied = _kill({key: facts[key] for key in handles if key in facts}, deaf)
     unknown = [key for key in handles if key not in facts]
     stubborn = await_end([handles[key] for key in unknown], KILL_TIMEOUT_S)
     left |= {unknown[i]: "Ray has not ended it" for i in stubborn}
@@ -101,20 +103,31 @@ def end_workers(
 
 def _await_exit(
     handles: Mapping[int, ActorHandle[Any]], facts: Mapping[int, WorkerFacts], grace_s: float
-) -> list[int]:
+) -> tuple[list[int], set[str]]:
+    """Those that have not ended by themselves, and the nodes that don't answer."""
     known = {key: facts[key] for key in handles if key in facts}
     nodes, late = by_node(known), [key for key in handles if key not in facts]
-    for node_id, answer in ask("await_exit", known, grace_s).items():
+    answers = ask("await_exit", known, grace_s)
+    for node_id, answer in answers.items():
         positions = range(len(nodes[node_id])) if isinstance(answer, UnansweredError) else answer
         late += [nodes[node_id][position] for position in positions]
-    return sorted(late)
+    silent = {node: answer for node, answer in answers.items() if isinstance(answer, UnansweredError)}
+    return sorted(late), {node for node, error in silent.items() if not error.node_is_gone}
 
 
-def _kill(facts: Mapping[int, WorkerFacts]) -> tuple[dict[int, str], bool]:
-    """Why workers are not known to be gone, and whether that keeps their bundles from being free."""
+def _kill(facts: Mapping[int, WorkerFacts], deaf: Collection[str] = ()) -> tuple[dict[int, str], bool]:
+    """Why workers are not known to be gone, and whether that keeps their bundles from being free.
+
+    Nodes that were deaf before are not waited for as long as the others.
+    """
     left: dict[int, str] = {}
     occupied, nodes = False, by_node(facts)
-    for node_id, answer in ask("end", facts, KILL_TIMEOUT_S).items():
+    answers = ask(
+        "end", {key: known for key, known in facts.items() if known.node_id not in deaf}, KILL_TIMEOUT_S
+    )
+    doubtful = {key: known for key, known in facts.items() if known.node_id in deaf}
+    again = ask("end", doubtful, DEAF_S, patience_s=DEAF_S)
+    for node_id, answer in {**answers, **again}.items():
         if isinstance(answer, UnansweredError):
             left |= dict.fromkeys(nodes[node_id], str(answer))
             occupied |= not answer.node_is_gone

@@ -19,8 +19,6 @@ from raycrew.worker_groups._ray import ActorState
 
 logger = logging.getLogger(__name__)
 
-_ENDED_S = 5.0  # for a watch to say whether it has ended a worker
-
 #: By rank, what is seen of a worker, or why that can't be told.
 SeenByRank = Mapping[int, Seen | str]
 
@@ -51,6 +49,9 @@ class GroupHealth:
     def _answers(self, workers: Workers, ranks: Sequence[int], timeout_s: float) -> Mapping[int, ActorState]:
         """Whether these workers answer themselves."""
 
+    def _note_death(self, rank: int, facts: WorkerFacts, seen: Seen | str) -> None:
+        """Take in that a rank's worker was seen to be dead."""
+
     def get_worker_status(self, timeout: float = 1.0) -> dict[int, WorkerStatus]:
         """What each rank is up to: "ready", "busy" or "dead", with what its heartbeat tells.
 
@@ -63,7 +64,10 @@ class GroupHealth:
         sights = self._sights(workers, timeout)
         unsure = [rank for rank, seen in sights.items() if not isinstance(seen, Seen) or _may_answer(seen)]
         answers = self._answers(workers, unsure, timeout) if unsure else {}
-        return {rank: _status(seen, answers.get(rank, "busy")) for rank, seen in sights.items()}
+        found = {rank: _status(seen, answers.get(rank, "busy")) for rank, seen in sights.items()}
+        for rank in (rank for rank, status in found.items() if status == "dead"):
+            self._note_death(rank, workers.facts[rank], sights[rank])
+        return found
 
     def get_resource_usage(self, timeout: float = 5.0) -> dict[int, ResourceUsage]:
         """What each rank uses: cores, memory, memory of devices.
@@ -117,12 +121,14 @@ def sights_of(workers: Sequence[WorkerFacts], timeout_s: float) -> SeenByRank:
     return dict(sorted(found.items()))
 
 
-def ended_at(worker: WorkerFacts) -> int | None:
-    """The private memory, in bytes, for which its node's watch has ended a worker, if it has."""
-    if not worker.memory_limit_bytes:
-        return None
-    seen = sights_of([worker], _ENDED_S)[0]
-    return seen.ended_at_bytes if isinstance(seen, Seen) else None
+def last_seen(workers: Mapping[int, WorkerFacts], timeout_s: float) -> dict[int, Seen]:
+    """What the watches that there are have seen of some workers, dead ones too; no watch is made for it."""
+    nodes, found = by_node(workers), dict[int, Seen]()
+    for node_id, answer in ask_within("see", workers, timeout_s, may_make=False).items():
+        if not isinstance(answer, UnansweredError):
+            told = zip(nodes[node_id], answer, strict=True)
+            found |= {key: Seen.of(seen) for key, seen in told if not isinstance(seen, str)}
+    return found
 
 
 def _may_answer(seen: Seen) -> bool:

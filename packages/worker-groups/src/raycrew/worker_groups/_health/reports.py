@@ -149,7 +149,9 @@ class ResourceUsage:
 
     @classmethod
     def of(cls, seen: Seen) -> Self:
-        """The usage of a worker that was seen."""
+        """The usage of a worker that was seen; nothing of a dead one."""
+        if not seen.is_alive:
+            return cls()
         sizes = (seen.private_bytes, seen.resident_bytes, seen.device_bytes)
         return cls(seen.cpu, *sizes, seen.n_processes)
 

@@ -82,7 +82,12 @@ def by_node(workers: Mapping[int, WorkerFacts]) -> dict[str, list[int]]:
 
 
 def ask(
-    method: str, workers: Mapping[int, WorkerFacts], timeout_s: float
+    method: str,
+    workers: Mapping[int, WorkerFacts],
+    timeout_s: float,
+    *,
+    may_make: bool = True,
+    patience_s: float | None = None,
 ) -> dict[str, list[Any] | UnansweredError]:
     """Ask the watches of all these workers at once.
 
@@ -90,41 +95,58 @@ def ask(
         method: A method of `Watch` that takes workers and a time.
         workers: Whom to ask about.
         timeout_s: That time; all answers together may take a moment longer.
+        may_make: Whether a watch is made where there is none.
+        patience_s: That moment; None for as long as it may take to make a watch anew.
 
     Returns:
         By node, the answer for its workers in the order of `by_node`, or why there is none.
     """
     due, nodes = time.monotonic() + timeout_s, by_node(workers)
+    times = due, due + (_ANSWER_S if patience_s is None else patience_s)
     # A watch that has to be made first may take all the time there is.
     in_turn = sorted(nodes, key=lambda node_id: (connection(), node_id) not in _watches)
     told = {node_id: [_told(workers[key]) for key in keys] for node_id, keys in nodes.items()}
-    questions = {node_id: _Question(node_id, method, told[node_id], due) for node_id in in_turn}
+    questions = {node_id: _Question(node_id, method, told[node_id], times, may_make) for node_id in in_turn}
     return {node_id: questions[node_id].answer() for node_id in nodes}
 
 
 def ask_within(
-    method: str, workers: Mapping[int, WorkerFacts], timeout_s: float
+    method: str, workers: Mapping[int, WorkerFacts], timeout_s: float, *, may_make: bool = True
 ) -> dict[str, list[Any] | UnansweredError]:
     """`ask` for what takes no time: all answers are there, or given up, after `timeout_s`."""
-    return ask(method, workers, timeout_s - _ANSWER_S)
+    return ask(method, workers, timeout_s - _ANSWER_S, may_make=may_make)
 
 
 class _Question:
     """One question to one node's watch, on its way; all of them are given up at the same time."""
 
-    def __init__(self, node_id: str, method: str, workers: list[watch.Told], due: float) -> None:
-        self._node_id, self._method, self._workers, self._due = node_id, method, workers, due
+    def __init__(
+        self,
+        node_id: str,
+        method: str,
+        workers: list[watch.Told],
+        times: tuple[float, float],
+        may_make: bool,
+    ) -> None:
+        self._node_id, self._method, self._workers = node_id, method, workers
+        self._due, self._given_up = times
+        self._may_make = may_make
         self._asked: Any = None
         self._send()
 
     def _send(self) -> None:
         self._reference = self._failure = None
         try:
-            self._asked = _watch(self._node_id, _left(self._due + _ANSWER_S))
+            self._asked = self._watch()
             with current_session().while_connected():
                 self._reference = getattr(self._asked, self._method).remote(self._workers, _left(self._due))
         except _FAILURES as error:  # told by the answer: other nodes are asked all the same
             self._failure = error
+
+    def _watch(self) -> Any:
+        if self._may_make or (connection(), self._node_id) in _watches:
+            return _watch(self._node_id, _left(self._given_up))
+        raise WorkerGroupError("it has no watch")
 
     def answer(self) -> list[Any] | UnansweredError:
         try:
@@ -138,7 +160,9 @@ class _Question:
                 except RayError as error:  # The watch has died, or the node has.
                     problem = error
                 _forget(self._node_id, self._asked)
-                if not is_alive_node(self._node_id, _left(self._due + _ANSWER_S + _LOOK_S)):
+                if not self._may_make:
+                    break
+                if not is_alive_node(self._node_id, _left(self._given_up + _LOOK_S)):
                     return self._unanswered("is gone", node_is_gone=True)
                 self._send()
         except _FAILURES as error:
@@ -148,7 +172,7 @@ class _Question:
     def _take(self) -> list[Any]:
         if self._failure is not None:
             raise self._failure
-        return current_session().get(self._reference, timeout=_left(self._due + _ANSWER_S))  # type: ignore[no-any-return]
+        return current_session().get(self._reference, timeout=_left(self._given_up))  # type: ignore[no-any-return]
 
     def _unanswered(self, what: str, *, node_is_gone: bool = False) -> UnansweredError:
         return UnansweredError(f"its node {self._node_id} {what}", node_is_gone=node_is_gone)

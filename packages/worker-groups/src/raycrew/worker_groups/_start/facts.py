@@ -9,7 +9,8 @@ from rich.text import Text
 
 from raycrew.cluster_core import Bundle, Claim, Placement
 from raycrew.worker_groups._calls import Whereabouts, unknown_attribute
-from raycrew.worker_groups._ranks import RankInfo, Seat
+from raycrew.worker_groups._health import Seen
+from raycrew.worker_groups._ranks import RankInfo, Seat, WorkerFacts
 from raycrew.worker_groups._start.report import StartupReport
 from raycrew.worker_groups._start.spec import GroupSpec, worker_aliases
 from raycrew.worker_groups._start.startup import Handle, Started
@@ -35,6 +36,11 @@ class GroupFacts:
         self._shares = list(shares)
         places = zip(self._started.ranks, self._started.facts, strict=True)
         self._places = {info.rank: Whereabouts(self.name, info, facts) for info, facts in places}
+
+    def _note_death(self, rank: int, facts: WorkerFacts, seen: Seen | str) -> None:
+        place = self._places.get(rank)
+        if place is not None and place.facts == facts:
+            place.note_death(seen if isinstance(seen, Seen) else None)
 
     @property
     def name(self) -> str:

@@ -17,9 +17,8 @@ from raycrew.worker_groups._calls import (
     Settled,
     SharedStore,
     Whereabouts,
-    culprits_first,
     deadline_after,
-    failure,
+    failures_of,
     left,
     log_tail,
     settle,
@@ -48,11 +47,7 @@ from raycrew.worker_groups._worker import (
     shell_class,
     source_of,
 )
-from raycrew.worker_groups.errors import (
-    WorkerFailureError,
-    WorkerStartTimeoutError,
-    combine,
-)
+from raycrew.worker_groups.errors import WorkerStartTimeoutError
 
 logger = logging.getLogger(__name__)
 
@@ -279,16 +274,8 @@ class Launch:
         if settled.errors:
             with suppress(NodeLostError):  # The failures of its workers say more.
                 self.go_on.look()
-            failures: list[WorkerFailureError] = []
             pending = [info.rank if (info := places[i].info) else self.positions[i] for i in settled.pending]
-            for position, error in sorted(settled.errors.items()):
-                tail = log_tail(places[position].facts) if len(failures) < 4 else ""
-                elapsed = settled.elapsed_s[position]
-                where = places[position]
-                failures.append(
-                    failure(where, error, method, elapsed_s=elapsed, pending=pending, log_tail=tail)
-                )
-            raise combine(culprits_first(failures))
+            raise failures_of(settled.errors, dict(enumerate(places)), method, settled.elapsed_s, pending)
         if settled.pending:
             late = [places[position] for position in settled.pending]
             stage = f"its {method} did not return"

@@ -29,8 +29,13 @@ _REFUSALS = (WorkerGroupError, ClusterError, RayError)
 class Replaceable(Protocol):
     """A group whose workers can be replaced."""
 
-    def replace_dead(self, before: Callable[[], object], anyway: bool) -> Sequence[int]:
-        """Replace dead workers, calling `before` first; with `anyway` it is a new generation in any case."""
+    def replace_dead(self, before: Callable[[], object]) -> Sequence[int]:
+        """Replace dead workers, calling `before` first; a torn group gets a new generation in any case."""
+        ...
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether its last new generation failed, so that some workers may not have heard of it."""
         ...
 
     def is_present(self, rank: int | None, pid: int | None) -> bool:
@@ -124,20 +129,16 @@ class Supervision:
     def _restarted(
         self, group: Replaceable, error: WorkerFailureError, died: Sequence[WorkerFailureError]
     ) -> bool:
-        is_torn, until = False, time.monotonic() + DOUBT_S
-        while is_torn or _are_present(group, died):
+        until = time.monotonic() + DOUBT_S
+        while group.is_torn or _are_present(group, died):
             try:
-                replaced = group.replace_dead(self._await_turn, is_torn)
-                if not replaced and not is_torn and _are_present(group, died):  # not dead for Ray yet
-                    self._wait_until(until)
+                if not group.replace_dead(self._await_turn) and _are_present(group, died):
+                    self._wait_until(until)  # not dead for Ray yet
             except WorkerFailureError as failure:
                 logger.warning("a restart of %s failed: %s", self._name, failure)
-                is_torn = True
             except _REFUSALS as refused:
                 error.add_note(f"its group was not restarted: {refused}")
                 return False
-            else:
-                is_torn = False
         return True
 
     def _wait_until(self, deadline: float) -> None:

@@ -97,16 +97,16 @@ def pick_secrets(names: Sequence[str], environ: Mapping[str, str]) -> Secrets:
 
     Raises:
         TypeError: `names` is one string.
-        ValueError: A name is not set.
+        ValueError: A name is not set, or no environment can hold one or its value.
     """
     if isinstance(names, str):
         raise TypeError(f"secrets is a sequence of names, as in ({names!r},)")
     if missing := [name for name in names if name not in environ]:
         raise ValueError(f"secrets {missing} are not set in this environment")
-    own = {name: environ[name] for name in names}
-    if (connection := RayConnection.current()) is None:
-        return Secrets(own)
-    return Secrets({**connection.secrets, **connection.policy.confidential(environ), **own})
+    found = {name: environ[name] for name in names}
+    if (connection := RayConnection.current()) is not None:
+        found = {**connection.secrets, **connection.policy.confidential(environ), **found}
+    return Secrets(check_env_vars(found, "secrets"))
 
 
 def is_process_variable(name: str) -> bool:

@@ -92,7 +92,8 @@ def fan_out(
 
     The first call starts the pool; it stays warm for the next ones until `close_fan_out` or the end of the
     driver. The function may be a lambda or a closure; it runs in a process that is not a Ray worker, so it
-    can't call Ray.
+    can't call Ray. It finds in its environment what `init_ray(secrets=…)` was given in this process, as
+    workers of groups do.
 
     An item begins where the one before it began: its working directory is put back, and every process that it
     started is ended, daemons too. What is to last for many items belongs into `initializer`.
@@ -124,7 +125,7 @@ def fan_out(
         FunctionLoadError: A process could not load the function, for instance because an import fails there,
             or its initializer failed. No further item runs.
         TypeError: `fn` or `initializer` can't be pickled, or an argument is of the wrong type.
-        ValueError: An argument is out of its range.
+        ValueError: An argument is out of its range, or a secret can't be a variable.
     """
     if on_error not in ("raise", "return"):
         raise ValueError(f"on_error must be 'raise' or 'return', not {on_error!r}")

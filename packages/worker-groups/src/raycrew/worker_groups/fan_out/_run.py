@@ -1,6 +1,7 @@
 """One call of `fan_out` from its first batch to its last."""
 
 import logging
+import os
 import pickle
 import uuid
 from collections import Counter, deque
@@ -14,6 +15,7 @@ from ray.exceptions import RayActorError, RayError
 
 from raycrew.cluster_core import Session
 from raycrew.worker_groups._ray import while_connected
+from raycrew.worker_groups._worker import pick_secrets
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
 from raycrew.worker_groups.fan_out._batches import Backlog, BatchSizer, Entry
 from raycrew.worker_groups.fan_out._outcomes import (
@@ -87,6 +89,7 @@ class Run:
         self._keys = (function.code.key, function.initializer and function.initializer.key)
         self._code = pool.argument(function.code)
         self._initializer = function.initializer and pool.argument(function.initializer)
+        self._secrets = pick_secrets((), os.environ)
         self._sizer = sizer
         self._limits = limits
         self._call_id = uuid.uuid4().hex
@@ -185,6 +188,7 @@ class Run:
                 self._initializer,
                 [entry.payload for entry in entries],
                 self._limits.timeout_s,
+                self._secrets,
             )
         self._in_flight[ref] = _Batch(number, member, entries)
         self._sent[member] += 1

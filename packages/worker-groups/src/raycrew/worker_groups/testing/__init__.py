@@ -15,7 +15,7 @@ from concurrent.futures import (
     wait,
 )
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from raycrew.worker_groups._base import WorkerGroup
 from raycrew.worker_groups._calls import (
@@ -82,7 +82,7 @@ class InProcessFuture(MultiWorkerFuture[Any, Any]):
         """See `MultiWorkerFuture.wait`."""
         return not wait(self, left(self._until(timeout))).not_done
 
-    def add_done_callback(self, callback: Callable[[MultiWorkerFuture[Any, Any]], object]) -> None:
+    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """See `MultiWorkerFuture.add_done_callback`."""
         when_done(list(self), lambda: callback(self), f"the callback of {self!r}")
 
@@ -143,7 +143,8 @@ class InProcessGroup(WorkerGroup):
     `env_vars`, `secrets`, `environments` and `RANK` and the like are not set (`current_worker()` tells all of
     it), and none is ever lost. `port_range`, `memory_limit` and `progress` do nothing
     either. Workers have no heartbeat and no memory of their own, so of these nothing is told; one that is
-    stuck is found by its call alone.
+    stuck is found by its call alone. `tick()` counts in the thread that runs the call and in what has its
+    context, as `asyncio.to_thread` has; in other threads that a call starts it does nothing.
 
     Args:
         cluster: Any `Cluster`; a `FakeCluster` needs no Ray.

@@ -8,8 +8,9 @@ from typing import Any
 
 from ray.exceptions import GetTimeoutError, RayError
 
+from raycrew.worker_groups._calls.answers.deaths import Death, note_death, over_limit, sights_of_dead
 from raycrew.worker_groups._calls.answers.waiting import Settled
-from raycrew.worker_groups._health import ended_at
+from raycrew.worker_groups._health import Seen
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts
 from raycrew.worker_groups._ray import (
     cause_of,
@@ -43,7 +44,7 @@ class Whereabouts:
         facts: What its process said, once it did.
         bundle_index: The bundle that it was meant for.
         seat: The same in words, for a worker without a rank.
-        deaths: When, by this process's monotonic clock, and in which call its worker was seen to have died.
+        deaths: That its worker was seen to have died, once it was.
     """
 
     group_name: str
@@ -51,14 +52,18 @@ class Whereabouts:
     facts: WorkerFacts | None = None
     bundle_index: int | None = None
     seat: str = ""
-    deaths: list[tuple[float, str]] = field(default_factory=list, compare=False, repr=False)
+    deaths: list[Death] = field(default_factory=list, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.group_name, self.info, self.facts, self.bundle_index, self.seat)
 
-    def died_before(self, sent: float) -> str | None:
-        """In which call its worker was seen to have died before a moment; None if it was not."""
-        return next((method for noted, method in self.deaths if noted <= sent), None)
+    def note_death(self, seen: Seen | None = None) -> Death:
+        """The first note of its worker's death, made now if there is none.
+
+        Args:
+            seen: What its node's watch has seen of it.
+        """
+        return note_death(self.deaths, seen)
 
     @property
     def details(self) -> dict[str, Any]:
@@ -95,14 +100,15 @@ def failure(
     elapsed_s: float | None = None,
     pending: Sequence[int] = (),
     log_tail: str = "",
+    seen: Seen | None = None,
 ) -> WorkerFailureError:
-    """The error of one worker whose call failed."""
+    """The error of one worker whose call failed; `seen` is what its node's watch has seen of a dead one."""
     cause, traceback, pid = cause_of(error)
     died = is_death(error)
     what = f"{method} raised {type(cause).__name__}: {words(cause)}"
     if died:
-        what = _ending(where, cause, method, elapsed_s)
-    over = _over_limit(where.facts) if died and where.facts else {}
+        what = _ending(where, cause, method, elapsed_s, seen)
+    over = over_limit(where.facts, seen)
     if over:
         sizes = "{measured_bytes} bytes of private memory, and memory_limit is {limit_bytes}".format(**over)
         what += f": its node's watch ended it for {sizes}"
@@ -132,22 +138,14 @@ def failure(
     )
 
 
-def _ending(where: Whereabouts, cause: BaseException, method: str, elapsed_s: float | None) -> str:
+def _ending(
+    where: Whereabouts, cause: BaseException, method: str, elapsed_s: float | None, seen: Seen | None
+) -> str:
     """What became of a worker's process; notes that it died."""
     if may_come_back(cause):
         return f"could not be reached during {method}"
-    now = time.monotonic()
-    before = None if elapsed_s is None else where.died_before(now - elapsed_s)
-    if before is not None:
-        return f"was dead already when {method} was called: it died during {before}"
-    if not where.deaths:
-        where.deaths.append((now, method))
-    return f"died during {method}"
-
-
-def _over_limit(facts: WorkerFacts) -> dict[str, int]:
-    measured = ended_at(facts)
-    return {"limit_bytes": facts.memory_limit_bytes, "measured_bytes": measured} if measured else {}
+    sent = None if elapsed_s is None else time.monotonic() - elapsed_s
+    return where.note_death(seen).told_by(method, sent)
 
 
 def group_failure(
@@ -158,12 +156,32 @@ def group_failure(
     elapsed_s: float,
 ) -> WorkerFailureError:
     """One error for the failures of some calls; positions are ranks."""
+    known = {r: places.get(r) or Whereabouts(group_name, seat=f"rank {r}") for r in settled.errors}
+    return failures_of(settled.errors, known, method, dict.fromkeys(known, elapsed_s), settled.pending)
+
+
+def failures_of(
+    errors: Mapping[int, Exception],
+    places: Mapping[int, Whereabouts],
+    method: str,
+    elapsed_s: Mapping[int, float],
+    pending: Sequence[int],
+) -> WorkerFailureError:
+    """One error for several; all but `pending` by the same keys, whose order is that of the failures."""
+    seen = sights_of_dead(errors, {key: places[key].facts for key in errors})
     failures: list[WorkerFailureError] = []
-    for rank, error in sorted(settled.errors.items()):
-        where = places.get(rank) or Whereabouts(group_name, seat=f"rank {rank}")
-        tail = log_tail(where.facts) if len(failures) < _MAX_TAILS else ""
-        pending = settled.pending
-        failures.append(failure(where, error, method, elapsed_s=elapsed_s, pending=pending, log_tail=tail))
+    for key, error in sorted(errors.items()):
+        tail = log_tail(places[key].facts) if len(failures) < _MAX_TAILS else ""
+        failed = failure(
+            places[key],
+            error,
+            method,
+            elapsed_s=elapsed_s[key],
+            pending=pending,
+            log_tail=tail,
+            seen=seen.get(key),
+        )
+        failures.append(failed)
     return combine(culprits_first(failures))
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Lock, Thread
@@ -13,13 +13,13 @@ import ray
 from typing_extensions import TypeVar
 
 from raycrew.cluster_core import Session
-from raycrew.worker_groups._calls.answers.ends import first_failure, when_done
+from raycrew.worker_groups._calls.answers.endings import Endings, first_ended
+from raycrew.worker_groups._calls.answers.ends import first_failure
 from raycrew.worker_groups._calls.answers.failures import Whereabouts
-from raycrew.worker_groups._calls.answers.gathering import Gathering
 from raycrew.worker_groups._calls.answers.recovery import Recovery
 from raycrew.worker_groups._calls.answers.results import Results, in_thread
 from raycrew.worker_groups._calls.answers.tasks import Awaited
-from raycrew.worker_groups._calls.answers.waiting import await_some, deadline_after, left
+from raycrew.worker_groups._calls.answers.waiting import deadline_after
 from raycrew.worker_groups._declared import Join
 from raycrew.worker_groups._ray import call_id, is_behind_proxy, run_on_node, while_connected
 from raycrew.worker_groups._worker import Gathered, recall, recall_all
@@ -30,10 +30,8 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 J = TypeVar("J", default=list[R])
 
-_SLICE_S = 1.0
 
-
-class MultiWorkerFuture(Gathering, Awaited[J], Generic[R, J]):
+class MultiWorkerFuture(Endings, Awaited[J], Generic[R, J]):
     """The calls of one method on several ranks: a list of ObjectRefs, so that `ray.get` takes it.
 
     Its types are that of each result, and of what `get_results` gives: the list of them, or the one value
@@ -87,7 +85,8 @@ class MultiWorkerFuture(Gathering, Awaited[J], Generic[R, J]):
         self.in_order = in_order
         self._keeper = keeper  # else the workers would end with their group while this is awaited
         self._session = session or Session.current()
-        self._recovery = recovery
+        self._recovery, self._why = recovery, ()
+        self._revival, self._looking = None, Lock()
         self._join = join
         self._places = dict(places or {})
         self._sent_at = time.monotonic()
@@ -143,44 +142,6 @@ class MultiWorkerFuture(Gathering, Awaited[J], Generic[R, J]):
             arguments,
             {**named, "places": self._places, "session": session, "join": self._join},
         )
-
-    def done(self) -> bool:
-        """Whether every call has ended, well or not.
-
-        Raises:
-            WorkerGroupClosedError: The connection to Ray has ended, and the calls with it.
-        """
-        return self.wait(timeout=0)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until every call has ended, well or not, and no longer than the call's own deadline.
-
-        Args:
-            timeout: Seconds.
-
-        Returns:
-            Whether they have.
-
-        Raises:
-            WorkerGroupClosedError: The connection to Ray has ended, and the calls with it.
-        """
-        if not self:
-            return True
-        return len(await_some(self._ends, self._until(timeout), self._check, count=len(self))) == len(self)
-
-    def add_done_callback(self, callback: Callable[["MultiWorkerFuture[R, J]"], object]) -> None:
-        """Have a function called with this future, in a thread of its own, once every call has ended.
-
-        It is called soon where they have ended before, and not at all where the connection to Ray ends first.
-        What it raises is logged.
-
-        Raises:
-            WorkerGroupClosedError: The connection to Ray has ended, and the calls with it.
-        """
-        self._check()
-        with while_connected(self._check):
-            calls = [end.future() for end in self._ends]
-        when_done(calls, lambda: callback(self), f"the callback of {self!r}")
 
     @overload
     def get_results(
@@ -301,6 +262,8 @@ def wait_any(
 ) -> list[MultiWorkerFuture[Any, Any]]:
     """Wait until every call of at least one of some futures has ended, well or not.
 
+    A call that is to be sent again, once its group was restarted, has not: this begins the restart.
+
     Args:
         futures: Of any groups.
         timeout: Seconds to wait; None for no limit.
@@ -314,15 +277,7 @@ def wait_any(
     """
     if not futures:
         raise ValueError("wait_any() needs at least one future; it would wait for ever")
-    deadline, ends = deadline_after(timeout), [set(future._ends) for future in futures]  # noqa: SLF001
-    waiting = set().union(*ends)
-    while all(ends):
-        done = set(futures[0]._wait_for(list(waiting), 1, left(deadline)))  # noqa: SLF001
-        if not done:
-            break
-        waiting -= done
-        ends = [several - done for several in ends]
-    return [future for future in futures if future.done()]
+    return first_ended(futures, timeout)
 
 
 def refuse_stream(value: Any) -> None:

@@ -43,6 +43,7 @@ class Gathering(list[Any]):
     is_stream: bool
     _session: Session | None
     _recovery: Recovery | None
+    _why: Sequence[str]
     _join: Join | None
     _places: dict[int, Whereabouts]
     _sent_at: float
@@ -153,7 +154,10 @@ class Gathering(list[Any]):
             except WorkerFailureError as error:
                 deadline = self._again(error, deadline, sent)
                 continue
-            errors = found.values() if gather == self._outcomes else ()
+            values = found.values() if gather == self._outcomes else ()
+            errors = [value for value in values if isinstance(value, WorkerGroupError)]
+            if not errors:
+                self._recovery = None  # and with it what would have been sent again
             died = [e for e in errors if isinstance(e, WorkerFailureError) and has_died(e)]
             if not died:
                 return found
@@ -176,12 +180,15 @@ class Gathering(list[Any]):
         Raises:
             WorkerFailureError: That error, if they were not.
         """
-        if self._recovery is None or not has_died(error):
+        recovery = self._recovery  # first: it goes only after calls that were lost have been replaced
+        if not has_died(error) or (recovery is None and list(self) == sent):
+            for note in self._why:
+                error.add_note(note)
             raise error
         begin = time.monotonic()
         with self._turn():
-            if list(self) == sent:
-                again = self._recovery.after(error, lambda: True)
+            if recovery is not None and list(self) == sent:
+                again = recovery.after(error, lambda: True)
                 if again is None:
                     raise error
                 self[:], self._places = again, again._places  # noqa: SLF001 - of the same class

@@ -25,6 +25,11 @@ class Recovery:
         self._restart, self._send = restart, send
         self._lock = threading.Lock()
 
+    @property
+    def sends_again(self) -> bool:
+        """Whether the call is sent again once its group is whole."""
+        return self._send is not None
+
     def after(self, error: WorkerFailureError, is_present: Callable[[], bool]) -> Any:
         """Have the group restarted; gives the future of the call that was sent again, or None.
 

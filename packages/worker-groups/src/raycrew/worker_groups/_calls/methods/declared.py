@@ -67,7 +67,8 @@ def _sharded(
     rows: int | None = None
     kept: tuple[int, ...] = ()
     if given:
-        split = split_rows(given, n, pad=declared.pad, called=called, axis=declared.axis)
+        may_pad = declared.collect not in ("sum", "mean")
+        split = split_rows(given, n, pad=declared.pad, called=called, axis=declared.axis, may_pad=may_pad)
         parts = split.parts
         if declared.pad:
             rows, kept = split.rows, split.kept

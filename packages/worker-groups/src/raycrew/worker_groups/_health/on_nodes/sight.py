@@ -14,8 +14,6 @@ from raycrew.worker_groups._health.on_nodes.page import open_page, read
 from raycrew.worker_groups._health.on_nodes.process_table import Process, Table, read_entry
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-#: What is to be seen of a worker whose process is gone.
-GONE = {"is_alive": False}
 _SPAN_S = 0.5  # CPU use is told of no shorter time
 
 
@@ -51,11 +49,15 @@ class Sights:
                 self._use[worker] = max(0.0, spent - before) / (now - at)
             self._spent[worker] = (now, spent)
 
+    def of_gone(self, worker: Process) -> dict[str, Any]:
+        """What is still to be seen of a worker whose process is gone: what it was in when it died."""
+        return {**on_page(self._pages.get(worker)), "is_alive": False}
+
     def of(self, worker: Process, family: Family) -> dict[str, Any]:
         """What is to be seen of a worker at this moment; the fields of `Seen`."""
         entry = read_entry(worker.pid)
         if entry is None or entry.process != worker:
-            return dict(GONE)
+            return self.of_gone(worker)
         memory = memory_of(worker.pid)
         return {
             "is_alive": True,

@@ -15,7 +15,7 @@ from raycrew.worker_groups._health.on_nodes.keeper import Keeper
 from raycrew.worker_groups._health.on_nodes.limits import MemoryLimits
 from raycrew.worker_groups._health.on_nodes.lookout import Lookout
 from raycrew.worker_groups._health.on_nodes.process_table import Process, kill, pid_namespace, runs
-from raycrew.worker_groups._health.on_nodes.sight import GONE, Sights
+from raycrew.worker_groups._health.on_nodes.sight import Sights
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Watch:
 
     def _sight(self, worker: Told) -> dict[str, Any]:
         root = Process(worker[0], worker[1])
-        seen = self._sights.of(root, self._family(worker)) if runs(root) else GONE
+        seen = self._sights.of(root, self._family(worker)) if runs(root) else self._sights.of_gone(root)
         return {**seen, "ended_at_bytes": self._limits.exceeded.get(root)}
 
     async def await_exit(self, workers: Sequence[Told], timeout_s: float) -> list[int]:

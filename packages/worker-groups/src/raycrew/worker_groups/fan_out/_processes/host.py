@@ -4,6 +4,7 @@ import logging
 import pathlib
 import threading
 from collections import deque
+from collections.abc import Mapping
 
 import ray
 
@@ -47,6 +48,7 @@ class FanOutHost:
         initializer: bytes | None,
         payloads: list[bytes],
         timeout_s: float | None,
+        secrets: Mapping[str, str],
     ) -> BatchReport:
         """Run one batch; it ends early at an item that does not end by itself.
 
@@ -59,6 +61,7 @@ class FanOutHost:
             initializer: Pickled.
             payloads: The items, pickled.
             timeout_s: Seconds for each.
+            secrets: Variables that the process has from now on.
         """
         before = None if keys[1] is None else Code(keys[1], initializer)
         with self._turn:
@@ -68,7 +71,7 @@ class FanOutHost:
                 return BatchReport("cancelled", b"")
             self._busy += 1
         try:
-            return self._run(call_id, batch, before, Code(keys[0], function), payloads, timeout_s)
+            return self._run(call_id, batch, before, Code(keys[0], function), payloads, timeout_s, secrets)
         finally:
             with self._turn:
                 self._busy -= 1
@@ -108,6 +111,7 @@ class FanOutHost:
         function: Code,
         payloads: list[bytes],
         timeout_s: float | None,
+        secrets: Mapping[str, str],
     ) -> BatchReport:
         try:
             slot = self._take(call_id)
@@ -117,7 +121,7 @@ class FanOutHost:
             return BatchReport("cancelled", b"")
         reusable = False
         try:
-            message = slot.message(batch, initializer, function, payloads)
+            message = slot.message(batch, secrets, initializer, function, payloads)
             stamp = Stamp(slot.number, batch, slot.pid)
             report = supervise(slot, stamp, message, len(payloads), timeout_s)
             reusable = report.stop == "done"

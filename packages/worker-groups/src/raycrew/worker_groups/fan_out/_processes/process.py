@@ -12,7 +12,7 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from raycrew.worker_groups.fan_out._processes.code import Code, Library, UnloadableError, dumps
@@ -27,9 +27,11 @@ ANSWER = struct.Struct("=cqqq")
 DONE, UNLOADABLE = b"D", b"U"
 
 
-def pack_batch(batch: int, initializer: Code | None, function: Code, payloads: list[bytes]) -> bytes:
-    """A batch as it goes to the process."""
-    body = pickle.dumps((batch, initializer, function, payloads), protocol=5)
+def pack_batch(
+    batch: int, variables: Mapping[str, str], initializer: Code | None, function: Code, payloads: list[bytes]
+) -> bytes:
+    """A batch as it goes to the process, with the variables that it sets first."""
+    body = pickle.dumps((batch, dict(variables), initializer, function, payloads), protocol=5)
     return LENGTH.pack(len(body)) + body
 
 
@@ -58,9 +60,17 @@ class SlotProcess:
                 return
             self._batch(*pickle.loads(message))
 
-    def _batch(self, batch: int, initializer: Code | None, code: Code, payloads: list[bytes]) -> None:
+    def _batch(
+        self,
+        batch: int,
+        variables: Mapping[str, str],
+        initializer: Code | None,
+        code: Code,
+        payloads: list[bytes],
+    ) -> None:
         stamp = Stamp(self._slot, batch, self._pid)
         self._journal.begin(stamp)
+        os.environ.update(variables)
         try:
             function = self._load(initializer, code)
         except UnloadableError as error:

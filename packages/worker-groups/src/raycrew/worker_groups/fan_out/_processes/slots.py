@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from raycrew.worker_groups.fan_out._processes import server as _server
@@ -35,6 +36,7 @@ class Slot:
     pid: int = 0
     pidfd: int = -1
     exit_status: int | None = None
+    variables: dict[str, str] = field(default_factory=dict, repr=False)
     functions: Kept[None] = field(default_factory=Kept)
     initializers: Kept[None] = field(default_factory=Kept)
     forked: threading.Event = field(default_factory=threading.Event)
@@ -42,10 +44,19 @@ class Slot:
     ended: bool = False
     call_id: str = ""
 
-    def message(self, batch: int, initializer: Code | None, function: Code, payloads: list[bytes]) -> bytes:
-        """The batch as bytes; code goes along when this process doesn't hold it."""
+    def message(
+        self,
+        batch: int,
+        variables: Mapping[str, str],
+        initializer: Code | None,
+        function: Code,
+        payloads: list[bytes],
+    ) -> bytes:
+        """The batch as bytes; variables and code go along when this process doesn't hold them."""
+        news = {name: value for name, value in variables.items() if self.variables.get(name) != value}
+        self.variables.update(news)
         ours = None if initializer is None else _unless_known(self.initializers, initializer)
-        return pack_batch(batch, ours, _unless_known(self.functions, function), payloads)
+        return pack_batch(batch, news, ours, _unless_known(self.functions, function), payloads)
 
     def is_idle(self) -> bool:
         """Whether it lives, and has said nothing unasked."""
