@@ -3,16 +3,20 @@
 import contextlib
 import functools
 import http.client
+import ipaddress
 import json
 import os
+import resource
 import signal
 import socket
 import ssl
 import struct
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -250,6 +254,42 @@ def test_idle_connections_close_and_leave_room_for_others():
         backend.close()
 
 
+WITH_FEW_DESCRIPTORS = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
+from raycrew.tensor_transport.backends.http import ShardServer
+with ShardServer(header_timeout_s=1.0) as server:
+    print(server.port, server.token, flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.long
+def test_by_default_idle_connections_leave_descriptors_to_a_process_that_has_few():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 2048), hard), hard))
+    host = subprocess.Popen(
+        [sys.executable, "-c", WITH_FEW_DESCRIPTORS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with host, contextlib.ExitStack() as stack:
+        stack.callback(host.stdin.close)
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        port, token = host.stdout.readline().split()
+        idle = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", int(port)), timeout=60))
+            for _ in range(500)
+        ]
+        taken = len(list(Path(f"/proc/{host.pid}/fd").iterdir()))
+        assert taken < 400 - 50, "the process itself has some left"
+        for connection in idle:
+            with contextlib.suppress(ConnectionError):
+                assert until_end(connection) == b""
+        backend = HttpBackend(f"http://127.0.0.1:{port}", token)
+        stack.callback(backend.close)
+        (shard,) = backend.put([torch.ones(3)])
+        assert torch.equal(ShardRegistry(backend).fetch([RTensor(shard)])[0], torch.ones(3))
+
+
 def test_a_head_that_trickles_in_ends_its_connection():
     with (
         ShardServer(header_timeout_s=0.5) as server,
@@ -406,6 +446,16 @@ def test_tls_is_checked_and_travels_with_the_backend(certificate):
             HttpBackend(server.url, server.token).stats()
 
 
+def has_address_for_others():
+    """Whether this machine has an address beside its loopback; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return False
+        return not ipaddress.ip_address(probe.getsockname()[0]).is_loopback
+
+
 @pytest.mark.parametrize("host", ["::1", "::", "0.0.0.0"])
 def test_ipv6_and_all_addresses(host):
     if ":" in host and not socket.has_ipv6:
@@ -415,7 +465,10 @@ def test_ipv6_and_all_addresses(host):
     except TransportError as error:
         pytest.skip(str(error))
     with server:
-        assert "0.0.0.0" not in server.url and "[::]" not in server.url
+        advertised = ipaddress.ip_address(urlsplit(server.url).hostname)
+        assert not advertised.is_unspecified
+        if host != "::1" and has_address_for_others():
+            assert not advertised.is_loopback, "others are to reach it there"
         backend = HttpBackend(server.url, server.token)
         (shard,) = backend.put([torch.ones(3)])
         assert torch.equal(ShardRegistry(backend).fetch([RTensor(shard)])[0], torch.ones(3))
