@@ -66,6 +66,7 @@ def prepare(copy: Path) -> None:
     found = [*copy.glob("packages/*/src"), *copy.glob("packages/*/tests"), *copy.glob("packages/*/tests/**/")]
     sys.path[:0] = map(str, found)
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, found))
+    os.environ["OMP_NUM_THREADS"] = "1"  # threads would not be there in a fork
     sys.dont_write_bytecode = True  # a mutation may be as long and as old as its original
     for name in filter(importlib.util.find_spec, PRELOADED):
         importlib.import_module(name)
