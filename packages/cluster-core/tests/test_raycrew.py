@@ -36,7 +36,7 @@ def gadgets(tmp_path, monkeypatch):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: gadgets\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[raycrew.commands]\ngadgets = gadgets:main\nwrecks = gadgets:lost\n"
+        "[raycrew.commands]\ngadgets = gadgets:main\nplan = gadgets:main\nwrecks = gadgets:lost\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     brought.cache_clear()
@@ -67,7 +67,7 @@ def test_other_packages_bring_subcommands(gadgets, capsys):
     assert "Exit codes: 0 fine" in shown
     assert main(["wrecks"]) == 2
     assert "'wrecks' of gadgets can't be loaded: AttributeError" in capsys.readouterr().err
-    assert main(["plan", "--nodes", "1x8", "--request", "1x8"]) == 0
+    assert main(["plan", "--nodes", "1x8", "--request", "1x8"]) == 0, "its own are nobody else's"
 
 
 @pytest.mark.hostile

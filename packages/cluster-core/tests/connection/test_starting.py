@@ -55,6 +55,7 @@ def run(code, **changes):
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.long
 def test_threads_that_start_together_start_one_cluster():
     with tempfile.TemporaryDirectory(prefix="rc", dir="/tmp", ignore_cleanup_errors=True) as folder:
         done = run(THREE, HOME=folder, RAY_TMPDIR=folder)

@@ -12,6 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from raycrew.cluster_core.errors import ClusterError
 
 GROUP = "raycrew.commands"
+OWN = frozenset({"doctor", "grid", "plan", "status"})  # Nobody else's, whatever they bring.
 
 Subcommand = Callable[[Sequence[str], str], int]
 
@@ -19,7 +20,8 @@ Subcommand = Callable[[Sequence[str], str], int]
 @functools.cache
 def brought() -> dict[str, EntryPoint]:
     """What other packages bring, by name."""
-    return {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda one: one.name)}
+    found = (entry for entry in entry_points(group=GROUP) if entry.name not in OWN)
+    return {entry.name: entry for entry in sorted(found, key=lambda one: one.name)}
 
 
 def load(name: str) -> Subcommand:
