@@ -3,8 +3,7 @@
 import logging
 import time
 import uuid
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,8 +13,8 @@ from ray.util.placement_group import PlacementGroup
 from raycrew.cluster_core import _ray
 from raycrew.cluster_core._devices import DevicesTakenError, held_devices, probe_devices
 from raycrew.cluster_core._placement.returning import Returning
+from raycrew.cluster_core._placement.wanted import Wanted, devices_of, unplaced_group, wanted_groups
 from raycrew.cluster_core._planning import (
-    Amounts,
     PlacementPlan,
     PlacementRequest,
     explain_request,
@@ -68,17 +67,6 @@ class Allocation:
             logger.debug("the next allocation may lie elsewhere: %s", error)
         finally:
             self.remove()
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """One placement group to be: its name, the logical node of each bundle, and the physical one."""
-
-    name: str
-    strategy: str
-    node_indices: tuple[int, ...]
-    node_ids: tuple[str, ...]
-    bundles: tuple[Amounts, ...]
 
 
 class Allocator:
@@ -219,36 +207,14 @@ class Allocator:
         try:
             for node, count in enumerate(self._request.bundle_counts):
                 if count:
-                    wanted = _Wanted(
-                        f"{self._name}-wanted{node}",
-                        self._request.strategy,
-                        (node,) * count,
-                        (),
-                        self._request.bundles_of(node),
-                    )
-                    groups.append(self._create(wanted))
+                    groups.append(self._create(unplaced_group(self._name, self._request, node)))
             end = self._clock() + min(_DEMAND_S, self._left())
             for group in groups:
                 _ray.await_group(group, end - self._clock())
         finally:
             _ray.withdraw_groups(groups)
 
-    def _wanted(self, plan: PlacementPlan) -> list[_Wanted]:
-        request = self._request
-        groups = [
-            _Wanted(
-                f"{self._name}-node{node}",
-                request.strategy,
-                (node,) * len(node_ids),
-                node_ids,
-                request.bundles_of(node),
-            )
-            for node, node_ids in enumerate(plan.node_ids)
-            if node_ids
-        ]
-        return [_united(self._name, groups)] if self._unified else groups
-
-    def _create(self, wanted: _Wanted) -> PlacementGroup:
+    def _create(self, wanted: Wanted) -> PlacementGroup:
         pins = [self._request.selector_of(node) for node in wanted.node_indices]
         if wanted.node_ids:  # The plan is the truth: each bundle is pinned to its node.
             pins = [
@@ -258,7 +224,10 @@ class Allocator:
 
     def _grant(self, nodes: list[NodeState], plan: PlacementPlan, number: int) -> Allocation:
         suffix = f"-try{number}" if number > 1 else ""
-        wanted = [replace(one, name=one.name + suffix) for one in self._wanted(plan)]
+        wanted = [
+            replace(one, name=one.name + suffix)
+            for one in wanted_groups(self._name, self._request, plan, unified=self._unified)
+        ]
         groups: list[PlacementGroup] = []
         try:
             window = self._clock() + min(_FIRST_WINDOW_S * 2 ** min(number - 1, 10), max(self._left(), 0.05))
@@ -276,7 +245,7 @@ class Allocator:
 
     def _create_on_devices(
         self,
-        wanted: list[_Wanted],
+        wanted: list[Wanted],
         nodes: list[NodeState],
         groups: list[PlacementGroup],
         gpu_ids: tuple[tuple[int, ...], ...],
@@ -287,7 +256,7 @@ class Allocator:
         devices = {n.node_id: int(n.free.get(self._accelerator, 0)) for n in nodes if n.node_id in planned}
         with held_devices(devices, self._accelerator, wanted[0].name, self._left, number) as held:
             for one in wanted:
-                held.let_go(_devices(one, gpu_ids))
+                held.let_go(devices_of(one, gpu_ids))
                 groups.append(self._create(one))
                 self._await(groups[-1], self._clock() + min(_FIRST_WINDOW_S, max(self._left(), 0.05)))
 
@@ -325,26 +294,7 @@ class _NotGrantedError(Exception):
     """Ray did not grant a group in the time that was set for one attempt."""
 
 
-def _united(name: str, groups: Sequence[_Wanted]) -> _Wanted:
-    """One placement group in place of several."""
-    return _Wanted(
-        name,
-        "PACK",
-        tuple(index for one in groups for index in one.node_indices),
-        tuple(node_id for one in groups for node_id in one.node_ids),
-        tuple(bundle for one in groups for bundle in one.bundles),
-    )
-
-
-def _devices(wanted: _Wanted, gpu_ids: tuple[tuple[int, ...], ...]) -> dict[str, list[int]]:
-    """The devices that a group is to get, by node id."""
-    devices: dict[str, list[int]] = defaultdict(list)
-    for node_index, node_id in dict(zip(wanted.node_indices, wanted.node_ids, strict=True)).items():
-        devices[node_id] += gpu_ids[node_index]
-    return devices
-
-
-def _allocation(groups: list[PlacementGroup], wanted: list[_Wanted], nodes: list[NodeState]) -> Allocation:
+def _allocation(groups: list[PlacementGroup], wanted: list[Wanted], nodes: list[NodeState]) -> Allocation:
     addresses = {node.node_id: node.address for node in nodes}
     places = [(g, b) for g, one in enumerate(wanted) for b in range(len(one.node_ids))]
     seats = [
