@@ -108,6 +108,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_rows/arrays": ("rows",),
         "_rows/counts": ("rows", "test_batch_hostile.py"),
         "_rows/indexing": ("rows/test_indexing.py", "rows/test_view_values.py"),
+        "_rows/joining": ("test_rtensor.py",),
         "_rows/passes": ("rows", "columns/test_iterating.py"),
         "_rows/shards": ("rows", "test_rtensor.py"),
         "_bytes/arenas": ("bytes/test_codec.py", "backends/test_shared_memory.py"),

@@ -32,6 +32,7 @@ from raycrew.tensor_transport.packing import (
     check_batch_size,
     dynamic_shares,
     even_rows,
+    only_plan,
     packed_shares,
 )
 
@@ -331,20 +332,9 @@ class BatchedDataDict(
         return len(bounds), max(lengths, default=0)
 
     def _planned(self) -> tuple[list[list[int]], list[int]]:
-        plans = zip(self.micro_batch_indices or [], self.micro_batch_lengths or [], strict=True)
-        match list(plans):
-            case [(bounds, lengths)]:
-                self._check_fits(bounds[-1][1] if bounds else 0)
-                return bounds, lengths
-            case []:
-                raise ValueError(
-                    "no microbatches are planned: shard with dynamic batching or sequence packing; "
-                    "a plan does not outlast a selection or reordering of its rows"
-                )
-            case several:
-                raise ValueError(
-                    f"microbatches are planned for {len(several)} global batches: get_batch() takes one"
-                )
+        bounds, lengths = only_plan(self.micro_batch_indices or [], self.micro_batch_lengths or [])
+        self._check_fits(bounds[-1][1] if bounds else 0)
+        return bounds, lengths
 
     def _check_fits(self, rows: int) -> None:
         if rows != self.size:

@@ -14,12 +14,12 @@ from raycrew.tensor_transport._rows import (
     Rows,
     RowView,
     TensorShardInfo,
-    check_alike,
     check_permutation,
     common_columns,
     dtype_name,
     even_bounds,
     inverse_permutation,
+    join_rows,
     normalize_rows,
 )
 from raycrew.tensor_transport.errors import TransportError
@@ -319,21 +319,9 @@ class RTensor:
         """
         if not handles:
             raise ValueError("there is no handle to join")
-        numbers: dict[str, int] = {}
-        shards: list[TensorShardInfo] = []
-        views = []
-        for handle in handles:
-            for shard in handle.shards:
-                if numbers.setdefault(shard.shard_id, len(shards)) == len(shards):
-                    shards.append(shard)
-            views.append(handle.view.renumbered([numbers[shard.shard_id] for shard in handle.shards]))
-        columns = {handle.columns_range for handle in handles}
-        check_alike(shards)
-        if len(columns) > 1 and any(shard.width is None for shard in shards):
-            raise ValueError(f"handles of columns {sorted(columns)} do not join; nothing is padded silently")
+        parts = [(handle.shards, handle.view, handle.columns_range) for handle in handles]
         joined = object.__new__(cls)
-        window = (min(start for start, _ in columns), max(end for _, end in columns))
-        joined._fill(tuple(shards), RowView.concat(views), window)
+        joined._fill(*join_rows(parts))
         readers = (handle.registry for handle in handles)
         joined._reader = next((reader for reader in readers if reader is not None and joined in reader), None)
         return joined

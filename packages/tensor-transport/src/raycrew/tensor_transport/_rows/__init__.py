@@ -15,6 +15,7 @@ from raycrew.tensor_transport._rows.indexing import (
     repeats,
     row_numbers,
 )
+from raycrew.tensor_transport._rows.joining import join_rows
 from raycrew.tensor_transport._rows.passes import Passes
 from raycrew.tensor_transport._rows.shards import (
     ShardRead,
@@ -46,6 +47,7 @@ __all__ = [
     "even_bounds",
     "inverse_permutation",
     "is_contiguous",
+    "join_rows",
     "lost",
     "new_shard_id",
     "normalize_rows",

@@ -9,6 +9,7 @@ from raycrew.tensor_transport.packing._plan import (
     check_batch_size,
     dynamic_shares,
     even_rows,
+    only_plan,
     packed_shares,
 )
 from raycrew.tensor_transport.packing._sharded import ShardedBatch
@@ -25,6 +26,7 @@ __all__ = [
     "check_batch_size",
     "dynamic_shares",
     "even_rows",
+    "only_plan",
     "pack",
     "packed_shares",
 ]

@@ -198,3 +198,25 @@ def _positive(args: Mapping[str, Any], key: str, default: int | None = None) -> 
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{key} is a positive integer, not {value!r}")
     return int(value)
+
+
+def only_plan(
+    bounds: Sequence[list[list[int]]], lengths: Sequence[list[int]]
+) -> tuple[list[list[int]], list[int]]:
+    """The microbatches of the one global batch that is planned, and the length of each.
+
+    Raises:
+        ValueError: None is planned, or several are.
+    """
+    match list(zip(bounds, lengths, strict=True)):
+        case [plan]:
+            return plan
+        case []:
+            raise ValueError(
+                "no microbatches are planned: shard with dynamic batching or sequence packing; "
+                "a plan does not outlast a selection or reordering of its rows"
+            )
+        case several:
+            raise ValueError(
+                f"microbatches are planned for {len(several)} global batches: get_batch() takes one"
+            )
