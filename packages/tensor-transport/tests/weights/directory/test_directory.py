@@ -479,6 +479,10 @@ def test_a_receiver_says_once_what_it_holds(store, directory):
             asked.append(method)
             return super().ask(method, *args)
 
+        def say_and_wait(self, said, method, until, /, *args):
+            asked.append(method if said is None else said[0])
+            return super().say_and_wait(said, method, until, *args)
+
     trainer, generator = Trainer(store, directory), Generator(store, Heard(directory._edge))
     sync([trainer], [generator], directory)
     assert Record.vote in asked and Record.hold not in asked

@@ -105,11 +105,12 @@ def test_a_generator_that_is_restarted_while_it_waits_has_one_vote(store, direct
     listening, voted, twice = threading.Event(), threading.Event(), threading.Event()
 
     class Heard(WeightDirectory):
-        def ask(self, method, /, *args):
-            answer = super().ask(method, *args)
-            if method is Record.vote and listening.is_set():
+        def say_and_wait(self, said, method, until, /, *args):
+            if said is not None:
+                self.ask(said[0], *said[1])
+            if said is not None and said[0] is Record.vote and listening.is_set():
                 (twice if voted.is_set() else voted).set()
-            return answer
+            return super().say_and_wait(None, method, until, *args)
 
     heard = Heard(directory._edge)
     trainer = Trainer(store, directory)
@@ -172,10 +173,10 @@ def test_rows_are_not_tagged_while_a_version_is_loaded_or_not_decided(store, dir
     seen, listening = [], threading.Event()
 
     class Heard(WeightDirectory):
-        def ask(self, method, /, *args):
-            if method is Record.vote and listening.is_set():
+        def say_and_wait(self, said, method, until, /, *args):
+            if said is not None and said[0] is Record.vote and listening.is_set():
                 look("not decided")
-            return super().ask(method, *args)
+            return super().say_and_wait(said, method, until, *args)
 
     trainer = Trainer(store, directory)
     generators = [Generator(store, each) for each in (Heard(directory._edge), directory)]

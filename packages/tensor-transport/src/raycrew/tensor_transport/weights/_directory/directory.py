@@ -45,10 +45,16 @@ class Until:
         return stopped or (self._deadline is not None and time.monotonic() >= self._deadline)
 
 
+_Said = tuple[str, tuple[Any, ...]]
+"""A method of the record, and its arguments."""
+
+
 class _Edge(Protocol):
     def ask(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any: ...
 
-    def poll(self, method: str, args: tuple[Any, ...], wait_s: float) -> Any: ...
+    def tell(self, method: str, args: tuple[Any, ...]) -> None: ...
+
+    def poll(self, method: str, args: tuple[Any, ...], wait_s: float, said: "_Said | None" = None) -> Any: ...
 
     def close(self) -> None: ...
 
@@ -146,9 +152,46 @@ class WeightDirectory:
         """
         if kwargs:
             raise TypeError("arguments of the record are given by position")
+        return self.say_and_wait(None, method, until, *args, **kwargs)
+
+    def tell(
+        self,
+        method: Callable[Concatenate[Record, float, P], object],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        """Say something without waiting for an answer; what is wrong with it shows in what is asked next.
+
+        Raises:
+            DirectoryLostError: It is closed.
+        """
+        if kwargs:
+            raise TypeError("arguments of the record are given by position")
+        self._edge.tell(method.__name__, args)
+
+    def say_and_wait(
+        self,
+        said: tuple[Callable[..., object], tuple[Any, ...]] | None,
+        method: Callable[Concatenate[Record, float, P], R | None],
+        until: "Until | float | None",
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """The same after something was said once, with its arguments: in one message, where there is time.
+
+        Raises:
+            TransportTimeoutError: It has none in time.
+            DirectoryLostError: It is gone, or does not answer.
+        """
+        if kwargs:
+            raise TypeError("arguments of the record are given by position")
         until = until if isinstance(until, Until) else Until(until)
+        first: _Said | None = None if said is None else (said[0].__name__, said[1])
         while True:
-            found: R | None = self._edge.poll(method.__name__, args, until.left(_POLL_S))
+            found: R | None = self._edge.poll(method.__name__, args, until.left(_POLL_S), first)
+            first = None
             if found is not None:
                 return found
             if until.is_over():
@@ -192,9 +235,15 @@ class _LocalEdge:
             finally:
                 self._changed.notify_all()
 
-    def poll(self, method: str, args: tuple[Any, ...], wait_s: float) -> Any:
+    def tell(self, method: str, args: tuple[Any, ...]) -> None:
+        with self._entered(), contextlib.suppress(TransportError):
+            self.ask(method, args, _ANSWER_S)
+
+    def poll(self, method: str, args: tuple[Any, ...], wait_s: float, said: _Said | None = None) -> Any:
         deadline = time.monotonic() + wait_s
         with self._entered():
+            if said is not None:
+                self.ask(*said, wait_s)
             found = self.ask(method, args, wait_s)  # What it changed concerns others, whatever it answers.
             while found is None and (now := time.monotonic()) < deadline:
                 self._changed.wait(_until(now, deadline, self._record))
@@ -229,8 +278,14 @@ class _DirectoryActor:
         finally:
             self._tell()
 
-    async def poll(self, method: str, args: tuple[Any, ...], wait_s: float) -> Any:
+    async def tell(self, method: str, args: tuple[Any, ...]) -> None:
+        with contextlib.suppress(TransportError):
+            await self.ask(method, args)
+
+    async def poll(self, method: str, args: tuple[Any, ...], wait_s: float, said: _Said | None = None) -> Any:
         deadline = time.monotonic() + wait_s
+        if said is not None:
+            await self.ask(*said)
         found = await self.ask(method, args)  # What it changed concerns others, whatever it answers.
         while found is None and (now := time.monotonic()) < deadline:
             with contextlib.suppress(TimeoutError):
@@ -257,8 +312,14 @@ class _ActorEdge:
     def ask(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
         return self._get(self._actor.ask, (method, args), timeout_s)
 
-    def poll(self, method: str, args: tuple[Any, ...], wait_s: float) -> Any:
-        return self._get(self._actor.poll, (method, args, wait_s), wait_s + _ANSWER_S)
+    def tell(self, method: str, args: tuple[Any, ...]) -> None:
+        try:
+            _ray.send(self._session, self._actor.tell, method, args)
+        except TransportClosedError as error:
+            raise DirectoryLostError(f"the directory of versions cannot be told: {error}") from error
+
+    def poll(self, method: str, args: tuple[Any, ...], wait_s: float, said: _Said | None = None) -> Any:
+        return self._get(self._actor.poll, (method, args, wait_s, said), wait_s + _ANSWER_S)
 
     def close(self) -> None:
         _ray.end_actors(self._session, self._actor)

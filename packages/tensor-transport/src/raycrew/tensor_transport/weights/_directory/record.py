@@ -23,7 +23,6 @@ from raycrew.tensor_transport.weights._directory.versions import (
     Part,
     State,
     Version,
-    VersionStatus,
 )
 from raycrew.tensor_transport.weights._update import WeightUpdate, join_updates, joined_name
 
@@ -146,6 +145,8 @@ class Record(Shelf):
 
     def finish(self, now: float, number: int, finish: Finish) -> WeightUpdate:
         """A part is complete; what it is now."""
+        if finish.only is not None:
+            self.announce(now, number, finish.publisher, finish.only)
         version = self._living(now, number, finish.part)
         self._check_publisher(finish.part, finish.publisher)
         part = version.parts[finish.part]
@@ -343,23 +344,3 @@ class Record(Shelf):
         if version.state == "open":
             raise WeightUpdateError(f"version {number} is not complete", version=number)
         return join_updates([version.update_of(part) for part in version.parts.values()])
-
-    def newest(self, now: float) -> int | None:
-        """The last committed version that is kept."""
-        self._tidy(now)
-        kept = [n for n, v in self.versions.items() if v.state == "committed" and v.parts]
-        return max(kept, default=None)
-
-    def status(self, now: float) -> tuple[VersionStatus, ...]:
-        """All versions that are live, kept, or were aborted lately."""
-        self._tidy(now)
-        return tuple(
-            VersionStatus(
-                v.number,
-                v.state,
-                v.size_bytes,
-                tuple(sorted(r for r, held in self.holders.items() if held == v.number)),
-                v.reason,
-            )
-            for v in self.versions.values()
-        )

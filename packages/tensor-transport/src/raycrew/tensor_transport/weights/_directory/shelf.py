@@ -14,7 +14,13 @@ from raycrew.tensor_transport.weights._directory.ballots import Ballots
 from raycrew.tensor_transport.weights._directory.freed import Freed
 from raycrew.tensor_transport.weights._directory.lineage import Lineage
 from raycrew.tensor_transport.weights._directory.relay import choose_fanout, relay_parent
-from raycrew.tensor_transport.weights._directory.versions import Announced, Begin, Version, check_named
+from raycrew.tensor_transport.weights._directory.versions import (
+    Announced,
+    Begin,
+    Version,
+    VersionStatus,
+    check_named,
+)
 from raycrew.tensor_transport.weights._update import Bucket, BucketPlan
 
 
@@ -45,6 +51,26 @@ class Shelf:
                 times += [part.expires for part in version.awaited.values()]
                 times += [] if version.deadline is None else [version.deadline]
         return min(times, default=None)
+
+    def newest(self, now: float) -> int | None:
+        """The last committed version that is kept."""
+        self._tidy(now)
+        kept = [n for n, v in self.versions.items() if v.state == "committed" and v.parts]
+        return max(kept, default=None)
+
+    def status(self, now: float) -> tuple[VersionStatus, ...]:
+        """All versions that are live, kept, or were aborted lately."""
+        self._tidy(now)
+        return tuple(
+            VersionStatus(
+                v.number,
+                v.state,
+                v.size_bytes,
+                tuple(sorted(r for r, held in self.holders.items() if held == v.number)),
+                v.reason,
+            )
+            for v in self.versions.values()
+        )
 
     def _live(self) -> list[Version]:
         return [version for version in self.versions.values() if version.is_live]

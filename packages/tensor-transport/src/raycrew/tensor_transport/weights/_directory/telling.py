@@ -11,6 +11,7 @@ from raycrew.tensor_transport.weights._directory.lineage import Lineage
 from raycrew.tensor_transport.weights._directory.record import Record
 from raycrew.tensor_transport.weights._directory.versions import Announced, Begin, Finish, check_named
 from raycrew.tensor_transport.weights._update import (
+    BroadcastStore,
     Bucket,
     BucketPlan,
     Stopwatch,
@@ -42,9 +43,15 @@ class Teller(Protocol):
         ...
 
     def announce(
-        self, version: int, index: int, bucket: Bucket, entries: tuple[TensorEntry, ...] | None
+        self,
+        version: int,
+        index: int,
+        bucket: Bucket,
+        entries: tuple[TensorEntry, ...] | None,
+        *,
+        is_only: bool,
     ) -> None:
-        """A bucket was put."""
+        """A bucket was put; `is_only` where `finish` comes next, and no other one before or after."""
         ...
 
     def finish(
@@ -91,7 +98,13 @@ class LoneTeller:
         pass
 
     def announce(
-        self, version: int, index: int, bucket: Bucket, entries: tuple[TensorEntry, ...] | None
+        self,
+        version: int,
+        index: int,
+        bucket: Bucket,
+        entries: tuple[TensorEntry, ...] | None,
+        *,
+        is_only: bool,
     ) -> None:
         pass
 
@@ -142,12 +155,15 @@ class DirectoryTeller:
         self._window_bytes, self._timeout_s = window_bytes, timeout_s
         self._scope = release_scope(store, name)
         self._known = ""
+        self._only: Announced | None = None
+        self._sends_at_once = isinstance(store, BroadcastStore)
         directory.ask(Record.enroll, part, name, self._scope)
 
     def begin(self, version: int | None, plan: BucketPlan | None, names: frozenset[str] | None) -> int:
         digest = "" if plan is None else plan.digest
         unknown = plan if digest != self._known else None
         begin = Begin(self._part, self._parts, self._name, self._scope, version, digest, unknown, names)
+        self._only = None
         self._known = ""  # What the directory knows after a failure is not known here.
         number = self._directory.wait(Record.begin, self._timeout_s, begin)
         self._known = digest
@@ -164,9 +180,18 @@ class DirectoryTeller:
             self._collect()
 
     def announce(
-        self, version: int, index: int, bucket: Bucket, entries: tuple[TensorEntry, ...] | None
+        self,
+        version: int,
+        index: int,
+        bucket: Bucket,
+        entries: tuple[TensorEntry, ...] | None,
+        *,
+        is_only: bool,
     ) -> None:
         announced = Announced(self._part, index, bucket, entries)
+        self._only = announced if is_only and not self._sends_at_once else None
+        if self._only is not None:
+            return
         self._directory.ask(Record.announce, version, self._name, announced)
 
     def finish(
@@ -174,7 +199,7 @@ class DirectoryTeller:
     ) -> WeightUpdate:
         late = None if plan.digest == self._known else plan
         times = (watch.total("gather") - waited_s, watch.total("put"), watch.spans)
-        finish = Finish(self._part, self._name, len(buckets), late, *times)
+        finish = Finish(self._part, self._name, len(buckets), late, *times, self._only)
         update = self._directory.ask(Record.finish, version, finish)
         with contextlib.suppress(DirectoryLostError):  # The next version is refused.
             self._collect()

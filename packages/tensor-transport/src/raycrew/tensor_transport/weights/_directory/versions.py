@@ -57,7 +57,10 @@ def check_named(part: int, parts: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """What a publisher says after its last bucket; `plan` where there was none before."""
+    """What a publisher says after its last bucket; `plan` where there was none before.
+
+    `only` is the one bucket that there is, where it was not announced before.
+    """
 
     part: int
     publisher: str
@@ -66,6 +69,7 @@ class Finish:
     gather_s: float
     put_s: float
     spans: tuple[Span, ...]
+    only: "Announced | None" = None
 
 
 @dataclass(frozen=True, slots=True)

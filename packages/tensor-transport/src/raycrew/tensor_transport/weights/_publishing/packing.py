@@ -12,8 +12,11 @@ from raycrew.tensor_transport.weights._publishing.placing import Placer
 from raycrew.tensor_transport.weights._publishing.taking import Taken
 from raycrew.tensor_transport.weights._update import TensorEntry
 
-Send = Callable[[int, Bytes, list[TensorEntry]], None]
-"""Takes a bucket's index, bytes and entries; the bytes may be overwritten when it returns."""
+Send = Callable[[int, Bytes, list[TensorEntry], bool], None]
+"""Takes a bucket's index, bytes and entries, and whether it is the last one.
+
+The bytes may be overwritten when it returns.
+"""
 
 
 class Arenas:
@@ -93,7 +96,7 @@ class Packer:
         """Send what is left, and wait until all is sent."""
         self._placer.close_bucket()
         if len(self._placer.sizes) > self._flushed:
-            self._flush()
+            self._flush(is_last=True)
         self._await_sent()
 
     def close(self) -> None:
@@ -102,22 +105,24 @@ class Packer:
             self._pool.shutdown()
         self._arenas.give(self._arena)
 
-    def _flush(self) -> None:
+    def _flush(self, *, is_last: bool = False) -> None:
         index, entries, arena = self._flushed, self._entries, self._arena
         self._flushed, self._entries = index + 1, []
         data = arena[: self._placer.sizes[index]]
         if self._pool is None:
             start = time.perf_counter()
-            self._send(index, data, entries)
+            self._send(index, data, entries, is_last)
             self.waited_s += time.perf_counter() - start
             return
         self._await_sent()
         self._arena = self._arenas.take(self._bucket_bytes)
-        self._sending = self._pool.submit(self._send_and_give, index, data, entries, arena)
+        self._sending = self._pool.submit(self._send_and_give, index, data, entries, is_last, arena)
 
-    def _send_and_give(self, index: int, data: Bytes, entries: list[TensorEntry], arena: Bytes) -> None:
+    def _send_and_give(
+        self, index: int, data: Bytes, entries: list[TensorEntry], is_last: bool, arena: Bytes
+    ) -> None:
         try:
-            self._send(index, data, entries)
+            self._send(index, data, entries, is_last)
         finally:
             self._arenas.give(arena)
 

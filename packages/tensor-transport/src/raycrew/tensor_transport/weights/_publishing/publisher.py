@@ -190,12 +190,13 @@ class WeightPublisher:
     ) -> WeightUpdate:
         watch, placer = Stopwatch(), Placer(self._bucket_bytes)
 
-        def send(index: int, data: Bytes, entries: list[TensorEntry]) -> None:
+        def send(index: int, data: Bytes, entries: list[TensorEntry], is_last: bool) -> None:
             self._teller.make_room(number, data.size)
             with watch.measure("put"):
                 summed = checksum(data) if self._checksums else None
                 buckets.append(Bucket(self._store.put(data), data.size, summed))
-            self._teller.announce(number, index, buckets[-1], None if plan else tuple(entries))
+            given = None if plan else tuple(entries)
+            self._teller.announce(number, index, buckets[-1], given, is_only=is_last and not index)
 
         packer = Packer(placer, self._arenas, send, self._bucket_bytes, overlap=self._teller.streams)
         try:

@@ -134,8 +134,11 @@ class DirectoryFeed:
 
     def next(self, timeout_s: float | None) -> Parcel | None:
         """The next bucket of any part, as soon as it was put."""
-        if self._waiting or self._done:
-            self._directory.ask(Record.took, self._version, self._receiver, tuple(self._handed))
+        took = (self._version, self._receiver, tuple(self._handed))
+        if self._waiting:
+            self._directory.ask(Record.took, *took)
+        elif self._done:  # There is nothing more to be had of it that could be lost.
+            self._directory.tell(Record.took, *took)
         else:
             asked = (self._version, self._receiver, self._node, tuple(self._seen))
             until = Until(timeout_s, self._stopped)

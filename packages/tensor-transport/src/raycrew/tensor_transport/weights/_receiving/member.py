@@ -53,10 +53,10 @@ class Member:
             UpdateAbortedError: It was given up.
             DirectoryLostError: Nobody knows.
         """
-        self.directory.ask(Record.vote, version, self.name, True, "")
+        vote = (Record.vote, (version, self.name, True, ""))
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            decision = self.directory.wait(Record.decision, left, version)
+            decision = self.directory.say_and_wait(vote, Record.decision, left, version)
         except TransportTimeoutError:
             late = f"receiver {self.name} waited long enough"
             decision = "aborted" if self.directory.ask(Record.abort, version, late) else "committed"
