@@ -10,6 +10,7 @@ from harness import Figure, figure, ratio, seconds
 from raycrew.tensor_transport import DeltaSource, Layout, plan_reshard
 from raycrew.tensor_transport.transports.process_vm import ProcessVmTransport
 from raycrew.tensor_transport.transports.shared_memory import SharedMemoryTransport
+from raycrew.tensor_transport.weights._publishing.placing import PlanCache, TensorSpec
 from raycrew.tensor_transport.weights.resharding import offer_shards, pull_shards, replicated, sharded
 
 MIB = 1 << 20
@@ -84,22 +85,27 @@ def moved(quick: bool) -> list[Figure]:
 
 
 def planned(quick: bool) -> list[Figure]:
-    """Layouts, digests and plan of 10,000 tensors."""
+    """Manifest, layouts, digests and plan of 10,000 tensors."""
     layers = 125 if quick else 1250
     first: list[float] = []
     moves: list[float] = []
     cached: list[float] = []
+    manifests: list[float] = []
     for i in range(2 if quick else 5):
         source, target = fsdp(layers, f"model{i}"), tensor_parallel(layers, f"model{i}")
+        whole = shapes(layers, f"model{i}").items()
         gc.collect()
         start = time.perf_counter()
+        specs = [TensorSpec(name, "bfloat16", shape) for name, (shape, _) in whole]
+        manifests.append(1e3 * seconds(lambda s=specs: PlanCache(16 * MIB).plan(s, {}).digest))
         plan = plan_reshard(source, target)
         first.append(1e3 * (time.perf_counter() - start))
         moves.append(1e3 * seconds(lambda p=plan: p.moves_to(0)))
         cached.append(1e3 * seconds(lambda s=source, t=target: plan_reshard(s, t)) / first[-1])
-    name = f"digests and plan of {len(source.tensors)} tensors, 4 to 2 ranks"
+    name = f"manifest, digests and plan of {len(source.tensors)} tensors, 4 to 2 ranks"
     return [
         figure(name, first, unit="ms", baseline="none", goal=150),
+        figure("the same: the manifest and its digest", manifests, unit="ms", baseline="none"),
         figure("the same: one target's moves, written out", moves, unit="ms", baseline="none"),
         figure("the same, planned before", cached, unit="x", baseline="the first time", goal=0.02),
     ]

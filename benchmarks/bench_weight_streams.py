@@ -21,6 +21,7 @@ from raycrew.tensor_transport import (
     WeightReceiver,
     sync_weights,
 )
+from raycrew.tensor_transport.testing._transports import own_memory
 from raycrew.tensor_transport.transports.shared_memory import SharedMemoryTransport
 
 MIB = 1 << 20
@@ -48,6 +49,21 @@ class Publishing:
 
     def timed(self) -> float:
         return seconds(self.publish_weights)
+
+    def peak(self) -> float:
+        """How much memory of its own publishing takes beside the weights, in buckets."""
+        before, found, done = own_memory(), [0], threading.Event()
+
+        def watch() -> None:
+            while not done.wait(0.002):
+                found.append(own_memory())
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        self.publish_weights()
+        done.set()
+        thread.join()
+        return (max(found) - before) / BUCKET
 
     def save(self, path: str) -> None:
         save_file(self.weights, path)
@@ -118,6 +134,11 @@ class Crew:
         group = self.generators.on(ranks=range(count))
         return seconds(lambda: group.call("fetch", version).get_results())
 
+    def loaded_by(self, count: int) -> float:
+        """Fetched and copied into as many models of their own."""
+        group = self.generators.on(ranks=range(count))
+        return float(max(group.call("pull_again").get_results()))
+
     def over_a_file(self) -> float:
         with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
             path = str(Path(folder, "model.safetensors"))
@@ -157,6 +178,7 @@ def streaming(peers: Any, quick: bool) -> list[Figure]:
     repeat = 2 if quick else 5
     crew = Crew(peers, size)
     try:
+        (peak,) = crew.trainer.call("peak").get_results()
         for _ in range(KEEP):
             crew.streamed()
         title = f"{size // MIB} MiB in 1,000 tensors"
@@ -178,6 +200,13 @@ def streaming(peers: Any, quick: bool) -> list[Figure]:
                 repeat=repeat,
             ),
             ratio(
+                "the same, loaded into a model of each",
+                lambda: crew.loaded_by(4),
+                lambda: crew.loaded_by(1),
+                baseline="one receiver; each copies into private memory",
+                repeat=repeat,
+            ),
+            ratio(
                 f"{title}: speed over safetensors",
                 crew.streamed,
                 crew.over_a_file,
@@ -194,6 +223,13 @@ def streaming(peers: Any, quick: bool) -> list[Figure]:
         figures += [
             figure("store during an update", list(peaks), unit="models", baseline=baseline, goal=bound),
             figure("store after an update", list(afters), unit="models", baseline=baseline, goal=KEEP + 0.01),
+            figure(
+                "publisher, beside its weights",
+                [peak],
+                unit="buckets",
+                baseline="a bucket of 16 MiB; its first update, with all that the process loads for it",
+                goal=2.5,
+            ),
         ]
         return figures
     finally:
