@@ -171,7 +171,7 @@ def imports(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True, requires=["build"])
 def typecheck(session: nox.Session) -> None:
-    """Mypy in strict mode, and the file that fits each class to each Protocol."""
+    """Mypy in strict mode, of READMEs too; and what users write, also by pyright in strict mode."""
     session.install(
         *all_wheels(),
         *REINSTALL,
@@ -180,6 +180,7 @@ def typecheck(session: nox.Session) -> None:
         "types-PyYAML",
         "types-psutil",
         "nox",
+        "pyright[nodejs]>=1.1.400",
         *CONSTRAINTS,
     )
     sources = (f"packages/{package}/src" for package in PACKAGES)
@@ -187,6 +188,13 @@ def typecheck(session: nox.Session) -> None:
     for program in sorted((ROOT / "examples").glob("*/run.py")):
         if program.parent.name not in LOOSE_EXAMPLES:  # each by itself: all are called `run`
             session.run("mypy", str(program))
+    readmes = [ROOT / "README.md", *ROOT.glob("packages/*/README.md")]
+    for number, readme in enumerate(readmes):
+        blocks = re.findall(r"^```python\n(.*?)^```$", readme.read_text(), re.MULTILINE | re.DOTALL)
+        script = Path(session.create_tmp(), f"readme_{number}.py")
+        script.write_text("\n".join(blocks))
+        session.run("mypy", str(script))
+    session.run("pyright")
 
 
 def check_wheel(session: nox.Session, path: Path) -> None:

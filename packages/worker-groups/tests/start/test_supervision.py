@@ -272,3 +272,11 @@ def test_and_a_note_says_so_when_it_never_does(life, died, monkeypatch):
     monkeypatch.setattr(supervision, "DOUBT_S", 0.0)
     assert not Supervision("policy", Options(), life)._after(Replaced("nobody is dead"), died)
     assert "Ray still does not say that its worker is dead" in died.__notes__[0]
+
+
+def test_between_restarts_there_is_a_longer_and_longer_pause(died, monkeypatch):
+    paused, life = [], Lifecycle("policy")
+    life.opened()
+    monkeypatch.setattr(life, "pause", paused.append)
+    assert Supervision("policy", Options(), life)._after(Replaced("not told", "not told", None), died)
+    assert paused == pytest.approx([0, 1, 3], abs=0.5)  # counted from now: none of them is waited here

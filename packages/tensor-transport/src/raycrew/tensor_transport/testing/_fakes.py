@@ -91,7 +91,7 @@ class LocalPeers:
         name = method if isinstance(method, str) else method.__name__
         return LocalResults([getattr(worker, name)(*args, **kwargs) for worker in self._workers.values()])
 
-    def on(self, *, ranks: Sequence[int]) -> "LocalPeers":
+    def on(self, ranks: Sequence[int]) -> "LocalPeers":
         """Some of the objects, under their own ranks."""
         chosen = LocalPeers(())
         chosen._workers = _pick(self._workers, ranks)
