@@ -205,6 +205,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "_nodes/prefetching": ON_RAY,
         "_resolving/request": WITH_UV,
         "_resolving/resolution": WITH_UV,
+        "_resolving/unversioned": ON_PROCESSES,
         "_resolving/wanted": WITH_UV,
         "errors": WORDS,
         "protocols": WORDS,

@@ -11,6 +11,7 @@ from raycrew.tensor_transport._rows.indexing import (
     even_bounds,
     inverse_permutation,
     normalize_rows,
+    padding_within,
     row_numbers,
 )
 
@@ -128,3 +129,11 @@ def test_even_bounds(size, parts):
     assert [row for start, end in bounds for row in range(start, end)] == list(range(size))
     assert len(bounds) == parts
     assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("padding", [0, 1, 3, 5])
+@pytest.mark.parametrize(
+    "rows", [slice(None), slice(0, 3), slice(1, 4), slice(4, 5), slice(0, 5, 2), slice(5, 5)]
+)
+def test_padding_within_a_run_is_what_lies_at_the_end_of_all_rows(rows, padding):
+    assert padding_within(rows, 5, padding) == len({*range(5)[rows]} & {*range(5 - padding, 5)})

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raycrew.tensor_transport import BatchedDataDict, BatchSchemaError
+from raycrew.tensor_transport._columns.joining.metadata import join_metadata
 
 
 def joined(values, rules, rows=None):
@@ -55,6 +56,10 @@ def test_a_mean_counts_rows_and_no_empty_shard():
     assert joined([1.0, 2.0], "mean", rows=[0, 0]) == 1.5
     assert math.isnan(joined([1.0, math.nan], "min"))
     assert math.isnan(joined([math.nan, 1.0], "max"))
+
+
+def test_without_rows_all_batches_count_alike():
+    assert join_metadata([{"m": 1.0}, {"m": 4.0}, {"other": 9.0}], {"m": "mean"}) == {"m": 2.5, "other": 9.0}
 
 
 def test_tensors_and_arrays():
