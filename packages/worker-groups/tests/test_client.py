@@ -13,6 +13,7 @@ from raycrew.cluster_core import lease_ports
 from raycrew.cluster_core.testing import simulated_nodes
 
 pytest.importorskip("grpc", reason="Ray's client is not installed")
+pytestmark = pytest.mark.hostile
 
 DRIVER = """
     from raycrew.cluster_core import RayVirtualCluster, init_ray

@@ -44,6 +44,7 @@ def test_a_clean_up_that_can_not_be_called_is_told_once_the_workers_have_ended(g
         group.call("pid")
 
 
+@pytest.mark.hostile
 def test_a_busy_worker_is_killed_when_its_time_is_over(group):
     pids = group.call("pid").get_results()
     group.on(ranks=[1]).call("nap", 3600)
@@ -51,6 +52,7 @@ def test_a_busy_worker_is_killed_when_its_time_is_over(group):
     assert_ended(pids)
 
 
+@pytest.mark.hostile
 def test_force_waits_for_nobody(group):
     pids = group.call("pid").get_results()
     group.call("nap", 3600)
@@ -58,6 +60,7 @@ def test_force_waits_for_nobody(group):
     assert_ended(pids)
 
 
+@pytest.mark.hostile
 def test_dead_workers_are_no_obstacle(group, cluster):
     pids = group.call("pid").get_results()
     psutil.Process(pids[0]).kill()
@@ -67,6 +70,7 @@ def test_dead_workers_are_no_obstacle(group, cluster):
         assert len(again) == 2
 
 
+@pytest.mark.hostile
 def test_an_error_inside_with_ends_busy_workers_at_once(cluster):
     with pytest.raises(KeyError), RayWorkerGroup(cluster, Worker) as group:
         pids = group.call("pid").get_results()
@@ -75,6 +79,7 @@ def test_an_error_inside_with_ends_busy_workers_at_once(cluster):
     assert_ended(pids)
 
 
+@pytest.mark.hostile
 def test_ray_may_be_down_already(local_ray, group, caplog):
     ray.shutdown()
     try:
@@ -89,6 +94,7 @@ def test_ray_may_be_down_already(local_ray, group, caplog):
         ray.init(address=local_ray, log_to_driver=False)
 
 
+@pytest.mark.hostile
 def test_a_later_connection_to_ray_is_not_taken_for_the_groups_own(local_ray, group):
     ray.shutdown()
     ray.init(address=local_ray, log_to_driver=False)

@@ -21,6 +21,8 @@ from raycrew.worker_groups import (
     fan_out_as_completed,
 )
 
+pytestmark = pytest.mark.hostile
+
 
 def poisonous(folder):
     """Misbehaves on some items; two of them start a child and a daemonised grandchild first."""

@@ -21,6 +21,7 @@ class Environments:
         self.asked.append((fqn, runner))
 
 
+@pytest.mark.hostile
 def test_a_dead_worker_is_told_and_replaced(local_ray, tmp_path):
     environments = Environments()
     with (
