@@ -176,6 +176,7 @@ ON_PROCESSES = "calls what works on processes or files: its promises are tested 
 LEFT_OUT: Mapping[str, Mapping[str, str]] = {
     "cluster-core": {"errors": WORDS, "protocols": WORDS},
     "worker-groups": {
+        "_calls/answers/deaths": ON_RAY,
         "_calls/methods/callees": ON_RAY,
         "_calls/closing": ON_RAY,
         "_calls/methods/declared": ON_RAY,
