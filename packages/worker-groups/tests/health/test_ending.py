@@ -249,8 +249,8 @@ def lingering(monkeypatch):
     """For each question about the end of workers, what is left of each; then what is true."""
     answers, ask = [], watches.ask
 
-    def some_are_left(method, workers, timeout_s):
-        found = ask(method, workers, timeout_s)
+    def some_are_left(method, workers, timeout_s, **options):
+        found = ask(method, workers, timeout_s, **options)
         if method != "end" or not workers or not answers or (left := answers.pop(0)) is None:
             return found
         return dict.fromkeys(found, left)

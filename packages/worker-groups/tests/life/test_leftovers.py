@@ -5,7 +5,7 @@ import pytest
 from patience import eventually
 
 from raycrew.cluster_core import BundlesOccupiedError, Session
-from raycrew.worker_groups import _base
+from raycrew.worker_groups import _bundles
 from raycrew.worker_groups._life import leftovers
 from raycrew.worker_groups._life.leftovers import keep, try_again
 
@@ -27,12 +27,12 @@ class Occupied:
 
 
 def test_a_claim_waits_once_for_all_that_is_kept(kept, monkeypatch):
-    monkeypatch.setattr(_base, "_ABANDONED_S", 0.05)
+    monkeypatch.setattr(_bundles, "ABANDONED_S", 0.05)
     gate, over = threading.Event(), []
     for _ in range(3):
         keep(lambda: over.append(gate.wait(5)))
     with pytest.raises(BundlesOccupiedError):
-        _base._claim(Occupied(), None, "policy")
+        _bundles.claim_bundles(Occupied(), None, "policy")
     assert not over
     gate.set()
     eventually(lambda: len(kept) == len(over) == 3, "what was in vain is kept again")
@@ -61,7 +61,7 @@ def test_a_claim_that_waits_can_be_given_up(kept):
     def claim():
         try:
             with Session.until_set(nobody_wants_it):
-                _base._claim(Occupied(), None, "policy")
+                _bundles.claim_bundles(Occupied(), None, "policy")
         except asyncio.CancelledError as error:
             outcome.append(error)
 

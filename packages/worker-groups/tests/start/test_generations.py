@@ -13,6 +13,7 @@ from raycrew.worker_groups import (
     WorkerGroupError,
     _group,
 )
+from raycrew.worker_groups._handles import Directory
 from raycrew.worker_groups._life import Lifecycle
 from raycrew.worker_groups._start import HOOK, generations, startup
 from raycrew.worker_groups.testing import InProcessGroup
@@ -130,7 +131,7 @@ def test_calls_wait_from_the_start_of_a_generation_that_workers_hear_of(monkeypa
     group = RayWorkerGroup.__new__(RayWorkerGroup)
     group._life = Lifecycle("policy", "open")
     group._spec = group._claim = None
-    group._crew = SimpleNamespace(end_strays=list)
+    group._crew = SimpleNamespace(end_strays=list, directory=Directory("policy"))
     group._started = SimpleNamespace(
         info=SimpleNamespace(methods=methods), ranks=[SimpleNamespace(generation=1)] * 2
     )
