@@ -374,6 +374,15 @@ def test_parts_of_devices_are_counted_per_device(strategy):
     assert told(0.6, 0.6, 0.6).impossible and told(0.6, 0.6, 0.5).impossible
     assert told(1.0, 0.6, 0.6).impossible
     assert told(0.6, 1.0).feasible and told(2.0, 0.1).impossible and told(0.1).feasible
+    assert told(0.5, 0.3, 0.2, 0.4, 0.3, 0.3).feasible, "it fits as it is told, and not the largest first"
+    assert told(0.4, 0.4, 0.3, 0.3, 0.3, 0.3).feasible and told(0.3, 0.3, 0.4, 0.3, 0.4, 0.3).feasible
+    chance, outcomes = random.Random(strategy), []
+    for _ in range(200):
+        shares = chance.choices([0.2, 0.3, 0.4, 0.5, 0.6, 1.0], k=chance.randint(3, 6))
+        plan, fits = told(*shares), devices_hold(2, shares)
+        assert (plan.feasible, plan.impossible) == (fits, not fits), shares
+        outcomes.append(fits)
+    assert min(outcomes.count(True), outcomes.count(False)) > 30
     alike = PlacementRequest((3,), {"GPU": 0.6}, strategy=strategy)
     assert plan_cluster([node(0, 2)], alike).impossible and plan_cluster([node(0, 3)], alike).feasible
     custom = PlacementRequest((3,), {"disk": 0.6}, strategy=strategy)
