@@ -79,6 +79,15 @@ TABLE = {
         ValueError,
         "node 0 asks for 10 GPU",
     ),
+    "a bundle with more devices than a node has": (
+        {
+            "bundle_specs": [[BundleSpec(gpus=1), BundleSpec(gpus=9)]],
+            "num_gpus_per_node": 8,
+            "placement_group_strategy": "PACK",
+        },
+        ValueError,
+        "a bundle of node 0 asks for 9 GPU, more than num_gpus_per_node=8",
+    ),
     "one and a half devices per slot": (
         {"bundle_specs": BundleSpec(gpus=3), "max_colocated_worker_groups": 2},
         ValueError,

@@ -46,8 +46,8 @@ class RayVirtualCluster:
         bundle_ct_per_node_list: Bundles per logical node, such as `[4, 8, 2]`; a zero leaves a hole.
         use_gpus: Whether each bundle holds one accelerator.
         max_colocated_worker_groups: Worker groups that can share each bundle.
-        num_gpus_per_node: Devices of a physical node: what says more of one is refused before Ray is asked.
-            By default what the nodes have.
+        num_gpus_per_node: Devices of a physical node: a bundle with more, or more together of a logical node
+            with STRICT_PACK, is refused before Ray is asked. By default what the nodes have.
         name: Readable start of the names of the placement groups.
         placement_group_strategy: How the bundles of one logical node lie: STRICT_PACK on one physical node,
             PACK on few, SPREAD on many, STRICT_SPREAD each on another.

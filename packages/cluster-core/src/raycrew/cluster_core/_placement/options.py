@@ -90,8 +90,10 @@ class ClusterOptions:
         per_node = self.num_gpus_per_node
         per_node = None if per_node is None else _whole("num_gpus_per_node", per_node, 1)
         bundles = self._bundles(counts, slots)
-        if per_node is not None and self.placement_group_strategy == "STRICT_PACK":
-            self._check_devices_per_node(counts, bundles, per_node)
+        if per_node is not None:
+            self._check_each_bundle(bundles or (), per_node)
+            if self.placement_group_strategy == "STRICT_PACK":
+                self._check_devices_per_node(counts, bundles, per_node)
         if self.communication_backend not in COMMUNICATION_BACKENDS:
             known = ", ".join(COMMUNICATION_BACKENDS)
             raise ValueError(f"communication_backend {self.communication_backend!r} is none of {known}")
@@ -131,6 +133,15 @@ class ClusterOptions:
             if one.gpus and not self.use_gpus:
                 raise ValueError(f"{one} contradicts use_gpus=False")
         return tuple(tuple(one.amounts(_accelerator(self.accelerator)) for one in node) for node in specs)
+
+    def _check_each_bundle(self, bundles: Sequence[Sequence[Mapping[str, float]]], per_node: int) -> None:
+        for node, held in enumerate(bundles):
+            devices = max((one.get(self.accelerator, 0.0) for one in held), default=0.0)
+            if devices > per_node:
+                raise ValueError(
+                    f"a bundle of node {node} asks for {devices:g} {self.accelerator}, more than "
+                    f"num_gpus_per_node={per_node}; all of a bundle lies on one physical node"
+                )
 
     def _check_devices_per_node(
         self, counts: Sequence[int], bundles: Sequence[Sequence[Mapping[str, float]]] | None, per_node: int
