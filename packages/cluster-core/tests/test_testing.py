@@ -1,6 +1,7 @@
 import pytest
 
 from raycrew.cluster_core import BundlesOccupiedError, BundleSpec, Cluster, ClusterClosedError
+from raycrew.cluster_core._placement import LedgerClaim
 from raycrew.cluster_core.testing import FakeCluster, check_cluster
 
 
@@ -11,6 +12,13 @@ def test_the_fake_does_what_every_cluster_does(counts, use_gpus):
     cluster = FakeCluster(counts, use_gpus=use_gpus)
     assert isinstance(cluster, Cluster)
     check_cluster(cluster)
+
+
+@pytest.mark.hostile
+def test_a_claim_that_lacks_a_method_is_told(monkeypatch):
+    monkeypatch.delattr(LedgerClaim, "settle")
+    with pytest.raises(AssertionError, match=r"a claim lacks something of `raycrew\.cluster_core\.Claim`"):
+        check_cluster(FakeCluster([1]))
 
 
 def test_zero_bundle_nodes_keep_their_number():

@@ -8,7 +8,7 @@ from raycrew.cluster_core._placement import LedgerClaim, SlotLedger
 from raycrew.cluster_core._planning import BundleSpec, spread_specs
 from raycrew.cluster_core._topology import Bundle, Rendezvous
 from raycrew.cluster_core.errors import BundlesOccupiedError, ClusterClosedError
-from raycrew.cluster_core.protocols import Cluster
+from raycrew.cluster_core.protocols import Claim, Cluster
 
 T = TypeVar("T")
 
@@ -111,6 +111,7 @@ def check_cluster(cluster: Cluster) -> None:
         "bundles are not in node order",
     )
     whole = cluster.claim(None, "whole")
+    _check(isinstance(whole, Claim), "a claim lacks something of `raycrew.cluster_core.Claim`")
     _check(len(whole.bundles) == len(bundles), "a claim on None is not a claim on all bundles")
     _check(_refuses(cluster, [0], "late"), "a full bundle took one claim more")
     whole.release()
