@@ -12,7 +12,7 @@ import tempfile
 import tomllib
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -215,8 +215,7 @@ def check_wheel(session: nox.Session, path: Path) -> None:
 def build(session: nox.Session) -> None:
     """Per package an sdist, then a wheel from that sdist, both checked; again only after a change."""
     sources, of = built_of(), DIST / ".of"
-    whole = len([*DIST.glob("*.whl"), *DIST.glob("*.tar.gz")]) == 2 * len(PACKAGES)
-    if whole and sources and of.is_file() and of.read_text() == sources:
+    if sources and of.is_file() and of.read_text() == f"{sources} {built_to(DIST)}":
         session.log("dist/ is of these sources already (remove it to build anew)")
         return
     session.install("hatch>=1.14", "twine>=6")
@@ -231,24 +230,35 @@ def build(session: nox.Session) -> None:
     session.run("twine", "check", "--strict", *map(str, sorted(DIST.iterdir())))
     for path in DIST.glob("*.whl"):
         check_wheel(session, path)
-    of.write_text(sources)
+    if built_of() == sources:  # else an edit came between, and may be undone
+        of.write_text(f"{sources} {built_to(DIST)}")
 
 
 def built_of(root: Path = ROOT) -> str:
     """What distributions are built of, as a digest of this file and of all that git counts in the packages.
 
-    Empty where git does not say.
+    The root's `.gitignore` is part of it: hatchling leaves out what it names. Empty where git does not say.
     """
+    if shutil.which("git") is None:
+        return ""
+    asked = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "packages", "noxfile.py"],
-        cwd=root,
-        capture_output=True,
-        check=False,
+        [*asked, "packages", "noxfile.py", ".gitignore"], cwd=root, capture_output=True, check=False
     )
     if listed.returncode or not listed.stdout:
         return ""
+    return digest_of(root, filter(None, os.fsdecode(listed.stdout).split("\0")))
+
+
+def built_to(folder: Path) -> str:
+    """The distributions in a folder, as a digest."""
+    return digest_of(folder, (path.name for way in ("*.whl", "*.tar.gz") for path in folder.glob(way)))
+
+
+def digest_of(root: Path, names: Iterable[str]) -> str:
+    """SHA-256 over paths below a folder, and the modes and contents of those that are files."""
     digest = hashlib.sha256()
-    for name in sorted(set(filter(None, os.fsdecode(listed.stdout).split("\0")))):
+    for name in sorted(set(names)):
         if (path := root / name).is_file():
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             digest.update(f"{name}\0{path.stat().st_mode}\0{content}\0".encode())

@@ -6,6 +6,7 @@ import os
 import re
 import runpy
 import subprocess
+import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,9 @@ def test_hostile_cases_that_were_skipped_are_counted_apart(tmp_path: Path, noxfi
     assert found == [("venv-manager: trust", 2, 1, 1), ("venv-manager: access", 0, 0, 1)]
 
 
-def test_distributions_are_built_again_only_after_a_change(tmp_path: Path, noxfile: Any) -> None:
+def test_distributions_are_built_again_only_after_a_change(
+    tmp_path: Path, noxfile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "packages" / "one"
     package.mkdir(parents=True)
     (package / "module.py").write_text("1")
@@ -146,7 +149,71 @@ def test_distributions_are_built_again_only_after_a_change(tmp_path: Path, noxfi
         lambda: (package / "new.py").touch(),
         lambda: (package / "module.py").chmod(0o755),
         lambda: (package / "new.py").unlink(),
+        lambda: (tmp_path / ".gitignore").write_text("*.log\n*.txt\n"),
     ):
         change()
         assert noxfile.built_of(tmp_path) != seen[-1]
         seen.append(noxfile.built_of(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    assert noxfile.built_of(tmp_path) == "", "there is no git"
+
+
+class Session:
+    """As much of a session of nox as a build without programs needs."""
+
+    def install(self, *packages: str) -> None:
+        """Everything is there."""
+
+    def run(self, *command: str) -> None:
+        """Nothing is checked."""
+
+    def log(self, text: str) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture
+def builds(tmp_path: Path, noxfile: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What is built, how often it was, what is done meanwhile, and a function that asks for a build."""
+    found: dict[str, Any] = {"sources": "1", "times": 0, "meanwhile": dict}
+
+    def build(_: object, __: Path, target: str, *___: object) -> None:
+        noxfile.DIST.mkdir(exist_ok=True)
+        if target == "sdist":
+            tarfile.open(noxfile.DIST / "raycrew_one-1.tar.gz", "w:gz").close()
+            return
+        (noxfile.DIST / "raycrew_one-1-py3-none-any.whl").write_text(found["sources"])
+        found["times"] += 1
+        found["meanwhile"]()
+
+    monkeypatch.setattr(noxfile, "DIST", tmp_path / "dist")
+    monkeypatch.setattr(noxfile, "PACKAGES", ("one",))
+    monkeypatch.setattr(noxfile, "built_of", lambda: found["sources"])
+    monkeypatch.setattr(noxfile, "hatch_build", build)
+    monkeypatch.setattr(noxfile, "check_wheel", lambda *_: None)
+    return found
+
+
+def times(noxfile: Any, builds: dict[str, Any]) -> int:
+    """How often it was built, once a build is asked for."""
+    noxfile.build(Session())
+    return int(builds["times"])
+
+
+def test_what_was_edited_while_it_was_built_is_built_again(noxfile: Any, builds: dict[str, Any]) -> None:
+    builds["meanwhile"] = lambda: builds.update(sources="2")
+    assert times(noxfile, builds) == 1
+    builds.update(sources="1", meanwhile=dict)
+    assert [times(noxfile, builds), times(noxfile, builds)] == [2, 2], "the edit was undone"
+    builds["sources"] = ""
+    assert [times(noxfile, builds), times(noxfile, builds)] == [3, 4], "nobody says what counts"
+
+
+def test_distributions_that_are_not_as_they_were_built_are_built_again(
+    noxfile: Any, builds: dict[str, Any]
+) -> None:
+    assert [times(noxfile, builds), times(noxfile, builds)] == [1, 1]
+    (wheel,) = noxfile.DIST.glob("*.whl")
+    wheel.write_text("another one")
+    assert [times(noxfile, builds), times(noxfile, builds)] == [2, 2]
+    wheel.unlink()
+    assert times(noxfile, builds) == 3
