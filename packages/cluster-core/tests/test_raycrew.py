@@ -1,5 +1,6 @@
 """`raycrew`, the command that the packages share."""
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import ray
 
 import raycrew.cluster_core
 from raycrew.cluster_core import ClusterAuthenticationError, ClusterUnreachableError, NoClusterError, doctor
@@ -57,6 +59,20 @@ def test_the_version_is_told(capsys):
     assert capsys.readouterr().out.strip() == raycrew.cluster_core.__version__
 
 
+@pytest.mark.hostile
+def test_what_is_not_installed_has_no_version_and_all_commands(monkeypatch, capsys):
+    def lacks(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", lacks)
+    monkeypatch.delitem(sys.modules, "raycrew.cluster_core._version", raising=False)
+    assert main(["plan", "--nodes", "1x8", "--request", "1x8"]) == 0
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 2 and "raycrew-cluster-core" in capsys.readouterr().err
+
+
 def test_other_packages_bring_subcommands(gadgets, capsys):
     assert main(["gadgets", "-x", "--json"]) == 7
     assert capsys.readouterr().out == "raycrew gadgets ['-x', '--json']\n"
@@ -83,6 +99,7 @@ def test_other_packages_bring_subcommands(gadgets, capsys):
     ],
 )
 def test_errors_are_json_where_answers_are(arguments, kind, said, capsys):
+    ray.shutdown()  # A command is a process of its own; this one may be connected by a test before.
     try:
         code = main([*arguments, "--json"])
     except SystemExit as end:

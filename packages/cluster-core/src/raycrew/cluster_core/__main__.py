@@ -25,7 +25,7 @@ def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         epilog="Exit codes: 0 fine, 1 a problem was found or a request does not fit, 2 bad usage or no such "
         "cluster, 130 Ctrl-C. With --json errors are JSON, too, on the standard output.",
     )
-    top.add_argument("--version", action="version", version=raycrew.cluster_core.__version__)
+    top.add_argument("--version", action=_cli.ShowVersion, read=lambda: raycrew.cluster_core.__version__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     connected = argparse.ArgumentParser(add_help=False)
     connected.add_argument(

@@ -4,7 +4,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError
 from typing import Any, NoReturn
 
 from rich.console import Console, RenderableType
@@ -24,6 +25,26 @@ def parser_class(arguments: Sequence[str]) -> type[argparse.ArgumentParser]:
             sys.exit(2)
 
     return Parser
+
+
+class ShowVersion(argparse.Action):
+    """An option that writes a version and ends; only then it is read, as what is not installed has none.
+
+    Args:
+        read: Tells the version.
+    """
+
+    def __init__(self, option_strings: Sequence[str], dest: str, read: Callable[[], str]) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help="show the version")
+        self._read = read
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        """Write it, and end."""
+        try:
+            write(self._read())
+        except PackageNotFoundError as error:
+            parser.error(str(error))
+        sys.exit(0)
 
 
 def problem(kind: str, message: str, advice: str = "") -> dict[str, Any]:
