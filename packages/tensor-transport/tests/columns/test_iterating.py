@@ -14,7 +14,7 @@ from raycrew.tensor_transport import (
     RaggedTensor,
     ShardRegistry,
     SlicedDataDict,
-    TransportError,
+    TransportTimeoutError,
     localize,
     remotize,
 )
@@ -227,11 +227,34 @@ class TestOtherRows:
         assert self.state(elsewhere)["columns"] == {}
 
     @pytest.mark.hostile
-    def test_a_position_in_rows_that_are_gone_is_an_error(self):
+    def test_a_loop_that_releases_its_rows_can_save_its_position(self):
         registry = ShardRegistry(InProcessBackend())
-        batch = remotize(BatchedDataDict(x=torch.ones(40)), registry)
-        registry.release(batch["x"].shards)
-        with pytest.raises(TransportError):
+
+        def stored():
+            return remotize(BatchedDataDict(x=torch.arange(40), y=list(range(40))), registry)
+
+        batch, other = stored(), stored()
+        first, second = batch.make_iterator(4), other.make_iterator(4)
+        next(first), next(second)
+        assert list(second.state_dict()["columns"]) == ["x", "y"]
+        registry.release([*batch["x"].shards, *other["x"].shards])
+        assert list(first.state_dict()["columns"]) == ["y"]
+        assert list(second.state_dict()["columns"]) == ["x", "y"], "it counts once it was read"
+        for state in (first.state_dict(), second.state_dict()):
+            again = stored().make_iterator(4)
+            again.load_state_dict(json.loads(json.dumps(state)))
+            assert next(again)["y"] == [4, 5, 6, 7]
+
+    @pytest.mark.hostile
+    def test_rows_that_are_there_and_cannot_be_read_are_an_error(self, monkeypatch):
+        backend = InProcessBackend()
+        batch = remotize(BatchedDataDict(x=torch.ones(40)), ShardRegistry(backend))
+
+        def fetch(reads, *, timeout_s=None):
+            raise TransportTimeoutError("the network is slow")
+
+        monkeypatch.setattr(backend, "fetch", fetch)
+        with pytest.raises(TransportTimeoutError, match="the network is slow"):
             batch.make_iterator(4).state_dict()
 
     @pytest.mark.hostile

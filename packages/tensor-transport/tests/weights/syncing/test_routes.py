@@ -1,22 +1,31 @@
 """Updates over one transport that is chosen for all: groups of our own, and what is kept beside them."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
 import pytest
 import streaming
+import torch
 from models import assert_same, weights
 from streaming import TIMEOUT_S, sync
 
 from raycrew.tensor_transport import (
     NoTransportError,
     RouteStore,
+    StaleVersionError,
     TransportError,
+    TransportTimeoutError,
     UpdateAbortedError,
     WeightDirectory,
     WeightRoute,
     WeightUpdateError,
     sync_weights,
 )
-from raycrew.tensor_transport.testing import LocalPeers
+from raycrew.tensor_transport.process_groups import CollectiveGroup
+from raycrew.tensor_transport.testing import LocalPeers, LocalResults
 from raycrew.tensor_transport.transports import SharedMemoryTransport
+from raycrew.tensor_transport.weights._routing import Route
 
 
 class Unread(SharedMemoryTransport):
@@ -68,6 +77,22 @@ class Crew:
         options = {"route": self.route, "prepare": "prepare_weights"} | options
         return sync(self.trainers, self.generators, self.directory, **options)
 
+    @property
+    def keys(self):
+        return {store.key for store in self.stores}
+
+    def on_published(self):
+        """An event that is set once the last trainer has published."""
+        published, last = threading.Event(), self.trainers[-1]
+
+        def publish():
+            update = type(last).publish_weights(last)
+            published.set()
+            return update
+
+        last.publish_weights = publish
+        return published
+
     def all_hold(self, seed):
         for generator in self.generators:
             assert_same(generator.model.tensors, weights(seed))
@@ -90,7 +115,7 @@ def crew(request):
 def test_a_group_over_trainer_and_generators_broadcasts_what_each_publishes(crew):
     assert crew.sync(1).version == 1
     crew.all_hold(1)
-    keys = {store.key for store in crew.stores}
+    keys = crew.keys
     assert len(keys) == 1 and keys != {""}
     assert {store.explain() for store in crew.stores} == {crew.route.explain()}
     assert crew.route.choice.name == "gloo"
@@ -98,7 +123,7 @@ def test_a_group_over_trainer_and_generators_broadcasts_what_each_publishes(crew
 
     assert crew.sync(2, prepare=None).version == 2
     crew.all_hold(2)
-    assert {store.key for store in crew.stores} == keys, "a group that works stays"
+    assert crew.keys == keys, "a group that works stays"
 
     late = crew.generator()
     assert late.receiver.pull().version == 2
@@ -106,7 +131,7 @@ def test_a_group_over_trainer_and_generators_broadcasts_what_each_publishes(crew
     crew.generators.append(late)
     assert crew.sync(3).version == 3
     crew.all_hold(3)
-    assert {store.key for store in crew.stores}.isdisjoint(keys), "who comes late is in the next group"
+    assert crew.keys.isdisjoint(keys), "who comes late is in the next group"
 
 
 @pytest.mark.hostile
@@ -187,3 +212,119 @@ def test_a_publisher_that_was_not_told_of_the_route_gives_the_update_up(crew):
         crew.sync(2)
     assert not isinstance(caught.value, UpdateAbortedError)
     crew.all_hold(1)
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """How long each bucket that was sent may take, and each answer of a rank."""
+    given = {"send": set(), "answer": set()}
+    send, answer = CollectiveGroup.send, LocalResults.get_results
+
+    def sent(self, buffers, **options):
+        given["send"].add(options["timeout_s"])
+        return send(self, buffers, **options)
+
+    def answered(self, *, timeout=None):
+        given["answer"].add(timeout)
+        return answer(self, timeout=timeout)
+
+    monkeypatch.setattr(CollectiveGroup, "send", sent)
+    monkeypatch.setattr(LocalResults, "get_results", answered)
+    return given
+
+
+def test_whoever_is_waited_for_has_as_long_as_the_update_however_long_it_may_take_to_join(crew, given):
+    crew.sync(1, timeout_s=None)
+    assert given == {"send": {None}, "answer": {None}}
+    given["send"].clear(), given["answer"].clear()
+    crew.sync(2, timeout_s=10 * TIMEOUT_S)
+    assert all(timeout_s > 2 * TIMEOUT_S for found in given.values() for timeout_s in found)
+
+
+@pytest.mark.hostile
+def test_an_update_that_never_reached_its_receivers_does_not_spoil_the_next_one(crew):
+    crew.sync(1)
+    keys, published, stuck = crew.keys, crew.on_published(), crew.generators[0]
+
+    def stop():
+        assert published.wait(TIMEOUT_S)
+        raise RuntimeError("the engine is stuck")
+
+    stuck.stop = stop
+    with pytest.raises(RuntimeError, match="the engine is stuck"):
+        crew.sync(2, prepare=None)
+    del stuck.stop
+    assert crew.sync(3).version > 1
+    for generator in crew.generators:
+        assert_same(generator.model.tensors, weights(3))
+    assert crew.keys.isdisjoint(keys)
+
+
+@pytest.mark.hostile
+def test_a_bucket_that_would_be_too_late_is_refused_and_does_not_count(crew):
+    crew.sync(1)
+    sender, receivers = crew.stores[0], crew.stores[2:]
+    data = np.arange(9, dtype=np.uint8)
+    assert sender.begin(sender.key, 0.0)
+    with pytest.raises(TransportTimeoutError, match="the time of the update is over"):
+        sender.put(data)
+    assert sender.begin(sender.key, TIMEOUT_S)
+    ticket = sender.put(data)
+    for receiver in receivers:
+        with pytest.raises(TransportTimeoutError, match="the time of the update is over"):
+            receiver.get(ticket, 0.0)
+    with ThreadPoolExecutor(len(receivers)) as pool:
+        found = list(pool.map(lambda receiver: receiver.get(ticket, TIMEOUT_S), receivers))
+    assert all(np.array_equal(each, data) for each in found)
+    sender.release(ticket)
+
+
+@pytest.mark.hostile
+def test_what_fails_outside_of_an_update_leaves_the_route_whole(crew):
+    crew.sync(1), crew.sync(2)
+    keys = crew.keys
+    with pytest.raises(StaleVersionError):
+        crew.generators[0].receiver.apply(1)
+    with pytest.raises(ZeroDivisionError):
+        crew.trainers[0].publisher.publish((1 / 0 for _ in range(1)), version=7)
+    assert crew.keys == keys
+    assert crew.sync(3).version > 7
+    crew.all_hold(3)
+    assert crew.keys == keys
+
+
+@pytest.mark.parametrize("crew", [("auto", SharedMemoryTransport)], indirect=True)
+def test_all_of_a_version_may_be_put_before_any_of_it_is_fetched_unless_it_is_broadcast(crew):
+    """As where one thread is both trainer and generator."""
+    published = crew.on_published()
+    parts = [{f"{part}.{i}": torch.full((128,), float(i)) for i in range(8)} for part in range(2)]
+    for trainer in crew.trainers:
+        trainer.mine = lambda part=trainer.part: parts[part]
+    for generator in crew.generators:
+
+        def prepare(version, generator=generator):
+            assert published.wait(TIMEOUT_S)
+            return type(generator).prepare_weights(generator, version)
+
+        generator.prepare_weights = prepare
+    crew.sync(1)
+    for generator in crew.generators:
+        assert_same(generator.model.tensors, parts[0] | parts[1])
+
+
+def test_what_a_store_gives_is_nobody_elses_whatever_it_joined_since():
+    with SharedMemoryTransport(arena_bytes=1 << 16) as memory, RouteStore({"shared_memory": memory}) as store:
+        store.join(Route("first", "shared_memory", "shared_memory", ""))
+        ticket = store.put(np.arange(9, dtype=np.uint8))
+        for route in (None, Route("second", "tcp", "tcp", "")):
+            store.join(route)
+            assert store.gives_own_memory
+            store.get(ticket)[:] = 0
+            assert store.get(ticket).tolist() == list(range(9))
+        store.release(ticket)
+
+
+@pytest.mark.parametrize("transport", ["nixl", ["gloo", "nccl"], "process_vm", [], ""])
+def test_routes_that_no_buckets_go_over_are_refused_at_once(transport):
+    with pytest.raises(ValueError, match="transport must be 'auto', or of shared_memory, gloo, "):
+        WeightRoute(transport)

@@ -9,7 +9,7 @@ import numpy as np
 
 from raycrew.tensor_transport._columns.encoding import to_plain
 from raycrew.tensor_transport._columns.kinds import bare, kind_of, row_count
-from raycrew.tensor_transport.errors import BatchSchemaError, UnsupportedTensorError
+from raycrew.tensor_transport.errors import BatchSchemaError, ShardError, UnsupportedTensorError
 from raycrew.tensor_transport.protocols import Bytes
 
 _ROWS = 16
@@ -21,13 +21,21 @@ def row_checksums(columns: Mapping[str, Any]) -> dict[str, int]:
 
     All rows count of columns of up to about 16 MiB, and 16 rows of larger ones. Handles are read for that, as
     their shards have new names in every run that stores the same rows. Columns whose values can't be read
-    from here, or have no plain bytes, are left out: handles without a registry, and other objects.
+    from here, or have no plain bytes, are left out: handles without a registry, or with shards that were
+    released or lost, and other objects.
 
     Raises:
-        TransportError: The shards of a handle can't be read.
+        TransportError: The shards of a handle are there, and can't be read: not in time, or damaged.
     """
-    found = {key: _checksum(key, bare(column)) for key, column in columns.items()}
+    found = {key: _unless_lost(key, bare(column)) for key, column in columns.items()}
     return {key: checksum for key, checksum in found.items() if checksum is not None}
+
+
+def _unless_lost(key: str, column: Any) -> int | None:
+    try:
+        return _checksum(key, column)
+    except ShardError:
+        return None
 
 
 def _checksum(key: str, column: Any) -> int | None:

@@ -16,8 +16,10 @@ class BatchIterator(Generic[PartT]):
     with the same arguments, goes on from there with `load_state_dict`, in the same order. Other rows are told
     by a checksum of each column, taken once: when a position is first asked for or given. It counts all rows
     of columns of up to about 16 MiB and 16 rows of larger ones, also of handles, which are read for that
-    through the registry that they came with. Handles without one, and objects that can't be saved, don't
-    count. Rows that are changed in place later are other rows: positions hold for rows as they were.
+    through the registry that they came with. Handles without one, or whose shards were released or lost by
+    then, and objects that can't be saved, don't count: a loop that releases parts as it goes asks for a first
+    position before that, to have them count. Rows that are changed in place later are other rows: positions
+    hold for rows as they were.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class BatchIterator(Generic[PartT]):
         """The position, and what the order depends on: plain numbers, to be saved as JSON or otherwise.
 
         Raises:
-            TransportError: The batch has handles whose shards can't be read.
+            TransportError: The batch has handles whose shards are there, and can't be read.
         """
         position = {"epoch": self._epoch, "step": self._step, "columns": dict(self._checksums())}
         return {**vars(self._passes), **position}

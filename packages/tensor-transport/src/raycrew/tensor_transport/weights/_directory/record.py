@@ -118,11 +118,16 @@ class Record(Shelf):
             version.bases = self._lineage.bases(version.names)
         return version.number
 
-    def route(self, now: float, number: int) -> str:
-        """Over which route the recipients of a version take it while it is put; "" where they do not."""
+    def route(self, now: float, number: int) -> tuple[str, float | None]:
+        """Over which route the recipients of a version take it while it is put; "" where they do not.
+
+        And within how many seconds it has to be decided; None where it has no deadline.
+        """
         self._tidy(now)
         version = self.versions.get(number)
-        return "" if version is None else version.route
+        if version is None:
+            return "", None
+        return version.route, None if version.deadline is None else max(0.0, version.deadline - now)
 
     def credit(self, now: float, number: int, part: int, size_bytes: int, window_bytes: int) -> bool | None:
         """Whether so many bytes more may be put: what is ahead of the slowest voter has to fit the window."""

@@ -34,12 +34,15 @@ class Teller(Protocol):
         """A version begins; its number."""
         ...
 
-    def route(self, version: int) -> str:
-        """The key of the route over which receivers take a version while it is put; "" where none do."""
+    def route(self, version: int) -> tuple[str, float | None]:
+        """The key of the route over which receivers take a version while it is put; "" where none do.
+
+        And how many seconds they have for it.
+        """
         ...
 
-    def make_room(self, version: int, size_bytes: int) -> None:
-        """Wait until so many bytes may be put."""
+    def make_room(self, version: int, size_bytes: int, window_bytes: int | None) -> None:
+        """Wait until so many bytes may be put, of which at most a window is not fetched by all."""
         ...
 
     def announce(
@@ -91,10 +94,10 @@ class LoneTeller:
         self._names = names
         return version
 
-    def route(self, version: int) -> str:  # noqa: ARG002
-        return ""
+    def route(self, version: int) -> tuple[str, float | None]:  # noqa: ARG002
+        return "", None
 
-    def make_room(self, version: int, size_bytes: int) -> None:
+    def make_room(self, version: int, size_bytes: int, window_bytes: int | None) -> None:
         pass
 
     def announce(
@@ -147,12 +150,11 @@ class DirectoryTeller:
         name: str,
         part: int,
         parts: int,
-        window_bytes: int | None,
         timeout_s: float | None,
     ) -> None:
         self._directory, self._store, self._name = directory, store, name
         self._part, self._parts = part, parts
-        self._window_bytes, self._timeout_s = window_bytes, timeout_s
+        self._timeout_s = timeout_s
         self._scope = release_scope(store, name)
         self._known = ""
         self._only: Announced | None = None
@@ -170,12 +172,12 @@ class DirectoryTeller:
         self._collect()
         return number
 
-    def route(self, version: int) -> str:
+    def route(self, version: int) -> tuple[str, float | None]:
         return self._directory.ask(Record.route, version)
 
-    def make_room(self, version: int, size_bytes: int) -> None:
-        if self._window_bytes is not None:
-            asked = (version, self._part, size_bytes, self._window_bytes)
+    def make_room(self, version: int, size_bytes: int, window_bytes: int | None) -> None:
+        if window_bytes is not None:
+            asked = (version, self._part, size_bytes, window_bytes)
             self._directory.wait(Record.credit, self._timeout_s, *asked)
             self._collect()
 

@@ -58,7 +58,7 @@ class WeightPublisher:
             receivers put them together. Other tensors of a model with DTensors are published by part 0.
         keep: How many complete versions stay available; with a directory, that one's `keep` counts.
         window_bytes: With a directory: how many bytes may be put that not all receivers of an update by
-            `sync_weights` have fetched; None for no limit (for a `RouteStore`: four buckets).
+            `sync_weights` have fetched; None for no limit (four buckets where they are broadcast).
         timeout_s: With a directory: how long to wait for receivers that lag, and for other ranks.
         checksums: Make a checksum of each bucket; receivers verify what has one.
         dtype: Cast floating-point tensors to this.
@@ -109,12 +109,11 @@ class WeightPublisher:
         self._lock = threading.RLock()
         self._publishing = False
         self._pid = os.getpid()
-        if window_bytes is None and isinstance(self._store, BroadcastStore):
-            window_bytes = _BROADCAST_BUCKETS * bucket_bytes
+        self._window_bytes = window_bytes
         self._teller: Teller = (
             LoneTeller(self._name, part, parts)
             if directory is None
-            else DirectoryTeller(directory, self._store, self._name, part, parts, window_bytes, timeout_s)
+            else DirectoryTeller(directory, self._store, self._name, part, parts, timeout_s)
         )
 
     @property
@@ -168,17 +167,27 @@ class WeightPublisher:
             names = self._changed_names(plan) if partial else None
             number = self._teller.begin(version, plan, names)
             buckets: list[Bucket] = []
+            broadcasts = False
             try:
-                if isinstance(self._store, BroadcastStore):
-                    self._store.begin(self._teller.route(number))
-                update = self._pack(taking, number, plan, buckets)
+                broadcasts = self._begin_broadcast(number)
+                update = self._pack(taking, number, plan, buckets, self._window(broadcasts))
             except BaseException as error:
-                abandon(self._store)
+                if broadcasts:
+                    abandon(self._store)
                 if self._teller.abort(number, f"its publisher raised {error!r}"):
                     self._release(buckets)
                 raise
             self._keep_only(update)
             return update
+
+    def _begin_broadcast(self, number: int) -> bool:
+        """Tell the store that a version begins; whether it sends that to receivers who wait for it."""
+        return isinstance(self._store, BroadcastStore) and self._store.begin(*self._teller.route(number))
+
+    def _window(self, broadcasts: bool) -> int | None:
+        if self._window_bytes is None and broadcasts:
+            return _BROADCAST_BUCKETS * self._bucket_bytes
+        return self._window_bytes
 
     def _changed_names(self, plan: BucketPlan | None) -> frozenset[str]:
         if plan is None:
@@ -186,12 +195,17 @@ class WeightPublisher:
         return frozenset(plan.schema)
 
     def _pack(
-        self, taking: Taking, number: int, plan: BucketPlan | None, buckets: list[Bucket]
+        self,
+        taking: Taking,
+        number: int,
+        plan: BucketPlan | None,
+        buckets: list[Bucket],
+        window_bytes: int | None,
     ) -> WeightUpdate:
         watch, placer = Stopwatch(), Placer(self._bucket_bytes)
 
         def send(index: int, data: Bytes, entries: list[TensorEntry], is_last: bool) -> None:
-            self._teller.make_room(number, data.size)
+            self._teller.make_room(number, data.size, window_bytes)
             with watch.measure("put"):
                 summed = checksum(data) if self._checksums else None
                 buckets.append(Bucket(self._store.put(data), data.size, summed))

@@ -15,7 +15,7 @@ from raycrew.tensor_transport.errors import (
 )
 from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.transports import PullTransport
-from raycrew.tensor_transport.weights._directory import Record
+from raycrew.tensor_transport.weights._directory import RecipientVersion, Record
 from raycrew.tensor_transport.weights._receiving.feeds import UpdateFeed
 from raycrew.tensor_transport.weights._receiving.fetching import Fetched, Fetcher, Heading, Stream
 from raycrew.tensor_transport.weights._receiving.held import Held
@@ -102,6 +102,7 @@ class Applier:
         self._return_s = None if timeout_s is None else max(timeout_s, _RETURN_S)
         prepared, self._prepared = self._prepared, None
         ready = prepared is not None and prepared.heading.version == update
+        heading: Heading | None = None
         try:
             stream: Iterable[Fetched]
             if ready and prepared is not None:
@@ -115,8 +116,7 @@ class Applier:
             self._check(heading)
             loading = self._load_all(heading, stream, watch)
         except Exception as error:
-            self._member.refuse(update, error)
-            abandon(self._store)
+            self._refuse(update, heading, error)
             raise
         self._settle(heading, loading, deadline)
         return self._commit(update, heading, loading, watch, waited_s)
@@ -124,13 +124,13 @@ class Applier:
     def prepare(self, version: int, timeout_s: float | None) -> WeightReceipt:
         """See `WeightReceiver.prepare`."""
         self._prepared = None
+        heading: Heading | None = None
         try:
             heading, stream, watch = self._begin(version, timeout_s)
             self._check(heading)
             self._prepared = _Prepared(heading, list(stream), watch)
         except Exception as error:
-            self._member.refuse(version, error)
-            abandon(self._store)
+            self._refuse(version, heading, error)
             raise
         return WeightReceipt(
             int(version), stream.size_bytes, watch.total("wire"), 0.0, self.held.version, watch.spans
@@ -139,6 +139,12 @@ class Applier:
     def forget(self) -> None:
         """Give up what is fetched, and what is kept for a rollback."""
         self._prepared, self._rollback, self._updates = None, NoRollback(), {}
+
+    def _refuse(self, update: WeightUpdate | int, heading: Heading | None, error: Exception) -> None:
+        """Tell the others that this receiver does not have a version; if they wait for it, they need not."""
+        self._member.refuse(update, error)
+        if isinstance(update, RecipientVersion) if heading is None else heading.is_vote:
+            abandon(self._store)
 
     def _begin(
         self, update: WeightUpdate | int, timeout_s: float | None

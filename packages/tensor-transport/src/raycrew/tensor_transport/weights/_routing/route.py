@@ -19,7 +19,7 @@ class Route:
         invitations: One for a publisher: the group in which it sends to all receivers. One for each
             publisher, in the same order everywhere, for a receiver.
         number: Which of a receiver's groups a publisher's is.
-        timeout_s: Deadline for all to join, and of each bucket that is sent.
+        timeout_s: Deadline for all to join.
     """
 
     key: str

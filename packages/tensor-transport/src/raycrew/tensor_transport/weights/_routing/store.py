@@ -1,6 +1,8 @@
 """Where one process puts buckets, and gets them from: over whatever route it has joined."""
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -11,7 +13,12 @@ from typing import Self
 import numpy as np
 
 from raycrew.tensor_transport import _ray
-from raycrew.tensor_transport.errors import GroupError, TransportClosedError, TransportError
+from raycrew.tensor_transport.errors import (
+    GroupError,
+    TransportClosedError,
+    TransportError,
+    TransportTimeoutError,
+)
 from raycrew.tensor_transport.process_groups import CollectiveGroup, join_group
 from raycrew.tensor_transport.protocols import Bytes, ByteStore
 from raycrew.tensor_transport.transports import (
@@ -42,11 +49,17 @@ class RouteStore:
     Where a collective was chosen, the buckets of an update by `sync_weights(route=…)` are broadcast to its
     receivers, and kept for those who come late, who roll back, or whose process is made again: these read
     them from there, alone. In an update nobody does: if one member of the route cannot go on, nobody can.
+    What `get` gives is always memory of its own: a receiver's `borrow=True` spares no copy here.
 
     Args:
         stores: Transports to be used in place of those that are made, by their names; closed by whoever made
             them.
+
+    Attributes:
+        gives_own_memory: What `get` gives is nobody else's, wherever it was kept.
     """
+
+    gives_own_memory = True
 
     def __init__(self, stores: Mapping[str, PullTransport] | None = None) -> None:
         self._given = dict(stores or {})
@@ -55,7 +68,7 @@ class RouteStore:
         self._route: Route | None = None
         self._groups: tuple[CollectiveGroup, ...] = ()
         self._turns: dict[str, list[int]] = {}
-        self._sends = ""
+        self._sends, self._deadline = "", math.inf
         self._sent: deque[Transfer] = deque(maxlen=2)
         self._closed = False
         self._lock = threading.RLock()
@@ -65,12 +78,6 @@ class RouteStore:
         """The route that this process has joined, and that works; "" where there is none."""
         is_whole = all(group.available() is None for group in self._groups)
         return self._route.key if self._route is not None and is_whole else ""
-
-    @property
-    def gives_own_memory(self) -> bool:
-        """Whether `get` gives memory that is nobody else's."""
-        name = "" if self._route is None else self._route.kept_in
-        return bool(self._groups) or bool(name and getattr(self._kept_in(name), "gives_own_memory", False))
 
     def explain(self) -> str:
         """What was chosen for all, and why: the same text in all of them."""
@@ -100,8 +107,15 @@ class RouteStore:
                     del self._turns[key]
         return Place(member_facts(), self.key)
 
-    def begin(self, key: str) -> None:
+    def begin(self, key: str, timeout_s: float | None = None) -> bool:
         """A version begins, which receivers of a route take while it is put; "" where nobody does.
+
+        Args:
+            key: The route.
+            timeout_s: Until when the receivers have to have all of it.
+
+        Returns:
+            Whether its buckets are broadcast, and not only kept.
 
         Raises:
             GroupError: This process has not joined that route.
@@ -110,6 +124,8 @@ class RouteStore:
             raise GroupError("this publisher has not joined the route of the update: its method has to")
         with self._lock:
             self._sends = key if self._groups else ""
+            self._deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+            return bool(self._sends)
 
     def put(self, data: Bytes) -> Ticket:
         """Keep a copy of `data`, and broadcast it where receivers wait for it."""
@@ -131,8 +147,9 @@ class RouteStore:
         if transfer is not None:
             transfer.wait()
             return data
-        found = self._kept_in(ticket.kept_in).get(ticket.kept, timeout_s)
-        return found.copy() if self._groups else found
+        store = self._kept_in(ticket.kept_in)
+        found = store.get(ticket.kept, timeout_s)
+        return found if getattr(store, "gives_own_memory", False) else found.copy()
 
     def release(self, ticket: Ticket) -> None:
         """Keep the bytes no longer."""
@@ -168,9 +185,11 @@ class RouteStore:
             if route is None or route.key != self._sends or turns is None:
                 raise GroupError("the route of this update was given up")
             self._check_sent()
+            left_s = None if self._deadline == math.inf else self._deadline - time.monotonic()
+            _check_time(left_s)
             turns[0] += 1
             sent = replace(ticket, key=route.key, group=route.number, turn=turns[0])
-            transfer = self._groups[0].send([data], manifest=sent.manifest, timeout_s=route.timeout_s)
+            transfer = self._groups[0].send([data], manifest=sent.manifest, timeout_s=left_s)
             self._sent.append(transfer)
         return sent
 
@@ -181,6 +200,7 @@ class RouteStore:
             return None, nothing
         if ticket.key != self.key or ticket.turn != turns[ticket.group] + 1:
             raise GroupError(f"this process takes no part any more in {ticket.manifest}")
+        _check_time(timeout_s)
         turns[ticket.group] += 1
         data = np.empty(ticket.size_bytes, np.uint8)
         group = self._groups[ticket.group]
@@ -207,6 +227,12 @@ class RouteStore:
         if made is not None:
             self._made.append(made)
         return made
+
+
+def _check_time(left_s: float | None) -> None:
+    """Refuse a bucket that cannot be in time, before it counts as one that this process takes part in."""
+    if left_s is not None and left_s <= 0:
+        raise TransportTimeoutError("the time of the update is over")
 
 
 def _default() -> str:

@@ -1,6 +1,7 @@
 """How the buckets of updates get from a trainer to its generators: decided once, for all of them."""
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -15,6 +16,8 @@ from raycrew.tensor_transport.weights._syncing.session import Member
 
 _KEEPERS = ("object_store", "shared_memory", "process_vm", "tcp")
 """What may keep the buckets that a collective broadcasts, the preferred ones first."""
+_USABLE = ("shared_memory", "gloo", "object_store", "tcp")
+"""What may be asked for."""
 
 
 class WeightRoute:
@@ -28,14 +31,14 @@ class WeightRoute:
 
     Args:
         transport: "auto" for the fastest that all can use ("shared_memory" on one machine), or the names to
-            choose from, in order, such as "gloo".
+            choose from, in order: "shared_memory", "gloo", "object_store", "tcp".
         method: The method's name.
         name: Of the groups, for people.
         address: Where members reach this process, as for `GroupHost`.
-        timeout_s: Deadline for all to join, and of each bucket that is broadcast.
+        timeout_s: Deadline for all to join, once all of them answer.
 
     Raises:
-        ValueError: `timeout_s` is no positive number.
+        ValueError: `timeout_s` is no positive number, or there is no such transport.
     """
 
     def __init__(
@@ -49,6 +52,9 @@ class WeightRoute:
     ) -> None:
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be above 0, got {timeout_s}")
+        asked = (transport,) if isinstance(transport, str) else tuple(transport)
+        if transport != "auto" and not (asked and set(asked) <= set(_USABLE)):
+            raise ValueError(f"transport must be 'auto', or of {', '.join(_USABLE)}; got {transport!r}")
         self._transport, self._method, self._name = transport, method, name
         self._address, self._timeout_s = address, timeout_s
         self._hosts: list[GroupHost] = []
@@ -67,8 +73,15 @@ class WeightRoute:
         """Which transport all use, and why no other one: the text that every member has, too."""
         return "nothing is chosen before the first update" if self._route is None else self._route.explanation
 
-    def connect(self, trainer: Sequence[Member], generators: Sequence[Member]) -> str:
+    def connect(
+        self, trainer: Sequence[Member], generators: Sequence[Member], timeout_s: float | None = 600.0
+    ) -> str:
         """Have all members on one route; its key. One that works, and is of these members, stays.
+
+        Args:
+            trainer: The ranks that may publish.
+            generators: Those that receive.
+            timeout_s: Until when all have to have answered: they may be busy.
 
         Raises:
             NoTransportError: No transport can be used by all members.
@@ -81,14 +94,19 @@ class WeightRoute:
                 raise TransportClosedError("this WeightRoute is closed")
             peers = {f"trainer {member.number}": member for member in trainer}
             peers |= {f"generator {member.number}": member for member in generators}
-            places = self._ask(peers, lambda _: None)
+            deadline = None if timeout_s is None else time.monotonic() + timeout_s
+            places = self._ask(peers, lambda _: None, deadline)
             key = "" if self._route is None else self._route.key
             if key and self._members == tuple(places) and all(p.key == key for p in places.values()):
                 return key
             routes = self._routes(places)
-            places = self._ask({name: peers[name] for name in routes}, routes.get)
+            places = self._ask({name: peers[name] for name in routes}, routes.get, deadline)
             self._members = tuple(places)
             return next(iter(routes.values())).key
+
+    def forget(self) -> None:
+        """Have all join anew before the next update: one that failed reached some members, and others not."""
+        self._members = ()
 
     def close(self) -> None:
         """End the groups: members are told; idempotent."""
@@ -138,11 +156,14 @@ class WeightRoute:
         while self._hosts:
             self._hosts.pop().close()
 
-    def _ask(self, peers: Mapping[str, Member], told: Callable[[str], Route | None]) -> dict[str, Place]:
+    def _ask(
+        self, peers: Mapping[str, Member], told: Callable[[str], Route | None], deadline: float | None
+    ) -> dict[str, Place]:
         """Call the method on all at once; what each says, but for those that take no part."""
         names = list(peers)
         members = {i: peers[name].peers for i, name in enumerate(names)}
-        calls = ThreadedCalls(members, self._method, lambda i: (told(names[i]),), 2 * self._timeout_s)
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        calls = ThreadedCalls(members, self._method, lambda i: (told(names[i]),), left_s)
         calls.start()
         found = {names[i]: outcome for i, outcome in calls.outcomes()}
         _raise_first({name: found[name] for name in names if isinstance(found[name], Exception)})

@@ -91,7 +91,7 @@ def sync_weights(
             it raises, this does, once all ranks have ended the step and were resumed; a version in a
             directory is given up, unless it is decided. The same holds for an interrupt from the keyboard.
         route: With a directory: how the bytes go, chosen for all ranks at once; their publishers and
-            receivers have a `RouteStore`.
+            receivers have a `RouteStore`. To join it they have as long again.
 
     Raises:
         ValueError: There are no such recipients, or `prepare` or `route` has no directory.
@@ -221,6 +221,8 @@ class _Synchronisation:
         """
         with self._lock:
             self._over, version = self._over or reason, self._version
+        if self.route is not None:
+            self.route.forget()
         if self.directory is not None and version is not None:
             with contextlib.suppress(DirectoryLostError):
                 self.directory.ask(Record.abort, version, reason)
@@ -266,7 +268,8 @@ class _Synchronisation:
         """The number of this version, and as each rank is told it; unless it was given up before."""
         self._check_wanted()
         ballots = {number: uuid.uuid4().hex for number in self._session.numbers}
-        route = "" if self.route is None else self.route.connect(self._trainers, self._members)
+        ranks = (self._trainers, self._members)
+        route = "" if self.route is None else self.route.connect(*ranks, self.timeout_s)
         asked = (list(ballots.values()), self.timeout_s, self._key, route)
         version = directory.ask(Record.reserve, *asked)
         with self._lock:

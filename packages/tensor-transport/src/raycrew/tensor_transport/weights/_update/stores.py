@@ -13,8 +13,8 @@ from raycrew.tensor_transport.transports import Offer, PullTransport
 class BroadcastStore(ByteStore, Protocol):
     """A store that may send what is put to all receivers of an update, which take part all together."""
 
-    def begin(self, key: str) -> None:
-        """A version begins; with a key, receivers that know it take part."""
+    def begin(self, key: str, timeout_s: float | None = None) -> bool:
+        """A version begins; with a key, receivers that know it take part. Whether what is put is sent."""
         ...
 
     def abandon(self) -> None:
