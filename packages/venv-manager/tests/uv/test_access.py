@@ -22,6 +22,7 @@ from raycrew.venv_manager.__main__ import main
 from raycrew.venv_manager._build import Recipe
 from raycrew.venv_manager._local.credentials import credentials_in, without_credentials
 from raycrew.venv_manager._uv import access_of
+from raycrew.venv_manager._uv.access import hiding
 from raycrew.venv_manager.provision import prepare
 from raycrew.venv_manager.testing import LocalIndex, write_project
 
@@ -334,3 +335,18 @@ def test_git_is_given_its_password_by_its_own_variables():
         "GIT_CONFIG_KEY_1": "url.https://u:p%2F@h/.insteadOf",
         "GIT_CONFIG_VALUE_1": "https://h/",
     }
+
+
+@pytest.mark.hostile
+def test_a_secret_of_several_lines_is_hidden_line_by_line():
+    key = [
+        "-----BEGIN PRIVATE KEY-----",
+        "MIIEvQIBADANBgkqhkiG",
+        "  w0BAQEFAASCBKcwggSj",
+        "no",
+        "-----END-----",
+    ]
+    hide = hiding({"DEPLOY_SECRET": "\r\n".join(key), "HF_TOKEN": "short", "HOME": "/home/of/somebody"})
+    shown = [hide(f"| {line} |") for line in key]
+    assert shown == ["| *** |", "| *** |", "|   *** |", "| no |", "| *** |"]
+    assert hide("\r\n".join(key)) == "***" and hide("a short /home/of/somebody") == "a *** /home/of/somebody"

@@ -25,6 +25,7 @@ from raycrew.venv_manager.errors import CredentialsError
 _SOURCES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
 _FROM_PIP = ("index-url", "extra-index-url", "find-links")
 _TELLING = 4  # Characters of a credential that is looked for in texts; shorter ones are in every word.
+_TELLING_LINE = 8  # Of a line of one that has several, where shorter ones are often plain words.
 _NAMED = re.compile(r"(?<![^\s,])(?P<name>[A-Za-z0-9_.-]+)=(?P<url>[a-z]+://\S+)")
 
 
@@ -82,14 +83,19 @@ def access_here(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def hiding(environ: Mapping[str, str]) -> Callable[[str], str]:
-    """What takes the credentials of an environment out of a text: of URLs, and wherever they are printed."""
+    """What takes the credentials of an environment out of a text: of URLs, and wherever they are printed.
+
+    Of one with several lines each is taken out by itself, as what is printed comes line by line.
+    """
     with_password = {name.removesuffix("_PASSWORD") for name in environ if name.endswith("_PASSWORD")}
     values = {
         value
         for name, value in environ.items()
         if is_credential(name) and name.removesuffix("_USERNAME") not in with_password
     }
-    spelled = {form for v in values if len(v) >= _TELLING for form in (v, quote(v, safe=""), quote(v))}
+    lines = {line.strip() for value in values for line in value.splitlines()}
+    told = {v for v in values if len(v) >= _TELLING} | {n for n in lines if len(n) >= _TELLING_LINE}
+    spelled = {form for text in told for form in (text, quote(text, safe=""), quote(text))}
     if not spelled:
         return without_credentials
     found = re.compile("|".join(re.escape(value) for value in sorted(spelled, key=len, reverse=True)))
