@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,18 @@ def test_the_command_has_two_names_and_a_version(capsys):
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out.strip() == raycrew.venv_manager.__version__ == project["version"]
+
+
+@pytest.mark.hostile
+def test_what_is_not_installed_has_no_version_and_all_commands(command, monkeypatch, capsys):
+    def lacks(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("raycrew.venv_manager.__main__.version", lacks)
+    assert command("list")[0] == 0
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 2 and "raycrew-venv-manager" in capsys.readouterr().err
 
 
 def test_explain(command, tmp_path):

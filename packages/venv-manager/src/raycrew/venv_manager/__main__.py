@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
@@ -40,7 +40,7 @@ def parser(prog: str = "raycrew-env", *, as_json: bool = False) -> argparse.Argu
         epilog="Exit codes: 0 fine, 1 a problem was found or a build failed, 2 bad usage, 130 Ctrl-C. "
         "With --json errors are JSON, too, on the standard output.",
     )
-    top.add_argument("--version", action="version", version=version("raycrew-venv-manager"))
+    top.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
@@ -87,6 +87,17 @@ def parser(prog: str = "raycrew-env", *, as_json: bool = False) -> argparse.Argu
     explain.add_argument("other")
     command("doctor", "Say whether environments can be built here, and with what.")
     return top
+
+
+class _ShowVersion(argparse.Action):
+    """Writes the version and ends; only then it is read, as what is not installed has none."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        try:
+            _write(version("raycrew-venv-manager"))
+        except PackageNotFoundError as error:
+            parser.error(str(error))
+        sys.exit(0)
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "raycrew-env") -> int:
