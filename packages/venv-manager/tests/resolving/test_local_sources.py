@@ -54,6 +54,22 @@ def lib(tmp_path):
     return folder
 
 
+def built_by(lib, index, name, code):
+    """The source, built by a backend of the index, so that no code of its own takes part."""
+    index.add(name, "1.0", files={f"{name}.py": code.replace('"backend.py", ', "")})
+    project, own = lib / "pyproject.toml", 'requires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    text = project.read_text()
+    project.write_text(text.replace(own, f'requires = ["{name}"]\nbuild-backend = "{name}"\n'))
+    (lib / "backend.py").unlink()
+    return lib
+
+
+@pytest.fixture
+def plain(lib, index):
+    """The same source, built by a backend that is not its own."""
+    return built_by(lib, index, "plainbackend", BACKEND)
+
+
 @pytest.fixture
 def checkout(lib):
     """The same source as a git checkout that ignores logs and what is generated."""
@@ -111,7 +127,8 @@ def test_two_builds_of_one_source_are_one_environment(asked, lib, tmp_path, envi
 
 
 @pytest.mark.hostile
-def test_outside_of_git_what_is_not_shipped_costs_nothing_once_it_was_seen(asked, lib):
+def test_outside_of_git_what_is_not_shipped_costs_nothing_once_it_was_seen(asked, plain):
+    lib, twice = plain, ["build --wheel", "build --sdist"]
     built, package = ensure(of(lib), store=asked.store), lib / "src" / "lib"
     asked.since()
 
@@ -121,15 +138,15 @@ def test_outside_of_git_what_is_not_shipped_costs_nothing_once_it_was_seen(asked
         return asked.since()
 
     (lib / "logs").mkdir()
-    assert asks_for(lambda: (lib / "logs" / "0.txt").write_text("a line\n")) == [
-        "build --wheel",
-        "build --sdist",
-    ]
+    assert asks_for(lambda: (lib / "logs" / "0.txt").write_text("a line\n")) == twice
     assert asks_for(lambda: (lib / "logs" / "0.txt").write_text("two\n")) == []
     assert asks_for(lambda: (lib / "logs" / "1.txt").write_text("more\n")) == []
-    assert asks_for(lambda: (lib / "notes.txt").touch()) == ["build --wheel", "build --sdist"]
-    assert asks_for(lambda: (lib / "notes.txt").write_text("of nobody's concern\n")) == []
-    assert asks_for(lambda: (lib / "notes.txt").unlink()) == []
+    (lib / "docs").mkdir()
+    assert asks_for(lambda: (lib / "docs" / "conf.py").touch()) == twice
+    assert asks_for(lambda: (lib / "docs" / "conf.py").write_text("# of nobody's concern\n")) == []
+    assert asks_for(lambda: (lib / "docs" / "conf.py").unlink()) == []
+    for text in ("beside the project file", "all may be read"):
+        assert asks_for(lambda text=text: (lib / "VERSION").write_text(text)) == twice
     for number, (name, text) in enumerate(
         [("new.py", "VALUE = 1"), (".hidden", "1"), ("new.py", "VALUE = 2"), ("__init__.py", "VALUE = 3")]
     ):
@@ -152,14 +169,54 @@ def test_outside_of_git_what_is_not_shipped_costs_nothing_once_it_was_seen(asked
 
 
 @pytest.mark.hostile
-def test_without_source_archives_all_files_outside_of_git_count(asked, lib):
+def test_without_source_archives_all_files_outside_of_git_count(asked, plain):
+    lib = plain
     (lib / "no-sdist").touch()
+    (lib / "docs").mkdir()
     first = asked.key(of(lib))
     for number in range(3):
         asked.since()
-        (lib / "notes.txt").write_text(str(number))
+        (lib / "docs" / "notes.txt").write_text(str(number))
         assert asked.key(of(lib)) == first
         assert "build --wheel" in asked.since()
+
+
+@pytest.mark.hostile
+def test_a_package_that_appears_where_nothing_was_shipped_from_is_seen(asked, lib, index):
+    modules = BACKEND.replace("p.is_file() and", 'p.suffix == ".py" and')
+    built_by(lib, index, "modulesbackend", modules)
+    extra = lib / "src" / "extra"
+    extra.mkdir()
+    for text in ("1", "2", "3"):
+        (extra / "notes.txt").write_text(text)
+        first = asked.key(of(lib))
+    assert asked.since()[-2:] == ["build --wheel", "build --sdist"], "the third costs nothing"
+    (extra / "__init__.py").touch()
+    (extra / "more.py").write_text("VALUE = 5\n")
+    found = ensure(of(lib), store=asked.store)
+    assert found.key != first and run(found, "import extra.more; print(extra.more.VALUE)") == "5"
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("by", ["a backend", "setup.py", "a hook"])
+def test_what_code_of_a_source_reads_to_build_it_counts_wherever_it_lies(asked, lib, index, by):
+    value = '"VALUE = " + pathlib.Path("data/value.txt").read_text()'
+    reads = BACKEND.replace(
+        '        info = "lib-0', f'        add("lib/_value.py", {value})\n        info = "lib-0'
+    )
+    if by == "a backend":
+        (lib / "backend.py").write_text(reads)
+    else:
+        built_by(lib, index, "readsbackend", reads)
+    if by == "setup.py":
+        (lib / "setup.py").touch()
+    if by == "a hook":
+        project = lib / "pyproject.toml"
+        project.write_text(project.read_text() + "[tool.hatch.build.targets.wheel.hooks.custom]\n")
+    (lib / "data").mkdir()
+    for text in "1231":
+        (lib / "data" / "value.txt").write_text(text)
+        assert run(ensure(of(lib), store=asked.store), "import lib._value; print(lib._value.VALUE)") == text
 
 
 @pytest.mark.hostile

@@ -25,6 +25,7 @@ from raycrew.venv_manager._local.listed import (
 )
 from raycrew.venv_manager._local.sources import (
     build_sources,
+    has_build_code,
     is_package,
     local_sources,
     member,
@@ -45,6 +46,7 @@ __all__ = [
     "files_below",
     "files_of_git",
     "folder_fingerprint",
+    "has_build_code",
     "holds_files",
     "ignored_by_git",
     "ignored_fingerprint",

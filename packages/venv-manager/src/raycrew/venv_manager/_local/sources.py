@@ -13,6 +13,9 @@ from raycrew.venv_manager._local.listed import local_requirement, required_name
 from raycrew.venv_manager.errors import SpecError, fault_of
 
 _Named = tuple[str | None, Path]  # as what it is required, and where it lies
+# Keys by which project files of build backends name code of the project's own, and files that are such code.
+_HOOKS = frozenset({"hooks", "custom-hook", "cmdclass"})
+_BUILD_CODE = ("setup.py", "pdm_build.py")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -138,6 +141,27 @@ def build_sources(folder: Path, more: Iterable[str] = ()) -> dict[Path, set[str]
         named = {name: source for name, source in given.items() if canonicalize_name(name) in needed}
         direct += sources_named(named, base)
     return _with_theirs(direct)
+
+
+def has_build_code(folder: Path) -> bool:
+    """Whether code of a source's own takes part in its build: that may read any of its files."""
+    data, hatch = _project_file(folder), folder / "hatch.toml"
+    tool = data.get("tool", {})
+    return (
+        any((folder / name).exists() for name in _BUILD_CODE)
+        or "backend-path" in data.get("build-system", {})
+        or "build" in tool.get("poetry", {})
+        or not _HOOKS.isdisjoint(_keys([tool, read_toml(hatch) if hatch.is_file() else {}]))
+    )
+
+
+def _keys(tables: Any) -> Iterator[str]:
+    """The keys of tables, and of the tables in these."""
+    if isinstance(tables, dict):
+        yield from tables
+    if isinstance(tables, (dict, list)):
+        for table in tables.values() if isinstance(tables, dict) else tables:
+            yield from _keys(table)
 
 
 def sources_named(sources: Mapping[str, Any], base: Path) -> Iterator[_Named]:

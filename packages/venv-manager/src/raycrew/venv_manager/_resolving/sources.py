@@ -21,7 +21,7 @@ from raycrew.venv_manager._build import (
     tops_of,
     write_whole,
 )
-from raycrew.venv_manager._local import build_sources, declared, files_of_git
+from raycrew.venv_manager._local import build_sources, declared, files_of_git, has_build_code
 from raycrew.venv_manager._resolving.ignored import Ignored
 from raycrew.venv_manager._resolving.unversioned import Shipped
 from raycrew.venv_manager._spec import KEY_LENGTH, fingerprint, key_of
@@ -143,7 +143,7 @@ class SourceShelf:
     def _known_outside_git(self, source: Source) -> Built | None:
         """The wheel of a source outside of git, if all that its source archive holds is as it was."""
         seen = self._record(source.place_key, _PLACED)
-        if seen is None or not seen["files"] or files_of_git(str(source.path)):
+        if seen is None or not seen["files"] or files_of_git(str(source.path)) or has_build_code(source.path):
             return None
         return self._known(seen["built"]) if Shipped.from_record(seen).stays(source.path) else None
 
@@ -232,7 +232,7 @@ class SourceShelf:
         if made.is_compiled or not source.path.is_dir() or files_of_git(str(source.path)):
             return
         found = Shipped({}, frozenset())
-        if self._record(source.place_key, _PLACED) is not None:
+        if self._record(source.place_key, _PLACED) is not None and not has_build_code(source.path):
             try:
                 with scratch("raycrew-venv-sdist-") as folder:
                     archive = build_file(
