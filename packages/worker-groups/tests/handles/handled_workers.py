@@ -4,6 +4,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from workers import await_file
+
 from raycrew.worker_groups import WorkerFailureError, WorkerGroupClosedError, current_worker, sharded
 
 
@@ -50,6 +52,22 @@ class Rollout:
             marker.touch()
             os._exit(7)
         return number, current_worker().generation
+
+
+class Meeting:
+    """Has to hear of a generation before it is called in it."""
+
+    def __init__(self):
+        self.heard = None
+
+    def on_generation(self, worker):
+        self.heard = worker.generation
+
+    def seen(self):
+        return current_worker().generation, self.heard
+
+    def wait_for(self, path):
+        await_file(path)
 
 
 class Caller:

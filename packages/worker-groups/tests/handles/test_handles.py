@@ -1,10 +1,11 @@
 import asyncio
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import ray
-from handled_workers import Caller, Rollout
+from handled_workers import Caller, Meeting, Rollout
 from patience import eventually
 from ray import cloudpickle
 
@@ -20,6 +21,7 @@ from raycrew.worker_groups import (
     WorkerGroupClosedError,
     WorkerGroupError,
 )
+from raycrew.worker_groups._ray import find_actor, own_namespace
 from raycrew.worker_groups.testing import InProcessGroup
 
 DP = NamedSharding([0, 1], ["dp"])
@@ -130,12 +132,43 @@ def test_a_directory_that_is_lost_is_made_anew(local_ray, tmp_path):
         RayWorkerGroup(cluster, Rollout, name_prefix="policy") as group,
     ):
         handle = group.handle()
-        ray.kill(ray.get_actor(handle._route._contact.address.actor))
-        with pytest.raises(WorkerFailureError):
-            group.call("run", str(tmp_path), 0).get_results()
+        lose_directory(handle)
+        with pytest.raises(WorkerFailureError) as failed:
+            handle.call("run", str(tmp_path), 0).get_results()
+        assert "who the group's members are now is not known" in failed.value.__notes__[0]
+        assert handle.on([1]).call("run", str(tmp_path)).get_results() == [0]  # it lives, as far as is known
+        with pytest.raises(WorkerGroupError, match="nobody knows the members of 'policy'"):
+            handle.refresh()
         assert group.restart_failed_workers() == [0]
         assert handle.refresh() == 1
         assert handle.call("pid").get_results() == group.call("pid").get_results()
+        lose_directory(handle)
+        assert group.handle().refresh() == handle.refresh() == 1
+
+
+@pytest.mark.hostile
+def test_no_call_comes_between_a_survivors_place_and_its_on_generation(cluster, tmp_path):
+    gate = tmp_path / "gate"
+    with RayWorkerGroup(cluster, Meeting) as group, ThreadPoolExecutor(1) as pool:
+        handle = group.handle()
+        busy = group.on([1]).call("wait_for", str(gate))
+        renewed = pool.submit(group.renew_rendezvous)
+        try:
+            eventually(lambda: group.generation == 1, "the group waits for rank 1 to hear of it")
+            between = handle.on([0]).call("seen").get_results(timeout=60)
+        finally:
+            gate.touch()
+        assert (renewed.result(60), busy.get_results()) == (1, [None])
+        assert between == [(0, 0)]
+        assert handle.call("seen").get_results() == [(1, 1)] * 2
+        assert group.renew_rendezvous() == 2
+        assert handle.call("seen").get_results() == [(2, 2)] * 2
+
+
+def lose_directory(handle):
+    name = handle._route._contact.address.actor
+    ray.kill(ray.get_actor(name))
+    eventually(lambda: find_actor(name, own_namespace()) is None, "its name is free")
 
 
 def test_a_handle_of_a_group_in_this_process():

@@ -20,6 +20,7 @@ from raycrew.worker_groups._ray import (
     check_session,
     current_session,
     runs_in_order,
+    while_connected,
 )
 from raycrew.worker_groups._start import (
     HOOK,
@@ -62,10 +63,12 @@ class Actors:
     def end(self, timeout_s: float, force: bool) -> Ended:
         """End them, by rank; they may have ended before."""
         handles, facts = dict(enumerate(self.handles)), dict(enumerate(self.facts))
-        if Session.current() == self.session:
-            self.directory.end()
-        ended = end_workers_of(self.session, handles, facts, 0.0 if force else timeout_s)
-        return ended.beside(self.end_strays())
+        try:
+            ended = end_workers_of(self.session, handles, facts, 0.0 if force else timeout_s)
+            return ended.beside(self.end_strays())
+        finally:
+            if Session.current() == self.session:
+                self.directory.end()
 
     def end_strays(self) -> list[Ended]:
         """Try once more to end new workers of failed restarts; gives those that may still use bundles."""
@@ -248,7 +251,8 @@ class RayWorkerGroup(WorkerGroup):
         """See `WorkerGroup.handle`."""
         self._life.check_owner("handle")
         self._open()
-        address, members = self._crew.directory.open(self._members)
+        with self._life.sending(range(self.world_size), None), while_connected(self._check_connection):
+            address, members = self._crew.directory.open(self._members)
         options = self._spec.options
         contact = Contact(
             address,

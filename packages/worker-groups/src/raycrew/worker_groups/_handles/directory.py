@@ -11,21 +11,30 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raycrew.cluster_core import ClusterError
 from raycrew.worker_groups._handles.members import Members
 from raycrew.worker_groups._ray import (
     current_session,
     end_actors,
     find_actor,
     is_behind_proxy,
+    may_come_back,
     own_namespace,
     own_node,
     start_actor,
+    while_connected,
 )
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
 
 logger = logging.getLogger(__name__)
 
 _ANSWER_S = 10.0
+
+_REFUSALS = (RayError, WorkerGroupError, ClusterError, ValueError)  # the last: Ray still holds its name
+
+
+class DirectoryGoneError(WorkerGroupError):
+    """There is no directory: its group has ended, or the directory alone was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +51,30 @@ class Address:
     actor: str
     namespace: str
 
-    def newer_than(self, generation: int) -> Members | None:
+    def newer_than(self, generation: int, check: Callable[[], object]) -> Members | None:
         """The members of the group, if they are of a later generation.
 
+        Args:
+            generation: Of those that are known.
+            check: Raises where the connection to Ray has ended.
+
         Raises:
-            WorkerGroupClosedError: The group was shut down.
-            GetTimeoutError: There is no answer.
+            DirectoryGoneError: There is nobody to ask.
+            WorkerGroupError: The connection to Ray has ended.
+            RayError: There is no answer.
         """
-        handle = find_actor(self.actor, self.namespace)
-        closed = f"worker group {self.group_name!r} was shut down: nobody knows its members any more"
-        if handle is None:
-            raise WorkerGroupClosedError(closed)
-        session = current_session()
-        try:
-            with session.while_connected():
+        with while_connected(check) as session:
+            handle = find_actor(self.actor, self.namespace)
+            if handle is None:
+                raise DirectoryGoneError(f"nobody knows the members of {self.group_name!r} any more")
+            try:
                 asked = handle.newer_than.remote(generation)
-            found: Members | None = session.get(asked, timeout=_ANSWER_S)
-        except RayActorError as error:
-            raise WorkerGroupClosedError(closed) from error
+                found: Members | None = session.get(asked, timeout=_ANSWER_S)
+            except RayActorError as error:
+                if may_come_back(error):
+                    raise
+                gone = f"who knew the members of {self.group_name!r} has died"
+                raise DirectoryGoneError(gone) from error
         return found
 
 
@@ -93,37 +108,47 @@ class Directory:
         self._lock = threading.Lock()
 
     def open(self, members: Callable[[], Members]) -> tuple[Address, Members]:
-        """Where the members can be asked for, and who they are.
+        """Where the members can be asked for, and who they are; an actor that was lost is made anew.
 
         Raises:
-            WorkerGroupClosedError: The group has ended.
+            WorkerGroupClosedError: The group has ended, perhaps meanwhile.
             GetTimeoutError: Ray's control service does not answer.
         """
         with self._lock:
+            now = members()
+            if not self._is_over:
+                self._tell_or_log(now, may_fail=self._actor is not None)
             if self._is_over:
                 raise WorkerGroupClosedError(f"worker group {self._group_name!r} was shut down")
-            now = members()
-            if self._actor is None:
-                self._start(now)
             return Address(self._group_name, self._name, own_namespace()), now
 
     def publish(self, members: Callable[[], Members]) -> None:
-        """Tell who the members are, where anybody has a handle. One that can't be told is made anew."""
+        """Tell who the members are, where anybody has a handle; that nobody can be told is logged."""
         with self._lock:
-            if self._actor is None or self._is_over:
-                return
-            try:
-                self._tell(members())
-            except (RayError, WorkerGroupError) as error:
-                logger.warning("handles of %s can't be told of its new members: %s", self._group_name, error)
+            if self._actor is not None and not self._is_over:
+                self._tell_or_log(members(), may_fail=True)
+
+    def _tell_or_log(self, members: Members, *, may_fail: bool) -> None:
+        try:
+            self._tell(members)
+        except _REFUSALS as error:
+            if not may_fail:
+                raise
+            logger.warning("handles of %s can't be told of its members: %s", self._group_name, error)
 
     def _tell(self, members: Members) -> None:
+        """Tell the actor, which is made where there is none: its node is gone, say, or somebody ended it."""
+        if (actor := self._actor) is None:
+            self._start(members)
+            return
         session = current_session()
         try:
             with session.while_connected():
-                told = self._actor.replace.remote(members)
+                told = actor.replace.remote(members)
             session.get(told, timeout=_ANSWER_S)
-        except RayActorError:  # its node is gone, or somebody ended it
+        except RayActorError as error:
+            if may_come_back(error):  # it still has its name
+                raise
             self._start(members)
 
     def _start(self, members: Members) -> None:
@@ -132,11 +157,13 @@ class Directory:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(own_node()[0], soft=True)
         remote: Any = ray.remote
         self._actor = start_actor(remote(MemberList), options, arguments=[members])
+        if self._is_over:  # meanwhile
+            self.end()
 
     def end(self) -> None:
-        """End the actor: from now on handles know that the group has ended."""
-        with self._lock:
-            self._is_over, actor, self._actor = True, self._actor, None
+        """End the actor, for good; waits for no lock, which who a signal handler interrupted may hold."""
+        self._is_over = True
+        actor, self._actor = self._actor, None
         if actor is not None:
             try:
                 end_actors([actor])

@@ -18,16 +18,19 @@ from raycrew.worker_groups.sharding import NamedSharding
 class GroupHandle(GroupCalls):
     """Calls the workers of a group from any task or actor of the cluster; `group.handle()` makes it.
 
-    It can be pickled, carries no secrets and none of the workers' variables and arguments, and offers nothing
-    that ends, restarts or changes the group. That is a matter of order and no boundary of security: whoever
-    is connected to the same Ray can end its actors.
+    It can be pickled where the group's transport and a balancing strategy of one's own can, carries no
+    secrets and none of the workers' variables and arguments, and offers nothing that ends, restarts or
+    changes the group. That is a matter of order and no boundary of security: whoever is connected to the same
+    Ray can end its actors.
 
     Calls, declared calls, streams, the balancer, futures and errors are those of the group. Once a call fails
     because a worker died, the handle asks an actor of the group's who its members are now, and goes on with
     those: its owner may have restarted some. The call that failed raises all the same, as it may have run;
     only items of a balancer go again, if their method is among the group's `idempotent_methods`. Where the
     dead have not been replaced yet, it asks again before each call. It neither restarts a group nor keeps it
-    alive.
+    alive. While the group gets a new generation, a call on a survivor runs in the old one, or after its
+    `on_generation`. In another process than the group's, a worker that was ended for its `memory_limit` is
+    told by a plain `WorkerFailureError`.
     """
 
     def __init__(self, route: Route) -> None:
@@ -60,7 +63,7 @@ class GroupHandle(GroupCalls):
     @property
     def world_size(self) -> int:
         """Number of workers."""
-        return len(self._route.members().ranks)
+        return len(self._route.known().ranks)
 
     def __len__(self) -> int:
         return self.world_size
@@ -73,12 +76,12 @@ class GroupHandle(GroupCalls):
     @property
     def tied_workers_groups(self) -> list[list[int]]:
         """Ranks of each tied group, leader first; without tied groups each rank is one of its own."""
-        return [list(group) for group in self._route.members().tied_groups]
+        return [list(group) for group in self._route.known().tied_groups]
 
     @property
     def sharding_annotations(self) -> NamedSharding | None:
         """Named axes over the ranks."""
-        return self._route.members().sharding
+        return self._route.known().sharding
 
     @property
     def balancer(self) -> LoadBalancer:
@@ -92,7 +95,7 @@ class GroupHandle(GroupCalls):
         return self._balancer
 
     def __repr__(self) -> str:
-        members = self._route.members()
+        members = self._route.known()
         return f"GroupHandle({self.name!r}, {len(members.ranks)} workers, generation {members.generation})"
 
     def refresh(self) -> int:
@@ -100,7 +103,8 @@ class GroupHandle(GroupCalls):
 
         Raises:
             WorkerGroupClosedError: The group was shut down, or the connection to Ray has ended.
-            GetTimeoutError: There is no answer.
+            WorkerGroupError: The actor that knows is gone while members live; a restart makes it anew.
+            RayError: There is no answer.
         """
         self._route.refresh()
         return self.generation

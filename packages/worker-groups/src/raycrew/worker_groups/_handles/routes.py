@@ -21,9 +21,16 @@ from raycrew.worker_groups._calls import (
     parts_of,
     send_to_actors,
 )
-from raycrew.worker_groups._handles.directory import Address
+from raycrew.worker_groups._handles.directory import Address, DirectoryGoneError
 from raycrew.worker_groups._handles.members import Members
-from raycrew.worker_groups._ray import check_session, current_session, is_behind_proxy, may_come_back
+from raycrew.worker_groups._ray import (
+    actor_states,
+    check_session,
+    current_session,
+    is_behind_proxy,
+    may_come_back,
+    while_connected,
+)
 from raycrew.worker_groups._worker import ClassInfo
 from raycrew.worker_groups.balancing import ProcessUsage, WorkerLoad
 from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupClosedError, WorkerGroupError
@@ -32,6 +39,8 @@ from raycrew.worker_groups.protocols import ArgumentTransport
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.25
+_STATUS_S = 1.0
+_QUIET_S = 10.0  # after a question that nobody answered
 
 Strategy = str | Callable[[Sequence[WorkerLoad], Any], int]
 
@@ -60,8 +69,12 @@ class Route(ABC):
         """
 
     @abstractmethod
+    def known(self) -> Members:
+        """The members as far as they are known; asks nobody."""
+
+    @abstractmethod
     def members(self) -> Members:
-        """The members as far as they are known."""
+        """The members as far as they are known, or can be found out."""
 
     @abstractmethod
     def refresh(self) -> None:
@@ -126,9 +139,9 @@ class RayRoute(Route):
     def __init__(self, contact: Contact, members: Members) -> None:
         self._contact = replace(contact, session=contact.session or current_session())
         self._known = _Known(contact, members)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._misses_some = False
-        self._asked_at = float("-inf")
+        self._asked_at = self._quiet_until = float("-inf")
         self.name, self.info = contact.address.group_name, contact.info
         self.strategy, self.idempotent_methods = contact.strategy, contact.idempotent_methods
 
@@ -143,6 +156,10 @@ class RayRoute(Route):
         if self._misses_some:
             self._ask_again()
         return self._known.shape
+
+    def known(self) -> Members:
+        """See `Route`."""
+        return self._known.members
 
     def members(self) -> Members:
         """See `Route`; where some are dead, others are asked for now and then."""
@@ -170,7 +187,10 @@ class RayRoute(Route):
             in_order=contact.in_order,
             keeper=None,
             session=contact.session or current_session(),
-            recovery=Recovery(partial(self._after_death, known.members.generation)),
+            recovery=Recovery(
+                partial(self._after_death, known.members.generation),
+                seen=partial(self._miss_some, known.members.generation),
+            ),
         )
 
     def usage(self) -> Mapping[int, float]:
@@ -187,31 +207,53 @@ class RayRoute(Route):
                 self._ask()
         except (WorkerGroupError, RayError) as unknown:
             error.add_note(f"who the group's members are now is not known: {unknown}")
+        died = any(part.cause is not None and not may_come_back(part.cause) for part in parts_of(error))
         now = self._known.members.generation
         if now > generation:
             error.add_note(
                 f"this handle calls the group's generation {now} from now on; this call may have run, "
                 "and was not sent again"
             )
-        elif any(part.cause is not None and not may_come_back(part.cause) for part in parts_of(error)):
-            self._misses_some = True
+        elif died and self._miss_some(generation):
             error.add_note("the group has no newer workers yet; this handle asks again before its next call")
         return False
 
+    def _miss_some(self, generation: int) -> bool:
+        """Ask again from now on, as workers of a generation have died; whether no later one is known."""
+        with self._lock:
+            is_last = self._known.members.generation <= generation
+            self._misses_some |= is_last
+        return is_last
+
     def _ask_again(self) -> None:
+        if time.monotonic() < self._quiet_until:
+            return
         try:
             self._ask()
         except WorkerGroupClosedError:
             raise
         except (WorkerGroupError, RayError) as error:
+            self._quiet_until = time.monotonic() + _QUIET_S
             logger.warning("who the members of %s are now is not known: %s", self.name, error)
 
     def _ask(self) -> None:
         with self._lock:
-            newer = self._contact.address.newer_than(self._known.members.generation)
-            self._asked_at = time.monotonic()
+            try:
+                newer = self._contact.address.newer_than(self._known.members.generation, self._check)
+            except DirectoryGoneError as gone:
+                if not self._are_all_dead():
+                    raise
+                said = f"worker group {self.name!r} was shut down, or all of it was lost: {gone}"
+                raise WorkerGroupClosedError(said) from gone
+            finally:
+                self._asked_at = time.monotonic()
             if newer is not None:
                 self._known, self._misses_some = _Known(self._contact, newer), False
+
+    def _are_all_dead(self) -> bool:
+        with while_connected(self._check):
+            states = actor_states(self._known.members.handles, _STATUS_S)
+        return set(states.values()) == {"dead"}
 
 
 class LocalRoute(Route):
@@ -249,6 +291,10 @@ class LocalRoute(Route):
     def shape(self) -> GroupShape:
         """See `Route`."""
         return self._shape()
+
+    def known(self) -> Members:
+        """See `Route`."""
+        return self._members()
 
     def members(self) -> Members:
         """See `Route`."""

@@ -12,6 +12,7 @@ from raycrew.worker_groups._ray import while_connected
 from raycrew.worker_groups._start.arguments import of_each_rank
 from raycrew.worker_groups._start.spec import GroupSpec, interpreter_for
 from raycrew.worker_groups._start.startup import Launch, Started, starting
+from raycrew.worker_groups._worker import ClassInfo
 from raycrew.worker_groups.errors import WorkerGroupError
 
 
@@ -65,7 +66,10 @@ class _Succession(Launch):
     """One replacement of the workers at some positions, step by step."""
 
     def build(self, started: Started) -> tuple[Started, dict[int, Any]]:
-        """The new generation, and by rank the calls in which those that live take their place in it."""
+        """The new generation, and by rank the calls in which those that live take their place in it.
+
+        Where their class hears of it, they take it only then, and these calls come before that.
+        """
         # A node that joined since the start may not have the environment yet.
         interpreter_for(self.spec.options.environments, self.spec.builder.fqn, self.spec.cluster)
         order, options = started.order, started.options
@@ -79,17 +83,26 @@ class _Succession(Launch):
             timings = self._begin(order, ranks, facts, own)
             handles = [self.handles.get(p, handle) for p, handle in zip(order, started.handles, strict=True)]
             here = [facts[position] for position in order]
-            told = {
-                rank: self._prepare(handles[rank], ranks[rank], here[rank], own[position])
+            self.orders = {
+                rank: self._orders(ranks[rank], here[rank], own[position])
                 for rank, position in enumerate(order)
                 if position not in self.handles
             }
+            told = self._tell_places(started.info, handles)
         except BaseException:
             self._end()
             raise
         self._note_phases(order, facts, timings)
-        spare_port = told.get(0, here[0].spare_port)
+        spare_port: Any = here[0].spare_port
+        if 0 in told:
+            spare_port = None if self._has_hook(started.info) else told[0]
         return Started(handles, ranks, here, order, started.info, options, self.report, spare_port), told
+
+    def _tell_places(self, info: ClassInfo, handles: Sequence[Any]) -> dict[int, Any]:
+        if not self._has_hook(info):
+            return {rank: self._prepare(handles[rank], orders) for rank, orders in self.orders.items()}
+        with while_connected(self.go_on):
+            return {rank: handles[rank].__ray_ready__.remote() for rank in self.orders}
 
     def tell(self, started: Started, told: dict[int, Any]) -> None:
         """Have all workers do what their class does in a new generation, where it does anything."""
@@ -98,7 +111,9 @@ class _Succession(Launch):
             self._raise_failed(
                 self._settle(list(told.values())), places, "the call before the new generation"
             )
-            self._tell(started.info, started.handles, started.ranks, started.facts)
+            self._tell(started.info, started.handles, started.ranks, started.facts, self.orders)
+            if 0 in told:  # for the next generation, which may come while rank 0 is busy
+                started.spare_port = self._next_port(started)
 
     def _facts(self, started: Started) -> list[WorkerFacts]:
         """What each position's worker says; rank 0 leads to another port than it has so far."""
@@ -114,16 +129,18 @@ class _Succession(Launch):
         """What rank 0 said; where that is of no use it is asked anew."""
         if isinstance(known := started.spare_port, int):
             return known
-        told = self._settle([known])
+        told = self._settle([] if known is None else [known])
         if told.values.get(0):
             return int(told.values[0])
         place = Whereabouts(self.spec.name, started.ranks[0], started.facts[0])
         method = f"the call before generation {started.ranks[0].generation}"
         if told.pending:
             self._raise_failed(told, [place], method)
-        first: Any = started.handles[0]
-        with while_connected(self.go_on):
-            asked = first._raycrew_next_port.remote()  # noqa: SLF001
-        settled = self._settle([asked])
+        settled = self._settle([self._next_port(started)])
         self._raise_failed(settled, [place], "the look for a port of the next generation")
         return int(settled.values[0])
+
+    def _next_port(self, started: Started) -> Any:
+        first: Any = started.handles[0]
+        with while_connected(self.go_on):
+            return first._raycrew_next_port.remote()  # noqa: SLF001

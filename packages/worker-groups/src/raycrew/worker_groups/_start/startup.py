@@ -40,6 +40,7 @@ from raycrew.worker_groups._start.spec import HOOK, GroupSpec, check_hook, inter
 from raycrew.worker_groups._worker import (
     ClassInfo,
     ClassSource,
+    CurrentWorker,
     Orders,
     WorkerOptions,
     as_current,
@@ -68,7 +69,7 @@ class Started:
     info: ClassInfo
     options: list[WorkerOptions]
     report: StartupReport
-    #: Where the next generation meets if rank 0 lives: a port, or a call of rank 0's that says so, or 0.
+    #: Where the next generation meets if rank 0 lives: a port, or a call of rank 0's that says so, or None.
     spare_port: Any = 0
 
 
@@ -225,7 +226,7 @@ class Launch:
             for position in self.positions:
                 handle: Any = self.handles[position]
                 worker = options[position]
-                prepared = self._prepare(handle, info_of[position], facts[position], worker)
+                prepared = self._prepare(handle, self._orders(info_of[position], facts[position], worker))
                 kwargs = packer.pack_named(worker.init_kwargs)
                 # `prepared` as an argument keeps the rest from being unpickled before the environment is set.
                 own = (prepared, source, self.spec.transport)
@@ -235,10 +236,11 @@ class Launch:
         self._raise_failed(settled, places)
         return {self.positions[i]: seconds for i, seconds in settled.values.items()}
 
-    def _prepare(self, handle: Any, info: RankInfo, facts: WorkerFacts, worker: WorkerOptions) -> Any:
-        orders = Orders(
-            as_current(info, facts, self.spec.options.communication), {**worker.env_vars, **self.spec.secrets}
-        )
+    def _orders(self, info: RankInfo, facts: WorkerFacts, worker: WorkerOptions) -> Orders:
+        current = as_current(info, facts, self.spec.options.communication)
+        return Orders(current, {**worker.env_vars, **self.spec.secrets})
+
+    def _prepare(self, handle: Any, orders: Orders) -> Any:
         with while_connected(self.go_on):
             return handle._raycrew_prepare.remote(orders)  # noqa: SLF001
 
@@ -247,14 +249,26 @@ class Launch:
         return HOOK in info.methods
 
     def _tell(
-        self, info: ClassInfo, handles: Sequence[Any], ranks: Sequence[RankInfo], facts: Sequence[WorkerFacts]
+        self,
+        info: ClassInfo,
+        handles: Sequence[Any],
+        ranks: Sequence[RankInfo],
+        facts: Sequence[WorkerFacts],
+        orders: Mapping[int, Orders] | None = None,
     ) -> None:
-        """Have all workers, in rank order, do what their class does in a new generation."""
+        """Have all workers, in rank order, do what their class does in a new generation.
+
+        With orders, some take their places in the same call, so that no other one comes in between.
+        """
         if not self._has_hook(info):
             return
         self.progress.step(HOOK)
         communication = self.spec.options.communication
-        told = [as_current(rank, fact, communication) for rank, fact in zip(ranks, facts, strict=True)]
+        told: list[Orders | CurrentWorker] = [
+            as_current(rank, fact, communication) for rank, fact in zip(ranks, facts, strict=True)
+        ]
+        for rank, own_orders in (orders or {}).items():
+            told[rank] = own_orders
         with while_connected(self.go_on):
             asked = [getattr(h, HOOK).remote(own) for h, own in zip(handles, told, strict=True)]
         settled = self._settle(asked)

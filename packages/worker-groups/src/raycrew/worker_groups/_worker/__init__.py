@@ -1,6 +1,7 @@
 """What runs in a worker's process, and what is known of its class and options before it does."""
 
 from raycrew.worker_groups._worker.forwarders import shell_class
+from raycrew.worker_groups._worker.hearing import HOOK
 from raycrew.worker_groups._worker.options import (
     Configured,
     WorkerOptions,
@@ -34,6 +35,7 @@ from raycrew.worker_groups._worker.worker_class import (
 )
 
 __all__ = [
+    "HOOK",
     "ClassInfo",
     "ClassSource",
     "CommunicationOptions",

@@ -6,6 +6,7 @@ from inspect import Parameter, Signature
 from typing import Any
 
 from raycrew.worker_groups._health import Running, as_text
+from raycrew.worker_groups._worker.hearing import HOOK
 from raycrew.worker_groups._worker.raised import told_to_the_caller
 from raycrew.worker_groups._worker.shell import Shell, has_to_receive
 from raycrew.worker_groups._worker.worker_class import ClassInfo, MethodInfo
@@ -32,6 +33,8 @@ def shell_class(info: ClassInfo) -> type:
 
 def _forwarder(method: MethodInfo) -> Callable[..., Any]:
     forward = _FORWARDERS[method.kind](method.name, as_text(method.name))
+    if method.name == HOOK and method.kind in _HEARING:
+        forward = _HEARING[method.kind](forward)
     forward.__name__ = forward.__qualname__ = method.name
     own = Parameter("self", Parameter.POSITIONAL_ONLY)
     parameters = list(method.signature.parameters.values())
@@ -71,6 +74,7 @@ def _generator(name: str, text: bytes) -> Callable[..., Any]:
 def _async(name: str, text: bytes) -> Callable[..., Any]:
     async def forward(self: Shell, *args: Any, **kwargs: Any) -> Any:
         with Running(text):
+            await _heard(self, name)
             bound = self._raycrew_bound(name)
             args, kwargs = await _received_async(self, args, kwargs)
             with told_to_the_caller():
@@ -82,6 +86,7 @@ def _async(name: str, text: bytes) -> Callable[..., Any]:
 def _async_generator(name: str, text: bytes) -> Callable[..., Any]:
     async def forward(self: Shell, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         with Running(text) as call:
+            await _heard(self, name)
             bound = self._raycrew_bound(name)
             args, kwargs = await _received_async(self, args, kwargs)
             with told_to_the_caller():
@@ -93,6 +98,27 @@ def _async_generator(name: str, text: bytes) -> Callable[..., Any]:
                     call.go_on()
 
     return forward
+
+
+def _hearing(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def hear(self: Shell, *args: Any, **kwargs: Any) -> Any:
+        with self._raycrew_hearing.under_way():
+            return forward(self, *self._raycrew_placed(args), **kwargs)
+
+    return hear
+
+
+def _hearing_async(forward: Callable[..., Any]) -> Callable[..., Any]:
+    async def hear(self: Shell, *args: Any, **kwargs: Any) -> Any:
+        with self._raycrew_hearing.under_way():
+            return await forward(self, *self._raycrew_placed(args), **kwargs)
+
+    return hear
+
+
+async def _heard(shell: Shell, name: str) -> None:
+    if name != HOOK:
+        await shell._raycrew_hearing.ended()  # noqa: SLF001
 
 
 async def _received_async(
@@ -109,4 +135,10 @@ _FORWARDERS: Mapping[str, Callable[[str, bytes], Callable[..., Any]]] = {
     "async": _async,
     "generator": _generator,
     "async_generator": _async_generator,
+}
+
+#: For `on_generation`, which is sent as one call with the place of its generation: none comes in between.
+_HEARING: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "sync": _hearing,
+    "async": _hearing_async,
 }

@@ -28,6 +28,7 @@ from raycrew.worker_groups._health import (
 )
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, rank_environment
 from raycrew.worker_groups._ray import assigned_accelerators, call_cancelled, own_call_id, own_node
+from raycrew.worker_groups._worker.hearing import HOOK, Hearing
 from raycrew.worker_groups._worker.meeting import MeetingPorts
 from raycrew.worker_groups._worker.raised import told_to_the_caller
 from raycrew.worker_groups._worker.recalls import Inbox
@@ -140,6 +141,7 @@ class Shell:
         self._raycrew_device: Mapping[str, str] = {}
         self._raycrew_misplaced = ""
         self._raycrew_inbox = Inbox()
+        self._raycrew_hearing = Hearing()
 
     def _raycrew_locate(self, n_ports: int, port_range: tuple[int, int] | None) -> WorkerFacts:
         """Where this process is; leases ports to meet at, in case it gets rank 0, and its own."""
@@ -193,6 +195,13 @@ class Shell:
         os.environ.update(rank_environment(orders.worker))
         _process_worker.append(orders.worker)
 
+    def _raycrew_placed(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of the class's `on_generation`, once this worker has the place that they tell of."""
+        for orders in args:
+            if type(orders) is Orders:
+                self._raycrew_prepare(orders)
+        return tuple(arg.worker if type(arg) is Orders else arg for arg in args)
+
     def _raycrew_next_port(self) -> int:
         """Of rank 0, the port of the next generation, once more where none was free before."""
         if self._raycrew_meeting is None:
@@ -219,6 +228,8 @@ class Shell:
         return imported - start, time.perf_counter() - imported
 
     def _raycrew_bound(self, name: str) -> Callable[..., Any]:
+        if name != HOOK:
+            self._raycrew_hearing.await_end()
         if self._raycrew_instance is None:
             raise WorkerGroupError("this worker's __init__ has not returned, so it can't be called yet")
         if self._raycrew_misplaced:

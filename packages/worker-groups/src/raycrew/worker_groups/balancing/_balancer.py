@@ -354,8 +354,10 @@ class LoadBalancer:
         self, rank: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float | None
     ) -> Sent:
         """Send one call to one worker and count it."""
-        generation = self._generations()[rank]
         future = self._group.on([rank], timeout=timeout).call(method, *args, **kwargs)
+        place = future._places.get(rank)  # noqa: SLF001 - of whom it was sent to, whoever they are by now
+        known = None if place is None else place.info
+        generation = self._generations()[rank] if known is None else known.generation
         with self._lock:
             self._outstanding[rank] += 1
             self._sent_since[rank] += 1
@@ -401,6 +403,7 @@ class LoadBalancer:
             self._singles.remove(sent)
             self.returned(sent)
             if sent.future._died(sent.end):  # noqa: SLF001
+                sent.future._note_loss()  # noqa: SLF001
                 self.lose(sent)
 
     def _refresh_usage(self) -> None:

@@ -302,6 +302,11 @@ class Gathering(list[Any]):
         """Wait for as many of some `_ends` and no longer than `timeout`; gives those that are ready."""
         return await_some(ends, deadline_after(timeout), self._check, count=count)
 
+    def _note_loss(self) -> None:
+        """Tell whoever sent this that its worker was lost."""
+        if self._recovery is not None:
+            self._recovery.note_loss()
+
     def _died(self, end: Any) -> bool:
         """Whether the worker of one of `_ends` that is ready was lost with the call."""
         self._check()

@@ -17,18 +17,27 @@ class Recovery:
     Args:
         restart: Told of the failure; says whether the group is whole again.
         send: Sends the call again and gives its future, for a method that may run twice; else None.
+        seen: Told that a worker of the call is lost, where nobody has taken its results.
     """
 
     def __init__(
-        self, restart: Callable[[WorkerFailureError], bool], send: Callable[[], Any] | None = None
+        self,
+        restart: Callable[[WorkerFailureError], bool],
+        send: Callable[[], Any] | None = None,
+        seen: Callable[[], object] | None = None,
     ) -> None:
-        self._restart, self._send = restart, send
+        self._restart, self._send, self._seen = restart, send, seen
         self._lock = threading.Lock()
 
     @property
     def sends_again(self) -> bool:
         """Whether the call is sent again once its group is whole."""
         return self._send is not None
+
+    def note_loss(self) -> None:
+        """Tell that a worker of the call is lost; restarts nothing."""
+        if self._seen is not None:
+            self._seen()
 
     def after(self, error: WorkerFailureError, is_present: Callable[[], bool]) -> Any:
         """Have the group restarted; gives the future of the call that was sent again, or None.

@@ -3,13 +3,13 @@
 from raycrew.worker_groups._start.spec.options import GroupOptions
 from raycrew.worker_groups._start.spec.plugins import interpreter_for, transport_of
 from raycrew.worker_groups._start.spec.spec import (
-    HOOK,
     GroupSpec,
     RayWorkerBuilder,
     check_hook,
     check_init,
     worker_aliases,
 )
+from raycrew.worker_groups._worker import HOOK
 
 __all__ = [
     "HOOK",

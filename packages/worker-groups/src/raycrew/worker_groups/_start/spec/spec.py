@@ -10,14 +10,11 @@ from typing import Any, Self
 from raycrew.cluster_core import Cluster
 from raycrew.worker_groups._ranks import SeatPlan
 from raycrew.worker_groups._start.spec.options import GroupOptions
-from raycrew.worker_groups._worker import ClassInfo, fqn_of
+from raycrew.worker_groups._worker import HOOK, ClassInfo, fqn_of
 from raycrew.worker_groups.protocols import ArgumentTransport
 
 #: How near a name that does not fit is to the one that was meant; and one that `**kwargs` would take.
 _NEAR, _VERY_NEAR = 0.75, 0.85
-
-#: A method that a worker class may have: called after its `__init__`, and at every new generation.
-HOOK = "on_generation"
 
 
 class RayWorkerBuilder:

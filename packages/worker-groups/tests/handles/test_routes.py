@@ -1,0 +1,137 @@
+from concurrent.futures import Future
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from handled_workers import Rollout
+from ray.exceptions import GetTimeoutError
+
+from raycrew.cluster_core import ClusterClosedError
+from raycrew.worker_groups import GroupHandle, WorkerGroupClosedError, WorkerGroupError
+from raycrew.worker_groups._handles import Contact, Members, RayRoute, directory, routes
+from raycrew.worker_groups._handles.directory import Address, DirectoryGoneError
+from raycrew.worker_groups._ranks import RankInfo
+from raycrew.worker_groups._ray import gate
+from raycrew.worker_groups._worker import describe_class
+from raycrew.worker_groups.testing import InProcessFuture
+
+pytestmark = pytest.mark.hostile
+
+FIRST = RankInfo(0, 2, 0, 2, 0, "node", "127.0.0.1", 0, None, "127.0.0.1", 0, (), "policy")
+STEADY = SimpleNamespace(check=lambda: None)
+
+
+class Asked:
+    """A directory with these answers, and none that is newer after that."""
+
+    group_name = "policy"
+
+    def __init__(self, *answers):
+        self.answers, self.asked = list(answers), 0
+
+    def newer_than(self, generation, check=None):
+        self.asked += 1
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Lost(InProcessFuture):
+    """A call that has ended with its worker."""
+
+    def _died(self, end):
+        return True
+
+
+def members(generation):
+    ranks = [replace(FIRST, rank=rank, generation=generation) for rank in range(2)]
+    return Members([None, None], ranks, [SimpleNamespace(node_id="node", pid=1)] * 2, [[0], [1]])
+
+
+def handle_of(address, session=STEADY):
+    contact = Contact(address, describe_class(Rollout, {}), None, True, "round_robin", (), session)
+    return GroupHandle(RayRoute(contact, members(0)))
+
+
+@pytest.fixture
+def every_call_is_lost(monkeypatch):
+    def send(dispatch, handles, places, *, recovery, **options):
+        call = Future()
+        call.set_result(None)
+        return Lost([call], [dispatch.sends[0].rank], places=places, recovery=recovery)
+
+    monkeypatch.setattr(routes, "send_to_actors", send)
+
+
+def living(handle):
+    return [load.rank for load in handle.balancer.loads()]
+
+
+def test_who_does_not_answer_is_not_asked_at_each_look():
+    who = Asked(GetTimeoutError("no answer"))
+    handle = handle_of(who)
+    handle._route._misses_some = True
+    assert (repr(handle), len(handle)) == ("GroupHandle('policy', 2 workers, generation 0)", 2)
+    assert who.asked == 0
+    for _ in range(3):
+        assert (handle.generation, handle._route.shape().world_size) == (0, 2)
+    assert who.asked == 1
+
+
+@pytest.mark.parametrize("states", [("dead", "busy"), ("ready", "ready")])
+def test_a_group_whose_members_live_has_not_ended_with_its_directory(monkeypatch, states):
+    monkeypatch.setattr(routes, "actor_states", lambda *_: dict(enumerate(states)), raising=False)
+    monkeypatch.setattr(routes, "while_connected", nullcontext, raising=False)
+    handle = handle_of(Asked(DirectoryGoneError("nobody knows"), DirectoryGoneError("nobody knows")))
+    handle._route._misses_some = True
+    assert handle._route.shape().world_size == 2
+    with pytest.raises(WorkerGroupError, match="nobody knows"):
+        handle.refresh()
+
+
+def test_a_group_has_ended_where_neither_its_directory_nor_a_member_is_left(monkeypatch):
+    monkeypatch.setattr(routes, "actor_states", lambda *_: {0: "dead", 1: "dead"})
+    monkeypatch.setattr(routes, "while_connected", nullcontext)
+    handle = handle_of(Asked(*[DirectoryGoneError("nobody knows")] * 2))
+    handle._route._misses_some = True
+    for _ in range(2):
+        with pytest.raises(WorkerGroupClosedError, match="'policy' was shut down, or all of it was lost"):
+            handle.call("pid")
+
+
+def test_a_balancer_goes_on_with_new_workers_though_nobody_took_the_lost_result(every_call_is_lost):
+    handle = handle_of(Asked(members(1)))
+    handle.balancer.call("pid")
+    assert (living(handle), handle.generation) == ([0, 1], 1)
+
+
+def test_a_balancer_calls_no_worker_that_was_lost_in_the_generation_that_it_was_called_in(every_call_is_lost):
+    handle = handle_of(Asked(None, members(1)))
+    handle._route._misses_some = True
+    handle.balancer.call("pid")  # it asks twice, and finds the new generation between choosing and sending
+    assert (handle.generation, living(handle)) == (1, [1])
+
+
+def test_the_end_of_the_connection_is_told_as_such(monkeypatch):
+    class Ending:
+        has_ended = False
+
+        def check(self):
+            if self.has_ended:
+                raise ClusterClosedError("the connection has ended")
+
+        while_connected = nullcontext
+
+        def get(self, ref, timeout=None):
+            self.has_ended = True
+            self.check()
+
+    session = Ending()
+    for module in (gate, directory):
+        monkeypatch.setattr(module, "current_session", lambda: session)
+    who = SimpleNamespace(newer_than=SimpleNamespace(remote=lambda generation: None))
+    monkeypatch.setattr(directory, "find_actor", lambda *_: who)
+    with pytest.raises(WorkerGroupClosedError, match="the connection has ended"):
+        handle_of(Address("policy", "actor", "namespace"), session).refresh()
