@@ -102,6 +102,30 @@ def test_code_and_secrets_go_to_a_process_once(host, monkeypatch):
     assert max(sizes[1:]) < 1000
 
 
+@pytest.mark.hostile
+def test_secrets_that_an_item_changes_or_removes_are_put_back_for_the_next(host):
+    def change(how):
+        found = os.environ.get("API_KEY"), os.environ.get("OTHER")
+        if how == "remove":
+            del os.environ["API_KEY"]
+        elif how == "clear":
+            os.environ.clear()
+        else:
+            os.environ["API_KEY"] = os.environ["OTHER"] = how
+        return found
+
+    def initializer():
+        os.environ["OTHER"] = "set by the initializer"
+
+    items = [dumps(how) for how in ("remove", "overwritten", "clear", "overwritten")]
+    code, first = dumps(change), dumps(initializer)
+    for batch in (1, 2):
+        told = {"API_KEY": "hush", "OTHER": "loud"}
+        report = host.run("call", 1, batch, ("change", "first"), code, first, items, None, told)
+        seen = [loads(end.payload) for end in finished(report.journal, report.stamp)]
+        assert seen == [("hush", "set by the initializer")] * 4
+
+
 def refused(*_):
     raise OSError("too many descriptors are on their way")
 

@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from ray.exceptions import GetTimeoutError, RayActorError, RaySystemError, RayTaskError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RaySystemError, RayTaskError
 
 from raycrew.cluster_core import ClusterClosedError
 from raycrew.worker_groups import WorkerGroupError
@@ -154,6 +154,16 @@ def test_a_watch_that_fails_is_kept(world, monkeypatch):
     assert "watch that failed" in left[2]
     assert "odd" in left[2]
     assert (occupied, forgotten) == (True, [])
+
+
+def test_a_watch_that_is_out_of_reach_for_a_moment_is_kept_by_who_makes_none(world, monkeypatch):
+    forgotten = []
+    monkeypatch.setattr(watches, "_forget", lambda *watch: forgotten.append(watch))
+    world["b"] = Watch(ActorUnavailableError("out of reach", None))
+    world["c"] = gone = Watch(RayActorError())
+    answers = watches.ask_within("end", WORKERS, 2.0, may_make=False)
+    assert "out of reach" in str(answers["b"])
+    assert forgotten == [("c", gone)]
 
 
 def test_a_node_that_is_gone_has_no_bundles(world, monkeypatch):

@@ -99,6 +99,18 @@ def test_what_is_wrong_with_them_is_told_before_a_worker_begins(init, error, sai
     assert cluster.holders() == {}
 
 
+@pytest.mark.hostile
+@pytest.mark.parametrize("wrong", [["hush"], {1: "hush"}, "hush"], ids=lambda wrong: type(wrong).__name__)
+@pytest.mark.parametrize("give", ["init", "init of a rank", "secrets"])
+def test_what_is_said_of_wrong_ones_tells_no_values(give, wrong):
+    option, _, of_a_rank = give.partition(" of ")
+    given = [(name, "hush") for name in "ab"] if option == "secrets" else wrong
+    with pytest.raises(TypeError, match=option) as refused:
+        InProcessGroup(FakeCluster([1]), TakesAll, **{option: (lambda rank: given) if of_a_rank else given})
+    assert "hush" not in str(refused.value)
+    assert f"of type {type(given[0] if option == 'secrets' else given).__name__}" in str(refused.value)
+
+
 class Told:
     """Notes what its class was asked."""
 

@@ -1,5 +1,6 @@
 import asyncio
 import gc
+import os
 import weakref
 
 import pytest
@@ -96,6 +97,52 @@ def test_calls_that_are_sent_again_have_not_ended(local_ray, tmp_path):
                 third.get_results(timeout=PATIENCE_S)
             assert "all 2 restarts of max_restarts are used up" in spent.value.__notes__[0]
         assert group.generation == 2
+
+
+def test_who_asks_whether_calls_have_ended_loads_no_large_result(local_ray, tmp_path):
+    loaded = tmp_path / "loaded"
+    loaded.mkdir()
+    with (
+        RayVirtualCluster([2], use_gpus=False) as cluster,
+        RayWorkerGroup(
+            cluster,
+            Mortal,
+            idempotent_methods=("die_or_note",),
+            restart_on_failure=True,
+            max_restarts=1,
+            enable_load_balancing=True,
+        ) as group,
+    ):
+        arguments = str(tmp_path / "marker"), 1, str(loaded)
+        future = group.call("die_or_note", *arguments)
+        assert future.wait(PATIENCE_S)
+        assert (future.done(), wait_any([future]), group.generation) == (True, [future], 1)
+        single = group.balancer.call("die_or_note", *arguments)
+        assert single.wait(PATIENCE_S)
+        assert group.balancer.call("die_or_note", *arguments).wait(
+            PATIENCE_S
+        )  # looks what became of the other
+        assert list(loaded.iterdir()) == []
+        assert [noted.folder for noted in future.get_results()] == [str(loaded)] * 2
+        assert [path.name for path in loaded.iterdir()] == [str(os.getpid())]
+
+
+def test_what_is_raised_when_new_workers_arguments_are_asked_for_is_noted_on_the_calls_failure(
+    local_ray, caplog
+):
+    arguments = {0: {}}
+    with (
+        RayVirtualCluster([1], use_gpus=False) as cluster,
+        RayWorkerGroup(
+            cluster, Mortal, init=lambda rank: arguments[rank.rank], restart_on_failure=True, max_restarts=1
+        ) as group,
+    ):
+        del arguments[0]
+        with pytest.raises(WorkerFailureError, match="died during die_on") as failed:
+            group.call("die_on", 0).get_results()
+        (note,) = failed.value.__notes__
+        assert note == "its group was not restarted: KeyError: 0 (while init was asked for rank 0)"
+        assert "Mortal was not restarted" in caplog.text
 
 
 def test_a_task_that_gives_up_leaves_the_restart_to_others(local_ray, tmp_path):
@@ -203,6 +250,16 @@ def test_and_no_more_often_than_may_be(life, died):
     assert not Supervision("policy", Options(), life)._after(group, died)
     assert len(group.asked) == 4
     assert died.__notes__ == ["its group was not restarted: all 3 restarts of max_restarts are used up"]
+
+
+def test_nor_is_it_restarted_when_something_else_is_raised(life, died, caplog):
+    class Raising(Replaced):
+        def replace_dead(self, before):
+            raise KeyError("shard")
+
+    assert not Supervision("policy", Options(), life)._after(Raising(), died)
+    assert died.__notes__ == ["its group was not restarted: KeyError: 'shard'"]
+    assert "policy was not restarted" in caplog.text
 
 
 def test_what_the_drivers_own_function_raises_is_logged(life, died, caplog):

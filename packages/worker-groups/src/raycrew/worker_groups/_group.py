@@ -112,13 +112,15 @@ class RayWorkerGroup(WorkerGroup):
             "consistent_hash", or a function of the workers' loads and a key; see `LoadBalancer`.
         idempotent_methods: Methods that may run twice, should a worker be lost on the way.
         restart_on_failure: Whether dead workers are replaced once a call is seen to fail of them: by whoever
-            waits for it, asks whether it is done, or has a function called then. While nobody does, a worker
-            that died is not noticed. Calls of idempotent methods are then sent again, to all ranks that they
-            were for; others, and streams, raise once the group is whole again.
+            takes its results; of a call of an idempotent method, by whoever waits for it, asks whether it is
+            done, or has a function called then as well. While nobody does, a worker that died is not noticed.
+            Calls of idempotent methods are then sent again, to all ranks that they were for; others, and
+            streams, raise once the group is whole again.
         max_restarts: How often; after the first time with pauses of 1 s, 2 s, 4 s and so on between them.
-        on_worker_failure: Called with the `WorkerFailureError` of each worker that is seen to have died, once
-            and before it is replaced, in the thread that waited for it, or that restarts the group. What it
-            raises is logged.
+        on_worker_failure: Called with the `WorkerFailureError` of each worker of whose death a call is seen
+            to fail (seen as above), once and before it is replaced, in the thread that waited for the call,
+            or that restarts the group. It is not told of dead workers that no call has failed of, though a
+            restart and `restart_failed_workers` replace those as well. What it raises is logged.
         memory_limit: Most private memory of each worker's process, in bytes or as "8GB" or "8GiB"; what it
             shares with others does not count. A process that has more is ended, and its calls fail with a
             `WorkerMemoryError`. Its node's watch looks about ten times a second, so that what grows faster

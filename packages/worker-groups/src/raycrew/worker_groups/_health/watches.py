@@ -26,7 +26,14 @@ from raycrew.worker_groups._health.on_nodes import (
     watch,
 )
 from raycrew.worker_groups._ranks import WorkerFacts
-from raycrew.worker_groups._ray import connection, current_session, end_actors, is_alive_node, start_actor
+from raycrew.worker_groups._ray import (
+    connection,
+    current_session,
+    end_actors,
+    is_alive_node,
+    may_come_back,
+    start_actor,
+)
 from raycrew.worker_groups.errors import WorkerGroupError
 
 logger = logging.getLogger(__name__)
@@ -159,6 +166,8 @@ class _Question:
                     return self._unanswered(f"has a watch that failed: {error}")
                 except RayError as error:  # The watch has died, or the node has.
                     problem = error
+                if not self._may_make and may_come_back(problem):  # It knows what another one would not.
+                    break
                 _forget(self._node_id, self._asked)
                 if not self._may_make:
                     break

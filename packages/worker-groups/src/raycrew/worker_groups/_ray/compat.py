@@ -10,6 +10,7 @@ from typing import Any, Literal
 import ray
 from ray.actor import ActorClass, ActorHandle
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayTaskError
+from ray.experimental import get_local_object_locations
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -224,6 +225,17 @@ def is_death(error: BaseException) -> bool:
 def may_come_back(error: BaseException) -> bool:
     """Whether an error says no more than that the actor's process can't be reached at the moment."""
     return isinstance(error, ray.exceptions.ActorUnavailableError)
+
+
+def is_stored(ref: Any) -> bool:
+    """Whether a result is in a node's object store, as large ones are; that its worker died is never there.
+
+    Asks nobody. False where it is not known: behind a `ray://` proxy, and of what another process has called.
+    """
+    if is_behind_proxy():
+        return False
+    where = get_local_object_locations([ref]).get(ref, {})
+    return bool(where.get("node_ids") or where.get("did_spill"))
 
 
 def actor_states(handles: Sequence[ActorHandle[Any]], timeout_s: float) -> dict[int, ActorState]:

@@ -10,7 +10,7 @@ from typing import Any
 from raycrew.cluster_core import RayConnection
 from raycrew.worker_groups._calls import refuse_stream
 from raycrew.worker_groups._ranks import RankInfo
-from raycrew.worker_groups._start.spec import GroupSpec, check_init
+from raycrew.worker_groups._start.spec import GroupSpec, check_init, kind_of
 from raycrew.worker_groups._worker import ClassInfo, WorkerOptions, check_env_vars, is_process_variable
 
 
@@ -109,7 +109,7 @@ def _asked(function: Callable[[RankInfo], Any], rank: RankInfo, what: str) -> Ma
         error.add_note(f"(while {what} was asked for rank {rank.rank})")
         raise
     if not isinstance(answer, Mapping) or not all(isinstance(name, str) for name in answer):
-        raise TypeError(f"{what} of rank {rank.rank} is to be a mapping by name, not {answer!r}")
+        raise TypeError(f"{what} of rank {rank.rank} is to be a mapping by name, not {kind_of(answer)}")
     return answer
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ray.exceptions import RayError
 
 from raycrew.cluster_core import ClusterError
-from raycrew.worker_groups._calls import Recovery, has_died, parts_of
+from raycrew.worker_groups._calls import Recovery, described, has_died, parts_of
 from raycrew.worker_groups._life import Lifecycle, RestartBudget
 from raycrew.worker_groups._ray import ActorState, may_come_back
 from raycrew.worker_groups._start.spec import GroupOptions
@@ -138,6 +138,10 @@ class Supervision:
                 logger.warning("a restart of %s failed: %s", self._name, failure)
             except _REFUSALS as refused:
                 error.add_note(f"its group was not restarted: {refused}")
+                return False
+            except Exception as raised:  # by a function of the caller's: `init`, say
+                logger.exception("%s was not restarted", self._name)
+                error.add_note(f"its group was not restarted: {described(raised)}")
                 return False
         return True
 

@@ -92,11 +92,13 @@ def fan_out(
 
     The first call starts the pool; it stays warm for the next ones until `close_fan_out` or the end of the
     driver. The function may be a lambda or a closure; it runs in a process that is not a Ray worker, so it
-    can't call Ray. It finds in its environment what `init_ray(secrets=…)` was given in this process, as
-    workers of groups do.
+    can't call Ray. It finds in its environment, as workers of groups do, what `init_ray(secrets=…)` was given
+    in this process, and every variable of this process that the connection's policy allows and that holds
+    credentials.
 
-    An item begins where the one before it began: its working directory is put back, and every process that it
-    started is ended, daemons too. What is to last for many items belongs into `initializer`.
+    An item begins where the one before it began: its working directory and those variables are put back, and
+    every process that it started is ended, daemons too. What is to last for many items belongs into
+    `initializer`.
 
     Args:
         fn: Called with one item. It may run again for an item whose node was lost.

@@ -4,6 +4,7 @@ from raycrew.worker_groups._calls.answers.ends import first_failure, when_done
 from raycrew.worker_groups._calls.answers.failures import (
     Whereabouts,
     culprits_first,
+    described,
     failure,
     failures_of,
     has_died,
@@ -25,6 +26,7 @@ __all__ = [
     "Whereabouts",
     "culprits_first",
     "deadline_after",
+    "described",
     "failure",
     "failures_of",
     "first_failure",

@@ -1,13 +1,14 @@
 """When calls have ended for good: not yet where their group is restarted, and they are sent again."""
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 from raycrew.cluster_core import Session
 from raycrew.worker_groups._calls.answers.ends import when_done
+from raycrew.worker_groups._calls.answers.failures import described
 from raycrew.worker_groups._calls.answers.gathering import Gathering
 from raycrew.worker_groups._calls.answers.waiting import (
     Settled,
@@ -18,7 +19,9 @@ from raycrew.worker_groups._calls.answers.waiting import (
     settle,
 )
 from raycrew.worker_groups._ray import is_death, while_connected
-from raycrew.worker_groups.errors import WorkerGroupClosedError
+from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
+
+logger = logging.getLogger(__name__)
 
 _SLICE_S = 0.1
 
@@ -43,7 +46,8 @@ class Endings(Gathering):
         """Whether every call has ended, well or not.
 
         A call that is to be sent again, once its group was restarted, has not: this begins the restart, and
-        does not wait for it.
+        does not wait for it. Large results are not loaded into this process, but behind a `ray://` proxy, for
+        calls of idempotent methods.
 
         Raises:
             WorkerGroupClosedError: The connection to Ray has ended, and the calls with it.
@@ -74,6 +78,7 @@ class Endings(Gathering):
 
         It is called soon where they have ended before, and not at all where the connection to Ray ends first.
         What it raises is logged. Calls that are sent again, once their group was restarted, have not ended.
+        Unlike `done` and `wait`, this loads the results into this process.
 
         Raises:
             WorkerGroupClosedError: The connection to Ray has ended, and the calls with it.
@@ -83,9 +88,11 @@ class Endings(Gathering):
             calls = [end.future() for end in self._ends]
 
         def tell() -> None:
-            with suppress(WorkerGroupClosedError):
+            try:
                 self._have_ended(lambda: None)
-                callback(self)
+            except WorkerGroupClosedError:  # the calls are gone; what the callback raises is another matter
+                return
+            callback(self)
 
         when_done(calls, tell, f"the callback of {self!r}")
 
@@ -132,11 +139,16 @@ class Endings(Gathering):
         """Have the group restarted and the calls sent again, as whoever takes their results would."""
         sent = revival.sent
         try:
-            errors = settle(sent, None, self._check).errors
+            rank_of = dict(zip(sent, self.called_workers, strict=True))
+            lost = [call for call in sent if self._died(call)]
+            errors = settle(lost, None, self._check).errors
             died = Settled(errors={i: error for i, error in errors.items() if is_death(error)})
-            self._again(self._failed(by_rank(died, self.called_workers)), None, sent)
-        except Exception as error:  # noqa: BLE001 - told by the same calls to whoever takes their results
+            self._again(self._failed(by_rank(died, [rank_of[call] for call in lost])), None, sent)
+        except WorkerGroupError as error:  # told by the same calls to whoever takes their results
             self._recovery, self._why = None, getattr(error, "__notes__", [])
+        except Exception as error:
+            logger.exception("%r was not sent again", self)
+            self._recovery, self._why = None, [f"this call was not sent again: {described(error)}"]
         finally:
             revival.is_over.set()
 

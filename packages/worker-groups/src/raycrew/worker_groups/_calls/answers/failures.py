@@ -105,7 +105,7 @@ def failure(
     """The error of one worker whose call failed; `seen` is what its node's watch has seen of a dead one."""
     cause, traceback, pid = cause_of(error)
     died = is_death(error)
-    what = f"{method} raised {type(cause).__name__}: {words(cause)}"
+    what = f"{method} raised {described(cause)}"
     if died:
         what = _ending(where, cause, method, elapsed_s, seen)
     over = over_limit(where.facts, seen)
@@ -156,8 +156,19 @@ def group_failure(
     elapsed_s: float,
 ) -> WorkerFailureError:
     """One error for the failures of some calls; positions are ranks."""
+    return _one(group_failures(settled, places, group_name, method, elapsed_s))
+
+
+def group_failures(
+    settled: Settled,
+    places: Mapping[int, Whereabouts],
+    group_name: str,
+    method: str,
+    elapsed_s: float,
+) -> dict[int, WorkerFailureError]:
+    """The errors of some calls that failed, by rank; positions are ranks."""
     known = {r: places.get(r) or Whereabouts(group_name, seat=f"rank {r}") for r in settled.errors}
-    return failures_of(settled.errors, known, method, dict.fromkeys(known, elapsed_s), settled.pending)
+    return _each(settled.errors, known, method, dict.fromkeys(known, elapsed_s), settled.pending)
 
 
 def failures_of(
@@ -168,11 +179,21 @@ def failures_of(
     pending: Sequence[int],
 ) -> WorkerFailureError:
     """One error for several; all but `pending` by the same keys, whose order is that of the failures."""
+    return _one(_each(errors, places, method, elapsed_s, pending))
+
+
+def _each(
+    errors: Mapping[int, Exception],
+    places: Mapping[int, Whereabouts],
+    method: str,
+    elapsed_s: Mapping[int, float],
+    pending: Sequence[int],
+) -> dict[int, WorkerFailureError]:
     seen = sights_of_dead(errors, {key: places[key].facts for key in errors})
-    failures: list[WorkerFailureError] = []
+    failures: dict[int, WorkerFailureError] = {}
     for key, error in sorted(errors.items()):
         tail = log_tail(places[key].facts) if len(failures) < _MAX_TAILS else ""
-        failed = failure(
+        failures[key] = failure(
             places[key],
             error,
             method,
@@ -181,8 +202,11 @@ def failures_of(
             log_tail=tail,
             seen=seen.get(key),
         )
-        failures.append(failed)
-    return combine(culprits_first(failures))
+    return failures
+
+
+def _one(failures: Mapping[int, WorkerFailureError]) -> WorkerFailureError:
+    return combine(culprits_first(failures.values()))
 
 
 def culprits_first(failures: Iterable[WorkerFailureError]) -> list[WorkerFailureError]:
@@ -198,6 +222,11 @@ def has_died(error: WorkerFailureError) -> bool:
 def parts_of(error: WorkerFailureError) -> tuple[WorkerFailureError, ...]:
     """The failures of an error, one by one."""
     return error.exceptions if isinstance(error, WorkerFailuresError) else (error,)
+
+
+def described(error: BaseException) -> str:
+    """The type of an error, and what it says."""
+    return f"{type(error).__name__}: {words(error)}"
 
 
 def words(error: BaseException) -> str:

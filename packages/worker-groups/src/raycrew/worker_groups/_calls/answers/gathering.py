@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from raycrew.cluster_core import Session
-from raycrew.worker_groups._calls.answers.failures import Whereabouts, group_failure, has_died
+from raycrew.worker_groups._calls.answers.failures import Whereabouts, group_failure, group_failures, has_died
 from raycrew.worker_groups._calls.answers.recovery import Recovery
 from raycrew.worker_groups._calls.answers.waiting import (
     GRACE_S,
@@ -20,7 +20,7 @@ from raycrew.worker_groups._calls.answers.waiting import (
     settle,
 )
 from raycrew.worker_groups._declared import Join
-from raycrew.worker_groups._ray import check_session, is_death, while_connected
+from raycrew.worker_groups._ray import check_session, is_death, is_stored, while_connected
 from raycrew.worker_groups.errors import (
     ResultJoinError,
     ResultTimeoutError,
@@ -213,7 +213,7 @@ class Gathering(list[Any]):
             found = {ranks[i]: value for i, value in settled.values.items()}
             errors = {ranks[i]: error for i, error in settled.errors.items()}
             pending = [ranks[i] for i in settled.pending]
-        found |= {rank: self._failed(Settled(errors={rank: error})) for rank, error in errors.items()}
+        found |= self._failed_each(errors)
         return found | {rank: self._timed_out([rank]) for rank in pending}
 
     def _values(self, settled: Settled) -> list[Any]:
@@ -283,6 +283,14 @@ class Gathering(list[Any]):
         elapsed = time.monotonic() - self._sent_at
         return group_failure(settled, self._places, self.group_name, self.method, elapsed)
 
+    def _failed_each(self, errors: Mapping[int, Exception]) -> dict[int, WorkerFailureError]:
+        """An error for each failure, by rank."""
+        if not errors:
+            return {}
+        self._check()
+        elapsed, settled = time.monotonic() - self._sent_at, Settled(errors=dict(errors))
+        return group_failures(settled, self._places, self.group_name, self.method, elapsed)
+
     def _timed_out(self, ranks: Sequence[int]) -> ResultTimeoutError:
         elapsed = time.monotonic() - self._sent_at
         return ResultTimeoutError(
@@ -308,11 +316,15 @@ class Gathering(list[Any]):
             self._recovery.note_loss()
 
     def _died(self, end: Any) -> bool:
-        """Whether the worker of one of `_ends` that is ready was lost with the call."""
-        self._check()
-        try:
-            with while_connected(self._check) as session:
+        """Whether the worker of one of `_ends` that is ready was lost with the call.
+
+        A large result is not loaded: another worker may be meant to have it.
+        """
+        with while_connected(self._check) as session:
+            if is_stored(end):
+                return False
+            try:
                 session.get(end)
-        except Exception as error:  # noqa: BLE001 - what the method raised is for whoever takes the result
-            return is_death(error)
+            except Exception as error:  # noqa: BLE001 - what the method raised is for whoever takes the result
+                return is_death(error)
         return False

@@ -1,6 +1,6 @@
 """What a group is to be: its options, checked where they are made."""
 
-from raycrew.worker_groups._start.spec.options import GroupOptions
+from raycrew.worker_groups._start.spec.options import GroupOptions, kind_of
 from raycrew.worker_groups._start.spec.plugins import interpreter_for, transport_of
 from raycrew.worker_groups._start.spec.spec import (
     GroupSpec,
@@ -19,6 +19,7 @@ __all__ = [
     "check_hook",
     "check_init",
     "interpreter_for",
+    "kind_of",
     "transport_of",
     "worker_aliases",
 ]

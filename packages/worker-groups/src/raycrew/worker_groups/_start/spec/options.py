@@ -85,7 +85,14 @@ class GroupOptions:
 
 def _check_named(option: str, values: object) -> None:
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
-        raise TypeError(f"{option} is a mapping by name, or a function of the rank, not {values!r}")
+        raise TypeError(f"{option} is a mapping by name, or a function of the rank, not {kind_of(values)}")
+
+
+def kind_of(values: object) -> str:
+    """What is no mapping by name, in words; not what is in it, which may be confidential."""
+    names = values if isinstance(values, Mapping) else ()
+    others = sorted({type(name).__name__ for name in names if not isinstance(name, str)})
+    return f"of type {type(values).__name__}" + (f" with keys of type {', '.join(others)}" if others else "")
 
 
 def _check_launchers(launchers: object) -> None:
@@ -101,7 +108,7 @@ def _check_names(option: str, names: object) -> None:
     if isinstance(names, str) or not isinstance(names, Collection):
         raise TypeError(f"{option} is a sequence of names, as in [{names!r}]")
     if wrong := [name for name in names if not isinstance(name, str)]:
-        raise TypeError(f"{option} is a sequence of names, which {wrong[0]!r} is not")
+        raise TypeError(f"{option} is a sequence of names, and has one of type {type(wrong[0]).__name__}")
 
 
 def _check_number(option: str, value: Any, least: float, *, whole: bool = False) -> None:

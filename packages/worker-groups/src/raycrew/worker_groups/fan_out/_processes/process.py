@@ -12,7 +12,7 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from raycrew.worker_groups.fan_out._processes.code import Code, Library, UnloadableError, dumps
@@ -35,6 +35,27 @@ def pack_batch(
     return LENGTH.pack(len(body)) + body
 
 
+class _Surroundings:
+    """What each item finds as the one before it did: the working directory, and some variables.
+
+    Args:
+        names: Of those variables.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._home = os.getcwd()  # noqa: PTH109 - for every item
+        self._variables = {name: os.environ.get(name) for name in names}
+
+    def put_back(self) -> None:
+        """Undo what an item has changed of it."""
+        _go_back(self._home)
+        for name, value in self._variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            elif os.environ.get(name) != value:
+                os.environ[name] = value
+
+
 class SlotProcess:
     """Runs batches until its host closes the connection.
 
@@ -51,6 +72,7 @@ class SlotProcess:
         self._journal = journal
         self._library = Library()
         self._spare: set[int] = set()
+        self._names: set[str] = set()
 
     def run(self) -> None:
         """Take batches, run them and answer."""
@@ -71,15 +93,16 @@ class SlotProcess:
         stamp = Stamp(self._slot, batch, self._pid)
         self._journal.begin(stamp)
         os.environ.update(variables)
+        self._names.update(variables)
         try:
             function = self._load(initializer, code)
         except UnloadableError as error:
             self._journal.finish(LOADING, False, 0.0, str(error).encode())
             self._answer(UNLOADABLE, stamp)
             return
-        home = os.getcwd()  # noqa: PTH109 - for every item
+        found = _Surroundings(self._names)
         for position, payload in enumerate(payloads):
-            self._item(function, position, payload, home)
+            self._item(function, position, payload, found)
         with contextlib.suppress(OSError, ValueError):  # an item may have closed it
             if sys.__stdout__ is not None:
                 sys.__stdout__.flush()
@@ -95,7 +118,9 @@ class SlotProcess:
             self._spare |= children()  # what an initializer or an import starts is for all items
         return function
 
-    def _item(self, function: Callable[[Any], Any], position: int, payload: bytes, home: str) -> None:
+    def _item(
+        self, function: Callable[[Any], Any], position: int, payload: bytes, found: _Surroundings
+    ) -> None:
         self._journal.start(position)
         started = time.perf_counter()
         try:
@@ -107,7 +132,7 @@ class SlotProcess:
             seconds = time.perf_counter() - started
             self._journal.end_strays()
             ok, data = False, _pack_failure(error)
-        _go_back(home)
+        found.put_back()
         self._spare |= end_children(self._spare)
         self._journal.finish(position, ok, seconds, data)
 

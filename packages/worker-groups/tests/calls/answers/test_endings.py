@@ -1,0 +1,78 @@
+"""When calls have ended, and what becomes of those that were lost. No Ray here."""
+
+from contextlib import contextmanager
+
+import pytest
+from patience import PATIENCE_S, eventually
+from ray.exceptions import ActorDiedError
+
+from raycrew.worker_groups import MultiWorkerFuture, WorkerFailureError, WorkerGroupClosedError
+from raycrew.worker_groups._calls import Settled, Whereabouts
+from raycrew.worker_groups._calls.answers import deaths, endings, gathering
+from raycrew.worker_groups._calls.answers.recovery import Recovery
+from raycrew.worker_groups._ranks import WorkerFacts
+
+pytestmark = pytest.mark.hostile
+
+
+class Connection:
+    """References are what they stand for."""
+
+    def get(self, refs, timeout=None):
+        for ref in refs if isinstance(refs, list) else [refs]:
+            if isinstance(ref, Exception):
+                raise ref
+        return refs
+
+
+def settled(refs, *_, **__):
+    errors = {i: ref for i, ref in enumerate(refs) if isinstance(ref, Exception)}
+    return Settled({i: ref for i, ref in enumerate(refs) if i not in errors}, errors)
+
+
+@pytest.fixture(autouse=True)
+def connected(monkeypatch):
+    @contextmanager
+    def connection(check):
+        yield Connection()
+
+    for module in (gathering, endings):
+        monkeypatch.setattr(module, "while_connected", connection)
+        monkeypatch.setattr(module, "await_some", lambda refs, *_, **__: refs)
+        monkeypatch.setattr(module, "settle", settled)
+    monkeypatch.setattr(gathering, "check_session", lambda *_: None)
+    monkeypatch.setattr(gathering, "is_stored", lambda ref: False)
+
+
+def test_a_callback_that_raises_that_a_group_is_closed_is_logged(caplog):
+    def fail(_):
+        raise WorkerGroupClosedError("the other group was shut down")
+
+    MultiWorkerFuture([], []).add_done_callback(fail)
+    eventually(lambda: "the other group was shut down" in caplog.text, "it is logged")
+
+
+def test_what_keeps_a_call_from_being_sent_again_is_logged_and_noted(caplog):
+    def restart(error):
+        raise KeyError("shard")
+
+    died = ActorDiedError()
+    future = MultiWorkerFuture([1, died], [0, 1], method="step", recovery=Recovery(restart, lambda: None))
+    assert future.wait(PATIENCE_S)
+    assert "step, ranks=[0, 1]) was not sent again" in caplog.text
+    with pytest.raises(WorkerFailureError) as failed:
+        future.get_results()
+    assert failed.value.cause is died
+    assert failed.value.__notes__ == ["this call was not sent again: KeyError: 'shard'"]
+
+
+def test_watches_are_asked_once_for_all_that_have_died(monkeypatch):
+    asked = []
+    monkeypatch.setattr(deaths, "last_seen", lambda workers, timeout_s: asked.append(list(workers)) or {})
+    places = {rank: Whereabouts("policy", facts=WorkerFacts("a", "10.0.0.1", rank)) for rank in range(4)}
+    calls = [ActorDiedError(), 1, ValueError("odd"), ActorDiedError()]
+    future = MultiWorkerFuture(calls, range(4), method="step", places=places)
+    results = future.get_results(return_exceptions=True)
+    assert asked == [[0, 3]]
+    assert [getattr(result, "cause", result) for result in results] == calls
+    assert [result.pid for result in results if isinstance(result, WorkerFailureError)] == [0, 2, 3]
