@@ -190,7 +190,9 @@ def test_versions_that_nobody_waits_for_are_kept_and_not_broadcast(crew):
     assert_same(late.model.tensors, weights(2))
 
 
-def test_a_route_that_not_all_can_use_is_refused_before_anything_begins(crew):
+def test_a_route_that_not_all_can_use_is_refused_before_anything_begins(crew, monkeypatch):
+    for asked in ("is_connected", "nodes.is_connected"):  # tests before this one may have left a connection
+        monkeypatch.setattr(f"raycrew.tensor_transport._ray.{asked}", lambda: False)
     with pytest.raises(NoTransportError, match="not connected to a Ray cluster"):
         crew.sync(1, route=WeightRoute("object_store"))
     with pytest.raises(ValueError, match="route= is for versions that stream"):
