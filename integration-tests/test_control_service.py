@@ -21,6 +21,7 @@ FREE |= {"put", "util"}
 FREE_MODULES = ("ray.actor", "ray.exceptions", "ray.util.scheduling_strategies")
 FREE_OF_GROUPS = {"PlacementGroup"}
 ELSEWHERE = {
+    ("_handles/directory.py", "remote"): "an actor class, which `start_actor` gets",
     ("_health/watches.py", "remote"): "an actor class, which `start_actor` gets",
     ("_start/startup.py", "remote"): "an actor class, which `start_actor` gets",
     ("fan_out/_pool.py", "remote"): "an actor class, which `start_actor` gets",
@@ -128,6 +129,7 @@ CONNECTING = {"remote", "put", "kill", "cancel", "get", "wait", "get_actor", "ge
 OVER_A_SESSION = ("while_connected", "never_connecting", "ask", "over_session")
 IN_ONE = {
     ("_ray/session.py", "wait"): "part of a wait over a session",
+    ("_ray/waiting.py", "wait"): "part of a wait over a session",
     ("_calls/sizes.py", "put"): "who sends does it, over a session",
     ("_calls/sending.py", "put"): "who sends does it, over a session",
     ("_worker/shell.py", "get"): "in the worker: values of a call that Ray has sent there",

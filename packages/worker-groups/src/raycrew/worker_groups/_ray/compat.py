@@ -168,14 +168,10 @@ def find_actor(name: str, namespace: str) -> Any:
     Raises:
         GetTimeoutError: Ray's control service does not answer.
     """
-
-    def find() -> Any:
-        try:
-            return ray.get_actor(name, namespace)
-        except ValueError:
-            return None
-
-    return ask(find)
+    try:
+        return ask(lambda: ray.get_actor(name, namespace))
+    except ValueError:
+        return None
 
 
 def living_nodes(timeout_s: float = ANSWER_S) -> list[Mapping[str, Any]]:
