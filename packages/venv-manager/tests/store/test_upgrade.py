@@ -1,5 +1,6 @@
 """Versions that no lock file decides are chosen once, and again when that is asked for."""
 
+import dataclasses
 import json
 import os
 
@@ -101,7 +102,7 @@ def test_the_command_upgrades(moving, monkeypatch, capsys, tmp_path):
     words = ["ensure", str(tmp_path / "all.txt"), "--store", str(store.root)]
     monkeypatch.setattr(
         "raycrew.venv_manager._commands.ensure",
-        lambda text, **options: ensure(EnvironmentSpec.requirements(text, carry=False), **options),
+        lambda spec, **options: ensure(dataclasses.replace(spec, carry=False), **options),
     )
     assert main(words) == 0
     index.add("moving", "2.0")

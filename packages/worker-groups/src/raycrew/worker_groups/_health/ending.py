@@ -18,7 +18,7 @@ from raycrew.worker_groups.errors import WorkerGroupError
 logger = logging.getLogger(__name__)
 
 KILL_TIMEOUT_S = 10.0
-DEAF_S = 1.0
+DEAF_S = 4.0
 """For a node that has just not answered to end workers, and to answer now."""
 
 
