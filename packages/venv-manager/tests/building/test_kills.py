@@ -11,6 +11,8 @@ from builds import whole_fake
 from raycrew.venv_manager import Store
 from raycrew.venv_manager.testing import write_project
 
+pytestmark = pytest.mark.hostile
+
 KILL = """
 import itertools, os, signal, sys
 last, steps = int(sys.argv[1]), itertools.count(1)
@@ -22,7 +24,6 @@ def hook(event, arguments):
 from raycrew.venv_manager import EnvironmentSpec, ensure
 import concurrent.futures.thread, raycrew.venv_manager.testing
 
-pytestmark = pytest.mark.hostile
 if len(sys.argv) > 2:
     spec = EnvironmentSpec.project(sys.argv[2], locked=True, carry=False)
 else:
