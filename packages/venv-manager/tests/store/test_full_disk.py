@@ -10,6 +10,8 @@ from builds import SPEC, child_environment, whole_fake
 
 from raycrew.venv_manager import Store, ensure
 
+pytestmark = pytest.mark.hostile
+
 FULL = """
 import errno, os, sys
 last, made = int(sys.argv[1]), 0
@@ -69,8 +71,6 @@ def test_full_at_any_write_publishes_nothing_and_says_so(tmp_path, fake_uv, acti
 IN_A_MOUNT = 'mount -t tmpfs -o size=1m tmpfs "$0" && exec "$@"'
 BUILD = """
 from raycrew.venv_manager import DiskFullError, EnvironmentSpec, Store, ensure
-
-pytestmark = pytest.mark.hostile
 store = Store()
 try:
     ensure(EnvironmentSpec.requirements(["large"], carry=False))
