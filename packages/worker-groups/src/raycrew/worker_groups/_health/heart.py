@@ -17,6 +17,7 @@ from weakref import ref
 
 from raycrew.worker_groups._health.on_nodes import (
     BEAT,
+    BEAT_S,
     BEGAN,
     DEVICE,
     ENDED,
@@ -35,7 +36,6 @@ from raycrew.worker_groups._health.on_nodes import (
 
 logger = logging.getLogger(__name__)
 
-BEAT_S = 1.0
 _DEVICE_S = 1.0  # between two looks at the memory of devices
 _SLOTS = range(FIRST_SLOT, FIRST_SLOT + SLOTS * SLOT_WORDS, SLOT_WORDS)
 

@@ -3,6 +3,7 @@
 from raycrew.worker_groups._health.on_nodes.marks import mark_own_process
 from raycrew.worker_groups._health.on_nodes.page import (
     BEAT,
+    BEAT_S,
     BEGAN,
     DEVICE,
     ENDED,
@@ -23,6 +24,7 @@ from raycrew.worker_groups._health.on_nodes.sight import on_page
 
 __all__ = [
     "BEAT",
+    "BEAT_S",
     "BEGAN",
     "DEVICE",
     "ENDED",

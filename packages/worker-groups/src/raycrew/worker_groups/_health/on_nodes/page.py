@@ -20,6 +20,9 @@ SLOTS = (SIZE // 8 - FIRST_SLOT) // SLOT_WORDS
 #: Device memory of a process that uses no device, or of which that can't be told.
 UNKNOWN = -1
 
+#: How often a heart beats.
+BEAT_S = 1.0
+
 _TRIES = 5
 
 
