@@ -12,8 +12,8 @@ from pathlib import Path
 import ray
 
 from raycrew.worker_groups import current_worker
-from raycrew.worker_groups._health import heart
-from raycrew.worker_groups._health.on_nodes.page import read
+from raycrew.worker_groups._on_nodes.page import read
+from raycrew.worker_groups._worker import heart
 
 AT_IMPORT = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "COLOUR", "API_TOKEN")}
 

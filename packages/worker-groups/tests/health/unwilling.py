@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from raycrew.worker_groups._health.on_nodes.marks import VARIABLE
+from raycrew.worker_groups._on_nodes.marks import VARIABLE
 
 _SLEEP = [sys.executable, "-c", "import time; time.sleep(3600)"]
 

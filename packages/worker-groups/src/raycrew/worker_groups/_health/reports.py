@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, Self
 
-from raycrew.worker_groups._health.on_nodes import BEAT_S
+from raycrew.worker_groups._on_nodes import BEAT_S
 
 StuckReason = Literal["stopped", "gil_held", "no_progress"]
 

@@ -14,7 +14,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import ClusterClosedError
-from raycrew.worker_groups._health.on_nodes import (
+from raycrew.worker_groups._on_nodes import (
     family,
     keeper,
     limits,

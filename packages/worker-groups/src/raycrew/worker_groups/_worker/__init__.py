@@ -2,6 +2,7 @@
 
 from raycrew.worker_groups._worker.forwarders import shell_class
 from raycrew.worker_groups._worker.hearing import HOOK
+from raycrew.worker_groups._worker.heart import Heart, Running, as_text, tick
 from raycrew.worker_groups._worker.options import (
     Configured,
     WorkerOptions,
@@ -42,11 +43,14 @@ __all__ = [
     "Configured",
     "CurrentWorker",
     "Gathered",
+    "Heart",
     "MethodInfo",
     "Orders",
+    "Running",
     "WorkerOptions",
     "as_current",
     "as_portable",
+    "as_text",
     "be_current",
     "check_env_vars",
     "current_worker",
@@ -63,4 +67,5 @@ __all__ = [
     "recall_all",
     "shell_class",
     "source_of",
+    "tick",
 ]

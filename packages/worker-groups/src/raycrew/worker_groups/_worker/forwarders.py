@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from inspect import Parameter, Signature
 from typing import Any
 
-from raycrew.worker_groups._health import Running, as_text
 from raycrew.worker_groups._worker.hearing import HOOK
+from raycrew.worker_groups._worker.heart import Running, as_text
 from raycrew.worker_groups._worker.raised import told_to_the_caller
 from raycrew.worker_groups._worker.shell import Shell, has_to_receive
 from raycrew.worker_groups._worker.worker_class import ClassInfo, MethodInfo

@@ -17,18 +17,11 @@ import psutil
 import ray
 
 from raycrew.cluster_core import DEFAULT_POLICY, PortLease, bind_device, lease_ports
-from raycrew.worker_groups._health import (
-    Running,
-    as_text,
-    mark_own_process,
-    own_process,
-    pid_namespace,
-    start_heart,
-    tick,
-)
+from raycrew.worker_groups._on_nodes import mark_own_process, own_process, pid_namespace
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, rank_environment
 from raycrew.worker_groups._ray import assigned_accelerators, call_cancelled, own_call_id, own_node
 from raycrew.worker_groups._worker.hearing import HOOK, Hearing
+from raycrew.worker_groups._worker.heart import Running, as_text, start_heart, tick
 from raycrew.worker_groups._worker.meeting import MeetingPorts
 from raycrew.worker_groups._worker.raised import told_to_the_caller
 from raycrew.worker_groups._worker.recalls import Inbox

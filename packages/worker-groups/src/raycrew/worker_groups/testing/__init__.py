@@ -30,7 +30,8 @@ from raycrew.worker_groups._calls import (
     when_done,
 )
 from raycrew.worker_groups._handles import GroupHandle, LocalRoute
-from raycrew.worker_groups._health import Seen, SeenByRank, Workers, on_page
+from raycrew.worker_groups._health import Seen, SeenByRank, Workers
+from raycrew.worker_groups._on_nodes import on_page
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, final_indices, rank_order
 from raycrew.worker_groups._ray import ActorState, unwrap_actor_class
 from raycrew.worker_groups._start import (

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from raycrew.worker_groups._calls import MultiWorkerFuture
-from raycrew.worker_groups._health import Ended, Heart, Running, as_text, tick
-from raycrew.worker_groups._worker import CurrentWorker, be_current
+from raycrew.worker_groups._health import Ended
+from raycrew.worker_groups._worker import CurrentWorker, Heart, Running, as_text, be_current, tick
 from raycrew.worker_groups.protocols import ArgumentTransport
 
 T = TypeVar("T")

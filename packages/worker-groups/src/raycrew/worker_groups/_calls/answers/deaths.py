@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raycrew.worker_groups._health import METHOD_BYTES, Seen, last_seen
+from raycrew.worker_groups._health import Seen, last_seen
+from raycrew.worker_groups._on_nodes import METHOD_BYTES
 from raycrew.worker_groups._ranks import WorkerFacts
 from raycrew.worker_groups._ray import is_death
 

@@ -10,12 +10,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raycrew.worker_groups._health.on_nodes.family import Family
-from raycrew.worker_groups._health.on_nodes.keeper import Keeper
-from raycrew.worker_groups._health.on_nodes.limits import MemoryLimits
-from raycrew.worker_groups._health.on_nodes.lookout import Lookout
-from raycrew.worker_groups._health.on_nodes.process_table import Process, kill, pid_namespace, runs
-from raycrew.worker_groups._health.on_nodes.sight import Sights
+from raycrew.worker_groups._on_nodes.family import Family
+from raycrew.worker_groups._on_nodes.keeper import Keeper
+from raycrew.worker_groups._on_nodes.limits import MemoryLimits
+from raycrew.worker_groups._on_nodes.lookout import Lookout
+from raycrew.worker_groups._on_nodes.process_table import Process, kill, pid_namespace, runs
+from raycrew.worker_groups._on_nodes.sight import Sights
 
 logger = logging.getLogger(__name__)
 

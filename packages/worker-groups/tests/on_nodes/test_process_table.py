@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from patience import eventually
 
-from raycrew.worker_groups._health.on_nodes import lookout
-from raycrew.worker_groups._health.on_nodes.marks import VARIABLE, mark_own_process, marks_of
-from raycrew.worker_groups._health.on_nodes.process_table import (
+from raycrew.worker_groups._on_nodes import lookout
+from raycrew.worker_groups._on_nodes.marks import VARIABLE, mark_own_process, marks_of
+from raycrew.worker_groups._on_nodes.process_table import (
     Entry,
     Process,
     ancestors,
@@ -92,7 +92,7 @@ def test_a_process_lives_on_after_its_first_thread():
 def test_a_mark_is_carried_by_what_is_executed_and_by_what_is_forked():
     code = """
 import os, sys, time
-from raycrew.worker_groups._health.on_nodes.marks import mark_own_process
+from raycrew.worker_groups._on_nodes.marks import mark_own_process
 mark = mark_own_process()
 forked = os.fork()
 if forked == 0:

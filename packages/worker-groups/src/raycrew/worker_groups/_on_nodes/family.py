@@ -5,7 +5,7 @@ Standard library only: a node's watch is sent this module by value, whatever its
 
 from collections.abc import Collection, Mapping
 
-from raycrew.worker_groups._health.on_nodes.process_table import Process, Table
+from raycrew.worker_groups._on_nodes.process_table import Process, Table
 
 
 class Kin:

@@ -1,7 +1,7 @@
 """What runs on a node to watch its workers: standard library only, so that it can be sent there by value."""
 
-from raycrew.worker_groups._health.on_nodes.marks import mark_own_process
-from raycrew.worker_groups._health.on_nodes.page import (
+from raycrew.worker_groups._on_nodes.marks import mark_own_process
+from raycrew.worker_groups._on_nodes.page import (
     BEAT,
     BEAT_S,
     BEGAN,
@@ -19,8 +19,8 @@ from raycrew.worker_groups._health.on_nodes.page import (
     UNKNOWN,
     make_page,
 )
-from raycrew.worker_groups._health.on_nodes.process_table import own_process, pid_namespace
-from raycrew.worker_groups._health.on_nodes.sight import on_page
+from raycrew.worker_groups._on_nodes.process_table import own_process, pid_namespace
+from raycrew.worker_groups._on_nodes.sight import on_page
 
 __all__ = [
     "BEAT",

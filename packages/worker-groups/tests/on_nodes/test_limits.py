@@ -9,16 +9,16 @@ import sys
 
 import pytest
 
-from raycrew.worker_groups._health.on_nodes import limits, sight
-from raycrew.worker_groups._health.on_nodes.limits import MemoryLimits
-from raycrew.worker_groups._health.on_nodes.process_table import (
+from raycrew.worker_groups._on_nodes import limits, sight
+from raycrew.worker_groups._on_nodes.limits import MemoryLimits
+from raycrew.worker_groups._on_nodes.process_table import (
     Process,
     own_process,
     pid_namespace,
     read_entry,
 )
-from raycrew.worker_groups._health.on_nodes.sight import memory_of
-from raycrew.worker_groups._health.on_nodes.watch import Watch
+from raycrew.worker_groups._on_nodes.sight import memory_of
+from raycrew.worker_groups._on_nodes.watch import Watch
 
 
 @pytest.fixture

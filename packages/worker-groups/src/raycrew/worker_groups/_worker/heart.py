@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from typing import Any, Self
 from weakref import ref
 
-from raycrew.worker_groups._health.on_nodes import (
+from raycrew.worker_groups._on_nodes import (
     BEAT,
     BEAT_S,
     BEGAN,

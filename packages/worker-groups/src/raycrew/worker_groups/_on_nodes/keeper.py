@@ -16,8 +16,8 @@ import sys
 import time
 from collections.abc import Mapping
 
-from raycrew.worker_groups._health.on_nodes.lookout import Lookout
-from raycrew.worker_groups._health.on_nodes.process_table import Process, kill, runs
+from raycrew.worker_groups._on_nodes.lookout import Lookout
+from raycrew.worker_groups._on_nodes.process_table import Process, kill, runs
 
 _START_S = 30.0
 _LOOK_S = 1.0  # between two looks at the table, and at most one part in ten of the time is spent on them

@@ -10,13 +10,13 @@ import threading
 
 import pytest
 
-from raycrew.worker_groups._health import heart
-from raycrew.worker_groups._health.heart import Heart, Running, as_text
-from raycrew.worker_groups._health.on_nodes import page
-from raycrew.worker_groups._health.on_nodes.marks import marks_of
-from raycrew.worker_groups._health.on_nodes.page import METHOD_BYTES, SLOTS, open_page, read
-from raycrew.worker_groups._health.on_nodes.sight import on_page
+from raycrew.worker_groups._on_nodes import page
+from raycrew.worker_groups._on_nodes.marks import marks_of
+from raycrew.worker_groups._on_nodes.page import METHOD_BYTES, SLOTS, open_page, read
+from raycrew.worker_groups._on_nodes.sight import on_page
+from raycrew.worker_groups._worker import heart
 from raycrew.worker_groups._worker.forwarders import _async_generator, _generator
+from raycrew.worker_groups._worker.heart import Heart, Running, as_text
 from raycrew.worker_groups._worker.shell import Shell
 from raycrew.worker_groups.testing import _threads
 
@@ -184,8 +184,8 @@ def test_a_forked_child_writes_nothing_into_its_parents_page(monkeypatch):
 
 PROGRAM = """
 import os, sys
-from raycrew.worker_groups._health.heart import Running, as_text, start_heart
-from raycrew.worker_groups._health.on_nodes.marks import mark_own_process
+from raycrew.worker_groups._worker.heart import Running, as_text, start_heart
+from raycrew.worker_groups._on_nodes.marks import mark_own_process
 mark = mark_own_process()
 start_heart(mark)
 with Running(as_text("work")):

@@ -11,10 +11,10 @@ import pytest
 from patience import eventually, is_running
 
 from raycrew.worker_groups._health import watches
-from raycrew.worker_groups._health.on_nodes import marks
-from raycrew.worker_groups._health.on_nodes.keeper import Keeper
-from raycrew.worker_groups._health.on_nodes.lookout import Lookout
-from raycrew.worker_groups._health.on_nodes.process_table import read_entry
+from raycrew.worker_groups._on_nodes import marks
+from raycrew.worker_groups._on_nodes.keeper import Keeper
+from raycrew.worker_groups._on_nodes.lookout import Lookout
+from raycrew.worker_groups._on_nodes.process_table import read_entry
 
 pytestmark = pytest.mark.hostile
 
@@ -132,7 +132,7 @@ DRIVER = """
     from unwilling import Unwilling
     from raycrew.cluster_core import RayVirtualCluster
     from raycrew.worker_groups import RayWorkerGroup
-    from raycrew.worker_groups._health.on_nodes import watch
+    from raycrew.worker_groups._on_nodes import watch
 
     def start_late(sources, start=watch._started):
         time.sleep(late_s)

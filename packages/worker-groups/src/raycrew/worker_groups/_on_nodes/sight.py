@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from raycrew.worker_groups._health.on_nodes.family import Family
-from raycrew.worker_groups._health.on_nodes.page import open_page, read
-from raycrew.worker_groups._health.on_nodes.process_table import Process, Table, read_entry
+from raycrew.worker_groups._on_nodes.family import Family
+from raycrew.worker_groups._on_nodes.page import open_page, read
+from raycrew.worker_groups._on_nodes.process_table import Process, Table, read_entry
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SPAN_S = 0.5  # CPU use is told of no shorter time

@@ -5,8 +5,8 @@ Standard library only: a node's watch is sent this module by value, whatever its
 
 import logging
 
-from raycrew.worker_groups._health.on_nodes.process_table import Process, kill, runs
-from raycrew.worker_groups._health.on_nodes.sight import memory_of
+from raycrew.worker_groups._on_nodes.process_table import Process, kill, runs
+from raycrew.worker_groups._on_nodes.sight import memory_of
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ Standard library only: a node's watch is sent this module by value, whatever its
 import os
 import time
 
-from raycrew.worker_groups._health.on_nodes.family import Family, Kin
-from raycrew.worker_groups._health.on_nodes.marks import marks_of
-from raycrew.worker_groups._health.on_nodes.process_table import Process, Table, ancestors, read_table, runs
+from raycrew.worker_groups._on_nodes.family import Family, Kin
+from raycrew.worker_groups._on_nodes.marks import marks_of
+from raycrew.worker_groups._on_nodes.process_table import Process, Table, ancestors, read_table, runs
 
 _YOUNG_S = 2.0
 _BEING_EXECUTED_S = 0.1  # at most, for a process that has no marks to be read yet

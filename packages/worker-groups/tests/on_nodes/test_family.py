@@ -1,7 +1,7 @@
 """Whose process is whose, from made-up tables."""
 
-from raycrew.worker_groups._health.on_nodes.family import Family, Kin
-from raycrew.worker_groups._health.on_nodes.process_table import Entry, Process, ancestors
+from raycrew.worker_groups._on_nodes.family import Family, Kin
+from raycrew.worker_groups._on_nodes.process_table import Entry, Process, ancestors
 
 
 def table(*rows):
