@@ -18,8 +18,13 @@ _METHOD = "/ray.rpc.RayletDriver/ClusterInfo"
 LIMITS = "no streaming generators, about a third of the call rate, slow puts of large objects"
 _TRIES, _PAUSE_S = 3, 1.0
 # A proxy starts a server for each process that joins. On a busy head node that ends before it serves, or
-# takes longer than the 30 s that the proxy waits; the next one comes up.
-NO_SERVER = ("Starting Ray client server failed", "Proxy failed to Connect to backend")
+# takes longer than the 30 s that the proxy waits, or has ended just when the proxy reads its command line;
+# the next one comes up.
+NO_SERVER = (
+    "Starting Ray client server failed",
+    "Proxy failed to Connect to backend",
+    "psutil_proc.cmdline()",
+)
 
 
 def check_proxy_answers(address: str, timeout_s: float, environ: Mapping[str, str]) -> None:
