@@ -13,8 +13,8 @@ from raycrew.worker_groups import (
     WorkerGroupError,
     _group,
 )
-from raycrew.worker_groups._handles import Directory
-from raycrew.worker_groups._life import Lifecycle
+from raycrew.worker_groups._group.handles import Directory
+from raycrew.worker_groups._group.life import Lifecycle
 from raycrew.worker_groups._start import HOOK, generations, startup
 from raycrew.worker_groups.testing import InProcessGroup
 

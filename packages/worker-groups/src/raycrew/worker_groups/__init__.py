@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 from raycrew.worker_groups._calls import MultiWorkerFuture, Results, wait_any
 from raycrew.worker_groups._declared import DeclaredMethod, per_rank, rank_zero, replicated, sharded
-from raycrew.worker_groups._group import RayWorkerGroup
-from raycrew.worker_groups._handles import GroupHandle
+from raycrew.worker_groups._group import GroupHandle, RayWorkerGroup
 from raycrew.worker_groups._health import ResourceUsage, RunningCall, StuckWorker, WorkerStatus
 from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups._start import RayWorkerBuilder, StartupReport

@@ -20,7 +20,6 @@ from raycrew.worker_groups._start.spec import (
     worker_aliases,
 )
 from raycrew.worker_groups._start.startup import Handle, Started, start_group
-from raycrew.worker_groups._start.supervision import Supervision
 
 __all__ = [
     "HOOK",
@@ -32,7 +31,6 @@ __all__ = [
     "Started",
     "StartupReport",
     "Stopwatch",
-    "Supervision",
     "check_arguments",
     "check_hook",
     "check_launchers",

@@ -17,7 +17,6 @@ from concurrent.futures import (
 from dataclasses import replace
 from typing import Any, Self, cast
 
-from raycrew.worker_groups._base import WorkerGroup
 from raycrew.worker_groups._calls import (
     Dispatch,
     MultiWorkerFuture,
@@ -29,7 +28,7 @@ from raycrew.worker_groups._calls import (
     start_timeout,
     when_done,
 )
-from raycrew.worker_groups._handles import GroupHandle, LocalRoute
+from raycrew.worker_groups._group import GroupHandle, LocalRoute, WorkerGroup
 from raycrew.worker_groups._health import Seen, SeenByRank, Workers
 from raycrew.worker_groups._on_nodes import on_page
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, final_indices, rank_order

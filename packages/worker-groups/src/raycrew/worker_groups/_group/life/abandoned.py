@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 
-from raycrew.worker_groups._life.waiting_for import is_done
+from raycrew.worker_groups._group.life.waiting_for import is_done
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,9 @@ from ray.exceptions import RayError
 
 from raycrew.cluster_core import BundlesOccupiedError, Claim, Cluster, ClusterError
 from raycrew.worker_groups._calls import deadline_after, left
+from raycrew.worker_groups._group.life.abandoned import catch_up
+from raycrew.worker_groups._group.life.leftovers import keep, try_again
 from raycrew.worker_groups._health import Ended
-from raycrew.worker_groups._life import catch_up, keep, try_again
 from raycrew.worker_groups.errors import WorkerGroupError
 
 ABANDONED_S = 30.0

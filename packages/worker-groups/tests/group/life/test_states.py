@@ -11,7 +11,7 @@ from raycrew.worker_groups import (
     WorkerGroupError,
 )
 from raycrew.worker_groups._calls import Recovery
-from raycrew.worker_groups._life.states import Lifecycle
+from raycrew.worker_groups._group.life.states import Lifecycle
 
 pytestmark = pytest.mark.hostile
 

@@ -5,9 +5,8 @@ import pytest
 from patience import eventually
 
 from raycrew.cluster_core import BundlesOccupiedError, Session
-from raycrew.worker_groups import _bundles
-from raycrew.worker_groups._life import leftovers
-from raycrew.worker_groups._life.leftovers import keep, try_again
+from raycrew.worker_groups._group.life import bundles, leftovers
+from raycrew.worker_groups._group.life.leftovers import keep, try_again
 
 pytestmark = pytest.mark.hostile
 
@@ -27,12 +26,12 @@ class Occupied:
 
 
 def test_a_claim_waits_once_for_all_that_is_kept(kept, monkeypatch):
-    monkeypatch.setattr(_bundles, "ABANDONED_S", 0.05)
+    monkeypatch.setattr(bundles, "ABANDONED_S", 0.05)
     gate, over = threading.Event(), []
     for _ in range(3):
         keep(lambda: over.append(gate.wait(5)))
     with pytest.raises(BundlesOccupiedError):
-        _bundles.claim_bundles(Occupied(), None, "policy")
+        bundles.claim_bundles(Occupied(), None, "policy")
     assert not over
     gate.set()
     eventually(lambda: len(kept) == len(over) == 3, "what was in vain is kept again")
@@ -61,7 +60,7 @@ def test_a_claim_that_waits_can_be_given_up(kept):
     def claim():
         try:
             with Session.until_set(nobody_wants_it):
-                _bundles.claim_bundles(Occupied(), None, "policy")
+                bundles.claim_bundles(Occupied(), None, "policy")
         except asyncio.CancelledError as error:
             outcome.append(error)
 

@@ -17,8 +17,8 @@ from workers import Worker
 from raycrew.cluster_core import RayVirtualCluster, ResourceInsufficientError
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import RayWorkerGroup
-from raycrew.worker_groups._life import abandoned as abandoned
-from raycrew.worker_groups._life.abandoned import Keeper, catch_up, watch_over
+from raycrew.worker_groups._group.life import abandoned as abandoned
+from raycrew.worker_groups._group.life.abandoned import Keeper, catch_up, watch_over
 from raycrew.worker_groups.testing import InProcessGroup
 
 pytestmark = pytest.mark.hostile

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from raycrew.worker_groups._life.waiting_for import is_done
+from raycrew.worker_groups._group.life.waiting_for import is_done
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from raycrew.cluster_core import Session
-from raycrew.worker_groups._life.waiting_for import SLICE_S, is_done
+from raycrew.worker_groups._group.life.waiting_for import SLICE_S, is_done
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerGroupClosedError, WorkerGroupError
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from raycrew.worker_groups._calls import (
     parts_of,
     send_to_actors,
 )
-from raycrew.worker_groups._handles.directory import Address, DirectoryGoneError
-from raycrew.worker_groups._handles.members import Members
+from raycrew.worker_groups._group.handles.directory import Address, DirectoryGoneError
+from raycrew.worker_groups._group.handles.members import Members
 from raycrew.worker_groups._ray import (
     actor_states,
     check_session,

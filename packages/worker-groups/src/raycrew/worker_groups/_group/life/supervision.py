@@ -11,9 +11,10 @@ from ray.exceptions import RayError
 
 from raycrew.cluster_core import ClusterError
 from raycrew.worker_groups._calls import Recovery, described, has_died, parts_of
-from raycrew.worker_groups._life import Lifecycle, RestartBudget
+from raycrew.worker_groups._group.life.budget import RestartBudget
+from raycrew.worker_groups._group.life.states import Lifecycle
 from raycrew.worker_groups._ray import ActorState, may_come_back
-from raycrew.worker_groups._start.spec import GroupOptions
+from raycrew.worker_groups._start import GroupOptions
 from raycrew.worker_groups._worker import MethodInfo
 from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupError
 

@@ -9,7 +9,7 @@ from raycrew.worker_groups._calls import (
     MultiWorkerFuture,
     unknown_attribute,
 )
-from raycrew.worker_groups._handles.routes import Route
+from raycrew.worker_groups._group.handles.routes import Route
 from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups.balancing import LoadBalancer
 from raycrew.worker_groups.sharding import NamedSharding

@@ -12,7 +12,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import ClusterError
-from raycrew.worker_groups._handles.members import Members
+from raycrew.worker_groups._group.handles.members import Members
 from raycrew.worker_groups._ray import (
     current_session,
     end_actors,

@@ -11,14 +11,6 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from ray.exceptions import RayError
 
 from raycrew.cluster_core import Cluster
-from raycrew.worker_groups._bundles import (
-    ABANDONED_S,
-    Crew,
-    claim_bundles,
-    end_and_release,
-    log_left,
-    release_when_free,
-)
 from raycrew.worker_groups._calls import (
     Closing,
     Dispatch,
@@ -30,9 +22,19 @@ from raycrew.worker_groups._calls import (
     in_thread,
     left,
 )
-from raycrew.worker_groups._handles import GroupHandle, Members
+from raycrew.worker_groups._group.handles import GroupHandle, Members
+from raycrew.worker_groups._group.life import (
+    ABANDONED_S,
+    Crew,
+    Keeper,
+    Lifecycle,
+    claim_bundles,
+    end_and_release,
+    log_left,
+    release_when_free,
+    watch_over,
+)
 from raycrew.worker_groups._health import Ended, GroupHealth, Workers
-from raycrew.worker_groups._life import Keeper, Lifecycle, watch_over
 from raycrew.worker_groups._ranks import RankInfo, TiedBundles, plan_seats
 from raycrew.worker_groups._start import (
     GroupFacts,

@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 
 from raycrew.worker_groups import WorkerGroupError
-from raycrew.worker_groups._life.budget import LONGEST_PAUSE_S, RestartBudget
+from raycrew.worker_groups._group.life.budget import LONGEST_PAUSE_S, RestartBudget
 
 
 class Clock:

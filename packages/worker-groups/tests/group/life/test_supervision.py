@@ -11,9 +11,8 @@ from workers import Marker, Mortal, SlowMortal
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError, wait_any
 from raycrew.worker_groups._calls import Whereabouts, failure
-from raycrew.worker_groups._life import Lifecycle
-from raycrew.worker_groups._start import supervision
-from raycrew.worker_groups._start.supervision import Supervision
+from raycrew.worker_groups._group.life import Lifecycle, supervision
+from raycrew.worker_groups._group.life.supervision import Supervision
 
 pytestmark = pytest.mark.hostile
 

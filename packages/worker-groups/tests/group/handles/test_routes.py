@@ -9,8 +9,8 @@ from ray.exceptions import GetTimeoutError
 
 from raycrew.cluster_core import ClusterClosedError
 from raycrew.worker_groups import GroupHandle, WorkerGroupClosedError, WorkerGroupError
-from raycrew.worker_groups._handles import Contact, Members, RayRoute, directory, routes
-from raycrew.worker_groups._handles.directory import Address, DirectoryGoneError
+from raycrew.worker_groups._group.handles import Contact, Members, RayRoute, directory, routes
+from raycrew.worker_groups._group.handles.directory import Address, DirectoryGoneError
 from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups._ray import gate
 from raycrew.worker_groups._worker import describe_class

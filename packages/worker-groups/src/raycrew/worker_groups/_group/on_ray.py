@@ -7,12 +7,11 @@ from functools import partial
 from typing import Any
 
 from raycrew.cluster_core import Session
-from raycrew.worker_groups._base import WorkerGroup
-from raycrew.worker_groups._bundles import log_left
 from raycrew.worker_groups._calls import Dispatch, MultiWorkerFuture, Recovery, send_to_actors
-from raycrew.worker_groups._handles import Contact, Directory, GroupHandle, RayRoute
+from raycrew.worker_groups._group.base import WorkerGroup
+from raycrew.worker_groups._group.handles import Contact, Directory, GroupHandle, RayRoute
+from raycrew.worker_groups._group.life import CopiedLifecycle, Supervision, log_left
 from raycrew.worker_groups._health import Ended, Seen, SeenByRank, Workers, end_workers_of, sights_of
-from raycrew.worker_groups._life import CopiedLifecycle
 from raycrew.worker_groups._ranks import WorkerFacts
 from raycrew.worker_groups._ray import (
     ActorState,
@@ -26,7 +25,6 @@ from raycrew.worker_groups._start import (
     HOOK,
     Handle,
     Started,
-    Supervision,
     for_the_way,
     next_generation,
     start_group,

@@ -1,0 +1,27 @@
+"""The life of a group: its states behind one lock, deaths of workers, and what is given back at the end."""
+
+from raycrew.worker_groups._group.life.abandoned import Keeper, watch_over
+from raycrew.worker_groups._group.life.bundles import (
+    ABANDONED_S,
+    Crew,
+    claim_bundles,
+    end_and_release,
+    log_left,
+    release_when_free,
+)
+from raycrew.worker_groups._group.life.states import CopiedLifecycle, Lifecycle
+from raycrew.worker_groups._group.life.supervision import Supervision
+
+__all__ = [
+    "ABANDONED_S",
+    "CopiedLifecycle",
+    "Crew",
+    "Keeper",
+    "Lifecycle",
+    "Supervision",
+    "claim_bundles",
+    "end_and_release",
+    "log_left",
+    "release_when_free",
+    "watch_over",
+]
