@@ -52,7 +52,7 @@ def test_stuck_workers_are_found_and_those_that_go_on_are_not(group, tmp_path):
     gate, second_gate, fifo = tmp_path / "gate", tmp_path / "second", tmp_path / "fifo"
     pids = group.call("pid").get_results()
     going = group.on(ranks=[0]).call("go_on_until", str(gate))
-    eventually(lambda: group.get_worker_status(PATIENCE_S)[0].method == "go_on_until", "it goes on")
+    eventually(lambda: group.get_worker_status(5)[0].method == "go_on_until", "it goes on")
     sitting = group.on(ranks=[1]).call("sit_until", str(second_gate))
     stuck = {}
 

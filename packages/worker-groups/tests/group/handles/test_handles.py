@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,7 @@ from raycrew.worker_groups import (
     WorkerGroupClosedError,
     WorkerGroupError,
 )
+from raycrew.worker_groups._group.handles import directory
 from raycrew.worker_groups._ray import find_actor, own_namespace
 from raycrew.worker_groups.testing import InProcessGroup
 
@@ -41,6 +43,11 @@ def ask_the_copy(group):
     except WorkerGroupError as error:
         return str(error)
     return "done"
+
+
+def told(handle):
+    with contextlib.suppress(WorkerGroupError):
+        return handle.refresh()
 
 
 def test_an_actor_calls_a_group_that_it_does_not_own(local_ray, monkeypatch):
@@ -126,7 +133,7 @@ def test_a_handle_follows_a_restart_and_sends_nothing_twice(local_ray, tmp_path)
 
 
 @pytest.mark.hostile
-def test_a_directory_that_is_lost_is_made_anew(local_ray, tmp_path):
+def test_a_directory_that_is_lost_is_made_anew(local_ray, monkeypatch, tmp_path):
     with (
         RayVirtualCluster([2], use_gpus=False) as cluster,
         RayWorkerGroup(cluster, Rollout, name_prefix="policy") as group,
@@ -143,7 +150,10 @@ def test_a_directory_that_is_lost_is_made_anew(local_ray, tmp_path):
         assert handle.refresh() == 1
         assert handle.call("pid").get_results() == group.call("pid").get_results()
         lose_directory(handle)
-        assert group.handle().refresh() == handle.refresh() == 1
+        eventually(lambda: told(group.handle()) == told(handle) == 1, "a new directory answers")
+        monkeypatch.setattr(directory, "_ANSWER_S", 0)
+        with pytest.raises(WorkerGroupError, match="the members of 'policy' did not answer within 0 s"):
+            handle.refresh()
 
 
 @pytest.mark.hostile

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import ClusterError
@@ -60,8 +60,8 @@ class Address:
 
         Raises:
             DirectoryGoneError: There is nobody to ask.
-            WorkerGroupError: The connection to Ray has ended.
-            RayError: There is no answer.
+            WorkerGroupError: There is no answer in time, or the connection to Ray has ended.
+            RayError: Ray failed otherwise.
         """
         with while_connected(check) as session:
             handle = find_actor(self.actor, self.namespace)
@@ -70,6 +70,9 @@ class Address:
             try:
                 asked = handle.newer_than.remote(generation)
                 found: Members | None = session.get(asked, timeout=_ANSWER_S)
+            except GetTimeoutError as error:
+                late = f"who knows the members of {self.group_name!r} did not answer within {_ANSWER_S:g} s"
+                raise WorkerGroupError(late) from error
             except RayActorError as error:
                 if may_come_back(error):
                     raise

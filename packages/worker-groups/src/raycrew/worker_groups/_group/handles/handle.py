@@ -103,8 +103,9 @@ class GroupHandle(GroupCalls):
 
         Raises:
             WorkerGroupClosedError: The group was shut down, or the connection to Ray has ended.
-            WorkerGroupError: The actor that knows is gone while members live; a restart makes it anew.
-            RayError: There is no answer.
+            WorkerGroupError: The actor that knows is gone while members live (a restart makes it anew), or
+                does not answer.
+            RayError: Ray failed otherwise.
         """
         self._route.refresh()
         return self.generation
