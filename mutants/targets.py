@@ -189,6 +189,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "_health/group_health": ON_RAY,
         "_start/copies": ON_RAY,
         "_start/spec/spec": ON_RAY,
+        "balancing/_balancer": ON_RAY,
         "errors": WORDS,
         "protocols": WORDS,
     },
