@@ -79,3 +79,21 @@ def test_included_files_in_turn_each_once_and_constraints_apart(tmp_path):
     assert [path.name for path in requirement_files(tmp_path / "all.txt", {})] == names
     without = requirement_files(tmp_path / "all.txt", {}, constraints=False)
     assert [path.name for path in without] == ["all.txt", "one.txt", "two.txt"]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ('-r "with space.txt"', "with space.txt"),
+        ("-r 'more.txt'", "more.txt"),
+        ("--requirement=it's.txt", "it's.txt"),
+        ("-c pins.txt", "pins.txt"),
+        ("-r aXa", "aXa"),
+    ],
+)
+def test_an_included_file_is_found_as_it_is_quoted(tmp_path, line, name):
+    (tmp_path / name).write_text("demo\n")
+    (tmp_path / "all.txt").write_text(line + "\n")
+    assert requirement_files(tmp_path / "all.txt", {}) == [tmp_path / "all.txt", tmp_path / name]
+    without = requirement_files(tmp_path / "all.txt", {}, constraints=False)
+    assert len(without) == (1 if line.startswith("-c") else 2)

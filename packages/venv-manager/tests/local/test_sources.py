@@ -4,6 +4,7 @@ import pytest
 
 from raycrew.venv_manager._local.sources import (
     build_sources,
+    has_build_code,
     local_sources,
     member,
     sources_named,
@@ -105,3 +106,24 @@ def test_direct_references_and_what_builds_need(top):
     assert list(build_sources(top / "b").values()) == [{"tool"}, {"deep"}]
     assert build_sources(top / "a") == build_sources(top / "nowhere") == {}
     assert list(sources_named({"x": {"path": "y"}}, top)) == [("x", top / "y")]
+
+
+@pytest.mark.parametrize(
+    ("files", "has"),
+    [
+        ({"pyproject.toml": "[project]\n"}, False),
+        ({"pyproject.toml": "[tool.hatch.version]\npath = 'a'\n", "hatch.toml": "[build]\n"}, False),
+        ({"pyproject.toml": "", "setup.py": ""}, True),
+        ({"pyproject.toml": "", "pdm_build.py": ""}, True),
+        ({"pyproject.toml": "[build-system]\nbackend-path = ['.']\n"}, True),
+        ({"pyproject.toml": "[tool.poetry.build]\nscript = 'b.py'\n"}, True),
+        ({"pyproject.toml": "[tool.hatch.build.targets.wheel.hooks.custom]\n"}, True),
+        ({"pyproject.toml": "", "hatch.toml": "[build.targets.wheel.hooks.custom]\n"}, True),
+        ({"pyproject.toml": "[[tool.some.list]]\ncustom-hook = 'b.py'\n"}, True),
+        ({"pyproject.toml": "[tool.setuptools.cmdclass]\nbuild = 'b.B'\n"}, True),
+    ],
+)
+def test_code_of_its_own_that_takes_part_in_a_build(tmp_path, files, has):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert has_build_code(tmp_path) is has

@@ -450,3 +450,23 @@ def test_code_that_is_carried_along_does_not_choose_versions_and_what_it_needs_d
     spec = EnvironmentSpec.requirements(["demo"])
     one, two = (choice_of(asked(spec, ENVIRON, given)) for given in (carried, carried | {part: other}))
     assert (one == two) is same
+
+
+def test_the_order_in_which_things_are_told_is_in_no_key():
+    assert key_of({"a": 1, "b": {"c": 2, "d": 3}}) == key_of({"b": {"d": 3, "c": 2}, "a": 1})
+    assert len({key_of(one) for one in ({"a": 1}, {"a": 2}, {"b": 1}, {"a": "1"})}) == 4
+
+
+@pytest.mark.parametrize("told", ['rev = "2"', 'tag = "1"', 'rev = "1", subdirectory = "b"'])
+def test_where_a_source_lies_counts_but_for_its_path(tmp_path, told):
+    def of(text):
+        more = f'[tool.uv.sources]\ndemo = {{ git = "https://h/repo", {text} }}\n'
+        return keyed(EnvironmentSpec.project(write_project(tmp_path / "p", dependencies=["demo"], more=more)))
+
+    assert of(told)[0] != of('rev = "1"')[0]
+    assert of('rev = "1"')[0] == of('rev = "1"')[0]
+
+
+def test_a_spec_asks_for_nothing_that_it_was_not_told():
+    spec = EnvironmentSpec.requirements(["demo"])
+    assert (spec.offline, spec.carry, spec.locked, spec.frozen) == (False, True, False, False)

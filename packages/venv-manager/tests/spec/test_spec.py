@@ -168,3 +168,13 @@ def test_a_spec_survives_json_and_pickle_and_can_be_printed(project):
 def test_nothing_is_installed_into_an_interpreter(tmp_path):
     with pytest.raises(SpecError, match="nothing is installed"):
         EnvironmentSpec("interpreter", "/usr/bin/python3", packages=("demo",))
+
+
+@pytest.mark.parametrize("text", ["uv", "/opt/uv"])
+def test_a_path_that_is_called_uv_is_a_path(text, tmp_path):
+    with pytest.raises(SpecError, match="uv"):
+        parse(text, tmp_path)
+    (tmp_path / "uv").write_text("#!/bin/sh\n")
+    (tmp_path / "uv").chmod(0o755)
+    found = parse(str(tmp_path / "uv"))
+    assert found == EnvironmentSpec.interpreter(tmp_path / "uv")

@@ -1,6 +1,7 @@
 import pytest
 
 from raycrew.venv_manager import EnvironmentSpec, SpecError, identify
+from raycrew.venv_manager._spec import FILE_VARIABLES
 from raycrew.venv_manager._uv.indexes import build_environment, index_variables
 from raycrew.venv_manager._uv.pip_settings import pip_settings
 
@@ -55,6 +56,13 @@ def test_what_uv_or_the_spec_says_counts_more(home):
 
 def test_a_wheelhouse_is_all_there_is(home):
     assert index_variables(SPEC.replace(wheelhouse="/wheels"), home) == {"UV_FIND_LINKS": "/wheels"}
+
+
+@pytest.mark.parametrize("name", sorted(FILE_VARIABLES))
+def test_files_that_variables_name_are_found_from_any_folder(home, monkeypatch, tmp_path, name):
+    monkeypatch.chdir(tmp_path)
+    found = build_environment(SPEC, home | {name: "one.txt /abs/two.txt"})
+    assert found[name] == f"{tmp_path}/one.txt /abs/two.txt"
 
 
 def test_the_environment_of_uv_keeps_what_helps_and_drops_what_leads_astray(home):
