@@ -14,7 +14,7 @@ import ray
 import bench_fan_out
 from harness import Figure, figure, ratio, seconds
 from raycrew.cluster_core import RayVirtualCluster
-from raycrew.worker_groups import NamedSharding, RayWorkerBuilder, RayWorkerGroup, sharded
+from raycrew.worker_groups import NamedSharding, RayWorkerBuilder, RayWorkerGroup, sharded, timeline
 
 MIB = 1 << 20
 
@@ -118,6 +118,35 @@ def small_calls(n: int, quick: bool) -> Figure:
         )
     kill(actors)
     return measured
+
+
+def recorded_calls(quick: bool) -> Figure:
+    """Small calls while a timeline records, and while none does."""
+    calls = 100 if quick else 200
+    with RayVirtualCluster([2], use_gpus=False) as cluster, RayWorkerGroup(cluster, Noop) as group:
+
+        def loop() -> None:
+            for i in range(calls):
+                group.run_all_workers_single_data("step", i, b="b", c=0.5).get_results()
+
+        def ours() -> float:
+            with timeline():
+                loop()  # its first call has the workers begin to note theirs
+                return seconds(loop)
+
+        def theirs() -> float:
+            loop()
+            return seconds(loop)
+
+        return ratio(
+            "a call with small arguments on 2 workers, recorded by a timeline",
+            ours,
+            theirs,
+            baseline="the same without a timeline",
+            goal=1.02,
+            repeat=9 if quick else 25,
+            warmup=2,
+        )
 
 
 def declared_calls(quick: bool) -> Figure:
@@ -325,7 +354,11 @@ def run(quick: bool) -> list[Figure]:
             _temp_dir=folder,
         )
         try:
-            figures = [*(small_calls(n, quick) for n in (2, 8, 16)), declared_calls(quick)]
+            figures = [
+                *(small_calls(n, quick) for n in (2, 8, 16)),
+                declared_calls(quick),
+                recorded_calls(quick),
+            ]
             figures += large_arguments(quick) + torch_arguments(quick) + leaks(quick)
             figures = [start(16, quick), *figures]
         finally:

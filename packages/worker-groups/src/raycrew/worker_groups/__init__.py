@@ -9,6 +9,15 @@ from raycrew.worker_groups._group import GroupHandle, RayWorkerGroup
 from raycrew.worker_groups._health import ResourceUsage, RunningCall, StuckWorker, WorkerStatus
 from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups._start import RayWorkerBuilder, StartupReport
+from raycrew.worker_groups._timeline import (
+    GroupShares,
+    SlowestRank,
+    TimedPhase,
+    TimedReport,
+    Timeline,
+    TimelineStatistics,
+    timeline,
+)
 from raycrew.worker_groups._worker import CommunicationOptions, CurrentWorker, current_worker
 from raycrew.worker_groups.balancing import LoadBalancer, WorkerLoad
 from raycrew.worker_groups.errors import (
@@ -53,6 +62,7 @@ __all__ = [
     "FanOutError",
     "FunctionLoadError",
     "GroupHandle",
+    "GroupShares",
     "ItemCrashedError",
     "ItemError",
     "ItemOutcome",
@@ -71,8 +81,13 @@ __all__ = [
     "RowBatch",
     "RunningCall",
     "Shardable",
+    "SlowestRank",
     "StartupReport",
     "StuckWorker",
+    "TimedPhase",
+    "TimedReport",
+    "Timeline",
+    "TimelineStatistics",
     "UnknownMethodError",
     "WorkerFailureError",
     "WorkerFailuresError",
@@ -90,6 +105,7 @@ __all__ = [
     "rank_zero",
     "replicated",
     "sharded",
+    "timeline",
     "wait_any",
 ]
 

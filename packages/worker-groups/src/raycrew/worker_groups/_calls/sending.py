@@ -10,7 +10,8 @@ from raycrew.cluster_core import Session
 from raycrew.worker_groups._calls.answers import MultiWorkerFuture, Recovery, Whereabouts
 from raycrew.worker_groups._calls.encoding import Packer
 from raycrew.worker_groups._calls.methods import Dispatch
-from raycrew.worker_groups._ray import check_session, while_connected
+from raycrew.worker_groups._observed import observed
+from raycrew.worker_groups._ray import call_id, check_session, while_connected
 from raycrew.worker_groups._worker import Gathered
 from raycrew.worker_groups.protocols import ArgumentTransport
 
@@ -48,6 +49,8 @@ def send_to_actors(
     """
     packer = Packer(transport)
     name = dispatch.method.name
+    observer = observed.by
+    at = 0.0 if observer is None else observer.about_to_send(group_name, places)
     called = f"{group_name}.{name}"
     with while_connected(partial(check_session, session, called)):
         packed = [
@@ -55,6 +58,9 @@ def send_to_actors(
         ]
         _check_picklable(packed, called)
         refs = [getattr(handles[rank], name).remote(*args, **kwargs) for rank, args, kwargs in packed]
+    if observer is not None:
+        ranks, calls = [send.rank for send in dispatch.sends], [call_id(ref) for ref in refs]
+        observer.sent(at, group_name, name, ranks, calls)
     return MultiWorkerFuture(
         refs,
         [send.rank for send in dispatch.sends],

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +36,7 @@ from raycrew.worker_groups._group.life import (
     watch_over,
 )
 from raycrew.worker_groups._health import Ended, GroupHealth, Workers
+from raycrew.worker_groups._observed import observed
 from raycrew.worker_groups._ranks import RankInfo, TiedBundles, plan_seats
 from raycrew.worker_groups._start import (
     GroupFacts,
@@ -151,6 +153,9 @@ class WorkerGroup(GroupFacts, GroupCalls, Closing, GroupHealth):
         self._shape = GroupShape(self._started.info, len(plan.seats), self._tied_groups, sharding_annotations)
         self._note_places()
         self._life.opened()
+        if observed.by is not None:
+            for span in self._started.report.spans(time.monotonic()):
+                observed.by.spanned(span)
 
     _crew: Crew
 
@@ -264,6 +269,8 @@ class WorkerGroup(GroupFacts, GroupCalls, Closing, GroupHealth):
 
     def _shut_down(self, cleanup_method: str | None, deadline: float | None, force: bool) -> bool:
         self._unwatch()
+        if observed.by is not None:
+            observed.by.look()
         again, clean = self._ended is not None, False
         try:
             if not again:

@@ -1,6 +1,7 @@
 """A group of workers on Ray, one actor per rank, called as a unit."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +13,7 @@ from raycrew.worker_groups._group.base import WorkerGroup
 from raycrew.worker_groups._group.handles import Contact, Directory, GroupHandle, RayRoute
 from raycrew.worker_groups._group.life import CopiedLifecycle, Supervision, log_left
 from raycrew.worker_groups._health import Ended, Seen, SeenByRank, Workers, end_workers_of, sights_of
+from raycrew.worker_groups._observed import Span, observed
 from raycrew.worker_groups._ranks import WorkerFacts
 from raycrew.worker_groups._ray import (
     ActorState,
@@ -232,7 +234,9 @@ class RayWorkerGroup(WorkerGroup):
         is_heard = HOOK in self._started.info.methods
         self._life.replacing(range(self.world_size) if is_heard else ranks)
         self._end_strays()
-        self._is_torn = True
+        self._is_torn, began = True, time.monotonic()
+        if observed.by is not None:
+            observed.by.look()
         try:
             next_generation(
                 self._spec,
@@ -246,6 +250,16 @@ class RayWorkerGroup(WorkerGroup):
             self._is_torn = False
         finally:
             self._crew.directory.publish(self._members)
+            self._note_generation(ranks, began)
+
+    def _note_generation(self, ranks: Sequence[int], began: float) -> None:
+        if observed.by is None:
+            return
+        what = f"restart of {sorted(ranks)}" if ranks else "new rendezvous"
+        detail = {"generation": self.generation, "outcome": "failed" if self._is_torn else "ok"}
+        now = time.monotonic()
+        observed.by.spanned(Span(self.name, "restarts", what, "restart", began, now, detail))
+        observed.by.counted("restarts", {"group": self.name}, len(ranks))
 
     def handle(self) -> GroupHandle:
         """See `WorkerGroup.handle`."""

@@ -9,7 +9,7 @@ from raycrew.worker_groups._health.reports import (
     StuckWorker,
     WorkerStatus,
 )
-from raycrew.worker_groups._health.watches import follow, stand_by
+from raycrew.worker_groups._health.watches import UnansweredError, ask_within, by_node, follow, stand_by
 
 __all__ = [
     "Ended",
@@ -19,8 +19,11 @@ __all__ = [
     "Seen",
     "SeenByRank",
     "StuckWorker",
+    "UnansweredError",
     "WorkerStatus",
     "Workers",
+    "ask_within",
+    "by_node",
     "end_workers",
     "end_workers_of",
     "follow",

@@ -14,6 +14,7 @@ from raycrew.worker_groups._health.reports import (
     why_stuck,
 )
 from raycrew.worker_groups._health.watches import UnansweredError, ask_within, by_node
+from raycrew.worker_groups._observed import observed
 from raycrew.worker_groups._ranks import WorkerFacts
 from raycrew.worker_groups._ray import ActorState
 
@@ -105,6 +106,8 @@ class GroupHealth:
                 logger.warning("whether rank %d is stuck can't be told: %s", rank, seen)
             elif (found := _stuck(rank, seen, facts, threshold_s)) is not None:
                 stuck[rank] = found
+                if observed.by is not None:
+                    observed.by.counted("stalls", {"rank": str(rank), "reason": found.reason})
         return stuck
 
 

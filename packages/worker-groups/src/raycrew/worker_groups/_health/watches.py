@@ -22,6 +22,7 @@ from raycrew.worker_groups._on_nodes import (
     marks,
     page,
     process_table,
+    ring,
     sight,
     watch,
 )
@@ -227,6 +228,6 @@ def _sources() -> dict[str, str]:
 
 @functools.cache
 def _actor_class() -> Any:
-    for module in (*_KEEPERS, page, sight, limits, watch):
+    for module in (*_KEEPERS, ring, page, sight, limits, watch):
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     return ray.remote(num_cpus=0, max_restarts=0)(watch.Watch)

@@ -11,6 +11,7 @@ from raycrew.worker_groups._on_nodes.page import (
     METHOD,
     METHOD_BYTES,
     NUMBER,
+    RING_AT,
     SIZE,
     SLOT_WORDS,
     SLOTS,
@@ -19,7 +20,8 @@ from raycrew.worker_groups._on_nodes.page import (
     UNKNOWN,
     make_page,
 )
-from raycrew.worker_groups._on_nodes.process_table import own_process, pid_namespace
+from raycrew.worker_groups._on_nodes.process_table import clock_name, own_process, pid_namespace
+from raycrew.worker_groups._on_nodes.ring import Ring
 from raycrew.worker_groups._on_nodes.sight import on_page
 
 __all__ = [
@@ -32,12 +34,15 @@ __all__ = [
     "METHOD",
     "METHOD_BYTES",
     "NUMBER",
+    "RING_AT",
     "SIZE",
     "SLOTS",
     "SLOT_WORDS",
     "TICK",
     "TICKED",
     "UNKNOWN",
+    "Ring",
+    "clock_name",
     "make_page",
     "mark_own_process",
     "on_page",

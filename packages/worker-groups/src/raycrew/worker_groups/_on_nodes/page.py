@@ -1,5 +1,7 @@
 """The page of a worker: its heartbeat and its running calls, in memory that its node's watch reads.
 
+Behind it is the worker's ring: calls that have ended.
+
 Words of eight bytes, each written at once, so that a reader sees none half written: first the heart's own,
 then one slot per call. A slot's number is 0 while the rest of it is being written. Times are of the node's
 monotonic clock. Standard library only: a node's watch is sent this module by value.
@@ -8,7 +10,10 @@ monotonic clock. Standard library only: a node's watch is sent this module by va
 import fcntl
 import mmap
 import os
+from collections.abc import Mapping
 from typing import NamedTuple
+
+from raycrew.worker_groups._on_nodes import ring
 
 SIZE = 4096
 #: What is in the first words.
@@ -17,6 +22,8 @@ BEAT, TICK, DEVICE = 0, 1, 2
 NUMBER, BEGAN, TICKED, ENDED, METHOD = 0, 1, 2, 3, 4
 FIRST_SLOT, SLOT_WORDS, METHOD_BYTES = 8, 13, 72
 SLOTS = (SIZE // 8 - FIRST_SLOT) // SLOT_WORDS
+#: Where the ring begins in the same memory: whoever maps it by itself needs a multiple of this.
+RING_AT = mmap.ALLOCATIONGRANULARITY
 #: Device memory of a process that uses no device, or of which that can't be told.
 UNKNOWN = -1
 
@@ -74,15 +81,26 @@ def make_page(mark: str) -> mmap.mmap:
     """
     descriptor = os.memfd_create(f"raycrew-page-{mark}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.ftruncate(descriptor, mmap.PAGESIZE)
+        os.ftruncate(descriptor, RING_AT + ring.SIZE)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # or it could fail its readers
-        return mmap.mmap(descriptor, mmap.PAGESIZE)
+        return mmap.mmap(descriptor, RING_AT + ring.SIZE)
     finally:
         os.close(descriptor)
 
 
 def open_page(pid: int, mark: str) -> memoryview | None:
     """The page of a worker's process, to be read as long as this is kept; None where it can't be opened."""
+    page = _mapped_of(pid, mark, os.O_RDONLY, {"length": SIZE, "prot": mmap.PROT_READ})
+    return None if page is None else memoryview(page)
+
+
+def open_ring(pid: int, mark: str) -> ring.Ring | None:
+    """The ring of a worker's process, as long as this is kept; None where it can't be opened."""
+    found = _mapped_of(pid, mark, os.O_RDWR, {"length": ring.SIZE, "offset": RING_AT})
+    return None if found is None else ring.Ring(memoryview(found))
+
+
+def _mapped_of(pid: int, mark: str, flags: int, part: Mapping[str, int]) -> mmap.mmap | None:
     name = f"/memfd:raycrew-page-{mark}"
     for folder in (f"/proc/{pid}/fd", f"/proc/{pid}/map_files"):  # the second for privileged readers only
         try:
@@ -90,21 +108,21 @@ def open_page(pid: int, mark: str) -> memoryview | None:
         except OSError:
             continue
         for link in links:
-            page = _mapped(f"{folder}/{link}", name)
-            if page is not None:
-                return page
+            found = _mapped(f"{folder}/{link}", name, flags, part)
+            if found is not None:
+                return found
     return None
 
 
-def _mapped(link: str, name: str) -> memoryview | None:
+def _mapped(link: str, name: str, flags: int, part: Mapping[str, int]) -> mmap.mmap | None:
     try:
         if not os.readlink(link).startswith(name):  # noqa: PTH115 - the faster one
             return None
-        descriptor = os.open(link, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(link, flags | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        return memoryview(mmap.mmap(descriptor, SIZE, prot=mmap.PROT_READ))
+        return mmap.mmap(descriptor, **part)
     except (OSError, ValueError):
         return None
     finally:

@@ -10,11 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from raycrew.worker_groups._on_nodes.family import Family
-from raycrew.worker_groups._on_nodes.page import open_page, read
-from raycrew.worker_groups._on_nodes.process_table import Process, Table, read_entry
+from raycrew.worker_groups._on_nodes.page import open_page, open_ring, read
+from raycrew.worker_groups._on_nodes.process_table import Process, Table, clock_name, read_entry
+from raycrew.worker_groups._on_nodes.ring import Note, Ring
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SPAN_S = 0.5  # CPU use is told of no shorter time
+_WANTED_S = 15.0  # a worker notes its calls for so long, unless they are asked for again
+
+#: What this node's clock is called, what it shows, how many calls a worker had noted when it was asked before
+#: and now, and those noted since.
+Ran = tuple[str, float, int, int, list[Note]]
 
 
 class Sights:
@@ -24,6 +30,8 @@ class Sights:
         self._pages: dict[Process, memoryview] = {}
         self._spent: dict[Process, tuple[float, float]] = {}
         self._use: dict[Process, float] = {}
+        self._rings: dict[Process, Ring] = {}
+        self._noted: dict[Process, int] = {}
 
     def open(self, worker: Process, mark: str) -> None:
         """Open a worker's page, which stays readable whatever descriptors the worker closes later."""
@@ -33,7 +41,7 @@ class Sights:
 
     def forget(self, worker: Process) -> None:
         """Let go of what is known of a worker."""
-        for known in (self._pages, self._spent, self._use):
+        for known in (self._pages, self._spent, self._use, self._rings, self._noted):
             known.pop(worker, None)
 
     def take_in(self, families: Mapping[Process, Family], table: Table) -> None:
@@ -48,6 +56,21 @@ class Sights:
             if at:
                 self._use[worker] = max(0.0, spent - before) / (now - at)
             self._spent[worker] = (now, spent)
+
+    def record(self, worker: Process, mark: str, *, is_last: bool = False) -> Ran | None:
+        """The calls that a worker has ended since this was asked last, dead or alive; has it note the next.
+
+        Not the next where this is the last time. The first time there are none. None where there is no ring.
+        """
+        ring, now = self._rings.get(worker) or open_ring(worker.pid, mark), time.monotonic()
+        if ring is None:
+            return None
+        self._rings[worker] = ring
+        ring.want(0.0 if is_last else now + _WANTED_S)
+        before = self._noted.get(worker)
+        count, notes = ring.since(before) if before is not None else (ring.count, [])
+        self._noted[worker] = count
+        return clock_name(), now, count if before is None else before, count, notes
 
     def of_gone(self, worker: Process) -> dict[str, Any]:
         """What is still to be seen of a worker whose process is gone: what it was in when it died."""

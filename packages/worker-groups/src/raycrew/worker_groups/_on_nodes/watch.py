@@ -15,7 +15,7 @@ from raycrew.worker_groups._on_nodes.keeper import Keeper
 from raycrew.worker_groups._on_nodes.limits import MemoryLimits
 from raycrew.worker_groups._on_nodes.lookout import Lookout
 from raycrew.worker_groups._on_nodes.process_table import Process, kill, pid_namespace, runs
-from raycrew.worker_groups._on_nodes.sight import Sights
+from raycrew.worker_groups._on_nodes.sight import Ran, Sights
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,19 @@ class Watch:
         """How each of these workers is at this moment, or why that can't be told."""
         self._begin_looking()
         return [self._sight_or_why_not(worker) for worker in workers]
+
+    async def record(self, workers: Sequence[Told], timeout_s: float) -> list[Ran | None]:  # noqa: ARG002 - as all are asked
+        """The calls that each of these has ended since this was asked last; they note the next ones."""
+        return [self._record(worker, is_last=False) for worker in workers]
+
+    async def record_last(self, workers: Sequence[Told], timeout_s: float) -> list[Ran | None]:  # noqa: ARG002 - as all are asked
+        """The same, and they note no more."""
+        return [self._record(worker, is_last=True) for worker in workers]
+
+    def _record(self, worker: Told, *, is_last: bool) -> Ran | None:
+        if worker[3] != pid_namespace():
+            return None
+        return self._sights.record(Process(worker[0], worker[1]), worker[2], is_last=is_last)
 
     def _sight_or_why_not(self, worker: Told) -> dict[str, Any] | str:
         if worker[3] != pid_namespace():

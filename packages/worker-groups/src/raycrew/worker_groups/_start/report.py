@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from raycrew.worker_groups._observed import Span
+
 #: Phases in the order that a worker goes through them.
 PHASES = ("environment", "placement", "process", "import", "init")
 
@@ -49,6 +51,23 @@ class StartupReport:
             median = longest if rank is None else _median([w[phase] for w in self.workers.values()])
             table.add_row(phase, f"{median:.2f}", f"{longest:.2f}", "" if rank is None else str(rank))
         return table
+
+    def spans(self, end: float) -> list[Span]:
+        """What is drawn of a start that was over at a moment, as far as these phases tell when each was."""
+        start = end - self.total_s
+        common = start + self.environment_s
+        met = common + max((w["placement"] + w["process"] for w in self.workers.values()), default=0.0)
+        spans = [
+            Span(self.group_name, "start", "start", "start", start, end, {"ranks": len(self.workers)}),
+            Span(self.group_name, "start", "environment", "environment", start, common),
+        ]
+        for rank, seconds in self.workers.items():
+            for at, phases in ((common, PHASES[1:3]), (met, PHASES[3:])):
+                for phase in phases:
+                    until = min(end, at + seconds[phase])
+                    spans.append(Span(self.group_name, f"rank {rank}", phase, "start", min(at, until), until))
+                    at = until
+        return spans
 
     def __rich__(self) -> Table:
         return self.table()

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Self
 from weakref import ref
@@ -25,12 +26,14 @@ from raycrew.worker_groups._on_nodes import (
     METHOD,
     METHOD_BYTES,
     NUMBER,
+    RING_AT,
     SIZE,
     SLOT_WORDS,
     SLOTS,
     TICK,
     TICKED,
     UNKNOWN,
+    Ring,
     make_page,
 )
 
@@ -44,11 +47,15 @@ class Heart:
     """Of one worker.
 
     Args:
-        page: Memory to write into, of zeros.
+        page: Memory to write into, of zeros; behind the page itself there may be a ring.
+        own_call: Gives the id of the running call, for the ring.
     """
 
-    def __init__(self, page: Any) -> None:
-        self._bytes = memoryview(page)[:SIZE]
+    def __init__(self, page: Any, own_call: Callable[[], bytes] = bytes) -> None:
+        memory = memoryview(page)
+        self._bytes = memory[:SIZE]
+        self._ring = Ring(memory[RING_AT:]) if len(memory) > RING_AT else None
+        self._own_call = own_call
         self._words, self._times = self._bytes.cast("q"), self._bytes.cast("d")
         self._words[DEVICE] = UNKNOWN
         self._pid = os.getpid()
@@ -92,10 +99,19 @@ class Heart:
 
     def begin(self, call: "Running") -> None:
         """Note that a call begins."""
+        if self._ring is not None and self._ring.is_wanted(call.began):
+            call.id = self._id_of_own_call()
         with self._lock:
             call.number = next(self._numbers)
             self._waiting[call.number] = ref(call)
             self._seat()
+
+    def _id_of_own_call(self) -> bytes:
+        try:
+            return self._own_call()
+        except Exception as error:  # noqa: BLE001 - a call is not noted, and runs all the same
+            logger.debug("what this call is called can't be told: %s", error)
+            return b""
 
     def tick_of(self, call: "Running") -> None:
         """Note that a call goes on."""
@@ -119,6 +135,8 @@ class Heart:
             self._clear(call.slot, now)
             self._waiting.pop(call.number, None)
             call.slot, call.is_running = 0, False
+            if call.id and self._ring is not None:
+                self._ring.note(call.id, call.method, call.began, now, call.paused_s)
             self._seat()
             if now - self._looked > _DEVICE_S and self._n_running() == 0:
                 self._look(now)
@@ -178,13 +196,15 @@ class Running:
     """
 
     __slots__ = (
-        "__weakref__", "_heart", "began", "is_running", "is_waiting", "method", "number", "slot", "ticked",
+        "__weakref__", "_heart", "began", "id", "is_running", "is_waiting", "method", "number", "paused_at",
+        "paused_s", "slot", "ticked",
     )  # fmt: skip
 
     def __init__(self, method: bytes, heart: Heart | None = None) -> None:
         self.method = method
         self._heart = heart
         self.number = self.slot = 0
+        self.id, self.paused_at, self.paused_s = b"", 0.0, 0.0
         self.is_running = self.is_waiting = False
 
     def __enter__(self) -> Self:
@@ -207,13 +227,13 @@ class Running:
 
     def wait(self) -> None:
         """Note that it waits for its caller to take an item, until `go_on`."""
-        self.is_waiting = True
+        self.is_waiting, self.paused_at = True, time.monotonic()
         if self.is_running and self._heart is not None and self._heart.is_own:
             self._heart.wait_of(self)
 
     def go_on(self) -> None:
         """Note that it waits no longer."""
-        self.is_waiting = False
+        self.is_waiting, self.paused_s = False, self.paused_s + time.monotonic() - self.paused_at
         self.tick()
 
 
@@ -221,9 +241,14 @@ _own: list[Heart] = []
 _current: ContextVar[ref[Running] | None] = ContextVar("raycrew_running_call", default=None)
 
 
-def start_heart(mark: str) -> None:
-    """Have this process's heart beat into a page, which is found by the process's mark."""
-    _own.append(Heart(make_page(mark)))
+def start_heart(mark: str, own_call: Callable[[], bytes] = bytes) -> None:
+    """Have this process's heart beat into a page, which is found by the process's mark.
+
+    Args:
+        mark: The process's.
+        own_call: Gives the id of the call that asks for it.
+    """
+    _own.append(Heart(make_page(mark), own_call))
     _own[-1].start()
 
 

@@ -142,7 +142,7 @@ class Shell:
         device = bind_device(assigned_accelerators(), os.environ)
         self._raycrew_device = device.environment
         process, mark = own_process(), mark_own_process()
-        start_heart(mark)
+        start_heart(mark, own_call_id)
         self._raycrew_meeting = MeetingPorts(port_range)
         self._raycrew_lease = lease_ports(n_ports, port_range=port_range) if n_ports else None
         master_port, spare_port = self._raycrew_meeting.ports

@@ -3,6 +3,7 @@
 import logging
 import os
 import pickle
+import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
@@ -14,10 +15,12 @@ from ray import ObjectRef
 from ray.exceptions import RayActorError, RayError
 
 from raycrew.cluster_core import Session
+from raycrew.worker_groups._observed import observed
 from raycrew.worker_groups._ray import while_connected
 from raycrew.worker_groups._worker import pick_secrets
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
 from raycrew.worker_groups.fan_out._batches import Backlog, BatchSizer, Entry
+from raycrew.worker_groups.fan_out._observing import tell_of_batch
 from raycrew.worker_groups.fan_out._outcomes import (
     FunctionLoadError,
     ItemCrashedError,
@@ -58,6 +61,7 @@ class _Batch:
     number: int
     member: Member
     entries: list[Entry]
+    sent: float
 
 
 class Run:
@@ -177,7 +181,7 @@ class Run:
         return 2 if batch_s is not None and batch_s < LONG_BATCH_S else 1
 
     def _send(self, member: Member, entries: list[Entry]) -> None:
-        number = self._pool.next_batch()
+        number, sent = self._pool.next_batch(), time.monotonic()
         with while_connected(self._pool.check_open):
             ref = member.handle.run.remote(
                 self._call_id,
@@ -190,7 +194,7 @@ class Run:
                 self._limits.timeout_s,
                 self._secrets,
             )
-        self._in_flight[ref] = _Batch(number, member, entries)
+        self._in_flight[ref] = _Batch(number, member, entries, sent)
         self._sent[member] += 1
         if entries[0].suspect:
             self._isolated.add(member)
@@ -252,6 +256,11 @@ class Run:
         if report.stop == "lost":
             self._pool.check_open()
         ended = self._ended_items(report, batch)
+        if observed.by is not None:
+            seconds, sizes = [end.seconds for end in ended], [len(entry.payload) for entry in batch.entries]
+            tell_of_batch(
+                observed.by, batch.member.node_id, self._function.name, batch.sent, report, seconds, sizes
+            )
         for entry, end in zip(batch.entries, ended, strict=False):
             self._settle(entry, end)
         self._sizer.observe(len(ended), sum(end.seconds for end in ended))

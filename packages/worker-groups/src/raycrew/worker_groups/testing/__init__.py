@@ -30,6 +30,7 @@ from raycrew.worker_groups._calls import (
 )
 from raycrew.worker_groups._group import GroupHandle, LocalRoute, WorkerGroup
 from raycrew.worker_groups._health import Seen, SeenByRank, Workers
+from raycrew.worker_groups._observed import observed
 from raycrew.worker_groups._on_nodes import on_page
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, final_indices, rank_order
 from raycrew.worker_groups._ray import ActorState, unwrap_actor_class
@@ -77,6 +78,9 @@ class InProcessFuture(MultiWorkerFuture[Any, Any]):
 
     def _died(self, end: Any) -> bool:  # noqa: ARG002
         return False
+
+    def _own_id(self) -> bytes:
+        return getattr(self[0], "call_id", b"")  # `__init__` is no call
 
     def wait(self, timeout: float | None = None) -> bool:
         """See `MultiWorkerFuture.wait`."""
@@ -301,12 +305,17 @@ class InProcessGroup(WorkerGroup):
         for send in dispatch.sends:
             for value in (*send.args, *send.kwargs.values()):
                 refuse_stream(value)
+        name, at = dispatch.method.name, time.monotonic()
+        calls = [self._crew.workers[s.rank].send(name, s.args, s.kwargs) for s in dispatch.sends]
+        ranks = [send.rank for send in dispatch.sends]
+        if observed.by is not None:
+            observed.by.sent(at, self.name, name, ranks, [call.call_id for call in calls])  # type: ignore[attr-defined]
         return InProcessFuture(
-            [self._crew.workers[s.rank].send(dispatch.method.name, s.args, s.kwargs) for s in dispatch.sends],
-            [send.rank for send in dispatch.sends],
+            calls,
+            ranks,
             dispatch.return_from,
             dispatch.respect_tied_workers,
-            method=dispatch.method.name,
+            method=name,
             group_name=self.name,
             places=self._places,
             timeout=timeout,

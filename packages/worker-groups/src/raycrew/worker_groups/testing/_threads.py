@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -10,10 +11,13 @@ from typing import Any, TypeVar
 
 from raycrew.worker_groups._calls import MultiWorkerFuture
 from raycrew.worker_groups._health import Ended
+from raycrew.worker_groups._observed import observed
 from raycrew.worker_groups._worker import CurrentWorker, Heart, Running, as_text, be_current, tick
 from raycrew.worker_groups.protocols import ArgumentTransport
 
 T = TypeVar("T")
+
+_numbers = itertools.count(1)
 
 
 def nothing() -> None:
@@ -28,7 +32,7 @@ class WorkerThread:
         self.busy = False
         self.page = memoryview(bytearray(4096))
         self._heart = Heart(self.page)
-        self._transport = transport
+        self._transport, self._current = transport, current
         self.thread = ThreadPoolExecutor(1, f"{current.group_name}-{current.rank}", be_current, (current,))
 
     def start(self, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[float]:
@@ -40,22 +44,29 @@ class WorkerThread:
             self.instance = self._call(cls, *sent)
             return time.perf_counter() - begin
 
-        return self._submit("__init__", construct)
+        return self._submit("__init__", b"", construct)
 
     def send(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
         """Call a method when it is its turn."""
-        return self._submit(name, self._run, getattr(self.instance, name), *self._sent(args, kwargs))
+        call = f"{id(self)}-{next(_numbers)}".encode()
+        run = getattr(self.instance, name)
+        future = self._submit(name, call, self._run, run, *self._sent(args, kwargs))
+        future.call_id = call  # type: ignore[attr-defined] # as `call_id` tells of calls on Ray
+        return future
 
-    def _submit(self, name: str, fn: Callable[..., T], *args: Any) -> Future[T]:
-        return self.thread.submit(self._noted, name, fn, *args)
+    def _submit(self, name: str, call: bytes, fn: Callable[..., T], *args: Any) -> Future[T]:
+        return self.thread.submit(self._noted, name, call, fn, *args)
 
-    def _noted(self, name: str, fn: Callable[..., T], *args: Any) -> T:
-        self.busy = True
+    def _noted(self, name: str, call: bytes, fn: Callable[..., T], *args: Any) -> T:
+        self.busy, began = True, time.monotonic()
         try:
             with Running(as_text(name), self._heart):
                 return fn(*args)
         finally:
             self.busy = False
+            if call and observed.by is not None:
+                who = self._current.group_name, self._current.rank
+                observed.by.ran(call, *who, name, began, time.monotonic(), 0.0)
 
     def _run(self, method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         result = self._call(method, args, kwargs)

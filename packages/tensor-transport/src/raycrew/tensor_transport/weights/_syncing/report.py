@@ -56,6 +56,7 @@ class WeightSyncReport:
         receipts: What each generator reported, in rank order.
         spans: What each rank did when, to be drawn.
         publisher: Whose version it is: `WeightReceiver.require` compares it, and the number.
+        started_at: When it began, in seconds since the epoch.
     """
 
     version: int
@@ -68,6 +69,7 @@ class WeightSyncReport:
     receipts: tuple[WeightReceipt, ...]
     spans: tuple[RankSpan, ...] = field(default=(), repr=False)
     publisher: str = ""
+    started_at: float = 0.0
 
 
 def checked_receipts(results: Sequence[object], version: int, method: str) -> tuple[WeightReceipt, ...]:

@@ -91,8 +91,7 @@ def sync_weights(
             it raises, this does, once all ranks have ended the step and were resumed; a version in a
             directory is given up, unless it is decided. The same holds for an interrupt from the keyboard.
         route: With a directory: how the bytes go, chosen for all ranks at once; their publishers and
-            receivers have a `RouteStore`. To join it they have as long again. Updates over one route take
-            turns, for which each waits as long, too.
+            receivers have a `RouteStore`. To join it they have as long again.
 
     Raises:
         ValueError: There are no such recipients, or `prepare` or `route` has no directory.
@@ -201,8 +200,7 @@ class _Synchronisation:
     def run(self) -> WeightSyncReport:
         """All steps."""
         self._started, start = time.time(), time.perf_counter()
-        with contextlib.nullcontext() if self.route is None else self.route.turn(self.timeout_s):
-            update, receipts = self._streamed() if self.directory is not None else self._whole()
+        update, receipts = self._streamed() if self.directory is not None else self._whole()
         return WeightSyncReport(
             version=update.version,
             size_bytes=max(receipt.size_bytes for receipt in receipts),
@@ -214,6 +212,7 @@ class _Synchronisation:
             receipts=receipts,
             spans=self._spans(update, receipts),
             publisher=update.publisher,
+            started_at=self._started,
         )
 
     def give_up(self, reason: str) -> None:

@@ -248,6 +248,7 @@ class MultiWorkerFuture(Endings, Awaited[J], Generic[R, J]):
             calls = [ref.future() for ref in self]
         if await first_failure(calls, self._deadline, self._check) or not all(c.done() for c in calls):
             return None
+        self._note_taken(ok=True)
         return {rank: call.result() for rank, call in zip(self.called_workers, calls, strict=True)}
 
     def _cancel_quietly(self) -> None:

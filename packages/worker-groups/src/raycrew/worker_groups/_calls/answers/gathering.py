@@ -20,7 +20,8 @@ from raycrew.worker_groups._calls.answers.waiting import (
     settle,
 )
 from raycrew.worker_groups._declared import Join
-from raycrew.worker_groups._ray import check_session, is_death, is_stored, while_connected
+from raycrew.worker_groups._observed import observed
+from raycrew.worker_groups._ray import call_id, check_session, is_death, is_stored, while_connected
 from raycrew.worker_groups.errors import (
     ResultJoinError,
     ResultTimeoutError,
@@ -120,9 +121,19 @@ class Gathering(list[Any]):
                         given.add(rank)
                         yield rank, self._own(rank, value)
             except WorkerFailureError as error:
+                self._note_taken(ok=False)
                 deadline = self._again(error, deadline, sent)
             else:
+                self._note_taken(ok=True)
                 return
+
+    def _note_taken(self, *, ok: bool) -> None:
+        """Tell whoever observes calls that the results of this one are there, or its failure."""
+        if observed.by is not None and self:
+            observed.by.taken(self._own_id(), ok)
+
+    def _own_id(self) -> bytes:
+        return call_id(self[0])
 
     def _in_turn(self, deadline: float | None) -> Iterator[tuple[int, Any]]:
         """Results as they come."""
@@ -152,8 +163,10 @@ class Gathering(list[Any]):
             try:
                 found = gather(deadline)
             except WorkerFailureError as error:
+                self._note_taken(ok=False)
                 deadline = self._again(error, deadline, sent)
                 continue
+            self._note_taken(ok=not any(isinstance(value, WorkerGroupError) for value in found.values()))
             values = found.values() if gather == self._outcomes else ()
             errors = [value for value in values if isinstance(value, WorkerGroupError)]
             if not errors:

@@ -1,0 +1,146 @@
+"""Puts together what the driver and the workers know of calls. Pure.
+
+A call is open until each of its ranks has told when it ran and whoever waited for it has its results, or as
+long as there is hope for that.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from raycrew.worker_groups._timeline.records import Call, Part
+
+#: What an open call waits for a worker that does not tell, or for somebody who takes its results.
+PATIENCE_S = 5.0
+#: What ended calls that nobody here has sent wait for the note that somebody has.
+_STRAY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """When a worker was in a call, by the driver's clock.
+
+    Attributes:
+        call: The call's id.
+        group: Name of the worker's group.
+        rank: Of the worker.
+        method: Name of the method.
+        began: When the method began.
+        ended: When it was over.
+        paused_s: Seconds that a stream waited for its consumer meanwhile.
+    """
+
+    call: bytes
+    group: str
+    rank: int
+    method: str
+    began: float
+    ended: float
+    paused_s: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class _Open:
+    group: str
+    method: str
+    sent: float
+    parts: dict[bytes, Part]
+    untold: int
+    taken: float | None = None
+    ok: bool | None = None
+    label: str = ""
+    since: float = field(default=0.0)
+
+    def closed(self) -> Call:
+        parts = tuple(self.parts.values())
+        return Call(self.group, self.method, self.sent, parts, self.taken, self.ok, self.label)
+
+
+class Ledger:
+    """All calls that are open.
+
+    Args:
+        closed: Told of each call that is no longer.
+        most: How many may be open; the oldest is closed as it is known where there would be more.
+    """
+
+    def __init__(self, closed: Callable[[Call], object], most: int = 100_000) -> None:
+        self._closed = closed
+        self._most = most
+        self._open: dict[bytes, _Open] = {}
+        self._calls: dict[_Open, None] = {}
+        self._strays: dict[tuple[bytes, int], tuple[float, Ran]] = {}
+
+    def sent(self, at: float, group: str, method: str, ranks: Sequence[int], calls: Sequence[bytes]) -> None:
+        """A call was sent to some ranks, each of which has an id for it."""
+        parts = {call: Part(rank) for call, rank in zip(calls, ranks, strict=True)}
+        opened = _Open(group, method, at, parts, untold=len(parts), since=at)
+        self._calls[opened] = None
+        self._open |= dict.fromkeys(parts, opened)
+        for call, part in parts.items():
+            stray = self._strays.pop((call, part.rank), None)
+            if stray is not None:
+                self.ran(stray[0], stray[1])
+        while len(self._calls) > self._most:
+            self._close(next(iter(self._calls)))
+
+    def ran(self, now: float, ran: Ran) -> None:
+        """A worker has told when it was in a call."""
+        opened = self._open.get(ran.call)
+        if opened is None:
+            self._strays[ran.call, ran.rank] = now, ran
+            return
+        if opened.parts[ran.call].ended is None:
+            opened.untold -= 1
+        opened.parts[ran.call] = Part(ran.rank, ran.began, ran.ended, ran.paused_s)
+        opened.since = max(opened.since, now)
+
+    def taken(self, at: float, call: bytes, ok: bool) -> None:
+        """Somebody has the results of the call that one of its ranks knows by this id."""
+        opened = self._open.get(call)
+        if opened is not None and opened.taken is None:
+            opened.taken, opened.ok = at, ok
+            opened.since = max(opened.since, at)
+
+    def labelled(self, call: bytes, label: str) -> None:
+        """What a call was sent for."""
+        if (opened := self._open.get(call)) is not None:
+            opened.label = label
+
+    def settle(self, now: float) -> None:
+        """Close what is complete, and what has been open for too long."""
+        for opened in list(self._calls):
+            waited_s = now - opened.since
+            is_whole = opened.untold == 0 and opened.taken is not None
+            if is_whole or (waited_s > PATIENCE_S and (opened.untold == 0 or opened.taken is not None)):
+                self._close(opened)
+        for key, (at, ran) in list(self._strays.items()):
+            if now - at > _STRAY_S:
+                del self._strays[key]
+                self._closed(_elsewhere(ran))
+
+    def open_calls(self) -> Iterator[tuple[str, int]]:
+        """By group, how many calls have ranks that have not ended them, as far as is known."""
+        counts: dict[str, int] = {}
+        for opened in self._calls:
+            counts[opened.group] = counts.get(opened.group, 0) + (opened.untold > 0 and opened.taken is None)
+        yield from counts.items()
+
+    def end(self) -> None:
+        """Close everything as it is known."""
+        for opened in list(self._calls):
+            self._close(opened)
+        for _, ran in self._strays.values():
+            self._closed(_elsewhere(ran))
+        self._strays.clear()
+
+    def _close(self, opened: _Open) -> None:
+        del self._calls[opened]
+        for call in opened.parts:
+            del self._open[call]
+        self._closed(opened.closed())
+
+
+def _elsewhere(ran: Ran) -> Call:
+    """A call that another process has sent."""
+    part = Part(ran.rank, ran.began, ran.ended, ran.paused_s)
+    return Call(ran.group, ran.method, None, (part,), label="another process")

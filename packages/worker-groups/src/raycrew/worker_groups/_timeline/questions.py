@@ -1,0 +1,95 @@
+"""Asking the nodes of workers when calls ran, and what their clocks show."""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raycrew.worker_groups._health import UnansweredError, ask_within, by_node
+from raycrew.worker_groups._on_nodes import clock_name
+from raycrew.worker_groups._ranks import WorkerFacts
+from raycrew.worker_groups._timeline.clocks import Clocks
+from raycrew.worker_groups._timeline.ledger import Ran
+
+logger = logging.getLogger(__name__)
+
+_ANSWER_S = 2.0
+
+
+class NodeWorkers:
+    """Workers of groups on Ray, asked by the watches of their nodes: one question per node, not per call.
+
+    Attributes:
+        clocks: Of their nodes.
+        lost: How many calls were overwritten before they were asked for.
+    """
+
+    def __init__(self) -> None:
+        self.clocks = Clocks(clock_name())
+        self.lost = 0
+        self._began = time.monotonic()
+        self._workers: dict[str, tuple[str, int, WorkerFacts]] = {}
+        self._seen: dict[str, int] = {}
+        self._silent: set[str] = set()
+        self._asking = threading.Lock()
+        self._waiting: list[Ran] = []
+
+    def follow(self, group: str, places: Mapping[int, Any]) -> None:
+        """See `Workers`; what is noted meanwhile is kept for whoever asks next."""
+        added = {
+            place.facts.mark: (group, rank, place.facts)
+            for rank, place in places.items()
+            if place.facts is not None and place.facts.mark not in self._workers
+        }
+        self._workers |= added
+        with self._asking:
+            self._waiting += self._ask(added, may_make=True)
+
+    def ask(self, *, is_last: bool = False) -> Sequence[Ran]:
+        """See `Workers`; a node that does not answer is asked again the next time."""
+        with self._asking:
+            waiting, self._waiting = self._waiting, []
+            question = "record_last" if is_last else "record"
+            return [*waiting, *self._ask(dict(self._workers), question, may_make=False)]
+
+    def _ask(
+        self,
+        workers: Mapping[str, tuple[str, int, WorkerFacts]],
+        question: str = "record",
+        *,
+        may_make: bool,
+    ) -> list[Ran]:
+        known = dict(enumerate(workers.values()))
+        facts = {key: worker[2] for key, worker in known.items()}
+        nodes, before, found = by_node(facts), time.monotonic(), list[Ran]()
+        for node_id, answer in ask_within(question, facts, _ANSWER_S, may_make=may_make).items():
+            if isinstance(answer, UnansweredError):
+                self._note_silence(node_id, answer)
+                continue
+            after = time.monotonic()
+            for key, told in zip(nodes[node_id], answer, strict=True):
+                if told is None:  # It is gone and forgotten, or another namespace's.
+                    self._workers.pop(facts[key].mark, None)
+                else:
+                    found += self._taken_in(known[key], told, before, after)
+        return found
+
+    def _taken_in(
+        self, worker: tuple[str, int, WorkerFacts], told: tuple[Any, ...], before: float, after: float
+    ) -> list[Ran]:
+        group, rank, facts = worker
+        clock, theirs, first, last, notes = told
+        ahead_s = self.clocks.observe(facts.node_id, clock, theirs, before, after).ahead_s
+        self.lost += max(0, last - self._seen.get(facts.mark, first) - len(notes))
+        self._seen[facts.mark] = last
+        return [
+            Ran(call, group, rank, method, began - ahead_s, ended - ahead_s, paused_s)
+            for call, method, began, ended, paused_s in notes
+            if ended - ahead_s >= self._began
+        ]
+
+    def _note_silence(self, node_id: str, why: UnansweredError) -> None:
+        say = logger.debug if node_id in self._silent else logger.warning
+        self._silent.add(node_id)
+        say("when calls ran is not known for now: %s", why)

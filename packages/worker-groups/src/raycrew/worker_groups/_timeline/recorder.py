@@ -1,0 +1,200 @@
+"""What is told of calls while somebody wants to know: noted in a moment, put together in a thread."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from raycrew.worker_groups._observed import Observer, Span, observed
+from raycrew.worker_groups._timeline.ledger import Ledger, Ran
+from raycrew.worker_groups._timeline.records import Call
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+#: How many notes may wait to be put together; those above are counted, and forgotten.
+MOST_NOTES = 200_000
+
+Note = Callable[[], object]
+
+
+class Listener(Protocol):
+    """Who is told of what is over; called from one thread at a time."""
+
+    def call(self, call: Call) -> None:
+        """A call."""
+        ...
+
+    def span(self, span: Span) -> None:
+        """Something else that took its time."""
+        ...
+
+    def count(self, name: str, labels: Mapping[str, str], value: float) -> None:
+        """Something that happened."""
+        ...
+
+    def look(self, open_calls: Mapping[str, int]) -> None:
+        """It is time to look: by group, how many calls are open."""
+        ...
+
+
+class Workers(Protocol):
+    """Those that know when calls ran."""
+
+    def follow(self, group: str, places: Mapping[int, Any]) -> None:
+        """Have some more of them note their calls from now on."""
+        ...
+
+    def ask(self, *, is_last: bool = False) -> Sequence[Ran]:
+        """What they have noted since they were asked last; they note more unless this is the last time."""
+        ...
+
+
+class Recorder(Observer):
+    """Tells listeners of calls and other things.
+
+    Args:
+        workers: Those that know when calls ran.
+        most_notes: How many notes may wait.
+
+    Attributes:
+        dropped: How many notes were forgotten, because too many waited.
+    """
+
+    def __init__(self, workers: Workers, most_notes: int = MOST_NOTES) -> None:
+        self.dropped = 0
+        self._workers, self._most_notes = workers, most_notes
+        self._listeners: tuple[Listener, ...] = ()
+        self._notes: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self._known: dict[int, Mapping[int, Any]] = {}
+        self._ledger = Ledger(self._closed)
+        self._lock = threading.RLock()
+        self._ending = threading.Event()
+
+    # Whoever has something to tell: these cost about a microsecond.
+
+    def about_to_send(self, group: str, places: Mapping[int, Any]) -> float:
+        """See `Observer`."""
+        if id(places) not in self._known:
+            self._workers.follow(group, places)
+            self._known[id(places)] = places  # as long as it is kept, no other has its id
+        return time.monotonic()
+
+    def sent(self, at: float, group: str, method: str, ranks: Sequence[int], calls: Sequence[bytes]) -> None:
+        """See `Observer`."""
+        self._note("sent", at, group, method, ranks, calls)
+
+    def ran(
+        self, call: bytes, group: str, rank: int, method: str, began: float, ended: float, paused_s: float
+    ) -> None:
+        """See `Observer`."""
+        self._note("ran", Ran(call, group, rank, method, began, ended, paused_s))
+
+    def labelled(self, call: bytes, label: str) -> None:
+        """See `Observer`."""
+        self._note("labelled", call, label)
+
+    def taken(self, call: bytes, ok: bool) -> None:
+        """See `Observer`."""
+        self._note("taken", time.monotonic(), call, ok)
+
+    def spanned(self, span: Span) -> None:
+        """See `Observer`."""
+        self._note("spanned", span)
+
+    def counted(self, name: str, labels: Mapping[str, str], value: float = 1.0) -> None:
+        """See `Observer`."""
+        self._note("counted", name, labels, value)
+
+    def _note(self, what: str, *told: Any) -> None:
+        if len(self._notes) < self._most_notes:
+            self._notes.append((what, told))
+            return
+        with self._lock:
+            self.dropped += 1
+
+    # Putting together.
+
+    def listen(self, listener: Listener) -> None:
+        """Tell a listener from now on, and begin with the first one."""
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+            if observed.by is None:
+                observed.by = self
+                threading.Thread(target=self._keep_looking, name="raycrew-timeline", daemon=True).start()
+
+    def leave(self, listener: Listener) -> None:
+        """Tell a listener what is known by now, and nothing more; end with the last one."""
+        with self._lock:
+            if listener not in self._listeners:
+                return
+            is_last = self._listeners == (listener,)
+            if is_last and observed.by is self:
+                observed.by = None
+            self._look(is_last=is_last)
+            if is_last:
+                self._ledger.end()
+                self._ending.set()
+            self._listeners = tuple(other for other in self._listeners if other is not listener)
+
+    def look(self) -> None:
+        """See `Observer`."""
+        self._look(is_last=False)
+
+    def _look(self, *, is_last: bool) -> None:
+        with self._lock:
+            ran = self._workers.ask(is_last=is_last)
+            self._drain()  # after it: what has run was sent before
+            now = time.monotonic()
+            for one in ran:
+                self._ledger.ran(now, one)
+            self._ledger.settle(now)
+            open_calls = dict(self._ledger.open_calls())
+            for listener in self._listeners:
+                _told(listener.look, open_calls)
+
+    def _keep_looking(self) -> None:
+        while not self._ending.wait(LOOK_S):
+            try:
+                self.look()
+            except Exception:
+                logger.exception("calls were not put together; they are, with the next ones")
+
+    def _drain(self) -> None:
+        while self._notes:
+            what, told = self._notes.popleft()
+            getattr(self, f"_take_{what}")(*told)
+
+    def _take_sent(self, *told: Any) -> None:
+        self._ledger.sent(*told)
+
+    def _take_ran(self, ran: Ran) -> None:
+        self._ledger.ran(time.monotonic(), ran)
+
+    def _take_labelled(self, *told: Any) -> None:
+        self._ledger.labelled(*told)
+
+    def _take_taken(self, *told: Any) -> None:
+        self._ledger.taken(*told)
+
+    def _take_spanned(self, span: Span) -> None:
+        for listener in self._listeners:
+            _told(listener.span, span)
+
+    def _take_counted(self, *told: Any) -> None:
+        for listener in self._listeners:
+            _told(listener.count, *told)
+
+    def _closed(self, call: Call) -> None:
+        for listener in self._listeners:
+            _told(listener.call, call)
+
+
+def _told(tell: Callable[..., object], *what: Any) -> None:
+    """One listener that fails leaves the others alone."""
+    try:
+        tell(*what)
+    except Exception:
+        logger.exception("%r can't take in what it was told", tell)

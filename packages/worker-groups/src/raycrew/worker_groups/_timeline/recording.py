@@ -1,0 +1,210 @@
+"""The timeline of a run: what users hold."""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from raycrew.worker_groups._observed import Span
+from raycrew.worker_groups._timeline.drawing import TimelineStatistics, page_of, statistics_of, trace_of
+from raycrew.worker_groups._timeline.kept import Kept
+from raycrew.worker_groups._timeline.records import DRIVER
+from raycrew.worker_groups._timeline.shared import Subscription
+
+
+class TimedPhase(Protocol):
+    """A phase of something that was timed, as `WeightSyncReport` has them; seconds from its start."""
+
+    @property
+    def rank(self) -> str:
+        """Whose it was."""
+        ...
+
+    @property
+    def phase(self) -> str:
+        """What was done."""
+        ...
+
+    @property
+    def start_s(self) -> float:
+        """When it began."""
+        ...
+
+    @property
+    def end_s(self) -> float:
+        """When it was over."""
+        ...
+
+
+class TimedReport(Protocol):
+    """What says of itself when it was, and what was done when: `WeightSyncReport` is one."""
+
+    @property
+    def started_at(self) -> float:
+        """Seconds since the epoch."""
+        ...
+
+    @property
+    def total_s(self) -> float:
+        """How long it took."""
+        ...
+
+    @property
+    def spans(self) -> Sequence[TimedPhase]:
+        """Its phases."""
+        ...
+
+
+class Timeline:
+    """What a run does when, from the moment that this is made until it is closed; made by `timeline`."""
+
+    def __init__(
+        self, trace: str | os.PathLike[str] | None, html: str | os.PathLike[str] | None, max_spans: int
+    ) -> None:
+        self._trace, self._html = (None if path is None else _writable(Path(path)) for path in (trace, html))
+        self._epoch_s, self._began_s = time.time() - time.monotonic(), time.time()
+        self._kept = Kept(max_spans)
+        self._subscription = Subscription([self._kept])
+        self._losses = self._subscription.losses()
+        self._is_open = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Timeline({len(self._kept.calls)} calls, {'recording' if self._is_open else 'closed'})"
+
+    def close(self) -> None:
+        """Stop recording, and write the files; a second time does nothing.
+
+        Raises:
+            OSError: A file can't be written; what was recorded can still be asked for.
+        """
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._losses = self._subscription.end()
+        if self._trace is not None:
+            _write(self._trace, json.dumps(self.trace(), separators=(",", ":"), allow_nan=False))
+        if self._html is not None:
+            _write(self._html, self.html())
+
+    @contextmanager
+    def span(self, name: str, row: str = "main") -> Iterator[None]:
+        """Draw what runs in here, as a bar of the driver's.
+
+        Args:
+            name: What it is called.
+            row: The row that it is drawn in.
+        """
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._kept.span(Span(DRIVER, row, name, "step", start, time.monotonic()))
+
+    def add(self, report: TimedReport, name: str = "weight update") -> None:
+        """Draw what was timed elsewhere: a `WeightSyncReport`, say, with what each rank did when.
+
+        Args:
+            report: It has `started_at`, `total_s` and `spans`.
+            name: What the whole of it is called.
+
+        Raises:
+            TypeError: It has not.
+        """
+        if missing := [part for part in ("started_at", "total_s", "spans") if not hasattr(report, part)]:
+            raise TypeError(f"{type(report).__name__} has no {', '.join(missing)}, so it can't be drawn")
+        start = report.started_at - self._epoch_s
+        self._kept.span(Span(name, "", name, "whole", start, start + max(0.0, report.total_s)))
+        for phase in report.spans:
+            began, ended = start + phase.start_s, start + max(phase.start_s, phase.end_s)
+            self._kept.span(Span(name, phase.rank, phase.phase, phase.phase, began, ended))
+
+    # What was recorded.
+
+    @property
+    def dropped(self) -> int:
+        """How many calls and spans are missing because there were too many, as far as is known by now."""
+        return self._kept.dropped + self._losses.calls
+
+    def statistics(self) -> TimelineStatistics:
+        """How idle each group was, and which ranks were the slowest, of what is recorded by now."""
+        self._look()
+        return statistics_of(list(self._kept.calls))
+
+    def trace(self) -> dict[str, Any]:
+        """The trace of what is recorded by now, as Perfetto and Chrome read it."""
+        self._look()
+        return trace_of(self._kept.spans(), self._about())
+
+    def html(self) -> str:
+        """The page of what is recorded by now."""
+        self._look()
+        return page_of(self._kept.spans(), self.statistics(), self._about())
+
+    def _look(self) -> None:
+        if self._is_open:
+            self._subscription.look()
+            self._losses = self._subscription.losses()
+
+    def _about(self) -> dict[str, Any]:
+        began = datetime.fromtimestamp(self._began_s, UTC)
+        bounds = {node[:8]: f"{1e3 * s:.3f} ms" for node, s in sorted(self._losses.bounds_s.items())}
+        return {
+            "began": began.isoformat(timespec="milliseconds"),
+            "driver": os.getpid(),
+            "dropped": self.dropped,
+            "clocks of nodes, right within": bounds,
+        }
+
+
+def timeline(
+    trace: str | os.PathLike[str] | None = None,
+    *,
+    html: str | os.PathLike[str] | None = None,
+    max_spans: int = 200_000,
+) -> Timeline:
+    """Record from now on what this process has its workers do, and when.
+
+    Recorded are the calls of all groups, handles and balancers of this process, with the time that they were
+    queued, ran and waited for slower ranks on each rank; batches of `fan_out`; starts and restarts of groups.
+    Other processes' calls of the same workers are there as far as they ran. Use it in a `with` block, or
+    close it.
+
+    Args:
+        trace: File to write a trace to in the end, which https://ui.perfetto.dev and chrome://tracing read.
+        html: File to write a page to in the end, which any browser shows, without a network.
+        max_spans: How many spans are kept; what is more is counted, and left out.
+
+    Raises:
+        FileNotFoundError: There is no such folder to write to.
+        ValueError: `max_spans` is not above 0.
+    """
+    if max_spans < 1:
+        raise ValueError(f"max_spans must be at least 1, not {max_spans}")
+    return Timeline(trace, html, max_spans)
+
+
+def _writable(path: Path) -> Path:
+    path = path.absolute()
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path} can't be written in the end: there is no folder {path.parent}")
+    return path
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file whole, or not at all."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)

@@ -1,0 +1,104 @@
+"""The ring of a worker: calls that have ended, noted while somebody wants to know."""
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raycrew.worker_groups._on_nodes import (
+    RING_AT,
+    clock_name,
+    make_page,
+    mark_own_process,
+    own_process,
+    ring,
+)
+from raycrew.worker_groups._on_nodes.ring import ENTRIES, Note, Ring
+from raycrew.worker_groups._on_nodes.sight import Sights
+from raycrew.worker_groups._worker.heart import Heart, Running, as_text
+
+
+@pytest.fixture
+def memory():
+    return memoryview(bytearray(RING_AT + ring.SIZE))
+
+
+def test_a_ring_of_zeros_says_nothing(memory):
+    empty = Ring(memory[RING_AT:])
+    assert (empty.count, empty.since(0)) == (0, (0, []))
+    assert not empty.is_wanted(0.0)
+
+
+@given(st.lists(st.integers(0, 2 * ENTRIES), max_size=5))
+def test_all_that_was_noted_since_is_told_but_what_was_overwritten(steps):
+    written = Ring(memoryview(bytearray(ring.SIZE)))
+    seen = 0
+    for step in steps:
+        for _ in range(step):
+            number = written.count + 1
+            written.note(number.to_bytes(24), b"m\0\0", float(number), number + 0.5, 0.25)
+        count, notes = written.since(seen)
+        assert count == written.count == seen + step
+        first = max(seen, count - ENTRIES) + 1
+        assert notes == [Note(n.to_bytes(24), "m", float(n), n + 0.5, 0.25) for n in range(first, count + 1)]
+        seen = count
+
+
+def test_names_are_cut_and_ids_filled(memory):
+    written = Ring(memory)
+    written.note(b"ab", as_text("é" * 100), 1.0, 2.0, 0.0)
+    (note,) = written.since(0)[1]
+    assert note.call == b"ab".ljust(24, b"\0")
+    assert note.method == "é" * 32
+
+
+def test_a_heart_notes_calls_only_while_somebody_wants_to_know(memory):
+    asked = []
+    beating = Heart(memory, lambda: asked.append(1) or b"c" * 24)
+    told = Ring(memory[RING_AT:])
+    with Running(as_text("before"), beating):
+        told.want(1e18)
+    with Running(as_text("train"), beating) as call:
+        call.wait()
+        call.go_on()
+    told.want(0.0)
+    with Running(as_text("after"), beating):
+        pass
+    (note,) = told.since(0)[1]
+    assert (note.call, note.method) == (b"c" * 24, "train")
+    assert note.began <= note.ended
+    assert 0 < note.paused_s <= note.ended - note.began
+    assert asked == [1]
+
+
+def test_a_call_runs_though_nobody_knows_what_it_is_called(memory):
+    def fail():
+        raise RuntimeError("no call here")
+
+    told = Ring(memory[RING_AT:])
+    told.want(1e18)
+    with Running(as_text("train"), Heart(memory, fail)):
+        pass
+    assert told.count == 0
+
+
+def test_a_watch_is_told_of_what_ends_after_it_first_asks():
+    mark = mark_own_process()
+    beating = Heart(make_page(mark), lambda: os.urandom(24))
+    worker, sights = own_process(), Sights()
+    assert sights.record(worker._replace(started=1), "0" * 32) is None
+    clock, now, before, count, notes = sights.record(worker, mark)
+    assert (clock, before, count, notes) == (clock_name(), 0, 0, [])
+    for name in ("one", "two"):
+        with Running(as_text(name), beating):
+            pass
+    _, later, before, count, notes = sights.record(worker, mark)
+    assert (before, count, [note.method for note in notes]) == (0, 2, ["one", "two"])
+    assert now <= notes[0].began <= later
+    sights.record(worker, mark, is_last=True)
+    with Running(as_text("three"), beating):
+        pass
+    assert sights.record(worker, mark)[2:] == (2, 2, [])
+    sights.forget(worker)
+    assert sights.record(worker, mark)[2:] == (2, 2, [])

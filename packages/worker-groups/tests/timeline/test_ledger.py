@@ -1,0 +1,88 @@
+"""What the driver and workers know of calls is put together, in whatever order it comes."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raycrew.worker_groups._timeline.ledger import PATIENCE_S, Ledger, Ran
+from raycrew.worker_groups._timeline.records import Call, Part
+
+A, B = b"a" * 24, b"b" * 24
+RAN_A = Ran(A, "policy", 0, "train", 1.5, 2.0)
+RAN_B = Ran(B, "policy", 1, "train", 1.5, 3.0, 0.25)
+WHOLE = Call("policy", "train", 1.0, (Part(0, 1.5, 2.0), Part(1, 1.5, 3.0, 0.25)), 3.5, True, "balancer")
+
+STEPS = {
+    "sent": lambda ledger: ledger.sent(1.0, "policy", "train", [0, 1], [A, B]),
+    "a": lambda ledger: ledger.ran(2.1, RAN_A),
+    "b": lambda ledger: ledger.ran(3.1, RAN_B),
+    "labelled": lambda ledger: ledger.labelled(A, "balancer"),
+    "taken": lambda ledger: ledger.taken(3.5, A, True),
+}
+
+
+def ledger_and_closed(**options):
+    closed = []
+    return Ledger(closed.append, **options), closed
+
+
+@given(st.permutations(["a", "b", "sent", "labelled", "taken"]))
+def test_the_order_does_not_matter_but_that_of_what_the_driver_says(order):
+    # The driver says of a call that it was sent before anything else of it.
+    order.sort(key=lambda step: {"labelled": 1, "taken": 1}.get(step, 0))
+    ledger, closed = ledger_and_closed()
+    for step in order:
+        STEPS[step](ledger)
+        assert closed == []
+    ledger.settle(3.6)
+    assert closed == [WHOLE]
+    ledger.settle(4.0)
+    ledger.end()
+    assert closed == [WHOLE], "once"
+
+
+def test_a_call_that_nobody_takes_or_a_rank_does_not_tell_of_is_closed_after_a_while():
+    ledger, closed = ledger_and_closed()
+    STEPS["sent"](ledger)
+    STEPS["a"](ledger)
+    STEPS["b"](ledger)
+    assert dict(ledger.open_calls()) == {"policy": 0}
+    ledger.settle(3.1 + PATIENCE_S)
+    assert closed == []
+    ledger.settle(3.2 + PATIENCE_S)
+    assert closed == [Call("policy", "train", 1.0, WHOLE.parts)]
+    STEPS["sent"](ledger)
+    STEPS["a"](ledger)
+    assert dict(ledger.open_calls()) == {"policy": 1}
+    ledger.settle(1e9)
+    assert len(closed) == 1, "it runs on rank 1 for all that is known"
+    ledger.taken(10.0, B, False)
+    assert dict(ledger.open_calls()) == {"policy": 0}
+    ledger.taken(11.0, A, True)
+    ledger.settle(10.0 + PATIENCE_S)
+    assert len(closed) == 1
+    ledger.settle(10.1 + PATIENCE_S)
+    assert closed[1] == Call("policy", "train", 1.0, (Part(0, 1.5, 2.0), Part(1)), 10.0, False)
+
+
+def test_what_nobody_here_has_sent_is_another_processes():
+    ledger, closed = ledger_and_closed()
+    ledger.ran(2.0, RAN_B)
+    ledger.settle(3.0)
+    assert closed == []
+    ledger.settle(3.1)
+    assert closed == [Call("policy", "train", None, (Part(1, 1.5, 3.0, 0.25),), label="another process")]
+    ledger.ran(5.0, RAN_A)
+    ledger.end()
+    assert [call.parts[0].rank for call in closed] == [1, 0]
+
+
+def test_no_more_are_open_than_there_may_be():
+    ledger, closed = ledger_and_closed(most=2)
+    for i in range(5):
+        ledger.sent(float(i), "policy", "train", [0], [bytes([i]) * 24])
+    assert [call.sent for call in closed] == [0.0, 1.0, 2.0]
+    ledger.taken(9.0, bytes([0]) * 24, True)
+    ledger.labelled(bytes([0]) * 24, "late")
+    ledger.end()
+    assert [call.sent for call in closed] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert all(call.taken is None for call in closed)

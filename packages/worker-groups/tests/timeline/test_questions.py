@@ -1,0 +1,97 @@
+"""Nodes are asked when calls ran: what they answer, by this process's clock; what is lost is counted."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from raycrew.worker_groups._health import UnansweredError
+from raycrew.worker_groups._on_nodes import clock_name
+from raycrew.worker_groups._timeline import questions
+from raycrew.worker_groups._timeline.ledger import Ran
+from raycrew.worker_groups._timeline.questions import NodeWorkers
+
+CALL = b"a" * 24
+
+
+def place(mark, node_id="n"):
+    return SimpleNamespace(facts=SimpleNamespace(mark=mark, node_id=node_id))
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    """Answers by node; what was asked."""
+    answers, asked = {}, []
+
+    def ask_within(method, workers, _timeout_s, *, may_make):
+        asked.append((method, sorted(facts.mark for facts in workers.values()), may_make))
+        return {
+            node_id: answer
+            for node_id, answer in answers.items()
+            if node_id in {facts.node_id for facts in workers.values()}
+        }
+
+    monkeypatch.setattr(questions, "ask_within", ask_within)
+    return SimpleNamespace(answers=answers, asked=asked)
+
+
+def test_who_is_followed_is_asked_at_once_and_then_with_the_others(nodes):
+    workers = NodeWorkers()
+    nodes.answers["n"] = [("there", 1e6, 0, 0, [])]
+    workers.follow("policy", {0: place("one"), 1: SimpleNamespace(facts=None)})
+    nodes.answers["m"] = [("there", 1e6, 0, 0, [])]
+    workers.follow("policy", {0: place("one"), 1: place("two", "m")})
+    assert workers.ask() == []
+    assert workers.ask(is_last=True) == []
+    assert nodes.asked.pop() == ("record_last", ["one", "two"], False)
+    assert nodes.asked == [
+        ("record", ["one"], True),
+        ("record", ["two"], True),
+        ("record", ["one", "two"], False),
+    ]
+
+
+def test_times_are_of_this_processs_clock_and_those_before_it_began_are_left_out(nodes):
+    workers = NodeWorkers()
+    now = workers._began + 1.0
+    nodes.answers["n"] = [
+        (clock_name(), now, 0, 2, [(CALL, "old", 0.0, 0.5, 0.0), (CALL, "m", now, now + 1, 0.25)])
+    ]
+    workers.follow("policy", {3: place("one")})
+    nodes.answers["n"] = [(clock_name(), now, 2, 2, [])]
+    assert workers.ask() == [Ran(CALL, "policy", 3, "m", now, now + 1, 0.25)]
+    assert workers.ask() == []
+    assert workers.clocks.bounds() == {"n": 0.0}
+    nodes.answers["m"] = [("there", 1e9, 0, 1, [(CALL, "far", 1e9 + 7, 1e9 + 8, 0.0)])]
+    workers.follow("policy", {4: place("two", "m")})
+    ran = next(ran for ran in workers.ask() if ran.method == "far")
+    assert ran.ended - ran.began == pytest.approx(1.0)
+    assert workers._began <= ran.began - 7 <= workers._began + 60
+
+
+def test_what_was_overwritten_or_whose_answer_got_lost_is_counted(nodes):
+    workers = NodeWorkers()
+    nodes.answers["n"] = [(clock_name(), 1.0, 5, 5, [])]
+    workers.follow("policy", {0: place("one")})
+    nodes.answers["n"] = [(clock_name(), 1.0, 5, 9, [(CALL, "m", 1e9, 1e9, 0.0)])]
+    workers.ask()
+    assert workers.lost == 3
+    nodes.answers["n"] = [(clock_name(), 1.0, 12, 13, [(CALL, "m", 1e9, 1e9, 0.0)])]
+    workers.ask()
+    assert workers.lost == 6
+    workers.ask()
+    assert workers.lost == 6
+
+
+def test_a_node_that_is_silent_is_said_once_and_asked_again(nodes, caplog):
+    workers = NodeWorkers()
+    nodes.answers["n"] = UnansweredError("its node n does not answer", node_is_gone=False)
+    workers.follow("policy", {0: place("one")})
+    workers.ask()
+    assert caplog.text.count("does not answer") == 1
+    nodes.answers["n"] = [(clock_name(), 1.0, 0, 1, [(CALL, "m", 1e9, 1e9, 0.0)])]
+    assert len(workers.ask()) == 1
+    nodes.answers["n"] = [None]
+    assert workers.ask() == []
+    nodes.asked.clear()
+    workers.ask()
+    assert nodes.asked == [("record", [], False)], "who is gone is asked no more"

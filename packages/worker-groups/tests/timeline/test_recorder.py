@@ -1,0 +1,135 @@
+"""What is told of calls is noted, put together and told to listeners."""
+
+import pytest
+
+from raycrew.worker_groups._observed import Span, observed
+from raycrew.worker_groups._timeline import recorder as module
+from raycrew.worker_groups._timeline.kept import Kept
+from raycrew.worker_groups._timeline.ledger import Ran
+from raycrew.worker_groups._timeline.recorder import Recorder
+from raycrew.worker_groups._timeline.records import Call, Part
+
+CALL = b"a" * 24
+
+
+class Told:
+    """Listens, and writes down what it is told; workers that tell what they are given."""
+
+    def __init__(self):
+        self.calls, self.spans, self.counts, self.looks = [], [], [], []
+        self.followed, self.ran = [], []
+
+    def call(self, call):
+        self.calls.append(call)
+
+    def span(self, span):
+        self.spans.append(span)
+
+    def count(self, *told):
+        self.counts.append(told)
+
+    def look(self, open_calls):
+        self.looks.append(open_calls)
+
+    def follow(self, group, places):
+        self.followed.append((group, places))
+
+    def ask(self, *, is_last=False):
+        self.was_last = is_last
+        ran, self.ran = self.ran, []
+        return ran
+
+
+@pytest.fixture
+def told(monkeypatch):
+    monkeypatch.setattr(module, "LOOK_S", 1e6)  # only when asked
+    yield Told()
+    assert observed.by is None
+
+
+def test_nobody_is_told_before_somebody_listens_and_after(told):
+    recorder = Recorder(told)
+    assert observed.by is None
+    recorder.listen(told)
+    assert observed.by is recorder
+    recorder.listen(other := Told())
+    recorder.leave(told)
+    assert observed.by is recorder
+    assert not told.was_last
+    recorder.spanned(span := Span("t", "r", "n", "k", 1.0, 2.0))
+    recorder.leave(other)
+    recorder.leave(other)
+    assert (told.spans, other.spans) == ([], [span])
+    assert told.was_last
+
+
+def test_a_call_is_told_once_its_worker_has(told):
+    recorder = Recorder(told)
+    recorder.listen(told)
+    places = {0: "here"}
+    at = recorder.about_to_send("policy", places)
+    recorder.about_to_send("policy", places)
+    assert told.followed == [("policy", places)], "once"
+    recorder.about_to_send("policy", dict(places))
+    assert len(told.followed) == 2, "others, after a restart say"
+    recorder.sent(at, "policy", "train", [0], [CALL])
+    recorder.labelled(CALL, "balancer")
+    recorder.counted("restarts", {"group": "policy"}, 2)
+    recorder.look()
+    assert (told.calls, told.counts) == ([], [("restarts", {"group": "policy"}, 2)])
+    assert told.looks == [{"policy": 1}]
+    recorder.taken(CALL, True)
+    told.ran = [Ran(CALL, "policy", 0, "train", at + 1, at + 2)]
+    recorder.look()
+    (call,) = told.calls
+    assert call == Call("policy", "train", at, (Part(0, at + 1, at + 2),), call.taken, True, "balancer")
+    assert call.taken >= at
+    recorder.leave(told)
+
+
+def test_what_is_open_in_the_end_is_told_as_it_is(told):
+    recorder = Recorder(told)
+    recorder.listen(told)
+    recorder.sent(1.0, "policy", "train", [0], [CALL])
+    recorder.ran(CALL, "policy", 0, "train", 2.0, 3.0, 0.0)
+    recorder.leave(told)
+    assert told.calls == [Call("policy", "train", 1.0, (Part(0, 2.0, 3.0),))]
+
+
+def test_notes_above_the_most_are_counted(told):
+    recorder = Recorder(told, most_notes=3)
+    recorder.listen(told)
+    for i in range(5):
+        recorder.spanned(Span("t", "r", str(i), "k", 0.0, 1.0))
+    assert recorder.dropped == 2
+    recorder.look()
+    recorder.spanned(Span("t", "r", "last", "k", 0.0, 1.0))
+    recorder.leave(told)
+    assert [span.name for span in told.spans] == ["0", "1", "2", "last"]
+
+
+def test_a_listener_that_fails_leaves_others_alone(told, caplog):
+    class Failing(Told):
+        def span(self, span):
+            raise ValueError(span.name)
+
+    recorder = Recorder(told)
+    recorder.listen(failing := Failing())
+    recorder.listen(told)
+    recorder.spanned(Span("t", "r", "n", "k", 0.0, 1.0))
+    recorder.leave(failing)
+    recorder.leave(told)
+    assert len(told.spans) == 1
+    assert "can't take in what it was told" in caplog.text
+
+
+def test_what_is_kept_is_bounded():
+    kept = Kept(9)
+    call = Call("policy", "train", 0.0, (Part(0, 1.0, 2.0), Part(1, 1.0, 3.0)), 3.0)
+    kept.call(call)
+    kept.call(call)
+    kept.span(Span("t", "r", "n", "k", 0.0, 1.0))
+    kept.span(Span("t", "r", "n", "k", 0.0, 1.0))
+    kept.span(Span("t", "r", "n", "k", 0.0, 1.0))
+    assert (len(kept.calls), kept.dropped) == (1, 2)
+    assert len(kept.spans()) == 2 + 5 + 1

@@ -1,0 +1,114 @@
+"""A timeline of a group in this process: what users do with it."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from raycrew.cluster_core.testing import FakeCluster
+from raycrew.worker_groups import Timeline, timeline
+from raycrew.worker_groups._observed import observed
+from raycrew.worker_groups.testing import InProcessGroup
+
+
+class Adder:
+    def add(self, a, b=1):
+        return a + b
+
+    def fail(self):
+        raise ValueError("s3cret-argument")
+
+    def count(self, n):
+        yield from range(n)
+
+
+@pytest.fixture
+def group():
+    with InProcessGroup(FakeCluster([2]), Adder, name_prefix="adders", enable_load_balancing=True) as made:
+        yield made
+
+
+def events(trace, **wanted):
+    found = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    return [e for e in found if all(e.get(key, e["args"].get(key)) == value for key, value in wanted.items())]
+
+
+def test_a_run_is_written_as_a_trace_and_a_page(group, tmp_path):
+    trace, html = tmp_path / "run.json", tmp_path / "run.html"
+    with timeline(trace, html=html) as run:
+        assert "recording" in repr(run)
+        group.call("add", "s3cret-argument", "x").get_results()
+        list(group.balancer.map("add", range(3)))
+        list(group.call("count", 2).as_completed())
+        with pytest.raises(Exception, match="s3cret"):
+            group.call("fail").get_results()
+        with run.span("think"):
+            pass
+        assert run.statistics().calls >= 5
+    run.close()
+    assert "closed" in repr(run)
+    found = json.loads(trace.read_text())
+    assert found["otherData"]["dropped"] == run.dropped == 0
+    assert len(events(found, name="add", kind="running")) == 2 + 3
+    assert [e["args"] for e in events(found, name="add", kind="call", **{"for": "balancer"})] == [
+        {"kind": "call", "ranks": 1, "outcome": "ok", "for": "balancer"}
+    ] * 3
+    (failed,) = events(found, name="fail", kind="call")
+    assert failed["args"]["outcome"] == "failed"
+    assert len(events(found, name="count", kind="running")) == 2
+    assert len(events(found, name="think", kind="step")) == 1
+    assert not events(found, kind="untold")
+    statistics = run.statistics()
+    assert (statistics.calls, statistics.untold) == (6, 0)
+    assert [(shares.group, shares.ranks) for shares in statistics.groups] == [("adders", 2)]
+    assert {slowest.method for slowest in statistics.slowest} == {"add", "fail", "count"}
+    assert not any("s3cret" in path.read_text() for path in (trace, html))
+    assert sorted(tmp_path.iterdir()) == [html, trace]
+
+
+def test_nothing_is_observed_before_and_after(group):
+    assert observed.by is None
+    with timeline() as run, timeline() as other:
+        group.call("add", 1).get_results()
+    assert observed.by is None
+    group.call("add", 1).get_results()
+    assert run.statistics().calls == other.statistics().calls == 1
+
+
+def test_starts_are_drawn():
+    with timeline() as run, InProcessGroup(FakeCluster([2]), Adder, name_prefix="adders"):
+        pass
+    found = events(run.trace(), kind="start")
+    assert [event["name"] for event in found].count("init") == 2
+    (whole,) = events(run.trace(), name="start")
+    assert all(whole["ts"] <= e["ts"] and e["ts"] + e["dur"] <= whole["ts"] + whole["dur"] + 1 for e in found)
+
+
+def test_reports_of_others_are_drawn():
+    with timeline() as run:
+        phases = [SimpleNamespace(rank="trainer 0", phase="gather", start_s=0.5, end_s=1.0)]
+        run.add(SimpleNamespace(started_at=1e9, total_s=2.0, spans=phases))
+        with pytest.raises(TypeError, match="int has no started_at, total_s, spans"):
+            run.add(3)
+    (whole,), (gather,) = events(run.trace(), kind="whole"), events(run.trace(), kind="gather")
+    assert (gather["ts"] - whole["ts"], gather["dur"], whole["dur"]) == pytest.approx(
+        (0.5e6, 0.5e6, 2e6), abs=1
+    )
+
+
+def test_too_many_spans_are_counted_and_said(group, tmp_path):
+    with timeline(html=tmp_path / "run.html", max_spans=1) as run:
+        group.call("add", 1).get_results()
+    assert run.dropped == 1
+    assert '"dropped":1' in (tmp_path / "run.html").read_text()
+
+
+def test_what_cannot_be_written_is_told_at_once(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        timeline(tmp_path / "absent" / "run.json")
+    with pytest.raises(ValueError, match="max_spans must be at least 1, not 0"):
+        timeline(max_spans=0)
+    assert observed.by is None
+    run = timeline()
+    assert isinstance(run, Timeline)
+    run.close()

@@ -1,0 +1,93 @@
+"""A timeline of workers on Ray: their own times, without a message per call."""
+
+import os
+import signal
+
+import pytest
+from patience import PATIENCE_S, eventually
+from timed_workers import Timed
+
+from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError, fan_out, timeline
+from raycrew.worker_groups._observed import observed
+
+
+def events(run, **wanted):
+    found = [event for event in run.trace()["traceEvents"] if event["ph"] == "X"]
+    return [e for e in found if all(e.get(key, e["args"].get(key)) == value for key, value in wanted.items())]
+
+
+@pytest.fixture
+def group(cluster):
+    with RayWorkerGroup(
+        cluster, Timed, name_prefix="timed", enable_load_balancing=True, idempotent_methods=["slow_on"]
+    ) as made:
+        yield made
+
+
+def test_workers_tell_when_their_calls_ran(group):
+    group.call("clock").get_results()
+    with timeline() as run:
+        first = group.call("clock").get_results()
+        for _ in range(5):
+            group.call("slow_on", 1, 0.05).get_results()
+        list(group.call("stream", 3).as_completed())
+        assert len(list(group.balancer.map("slow_on", [-1] * 4, common_kwargs={"seconds": 0.0}))) == 4
+        handle = group.handle()
+        handle.call("clock").get_results()
+        future = group.call("clock")
+        assert len(fan_out(abs, range(20), progress=False)) == 20
+        pids = group.call("slow_on", -1, 0.0).get_results()
+        os.kill(pids[1], signal.SIGKILL)
+        with pytest.raises(WorkerFailureError):
+            group.on(ranks=[1]).call("stream", 1).get_results(timeout=PATIENCE_S)
+        eventually(lambda: group.restart_failed_workers() == [1], "the dead worker is replaced")
+        group.call("clock").get_results()
+    assert observed.by is None
+    assert len(future) == 2
+    statistics = run.statistics()
+    assert run.dropped == 0
+    assert statistics.untold == 1, "of the rank that was killed"
+    assert len(events(run, name="clock", kind="running")) == 2 * 4
+    assert len(events(run, name="stream", kind="running")) == 2
+    assert len(events(run, name="slow_on", kind="call", **{"for": "balancer"})) == 4
+    (slowest,) = (one for one in statistics.slowest if one.method == "slow_on")
+    assert (slowest.rank, slowest.calls) == (1, 6)
+    assert slowest.lost_s >= 5 * 0.04
+    assert [event["args"]["generation"] for event in events(run, kind="restart")] == [1]
+    batches = [event for event in events(run, kind="running") if event["name"].endswith("abs")]
+    assert sum(event["args"]["items"] for event in batches) == 20
+    began = min(begin for begin, _ in first)
+    (call,) = (c for c in run._kept.calls if c.method == "clock" and c.sent <= began <= c.taken)
+    for rank, (begin, end) in enumerate(first):
+        assert call.running()[rank][0] <= begin <= end <= call.running()[rank][1], "one clock on one node"
+
+
+def test_calls_of_another_process_are_drawn_as_they_ran(group):
+    import ray
+
+    @ray.remote(num_cpus=0)
+    def call(handle):
+        return handle.call("clock").get_results(timeout=PATIENCE_S)
+
+    with timeline() as run:
+        group.call("slow_on", -1, 0.0).get_results()
+        ray.get(call.remote(group.handle()), timeout=PATIENCE_S)
+    assert len(events(run, name="clock", kind="running")) == 2
+    assert not events(run, name="clock", kind="call")
+
+
+def test_calls_that_are_awaited_or_taken_by_ray_alone_are_there_too(group):
+    import asyncio
+
+    import ray
+
+    async def call():
+        return await group.call("slow_on", -1, 0.0)
+
+    with timeline() as run:
+        asyncio.run(call())
+        ray.get(group.run_all_workers_single_data("clock"))
+    assert len(events(run, name="slow_on", kind="running")) == 2
+    (awaited,) = events(run, name="slow_on", kind="call")
+    assert awaited["args"]["outcome"] == "ok"
+    assert len(events(run, name="clock", kind="running")) == 2
