@@ -49,6 +49,22 @@ def test_what_is_answered_too_late_is_undone(ask):
 
 
 @pytest.mark.hostile
+def test_who_is_interrupted_while_a_question_begins_leaves_nothing(ask, monkeypatch):
+    begin, undone = threading.Thread.start, []
+
+    def begin_and_be_interrupted(thread):
+        begin(thread)
+        thread.join(60)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(threading.Thread, "start", begin_and_be_interrupted)
+        ask(lambda: "made", undo=undone.append)
+    assert undone == ["made"]
+    assert [gate._room.acquire(blocking=False) for _ in range(3)] == [True, True, False]
+
+
+@pytest.mark.hostile
 def test_an_undo_that_fails_is_told(ask, caplog):
     goes_on, over = threading.Event(), threading.Event()
 

@@ -68,6 +68,22 @@ def test_an_answer_and_an_error_are_those_of_the_question(connection):
     until_answered()
 
 
+def test_who_is_interrupted_while_a_question_begins_leaves_nothing(connection, monkeypatch):
+    monkeypatch.setattr(gate, "_room", room := threading.BoundedSemaphore(1))
+    begin, undone = threading.Thread.start, []
+
+    def begin_and_be_interrupted(thread):
+        begin(thread)
+        thread.join(60)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(threading.Thread, "start", begin_and_be_interrupted)
+        gate.ask(lambda: "made", undo=undone.append)
+    assert undone == ["made"]
+    assert [room.acquire(blocking=False) for _ in range(2)] == [True, False]
+
+
 def test_what_is_made_too_late_is_undone(connection):
     go, undone = threading.Event(), threading.Event()
     with pytest.raises(TransportTimeoutError, match=r"did not answer within 0\.05 s"):

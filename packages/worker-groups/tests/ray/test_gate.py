@@ -115,6 +115,30 @@ def test_threads_are_bounded_and_daemons(sessions, monkeypatch, caplog):
     assert ask(lambda: 7, timeout_s=60) == 7
 
 
+def test_who_is_interrupted_while_a_question_begins_leaves_nothing(sessions, monkeypatch):
+    monkeypatch.setattr(gate, "_room", room := threading.BoundedSemaphore(1))
+    begin, undone = threading.Thread.start, []
+
+    def begin_and_be_interrupted(thread):
+        begin(thread)
+        thread.join(60)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(threading.Thread, "start", begin_and_be_interrupted)
+        ask(lambda: "made", undo=undone.append)
+    assert undone == ["made"]
+    assert [room.acquire(blocking=False) for _ in range(2)] == [True, False]
+
+
+def test_a_question_that_can_not_begin_leaves_its_room(sessions, monkeypatch):
+    monkeypatch.setattr(gate, "_room", threading.BoundedSemaphore(1))
+    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+        patched.setattr(threading.Thread, "start", lambda _: 1 / 0)
+        ask(lambda: 7)
+    assert ask(lambda: 7, timeout_s=60) == 7
+
+
 def workers():
     return [name for name in ray.util.list_named_actors() if name.startswith("Worker-")]
 

@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
 from ray.exceptions import GetTimeoutError
@@ -55,16 +55,17 @@ def ask(
     if not room.acquire(timeout=timeout_s):
         raise GetTimeoutError(f"{_MOST} questions wait for Ray's control service; this one was not asked")
     answer: Future[T] = Future()
+    leave = _once(room.release)
     thread = threading.Thread(
-        target=_ask, args=(room, question, answer, undo, session), name="raycrew-answer", daemon=True
+        target=_ask, args=(leave, question, answer, undo, session), name="raycrew-answer", daemon=True
     )
     try:
-        thread.start()
-    except BaseException:
-        room.release()
-        raise
-    with session.while_connected() if session is not None else nullcontext():
-        return _wait(answer, timeout_s, undo)
+        _begin(thread, answer, undo)
+        with session.while_connected() if session is not None else nullcontext():
+            return _wait(answer, timeout_s, undo)
+    finally:
+        if thread.ident is None:  # it has not begun, as far as is known
+            leave()
 
 
 def answer_s() -> float:
@@ -88,24 +89,45 @@ def check_connected() -> Session:
     return session
 
 
-def _wait(answer: Future[T], timeout_s: float, undo: Callable[[T], object] | None) -> T:
+def _once(give_back: Callable[[], object]) -> Callable[[], None]:
+    """Gives back the first time only that it is called, by whichever thread."""
+    due = [give_back]
+
+    def give_back_once() -> None:
+        with suppress(IndexError):
+            due.pop()()
+
+    return give_back_once
+
+
+def _begin(thread: threading.Thread, answer: Future[Any], undo: Callable[[Any], object] | None) -> None:
     try:
-        return answer.result(timeout_s)
-    except BaseException as error:
-        if answer.cancel():
-            if isinstance(error, TimeoutError):
-                raise GetTimeoutError(
-                    f"Ray's control service did not answer within {timeout_s:g} s"
-                ) from None
-        elif isinstance(error, TimeoutError):  # It came at the last moment, or is itself a timeout.
-            return answer.result()
-        elif undo is not None and answer.exception() is None:  # Interrupted between answer and return.
-            undo(answer.result())
+        thread.start()
+    except BaseException:
+        _give_up(answer, undo)
         raise
 
 
+def _wait(answer: Future[T], timeout_s: float, undo: Callable[[T], object] | None) -> T:
+    try:
+        return answer.result(timeout_s)
+    except TimeoutError:
+        if not answer.cancel():  # It came at the last moment, or is itself a timeout.
+            return answer.result()
+        raise GetTimeoutError(f"Ray's control service did not answer within {timeout_s:g} s") from None
+    except BaseException:
+        _give_up(answer, undo)
+        raise
+
+
+def _give_up(answer: Future[Any], undo: Callable[[Any], object] | None) -> None:
+    """Want no answer any more; one that is there already is undone, later ones are where they come."""
+    if not answer.cancel() and undo is not None and answer.exception() is None:
+        undo(answer.result())
+
+
 def _ask(
-    room: threading.BoundedSemaphore,
+    leave: Callable[[], None],
     question: Callable[[], Any],
     answer: Future[Any],
     undo: Callable[[Any], object] | None,
@@ -122,7 +144,7 @@ def _ask(
             if not _tell(answer.set_result, found) and undo is not None:
                 _undo(undo, found, session)
     finally:
-        room.release()
+        leave()
 
 
 def _tell(settle: Callable[[Any], None], outcome: Any) -> bool:

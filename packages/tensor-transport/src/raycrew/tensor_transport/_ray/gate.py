@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from raycrew.tensor_transport._ray.session import Session, current_session
@@ -46,40 +47,64 @@ def ask(
     session = session or current_session()
     session.check()
     timeout_s = _ANSWER_S if timeout_s is None else timeout_s
-    if not _room.acquire(timeout=timeout_s):
+    room = _room
+    if not room.acquire(timeout=timeout_s):
         raise TransportTimeoutError(
             f"{_MOST} questions wait for Ray's control service; this one was not asked"
         )
     answer: Future[T] = Future()
+    leave = _once(room.release)
     thread = threading.Thread(
-        target=_ask, args=(question, answer, undo, session), name="raycrew-answer", daemon=True
+        target=_ask, args=(leave, question, answer, undo, session), name="raycrew-answer", daemon=True
     )
+    try:
+        _begin(thread, answer, undo)
+        with session.while_connected():
+            return _wait(answer, timeout_s, undo)
+    finally:
+        if thread.ident is None:  # it has not begun, as far as is known
+            leave()
+
+
+def _once(give_back: Callable[[], object]) -> Callable[[], None]:
+    """Gives back the first time only that it is called, by whichever thread."""
+    due = [give_back]
+
+    def give_back_once() -> None:
+        with suppress(IndexError):
+            due.pop()()
+
+    return give_back_once
+
+
+def _begin(thread: threading.Thread, answer: Future[Any], undo: Callable[[Any], object] | None) -> None:
     try:
         thread.start()
     except BaseException:
-        _room.release()
+        _give_up(answer, undo)
         raise
-    with session.while_connected():
-        return _wait(answer, timeout_s, undo)
 
 
 def _wait(answer: Future[T], timeout_s: float, undo: Callable[[T], object] | None) -> T:
     try:
         return answer.result(timeout_s)
-    except BaseException as error:
-        if answer.cancel():
-            if isinstance(error, TimeoutError):
-                raise TransportTimeoutError(
-                    f"Ray's control service did not answer within {timeout_s:g} s"
-                ) from None
-        elif isinstance(error, TimeoutError):  # It came at the last moment, or is itself a timeout.
+    except TimeoutError:
+        if not answer.cancel():  # It came at the last moment, or is itself a timeout.
             return answer.result()
-        elif undo is not None and answer.exception() is None:  # Interrupted between answer and return.
-            undo(answer.result())
+        raise TransportTimeoutError(f"Ray's control service did not answer within {timeout_s:g} s") from None
+    except BaseException:
+        _give_up(answer, undo)
         raise
 
 
+def _give_up(answer: Future[Any], undo: Callable[[Any], object] | None) -> None:
+    """Want no answer any more; one that is there already is undone, later ones are where they come."""
+    if not answer.cancel() and undo is not None and answer.exception() is None:
+        undo(answer.result())
+
+
 def _ask(
+    leave: Callable[[], None],
     question: Callable[[], Any],
     answer: Future[Any],
     undo: Callable[[Any], object] | None,
@@ -95,7 +120,7 @@ def _ask(
             if not _tell(answer.set_result, found) and undo is not None:
                 _undo(undo, found, session)
     finally:
-        _room.release()
+        leave()
 
 
 def _tell(settle: Callable[[Any], None], outcome: Any) -> bool:
