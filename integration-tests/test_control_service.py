@@ -21,7 +21,7 @@ FREE |= {"put", "util"}
 FREE_MODULES = ("ray.actor", "ray.exceptions", "ray.util.scheduling_strategies")
 FREE_OF_GROUPS = {"PlacementGroup"}
 ELSEWHERE = {
-    ("_handles/directory.py", "remote"): "an actor class, which `start_actor` gets",
+    ("_group/handles/directory.py", "remote"): "an actor class, which `start_actor` gets",
     ("_health/watches.py", "remote"): "an actor class, which `start_actor` gets",
     ("_start/startup.py", "remote"): "an actor class, which `start_actor` gets",
     ("fan_out/_pool.py", "remote"): "an actor class, which `start_actor` gets",

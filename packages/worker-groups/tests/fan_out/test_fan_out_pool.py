@@ -15,7 +15,7 @@ from ray.util.placement_group import placement_group_table
 
 from raycrew.cluster_core.testing import connected, simulated_nodes
 from raycrew.worker_groups import close_fan_out, fan_out, fan_out_as_completed
-from raycrew.worker_groups._ray.compat import node_cpus
+from raycrew.worker_groups._ray.nodes import node_cpus
 from raycrew.worker_groups.fan_out import _pool
 from raycrew.worker_groups.fan_out._pool import Pool, Shares, share_out, shared_pool
 

@@ -6,7 +6,7 @@ from workers import Worker
 
 from raycrew.cluster_core.testing import connected
 from raycrew.worker_groups import RayWorkerGroup, UnknownMethodError, WorkerGroupClosedError
-from raycrew.worker_groups._ray.compat import connection
+from raycrew.worker_groups._ray.sessions import connection
 
 
 @pytest.fixture

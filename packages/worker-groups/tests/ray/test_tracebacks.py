@@ -2,7 +2,7 @@
 
 import pytest
 
-from raycrew.worker_groups._ray.compat import without_stray_marks
+from raycrew.worker_groups._ray.raised import without_stray_marks
 
 pytestmark = pytest.mark.smoke
 

@@ -11,7 +11,8 @@ from raycrew.cluster_core import RayVirtualCluster
 from raycrew.cluster_core.testing import connected
 from raycrew.worker_groups import RayWorkerGroup, ResultTimeoutError, WorkerFailureError, WorkerFailuresError
 from raycrew.worker_groups._calls.answers import futures as _futures
-from raycrew.worker_groups._ray.compat import run_on_node, runs_in_order
+from raycrew.worker_groups._ray.compat import runs_in_order
+from raycrew.worker_groups._ray.nodes import run_on_node
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,16 @@ something to be made says how to undo that.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from ray.exceptions import GetTimeoutError
 
 from raycrew.cluster_core import ClusterClosedError, Session
-from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
+from raycrew.worker_groups._ray.sessions import current_session
+from raycrew.worker_groups.errors import WorkerGroupClosedError
 
 logger = logging.getLogger(__name__)
 
@@ -25,31 +26,6 @@ ANSWER_S = 10.0
 _MOST = 32  # Questions that may wait at the same time; those that were given up count.
 
 _room = threading.BoundedSemaphore(_MOST)
-
-
-def current_session() -> Session:
-    """The session of this process.
-
-    Raises:
-        WorkerGroupError: It is not connected to Ray, which would connect by itself to whatever it finds.
-    """
-    session = Session.current()
-    if session is None:
-        raise WorkerGroupError("this process is not connected to Ray; call init_ray() first")
-    return session
-
-
-@contextmanager
-def while_connected(check: Callable[[], object]) -> Iterator[Session]:
-    """The session of this process, which alone is used in here; once it has ended, raises as `check` does."""
-    check()
-    try:
-        session = current_session()
-        with session.while_connected():
-            yield session
-    except Exception:
-        check()
-        raise
 
 
 def ask(
