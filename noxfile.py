@@ -140,8 +140,10 @@ def pytest_alone(session: nox.Session, package: str, *arguments: str, in_lanes: 
 
 
 def libraries(session: nox.Session, package: str) -> tuple[str, ...]:
-    """What values in a package's tests are of, where the package itself knows nothing of it."""
-    return ("numpy", "torch") if package == "worker-groups" and session.python in TORCH_PYTHONS else ()
+    """What a package's tests use though the package itself knows nothing of it."""
+    if package == "worker-groups" and session.python in TORCH_PYTHONS:
+        return ("numpy", "torch")
+    return ("hatchling",) if package == "venv-manager" else ()
 
 
 def skip_without_torch(session: nox.Session, package: str) -> None:

@@ -65,9 +65,14 @@ def test_killed_at_any_step_leaves_a_store_that_works(tmp_path, fake_uv, project
     steps = int(whole.stdout)
     assert steps > 40
     assert {words[0] for words in fake_uv.calls()} == ({"sync", "export"} if locked else {"pip", "venv"})
-    for point in sorted({*range(1, steps, max(1, steps // 14)), *range(steps - 6, steps)}):
+    last = range(steps - 6, steps)
+    for point in sorted({*range(1, steps, max(1, steps // 14)), *last}):
         root = tmp_path / f"killed-{point}"
-        assert run(root, point).returncode == -signal.SIGKILL, f"step {point} was not reached"
+        killed = run(root, point)
+        if killed.returncode == 0 and point in last[1:]:  # waiting took fewer looks than at the first time
+            assert int(killed.stdout) < point
+        else:
+            assert killed.returncode == -signal.SIGKILL, f"step {point} was not reached"
         store = Store(root, environ=environ)
         for visible in store.environments():
             assert whole_fake(visible.path), f"half built after step {point}"
