@@ -196,6 +196,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "_calls/methods/declared": ON_RAY,
         "_calls/methods/group_calls": ON_RAY,
         "_calls/methods/typed": WORDS,
+        "_declared/method_types": WORDS,
         "_group/on_ray": ON_RAY,
         "_group/handles/handle": ON_RAY,
         "_group/handles/members": ON_RAY,

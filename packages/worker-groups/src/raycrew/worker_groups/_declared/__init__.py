@@ -1,22 +1,25 @@
 """What a worker's method says of its own call: who gets which rows, and how results become one value."""
 
 from raycrew.worker_groups._declared.declaration import Declaration, declaration_of, find_declaration
-from raycrew.worker_groups._declared.decorators import (
-    DeclaredMethod,
-    per_rank,
-    rank_zero,
-    replicated,
-    sharded,
-)
+from raycrew.worker_groups._declared.decorators import per_rank, rank_zero, replicated, sharded
 from raycrew.worker_groups._declared.joining import Join
+from raycrew.worker_groups._declared.method_types import (
+    AsyncMethod,
+    AsyncOrDeclared,
+    DeclaredMethod,
+    SyncMethod,
+)
 from raycrew.worker_groups._declared.rows import is_shardable
 from raycrew.worker_groups._declared.splitting import Split, split_rows
 
 __all__ = [
+    "AsyncMethod",
+    "AsyncOrDeclared",
     "Declaration",
     "DeclaredMethod",
     "Join",
     "Split",
+    "SyncMethod",
     "declaration_of",
     "find_declaration",
     "is_shardable",

@@ -1,97 +1,27 @@
-"""The decorators, and what type checkers make of the methods that have them."""
+"""The decorators: how a group calls a method, and what becomes of its results."""
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from raycrew.worker_groups._declared.declaration import MODES, Declaration, Function, Mode, declare
+from raycrew.worker_groups._declared.method_types import (
+    AsyncMethod,
+    DeclaredMethod,
+    GivesList,
+    GivesListOfItems,
+    GivesMade,
+    GivesMean,
+    GivesOne,
+    Local,
+    SyncMethod,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 J = TypeVar("J")
-R_co = TypeVar("R_co", covariant=True)
-L_co = TypeVar("L_co", covariant=True)
-J_co = TypeVar("J_co", covariant=True)
 
 _OneValue = Literal["concat", "first", "sum"]
-
-
-class DeclaredMethod(Protocol[P, L_co, R_co, J_co]):
-    """A method that says how a group calls it; on an object, it is what it was.
-
-    Its type has the parameters, what a call on an object gives, each rank's result, and the joined value.
-    """
-
-    # Without `__call__`: as a callable too, several overloads of `group.call` would take it.
-
-    @overload
-    def __get__(self, worker: None, cls: type, /) -> "DeclaredMethod[P, L_co, R_co, J_co]": ...
-
-    @overload
-    def __get__(self, worker: object, cls: type | None = None, /) -> Callable[P, L_co]: ...
-
-    def _of_types(self) -> tuple[R_co, J_co]: ...
-
-
-_Async = Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]
-_Sync = Callable[Concatenate[Any, P], R]
-_Local = Coroutine[Any, Any, R]
-
-
-class GivesOne(Protocol):
-    """Makes methods whose value has the type of each result."""
-
-    @overload
-    def __call__(self, method: _Async[P, R], /) -> DeclaredMethod[P, _Local[R], R, R]: ...
-
-    @overload
-    def __call__(self, method: _Sync[P, R], /) -> DeclaredMethod[P, R, R, R]: ...
-
-
-class GivesMean(Protocol):
-    """Makes methods whose value is the mean of the results: of integers a float, else of the same type."""
-
-    @overload
-    def __call__(self, method: _Async[P, int], /) -> DeclaredMethod[P, _Local[int], int, float]: ...
-
-    @overload
-    def __call__(self, method: _Async[P, R], /) -> DeclaredMethod[P, _Local[R], R, R]: ...
-
-    @overload
-    def __call__(self, method: _Sync[P, int], /) -> DeclaredMethod[P, int, int, float]: ...
-
-    @overload
-    def __call__(self, method: _Sync[P, R], /) -> DeclaredMethod[P, R, R, R]: ...
-
-
-class GivesList(Protocol):
-    """Makes methods whose value is the list of results."""
-
-    @overload
-    def __call__(self, method: _Async[P, R], /) -> DeclaredMethod[P, _Local[R], R, list[R]]: ...
-
-    @overload
-    def __call__(self, method: _Sync[P, R], /) -> DeclaredMethod[P, R, R, list[R]]: ...
-
-
-class GivesMade(Protocol[R, J_co]):
-    """Makes methods whose value is what a function makes of the list of results."""
-
-    @overload
-    def __call__(self, method: _Async[P, R], /) -> DeclaredMethod[P, _Local[R], R, J_co]: ...
-
-    @overload
-    def __call__(self, method: _Sync[P, R], /) -> DeclaredMethod[P, R, R, J_co]: ...
-
-
-class GivesListOfItems(Protocol):
-    """As `GivesList`, for methods of which each rank gets items of the caller's arguments."""
-
-    @overload
-    def __call__(self, method: _Async[P, R], /) -> DeclaredMethod[..., _Local[R], R, list[R]]: ...
-
-    @overload
-    def __call__(self, method: _Sync[P, R], /) -> DeclaredMethod[..., R, R, list[R]]: ...
 
 
 @overload
@@ -190,11 +120,11 @@ def sharded(
 
 
 @overload
-def replicated(method: _Async[P, R], /) -> DeclaredMethod[P, _Local[R], R, R]: ...
+def replicated(method: AsyncMethod[P, R], /) -> DeclaredMethod[P, Local[R], R, R]: ...
 
 
 @overload
-def replicated(method: _Sync[P, R], /) -> DeclaredMethod[P, R, R, R]: ...
+def replicated(method: SyncMethod[P, R], /) -> DeclaredMethod[P, R, R, R]: ...
 
 
 @overload
@@ -226,11 +156,11 @@ def replicated(method: Any = None, /, *, collect: Any = "first") -> Any:
 
 
 @overload
-def rank_zero(method: _Async[P, R], /) -> DeclaredMethod[P, _Local[R], R, R]: ...
+def rank_zero(method: AsyncMethod[P, R], /) -> DeclaredMethod[P, Local[R], R, R]: ...
 
 
 @overload
-def rank_zero(method: _Sync[P, R], /) -> DeclaredMethod[P, R, R, R]: ...
+def rank_zero(method: SyncMethod[P, R], /) -> DeclaredMethod[P, R, R, R]: ...
 
 
 def rank_zero(method: Any, /) -> Any:
@@ -243,11 +173,11 @@ def rank_zero(method: Any, /) -> Any:
 
 
 @overload
-def per_rank(method: _Async[P, R], /) -> DeclaredMethod[..., _Local[R], R, list[R]]: ...
+def per_rank(method: AsyncMethod[P, R], /) -> DeclaredMethod[..., Local[R], R, list[R]]: ...
 
 
 @overload
-def per_rank(method: _Sync[P, R], /) -> DeclaredMethod[..., R, R, list[R]]: ...
+def per_rank(method: SyncMethod[P, R], /) -> DeclaredMethod[..., R, R, list[R]]: ...
 
 
 @overload

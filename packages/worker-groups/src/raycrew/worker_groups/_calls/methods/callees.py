@@ -1,12 +1,12 @@
 """A group, or some of its ranks, with a deadline for calls on them."""
 
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from collections.abc import Sequence
+from typing import Any, ParamSpec, TypeVar, overload
 
 from raycrew.worker_groups._calls.answers import MultiWorkerFuture
 from raycrew.worker_groups._calls.methods.dispatch import Dispatch, GroupShape
 from raycrew.worker_groups._calls.methods.typed import TypedCalls, WholeCalls, method_name
-from raycrew.worker_groups._declared import DeclaredMethod
+from raycrew.worker_groups._declared import AsyncOrDeclared, SyncMethod
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,51 +65,22 @@ class RankCallee(PartOfGroup):
 
     @overload
     def call(
-        self, method: DeclaredMethod[P, Any, R, Any], /, *args: P.args, **kwargs: P.kwargs
+        self, method: AsyncOrDeclared[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> MultiWorkerFuture[R]: ...
 
     @overload
     def call(
-        self,
-        method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, method: SyncMethod[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> MultiWorkerFuture[R]: ...
 
     @overload
     def call(
-        self, method: Callable[Concatenate[Any, P], R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> MultiWorkerFuture[R]: ...
-
-    @overload
-    def call(
-        self,
-        method: DeclaredMethod[..., Any, R, Any],
-        /,
-        *args: Any,
-        timeout: float | None,
-        **kwargs: Any,
+        self, method: AsyncOrDeclared[..., R], /, *args: Any, timeout: float | None, **kwargs: Any
     ) -> MultiWorkerFuture[R]: ...
 
     @overload
     def call(  # type: ignore[overload-cannot-match]
-        self,
-        method: Callable[Concatenate[Any, ...], Coroutine[Any, Any, R]],
-        /,
-        *args: Any,
-        timeout: float | None,
-        **kwargs: Any,
-    ) -> MultiWorkerFuture[R]: ...
-
-    @overload
-    def call(  # type: ignore[overload-cannot-match]
-        self,
-        method: Callable[Concatenate[Any, ...], R],
-        /,
-        *args: Any,
-        timeout: float | None,
-        **kwargs: Any,
+        self, method: SyncMethod[..., R], /, *args: Any, timeout: float | None, **kwargs: Any
     ) -> MultiWorkerFuture[R]: ...
 
     @overload

@@ -1,7 +1,7 @@
 """Calls that type checkers understand: `group.call(Worker.step, batch)`, `group.on(ranks=[0]).call(…)`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from raycrew.worker_groups._calls.answers import MultiWorkerFuture, Results
@@ -13,12 +13,13 @@ from raycrew.worker_groups._calls.methods.dispatch import (
     dispatch_sharded,
     dispatch_single,
 )
-from raycrew.worker_groups._declared import DeclaredMethod
+from raycrew.worker_groups._declared import AsyncMethod, AsyncOrDeclared, DeclaredMethod, SyncMethod
 
 P = ParamSpec("P")
 R = TypeVar("R")
 J = TypeVar("J")
 
+_Yielding = Callable[Concatenate[Any, P], AsyncIterable[R] | Iterable[R]]
 
 # Overloads with a `timeout` of their own are for calls whose method has no such parameter: a `ParamSpec`
 # can't have it at its side. Mypy takes them for calls that those with a `ParamSpec` match.
@@ -49,7 +50,7 @@ class TypedCalls(ABC):
     @overload
     def call_sharded(
         self,
-        method: DeclaredMethod[..., Any, R, Any],
+        method: AsyncOrDeclared[..., R],
         /,
         *args: Any,
         in_sharded_axes: Sequence[str],
@@ -61,19 +62,7 @@ class TypedCalls(ABC):
     @overload
     def call_sharded(
         self,
-        method: Callable[Concatenate[Any, ...], Coroutine[Any, Any, R]],
-        /,
-        *args: Any,
-        in_sharded_axes: Sequence[str],
-        replicate_on_axes: Sequence[str] = ...,
-        output_is_replicated: Sequence[str] = ...,
-        **kwargs: Any,
-    ) -> MultiWorkerFuture[R]: ...
-
-    @overload
-    def call_sharded(
-        self,
-        method: Callable[Concatenate[Any, ...], R],
+        method: SyncMethod[..., R],
         /,
         *args: Any,
         in_sharded_axes: Sequence[str],
@@ -130,32 +119,12 @@ class TypedCalls(ABC):
 
     @overload
     def stream(
-        self, method: Callable[Concatenate[Any, P], AsyncIterable[R]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Results[tuple[int, R]]: ...
-
-    @overload
-    def stream(
-        self, method: Callable[Concatenate[Any, P], Iterable[R]], /, *args: P.args, **kwargs: P.kwargs
+        self, method: _Yielding[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> Results[tuple[int, R]]: ...
 
     @overload
     def stream(  # type: ignore[overload-cannot-match]
-        self,
-        method: Callable[Concatenate[Any, ...], AsyncIterable[R]],
-        /,
-        *args: Any,
-        timeout: float | None,
-        **kwargs: Any,
-    ) -> Results[tuple[int, R]]: ...
-
-    @overload
-    def stream(  # type: ignore[overload-cannot-match]
-        self,
-        method: Callable[Concatenate[Any, ...], Iterable[R]],
-        /,
-        *args: Any,
-        timeout: float | None,
-        **kwargs: Any,
+        self, method: _Yielding[..., R], /, *args: Any, timeout: float | None, **kwargs: Any
     ) -> Results[tuple[int, R]]: ...
 
     @overload
@@ -191,46 +160,27 @@ class WholeCalls(TypedCalls):
 
     @overload
     def call(
-        self,
-        method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, method: AsyncMethod[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> MultiWorkerFuture[R]: ...
 
     @overload
     def call(
-        self, method: Callable[Concatenate[Any, P], R], /, *args: P.args, **kwargs: P.kwargs
+        self, method: SyncMethod[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> MultiWorkerFuture[R]: ...
 
     @overload
     def call(
-        self,
-        method: DeclaredMethod[..., Any, R, J],
-        /,
-        *args: Any,
-        timeout: float | None,
-        **kwargs: Any,
+        self, method: DeclaredMethod[..., Any, R, J], /, *args: Any, timeout: float | None, **kwargs: Any
     ) -> MultiWorkerFuture[R, J]: ...
 
     @overload
     def call(  # type: ignore[overload-cannot-match]
-        self,
-        method: Callable[Concatenate[Any, ...], Coroutine[Any, Any, R]],
-        /,
-        *args: Any,
-        timeout: float | None,
-        **kwargs: Any,
+        self, method: AsyncMethod[..., R], /, *args: Any, timeout: float | None, **kwargs: Any
     ) -> MultiWorkerFuture[R]: ...
 
     @overload
     def call(  # type: ignore[overload-cannot-match]
-        self,
-        method: Callable[Concatenate[Any, ...], R],
-        /,
-        *args: Any,
-        timeout: float | None,
-        **kwargs: Any,
+        self, method: SyncMethod[..., R], /, *args: Any, timeout: float | None, **kwargs: Any
     ) -> MultiWorkerFuture[R]: ...
 
     @overload
