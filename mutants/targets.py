@@ -204,6 +204,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "_observed": WORDS,
         "_start/copies": ON_RAY,
         "_start/spec/spec": ON_RAY,
+        "balancing/_balancer": ON_RAY,
         "errors": WORDS,
         "protocols": WORDS,
         "fan_out/_observing": ON_RAY,

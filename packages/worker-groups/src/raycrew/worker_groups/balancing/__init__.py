@@ -1,6 +1,6 @@
 """Load balancing: calls and streams of items over the workers of a group, one worker each."""
 
-from raycrew.worker_groups.balancing._balancer import BalancedGroup, LoadBalancer
+from raycrew.worker_groups.balancing._balancer import LoadBalancer
 from raycrew.worker_groups.balancing._strategies import (
     ConsistentHash,
     LeastLoaded,
@@ -11,6 +11,7 @@ from raycrew.worker_groups.balancing._strategies import (
     strategy_of,
 )
 from raycrew.worker_groups.balancing._usage import ProcessUsage
+from raycrew.worker_groups.balancing._workload import BalancedGroup
 
 __all__ = [
     "BalancedGroup",
