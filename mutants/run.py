@@ -87,8 +87,9 @@ def tried(copy: Path, package: str, names: Sequence[str], chosen: argparse.Names
     named = {module.source: f"{package}/{name}" for name, module in modules.items()}
     output = os.fdopen(os.dup(1), "w")
 
-    def show(module: Module, mutation: Mutation) -> None:
-        print(f"{named[module.source]}\n  - {mutation.before}\n  + {mutation.after}", file=output, flush=True)
+    def show(module: Module, mutation: Mutation, outcome: str) -> None:
+        told = f"{named[module.source]}: {outcome}\n  - {mutation.before}\n  + {mutation.after}"
+        print(told, file=output, flush=True)
 
     places = ["-c", str(copy / "pyproject.toml"), "--rootdir", str(copy), f"--basetemp={copy / 'tmp'}"]
     missed, failed = Trial([*PYTEST, *places], copy, show).unnoticed(list(modules.values()))

@@ -8,6 +8,7 @@ the changed source in the file, everything imported anew, all tests of the modul
 """
 
 import contextlib
+import functools
 import gc
 import inspect
 import json
@@ -32,8 +33,10 @@ from mutations import Mutation
 # A whole Ray for each mutation would take too long: other tests stand for the modules.
 RAY_FIXTURES = frozenset({"local_ray_session", "ray_nodes_session", "ray_cluster"})
 IMPOSSIBLE = 77  # to change in place
-NOTICED, UNNOTICED, PLAIN = "noticed", "unnoticed", "plain"
+NOTICED, UNNOTICED, ENDLESS, PLAIN = "noticed", "unnoticed", "ended at a limit", "plain"
 OUTCOMES = {0: UNNOTICED, IMPOSSIBLE: PLAIN}
+SHOWN = (UNNOTICED, ENDLESS)
+CACHED = type(functools.cache(len))
 Key = tuple[str, str, int]
 
 
@@ -41,12 +44,12 @@ Key = tuple[str, str, int]
 class Limits:
     """How long the tests of one mutation may take."""
 
-    wall_s: float = 300.0
+    wall_s: float = 1800.0
     cpu_s: int = 300
 
     def scaled(self, took_s: float) -> "Limits":
-        """Enough for what took so long without a mutation."""
-        return Limits(min(self.wall_s, 30 + 10 * took_s), min(self.cpu_s, int(10 + 5 * took_s)))
+        """Enough for what took so long without a mutation, on a machine that has become busy since."""
+        return Limits(min(self.wall_s, 120 + 20 * took_s), min(self.cpu_s, int(10 + 5 * took_s)))
 
 
 ALL = Limits(wall_s=7200.0, cpu_s=7200)
@@ -75,6 +78,11 @@ def forked(work: Callable[[], int], limits: Limits) -> int:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def outcome_of(code: int) -> str:
+    """What an exit code says; that of a signal: it did not end by itself."""
+    return OUTCOMES.get(code, ENDLESS if code < 0 else NOTICED)
 
 
 def key_of(code: CodeType) -> Key:
@@ -220,9 +228,11 @@ class InPlace(Selected):
             threading.setprofile(None)  # type: ignore[arg-type]
 
     def _learn(self, session: pytest.Session) -> int:
-        learnt = Learnt()
+        learnt, caches = Learnt(), list(caches_of({str(module.source) for module in self.modules}))
         for item, following in zip(session.items, [*session.items[1:], None], strict=True):
             started, failed = time.monotonic(), session.testsfailed
+            for cache in caches:  # else only the first caller would seem to call what is remembered
+                cache.cache_clear()
             with self.watched(learnt.calls.setdefault(item.nodeid, set())):
                 session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             learnt.took_s[item.nodeid] = time.monotonic() - started
@@ -249,13 +259,21 @@ class InPlace(Selected):
         limits = Limits().scaled(sum(learnt.took_s[item.nodeid] for item in chosen))
         if not chosen:
             return UNNOTICED
-        return OUTCOMES.get(forked(lambda: run_changed(session, chosen, living, changed), limits), NOTICED)
+        return outcome_of(forked(lambda: run_changed(session, chosen, living, changed), limits))
 
 
 def functions_of(files: Collection[str]) -> Iterator[FunctionType]:
     """All functions that live and come from some files."""
     for each in gc.get_objects():
         if isinstance(each, FunctionType) and each.__code__.co_filename in files:
+            yield each
+
+
+def caches_of(files: Collection[str]) -> Iterator[Any]:
+    """All functions that live, come from some files, and remember what they gave."""
+    for each in gc.get_objects():
+        wrapped = each.__wrapped__ if type(each) is CACHED else None
+        if isinstance(wrapped, FunctionType) and wrapped.__code__.co_filename in files:
             yield each
 
 
@@ -280,11 +298,11 @@ def run_changed(
 
 @dataclass(frozen=True)
 class Trial:
-    """How pytest is called, a folder of its own, and whom to show what went unnoticed."""
+    """How pytest is called, a folder of its own, and whom to show what went unnoticed or did not end."""
 
     arguments: Sequence[str]
     folder: Path
-    show: Callable[[Module, Mutation], None]
+    show: Callable[[Module, Mutation, str], None]
 
     def unnoticed(self, modules: Sequence[Module]) -> tuple[list[tuple[Module, Mutation]], list[str]]:
         """The mutations that no test noticed, and the tests that fail without one.
@@ -296,8 +314,7 @@ class Trial:
         found = [(modules[at], modules[at].mutations[which], outcome) for at, which, outcome in outcomes]
         missed = [(module, mutation) for module, mutation, outcome in found if outcome == UNNOTICED]
         for module, mutation, outcome in found:
-            if outcome == PLAIN and not self._plain(module, mutation, failed):
-                self.show(module, mutation)
+            if outcome == PLAIN and self._plain(module, mutation, failed) == UNNOTICED:
                 missed.append((module, mutation))
         return missed, failed
 
@@ -309,8 +326,8 @@ class Trial:
         def tell(what: Any) -> None:
             with told.open("a") as file:
                 file.write(json.dumps(what) + "\n")
-            if isinstance(what, tuple) and what[2] == UNNOTICED:
-                self.show(modules[what[0]], modules[what[0]].mutations[what[1]])
+            if isinstance(what, tuple) and what[2] in SHOWN:
+                self.show(modules[what[0]], modules[what[0]].mutations[what[1]], what[2])
 
         plugin = InPlace((), modules, tell, self.folder / "learnt")
         code = forked(lambda: plugin.run([*self.arguments, *places]), ALL)
@@ -319,13 +336,16 @@ class Trial:
             raise RuntimeError(f"the tests could not be collected or did not end (exit code {code})")
         return outcomes, last["failed"]
 
-    def _plain(self, module: Module, mutation: Mutation, failed: Sequence[str]) -> int:
+    def _plain(self, module: Module, mutation: Mutation, failed: Sequence[str]) -> str:
         original = module.source.read_text()
         module.source.write_text(mutation.source)
         arguments = ["-x", *self.arguments, *map(str, module.tests)]
         try:
-            return forked(
-                lambda: int(pytest.main(arguments, plugins=[Selected(failed)])), Limits(wall_s=300.0)
+            outcome = outcome_of(
+                forked(lambda: int(pytest.main(arguments, plugins=[Selected(failed)])), Limits())
             )
         finally:
             module.source.write_text(original)
+        if outcome in SHOWN:
+            self.show(module, mutation, outcome)
+        return outcome

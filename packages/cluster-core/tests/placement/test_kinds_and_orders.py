@@ -108,6 +108,22 @@ def test_what_differs_is_explained_kind_by_kind(ray_nodes):
         RayVirtualCluster([2], bundle_specs=mixed, timeout_s=0)
 
 
+@pytest.mark.hostile
+@pytest.mark.parametrize("unified", [False, True])
+def test_parts_of_devices_that_fit_are_granted_however_they_are_told(ray_nodes, unified):
+    small, large = BundleSpec(cpus=0, gpus=0.4), BundleSpec(cpus=0, gpus=0.6)
+    specs = [[small] * 2, [small, small, *[large] * 3], [large]]
+    order = {node.node_id: rank for rank, node in enumerate(node_states())}
+    options = {"bundle_specs": specs, "unified": unified, "node_order": order, "max_retries": 3}
+    with RayVirtualCluster([2, 5, 1], **options) as cluster:
+        assert len(nodes_of(cluster)) == 1
+        assert [one.resources["GPU"] for one in cluster.bundles] == [0.4] * 4 + [0.6] * 4
+        claim = cluster.claim(range(8), "each")
+        asked = [claim.actor_options(i)["scheduling_strategy"] for i in range(8)]
+        held = [one.placement_group.bundle_specs[one.placement_group_bundle_index]["GPU"] for one in asked]
+        assert held == [0.4] * 4 + [0.6] * 4
+
+
 @pytest.mark.slow
 @pytest.mark.long
 def test_whatever_is_planned_is_granted_as_planned(ray_nodes):

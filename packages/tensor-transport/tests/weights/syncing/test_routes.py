@@ -135,6 +135,45 @@ def test_a_group_over_trainer_and_generators_broadcasts_what_each_publishes(crew
 
 
 @pytest.mark.hostile
+def test_updates_over_one_route_take_turns(crew):
+    for trainer in crew.trainers:
+        trainer.seed = 1
+    together = threading.Barrier(3)
+
+    def several(_):
+        together.wait(TIMEOUT_S)
+        options = {"route": crew.route, "prepare": "prepare_weights"}
+        return [sync(crew.trainers, crew.generators, crew.directory, **options).version for _ in range(2)]
+
+    with ThreadPoolExecutor(3) as threads:
+        versions = [version for found in threads.map(several, range(3)) for version in found]
+    assert sorted(versions) == [1, 2, 3, 4, 5, 6]
+    crew.all_hold(1)
+
+
+@pytest.mark.hostile
+def test_an_update_that_gets_no_turn_in_time_says_so_and_disturbs_nobody(crew):
+    inside, go_on, last = threading.Event(), threading.Event(), crew.generators[-1]
+
+    def prepare(told):
+        inside.set()
+        assert go_on.wait(TIMEOUT_S)
+        return type(last).prepare_weights(last, told)
+
+    last.prepare_weights = prepare
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(crew.sync, 1)
+        assert inside.wait(TIMEOUT_S)
+        with pytest.raises(TransportTimeoutError, match="another update goes over this route"):
+            crew.sync(1, timeout_s=0.1)
+        go_on.set()
+        assert first.result(TIMEOUT_S).version == 1
+    del last.prepare_weights
+    crew.all_hold(1)
+    assert crew.sync(2).version == 2
+
+
+@pytest.mark.hostile
 def test_after_any_failure_all_serve_the_old_version_and_the_next_update_has_a_group_again(crew):
     crew.sync(1)
     failing = crew.generators[1]

@@ -295,11 +295,15 @@ class _NotGrantedError(Exception):
 
 
 def _allocation(groups: list[PlacementGroup], wanted: list[Wanted], nodes: list[NodeState]) -> Allocation:
+    """What was granted in any order, in the order of the allocation."""
     addresses = {node.node_id: node.address for node in nodes}
-    places = [(g, b) for g, one in enumerate(wanted) for b in range(len(one.node_ids))]
-    seats = [
-        Bundle(i, wanted[g].node_indices[b], node_id, addresses[node_id], dict(wanted[g].bundles[b]))
-        for i, (g, b) in enumerate(places)
-        for node_id in [wanted[g].node_ids[b]]
-    ]
-    return Allocation(tuple(groups), tuple(seats), tuple(places))
+    pairs = sorted(zip(groups, wanted, strict=True), key=lambda pair: min(pair[1].seats))
+    places = sorted(
+        (seat, group, b) for group, (_, one) in enumerate(pairs) for b, seat in enumerate(one.seats)
+    )
+    seats = tuple(
+        Bundle(seat, one.node_indices[b], one.node_ids[b], addresses[one.node_ids[b]], dict(one.bundles[b]))
+        for seat, group, b in places
+        for one in [pairs[group][1]]
+    )
+    return Allocation(tuple(group for group, _ in pairs), seats, tuple((group, b) for _, group, b in places))

@@ -9,30 +9,49 @@ from raycrew.cluster_core._planning import Amounts, PlacementPlan, PlacementRequ
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One placement group to be: its name, the logical node of each bundle, and the physical one."""
+    """One placement group to be: its name, and per bundle the logical node, the physical one, what it holds.
+
+    Attributes:
+        seats: For each bundle, its position in the allocation.
+    """
 
     name: str
     strategy: str
     node_indices: tuple[int, ...]
     node_ids: tuple[str, ...]
     bundles: tuple[Amounts, ...]
+    seats: tuple[int, ...] = ()
 
 
 def wanted_groups(
     name: str, request: PlacementRequest, plan: PlacementPlan, *, unified: bool
 ) -> list[Wanted]:
-    """One group per logical node that has bundles, where the plan has it, or a single one of all."""
-    groups = [
-        Wanted(
-            f"{name}-node{node}",
-            request.strategy,
-            (node,) * len(node_ids),
-            node_ids,
-            request.bundles_of(node),
+    """One group per logical node that has bundles, where the plan has it, or a single one of all.
+
+    The groups, and the bundles in each, stand in the order in which Ray grants them.
+    """
+    seats = {
+        bundle: seat
+        for seat, bundle in enumerate(
+            (node, position) for node, where in enumerate(plan.node_ids) for position in range(len(where))
         )
-        for node, node_ids in enumerate(plan.node_ids)
-        if node_ids
-    ]
+    }
+    positions: dict[int, list[int]] = defaultdict(list)
+    for node, position in plan.order or seats:
+        positions[node].append(position)
+    groups = []
+    for node, order in positions.items():
+        held, node_ids = request.bundles_of(node), plan.node_ids[node]
+        groups.append(
+            Wanted(
+                f"{name}-node{node}",
+                request.strategy,
+                (node,) * len(order),
+                tuple(node_ids[position] for position in order),
+                tuple(held[position] for position in order),
+                tuple(seats[node, position] for position in order),
+            )
+        )
     return [_united(name, groups)] if unified else groups
 
 
@@ -52,6 +71,7 @@ def _united(name: str, groups: Sequence[Wanted]) -> Wanted:
         tuple(index for one in groups for index in one.node_indices),
         tuple(node_id for one in groups for node_id in one.node_ids),
         tuple(bundle for one in groups for bundle in one.bundles),
+        tuple(seat for one in groups for seat in one.seats),
     )
 
 

@@ -33,15 +33,26 @@ def hold(devices: Sequence[int], shares: Iterable[int]) -> bool:
     return _in_turn(left, parts) or _in_some_way(tuple(left), tuple(sorted(parts, reverse=True)))
 
 
-def _in_turn(devices: Sequence[int], parts: Iterable[int]) -> bool:
-    """Whether each part, as they come, fits onto the device that is as full as can be."""
+def laid(devices: Sequence[int], share: int) -> tuple[int, ...] | None:
+    """What is left of devices when Ray has laid a share onto them; None where it does not.
+
+    Whole devices, or a part of the one that is as full as can be.
+    """
+    part = min(share, RESOURCE_STEP)
+    tightest = min((free for free in devices if free >= part), default=None)
+    if tightest is None:
+        return None
     left = list(devices)
+    left[left.index(tightest)] -= part
+    return tuple(left) if part == share else laid(left, share - part)
+
+
+def _in_turn(devices: Sequence[int], parts: Iterable[int]) -> bool:
+    """Whether Ray lays each part, as they come."""
+    left: Sequence[int] | None = devices
     for part in parts:
-        tightest = min((free for free in left if free >= part), default=None)
-        if tightest is None:
-            return False
-        left[left.index(tightest)] = tightest - part
-    return True
+        left = None if left is None else laid(left, part)
+    return left is not None
 
 
 @lru_cache(maxsize=4096)

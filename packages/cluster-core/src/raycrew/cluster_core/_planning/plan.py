@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from raycrew.cluster_core._planning.bundle_packing import Effort, pack
 from raycrew.cluster_core._planning.explanation import explain_request
+from raycrew.cluster_core._planning.granting import grant_order
 from raycrew.cluster_core._planning.ordering import in_order
 from raycrew.cluster_core._planning.parts import lay_parts
 from raycrew.cluster_core._planning.request import Amounts, PlacementRequest, room_for, takes
@@ -25,11 +26,14 @@ class PlacementPlan:
         reasons: Why there is no plan, one line each; empty with one.
         impossible: Whether the request would not even fit if every node were empty; False where that was not
             found out, which of more than a few hundred logical nodes may happen.
+        order: The bundles, as (logical node, position there), in the order in which Ray grants them; empty
+            where any order does.
     """
 
     node_ids: tuple[tuple[str, ...], ...] = ()
     reasons: tuple[str, ...] = ()
     impossible: bool = False
+    order: tuple[tuple[int, int], ...] = ()
 
     @property
     def feasible(self) -> bool:
@@ -62,7 +66,8 @@ def plan_cluster(
     now, ever = Effort(), Effort()
     placed = _place(nodes, [node.free for node in nodes], request, now)
     if placed is not None:
-        return PlacementPlan(tuple(tuple(nodes[i].node_id for i in one) for one in placed))
+        node_ids = tuple(tuple(nodes[i].node_id for i in one) for one in placed)
+        return PlacementPlan(node_ids, order=grant_order(nodes, placed, request))
     in_any_order = replace(request, node_order=None)
     on_empty = _place(nodes, [node.total for node in nodes], in_any_order, ever)
     reasons = explain_request(nodes, request, holders or {})

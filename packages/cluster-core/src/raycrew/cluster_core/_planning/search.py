@@ -1,62 +1,30 @@
 """Laying bundles that differ, or that go in a given order: a search, part by part, over nodes.
 
-A *part* goes onto one node as a whole: all bundles of a logical node where these stay together, else one
-bundle. Amounts are whole numbers of Ray's steps, in one order of resources. The first way that is found is
-the first one in the order of the parts and of the rooms, as far as the effort goes.
+The first way that is found is the first one in the order of the parts and of the rooms, as far as the effort
+goes.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice, takewhile
-from operator import add, ge, sub
-from typing import Any, TypeVar
+from operator import add, sub
+from typing import Any
 
 from raycrew.cluster_core._planning.bundle_packing import Effort
 from raycrew.cluster_core._planning.devices import hold
-
-T = TypeVar("T")
-
-Vector = tuple[int, ...]
+from raycrew.cluster_core._planning.rooms import (
+    Part,
+    Room,
+    Vector,
+    covers,
+    from_each_on,
+    number_in,
+    positions_by_domain,
+    sums,
+)
 
 _TRACKED = 16  # Kinds of parts whose room is counted; the totals have to do for smaller ones.
 _ROOMS_PER_STEP = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What goes onto one node as a whole.
-
-    Attributes:
-        need: How much it takes.
-        selector: Which selector its nodes fit; a position in `Room.fits`.
-        logical: The logical node that it belongs to.
-        segment: The segment that it belongs to, or None.
-        shares: For each resource of which devices are divided, what each bundle takes.
-    """
-
-    need: Vector
-    selector: int
-    logical: int
-    segment: int | None = None
-    shares: tuple[Vector, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What one physical node has to give.
-
-    Attributes:
-        free: How much.
-        fits: Per selector, whether it takes what has that.
-        domain: Its domain, or None.
-        devices: For each resource of which devices are divided, how much of each device is free.
-    """
-
-    free: Vector
-    fits: tuple[bool, ...]
-    domain: str | None = None
-    devices: tuple[Vector, ...] = ()
 
 
 class Search:
@@ -85,19 +53,20 @@ class Search:
         self._free = [room.free for room in rooms]
         self._kinds = [(part.need, part.selector) for part in parts]
         self._left = Counter(self._kinds)
-        self._first = dict.fromkeys(self._left, 0)  # No room before it takes one of that kind.
+        self._first = dict.fromkeys(self._left, 0)  # No room before it takes one of that kind,
+        self._open_from = 0  # or before this one any part.
         self._chosen: list[int] = []
         self._taken: Counter[int] = Counter()  # Parts in each room.
-        self._inside = _positions_by_domain(rooms)
+        self._inside = positions_by_domain(rooms)
         self._alike = {
             domain: tuple(sorted((rooms[i].free, rooms[i].fits) for i in inside))
             for domain, inside in self._inside.items()
         }
         self._divided = any(any(part.shares) for part in parts)
         self._shares: list[list[tuple[Vector, ...]]] = [[] for _ in rooms]
-        self._rest, self._least, self._of_logical = _from_each_on(parts)
-        self._segments = _sums((part.segment, part.need) for part in parts)
-        self._domains = _sums((room.domain, room.free) for room in rooms)
+        self._rest, self._least, self._of_logical = from_each_on(parts)
+        self._segments = sums((part.segment, part.need) for part in parts)
+        self._domains = sums((room.domain, room.free) for room in rooms)
         self._tracked = sorted(self._left, reverse=True)[:_TRACKED]
         self._capacity: Counter[tuple[Vector, int]] = Counter()
         for (free, fits), number in Counter((room.free, room.fits) for room in rooms).items():
@@ -149,6 +118,13 @@ class Search:
         most = min(have // wanted for have, wanted in zip(free, need, strict=True) if wanted)
         return min(most, 1) if self._strategy == "DISTINCT" else most
 
+    def _takes(self, kind: tuple[Vector, int], room: int) -> bool:
+        """Whether a room takes a part of a kind."""
+        need, selector = kind
+        if not self._rooms[room].fits[selector] or (self._taken[room] and self._strategy == "DISTINCT"):
+            return False
+        return covers(self._free[room], need)
+
     def _may_fit(self) -> bool:
         return all(self._capacity[kind] >= self._left[kind] for kind in self._tracked)
 
@@ -158,7 +134,7 @@ class Search:
         least, missing = self._least[depth], self._rest[depth]
         self._spend_on(len(self._rooms))
         for room, free in enumerate(self._free):
-            if _covers(free, least) and not (distinct and self._taken[room]):
+            if covers(free, least) and not (distinct and self._taken[room]):
                 missing = tuple(map(sub, missing, free))
                 if max(missing) <= 0:
                     return True
@@ -184,7 +160,7 @@ class Search:
         for room in self._preferred(depth, part, mine):
             free, facts = self._free[room], self._rooms[room]
             self._looked += 1
-            if not self._room(kind, free, facts.fits, taken=bool(self._taken[room])):
+            if not self._takes(kind, room):
                 continue
             shares = tuple(sorted(self._shares[room]))
             alike = (free, facts.fits, facts.domain, mine[room], self._taken[room] > 0, shares)
@@ -198,25 +174,29 @@ class Search:
         self._looked = 0
 
     def _preferred(self, depth: int, part: Part, mine: Counter[int]) -> Iterator[int]:
-        rooms = self._open(depth, part)
-        others = (room for room in rooms if not mine[room])
         if self._strategy == "PACK":
             yield from reversed(mine)
-            left, rest = list(others), self._of_logical[depth]
-            yield from (room for room in left if _covers(self._free[room], rest))
-            yield from left if self._in_order else self._largest_first(depth, left)
+            rest = self._of_logical[depth]
+            yield from (room for room in self._others(depth, part, mine) if covers(self._free[room], rest))
+            left = self._others(depth, part, mine)
+            yield from left if self._in_order else self._largest_first(depth, [*left])
         elif self._strategy in ("SPREAD", "STRICT_SPREAD"):
-            yield from others
+            yield from self._others(depth, part, mine)
             if self._strategy == "SPREAD":
                 yield from sorted(mine, key=lambda room: (mine[room], room))
         else:
-            yield from rooms
+            yield from self._open(depth, part)
+
+    def _others(self, depth: int, part: Part, mine: Counter[int]) -> Iterator[int]:
+        """The rooms that take no part of the same logical node yet."""
+        return (room for room in self._open(depth, part) if room not in mine)
 
     def _largest_first(self, depth: int, rooms: Sequence[int]) -> list[int]:
         """Rooms by how many parts of this logical node they take; of the same number as they stand."""
         logical = self._parts[depth].logical
         rest = list(takewhile(lambda part: part.logical == logical, islice(self._parts, depth, None)))
-        takes = {free: _number_in(free, rest) for free in {self._free[room] for room in rooms}}
+        takes = {free: number_in(free, rest) for free in {self._free[room] for room in rooms}}
+        self._spend_on(len(takes) * len(rest))
         return sorted(rooms, key=lambda room: -takes[self._free[room]])
 
     def _open(self, depth: int, part: Part) -> Iterable[int]:
@@ -231,13 +211,14 @@ class Search:
     def _has_space(self, room: int, need: Vector) -> bool:
         """Whether a room's domain has space for so much."""
         domain = self._rooms[room].domain
-        return domain is not None and _covers(self._domains[domain], need)
+        return domain is not None and covers(self._domains[domain], need)
 
     def _from_first(self, kind: tuple[Vector, int]) -> Iterator[int]:
-        first, number = self._first[kind], len(self._rooms)
-        while first < number and not self._room(
-            kind, self._free[first], self._rooms[first].fits, taken=self._taken[first] > 0
-        ):
+        number, least = len(self._rooms), self._least[0]
+        while self._open_from < number and not covers(self._free[self._open_from], least):
+            self._open_from += 1
+        first = max(self._first[kind], self._open_from)
+        while first < number and not self._takes(kind, first):
             first += 1
         self._first[kind] = first
         return iter(range(first, number))
@@ -269,6 +250,7 @@ class Search:
             room, tuple(have + given for have, given in zip(self._free[room], need, strict=True)), -1
         )
         self._first = {kind: min(first, room) for kind, first in self._first.items()}
+        self._open_from = min(self._open_from, room)
 
     def _change(self, room: int, free: Vector, parts: int) -> None:
         """Let a room have so much, and so many parts more."""
@@ -297,47 +279,3 @@ class Search:
             (self._alike[domain], domain == here, tuple(sorted(rooms))) for domain, rooms in touched.items()
         )
         return depth, frozenset(domains.items())
-
-
-def _covers(free: Vector, need: Vector) -> bool:
-    return all(map(ge, free, need))
-
-
-def _number_in(free: Vector, parts: Iterable[Part]) -> int:
-    """How many of these parts so much takes, one after the other."""
-    number = 0
-    for part in parts:
-        if _covers(free, part.need):
-            free = tuple(map(sub, free, part.need))
-            number += 1
-    return number
-
-
-def _from_each_on(parts: Sequence[Part]) -> tuple[list[Vector], list[Vector], list[Vector]]:
-    """From each part on: what all need together, the least that any needs, what its logical node needs."""
-    rest, least = [(0,) * len(parts[0].need)], [parts[-1].need]
-    of_logical: list[Vector] = []
-    logical: int | None = None
-    for part in reversed(parts):
-        rest.append(tuple(map(add, rest[-1], part.need)))
-        least.append(tuple(map(min, least[-1], part.need)))
-        of_logical.append(
-            tuple(map(add, of_logical[-1], part.need)) if part.logical == logical else part.need
-        )
-        logical = part.logical
-    return rest[::-1], least[::-1], of_logical[::-1]
-
-
-def _sums(pairs: Iterable[tuple[T, Vector]]) -> dict[T, Vector]:
-    sums: dict[T, Vector] = {}
-    for key, amounts in pairs:
-        before = sums.get(key, (0,) * len(amounts))
-        sums[key] = tuple(map(add, before, amounts))
-    return sums
-
-
-def _positions_by_domain(rooms: Sequence[Room]) -> dict[str | None, list[int]]:
-    found: dict[str | None, list[int]] = defaultdict(list)
-    for position, room in enumerate(rooms):
-        found[room.domain].append(position)
-    return found

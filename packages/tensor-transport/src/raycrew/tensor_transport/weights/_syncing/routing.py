@@ -3,11 +3,12 @@
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from raycrew.tensor_transport.errors import TransportClosedError, TransportError
+from raycrew.tensor_transport.errors import TransportClosedError, TransportError, TransportTimeoutError
 from raycrew.tensor_transport.process_groups import GroupHost, Invitation
 from raycrew.tensor_transport.transports import Choice, choose_transport
 from raycrew.tensor_transport.weights._routing import Place, Route
@@ -61,7 +62,7 @@ class WeightRoute:
         self._route: Route | None = None
         self._choice: Choice | None = None
         self._members: tuple[str, ...] = ()
-        self._lock = threading.Lock()
+        self._lock, self._turn = threading.Lock(), threading.Lock()
         self._closed = False
 
     @property
@@ -72,6 +73,22 @@ class WeightRoute:
     def explain(self) -> str:
         """Which transport all use, and why no other one: the text that every member has, too."""
         return "nothing is chosen before the first update" if self._route is None else self._route.explanation
+
+    @contextmanager
+    def turn(self, timeout_s: float | None = 600.0) -> Iterator[None]:
+        """One update at a time goes over a route; others wait until it has ended.
+
+        Raises:
+            TransportTimeoutError: It did not end in time.
+        """
+        if not self._turn.acquire(timeout=-1 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)):
+            raise TransportTimeoutError(
+                f"another update goes over this route, and did not end within {timeout_s:g} s"
+            )
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def connect(
         self, trainer: Sequence[Member], generators: Sequence[Member], timeout_s: float | None = 600.0

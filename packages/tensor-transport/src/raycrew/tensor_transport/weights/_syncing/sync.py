@@ -91,7 +91,8 @@ def sync_weights(
             it raises, this does, once all ranks have ended the step and were resumed; a version in a
             directory is given up, unless it is decided. The same holds for an interrupt from the keyboard.
         route: With a directory: how the bytes go, chosen for all ranks at once; their publishers and
-            receivers have a `RouteStore`. To join it they have as long again.
+            receivers have a `RouteStore`. To join it they have as long again. Updates over one route take
+            turns, for which each waits as long, too.
 
     Raises:
         ValueError: There are no such recipients, or `prepare` or `route` has no directory.
@@ -200,7 +201,8 @@ class _Synchronisation:
     def run(self) -> WeightSyncReport:
         """All steps."""
         self._started, start = time.time(), time.perf_counter()
-        update, receipts = self._streamed() if self.directory is not None else self._whole()
+        with contextlib.nullcontext() if self.route is None else self.route.turn(self.timeout_s):
+            update, receipts = self._streamed() if self.directory is not None else self._whole()
         return WeightSyncReport(
             version=update.version,
             size_bytes=max(receipt.size_bytes for receipt in receipts),

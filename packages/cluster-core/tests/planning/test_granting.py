@@ -1,0 +1,119 @@
+"""The order in which bundles are asked for, beside what Ray does with that order."""
+
+import random
+import sys
+
+import pytest
+
+from raycrew.cluster_core._planning import PlacementRequest, plan_cluster
+from raycrew.cluster_core._planning.devices import laid
+from raycrew.cluster_core._topology import NodeState
+
+
+def node(i, devices):
+    amounts = {"CPU": 64.0, "GPU": float(devices)}
+    return NodeState(node_id=f"n{i}", address="a", total=amounts, free=amounts, labels={})
+
+
+def told(*groups, strategy="STRICT_PACK", devices=(2,)):
+    bundles = tuple(tuple({"GPU": share} if share else {"CPU": 1.0} for share in one) for one in groups)
+    request = PlacementRequest(tuple(map(len, groups)), strategy=strategy, bundles=bundles)
+    nodes = [node(i, number) for i, number in enumerate(devices)]
+    return nodes, request, plan_cluster(nodes, request)
+
+
+def as_they_stand(request):
+    return [(logical, i) for logical, count in enumerate(request.bundle_counts) for i in range(count)]
+
+
+def granted(nodes, request, plan, order):
+    """Whether Ray grants bundles in an order: each part on the device that is as full as can be."""
+    free = {one.node_id: [10] * int(one.free["GPU"]) for one in nodes}
+    for logical, position in order:
+        tenths = round(10 * request.bundles_of(logical)[position].get("GPU", 0))
+        devices = free[plan.node_ids[logical][position]]
+        for part in [10] * (tenths // 10) + [tenths % 10]:
+            room = [left for left in devices if left >= part > 0]
+            if part and not room:
+                return False
+            if part:
+                devices[devices.index(min(room))] -= part
+    return True
+
+
+@pytest.mark.hostile
+def test_what_fits_in_another_order_is_asked_for_in_that():
+    for groups in (
+        [(0.4, 0.4, 0.6, 0.6)],
+        [(0.4, 0.4), (0.6, 0.6)],
+        [(0.2, 1.0, 0.0, 0.3), (0.0,), (0.5, 0.2, 0.8)],
+        [(0.3, 0.3, 0.4, 0.5, 0.5)],
+    ):
+        nodes, request, plan = told(*groups, devices=(3,) if len(groups) == 3 else (2,))
+        assert plan.feasible
+        assert granted(nodes, request, plan, plan.order), groups
+        assert sorted(plan.order) == as_they_stand(request)
+        whole = [logical for i, (logical, _) in enumerate(plan.order) if plan.order[i - 1][0] != logical]
+        assert len(whole) <= len(groups), "the bundles of a group follow one another"
+
+
+def test_what_ray_grants_as_it_stands_stays_so():
+    for groups in [[(0.6, 0.4, 0.6, 0.4)], [(0.5, 1.0, 0.5)], [(0.0, 0.3), (0.2, 1.0)]]:
+        _, request, plan = told(*groups)
+        assert list(plan.order) == as_they_stand(request)
+    for groups in [[(1.0, 2.0), (1.0,)], [(0.6, 0.6)]]:
+        assert told(*groups, devices=(4,))[2].order == (), "any order does"
+
+
+def test_groups_on_other_nodes_keep_their_order():
+    _, _, plan = told((1.0, 0.4), (0.4, 0.4, 0.6, 0.6), (0.3,), devices=(2, 2))
+    assert plan.node_ids == (("n1", "n1"), ("n0",) * 4, ("n1",))
+    orders = {logical: [i for one, i in plan.order if one == logical] for logical in range(3)}
+    assert orders[0] == [0, 1] and orders[2] == [0] and orders[1] != [0, 1, 2, 3]
+    assert [one for one, _ in plan.order if one != 1] == [0, 0, 2]
+
+
+@pytest.mark.hostile
+def test_nearly_all_that_is_planned_is_granted():
+    """Where several groups share devices, no order of whole groups may do: then Ray is to say."""
+    chance, planned, stood, asked = random.Random(5), 0, 0, 0
+    while planned < 150:
+        groups = [
+            chance.choices([0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0], k=chance.randint(2, 5)) for _ in range(2)
+        ]
+        nodes, request, plan = told(*groups, devices=(2, 2), strategy=chance.choice(["STRICT_PACK", "PACK"]))
+        if plan.feasible:
+            planned += 1
+            stood += granted(nodes, request, plan, as_they_stand(request))
+            asked += granted(nodes, request, plan, plan.order or as_they_stand(request))
+    assert stood < asked >= 149
+
+
+def test_devices_take_shares_as_ray_lays_them():
+    assert laid((10_000, 4000, 6000), 4000) == (10_000, 0, 6000)
+    assert laid((10_000, 4000, 6000), 5000) == (10_000, 4000, 1000)
+    assert laid((4000, 10_000, 10_000), 20_000) == (4000, 0, 0)
+    assert laid((4000, 9000), 10_000) is None and laid((10_000,), 20_000) is None
+
+
+def calls_for(number):
+    """How many functions are called to plan so many logical nodes that are all unlike."""
+    bundles = tuple(({"GPU": 1.0, "CPU": 1 + i / number},) * 2 for i in range(number))
+    request = PlacementRequest((2,) * number, strategy="PACK", bundles=bundles)
+    nodes = [node(i, 2) for i in range(number)]
+    seen = 0
+
+    def count(_frame, event, _what):
+        nonlocal seen
+        seen += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        assert plan_cluster(nodes, request).feasible
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+def test_many_unlike_logical_nodes_look_at_few_nodes_each():
+    assert calls_for(400) < 2.5 * calls_for(200)
