@@ -96,6 +96,29 @@ def warm_call(quick: bool) -> Figure:
     return figure("256 empty items on the warm pool", samples, unit="ms", baseline="none: a plain time")
 
 
+def asked_for_ahead(quick: bool) -> list[Figure]:
+    """The first call of a pool, 1 s after it was asked for and with no word before, against the next."""
+    run = fanned([rounds_for(0.005)] * 200)
+
+    def first(*, ahead: bool) -> float:
+        close_fan_out()
+        if ahead:
+            fan_out(work, [], warm=True)
+            time.sleep(1.0)
+        return run()
+
+    samples: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(3 if quick else 9):
+        for ahead in samples:
+            spent = first(ahead=ahead)
+            samples[ahead].append(spent / run())
+    row, baseline = "the first call of a pool, 200 items of 5 ms", "the second call"
+    return [
+        figure(f"{row}, 1 s after warm=True", samples[True], unit="x", baseline=baseline, goal=1.1),
+        figure(f"{row}, cold", samples[False], unit="x", baseline=baseline),
+    ]
+
+
 def run(quick: bool) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="rcb", dir="/tmp", ignore_cleanup_errors=True) as folder:
         ray.init(
@@ -106,7 +129,7 @@ def run(quick: bool) -> list[Figure]:
             _temp_dir=folder,
         )
         try:
-            return [*efficiency(quick), against_tasks(quick), warm_call(quick)]
+            return [*efficiency(quick), against_tasks(quick), warm_call(quick), *asked_for_ahead(quick)]
         finally:
             close_fan_out()
             ray.shutdown()

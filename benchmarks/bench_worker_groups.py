@@ -1,5 +1,6 @@
 """Worker groups against bare Ray actors that do the same, in the same run; and `fan_out`, see there."""
 
+import asyncio
 import gc
 import tempfile
 import threading
@@ -189,6 +190,32 @@ def declared_calls(quick: bool) -> Figure:
         )
 
 
+def awaited_calls(n: int, quick: bool) -> Figure:
+    """Calls one after the other in a coroutine, and in a plain loop."""
+    calls = 50 if quick else 100
+    with RayVirtualCluster([n], use_gpus=False) as cluster, RayWorkerGroup(cluster, Noop) as group:
+
+        async def loop() -> float:
+            begin = time.perf_counter()
+            for i in range(calls):
+                await group.run_all_workers_single_data("step", i, b="b", c=0.5)
+            return time.perf_counter() - begin
+
+        def blocking() -> None:
+            for i in range(calls):
+                group.run_all_workers_single_data("step", i, b="b", c=0.5).get_results()
+
+        return ratio(
+            f"an awaited call on {n} workers",
+            lambda: asyncio.run(loop()),
+            lambda: seconds(blocking),
+            baseline="the same call and get_results()",
+            goal=1.1,
+            repeat=9 if quick else 25,
+            warmup=3,
+        )
+
+
 def store_mib() -> float:
     """What the object store holds, by the node's last report."""
     total = ray.cluster_resources()["object_store_memory"]
@@ -295,6 +322,12 @@ def torch_arguments(quick: bool) -> list[Figure]:
         ]
 
 
+def named_actors() -> int:
+    """How many there are, but for the watches of nodes, which stay for the next group."""
+    listed: list[Any] = ray.util.list_named_actors(all_namespaces=True)
+    return sum(1 for actor in listed if not actor["name"].startswith("raycrew-watch-"))
+
+
 def leaks(quick: bool) -> list[Figure]:
     n_calls = 1000 if quick else 10_000
     process, array = psutil.Process(), np.ones(MIB, np.uint8)
@@ -305,14 +338,14 @@ def leaks(quick: bool) -> list[Figure]:
         return {
             "driver memory, MiB": process.memory_info().rss / MIB,
             "object store, MiB": store_mib(),
-            "actors": len(ray.util.list_named_actors(all_namespaces=True)),
+            "actors": named_actors(),
             "file descriptors": process.num_fds(),
             "threads": threading.active_count(),
             "Python objects": len(gc.get_objects()),
         }
 
     with RayVirtualCluster([2], use_gpus=False) as cluster:
-        actors = len(ray.util.list_named_actors(all_namespaces=True))
+        actors = named_actors()
         with RayWorkerGroup(cluster, Noop) as group:
 
             def call(n: int) -> None:
@@ -325,7 +358,7 @@ def leaks(quick: bool) -> list[Figure]:
             before = held()
             call(n_calls)
             after = held()
-        left = len(ray.util.list_named_actors(all_namespaces=True)) - actors
+        left = named_actors() - actors
     goals = dict(zip(before, (10.0, 1.0, 0.0, 2.0, 0.0, 200.0), strict=True))
     return [
         *(
@@ -359,6 +392,7 @@ def run(quick: bool) -> list[Figure]:
                 declared_calls(quick),
                 recorded_calls(quick),
             ]
+            figures += [awaited_calls(n, quick) for n in (2, 8)]
             figures += large_arguments(quick) + torch_arguments(quick) + leaks(quick)
             figures = [start(16, quick), *figures]
         finally:

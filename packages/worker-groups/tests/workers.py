@@ -359,6 +359,13 @@ class Mortal:
         yield current_worker().rank
         self.meet(pids, dies)
 
+    def stream_and_die_once(self, marker, rank):
+        """Three items; rank `rank` ends its process before the second, unless the marker is there."""
+        yield 0
+        self.die_once(marker, rank)
+        yield 1
+        yield 2
+
     def die_once(self, marker, rank):
         """Rank `rank` ends its process, unless the marker is there; gives the rank and its generation."""
         if current_worker().rank == rank and not Path(marker).exists():

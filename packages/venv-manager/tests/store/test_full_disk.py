@@ -96,6 +96,6 @@ def test_real_uv_on_a_disk_that_is_too_small(tmp_path, index, store):
         [*mounted, sys.executable, "-c", BUILD], env=environ, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "no space is left; `python -m raycrew.venv_manager gc`" in done.stdout
+    assert "no space is left; `raycrew-env gc`" in done.stdout
     assert "os error 28" in done.stdout.partition("tail:")[2]
     assert done.stdout.endswith("left:\n")

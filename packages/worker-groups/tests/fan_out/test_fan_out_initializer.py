@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 import pytest
-from patience import PATIENCE_S, is_running
+from patience import PATIENCE_S, eventually, is_running
 
 from raycrew.worker_groups import FunctionLoadError, close_fan_out, fan_out
 from raycrew.worker_groups.fan_out._processes.code import KEPT, Code, Function, Kept, Library, UnloadableError
@@ -43,6 +43,28 @@ def test_an_initializer_that_is_none_is_refused(fn, initializer):
 def test_an_initializer_that_does_not_pickle_is_refused():
     with pytest.raises(TypeError, match="can't be pickled"):
         fan_out(abs, [1], initializer=partial(print, sys.stdout))
+
+
+@pytest.mark.usefixtures("local_ray", "pool")
+def test_the_pool_can_be_asked_for_ahead(tmp_path):
+    def initializer():
+        note(tmp_path, ".")
+
+    def own_pid(item):
+        return os.getpid()
+
+    assert fan_out(own_pid, [], initializer=initializer, warm=True, max_workers=2) == []
+    eventually(lambda: runs(tmp_path), "a process has loaded it, though no item was sent")
+    ahead = set(runs(tmp_path))
+    used = set(fan_out(own_pid, range(8), initializer=initializer, max_workers=2))
+    assert used <= set(runs(tmp_path)) and used & ahead
+    assert set(runs(tmp_path).values()) == {"."}
+
+
+def test_what_is_asked_for_ahead_has_no_items():
+    for items in ([1], iter([])):
+        with pytest.raises(ValueError, match="runs no items"):
+            fan_out(abs, items, warm=True)
 
 
 @pytest.mark.usefixtures("local_ray", "warm_pool")

@@ -46,7 +46,8 @@ def living_actors():
 
     The watches of nodes stay for the next group.
     """
-    named = {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
+    names = (actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True))
+    named = {name for name in names if not name.startswith("raycrew-watch-")}
     if not HAS_DASHBOARD:
         return named
     listed = list_actors(limit=1000, raise_on_missing_output=False)

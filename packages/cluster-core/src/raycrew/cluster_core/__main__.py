@@ -26,31 +26,27 @@ def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         "cluster, 130 Ctrl-C. With --json errors are JSON, too, on the standard output.",
     )
     top.add_argument("--version", action=_cli.ShowVersion, read=lambda: raycrew.cluster_core.__version__)
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     connected = argparse.ArgumentParser(add_help=False)
-    connected.add_argument(
-        "--address",
-        default="auto",
-        help="host:port of the cluster (default: RAY_ADDRESS, else yours on this machine)",
-    )
+    _cli.add_address(connected)
 
-    doctor = commands.add_parser("doctor", parents=[common, connected], help="find the usual troubles")
+    doctor = parsers.add_parser("doctor", parents=[common, connected], help="find the usual troubles")
     doctor.add_argument("--local", action="store_true", help="check this machine alone, no cluster")
     doctor.add_argument(
         "--port-range", type=_pair, metavar="FIRST-LAST", help="ports that you mean to lease from"
     )
     doctor.set_defaults(run=_commands.run_doctor)
 
-    status = commands.add_parser("status", parents=[common, connected], help="what there is and who holds it")
+    status = parsers.add_parser("status", parents=[common, connected], help="what there is and who holds it")
     status.set_defaults(run=_commands.run_status)
 
-    grid = commands.add_parser(
+    grid = parsers.add_parser(
         "grid", parents=[common, connected], help="draw placement groups on their nodes"
     )
     grid.add_argument("--svg", type=Path, metavar="FILE", help="draw it into a file, as an SVG image")
     grid.set_defaults(run=_commands.run_grid)
 
-    plan = commands.add_parser(
+    plan = parsers.add_parser(
         "plan", parents=[common], help="which node takes which bundles; needs no cluster"
     )
     plan.add_argument(
@@ -80,7 +76,7 @@ def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     plan.set_defaults(run=_commands.run_plan)
     is_list = not arguments or arguments[0] in ("-h", "--help")
     for name in _subcommands.brought():
-        commands.add_parser(name, help=_subcommands.summary(name) if is_list else "", add_help=False)
+        parsers.add_parser(name, help=_subcommands.summary(name) if is_list else "", add_help=False)
     return top
 
 
@@ -114,11 +110,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     as_json = "--json" in arguments
     try:
         if arguments and arguments[0] in _subcommands.brought():
-            return _subcommands.load(arguments[0])(arguments[1:], f"raycrew {arguments[0]}")
+            return _run_brought(arguments[0], arguments[1:])
         args = parser(arguments).parse_args(arguments)
         if getattr(args, "address", None) and not getattr(args, "local", False):
             args.address = prepare_visit(args.address)
-        outcome: _commands.Outcome = args.run(args)
+        outcome: _cli.Outcome = args.run(args)
     except KeyboardInterrupt:
         _cli.complain("", "interrupted", as_json=as_json)
         return _commands.INTERRUPTED
@@ -128,6 +124,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _commands.USAGE
     _cli.show(outcome.data, outcome.shown, as_json=args.json)
     return outcome.code
+
+
+def _run_brought(name: str, arguments: Sequence[str]) -> int:
+    """Run a subcommand of another package, the cluster that it looks at being found before it is loaded."""
+    if _subcommands.looks_at_a_cluster(name) and not {"-h", "--help"}.intersection(arguments):
+        known = _cli.parser_class(arguments)(f"raycrew {name}", add_help=False, allow_abbrev=False)
+        _cli.add_address(known)
+        options, rest = known.parse_known_args(arguments)
+        arguments = ["--address", prepare_visit(options.address), *rest]
+    return _subcommands.load(name)(arguments, f"raycrew {name}")
 
 
 if __name__ == "__main__":

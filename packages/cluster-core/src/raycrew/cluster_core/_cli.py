@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from typing import Any, NoReturn
 
@@ -12,6 +13,21 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 WIDE = 200  # of tables in files and pipes, unless COLUMNS says otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a command found.
+
+    Attributes:
+        data: For programs (`--json`).
+        shown: For people.
+        code: Exit code: 0 fine, 1 a problem.
+    """
+
+    data: Any
+    shown: RenderableType
+    code: int = 0
 
 
 def parser_class(arguments: Sequence[str]) -> type[argparse.ArgumentParser]:
@@ -25,6 +41,15 @@ def parser_class(arguments: Sequence[str]) -> type[argparse.ArgumentParser]:
             sys.exit(2)
 
     return Parser
+
+
+def add_address(parser: argparse.ArgumentParser) -> None:
+    """Let a command be told which cluster is meant."""
+    parser.add_argument(
+        "--address",
+        default="auto",
+        help="host:port of the cluster (default: RAY_ADDRESS, else yours on this machine)",
+    )
 
 
 class ShowVersion(argparse.Action):

@@ -3,33 +3,26 @@
 import argparse
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rich import filesize
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from raycrew.cluster_core._cli import Outcome
+from raycrew.cluster_core._guests import Report, occupants
 from raycrew.cluster_core._planning import PlacementPlan, PlacementRequest, plan_cluster
 from raycrew.cluster_core._topology import BOOKKEEPING, Bundle, NodeState, Placement
 
+if TYPE_CHECKING:
+    from raycrew.cluster_core._ray import GroupState
+    from raycrew.cluster_core.layout import NodeRow
+
 OK, PROBLEM, USAGE, INTERRUPTED = 0, 1, 2, 130
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a command found.
-
-    Attributes:
-        data: For programs (`--json`).
-        shown: For people.
-        code: Exit code.
-    """
-
-    data: Any
-    shown: RenderableType
-    code: int = OK
+LOOK_S = 5.0  # for what works on the cluster to tell of itself
 
 
 def run_plan(options: argparse.Namespace) -> Outcome:
@@ -123,6 +116,7 @@ def run_status(options: argparse.Namespace) -> Outcome:
     with init_ray(options.address) as connection:
         nodes, address = node_states(), connection.address
         holders = holders_by_node(nodes)
+        groups, problems = occupants(LOOK_S)
     answer = {
         "address": address,
         "nodes": [
@@ -137,8 +131,11 @@ def run_status(options: argparse.Namespace) -> Outcome:
             }
             for node in nodes
         ],
+        "worker_groups": groups,
+        "problems": problems,
     }
-    return Outcome(answer, _status_shown(address, nodes, holders))
+    shown = _status_shown(address, nodes, holders)
+    return Outcome(answer, Group(shown, *_groups_shown(groups), *map(_plain, problems)))
 
 
 def _shown(amounts: Mapping[str, float]) -> dict[str, float]:
@@ -161,22 +158,60 @@ def _status_shown(address: str, nodes: Sequence[NodeState], holders: dict[str, l
     return table
 
 
-class _Group:
-    """A placement group as a drawing sees it: one worker per bundle."""
+def _groups_shown(groups: Sequence[Report]) -> list[RenderableType]:
+    if not groups:
+        return []
+    table = Table("worker group", "ranks", "up to", "memory", title="worker groups")
+    for group in groups:
+        workers, states = group["workers"], group["states"]
+        up_to = ", ".join(f"{count} {state}" for state, count in states.items())
+        known = [worker["private_bytes"] for worker in workers if worker["private_bytes"] is not None]
+        memory = filesize.decimal(sum(known)) if known else ""
+        table.add_row(Text(group["name"]), str(len(workers)), up_to, memory)
+    return [table]
 
-    def __init__(self, name: str, bundle_indices: Sequence[int]) -> None:
+
+def _plain(text: str) -> Text:
+    return Text(text, style="yellow")
+
+
+class _Group:
+    """A placement group, or a group of workers on such, as a drawing sees it."""
+
+    def __init__(self, name: str, placements: Sequence[Placement]) -> None:
         self.name = name
-        self.placements = [Placement(rank, index) for rank, index in enumerate(bundle_indices)]
+        self.placements = placements
+
+
+def _state(worker: Mapping[str, Any]) -> str:
+    """What a worker is up to, and its memory, as a drawing has it."""
+    memory = worker["private_bytes"]
+    return worker["state"] if memory is None else f"{worker['state']} {filesize.decimal(memory)}"
 
 
 def run_grid(options: argparse.Namespace) -> Outcome:
-    """Placement groups on their nodes."""
+    """Placement groups on their nodes, and who works on them."""
     from raycrew.cluster_core import layout
     from raycrew.cluster_core._connection import init_ray
     from raycrew.cluster_core._ray import group_states, node_states
 
     with init_ray(options.address):
         nodes, states = node_states(), group_states()
+        reports, problems = occupants(LOOK_S)
+    bundles, groups, known = _placed(nodes, states)
+    drawn = [*groups, *(_Group(report["name"], _seats(report, known)) for report in reports)]
+    answer = [_row(row, len(groups)) for row in layout.rows(bundles, drawn)]
+    if options.svg is not None:
+        options.svg.write_text(layout.svg(bundles, drawn), encoding="utf-8")
+    empty = len(nodes) - len({bundle.node_id for bundle in bundles})
+    rest = Text(f"{empty} of {len(nodes)} nodes hold no placement group")
+    return Outcome(answer, Group(layout.grid(bundles, drawn), rest, *map(_plain, problems)))
+
+
+def _placed(
+    nodes: Sequence[NodeState], states: "Sequence[GroupState]"
+) -> tuple[list[Bundle], list[_Group], dict[tuple[str, int], int]]:
+    """All bundles, the placement groups on them, and by Ray's own number of a bundle the one given here."""
     position = {node.node_id: index for index, node in enumerate(nodes)}
     places = sorted(
         (position[node_id], number, part)
@@ -185,25 +220,41 @@ def run_grid(options: argparse.Namespace) -> Outcome:
         if state.state != "REMOVED" and node_id in position
     )
     bundles: list[Bundle] = []
-    held: dict[int, list[int]] = defaultdict(list)
+    held: dict[int, list[Placement]] = defaultdict(list)
+    known: dict[tuple[str, int], int] = {}
     for index, (where, number, part) in enumerate(places):
-        node, resources = nodes[where], states[number].bundles[part]
-        bundles.append(Bundle(index, where, node.node_id, node.address, resources))
-        held[number].append(index)
-    groups = [_Group(states[number].name or "(no name)", indices) for number, indices in held.items()]
-    answer = [
-        {
-            "node": row.title,
-            "bundles": [{"title": c.title, "held_by": [s.name for s in c.seats]} for c in row.cells],
-        }
-        for row in layout.rows(bundles, groups)
-    ]
+        node, state = nodes[where], states[number]
+        bundles.append(Bundle(index, where, node.node_id, node.address, state.bundles[part]))
+        held[number].append(Placement(len(held[number]), index))
+        known[state.group_id, part] = index
+    return bundles, [_Group(states[n].name or "(no name)", seats) for n, seats in held.items()], known
 
-    if options.svg is not None:
-        options.svg.write_text(layout.svg(bundles, groups), encoding="utf-8")
-    empty = len(nodes) - len({bundle.node_id for bundle in bundles})
-    rest = Text(f"{empty} of {len(nodes)} nodes hold no placement group")
-    return Outcome(answer, Group(layout.grid(bundles, groups), rest))
+
+def _seats(report: Report, known: Mapping[tuple[str, int], int]) -> list[Placement]:
+    """Where the workers of a group sit, with what they are up to."""
+    seats = []
+    for worker in report["workers"]:
+        index = known.get((worker["placement_group"], worker["placement_bundle"]))
+        if index is not None:  # else it is on no bundle, or on one that was made after the look
+            seats.append(Placement(worker["rank"], index, state=_state(worker)))
+    return seats
+
+
+def _row(row: "NodeRow", n_groups: int) -> dict[str, Any]:
+    """A node for programs; the first occupants are placement groups, the others work there."""
+    cells = [
+        {
+            "title": cell.title,
+            "held_by": [seat.name for seat in cell.seats if seat.occupant < n_groups],
+            "workers": [
+                {"group": seat.name, "rank": seat.rank, "state": seat.state}
+                for seat in cell.seats
+                if seat.occupant >= n_groups
+            ],
+        }
+        for cell in row.cells
+    ]
+    return {"node": row.title, "bundles": cells}
 
 
 def run_doctor(options: argparse.Namespace) -> Outcome:

@@ -1,6 +1,7 @@
 """Subcommands of `raycrew` that other installed packages bring: entry points of the group `raycrew.commands`.
 
-Each has the subcommand's name and is a function of its arguments and of what it is called, as in
+Those of the group `raycrew.cluster_commands` look at a running cluster; see `commands`. Each has the
+subcommand's name and is a function of its arguments and of what it is called, as in
 `main(["--json"], "raycrew groups")`, which returns an exit code. The first line of its docstring says what it
 does.
 """
@@ -11,7 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from raycrew.cluster_core.errors import ClusterError
 
-GROUP = "raycrew.commands"
+GROUP, CLUSTER_GROUP = "raycrew.commands", "raycrew.cluster_commands"
 OWN = frozenset({"doctor", "grid", "plan", "status"})  # Nobody else's, whatever they bring.
 
 Subcommand = Callable[[Sequence[str], str], int]
@@ -20,8 +21,14 @@ Subcommand = Callable[[Sequence[str], str], int]
 @functools.cache
 def brought() -> dict[str, EntryPoint]:
     """What other packages bring, by name."""
-    found = (entry for entry in entry_points(group=GROUP) if entry.name not in OWN)
+    both = (*entry_points(group=GROUP), *entry_points(group=CLUSTER_GROUP))
+    found = (entry for entry in both if entry.name not in OWN)
     return {entry.name: entry for entry in sorted(found, key=lambda one: one.name)}
+
+
+def looks_at_a_cluster(name: str) -> bool:
+    """Whether a subcommand is to be loaded only once the token of its cluster is presented."""
+    return brought()[name].group == CLUSTER_GROUP
 
 
 def load(name: str) -> Subcommand:

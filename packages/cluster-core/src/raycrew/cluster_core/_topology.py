@@ -90,12 +90,14 @@ class Placement:
         bundle_index: `Bundle.index` of the bundle that it occupies.
         share: Part of the bundle that it may use, from 0 (exclusive) to 1.
         tied_group: Which tied group it belongs to, or None.
+        state: What it is up to, for a drawing that says so.
     """
 
     rank: int
     bundle_index: int
     share: float = 1.0
     tied_group: int | None = None
+    state: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,11 @@ class RayVirtualCluster:
         ValueError: An argument is out of bounds or contradicts another one; Ray was not touched.
         InfeasibleRequestError: The nodes are too few or too small, and no autoscaler is running.
         ResourceInsufficientError: It was not granted; says per node what is free and who holds the rest.
+
+    Examples:
+        >>> with RayVirtualCluster([2], use_gpus=False) as cluster:
+        ...     print(cluster.world_size(), [bundle.resources for bundle in cluster.bundles])
+        2 [{'CPU': 1.0}, {'CPU': 1.0}]
     """
 
     def __init__(

@@ -31,6 +31,7 @@ class Seat:
         share: Part of the bundle that it has, 1 for all of it.
         tied_group: Its tied group, or None.
         leads: Whether it has the lowest rank of its tied group.
+        state: What it is up to, where that is told.
     """
 
     occupant: int
@@ -39,17 +40,18 @@ class Seat:
     share: float = 1.0
     tied_group: int | None = None
     leads: bool = False
+    state: str = ""
 
     @property
     def label(self) -> str:
-        """What is written into the cell: name and rank, and tied group and share where there are any."""
+        """What is written into the cell: name and rank, and what else there is to tell."""
         return self.name + self._position
 
     @property
     def _position(self) -> str:
         tied = "" if self.tied_group is None else f" t{self.tied_group}{'*' if self.leads else ''}"
         share = f" {self.share:.0%}" if 0 < self.share < 1 else ""
-        return f" {self.rank}{tied}{share}"
+        return f" {self.rank}{tied}{share}{self.state and ' '}{self.state}"
 
     def fitted(self, width: int) -> str:
         """The label, with a shorter name where it has more characters than `width`."""
@@ -111,7 +113,7 @@ def _seats(occupants: Iterable[Occupant], known: set[int]) -> dict[int, list[Sea
                     f"{occupant.name} rank {one.rank} sits on bundle {one.bundle_index}: no such bundle"
                 )
             leads = one.tied_group is not None and leaders[one.tied_group] == one.rank
-            seat = Seat(position, occupant.name, one.rank, one.share, one.tied_group, leads)
+            seat = Seat(position, occupant.name, one.rank, one.share, one.tied_group, leads, one.state)
             seats.setdefault(one.bundle_index, []).append(seat)
     return seats
 

@@ -77,6 +77,13 @@ class BatchedDataDict(
 
     Raises:
         BatchSchemaError: A column has another number of rows than the batch.
+
+    Examples:
+        >>> batch = BatchedDataDict({"tokens": torch.arange(6).view(3, 2), "text": ["a", "b", "c"]})
+        >>> [shard.size for shard in batch.shard(2)]
+        [2, 1]
+        >>> batch[[2, 0]]["text"]
+        ['c', 'a']
     """
 
     _of_these_rows = (

@@ -38,6 +38,13 @@ class RTensor:
 
     Raises:
         ValueError: The shards differ in dtype or row shape, or `data` from them.
+
+    Examples:
+        >>> registry = ShardRegistry(InlineBackend())
+        >>> handle = remotize(torch.arange(8).view(4, 2), registry)
+        >>> part = handle[2:]  # no tensor is touched
+        >>> part.shape, part.localize().tolist()
+        (torch.Size([2, 2]), [[4, 5], [6, 7]])
     """
 
     __slots__ = ("_columns", "_reader", "_shards", "_view")

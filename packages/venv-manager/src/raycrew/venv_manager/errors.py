@@ -150,7 +150,5 @@ def fault_of(error: Exception) -> str:
 def of_store(error: OSError, path: Path) -> VenvError:
     """The error that a failure of the operating system in a store means."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFullError(
-            f"no space is left for {path}: {error}; `python -m raycrew.venv_manager gc` frees some"
-        )
+        return DiskFullError(f"no space is left for {path}: {error}; `raycrew-env gc` frees some")
     return StoreError(f"{path} cannot be written: {error}")

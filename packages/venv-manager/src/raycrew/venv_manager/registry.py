@@ -114,6 +114,11 @@ def register_actor_environment(fqn: str, spec: EnvironmentSpec | str | Path) -> 
 
     Raises:
         SpecError: The name or the spec makes no sense.
+
+    Examples:
+        >>> register_actor_environment("my_rl.workers.*", "uv run --locked --extra vllm")
+        >>> get_actor_python_env("my_rl.workers.Generator")
+        'uv run --locked --extra vllm'
     """
     ACTOR_ENVIRONMENT_REGISTRY.register(fqn, spec)
 

@@ -18,6 +18,11 @@ class NamedSharding:
 
     Raises:
         ValueError: The layout is ragged or empty, a rank appears twice, or names and axes don't match.
+
+    Examples:
+        >>> axes = NamedSharding([[0, 1], [2, 3]], ["dp", "tp"])
+        >>> axes.get_ranks_by_coord(dp=1), axes.get_axis_size("tp")
+        ([2, 3], 2)
     """
 
     def __init__(self, layout: Any, names: Sequence[str]) -> None:

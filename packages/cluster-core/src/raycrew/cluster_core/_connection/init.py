@@ -107,6 +107,11 @@ def init_ray(
         NoClusterError: "auto" found no cluster.
         ClusterUnreachableError: Nothing at the address answers.
         ClusterAuthenticationError: The cluster refuses this process's token.
+
+    Examples:
+        >>> connection = init_ray()  # joins a cluster, or starts one on this machine
+        >>> init_ray() is connection  # there is one in a process
+        True
     """
     given = {
         "address": address,

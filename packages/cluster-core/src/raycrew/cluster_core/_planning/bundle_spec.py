@@ -25,6 +25,12 @@ class BundleSpec:
         TypeError: An amount is not a number.
         ValueError: An amount is negative or smaller than Ray can count, it is a part of several devices, a
             resource's name is Ray's own, or the bundle holds nothing.
+
+    Examples:
+        >>> trainers, sandboxes = BundleSpec(cpus=2), BundleSpec(cpus=0.5)
+        >>> with RayVirtualCluster([1, 2], use_gpus=False, bundle_specs=[trainers, sandboxes]) as cluster:
+        ...     print([bundle.resources["CPU"] for bundle in cluster.bundles])
+        [2.0, 0.5, 0.5]
     """
 
     cpus: float = 1

@@ -61,6 +61,14 @@ def plan_cluster(
     Raises:
         TypeError: The request's `node_order` gives ranks that can't be compared.
         ValueError: It raised, or ranks none of the nodes.
+
+    Examples:
+        >>> has = {"GPU": 8.0, "CPU": 64.0}
+        >>> nodes = [NodeState(f"node{i}", f"10.0.0.{i}", has, has) for i in range(3)]
+        >>> plan_cluster(nodes, PlacementRequest((8, 4))).node_ids[0][0]
+        'node0'
+        >>> plan_cluster(nodes, PlacementRequest((16,))).feasible
+        False
     """
     nodes = in_order(nodes, request.node_order)
     now, ever = Effort(), Effort()

@@ -128,6 +128,11 @@ def lease_ports(
         TypeError: `count` or `port_range` is not of integers.
         ValueError: `count` is below one or larger than the range, the range is bad, or the host is not local.
         PortsExhaustedError: Too few ports of the range are free.
+
+    Examples:
+        >>> with lease_ports(2, consecutive=True) as lease:
+        ...     lease.ports[1] - lease.ports[0]
+        1
     """
     if isinstance(count, bool) or not isinstance(count, int):
         raise TypeError(f"count is an integer, not {count!r}")

@@ -45,6 +45,7 @@ class GroupState:
         scheduling_state: Why it is not created yet: INFEASIBLE, NO_RESOURCES, …
         bundles: Resources of each bundle, in bundle order.
         node_ids: Node of each bundle in bundle order; empty strings until they are placed.
+        group_id: Ray's id of the group.
     """
 
     name: str
@@ -52,6 +53,7 @@ class GroupState:
     scheduling_state: str
     bundles: tuple[Mapping[str, float], ...]
     node_ids: tuple[str, ...]
+    group_id: str = ""
 
 
 def live_nodes() -> list[Mapping[str, Any]]:
@@ -168,6 +170,7 @@ def _group_state(entry: Mapping[str, Any]) -> GroupState:
         entry.get("stats", {}).get("scheduling_state", ""),
         tuple(bundles[i] for i in sorted(bundles)),
         tuple(nodes[i] for i in sorted(nodes)),
+        entry.get("placement_group_id", ""),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
+_STAYING = "raycrew-watch-"
 _STORE_BYTES = 80 << 20
 _STARTS = 3
 _GAVE_UP = "timed out during startup"
@@ -116,6 +117,8 @@ def _connect(address: str) -> None:
 def clean_up(timeout_s: float = 60.0) -> None:
     """Kill named actors, remove placement groups, and wait until all resources of all nodes are free.
 
+    Actors that hold nothing and stay for the next group, as their names say by their beginning, are left.
+
     Raises:
         TimeoutError: Something still holds resources, even after a new connection to the cluster.
     """
@@ -125,6 +128,8 @@ def clean_up(timeout_s: float = 60.0) -> None:
     from raycrew.cluster_core._ray import withdraw_group
 
     for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor["name"].startswith(_STAYING):
+            continue
         with contextlib.suppress(ValueError):
             ray.kill(ray.get_actor(actor["name"], namespace=actor["namespace"]))
     for group_id, entry in placement_group_table().items():

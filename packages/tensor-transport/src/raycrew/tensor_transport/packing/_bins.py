@@ -74,6 +74,11 @@ def pack(
     Raises:
         ValueError: A sequence is longer than a bin, there are fewer sequences than bins are asked for, or the
             algorithm is unknown.
+
+    Examples:
+        >>> packing = pack([900, 3000, 1100, 4000], 4096)
+        >>> sorted(sorted(each) for each in packing.bins), sorted(packing.loads)
+        ([[0, 1], [2], [3]], [1100, 3900, 4000])
     """
     sizes = _checked(lengths, capacity)
     if algorithm not in ALGORITHMS:

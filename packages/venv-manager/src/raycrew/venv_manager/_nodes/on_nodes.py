@@ -57,7 +57,7 @@ def use_published(key: str, root: str, trusted_owners: tuple[str, ...] = ()) -> 
     if environment is None:
         raise ReadOnlyStoreError(
             f"environment {key} is not in {root}, and cannot be built: the driver may only read its store, "
-            "which holds the recipe; `python -m raycrew.venv_manager prefetch` builds it on this node"
+            "which holds the recipe; `raycrew-env prefetch` builds it on this node"
         )
     return {"python": str(store.on_this_machine(environment).python), "host": platform.node(), "seconds": {}}
 

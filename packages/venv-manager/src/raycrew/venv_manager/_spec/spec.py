@@ -42,6 +42,11 @@ class EnvironmentSpec:
         offline: uv works from its cache only.
         carry: Whether the driver's Ray and raycrew come along.
         environment: Variables for the build, as sorted (name, value) pairs.
+
+    Examples:
+        >>> spec = EnvironmentSpec.requirements(["vllm==0.11.0"], python="3.12")
+        >>> spec.packages, spec.python
+        (('vllm==0.11.0',), '3.12')
     """
 
     kind: Kind

@@ -223,7 +223,7 @@ class Store(Shelf):
         if not writable:
             raise errors.ReadOnlyStoreError(
                 f"environment {key} is not in {self.root}, and that cannot be written to; build it there "
-                "with an account that may (`python -m raycrew.venv_manager prefetch`), or name "
+                "with an account that may (`raycrew-env prefetch`), or name "
                 "another folder in RAYCREW_VENV_DIR"
             )
 

@@ -32,7 +32,7 @@ _CAUSES: tuple[tuple[str, type[errors.UvError], str], ...] = (
     (
         r"No space left on device|os error 28|Disk quota exceeded",
         errors.DiskFullError,
-        "no space is left; `python -m raycrew.venv_manager gc` and `uv cache prune` free some, "
+        "no space is left; `raycrew-env gc` and `uv cache prune` free some, "
         "RAYCREW_VENV_DIR and UV_CACHE_DIR move both elsewhere",
     ),
     (

@@ -104,6 +104,16 @@ def sharded(
     Raises:
         TypeError: The method is no function, is a generator, or is declared already.
         ValueError: `collect` is unknown, or a sum or mean of padded rows; or `results_at` names the axis.
+
+    Examples:
+        >>> class Policy:
+        ...     @sharded("dp")
+        ...     def double(self, rows: list[int]) -> list[int]:
+        ...         return [2 * row for row in rows]
+        >>> axes = NamedSharding([0, 1], ["dp"])
+        >>> with RayWorkerGroup(cluster, Policy, sharding_annotations=axes) as group:
+        ...     group.call(Policy.double, [1, 2, 3, 4]).get_results()
+        [2, 4, 6, 8]
     """
     if not isinstance(axis, str):
         raise TypeError(f'@sharded takes the name of an axis, as in @sharded("dp"), not {axis!r}')

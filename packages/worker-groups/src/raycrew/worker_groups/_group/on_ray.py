@@ -23,6 +23,7 @@ from raycrew.worker_groups._ray import (
     runs_in_order,
     while_connected,
 )
+from raycrew.worker_groups._roster import Publication, record_of_group
 from raycrew.worker_groups._start import (
     HOOK,
     Handle,
@@ -50,6 +51,7 @@ class Actors:
         handles: In rank order.
         facts: What is known of their processes, in rank order.
         directory: Says who they are now to those who have a handle of the group.
+        publication: Says who they are to all who look at the cluster.
         strays: New workers of failed restarts that could not be ended, by rank.
     """
 
@@ -58,6 +60,7 @@ class Actors:
     handles: list[Handle]
     facts: list[WorkerFacts]
     directory: Directory
+    publication: Publication = field(default_factory=Publication)
     strays: list[Ended] = field(default_factory=list)
 
     def end(self, timeout_s: float, force: bool) -> Ended:
@@ -68,6 +71,7 @@ class Actors:
             return ended.beside(self.end_strays())
         finally:
             if Session.current() == self.session:
+                self.publication.end()
                 self.directory.end()
 
     def end_strays(self) -> list[Ended]:
@@ -141,6 +145,20 @@ class RayWorkerGroup(WorkerGroup):
         BundlesOccupiedError: Another group holds the bundles.
         BundlesLostError: Somebody removed a placement group of the cluster, perhaps during the start.
         NodeLostError: A node of the cluster is gone.
+
+    Examples:
+        >>> class Adder:
+        ...     def __init__(self, start: int) -> None:
+        ...         self.total = start
+        ...
+        ...     def add(self, amount: int) -> int:
+        ...         self.total += amount
+        ...         return self.total
+        >>> with RayWorkerGroup(cluster, Adder, start=10) as group:
+        ...     print(group.call(Adder.add, 5).get_results())
+        ...     print(group.on(ranks=[1]).call(Adder.add, 1).get_results())
+        [15, 15]
+        [16]
     """
 
     def _start(self) -> Started:
@@ -157,6 +175,8 @@ class RayWorkerGroup(WorkerGroup):
     def _note_places(self) -> None:
         super()._note_places()
         self._usage = self._make_usage()
+        tied = self.worker_to_tied_group_index if len(self._tied_groups) < self.world_size else {}
+        self._crew.publication.publish(record_of_group(self._spec, self._started, self._claim, tied))
 
     def _make_usage(self) -> ProcessUsage:
         places = zip(self._started.ranks, self._started.facts, strict=True)

@@ -5,6 +5,7 @@ import inspect
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from raycrew.worker_groups._on_nodes import (
     process_table,
     ring,
     sight,
+    stacks,
     watch,
 )
 from raycrew.worker_groups._ranks import WorkerFacts
@@ -45,6 +47,9 @@ _TRIES = 3
 _KEEPERS = (process_table, marks, family, lookout, keeper)  # each needs only those before it
 _FAILURES = (RayError, ClusterClosedError, WorkerGroupError)
 
+#: How the names of watches begin; whose they are, their nodes and something unique follow, with dashes.
+WATCH = "raycrew-watch-"
+
 _lock = threading.Lock()
 _watches: dict[tuple[str | None, str], Any] = {}
 
@@ -59,6 +64,12 @@ class UnansweredError(Exception):
     def __init__(self, message: str, *, node_is_gone: bool) -> None:
         super().__init__(message)
         self.node_is_gone = node_is_gone
+
+
+@functools.cache
+def watch_owner() -> str:
+    """What is in the names of all watches of this process, and of no other's."""
+    return uuid.uuid4().hex[:12]
 
 
 def stand_by(node_ids: Sequence[str]) -> None:
@@ -206,7 +217,9 @@ def _watch(node_id: str, timeout_s: float = _ANSWER_S) -> Any:
         return known
     # Not softly: on another node it would read another process table.
     here = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    made = start_actor(_actor_class(), {"scheduling_strategy": here}, timeout_s, [_sources()])
+    name = f"{WATCH}{watch_owner()}-{node_id}-{uuid.uuid4().hex[:8]}"
+    options = {"scheduling_strategy": here, "name": name}
+    made = start_actor(_actor_class(), options, timeout_s, [_sources()])
     with _lock:  # Ray may take its time, for which nobody else should wait
         kept = _watches.setdefault((session, node_id), made)
     if kept is not made:
@@ -228,6 +241,6 @@ def _sources() -> dict[str, str]:
 
 @functools.cache
 def _actor_class() -> Any:
-    for module in (*_KEEPERS, ring, page, sight, limits, watch):
+    for module in (*_KEEPERS, ring, page, sight, limits, stacks, watch):
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     return ray.remote(num_cpus=0, max_restarts=0)(watch.Watch)

@@ -23,6 +23,7 @@ from raycrew.worker_groups._on_nodes.page import (
 from raycrew.worker_groups._on_nodes.process_table import clock_name, own_process, pid_namespace
 from raycrew.worker_groups._on_nodes.ring import Ring
 from raycrew.worker_groups._on_nodes.sight import on_page
+from raycrew.worker_groups._on_nodes.stacks import offer_stacks
 
 __all__ = [
     "BEAT",
@@ -45,6 +46,7 @@ __all__ = [
     "clock_name",
     "make_page",
     "mark_own_process",
+    "offer_stacks",
     "on_page",
     "own_process",
     "pid_namespace",

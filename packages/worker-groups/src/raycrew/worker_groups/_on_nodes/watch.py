@@ -16,6 +16,7 @@ from raycrew.worker_groups._on_nodes.limits import MemoryLimits
 from raycrew.worker_groups._on_nodes.lookout import Lookout
 from raycrew.worker_groups._on_nodes.process_table import Process, kill, pid_namespace, runs
 from raycrew.worker_groups._on_nodes.sight import Ran, Sights
+from raycrew.worker_groups._on_nodes.stacks import stacks_of
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,21 @@ class Watch:
         if worker[3] != pid_namespace():
             return None
         return self._sights.record(Process(worker[0], worker[1]), worker[2], is_last=is_last)
+
+    async def report(self) -> list[tuple[int, int, dict[str, Any] | str]]:
+        """Process id, start and sight of each worker that this watch was told of; asked without marks."""
+        here, families = pid_namespace(), self._lookout.families
+        workers = [(*root, family.mark, here, 0) for root, family in families.items()]
+        return [(worker[0], worker[1], self._sight_or_why_not(worker)) for worker in workers]
+
+    async def stacks(
+        self, processes: Sequence[tuple[int, int]], timeout_s: float
+    ) -> list[tuple[str, str] | None]:
+        """The stacks of workers' threads and what told them, or why not; None of those it does not know."""
+        known = [self._lookout.families.get(Process(*process)) for process in processes]
+        asked = [stacks_of(family.root, family.mark, timeout_s) for family in known if family is not None]
+        found = iter(await asyncio.gather(*asked))
+        return [None if family is None else next(found) for family in known]
 
     def _sight_or_why_not(self, worker: Told) -> dict[str, Any] | str:
         if worker[3] != pid_namespace():

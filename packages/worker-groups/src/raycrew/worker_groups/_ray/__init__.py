@@ -9,6 +9,14 @@ from raycrew.worker_groups._ray.actors import (
     request_exit,
     start_actor,
 )
+from raycrew.worker_groups._ray.bulletin import (
+    ActorName,
+    drop_record,
+    find_actors,
+    named_actors,
+    put_record,
+    records,
+)
 from raycrew.worker_groups._ray.compat import (
     assigned_accelerators,
     call_cancelled,
@@ -38,6 +46,7 @@ from raycrew.worker_groups._ray.sessions import (
 )
 
 __all__ = [
+    "ActorName",
     "ActorState",
     "actor_states",
     "assigned_accelerators",
@@ -49,8 +58,10 @@ __all__ = [
     "claim_cpus",
     "connection",
     "current_session",
+    "drop_record",
     "end_actors",
     "find_actor",
+    "find_actors",
     "give_back",
     "is_alive_node",
     "is_behind_proxy",
@@ -58,10 +69,13 @@ __all__ = [
     "is_granted",
     "is_stored",
     "may_come_back",
+    "named_actors",
     "node_cpus",
     "own_call_id",
     "own_namespace",
     "own_node",
+    "put_record",
+    "records",
     "request_exit",
     "run_on_node",
     "runs_in_order",

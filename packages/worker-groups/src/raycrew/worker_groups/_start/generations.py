@@ -96,7 +96,9 @@ class _Succession(Launch):
         spare_port: Any = here[0].spare_port
         if 0 in told:
             spare_port = None if self._has_hook(started.info) else told[0]
-        return Started(handles, ranks, here, order, started.info, options, self.report, spare_port), told
+        names = [self.names.get(p, name) for p, name in zip(order, started.names, strict=True)]
+        info, report = started.info, self.report
+        return Started(handles, ranks, here, order, info, options, report, spare_port, names), told
 
     def _tell_places(self, info: ClassInfo, handles: Sequence[Any]) -> dict[int, Any]:
         if not self._has_hook(info):

@@ -4,7 +4,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import ray
@@ -71,6 +71,8 @@ class Started:
     report: StartupReport
     #: Where the next generation meets if rank 0 lives: a port, or a call of rank 0's that says so, or None.
     spare_port: Any = 0
+    #: Names of the actors.
+    names: list[str] = field(default_factory=list)
 
 
 def start_group(
@@ -129,6 +131,7 @@ class Launch:
         self.on_end = on_end
         self.session = current_session()
         self.handles: dict[int, Handle] = {}
+        self.names: dict[int, str] = {}
         self.located: dict[int, WorkerFacts] = {}
 
     def run(self) -> Started:
@@ -155,7 +158,8 @@ class Launch:
             self._end()
             raise
         self._note_phases(order, facts, timings)
-        return Started(handles, ranks, here, order, info, options, self.report, here[0].spare_port)
+        names = [self.names[position] for position in order]
+        return Started(handles, ranks, here, order, info, options, self.report, here[0].spare_port, names)
 
     def _options(self, info: ClassInfo, position: int, python: str | None) -> WorkerOptions:
         options = merge_options(
@@ -186,7 +190,7 @@ class Launch:
         for position in self.positions:
             self.go_on()  # else a worker may come to a bundle that was given back meanwhile
             worker = options[position]
-            name = f"{self.aliases[position]}-{suffix}"
+            self.names[position] = name = f"{self.aliases[position]}-{suffix}"
             actor = {k: v for k, v in worker.actor.items() if k != "concurrency_groups"}
             # max_restarts=0: Ray would restart a worker with its old rank on another device.
             actor |= {"name": name, "max_restarts": 0}

@@ -17,7 +17,7 @@ import psutil
 import ray
 
 from raycrew.cluster_core import DEFAULT_POLICY, PortLease, bind_device, lease_ports
-from raycrew.worker_groups._on_nodes import mark_own_process, own_process, pid_namespace
+from raycrew.worker_groups._on_nodes import mark_own_process, offer_stacks, own_process, pid_namespace
 from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, rank_environment
 from raycrew.worker_groups._ray import assigned_accelerators, call_cancelled, own_call_id, own_node
 from raycrew.worker_groups._worker.hearing import HOOK, Hearing
@@ -98,6 +98,15 @@ def current_worker() -> CurrentWorker:
 
     Raises:
         WorkerGroupError: This process is not a worker of a group.
+
+    Examples:
+        >>> class Where:
+        ...     def where(self) -> str:
+        ...         worker = current_worker()
+        ...         return f"{worker.rank} of {worker.world_size}"
+        >>> with RayWorkerGroup(cluster, Where) as group:
+        ...     group.call(Where.where).get_results()
+        ['0 of 2', '1 of 2']
     """
     here = _context_worker.get()
     if here is not None:
@@ -143,6 +152,7 @@ class Shell:
         self._raycrew_device = device.environment
         process, mark = own_process(), mark_own_process()
         start_heart(mark, own_call_id)
+        offer_stacks(mark)
         self._raycrew_meeting = MeetingPorts(port_range)
         self._raycrew_lease = lease_ports(n_ports, port_range=port_range) if n_ports else None
         master_port, spare_port = self._raycrew_meeting.ports

@@ -30,6 +30,14 @@ class LoadBalancer(Workload):
 
     Raises:
         ValueError: No strategy has that name, or one that needs reports was given no `usage`.
+
+    Examples:
+        >>> class Upper:
+        ...     def upper(self, text: str) -> str:
+        ...         return text.upper()
+        >>> with RayWorkerGroup(cluster, Upper, enable_load_balancing=True) as group:
+        ...     print(list(group.balancer.map(Upper.upper, ["a", "b", "c"])))
+        ['A', 'B', 'C']
     """
 
     def __init__(

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, overload
 from rich.progress import Progress
 
 from raycrew.worker_groups._calls import Results
+from raycrew.worker_groups.fan_out._ahead import have_ready
 from raycrew.worker_groups.fan_out._batches import BatchSizer
 from raycrew.worker_groups.fan_out._outcomes import (
     FanOutError,
@@ -55,6 +56,7 @@ def fan_out(
     retries: int = ...,
     initializer: Callable[[], object] | None = ...,
     on_error: Literal["raise"] = ...,
+    warm: bool = ...,
     progress: bool | Progress = ...,
 ) -> list[R]: ...
 
@@ -71,6 +73,7 @@ def fan_out(
     retries: int = ...,
     initializer: Callable[[], object] | None = ...,
     on_error: Literal["return"],
+    warm: bool = ...,
     progress: bool | Progress = ...,
 ) -> list[R | ItemError]: ...
 
@@ -86,15 +89,17 @@ def fan_out(
     retries: int = 0,
     initializer: Callable[[], object] | None = None,
     on_error: Literal["raise", "return"] = "raise",
+    warm: bool = False,
     progress: bool | Progress = True,
 ) -> list[Any]:
     """Run a function on every item, spread over the cluster; the results come in the order of the items.
 
     The first call starts the pool; it stays warm for the next ones until `close_fan_out` or the end of the
-    driver. The function may be a lambda or a closure; it runs in a process that is not a Ray worker, so it
-    can't call Ray. It finds in its environment, as workers of groups do, what `init_ray(secrets=…)` was given
-    in this process, and every variable of this process that the connection's policy allows and that holds
-    credentials.
+    driver. `fan_out(fn, [], warm=True)` asks for it ahead, and returns at once.
+
+    The function may be a lambda or a closure; it runs in a process that is not a Ray worker, so it can't call
+    Ray. It finds in its environment, as workers of groups do, what `init_ray(secrets=…)` was given in this
+    process, and every variable of this one that the connection's policy allows and that holds credentials.
 
     An item begins where the one before it began: its working directory and those variables are put back, and
     every process that it started is ended, daemons too. What is to last for many items belongs into
@@ -115,6 +120,9 @@ def fan_out(
             globals of its module, or in variables that it shares with `fn`, `fn` finds: a model is loaded
             once, rather than sent in a closure. Processes that it starts live on. With `timeout_s` it may
             take half an hour, or `timeout_s` if that is more.
+        warm: Without items: have processes start on all nodes, as many as would work now, load `fn` and run
+            `initializer` there, and wait for none of it. Later calls find them, or wait for the rest; what
+            fails there fails again in these. No CPU is claimed meanwhile.
         on_error: `raise` a `FanOutError` after all items have run, or `return` an `ItemError` in each failed
             item's place.
         progress: A bar on the terminal for calls longer than a second; or a rich display to add one to.
@@ -128,9 +136,18 @@ def fan_out(
             or its initializer failed. No further item runs.
         TypeError: `fn` or `initializer` can't be pickled, or an argument is of the wrong type.
         ValueError: An argument is out of its range, or a secret can't be a variable.
+
+    Examples:
+        >>> fan_out(math.sqrt, [1.0, 4.0, 9.0])
+        [1.0, 2.0, 3.0]
+        >>> one, two = fan_out(math.sqrt, [-1.0, 4.0], on_error="return")
+        >>> type(one).__name__, two
+        ('ItemError', 2.0)
     """
     if on_error not in ("raise", "return"):
         raise ValueError(f"on_error must be 'raise' or 'return', not {on_error!r}")
+    if warm:
+        _check_no_items(items)
     outcomes = fan_out_as_completed(
         fn,
         items,
@@ -142,6 +159,9 @@ def fan_out(
         initializer=initializer,
         progress=progress,
     )
+    if warm:
+        have_ready(_pickled(fn, initializer), max_workers, timeout_s)
+        return []
     ended = sorted(outcomes, key=lambda outcome: outcome.index)
     failures = [outcome.error for outcome in ended if outcome.error is not None]
     if failures and on_error == "raise":
@@ -185,6 +205,11 @@ def fan_out_as_completed(
         FunctionLoadError: See `fan_out`; raised while iterating.
         TypeError: See `fan_out`; raised at once.
         ValueError: See `fan_out`; raised at once.
+
+    Examples:
+        >>> for outcome in fan_out_as_completed(math.sqrt, [16.0]):
+        ...     print(outcome.index, outcome.ok, outcome.value)
+        0 True 4.0
     """
     _check_function("fn", fn)
     if initializer is not None:
@@ -229,6 +254,11 @@ def _outcomes(
             yield outcome
         if sizer.estimate_s is not None:
             pool.item_seconds[function.name] = sizer.estimate_s
+
+
+def _check_no_items(items: object) -> None:
+    if not isinstance(items, Sized) or len(items):
+        raise ValueError("warm=True asks for the pool ahead and runs no items: give it an empty list of them")
 
 
 def _pickled(fn: Callable[[Any], Any], initializer: Callable[[], object] | None) -> Function:

@@ -121,6 +121,17 @@ class Pool:
                 if self._active == 0:
                     self._release()
 
+    def ahead(self, limit: int | None) -> list[tuple[Member, int]]:
+        """The hosts that a call would use now, each with the number of its processes; nothing is claimed.
+
+        Raises:
+            WorkerGroupClosedError: The pool was closed meanwhile, or its connection to Ray has ended.
+        """
+        with self._lock:
+            self.check_open()
+            slots = share_out(_ray.node_cpus(), limit).slots
+            return [(self.member(node_id), n) for node_id, n in slots.items()]
+
     def look_again(self) -> None:
         """Claim CPUs that were not free at first, or say once that even after Ray's own delays none is."""
         with self._lock:

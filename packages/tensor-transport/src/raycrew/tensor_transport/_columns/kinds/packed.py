@@ -37,6 +37,11 @@ class PackedTensor:
     Raises:
         ValueError: Tensors that could not be joined: dtypes, devices or other dimensions differ; or
             `dim_to_pack` is no integer.
+
+    Examples:
+        >>> images = PackedTensor([torch.zeros(3, 2), None, torch.ones(1, 2)])  # patches of each sample
+        >>> images.lengths, images.as_tensor().shape
+        ([3, 0, 1], torch.Size([4, 2]))
     """
 
     def __init__(self, tensors: torch.Tensor | Sequence[PackedRow], dim_to_pack: int = 0) -> None:

@@ -52,6 +52,17 @@ class MultiWorkerFuture(Endings, Awaited[J], Generic[R, J]):
         group_name: Name of the group.
         is_stream: Whether each call is a generator that yields as it goes.
         in_order: Whether the workers run their calls one after the other.
+
+    Examples:
+        >>> class Squares:
+        ...     def square(self, x: int) -> int:
+        ...         return x * x
+        >>> with RayWorkerGroup(cluster, Squares) as group:
+        ...     future = group.call(Squares.square, 7)
+        ...     print(future.get_results(timeout=60), future.done())
+        ...     print(sorted(future.as_completed()), future.called_workers)
+        [49, 49] True
+        [(0, 49), (1, 49)] [0, 1]
     """
 
     def __init__(

@@ -31,6 +31,15 @@ class GroupHandle(GroupCalls):
     alive. While the group gets a new generation, a call on a survivor runs in the old one, or after its
     `on_generation`. In another process than the group's, a worker that was ended for its `memory_limit` is
     told by a plain `WorkerFailureError`.
+
+    Examples:
+        >>> class Namer:
+        ...     def name(self) -> str:
+        ...         return f"rank {current_worker().rank}"
+        >>> with RayWorkerGroup(cluster, Namer) as group:
+        ...     handle = group.handle()  # to be passed to any task or actor
+        ...     print(handle.world_size, handle.call(Namer.name).get_results())
+        2 ['rank 0', 'rank 1']
     """
 
     def __init__(self, route: Route) -> None:

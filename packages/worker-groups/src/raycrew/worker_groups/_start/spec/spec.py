@@ -30,6 +30,17 @@ class RayWorkerBuilder:
 
     Raises:
         TypeError: `worker` is none of these.
+
+    Examples:
+        >>> class Echo:
+        ...     def __init__(self, word: str, times: int = 1) -> None:
+        ...         self.said = " ".join([word] * times)
+        ...
+        ...     def say(self) -> str:
+        ...         return self.said
+        >>> with RayWorkerGroup(cluster, RayWorkerBuilder(Echo, "hey", times=2)) as group:
+        ...     group.call(Echo.say).get_results()
+        ['hey hey', 'hey hey']
     """
 
     def __init__(self, worker: Any, /, *args: Any, **kwargs: Any) -> None:

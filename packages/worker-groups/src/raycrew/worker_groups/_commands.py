@@ -1,0 +1,121 @@
+"""What the command line does; each command returns what it found and an exit code."""
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ray.exceptions import GetTimeoutError
+from rich import filesize
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from raycrew.cluster_core.commands import Outcome
+from raycrew.worker_groups._roster import GroupSight, RankSight, look, take_stacks
+
+_WRONG = {"dead", "stopped", "silent", "unanswered"}
+_STYLES = {"ready": "green", "busy": "cyan", "alive": "", "unanswered": "yellow"}
+_BY: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
+    "rank": lambda rank: rank["rank"],
+    "cpu": lambda rank: -(rank["cpu"] or 0.0),
+    "memory": lambda rank: -(rank["private_bytes"] or 0),
+}
+ORDERS = tuple(_BY)
+
+
+def report(timeout_s: float) -> list[dict[str, Any]]:
+    """All groups of the cluster, for commands of other packages."""
+    return [group.as_dict() for group in look(timeout_s)]
+
+
+def run_groups(options: argparse.Namespace) -> Outcome:
+    """All groups, with what each rank is up to and uses."""
+    return _found(look(options.timeout, options.group), options.sort)
+
+
+def _found(groups: Sequence[GroupSight], order: str) -> Outcome:
+    is_wrong = any(rank.state in _WRONG for group in groups for rank in group.ranks)
+    return Outcome([group.as_dict() for group in groups], _shown(groups, order), int(is_wrong))
+
+
+def _shown(groups: Sequence[GroupSight], order: str) -> RenderableType:
+    if not groups:
+        return Text("no worker groups")
+    return Group(*(_table(group, order) for group in groups))
+
+
+def _table(group: GroupSight, order: str) -> Table:
+    states = ", ".join(f"{count} {state}" for state, count in group.counts.items())
+    title = f"{group.record.name}: {len(group.ranks)} ranks ({states})"
+    generation = group.record.generation
+    table = Table(title=Text(f"{title}, generation {generation}" if generation else title))
+    for column in ("rank", "state", "in", "for", "cores", "memory", "devices'", "pid", "node", "on"):
+        table.add_column(column, justify="left" if column in ("state", "in", "node", "on") else "right")
+    for rank in sorted(group.ranks, key=lambda one: (_BY[order](one.as_dict()), one.worker.rank)):
+        table.add_row(*_cells(rank))
+    return table
+
+
+def _cells(rank: RankSight) -> list[Text]:
+    told, worker = rank.as_dict(), rank.worker
+    state = Text(rank.state, style=_STYLES.get(rank.state, "bold red"))
+    if rank.note:
+        state.append(f" ({rank.note})", style="dim")
+    running_s, cpu = told["running_s"], told["cpu"]
+    cells = [
+        told["method"] or "",
+        "" if running_s is None else f"{running_s:.0f} s",
+        "" if cpu is None else f"{cpu:.1f}",
+        _size(told["private_bytes"]),
+        _size(told["device_bytes"]),
+        str(worker.pid),
+        f"{worker.node_address} ({worker.node_id[:8]})",
+        f"#{worker.bundle_index} {worker.device}",
+    ]
+    return [Text(str(worker.rank)), state, *map(Text, cells)]
+
+
+def _size(n_bytes: int | None) -> str:
+    return "" if n_bytes is None else filesize.decimal(n_bytes)
+
+
+def run_top(
+    options: argparse.Namespace,
+    console: Console | None = None,
+    pause: Callable[[float], object] = time.sleep,
+) -> Outcome:
+    """The same again and again on a terminal, until Ctrl-C; once where there is none."""
+    screen = console or Console()
+    if options.json or not screen.is_terminal:
+        return run_groups(options)
+    outcome = Outcome([], Text("no look was taken"))
+    with Live(console=screen, screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                try:
+                    outcome = run_groups(options)
+                    shown = outcome.shown
+                except GetTimeoutError as error:  # it may answer again
+                    shown = Group(outcome.shown, Text(str(error), style="bold red"))
+                live.update(shown, refresh=True)
+                pause(options.interval)
+        except KeyboardInterrupt:
+            pass  # how it is ended
+    return outcome
+
+
+def run_stacks(options: argparse.Namespace) -> Outcome:
+    """The stacks of all threads of all ranks."""
+    found = take_stacks(options.timeout, options.group, options.rank)
+    shown: list[Text] = [] if found else [Text("no worker groups")]
+    for one in found:
+        worker = one.worker
+        where = f"pid {worker.pid} on {worker.node_address} ({worker.node_id[:8]})"
+        head = f"{one.group} rank {worker.rank} ({where})"
+        if one.note:
+            shown.append(Text(f"{head}: {one.note}\n", style="yellow"))
+        else:
+            shown.append(Text.assemble((f"{head}, by {one.told_by}\n", "bold"), one.text, "\n"))
+    return Outcome([one.as_dict() for one in found], Text("\n").join(shown), int(any(o.note for o in found)))

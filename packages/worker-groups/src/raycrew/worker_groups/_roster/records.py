@@ -1,0 +1,92 @@
+"""What a group tells everybody of itself, as JSON: who its ranks are and where, and no secrets; pure."""
+
+import json
+from collections.abc import Set
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """One rank.
+
+    Attributes:
+        rank: Its rank.
+        actor: Name of its actor.
+        node_id: Ray node id.
+        node_address: IP address of the node.
+        pid: Process id on the node.
+        started: When the process was started, in clock ticks since the node's boot.
+        bundle_index: Its bundle in the group's cluster.
+        device: What it computes on, as in "cuda:3".
+        tied_group: Its tied group, where ranks are tied.
+        placement_group: Ray's id of the placement group that it is in; empty where it is in none.
+        placement_bundle: Its bundle's place in that.
+    """
+
+    rank: int
+    actor: str
+    node_id: str
+    node_address: str
+    pid: int
+    started: int
+    bundle_index: int
+    device: str = "cpu"
+    tied_group: int | None = None
+    placement_group: str = ""
+    placement_bundle: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """One group in one generation.
+
+    Attributes:
+        name: Name of the group.
+        worker_class: Fully qualified name of its workers' class.
+        namespace: The namespace that names of its actors are in.
+        owner: Whose watches know its workers.
+        generation: Grows with every restart.
+        workers: In rank order.
+    """
+
+    name: str
+    worker_class: str
+    namespace: str
+    owner: str
+    generation: int
+    workers: tuple[WorkerRecord, ...]
+
+    def as_text(self) -> str:
+        """As it is left to be read."""
+        return json.dumps({"version": _VERSION, **asdict(self)})
+
+    def is_left_over(self, living: Set[tuple[str, str]], watch: str) -> bool:
+        """Whether nothing lives of this group: its driver was killed, say, and its actors with it.
+
+        Args:
+            living: Namespaces and names of all actors that live.
+            watch: How names of its owner's watches begin.
+        """
+        if any((self.namespace, worker.actor) in living for worker in self.workers):
+            return False
+        return not any(name.startswith(watch) for _, name in living)
+
+
+def record_of(text: str) -> GroupRecord | None:
+    """The record that a text is of; None if it is none, or one of another version of this package."""
+    try:
+        entry = json.loads(text)
+        if entry.pop("version") != _VERSION:
+            return None
+        workers = tuple(WorkerRecord(**_known(WorkerRecord, worker)) for worker in entry.pop("workers"))
+        return GroupRecord(**_known(GroupRecord, entry), workers=workers)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _known(kind: type, entry: dict[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in entry.items() if name in names}

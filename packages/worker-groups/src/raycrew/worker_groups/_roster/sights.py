@@ -1,0 +1,151 @@
+"""What is seen of the ranks of a group, joined from its record, Ray's word and its nodes' watches; pure."""
+
+from collections import Counter
+from collections.abc import Mapping, Set
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from raycrew.worker_groups._health import MISSED_S, Seen
+from raycrew.worker_groups._roster.records import GroupRecord, WorkerRecord
+
+#: "alive": its process is there, and what it is at can't be told. "unanswered": its node does not tell.
+RankState = Literal["ready", "busy", "stopped", "silent", "alive", "dead", "unanswered"]
+
+#: Node, process id and start: one process of the whole cluster.
+ProcessKey = tuple[str, int, int]
+
+STATES: tuple[RankState, ...] = ("ready", "busy", "stopped", "silent", "alive", "dead", "unanswered")
+
+
+@dataclass(frozen=True, slots=True)
+class RankSight:
+    """One rank as it is seen.
+
+    Attributes:
+        worker: Who it is.
+        state: What it is up to.
+        seen: What its node's watch tells of it.
+        note: Why that is not known, where it is not.
+    """
+
+    worker: WorkerRecord
+    state: RankState
+    seen: Seen | None = None
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs; what is not known is None."""
+        seen = self.seen or Seen(is_alive=False)
+        call = min(seen.calls, key=lambda each: each.sequence, default=None)
+        return {
+            **asdict(self.worker),
+            "state": self.state,
+            "note": self.note,
+            "method": None if call is None else call.method,
+            "running_s": None if call is None else call.running_s,
+            "silent_s": None if call is None else call.silent_s,
+            "cpu": seen.cpu,
+            "private_bytes": seen.private_bytes,
+            "resident_bytes": seen.resident_bytes,
+            "device_bytes": seen.device_bytes,
+            "n_processes": seen.n_processes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSight:
+    """One group as it is seen.
+
+    Attributes:
+        record: What it tells of itself.
+        ranks: In rank order.
+    """
+
+    record: GroupRecord
+    ranks: tuple[RankSight, ...]
+
+    @property
+    def counts(self) -> dict[RankState, int]:
+        """How many ranks are in each state that any is in."""
+        counted = Counter(rank.state for rank in self.ranks)
+        return {state: counted[state] for state in STATES if counted[state]}
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs."""
+        record = self.record
+        return {
+            "name": record.name,
+            "worker_class": record.worker_class,
+            "namespace": record.namespace,
+            "generation": record.generation,
+            "states": dict(self.counts),
+            "workers": [rank.as_dict() for rank in self.ranks],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """The stacks of one rank.
+
+    Attributes:
+        group: Name of its group.
+        worker: Who it is.
+        text: The stacks of all its threads; empty where there are none.
+        told_by: Which program told them.
+        note: Why there are none.
+    """
+
+    group: str
+    worker: WorkerRecord
+    text: str = ""
+    told_by: str = ""
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs."""
+        told = {"text": self.text, "told_by": self.told_by, "note": self.note}
+        return {"group": self.group, **asdict(self.worker), **told}
+
+
+def key_of(worker: WorkerRecord) -> ProcessKey:
+    """Which process a rank is."""
+    return worker.node_id, worker.pid, worker.started
+
+
+def group_sight(
+    record: GroupRecord,
+    living: Set[tuple[str, str]],
+    reports: Mapping[ProcessKey, Seen | str],
+    silent: Mapping[str, str],
+) -> GroupSight:
+    """A group as it is seen.
+
+    Args:
+        record: What it tells of itself.
+        living: Namespaces and names of all actors that live.
+        reports: What watches tell of each process, or why they can't.
+        silent: By node, why no watch there has told anything.
+    """
+    ranks = []
+    for worker in record.workers:
+        told = reports.get(key_of(worker))
+        if isinstance(told, Seen):
+            ranks.append(RankSight(worker, _state(told), told))
+        elif (record.namespace, worker.actor) not in living:
+            ranks.append(RankSight(worker, "dead"))
+        else:
+            note = told or silent.get(worker.node_id, "no watch on its node knows it")
+            ranks.append(RankSight(worker, "unanswered", note=note))
+    return GroupSight(record, tuple(ranks))
+
+
+def _state(seen: Seen) -> RankState:
+    if not seen.is_alive:
+        return "dead"
+    if seen.is_stopped:
+        return "stopped"
+    if not seen.is_told:
+        return "alive"
+    if seen.beat_age_s is not None and seen.beat_age_s > MISSED_S:
+        return "silent"
+    return "busy" if seen.calls else "ready"

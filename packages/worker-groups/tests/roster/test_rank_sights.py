@@ -1,0 +1,71 @@
+"""What is seen of ranks, from records, Ray's word and what watches tell."""
+
+import json
+
+import pytest
+from test_records import RECORD, WORKERS
+
+from raycrew.worker_groups._health import RunningCall, Seen
+from raycrew.worker_groups._roster.sights import GroupSight, group_sight, key_of
+
+LIVING = {(RECORD.namespace, worker.actor) for worker in WORKERS}
+CALL = RunningCall("train", 7, 10.0, 2.0)
+
+
+def seen(**known):
+    return Seen(**{"is_alive": True, "is_told": True, "beat_age_s": 0.3, **known})
+
+
+def sight(told, living=LIVING, silent=None) -> GroupSight:
+    reports = {key_of(WORKERS[0]): told} if told is not None else {}
+    return group_sight(RECORD, living, {**reports, key_of(WORKERS[1]): seen()}, silent or {})
+
+
+@pytest.mark.parametrize(
+    ("told", "state"),
+    [
+        (seen(), "ready"),
+        (seen(calls=(CALL,)), "busy"),
+        (seen(calls=(CALL,), is_stopped=True), "stopped"),
+        (seen(calls=(CALL,), beat_age_s=2.5), "silent"),
+        (seen(beat_age_s=1.5), "ready"),
+        (seen(is_told=False), "alive"),
+        (Seen(is_alive=False, calls=(CALL,)), "dead"),
+        ("its process id is of another namespace", "unanswered"),
+        (None, "unanswered"),
+    ],
+)
+def test_states(told, state):
+    found = sight(told)
+    assert [rank.state for rank in found.ranks] == [state, "ready"]
+    assert found.counts == ({state: 1, "ready": 1} if state != "ready" else {"ready": 2})
+
+
+def test_a_process_that_nobody_tells_of_is_dead_once_its_actor_is():
+    gone = LIVING - {(RECORD.namespace, WORKERS[0].actor)}
+    assert sight(None, gone).ranks[0].state == "dead"
+    assert sight("can't be looked at", gone).ranks[0].state == "dead"
+
+
+def test_why_nothing_is_known_is_told():
+    assert "did not answer" in sight(None, silent={"node0": "its node did not answer"}).ranks[0].note
+    assert "no watch" in sight(None).ranks[0].note
+    assert sight("other namespace", silent={"node0": "late"}).ranks[0].note == "other namespace"
+    assert sight(seen()).ranks[0].note == ""
+
+
+def test_a_later_process_of_the_number_is_another():
+    other = {("node0", 11, 101): seen(), ("node1", 11, 100): seen()}
+    assert group_sight(RECORD, LIVING, other, {}).ranks[0].state == "unanswered"
+
+
+def test_what_programs_get():
+    late = RunningCall("later", 8, 1.0, 1.0)
+    told = sight(seen(calls=(late, CALL), private_bytes=5, device_bytes=6, cpu=1.5, n_processes=2)).as_dict()
+    assert json.loads(json.dumps(told)) == told
+    assert (told["name"], told["generation"], told["states"]) == ("policy", 2, {"ready": 1, "busy": 1})
+    first, second = told["workers"]
+    assert (first["method"], first["running_s"], first["silent_s"]) == ("train", 10.0, 2.0)
+    assert (first["private_bytes"], first["device_bytes"], first["cpu"]) == (5, 6, 1.5)
+    assert (first["placement_group"], first["tied_group"], first["device"]) == ("pg", 0, "cuda:3")
+    assert second["method"] is None and second["private_bytes"] is None

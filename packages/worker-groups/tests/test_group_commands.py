@@ -1,0 +1,190 @@
+"""`raycrew groups`, `top` and `stacks`, and what `status` and `grid` tell of groups."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from patience import PATIENCE_S, eventually
+from rich.console import Console
+from workers import Patient
+
+from raycrew.cluster_core.__main__ import main as raycrew
+from raycrew.worker_groups import RayWorkerGroup, _commands
+from raycrew.worker_groups.__main__ import groups, main, stacks, top
+
+PACKAGE = Path(__file__).parents[1]
+SECRET = "hush-7f3a"
+
+
+def told(capsys, command, *arguments):
+    code = command([*arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out.splitlines()[-1])  # Ray may tell of the dead before
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """This package's entry points, as if it were installed as it is now."""
+    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
+    info = tmp_path / "site" / "raycrew_worker_groups-0.1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: raycrew-worker-groups\nVersion: 0.1.0\n")
+    lines = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(info.parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+
+
+def elsewhere(*arguments):
+    """A command in a process of its own, which is another driver."""
+    address = ray.get_runtime_context().gcs_address
+    done = subprocess.run(
+        [sys.executable, "-m", "raycrew.cluster_core", *arguments, "--address", address, "--json"],
+        capture_output=True, text=True, timeout=4 * PATIENCE_S,
+    )  # fmt: skip
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_groups_are_told_of_to_other_drivers(cluster, installed, tmp_path, capsys, monkeypatch):
+    gate = tmp_path / "gate"
+    monkeypatch.setenv("API_KEY", SECRET)
+    assert told(capsys, groups) == (0, [])
+    with RayWorkerGroup(
+        cluster, Patient, name_prefix="pol[i]cy", secrets=["API_KEY"], env_vars={"MODE": SECRET}
+    ) as group:
+        pids = group.call("pid").get_results()
+        sitting = group.on(ranks=[0]).call("sit_until", str(gate))
+        eventually(lambda: group.get_worker_status(PATIENCE_S)[0].method == "sit_until", "it sits")
+        code, [other] = elsewhere("groups", "pol[i]cy", "--timeout", str(PATIENCE_S))
+        first, second = other["workers"]
+        assert (code, first["state"], first["method"], second["state"]) == (0, "busy", "sit_until", "ready")
+        assert [w["pid"] for w in other["workers"]] == pids
+        assert other["states"] == {"ready": 1, "busy": 1} and other["worker_class"] == "workers.Patient"
+        assert all(w["private_bytes"] > 2**20 for w in other["workers"])
+        assert [w["bundle_index"] for w in other["workers"]] == [0, 1]
+
+        code, status = told(capsys, raycrew, "status")
+        [listed] = status["worker_groups"]
+        assert (code, listed["name"], listed["states"]) == (0, "pol[i]cy", other["states"])
+        assert status["problems"] == []
+        code, [node] = told(capsys, raycrew, "grid")
+        seated = {w["rank"]: (w["group"], w["state"][:4]) for b in node["bundles"] for w in b["workers"]}
+        assert seated == {0: ("pol[i]cy", "busy"), 1: ("pol[i]cy", "read")}
+        monkeypatch.setenv("COLUMNS", "200")
+        assert raycrew(["status"]) == 0 and groups([]) == 0 and raycrew(["grid"]) == 0 and top([]) == 0
+        shown = capsys.readouterr().out
+        assert shown.count("pol[i]cy: 2 ranks (1 ready, 1 busy)") == 2
+        assert "1 ready, 1 busy" in shown and "sit_until" in shown and "pol[i]cy 0 busy" in shown
+        assert SECRET not in shown + json.dumps(other)
+
+        code, found = told(capsys, stacks, "--timeout", str(PATIENCE_S))
+        assert (code, [one["rank"] for one in found]) == (0, [0, 1])
+        assert "sit_until" in found[0]["text"] and "sit_until" not in found[1]["text"]
+        assert {one["told_by"] for one in found} <= {"py-spy", "faulthandler"}
+        assert main(["stacks", "--rank", "1"]) == 0
+        assert "pol[i]cy rank 1 (pid" in capsys.readouterr().out
+        assert told(capsys, groups, "policy")[1]["error"]["message"].endswith("there are: pol[i]cy")
+
+        gate.touch()
+        sitting.get_results(timeout=PATIENCE_S)
+        os.kill(pids[1], signal.SIGKILL)
+        eventually(lambda: told(capsys, groups)[1][0]["workers"][1]["state"] == "dead", "it is dead")
+        assert groups(["--json"]) == 1
+        capsys.readouterr()
+        group.restart_failed_workers()
+        code, [again] = told(capsys, groups)
+        assert (code, again["generation"]) == (0, 1)
+        assert again["workers"][1]["pid"] == group.call("pid").get_results()[1]
+    assert told(capsys, groups) == (0, [])
+    assert told(capsys, raycrew, "status")[1]["worker_groups"] == []
+
+
+@contextlib.contextmanager
+def stopped_watches():
+    """The processes that answer for a node's workers do nothing meanwhile."""
+    found = [p for p in psutil.process_iter(["cmdline"]) if "ray::Watch" in "".join(p.info["cmdline"] or [])]
+    mine = [watch for watch in found if watch.uids().real == os.getuid()]
+    assert mine
+    for watch in mine:
+        watch.suspend()
+    try:
+        yield
+    finally:
+        for watch in mine:
+            watch.resume()
+
+
+@pytest.mark.hostile
+def test_a_node_that_does_not_answer_is_not_waited_for(cluster, capsys):
+    with RayWorkerGroup(cluster, Patient, workers_per_node=1):
+        with stopped_watches():
+            code, [found] = told(capsys, groups, "--timeout", "1")
+            [worker] = found["workers"]
+            assert (code, worker["state"]) == (1, "unanswered")
+            assert "did not answer within 1 s" in worker["note"]
+            code, [found] = told(capsys, stacks, "--timeout", "1")
+            assert (code, found["text"]) == (1, "") and "did not answer" in found["note"]
+        eventually(lambda: told(capsys, groups)[0] == 0, "it answers again")
+
+
+DRIVER = """
+import sys
+from raycrew.cluster_core import RayVirtualCluster, init_ray
+from raycrew.worker_groups import RayWorkerGroup
+from workers import Patient
+init_ray(sys.argv[1])
+group = RayWorkerGroup(RayVirtualCluster([1], use_gpus=False), Patient, name_prefix="orphans")
+print("started", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.hostile
+def test_a_group_whose_driver_was_killed_is_not_told_of(local_ray, capsys):
+    address = ray.get_runtime_context().gcs_address
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as driver:
+        assert driver.stdout.readline() == "started\n"
+        [found] = told(capsys, groups)[1]
+        assert (found["name"], found["states"]) == ("orphans", {"ready": 1})
+        driver.kill()
+    eventually(lambda: told(capsys, groups) == (0, []), "nothing of it lives")
+
+
+def test_top_draws_again_until_it_is_interrupted(cluster):
+    shown, looks = io.StringIO(), []
+
+    def pause(seconds):
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    with RayWorkerGroup(cluster, Patient, name_prefix="policy"):
+        options = _commands.argparse.Namespace(json=False, timeout=5.0, group=[], sort="cpu", interval=0.5)
+        console = Console(file=shown, force_terminal=True, width=160, height=40)
+        outcome = _commands.run_top(options, console, pause)
+    assert looks == [0.5] * 3 and outcome.code == 0
+    assert shown.getvalue().count("policy: 2 ranks (2 ready)") == 3
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--timeout", "0"], ["--timeout", "inf"], ["--sort", "age"], ["--rank", "x"]]
+)
+@pytest.mark.smoke
+def test_bad_usage_is_refused(wrong, capsys):
+    command = stacks if "--rank" in wrong else groups
+    with pytest.raises(SystemExit) as end:
+        command([*wrong, "--json"])
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (end.value.code, error["type"]) == (2, "UsageError")
