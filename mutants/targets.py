@@ -136,7 +136,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_bytes/arenas": ("bytes/test_codec.py", "backends/test_shared_memory.py"),
         "_bytes/codec": ("bytes/test_codec.py",),
         "_bytes/folding": ("bytes/test_fold.py",),
-        "_columns/checksums": ("columns/test_iterating.py", "weights/update/test_checksum.py"),
+        "_columns/encoding/checksums": ("columns/test_iterating.py", "weights/update/test_checksum.py"),
         "_columns/encoding/frame": ("columns/operations/test_saving.py",),
         "_columns/iterating": ("columns/test_iterating.py",),
         "_columns/joining/columns": (*COLUMNS, "columns/joining/test_metadata.py"),
@@ -218,7 +218,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "fan_out/_observing": ON_RAY,
     },
     "tensor-transport": {
-        "_memory/machine": ON_PROCESSES,
+        "_bytes/shared/machine": ON_PROCESSES,
         "_ray/session": ON_RAY,
         "errors": WORDS,
         "process_groups/_forming": ON_PROCESSES,

@@ -8,7 +8,7 @@ import torch
 from processes import ProcessPeer
 
 from raycrew.tensor_transport import RTensor, ShardLostError, ShardRegistry, StaleHandleError, TransportError
-from raycrew.tensor_transport._memory.own_files import PREFIX
+from raycrew.tensor_transport._bytes.shared.own_files import PREFIX
 from raycrew.tensor_transport.backends.shared_memory import SharedMemoryBackend
 from raycrew.tensor_transport.errors import TransportClosedError
 from raycrew.tensor_transport.protocols import ShardBackend

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from raycrew.tensor_transport import RTensor, ShardRegistry, StaleHandleError, TransportError
-from raycrew.tensor_transport._memory.arena_files import Header
+from raycrew.tensor_transport._bytes.shared.arena_files import Header
 from raycrew.tensor_transport.backends.shared_memory import SharedMemoryBackend
 
 pytestmark = pytest.mark.hostile

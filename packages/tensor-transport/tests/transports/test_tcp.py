@@ -14,7 +14,7 @@ from processes import MakingPeer
 from raycrew.tensor_transport.errors import ShardLostError, StaleHandleError
 from raycrew.tensor_transport.testing import PullCase, check_transport, nothing_left
 from raycrew.tensor_transport.transports import TcpTransport
-from raycrew.tensor_transport.transports._sockets import wire as _wire
+from raycrew.tensor_transport.transports.tcp import wire as _wire
 
 MIB = 1 << 20
 

@@ -1,4 +1,4 @@
-"""Tensors and objects as plain bytes in few buffers, and back, without needless copies."""
+"""Tensors and objects as plain bytes in few buffers, also in memory that processes share, and back."""
 
 from raycrew.tensor_transport._bytes.arenas import Slot, arrange, locate
 from raycrew.tensor_transport._bytes.codec import Encoded, check_size, dump, finish, load, reduce_through
@@ -35,18 +35,45 @@ from raycrew.tensor_transport._bytes.safetensors import (
     parse_header,
 )
 from raycrew.tensor_transport._bytes.sections import in_sections
+from raycrew.tensor_transport._bytes.shared import (
+    NO_STEP,
+    SIZE,
+    STEP,
+    Arena,
+    ArenaReader,
+    ArenaSession,
+    Place,
+    Run,
+    Spot,
+    is_arena,
+    is_free,
+    machine_name,
+    memory_left,
+    named_errors,
+    read_arena,
+    remake_in_child,
+)
 from raycrew.tensor_transport._bytes.whole_files import write_whole
 
 __all__ = [
     "FOLD_BYTES",
+    "NO_STEP",
     "SAFETENSORS_DTYPES",
     "SECTION_BYTES",
+    "SIZE",
+    "STEP",
     "TORCH_DTYPES",
+    "Arena",
+    "ArenaReader",
+    "ArenaSession",
     "Encoded",
     "Entry",
     "Fold",
+    "Place",
+    "Run",
     "SectionFolds",
     "Slot",
+    "Spot",
     "arrange",
     "array_bytes",
     "array_over",
@@ -62,14 +89,21 @@ __all__ = [
     "has_plain_bytes",
     "header_length",
     "in_sections",
+    "is_arena",
+    "is_free",
     "is_plain",
     "load",
     "locate",
+    "machine_name",
+    "memory_left",
+    "named_errors",
     "parse_header",
     "parse_numpy_dtype",
     "parse_torch_dtype",
     "private_copy",
+    "read_arena",
     "reduce_through",
+    "remake_in_child",
     "tensor_bytes",
     "tensor_from",
     "tensor_over",

@@ -1,6 +1,6 @@
 """Columns of batches: their kinds, the checked table and its operations, joining, padding and frames."""
 
-from raycrew.tensor_transport._columns.checksums import row_checksums
+from raycrew.tensor_transport._columns.encoding import row_checksums
 from raycrew.tensor_transport._columns.iterating import BatchIterator
 from raycrew.tensor_transport._columns.joining import MetadataRule, MetadataRules
 from raycrew.tensor_transport._columns.kinds import PackedTensor, PadSide, RaggedTensor, check_pad_side

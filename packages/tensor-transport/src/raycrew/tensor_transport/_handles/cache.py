@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from raycrew.tensor_transport._memory import remake_in_child
+from raycrew.tensor_transport._bytes import remake_in_child
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Every call of Ray: over this process's connection only, and bounded where its control service answers."""
 
+from raycrew.tensor_transport._ray.addresses import address_for_others
 from raycrew.tensor_transport._ray.compat import moves_by_nixl
 from raycrew.tensor_transport._ray.nodes import (
     alive_node_ids,
@@ -36,6 +37,7 @@ from raycrew.tensor_transport._ray.session import Session, current_session
 __all__ = [
     "RayByteStore",
     "Session",
+    "address_for_others",
     "alive_node_ids",
     "call_actor",
     "call_on_node",

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 
-from raycrew.tensor_transport._memory import remake_in_child
+from raycrew.tensor_transport._bytes import remake_in_child
 from raycrew.tensor_transport._rows import StoreStats, TensorShardInfo
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from raycrew.tensor_transport._memory import remake_in_child
+from raycrew.tensor_transport._bytes import remake_in_child
 from raycrew.tensor_transport._rows import StoreStats
 
 K = TypeVar("K")

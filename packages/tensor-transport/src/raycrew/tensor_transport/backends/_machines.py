@@ -5,7 +5,7 @@ import threading
 import time
 
 from raycrew.tensor_transport import _ray
-from raycrew.tensor_transport._memory import remake_in_child
+from raycrew.tensor_transport._bytes import remake_in_child
 from raycrew.tensor_transport.errors import TransportTimeoutError
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from raycrew.tensor_transport import _ray
-from raycrew.tensor_transport._bytes import tensor_bytes, tensor_from
-from raycrew.tensor_transport._memory import (
+from raycrew.tensor_transport._bytes import (
     SIZE,
     Arena,
     Place,
@@ -25,6 +24,8 @@ from raycrew.tensor_transport._memory import (
     named_errors,
     read_arena,
     remake_in_child,
+    tensor_bytes,
+    tensor_from,
 )
 from raycrew.tensor_transport._rows import (
     ShardRead,

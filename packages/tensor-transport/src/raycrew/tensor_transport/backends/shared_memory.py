@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from raycrew.tensor_transport._bytes import tensor_bytes
-from raycrew.tensor_transport._memory import (
+from raycrew.tensor_transport._bytes import (
     NO_STEP,
     STEP,
     ArenaSession,
@@ -18,6 +17,7 @@ from raycrew.tensor_transport._memory import (
     is_arena,
     named_errors,
     read_arena,
+    tensor_bytes,
 )
 from raycrew.tensor_transport._rows import (
     ShardRead,

@@ -1,5 +1,6 @@
 """How bytes move between processes: pulled by their readers, or broadcast to a group."""
 
+from raycrew.tensor_transport._ray import address_for_others
 from raycrew.tensor_transport.transports._choosing import (
     Candidate,
     Choice,
@@ -22,7 +23,6 @@ from raycrew.tensor_transport.transports._interface import (
     Transfer,
     Transport,
 )
-from raycrew.tensor_transport.transports._sockets import address_for_others
 from raycrew.tensor_transport.transports.cuda_ipc import CudaIpcTransport
 from raycrew.tensor_transport.transports.nixl import NixlTransport
 from raycrew.tensor_transport.transports.object_store import ObjectStoreTransport

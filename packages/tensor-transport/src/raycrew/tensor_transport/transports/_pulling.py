@@ -19,9 +19,9 @@ from raycrew.tensor_transport._bytes import (
     copy_bytes,
     fold_in_sections,
     in_sections,
+    remake_in_child,
     tensor_bytes,
 )
-from raycrew.tensor_transport._memory import remake_in_child
 from raycrew.tensor_transport.errors import (
     DamagedBytesError,
     ShardLostError,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from raycrew.tensor_transport._memory import ArenaReader, ArenaSession, Run, Spot, is_arena, named_errors
+from raycrew.tensor_transport._bytes import ArenaReader, ArenaSession, Run, Spot, is_arena, named_errors
 from raycrew.tensor_transport.errors import ShardError
 from raycrew.tensor_transport.protocols import Bytes
 from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Guard, Offer

@@ -17,8 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from raycrew.tensor_transport._bytes import frame
-from raycrew.tensor_transport._memory import remake_in_child
+from raycrew.tensor_transport._bytes import frame, remake_in_child
 from raycrew.tensor_transport._rows import Rows, ShardRead, TensorShardInfo, dtype_name
 from raycrew.tensor_transport.backends._http.body import Body, read_header, read_tensors
 from raycrew.tensor_transport.backends._ledger import Ledger, LedgerStore

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
-from raycrew.tensor_transport._memory import remake_in_child
+from raycrew.tensor_transport._bytes import remake_in_child
 from raycrew.tensor_transport.backends._http.app import CHUNK_BYTES, check_answer
 from raycrew.tensor_transport.errors import (
     ShardLostError,

@@ -13,10 +13,10 @@ from typing import Any, Self, cast
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from raycrew.tensor_transport._memory import memory_left, remake_in_child
+from raycrew.tensor_transport._bytes import memory_left, remake_in_child
+from raycrew.tensor_transport._ray import address_for_others
 from raycrew.tensor_transport.backends._http.app import ShardStore, shard_app
 from raycrew.tensor_transport.errors import TransportError
-from raycrew.tensor_transport.transports import address_for_others
 
 _HEAD_BYTES = 64 << 10
 

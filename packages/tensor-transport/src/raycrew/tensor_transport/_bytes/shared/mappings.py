@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from raycrew.tensor_transport._bytes import private_copy, tensor_over
-from raycrew.tensor_transport._memory.arena_files import HEADER_BYTES, Header
-from raycrew.tensor_transport._memory.forks import remake_in_child
-from raycrew.tensor_transport._memory.own_files import try_lock
+from raycrew.tensor_transport._bytes.memory import private_copy, tensor_over
+from raycrew.tensor_transport._bytes.shared.arena_files import HEADER_BYTES, Header
+from raycrew.tensor_transport._bytes.shared.forks import remake_in_child
+from raycrew.tensor_transport._bytes.shared.own_files import try_lock
 from raycrew.tensor_transport._rows import ShardRead, stale
 from raycrew.tensor_transport.errors import TransportError, TransportTimeoutError
 

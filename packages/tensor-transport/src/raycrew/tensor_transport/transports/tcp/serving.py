@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from raycrew.tensor_transport.errors import TransportError
 from raycrew.tensor_transport.protocols import Bytes
-from raycrew.tensor_transport.transports._sockets.wire import (
+from raycrew.tensor_transport.transports.tcp.wire import (
     GONE,
     HERE,
     WRONG_SIZE,

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raycrew.tensor_transport._bytes import copy_bytes
-from raycrew.tensor_transport._memory.own_files import open_own, try_lock
+from raycrew.tensor_transport._bytes.memory import copy_bytes
+from raycrew.tensor_transport._bytes.shared.own_files import open_own, try_lock
 from raycrew.tensor_transport.errors import TransportError
 from raycrew.tensor_transport.protocols import Bytes
 

@@ -12,9 +12,9 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from raycrew.tensor_transport._memory.arena_files import HEADER_BYTES, RELEASED_IN, SIZE, Header
-from raycrew.tensor_transport._memory.forks import remake_in_child
-from raycrew.tensor_transport._memory.own_files import open_own, try_lock
+from raycrew.tensor_transport._bytes.shared.arena_files import HEADER_BYTES, RELEASED_IN, SIZE, Header
+from raycrew.tensor_transport._bytes.shared.forks import remake_in_child
+from raycrew.tensor_transport._bytes.shared.own_files import open_own, try_lock
 from raycrew.tensor_transport.errors import TransportTimeoutError
 from raycrew.tensor_transport.protocols import Bytes
 

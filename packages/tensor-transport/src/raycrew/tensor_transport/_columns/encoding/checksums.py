@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from raycrew.tensor_transport._columns.encoding import to_plain
+from raycrew.tensor_transport._columns.encoding.plain_objects import to_plain
 from raycrew.tensor_transport._columns.kinds import bare, kind_of, row_count
 from raycrew.tensor_transport.errors import BatchSchemaError, ShardError, UnsupportedTensorError
 from raycrew.tensor_transport.protocols import Bytes

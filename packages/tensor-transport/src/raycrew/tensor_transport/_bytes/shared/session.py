@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from raycrew.tensor_transport._memory.arena_files import (
+from raycrew.tensor_transport._bytes.shared.arena_files import (
     HEADER_BYTES,
     NO_STEP,
     SIZE,
@@ -19,8 +19,8 @@ from raycrew.tensor_transport._memory.arena_files import (
     Words,
     shared_header,
 )
-from raycrew.tensor_transport._memory.forks import remake_in_child
-from raycrew.tensor_transport._memory.own_files import (
+from raycrew.tensor_transport._bytes.shared.forks import remake_in_child
+from raycrew.tensor_transport._bytes.shared.own_files import (
     PREFIX,
     LockFile,
     arenas_of,

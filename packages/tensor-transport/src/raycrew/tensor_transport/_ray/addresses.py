@@ -2,7 +2,7 @@
 
 import socket
 
-from raycrew.tensor_transport import _ray
+from raycrew.tensor_transport._ray.nodes import node_address
 
 _ELSEWHERE = ("192.0.2.1", 9)  # An address for documentation: nothing is sent there.
 
@@ -11,7 +11,7 @@ def address_for_others(host: str) -> str:
     """Where others reach this machine, if a server listens on all addresses; else where it listens."""
     if host not in ("0.0.0.0", "::", ""):
         return host
-    if known := _ray.node_address():
+    if known := node_address():
         return known
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

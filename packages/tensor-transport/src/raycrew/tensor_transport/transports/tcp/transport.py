@@ -9,17 +9,17 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from raycrew.tensor_transport._ray import address_for_others
 from raycrew.tensor_transport.protocols import Bytes
 from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Guard, Offer
 from raycrew.tensor_transport.transports._pulling import Job, Puller, gone, lost, source_bytes
-from raycrew.tensor_transport.transports._sockets import (
+from raycrew.tensor_transport.transports.tcp.serving import Listener
+from raycrew.tensor_transport.transports.tcp.wire import (
     GONE,
     HERE,
     MAX_REQUESTS,
     HangupError,
-    Listener,
     Request,
-    address_for_others,
     fill,
     greet,
     packed,
