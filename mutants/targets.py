@@ -135,6 +135,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_rows/shards": ("rows", "test_rtensor.py"),
         "_bytes/arenas": ("bytes/test_codec.py", "backends/test_shared_memory.py"),
         "_bytes/codec": ("bytes/test_codec.py",),
+        "_bytes/gone": ("bytes/test_gone.py",),
         "_bytes/folding": ("bytes/test_fold.py",),
         "_columns/encoding/checksums": ("columns/test_iterating.py", "weights/update/test_checksum.py"),
         "_columns/encoding/frame": ("columns/operations/test_saving.py",),

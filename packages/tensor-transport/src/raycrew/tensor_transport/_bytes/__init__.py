@@ -10,6 +10,7 @@ from raycrew.tensor_transport._bytes.folding import (
     fold,
     fold_in_sections,
 )
+from raycrew.tensor_transport._bytes.gone import lost, stale
 from raycrew.tensor_transport._bytes.memory import (
     TORCH_DTYPES,
     array_bytes,
@@ -94,6 +95,7 @@ __all__ = [
     "is_plain",
     "load",
     "locate",
+    "lost",
     "machine_name",
     "memory_left",
     "named_errors",
@@ -104,6 +106,7 @@ __all__ = [
     "read_arena",
     "reduce_through",
     "remake_in_child",
+    "stale",
     "tensor_bytes",
     "tensor_from",
     "tensor_over",

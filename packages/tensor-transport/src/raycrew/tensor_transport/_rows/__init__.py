@@ -24,9 +24,7 @@ from raycrew.tensor_transport._rows.shards import (
     check_alike,
     common_columns,
     dtype_name,
-    lost,
     new_shard_id,
-    stale,
     total,
 )
 from raycrew.tensor_transport._rows.views import RowView, ShardRows
@@ -48,7 +46,6 @@ __all__ = [
     "inverse_permutation",
     "is_contiguous",
     "join_rows",
-    "lost",
     "new_shard_id",
     "normalize_rows",
     "padding_of_joined",
@@ -56,7 +53,6 @@ __all__ = [
     "refuse_special_array",
     "repeats",
     "row_numbers",
-    "stale",
     "total",
     "whole_number",
 ]

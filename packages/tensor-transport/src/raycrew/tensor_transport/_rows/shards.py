@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from raycrew.tensor_transport._rows.indexing import Rows
-from raycrew.tensor_transport.errors import ShardLostError, StaleHandleError
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,18 +173,6 @@ class StoreStats:
     released_shards: int = 0
     oldest_step: int | None = None
     leases: int = 0
-
-
-def lost(reads: Sequence[ShardRead], why: object) -> ShardLostError:
-    """The error of reads that one owner can't answer any more."""
-    shard = reads[0].shard
-    more = f" (and {len(reads) - 1} more)" if len(reads) > 1 else ""
-    return ShardLostError(f"{shard.name}{more} is lost: {why}", **shard.identity)
-
-
-def stale(shard: TensorShardInfo, why: str) -> StaleHandleError:
-    """The error of a handle on bytes that its owner has given up."""
-    return StaleHandleError(f"{shard.name} is gone: {why}", **shard.identity)
 
 
 def total(stats: Sequence[StoreStats]) -> StoreStats:

@@ -10,15 +10,13 @@ from urllib.parse import urlsplit
 
 import torch
 
-from raycrew.tensor_transport._bytes import frame, header_length, parse_header
+from raycrew.tensor_transport._bytes import frame, header_length, lost, parse_header, stale
 from raycrew.tensor_transport._rows import (
     ShardRead,
     StoreStats,
     TensorShardInfo,
     dtype_name,
-    lost,
     new_shard_id,
-    stale,
 )
 from raycrew.tensor_transport.backends._http import (
     HttpClient,

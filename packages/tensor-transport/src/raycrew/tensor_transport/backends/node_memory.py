@@ -19,11 +19,13 @@ from raycrew.tensor_transport._bytes import (
     Arena,
     Place,
     is_free,
+    lost,
     machine_name,
     memory_left,
     named_errors,
     read_arena,
     remake_in_child,
+    stale,
     tensor_bytes,
     tensor_from,
 )
@@ -32,9 +34,7 @@ from raycrew.tensor_transport._rows import (
     StoreStats,
     TensorShardInfo,
     dtype_name,
-    lost,
     new_shard_id,
-    stale,
 )
 from raycrew.tensor_transport.backends._machines import Machines
 from raycrew.tensor_transport.backends.ray_refs import RayRefBackend

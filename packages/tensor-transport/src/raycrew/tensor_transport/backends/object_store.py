@@ -9,15 +9,13 @@ from typing import Any, Self
 import torch
 
 from raycrew.tensor_transport import _ray
-from raycrew.tensor_transport._bytes import arrange, tensor_bytes
+from raycrew.tensor_transport._bytes import arrange, lost, stale, tensor_bytes
 from raycrew.tensor_transport._rows import (
     ShardRead,
     StoreStats,
     TensorShardInfo,
     dtype_name,
-    lost,
     new_shard_id,
-    stale,
     total,
 )
 from raycrew.tensor_transport.backends._ledger import LedgerStore

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from raycrew.tensor_transport import _ray
-from raycrew.tensor_transport._bytes import arrange, tensor_bytes, tensor_over, unlocked
-from raycrew.tensor_transport._rows import ShardRead, TensorShardInfo, dtype_name, lost, new_shard_id
+from raycrew.tensor_transport._bytes import arrange, lost, tensor_bytes, tensor_over, unlocked
+from raycrew.tensor_transport._rows import ShardRead, TensorShardInfo, dtype_name, new_shard_id
 from raycrew.tensor_transport.backends._carried import CarriedByHandles
 from raycrew.tensor_transport.errors import ShardLostError, TransportTimeoutError
 

@@ -17,6 +17,7 @@ from raycrew.tensor_transport._bytes import (
     is_arena,
     named_errors,
     read_arena,
+    stale,
     tensor_bytes,
 )
 from raycrew.tensor_transport._rows import (
@@ -25,7 +26,6 @@ from raycrew.tensor_transport._rows import (
     TensorShardInfo,
     dtype_name,
     new_shard_id,
-    stale,
 )
 from raycrew.tensor_transport.errors import ShardLostError, TransportError
 

@@ -16,11 +16,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from raycrew.tensor_transport._bytes.gone import stale
 from raycrew.tensor_transport._bytes.memory import private_copy, tensor_over
 from raycrew.tensor_transport._bytes.shared.arena_files import HEADER_BYTES, Header
 from raycrew.tensor_transport._bytes.shared.forks import remake_in_child
 from raycrew.tensor_transport._bytes.shared.own_files import try_lock
-from raycrew.tensor_transport._rows import ShardRead, stale
+from raycrew.tensor_transport._rows import ShardRead
 from raycrew.tensor_transport.errors import TransportError, TransportTimeoutError
 
 MAP_BYTES = 1 << 20
