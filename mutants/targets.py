@@ -162,6 +162,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "weights/_directory/ballots": DIRECTORY,
         "weights/_directory/freed": ("weights/directory/test_freed.py", *DIRECTORY),
         "weights/_directory/lineage": DIRECTORY,
+        "weights/_directory/publications": DIRECTORY,
         "weights/_directory/record": DIRECTORY,
         "weights/_directory/relay": DIRECTORY,
         "weights/_directory/shelf": DIRECTORY,

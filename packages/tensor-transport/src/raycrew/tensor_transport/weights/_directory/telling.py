@@ -15,7 +15,6 @@ from raycrew.tensor_transport.weights._update import (
     Bucket,
     BucketPlan,
     Stopwatch,
-    TensorEntry,
     WeightUpdate,
     release_scope,
     sealed,
@@ -45,15 +44,7 @@ class Teller(Protocol):
         """Wait until so many bytes may be put, of which at most a window is not fetched by all."""
         ...
 
-    def announce(
-        self,
-        version: int,
-        index: int,
-        bucket: Bucket,
-        entries: tuple[TensorEntry, ...] | None,
-        *,
-        is_only: bool,
-    ) -> None:
+    def announce(self, version: int, announced: Announced, *, is_only: bool) -> None:
         """A bucket was put; `is_only` where `finish` comes next, and no other one before or after."""
         ...
 
@@ -100,15 +91,7 @@ class LoneTeller:
     def make_room(self, version: int, size_bytes: int, window_bytes: int | None) -> None:
         pass
 
-    def announce(
-        self,
-        version: int,
-        index: int,
-        bucket: Bucket,
-        entries: tuple[TensorEntry, ...] | None,
-        *,
-        is_only: bool,
-    ) -> None:
+    def announce(self, version: int, announced: Announced, *, is_only: bool) -> None:
         pass
 
     def finish(
@@ -181,16 +164,7 @@ class DirectoryTeller:
             self._directory.wait(Record.credit, self._timeout_s, *asked)
             self._collect()
 
-    def announce(
-        self,
-        version: int,
-        index: int,
-        bucket: Bucket,
-        entries: tuple[TensorEntry, ...] | None,
-        *,
-        is_only: bool,
-    ) -> None:
-        announced = Announced(self._part, index, bucket, entries)
+    def announce(self, version: int, announced: Announced, *, is_only: bool) -> None:
         self._only = announced if is_only and not self._sends_at_once else None
         if self._only is not None:
             return

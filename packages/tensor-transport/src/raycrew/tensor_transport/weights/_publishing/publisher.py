@@ -14,7 +14,13 @@ import torch
 from raycrew.tensor_transport.errors import TransportClosedError, TransportError
 from raycrew.tensor_transport.protocols import Bytes, ByteStore
 from raycrew.tensor_transport.transports import PullTransport
-from raycrew.tensor_transport.weights._directory import DirectoryTeller, LoneTeller, Teller, WeightDirectory
+from raycrew.tensor_transport.weights._directory import (
+    Announced,
+    DirectoryTeller,
+    LoneTeller,
+    Teller,
+    WeightDirectory,
+)
 from raycrew.tensor_transport.weights._publishing.packing import Arenas, Packer
 from raycrew.tensor_transport.weights._publishing.placing import ALIGNMENT, Placer, PlanCache
 from raycrew.tensor_transport.weights._publishing.selection import Rename, Select, Selection, Transform
@@ -209,8 +215,8 @@ class WeightPublisher:
             with watch.measure("put"):
                 summed = checksum(data) if self._checksums else None
                 buckets.append(Bucket(self._store.put(data), data.size, summed))
-            given = None if plan else tuple(entries)
-            self._teller.announce(number, index, buckets[-1], given, is_only=is_last and not index)
+            announced = Announced(self._part, index, buckets[-1], None if plan else tuple(entries))
+            self._teller.announce(number, announced, is_only=is_last and not index)
 
         packer = Packer(placer, self._arenas, send, self._bucket_bytes, overlap=self._teller.streams)
         try:
