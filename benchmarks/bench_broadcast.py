@@ -163,9 +163,9 @@ def broadcasts(receivers: int, size: int, rounds: int) -> list[Figure]:
     with lease, GroupHost("bench", names, backend="gloo") as host:
         told = in_processes(member, [(one, address, size, 32 * MIB, rounds) for one in host.open()])
     slowest = [(name, max(each[i][1] for each in told)) for i, (name, _) in enumerate(told[0])]
-    ours = [taken for name, taken in slowest if name == "ours"]
-    theirs = [taken for name, taken in slowest if name == "theirs"]
-    shared = [taken for name, taken in slowest if name == "shared"]
+    ours, theirs, shared = (
+        [taken for name, taken in slowest if name == way] for way in ("ours", "theirs", "shared")
+    )
     return [
         figure(
             f"gloo broadcast of {size // MIB} MiB to {receivers}: speed over one flat call",

@@ -1,6 +1,7 @@
 """What is published is one state of the tensors that were named, or nothing."""
 
 import os
+import signal
 import threading
 from collections.abc import Mapping
 
@@ -12,7 +13,12 @@ from models import Model, assert_same, weights
 
 from raycrew.tensor_transport.errors import SourceChangedError, TransportError, UnsupportedTensorError
 from raycrew.tensor_transport.testing import InProcessByteStore
-from raycrew.tensor_transport.weights import WeightPublisher, WeightReceiver, gather_weights
+from raycrew.tensor_transport.weights import (
+    WeightDirectory,
+    WeightPublisher,
+    WeightReceiver,
+    gather_weights,
+)
 from raycrew.tensor_transport.weights._publishing.glimpses import fold
 from raycrew.tensor_transport.weights._publishing.source import find_ties
 
@@ -320,6 +326,59 @@ def test_a_forked_publisher_does_not_publish_under_the_same_name(monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: pid + 1)
     with pytest.raises(TransportError, match=f"that of process {pid}; after a fork"):
         publisher.publish(weights())
+
+
+class Outside(InProcessByteStore):
+    """A store outside of its processes: a child that releases bytes takes them from its parent."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def release(self, ticket):
+        self.path.write_text(f"released by {os.getpid()}")
+
+
+def in_child(act):
+    """The exit status of a forked child that does something and ends."""
+    child = os.fork()
+    if not child:
+        signal.alarm(30)  # A child that waits for a lock for ever ends by this.
+        status = 1
+        try:
+            act()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_forked_child_takes_nothing_from_a_publisher_or_receiver_that_it_closes(tmp_path):
+    released, directory = tmp_path / "released", WeightDirectory.local()
+    publisher = WeightPublisher(Outside(released), keep=2)
+    receiver = WeightReceiver(lambda _: None, directory=directory, name="generator")
+    publisher.publish(weights())
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow():
+        begun.set()
+        go_on.wait(60)
+        yield "a", torch.ones(1)
+
+    def let_go():
+        publisher.release()
+        with publisher, receiver:
+            pass
+
+    publishing = threading.Thread(target=lambda: publisher.publish(slow()))
+    publishing.start()
+    assert begun.wait(60)
+    status = in_child(let_go)  # Another thread holds the lock of the publisher meanwhile.
+    go_on.set()
+    publishing.join(60)
+    assert status == 0 and not released.exists()
+    assert publisher.publish(weights()).version == 3 and released.exists()
+    receiver.close()
 
 
 def test_gathering_names_what_is_no_tensor():

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from raycrew.tensor_transport._bytes import Belonging
 from raycrew.tensor_transport._ray import node_address
 from raycrew.tensor_transport.errors import TransportClosedError
 from raycrew.tensor_transport.process_groups._membership import (
@@ -17,7 +18,7 @@ from raycrew.tensor_transport.process_groups._membership import (
     check_backend,
     check_members,
 )
-from raycrew.tensor_transport.process_groups._process import Belonging, endpoint_of, keep_for_ever, listen_on
+from raycrew.tensor_transport.process_groups._process import endpoint_of, keep_for_ever, listen_on
 
 log = logging.getLogger(__name__)
 

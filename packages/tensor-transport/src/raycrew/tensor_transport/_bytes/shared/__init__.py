@@ -6,6 +6,7 @@ from raycrew.tensor_transport._bytes.shared.arena_files import (
     STEP,
     Arena,
 )
+from raycrew.tensor_transport._bytes.shared.belonging import Belonging
 from raycrew.tensor_transport._bytes.shared.forks import remake_in_child
 from raycrew.tensor_transport._bytes.shared.machine import memory_left
 from raycrew.tensor_transport._bytes.shared.mappings import Place, read_arena
@@ -25,6 +26,7 @@ __all__ = [
     "Arena",
     "ArenaReader",
     "ArenaSession",
+    "Belonging",
     "Place",
     "Run",
     "Spot",

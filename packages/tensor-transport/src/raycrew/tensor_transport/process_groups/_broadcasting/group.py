@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from raycrew.tensor_transport._bytes import Belonging
 from raycrew.tensor_transport.errors import (
     GroupError,
     GroupMismatchError,
@@ -17,7 +18,7 @@ from raycrew.tensor_transport.process_groups._broadcasting.pieces import PIECE_B
 from raycrew.tensor_transport.process_groups._broadcasting.session import Party, Wish
 from raycrew.tensor_transport.process_groups._broadcasting.views import as_source, as_target
 from raycrew.tensor_transport.process_groups._membership import Cause, Lifeline, group_error
-from raycrew.tensor_transport.process_groups._process import Belonging, Gate, keep_for_ever
+from raycrew.tensor_transport.process_groups._process import Gate, keep_for_ever
 from raycrew.tensor_transport.transports import Buffer, Capabilities, Choice, Guard, Transfer
 
 log = logging.getLogger(__name__)

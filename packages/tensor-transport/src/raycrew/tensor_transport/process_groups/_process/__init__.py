@@ -1,6 +1,5 @@
 """What a member's process has: sockets, forked children, and calls that end at a deadline."""
 
-from raycrew.tensor_transport.process_groups._process.belonging import Belonging
 from raycrew.tensor_transport.process_groups._process.deadline import Deadline
 from raycrew.tensor_transport.process_groups._process.forks import keep_for_ever
 from raycrew.tensor_transport.process_groups._process.gate import Gate
@@ -13,7 +12,6 @@ from raycrew.tensor_transport.process_groups._process.sockets import (
 )
 
 __all__ = [
-    "Belonging",
     "Deadline",
     "Endpoint",
     "Gate",

@@ -1,16 +1,14 @@
 """The trainer's side: pack tensors into buckets, and publish them as one version."""
 
-import os
 import threading
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
 
 import torch
 
+from raycrew.tensor_transport._bytes import Belonging
 from raycrew.tensor_transport.errors import TransportClosedError, TransportError
 from raycrew.tensor_transport.protocols import Bytes, ByteStore
 from raycrew.tensor_transport.transports import PullTransport
@@ -42,7 +40,7 @@ _BROADCAST_BUCKETS = 4
 """So many buckets may be under way at a time to receivers that take part all together."""
 
 
-class WeightPublisher:
+class WeightPublisher(Belonging):
     """Publishes versions of a model's weights for any number of receivers.
 
     The bytes go bucket by bucket through reused arenas into a store, so that publishing needs two
@@ -111,16 +109,15 @@ class WeightPublisher:
         self._name = uuid.uuid4().hex
         self._keep = keep
         self._kept: deque[WeightUpdate] = deque()
-        self._closed = False
-        self._lock = threading.RLock()
         self._publishing = False
-        self._pid = os.getpid()
         self._window_bytes = window_bytes
         self._teller: Teller = (
             LoneTeller(self._name, part, parts)
             if directory is None
             else DirectoryTeller(directory, self._store, self._name, part, parts, timeout_s)
         )
+        super().__init__()
+        self._lock = threading.RLock()  # An iterator that calls `publish` is told so.
 
     @property
     def latest(self) -> WeightUpdate | None:
@@ -231,13 +228,20 @@ class WeightPublisher:
         return self._teller.finish(number, plan or placer.plan(), buckets, watch, packer.waited_s)
 
     def release(self) -> None:
-        """Give up the versions that are kept; receivers that already fetch from Ray's store can finish."""
+        """Give up the versions that are kept; receivers that already fetch from Ray's store can finish.
+
+        In a forked child it does nothing, nor does `close`: they are the parent's.
+        """
+        if self._is_parents:
+            return
         with self._lock:
             while self._kept:
                 self._release(self._kept.popleft().buckets)
 
     def close(self) -> None:
         """Release everything, after a publication that is going on; idempotent."""
+        if self._is_parents:
+            return
         with self._lock:
             if self._closed:
                 return
@@ -246,21 +250,10 @@ class WeightPublisher:
             self._arenas.clear()
             self._teller.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Wait until nobody else publishes: there is one next version."""
-        if os.getpid() != self._pid:
-            raise TransportError(
-                f"this WeightPublisher is that of process {self._pid}; after a fork, make another one"
-            )
+        self._check_process()
         with self._lock:
             if self._closed:
                 raise TransportClosedError("this WeightPublisher is closed")

@@ -1,20 +1,17 @@
 """The generator's side: which version is held, and how a process comes to another one."""
 
 import contextlib
-import os
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import Literal, Self, overload
+from typing import Literal, overload
 
 import torch
 
+from raycrew.tensor_transport._bytes import Belonging
 from raycrew.tensor_transport.errors import (
     BucketFetchError,
     TransportClosedError,
-    TransportError,
     WeightUpdateError,
 )
 from raycrew.tensor_transport.protocols import ByteStore
@@ -29,7 +26,7 @@ from raycrew.tensor_transport.weights._receiving.rollback import Rollback, Rollb
 from raycrew.tensor_transport.weights._update import WeightUpdate, join_updates
 
 
-class WeightReceiver:
+class WeightReceiver(Belonging):
     """Applies published versions to whatever `load` loads into.
 
     An update is a transaction: its names, shapes and dtypes are compared before a byte moves, every
@@ -99,9 +96,7 @@ class WeightReceiver:
             rollback=rollback,
             deltas=deltas,
         )
-        self._lock = threading.Lock()
-        self._closed = False
-        self._pid = os.getpid()
+        super().__init__()
 
     @property
     def name(self) -> str:
@@ -254,21 +249,18 @@ class WeightReceiver:
                     raise
 
     def close(self) -> None:
-        """Leave the directory, and give up what is kept for a rollback; idempotent."""
+        """Leave the directory, and give up what is kept for a rollback; idempotent.
+
+        In a forked child it does nothing: the parent stays a receiver.
+        """
+        if self._is_parents:
+            return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             self._applier.forget()
             self._member.leave()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @contextlib.contextmanager
     def _transaction(self, version: int) -> Iterator[None]:
@@ -285,10 +277,7 @@ class WeightReceiver:
                 raise
 
     def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise TransportError(
-                f"this WeightReceiver is that of process {self._pid}; after a fork, make another one"
-            )
+        self._check_process()
         if self._closed:
             raise TransportClosedError("this WeightReceiver is closed")
 

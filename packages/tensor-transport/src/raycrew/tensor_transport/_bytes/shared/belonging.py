@@ -3,10 +3,11 @@
 import os
 import threading
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from raycrew.tensor_transport._bytes import remake_in_child
+from raycrew.tensor_transport._bytes.shared.forks import remake_in_child
 from raycrew.tensor_transport.errors import TransportError
 
 
@@ -14,7 +15,7 @@ class Belonging(ABC):
     """A context manager of the process that made it; a forked child has a lock of its own, and may let go."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock: AbstractContextManager[Any] = threading.Lock()
         self._closed = False
         self._pid = os.getpid()
         remake_in_child(self)
@@ -45,10 +46,9 @@ class Belonging(ABC):
         if self._is_parents:
             raise TransportError(self._foreign())
 
-    @abstractmethod
     def _foreign(self) -> str:
         """Why a forked child can't use it, and what to do there."""
+        return f"this {type(self).__name__} is that of process {self._pid}; after a fork, make another one"
 
-    @abstractmethod
-    def _let_go(self) -> None:
+    def _let_go(self) -> None:  # noqa: B027 - most have nothing that ends by itself in a child
         """Keep what the parent has from being ended by a forked child."""
