@@ -75,6 +75,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_placement/ledger": ("test_testing.py", "placement/test_ledger.py"),
         "_placement/options": ("placement/test_options.py",),
         "_placement/returning": ("placement/test_returning.py",),
+        "_placement/signatures": ("placement/test_options.py",),
         "_placement/wanted": ("placement/test_wanted.py",),
         "_planning/bundle_packing": PLAN,
         "_planning/bundle_spec": (*PLAN, "placement/test_options.py"),

@@ -1,7 +1,6 @@
 """`RayVirtualCluster`: bundles on a Ray cluster, allocated, known and released as one."""
 
 import html
-import logging
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
@@ -26,11 +25,9 @@ from raycrew.cluster_core._planning import NodeOrder, PlacementPlan, plan_cluste
 from raycrew.cluster_core._ports import PortKeepers
 from raycrew.cluster_core._ray import node_states, run_on_nodes
 from raycrew.cluster_core._topology import Bundle, Rendezvous
-from raycrew.cluster_core.errors import ClusterClosedError, NodeLostError
+from raycrew.cluster_core.errors import ClusterClosedError
 from raycrew.cluster_core.memory import BundleMemory, MemoryMonitor, memory_usage
 from raycrew.cluster_core.protocols import Occupant
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -236,16 +233,8 @@ class RayVirtualCluster:
     def _check_seats(self, seats: Collection[int] | None) -> None:
         """The same for the nodes and placement groups of some seats alone."""
         self._held.check()
-        claims, live = self._held.claims, _ray.live_node_ids()
-        if any(bundle.node_id not in live for bundle in claims.seated(seats)):
-            lost = [bundle for bundle in claims.bundles if bundle.node_id not in live]
-            nodes = {bundle.node_id: f"{bundle.node_address} ({bundle.node_id[:8]})" for bundle in lost}
-            raise NodeLostError(
-                f"{self.name!r} lost {len(lost)} of {self.world_size()} bundles: "
-                f"node {', '.join(nodes.values())} is gone. Shut the cluster down and create it anew.",
-                list(nodes),
-            )
-        claims.check_groups(seats)
+        self._held.claims.check_nodes(self.name, seats)
+        self._held.claims.check_groups(seats)
 
     def rendezvous(self, bundle_index: int = 0, n_ports: int = 1, *, consecutive: bool = False) -> Rendezvous:
         """Lease `n_ports` ports on the node of a bundle until the cluster is shut down.

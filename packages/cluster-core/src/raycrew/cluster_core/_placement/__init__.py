@@ -8,8 +8,8 @@ from raycrew.cluster_core._placement.options import (
     ClusterOptions,
     GpuIds,
     LabelSelector,
-    with_arguments_of,
 )
+from raycrew.cluster_core._placement.signatures import with_arguments_of
 from raycrew.cluster_core._ray import lazy
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from raycrew.cluster_core._placement.allocation import Allocation
 from raycrew.cluster_core._placement.ledger import LedgerClaim, SlotLedger, share_of
 from raycrew.cluster_core._placement.shared_ledger import SharedLedger
 from raycrew.cluster_core._topology import Bundle
-from raycrew.cluster_core.errors import BundlesLostError
+from raycrew.cluster_core.errors import BundlesLostError, NodeLostError
 
 _PROBE_S = 120.0
 
@@ -126,6 +126,23 @@ class Claims:
             self._allocation.groups[group],
             placement_group_bundle_index=bundle,
             placement_group_capture_child_tasks=False,
+        )
+
+    def check_nodes(self, name: str, seats: Collection[int] | None = None) -> None:
+        """Make sure that all nodes are alive, or those that some seats are on.
+
+        Raises:
+            NodeLostError: One is gone; says which, and how many bundles the cluster of this name has lost.
+        """
+        live = _ray.live_node_ids()
+        if all(bundle.node_id in live for bundle in self.seated(seats)):
+            return
+        lost = [bundle for bundle in self.bundles if bundle.node_id not in live]
+        nodes = {bundle.node_id: f"{bundle.node_address} ({bundle.node_id[:8]})" for bundle in lost}
+        raise NodeLostError(
+            f"{name!r} lost {len(lost)} of {len(self.bundles)} bundles: "
+            f"node {', '.join(nodes.values())} is gone. Shut the cluster down and create it anew.",
+            list(nodes),
         )
 
     def check_groups(self, seats: Collection[int] | None = None) -> None:

@@ -1,13 +1,11 @@
 """The arguments of a virtual cluster, checked before Ray is touched."""
 
 import copy
-import functools
-import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
-from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Literal, Self
 
 from raycrew.cluster_core._planning import (
     BundleSpec,
@@ -20,10 +18,6 @@ from raycrew.cluster_core._planning import (
 )
 from raycrew.cluster_core._ports import check_port_range
 from raycrew.cluster_core._topology import DOMAIN_LABEL, RESOURCE_STEP
-
-P = ParamSpec("P")
-R = TypeVar("R")
-S = TypeVar("S")
 
 BundleSpecs = BundleSpec | Sequence[BundleSpec | Sequence[BundleSpec]] | None
 LabelSelector = Mapping[str, str] | Sequence[Mapping[str, str] | None] | None
@@ -201,27 +195,6 @@ class ClusterOptions:
 def _assign(options: ClusterOptions, **values: Any) -> None:
     for name, value in values.items():
         object.__setattr__(options, name, value)
-
-
-def with_arguments_of(
-    constructor: Callable[Concatenate[Any, P], None],
-) -> Callable[[Callable[..., R]], Callable[Concatenate[S, P], R]]:
-    """Let a method be called with a constructor's arguments, show these, and hand on all of them by name."""
-    signature = inspect.signature(constructor)
-
-    def decorate(method: Callable[..., R]) -> Callable[Concatenate[S, P], R]:
-        @functools.wraps(method)
-        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            bound = signature.bind(self, *args, **kwargs)
-            bound.apply_defaults()
-            _, *given = bound.arguments.items()
-            return method(self, **dict(given))
-
-        returned = inspect.signature(method).return_annotation
-        vars(call)["__signature__"] = signature.replace(return_annotation=returned)
-        return call
-
-    return decorate
 
 
 def _counts(counts: Sequence[int]) -> tuple[int, ...]:
