@@ -50,7 +50,7 @@ def stopped(actor):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("node", ["node0", "node1"])
+@pytest.mark.parametrize("node", [pytest.param("node0", marks=pytest.mark.long), "node1"])
 def test_store_actors_conform(stores, node):
     def restart():
         store = stores._stores[ray.get_runtime_context().get_node_id()]
@@ -70,7 +70,7 @@ def test_store_actors_conform(stores, node):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("node", ["node0", "node1"])
+@pytest.mark.parametrize("node", [pytest.param("node0", marks=pytest.mark.long), "node1"])
 def test_ray_references_conform(ray_cluster, node):
     @contextlib.contextmanager
     def stall(peer, shards):

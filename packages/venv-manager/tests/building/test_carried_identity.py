@@ -25,10 +25,10 @@ def wheel(tmp_path):
 
 @pytest.fixture
 def fresh(tmp_path, environ):
-    """Make a virtual environment; gives what installs a wheel in it, and its interpreter."""
+    """Make a virtual environment with flags of `venv`; gives what installs wheels in it, and its Python."""
 
-    def make(name):
-        subprocess.run([sys.executable, "-m", "venv", tmp_path / name], check=True)
+    def make(name, *flags):
+        subprocess.run([sys.executable, "-m", "venv", *flags, tmp_path / name], check=True)
         python = tmp_path / name / "bin" / "python"
 
         def install(tool, *words):
@@ -59,7 +59,7 @@ def counted(python):
 @pytest.mark.long
 @pytest.mark.slow
 def test_equal_wheels_count_alike_however_installed(fresh, wheel):
-    python, install = fresh("by-uv")
+    python, install = fresh("by-uv", "--without-pip")
     install("uv", wheel)
     counts = [counted(python)]
     other, install = fresh("by-pip")
@@ -77,7 +77,7 @@ def test_equal_wheels_count_alike_however_installed(fresh, wheel):
 
 
 def test_another_file_or_another_wheel_counts(fresh, tmp_path, wheel):
-    python, install = fresh("one")
+    python, install = fresh("one", "--without-pip")
     install("uv", wheel)
     before = counted(python)
     for files in (FILES | {"raycrew/alpha/more.py": ""}, FILES | {"raycrew/alpha/.hidden": "y\n"}):

@@ -46,11 +46,15 @@ def project(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "locked",
-    [pytest.param(False, id="chosen by uv", marks=pytest.mark.long), pytest.param(True, id="locked")],
+    ("locked", "spread", "last"),
+    [
+        pytest.param(True, 3, 2, id="locked"),
+        pytest.param(True, 14, 6, id="locked, at many steps", marks=pytest.mark.long),
+        pytest.param(False, 14, 6, id="chosen by uv, at many steps", marks=pytest.mark.long),
+    ],
 )
-def test_killed_at_any_step_leaves_a_store_that_works(tmp_path, fake_uv, project, locked):
-    """Steps spread over a whole build: opening, renaming, removing, locking, starting uv."""
+def test_killed_at_any_step_leaves_a_store_that_works(tmp_path, fake_uv, project, locked, spread, last):
+    """Steps spread over a whole build, and its last ones: opening, renaming, removing, locking, starting uv."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     environ = {**os.environ, **fake_uv.environ, "TMPDIR": str(scratch), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -65,11 +69,10 @@ def test_killed_at_any_step_leaves_a_store_that_works(tmp_path, fake_uv, project
     steps = int(whole.stdout)
     assert steps > 40
     assert {words[0] for words in fake_uv.calls()} == ({"sync", "export"} if locked else {"pip", "venv"})
-    last = range(steps - 6, steps)
-    for point in sorted({*range(1, steps, max(1, steps // 14)), *last}):
+    for point in sorted({*range(1, steps, max(1, steps // spread)), *range(steps - last, steps)}):
         root = tmp_path / f"killed-{point}"
         killed = run(root, point)
-        if killed.returncode == 0 and point in last[1:]:  # waiting took fewer looks than at the first time
+        if killed.returncode == 0 and point > steps - 6:  # waiting took fewer looks than at the first time
             assert int(killed.stdout) < point
         else:
             assert killed.returncode == -signal.SIGKILL, f"step {point} was not reached"

@@ -86,9 +86,19 @@ class Driver:
         return [{k: v for k, v in row.items() if "used" not in k} for row in rows]
 
 
+INSTALLED = [("uv", "--compile-bytecode"), ("pip", "--no-compile"), ("pip", "--compile"), ("uv",)]
+
+
 @pytest.mark.slow
 @pytest.mark.hostile
-def test_the_second_and_the_third_run_build_nothing(tmp_path, environ):
+@pytest.mark.parametrize(
+    "again",
+    [
+        pytest.param(INSTALLED[:2], id="by another tool"),
+        pytest.param(INSTALLED, id="in many ways", marks=pytest.mark.long),
+    ],
+)
+def test_the_second_and_the_third_run_build_nothing(tmp_path, environ, again):
     driver = Driver(tmp_path, environ)
     write_package(tmp_path / "inner", 1)
     sources = '[tool.uv.sources]\ninner = { path = "../inner" }\n'
@@ -101,7 +111,6 @@ def test_the_second_and_the_third_run_build_nothing(tmp_path, environ):
     listed = driver.listed()
     assert len(listed) == 2
     driver.asked()
-    again = [("uv", "--compile-bytecode"), ("pip", "--no-compile"), ("pip", "--compile"), ("uv",)]
     for tool, *words in again:
         driver.install(tool, *words)
         assert driver.say("-c", DRIVER, project) == first

@@ -24,13 +24,14 @@ def _ensure_in(root, environ, barrier, results):
 
 
 @pytest.mark.slow
-def test_32_callers_build_once(fake_store, fake_uv):
+@pytest.mark.parametrize("callers", [6, pytest.param(32, marks=pytest.mark.long)])
+def test_many_callers_build_once(fake_store, fake_uv, callers):
     fake_uv.slow("pip install", 0.5)
     context = multiprocessing.get_context("spawn")
-    barrier, results = context.Barrier(32), context.SimpleQueue()
+    barrier, results = context.Barrier(callers), context.SimpleQueue()
     processes = [
         context.Process(target=_ensure_in, args=(fake_store.root, dict(fake_store.environ), barrier, results))
-        for _ in range(32)
+        for _ in range(callers)
     ]
     for process in processes:
         process.start()
