@@ -54,7 +54,7 @@ def project(tmp_path):
     ],
 )
 def test_killed_at_any_step_leaves_a_store_that_works(tmp_path, fake_uv, project, locked, spread, last):
-    """Steps spread over a whole build, and its last ones: opening, renaming, removing, locking, starting uv."""
+    """Steps spread over a whole build, and its last: opening, renaming, removing, locking, starting uv."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     environ = {**os.environ, **fake_uv.environ, "TMPDIR": str(scratch), "PYTHONDONTWRITEBYTECODE": "1"}
