@@ -33,7 +33,7 @@ TEST_TOOLS = ("pytest>=8", "pytest-timeout", "pytest-xdist>=3.6", "hypothesis")
 # Tests on a Ray mostly wait, so two files can run at a time. Each lane has a Ray of its own, the tests of
 # one file stay in one lane, and a lane that dies ends the run. RAYCREW_TEST_LANES says how many for all.
 LANES = ("--dist", "loadfile", "--max-worker-restart", "0", "-n")
-SHORT_LANES = {"cluster-core": "2", "worker-groups": "2"}
+SHORT_LANES = "2"
 # Examples whose modules are found by the folder that they lie in, and are not checked in strict mode.
 LOOSE_EXAMPLES = ("grpo", "verifier")
 WITHOUT_LONG = ("-m", "not long")
@@ -130,7 +130,8 @@ def pytest_alone(session: nox.Session, package: str, *arguments: str, in_lanes: 
             str(tests),
             "-p",
             "no:cacheprovider",
-            "--durations=8",
+            "--durations=30",
+            "--durations-min=2",
             *lanes(in_lanes),
             *arguments,
             *session.posargs,
@@ -290,7 +291,7 @@ def short(session: nox.Session, package: str) -> None:
     """`tests` without those that only `full` runs."""
     wheels = with_siblings(package, TESTED_EXTRAS[package])
     session.install(*wheels, *libraries(session, package), *TEST_TOOLS, *CONSTRAINTS)
-    pytest_alone(session, package, *WITHOUT_LONG, in_lanes=SHORT_LANES.get(package, "0"))
+    pytest_alone(session, package, *WITHOUT_LONG, in_lanes=SHORT_LANES)
 
 
 @nox.session(python=PYTHONS[1:], requires=["build"])
@@ -299,7 +300,7 @@ def smoke(session: nox.Session, package: str) -> None:
     """A marked selection of `tests` on the further Python versions."""
     skip_without_torch(session, package)
     session.install(*with_siblings(package, EXTRAS[package]), *TEST_TOOLS, *CONSTRAINTS)
-    pytest_alone(session, package, "-m", "smoke")
+    pytest_alone(session, package, "-m", "smoke", in_lanes=SHORT_LANES)
 
 
 def add_package_alias(package: str) -> None:
@@ -351,15 +352,20 @@ def tests_together(session: nox.Session) -> None:
 @nox.session(python=PYTHONS[0], requires=["build"])
 def short_together(session: nox.Session) -> None:
     """`tests_together` without those that only `full` runs."""
-    pytest_together(session, *WITHOUT_LONG)
+    pytest_together(session, *WITHOUT_LONG, in_lanes=SHORT_LANES)
 
 
-def pytest_together(session: nox.Session, *arguments: str) -> None:
+def pytest_together(session: nox.Session, *arguments: str, in_lanes: str = "0") -> None:
     """Run the integration tests with all wheels."""
     session.install(*all_wheels(), *TEST_TOOLS, "matplotlib", *CONSTRAINTS)
     tests = ROOT / "integration-tests"
     environment = RAY_ENVIRONMENT | {"PYTHONPATH": str(tests)}
-    session.run("python", "-m", "pytest", str(tests), *lanes(), *arguments, *session.posargs, env=environment)
+    session.run(
+        *("python", "-m", "pytest", str(tests), *lanes(in_lanes), "--durations=30", "--durations-min=2"),
+        *arguments,
+        *session.posargs,
+        env=environment,
+    )
 
 
 @nox.session(python=PYTHONS[0], requires=["build"], default=False)

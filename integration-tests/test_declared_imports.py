@@ -1,9 +1,11 @@
 """Every import of a package is declared by it."""
 
 import ast
+import functools
 import importlib.metadata
 import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -31,12 +33,18 @@ def declared(project: dict) -> set[str]:
     return {canonicalize_name(Requirement(r).name) for r in requirements} | {project["name"]}
 
 
+@functools.cache
+def installed() -> Mapping[str, list[str]]:
+    """The distributions that bring a module of this name at the top."""
+    return importlib.metadata.packages_distributions()
+
+
 def distributions(module: str) -> set[str]:
     """The distributions that bring a module; the namespace's portions are told apart by their second name."""
     top, _, rest = module.partition(".")
     if top == "raycrew":
         return {"raycrew-" + rest.split(".")[0].replace("_", "-")}
-    return {canonicalize_name(d) for d in importlib.metadata.packages_distributions().get(top, [top])}
+    return {canonicalize_name(d) for d in installed().get(top, [top])}
 
 
 @pytest.mark.parametrize("package", sorted(p.parent.name for p in PACKAGES.glob("*/pyproject.toml")))
