@@ -27,6 +27,8 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "worker-groups": {
         "balancing/_strategies": ("balancing/test_balancing_strategies.py",),
         "_calls/methods/dispatch": ("calls/methods/test_dispatch.py",),
+        "_calls/methods/items": ("calls/methods/test_dispatch.py",),
+        "_calls/methods/shape": ("calls/methods/test_dispatch.py",),
         "_calls/encoding": ("calls/test_encoding.py",),
         "_calls/answers/results": ("calls/answers/test_awaiting.py", "calls/answers/test_gathering.py"),
         "_calls/sizes": ("calls/test_sizes.py", "calls/test_encoding.py"),
@@ -208,6 +210,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "_calls/methods/group_calls": ON_RAY,
         "_calls/methods/typed": WORDS,
         "_declared/method_types": WORDS,
+        "_group/actors": ON_RAY,
         "_group/on_ray": ON_RAY,
         "_group/handles/handle": ON_RAY,
         "_group/handles/members": ON_RAY,

@@ -2,13 +2,9 @@ import pytest
 from workers import Worker
 
 from raycrew.worker_groups import NamedSharding, UnknownMethodError
-from raycrew.worker_groups._calls.methods.dispatch import (
-    GroupShape,
-    dispatch_multiple,
-    dispatch_sharded,
-    dispatch_single,
-    split_per_rank,
-)
+from raycrew.worker_groups._calls.methods.dispatch import dispatch_multiple, dispatch_sharded, dispatch_single
+from raycrew.worker_groups._calls.methods.items import split_per_rank
+from raycrew.worker_groups._calls.methods.shape import GroupShape
 from raycrew.worker_groups._worker.worker_class import describe_class
 
 INFO = describe_class(Worker, {})

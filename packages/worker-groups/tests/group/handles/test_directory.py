@@ -9,8 +9,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from raycrew.cluster_core import ClusterClosedError
 from raycrew.worker_groups import WorkerGroupClosedError, _group
+from raycrew.worker_groups._group.actors import Actors
 from raycrew.worker_groups._group.handles import Directory, directory
-from raycrew.worker_groups._group.on_ray import Actors
 from raycrew.worker_groups._health import Ended
 
 pytestmark = pytest.mark.hostile

@@ -3,18 +3,16 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from raycrew.cluster_core import Session
 from raycrew.worker_groups._calls import Dispatch, MultiWorkerFuture, Recovery, send_to_actors
+from raycrew.worker_groups._group.actors import Actors
 from raycrew.worker_groups._group.base import WorkerGroup
 from raycrew.worker_groups._group.handles import Contact, Directory, GroupHandle, RayRoute
 from raycrew.worker_groups._group.life import CopiedLifecycle, Supervision, log_left
-from raycrew.worker_groups._health import Ended, Seen, SeenByRank, Workers, end_workers_of, sights_of
+from raycrew.worker_groups._health import Ended, Seen, SeenByRank, Workers, sights_of
 from raycrew.worker_groups._observed import Span, observed
-from raycrew.worker_groups._ranks import WorkerFacts
 from raycrew.worker_groups._ray import (
     ActorState,
     actor_states,
@@ -23,10 +21,9 @@ from raycrew.worker_groups._ray import (
     runs_in_order,
     while_connected,
 )
-from raycrew.worker_groups._roster import Publication, record_of_group
+from raycrew.worker_groups._roster import record_of_group
 from raycrew.worker_groups._start import (
     HOOK,
-    Handle,
     Started,
     for_the_way,
     next_generation,
@@ -39,46 +36,6 @@ from raycrew.worker_groups.errors import WorkerGroupError
 logger = logging.getLogger(__name__)
 
 _STATUS_S = 1.0
-
-
-@dataclass
-class Actors:
-    """The workers of a group on Ray, without the group.
-
-    Attributes:
-        name: Name of the group.
-        session: The connection that they belong to.
-        handles: In rank order.
-        facts: What is known of their processes, in rank order.
-        directory: Says who they are now to those who have a handle of the group.
-        publication: Says who they are to all who look at the cluster.
-        strays: New workers of failed restarts that could not be ended, by rank.
-    """
-
-    name: str
-    session: Session
-    handles: list[Handle]
-    facts: list[WorkerFacts]
-    directory: Directory
-    publication: Publication = field(default_factory=Publication)
-    strays: list[Ended] = field(default_factory=list)
-
-    def end(self, timeout_s: float, force: bool) -> Ended:
-        """End them, by rank; they may have ended before."""
-        handles, facts = dict(enumerate(self.handles)), dict(enumerate(self.facts))
-        try:
-            ended = end_workers_of(self.session, handles, facts, 0.0 if force else timeout_s)
-            return ended.beside(self.end_strays())
-        finally:
-            if Session.current() == self.session:
-                self.publication.end()
-                self.directory.end()
-
-    def end_strays(self) -> list[Ended]:
-        """Try once more to end new workers of failed restarts; gives those that may still use bundles."""
-        strays = [stray.once_more() for stray in self.strays]
-        self.strays = [stray for stray in strays if stray.occupied]
-        return self.strays
 
 
 class RayWorkerGroup(WorkerGroup):

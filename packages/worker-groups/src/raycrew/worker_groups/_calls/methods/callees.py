@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 from raycrew.worker_groups._calls.answers import MultiWorkerFuture
-from raycrew.worker_groups._calls.methods.dispatch import Dispatch, GroupShape
+from raycrew.worker_groups._calls.methods.shape import Dispatch, GroupShape
 from raycrew.worker_groups._calls.methods.typed import TypedCalls, WholeCalls, method_name
 from raycrew.worker_groups._declared import AsyncOrDeclared, SyncMethod
 

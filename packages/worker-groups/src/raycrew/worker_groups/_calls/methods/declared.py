@@ -4,13 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from raycrew.worker_groups._calls.answers import MultiWorkerFuture
-from raycrew.worker_groups._calls.methods.dispatch import (
-    Dispatch,
-    GroupShape,
-    Send,
-    bind_arguments,
-    split_per_rank,
-)
+from raycrew.worker_groups._calls.methods.dispatch import bind_arguments
+from raycrew.worker_groups._calls.methods.items import split_per_rank
+from raycrew.worker_groups._calls.methods.shape import Dispatch, GroupShape, Send
 from raycrew.worker_groups._declared import Declaration, Join, declaration_of, split_rows
 from raycrew.worker_groups._worker import MethodInfo, fqn_of_function
 from raycrew.worker_groups.sharding import NamedSharding

@@ -2,109 +2,16 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from raycrew.worker_groups._declared import Join, is_shardable
-from raycrew.worker_groups._worker import ClassInfo, MethodInfo
-from raycrew.worker_groups.errors import UnknownMethodError
-from raycrew.worker_groups.sharding import NamedSharding
+from raycrew.worker_groups._calls.methods.items import disjoint, exact_length, nested, split
+from raycrew.worker_groups._calls.methods.shape import Dispatch, GroupShape, Send
+from raycrew.worker_groups._worker import MethodInfo
 
 OnlyOn = Literal["all", "tied_leader", "all_tied_workers"]
 
 _MAX_KNOWN_CALLS = 1000
 _ONLY_ON = ("all", "tied_leader", "all_tied_workers")
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """One call to one rank; objects that several of these share are the same object."""
-
-    rank: int
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """One call on a group.
-
-    Attributes:
-        method: The method.
-        sends: Who gets what, in rank order.
-        return_from: Ranks whose results the caller wants, in the order of the results.
-        respect_tied_workers: Whether that is one rank per tied group.
-        join: Makes one value of these results, where the method declares that.
-    """
-
-    method: MethodInfo
-    sends: tuple[Send, ...]
-    return_from: tuple[int, ...]
-    respect_tied_workers: bool = False
-    join: Join | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GroupShape:
-    """What dispatch needs to know of a group.
-
-    Attributes:
-        info: The worker class.
-        world_size: Number of ranks.
-        tied_groups: Ranks of each tied group, leader first.
-        sharding: Named axes over the ranks, if there are any.
-        known_calls: Method, number of positional and names of keyword arguments of calls that fitted.
-    """
-
-    info: ClassInfo
-    world_size: int
-    tied_groups: Sequence[Sequence[int]]
-    sharding: NamedSharding | None = None
-    known_calls: set[tuple[str, int, tuple[str, ...]]] = field(default_factory=set, compare=False, repr=False)
-
-    def method(self, name: str) -> MethodInfo:
-        """A method of the worker class.
-
-        Raises:
-            UnknownMethodError: There is none of that name.
-        """
-        try:
-            return self.info.methods[name]
-        except KeyError:
-            known = ", ".join(n for n in self.info.methods if not n.startswith("_"))
-            raise UnknownMethodError(f"{self.info.fqn} has no method {name!r}; it has: {known}") from None
-
-    def check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Ranks of this group, each once.
-
-        Raises:
-            ValueError: A rank is out of range or repeated, or there is none.
-        """
-        if not ranks:
-            raise ValueError("no ranks were named")
-        for rank in ranks:
-            if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size:
-                raise ValueError(f"rank {rank!r} is outside 0 to {self.world_size - 1}")
-        if len(set(ranks)) != len(ranks):
-            raise ValueError(f"ranks are repeated: {list(ranks)}")
-        return tuple(ranks)
-
-    def axes(self, names: Sequence[str], what: str) -> tuple[str, ...]:
-        """Names of axes, checked.
-
-        Raises:
-            ValueError: The group has no named axes, or none of that name, or one is named twice.
-        """
-        if isinstance(names, str):
-            raise TypeError(f"{what} is a sequence of axis names, as in [{names!r}]")
-        if names and self.sharding is None:
-            raise ValueError(f"{what}={list(names)} needs a group with sharding_annotations")
-        for name in names:
-            if self.sharding is not None:
-                self.sharding.get_axis_index(name)
-        if len(set(names)) != len(names):
-            raise ValueError(f"{what} names an axis twice: {list(names)}")
-        return tuple(names)
 
 
 def dispatch_single(
@@ -153,18 +60,18 @@ def dispatch_multiple(
         ValueError: An argument has another number of items than there are ranks (or tied groups) to call.
     """
     method = shape.method(name)
-    common = _disjoint(kwargs, common_kwargs)
+    common = disjoint(kwargs, common_kwargs)
     called, returning = _targets(shape, only_on, run_rank_0_only_axes)
     group_of = {rank: i for i, group in enumerate(shape.tied_groups) for rank in group}
     per_group = only_on != "all"
     shares = sorted({group_of[r] for r in called}) if per_group else list(called)
     place = {share: i for i, share in enumerate(shares)}
     what = "tied groups" if per_group else "ranks"
-    columns = [_split(arg, len(shares), what, f"argument {i}") for i, arg in enumerate(args)]
-    named = {key: _split(arg, len(shares), what, f"argument {key!r}") for key, arg in kwargs.items()}
+    columns = [split(arg, len(shares), what, f"argument {i}") for i, arg in enumerate(args)]
+    named = {key: split(arg, len(shares), what, f"argument {key!r}") for key, arg in kwargs.items()}
     if not columns and not named:
         raise ValueError("no argument has items to distribute; run_all_workers_single_data calls all alike")
-    n_items = _exact_length([*columns, *named.values()], len(shares), what, allow_partial)
+    n_items = exact_length([*columns, *named.values()], len(shares), what, allow_partial)
     sends = []
     for rank in called:
         item = place[group_of[rank] if per_group else rank]
@@ -202,7 +109,7 @@ def dispatch_sharded(
         ValueError: An axis is unknown or named twice, or an argument's length is not its axis's size.
     """
     method = shape.method(name)
-    common = _disjoint(kwargs, common_kwargs)
+    common = disjoint(kwargs, common_kwargs)
     sharded = shape.axes(in_sharded_axes, "in_sharded_axes")
     replicated = shape.axes(replicate_on_axes, "replicate_on_axes")
     collapsed = shape.axes(output_is_replicated, "output_is_replicated")
@@ -212,8 +119,8 @@ def dispatch_sharded(
     if both := set(sharded) & set(replicated):
         raise ValueError(f"axes {sorted(both)} are both sharded and replicated")
     sizes = [sharding.get_axis_size(axis) for axis in sharded]
-    columns = [_nested(a, sharded, sizes, f"argument {i}", allow_partial) for i, a in enumerate(args)]
-    named = {k: _nested(a, sharded, sizes, f"argument {k!r}", allow_partial) for k, a in kwargs.items()}
+    columns = [nested(a, sharded, sizes, f"argument {i}", allow_partial) for i, a in enumerate(args)]
+    named = {k: nested(a, sharded, sizes, f"argument {k!r}", allow_partial) for k, a in kwargs.items()}
     if len({frozenset(column) for column in (*columns, *named.values())}) > 1:
         raise ValueError("arguments have items at different coordinates; each needs the same ones")
     free = [axis for axis in sharding.names if axis not in sharded and axis not in replicated]
@@ -250,19 +157,6 @@ def bind_arguments(
         raise TypeError(f"{shape.info.name}.{method.name}{method.signature}: {error}") from None
 
 
-def split_per_rank(values: Mapping[str, Any], n: int) -> dict[str, Sequence[Any]]:
-    """An item of each argument for each of `n` ranks.
-
-    Raises:
-        TypeError: An argument can't be split.
-        ValueError: One has another number of items.
-    """
-    columns = {name: _split(value, n, "ranks", f"argument {name!r}") for name, value in values.items()}
-    if columns:
-        _exact_length(list(columns.values()), n, "ranks")
-    return columns
-
-
 def _targets(
     shape: GroupShape, only_on: OnlyOn, run_rank_0_only_axes: Sequence[str]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -292,51 +186,3 @@ def _check_signature(
     bind_arguments(shape, method, args, kwargs)
     if len(shape.known_calls) < _MAX_KNOWN_CALLS:
         shape.known_calls.add(call)
-
-
-def _disjoint(kwargs: Mapping[str, Any], common: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    if both := set(kwargs) & set(common or {}):
-        raise ValueError(f"{sorted(both)} are given both per rank and in common_kwargs")
-    return common or {}
-
-
-def _split(value: Any, n: int, what: str, who: str) -> Sequence[Any]:
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return value
-    if is_shardable(value):
-        return value.shard(n)
-    raise TypeError(
-        f"{who} holds one item for each of {n} {what}: a sequence or shardable, not {type(value).__name__}"
-    )
-
-
-def _exact_length(
-    columns: Sequence[Sequence[Any]], n: int, what: str, allow_partial: bool | None = None
-) -> int:
-    """The number of items of all columns; `allow_partial` is None where a caller has no such option."""
-    lengths = {len(column) for column in columns}
-    if len(lengths) > 1:
-        raise ValueError(f"arguments have different numbers of items: {sorted(lengths)}")
-    length = lengths.pop()
-    if length != n and not (allow_partial and 0 < length < n):
-        hint = "; allow_partial=True calls only as many" if allow_partial is False and 0 < length < n else ""
-        raise ValueError(f"{length} items for {n} {what} to call{hint}")
-    return length
-
-
-def _nested(
-    value: Any, axes: Sequence[str], sizes: Sequence[int], who: str, allow_partial: bool
-) -> dict[tuple[int, ...], Any]:
-    """Items by their coordinates on the sharded axes."""
-    if not axes:
-        return {(): value}
-    where = f"{who} on axis {axes[0]!r}"
-    column = _split(value, sizes[0], f"coordinates of axis {axes[0]!r}", who)
-    n = len(column)
-    if n != sizes[0] and not (allow_partial and 0 < n < sizes[0]):
-        raise ValueError(f"{where} has {n} items, the axis has size {sizes[0]}")
-    found = {}
-    for i, item in enumerate(column):
-        for at, leaf in _nested(item, axes[1:], sizes[1:], f"{who}[{i}]", allow_partial).items():
-            found[i, *at] = leaf
-    return found

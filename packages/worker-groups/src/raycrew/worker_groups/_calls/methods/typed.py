@@ -6,13 +6,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from raycrew.worker_groups._calls.answers import MultiWorkerFuture, Results
 from raycrew.worker_groups._calls.methods.declared import check_promise, dispatch_declared
-from raycrew.worker_groups._calls.methods.dispatch import (
-    Dispatch,
-    GroupShape,
-    OnlyOn,
-    dispatch_sharded,
-    dispatch_single,
-)
+from raycrew.worker_groups._calls.methods.dispatch import OnlyOn, dispatch_sharded, dispatch_single
+from raycrew.worker_groups._calls.methods.shape import Dispatch, GroupShape
 from raycrew.worker_groups._declared import AsyncMethod, AsyncOrDeclared, DeclaredMethod, SyncMethod
 
 P = ParamSpec("P")

@@ -1,0 +1,50 @@
+"""The workers of a group on Ray without the group, so that they can be ended when it is gone."""
+
+from dataclasses import dataclass, field
+
+from raycrew.cluster_core import Session
+from raycrew.worker_groups._group.handles import Directory
+from raycrew.worker_groups._health import Ended, end_workers_of
+from raycrew.worker_groups._ranks import WorkerFacts
+from raycrew.worker_groups._roster import Publication
+from raycrew.worker_groups._start import Handle
+
+
+@dataclass
+class Actors:
+    """The workers of a group on Ray, without the group.
+
+    Attributes:
+        name: Name of the group.
+        session: The connection that they belong to.
+        handles: In rank order.
+        facts: What is known of their processes, in rank order.
+        directory: Says who they are now to those who have a handle of the group.
+        publication: Says who they are to all who look at the cluster.
+        strays: New workers of failed restarts that could not be ended, by rank.
+    """
+
+    name: str
+    session: Session
+    handles: list[Handle]
+    facts: list[WorkerFacts]
+    directory: Directory
+    publication: Publication = field(default_factory=Publication)
+    strays: list[Ended] = field(default_factory=list)
+
+    def end(self, timeout_s: float, force: bool) -> Ended:
+        """End them, by rank; they may have ended before."""
+        handles, facts = dict(enumerate(self.handles)), dict(enumerate(self.facts))
+        try:
+            ended = end_workers_of(self.session, handles, facts, 0.0 if force else timeout_s)
+            return ended.beside(self.end_strays())
+        finally:
+            if Session.current() == self.session:
+                self.publication.end()
+                self.directory.end()
+
+    def end_strays(self) -> list[Ended]:
+        """Try once more to end new workers of failed restarts; gives those that may still use bundles."""
+        strays = [stray.once_more() for stray in self.strays]
+        self.strays = [stray for stray in strays if stray.occupied]
+        return self.strays
