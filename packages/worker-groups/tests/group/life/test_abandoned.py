@@ -18,7 +18,7 @@ from raycrew.cluster_core import RayVirtualCluster, ResourceInsufficientError
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import RayWorkerGroup
 from raycrew.worker_groups._group.life import abandoned as abandoned
-from raycrew.worker_groups._group.life.abandoned import Keeper, catch_up, watch_over
+from raycrew.worker_groups._group.life.abandoned import InUse, catch_up, watch_over
 from raycrew.worker_groups.testing import InProcessGroup
 
 pytestmark = pytest.mark.hostile
@@ -135,35 +135,35 @@ def test_the_collector_may_run_under_any_lock(monkeypatch):
         with lock:
             given_back.set()
 
-    keeper = Keeper()
-    watch_over(keeper, "a thing", give_back)
+    in_use = InUse()
+    watch_over(in_use, "a thing", give_back)
     with lock, warnings.catch_warnings():
         warnings.simplefilter("error")
-        del keeper
+        del in_use
         assert not given_back.is_set()
     assert given_back.wait(60)
 
 
 def test_a_failure_does_not_end_the_thread(caplog):
-    keeper = Keeper()
+    in_use = InUse()
     with pytest.warns(ResourceWarning):
-        watch_over(keeper, "a thing", lambda: 1 / 0)
-        del keeper
+        watch_over(in_use, "a thing", lambda: 1 / 0)
+        del in_use
         assert catch_up(60)
     assert "could not be given back" in caplog.text
     assert catch_up(60)
 
 
 def test_a_forked_process_leaves_alone_what_is_its_parents():
-    keeper, given_back = Keeper(), []
-    end_watch = watch_over(keeper, "a thing", lambda: given_back.append(os.getpid()))
+    in_use, given_back = InUse(), []
+    end_watch = watch_over(in_use, "a thing", lambda: given_back.append(os.getpid()))
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            own = Keeper()
+            own = InUse()
             watch_over(own, "own", lambda: given_back.append("own"))
-            del keeper, own
+            del in_use, own
             warnings.simplefilter("ignore")
             code = 0 if catch_up(30) and given_back == ["own"] else 2
         finally:

@@ -27,7 +27,7 @@ from raycrew.worker_groups._group.handles import GroupHandle, Members
 from raycrew.worker_groups._group.life import (
     ABANDONED_S,
     Crew,
-    Keeper,
+    InUse,
     Lifecycle,
     claim_bundles,
     end_and_release,
@@ -143,9 +143,9 @@ class WorkerGroup(GroupFacts, GroupCalls, Closing, GroupHealth):
         except BaseException:
             release_when_free(self._ended or Ended(), self._claim)
             raise
-        self._keeper: Keeper | None = (keeper := Keeper())
+        self._in_use: InUse | None = (in_use := InUse())
         give_back = partial(end_and_release, self._crew, self._claim, ABANDONED_S, force=False)
-        self._unwatch = watch_over(keeper, f"worker group {self.name!r}", give_back)
+        self._unwatch = watch_over(in_use, f"worker group {self.name!r}", give_back)
         rank_of = {position: rank for rank, position in enumerate(self._started.order)}
         self._tied_groups = [[rank_of[p] for p in group] for group in plan.tied_groups]
         if not plan.ordered:

@@ -146,7 +146,7 @@ class RayWorkerGroup(WorkerGroup):
         vars(self).update(state)
         self._session = state["_session"] or current_session()
         self._life = CopiedLifecycle(self.name, "open" if state["_is_open"] else "closed")
-        self._keeper = None
+        self._in_use = None
         self._supervision = Supervision(self.name, self._spec.options, self._life)
         self._balancer = self._make_balancer() if state["_balancer"] else None
         self._usage = self._make_usage()
@@ -292,7 +292,7 @@ class RayWorkerGroup(WorkerGroup):
             transport=self._spec.transport,
             timeout=timeout,
             in_order=self._in_order,
-            keeper=self._keeper,
+            keeper=self._in_use,
             session=self._session,
             recovery=recovery,
         )

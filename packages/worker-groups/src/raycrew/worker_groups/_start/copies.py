@@ -10,7 +10,7 @@ from raycrew.worker_groups._start.startup import Started
 from raycrew.worker_groups._worker import ClassInfo
 
 #: Who waits, who watches, who is told: all of one process.
-_OF_ONE_PROCESS = ("_life", "_claim", "_crew", "_keeper", "_unwatch", "_usage", "_supervision")
+_OF_ONE_PROCESS = ("_life", "_claim", "_crew", "_in_use", "_unwatch", "_usage", "_supervision")
 
 
 def for_the_way(state: Mapping[str, Any]) -> dict[str, Any]:

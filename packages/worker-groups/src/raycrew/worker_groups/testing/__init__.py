@@ -320,7 +320,7 @@ class InProcessGroup(WorkerGroup):
             places=self._places,
             timeout=timeout,
             is_stream="generator" in dispatch.method.kind,
-            keeper=self._keeper,
+            keeper=self._in_use,
             join=dispatch.join,
         )
 

@@ -1,6 +1,6 @@
 """The life of a group: its states behind one lock, deaths of workers, and what is given back at the end."""
 
-from raycrew.worker_groups._group.life.abandoned import Keeper, watch_over
+from raycrew.worker_groups._group.life.abandoned import InUse, watch_over
 from raycrew.worker_groups._group.life.bundles import (
     ABANDONED_S,
     Crew,
@@ -16,7 +16,7 @@ __all__ = [
     "ABANDONED_S",
     "CopiedLifecycle",
     "Crew",
-    "Keeper",
+    "InUse",
     "Lifecycle",
     "Supervision",
     "claim_bundles",

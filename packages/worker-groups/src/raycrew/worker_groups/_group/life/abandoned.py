@@ -23,21 +23,21 @@ _lock = threading.Lock()
 _threads: list[threading.Thread] = []
 
 
-class Keeper:
+class InUse:
     """Stands for the use of something: held by all objects through which it can be used."""
 
     __slots__ = ("__weakref__",)
 
 
-def watch_over(keeper: Keeper, what: str, give_back: Callable[[], object]) -> Callable[[], object]:
-    """Have something given back once nobody holds its keeper any more.
+def watch_over(in_use: InUse, what: str, give_back: Callable[[], object]) -> Callable[[], object]:
+    """Have something given back once nobody holds what stands for its use any more.
 
     At the end of the interpreter nothing is given back: Ray ends what its driver leaves.
 
     Args:
-        keeper: The keeper.
+        in_use: Stands for its use.
         what: What is given back, for the `ResourceWarning`.
-        give_back: Gives it back, within bounded time; must not hold the keeper.
+        give_back: Gives it back, within bounded time; must not hold that.
 
     Returns:
         Ends the watch.
@@ -46,7 +46,7 @@ def watch_over(keeper: Keeper, what: str, give_back: Callable[[], object]) -> Ca
         if not any(thread.is_alive() for thread in _threads):  # a forked process has none
             _threads[:] = [threading.Thread(target=_read_notes, name="raycrew-abandoned", daemon=True)]
             _threads[0].start()
-    watch = weakref.finalize(keeper, _notes.put, _Abandoned(what, give_back))
+    watch = weakref.finalize(in_use, _notes.put, _Abandoned(what, give_back))
     watch.atexit = False
     return watch.detach
 
