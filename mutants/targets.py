@@ -218,6 +218,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "_observed": WORDS,
         "_start/copies": ON_RAY,
         "_start/spec/spec": ON_RAY,
+        "balancing/_balanced": WORDS,
         "balancing/_balancer": ON_RAY,
         "errors": WORDS,
         "protocols": WORDS,

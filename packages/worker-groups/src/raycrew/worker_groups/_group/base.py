@@ -51,7 +51,7 @@ from raycrew.worker_groups._start import (
     worker_aliases,
 )
 from raycrew.worker_groups._worker import pick_secrets
-from raycrew.worker_groups.balancing import LoadBalancer, WorkerLoad
+from raycrew.worker_groups.balancing import Balanced, LoadBalancer, WorkerLoad
 from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupError
 from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
 from raycrew.worker_groups.sharding import NamedSharding
@@ -78,7 +78,7 @@ class Starting:
         return start
 
 
-class WorkerGroup(GroupFacts, GroupCalls, Closing, GroupHealth):
+class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupHealth):
     """A group of workers, wherever they run; see `RayWorkerGroup` for the arguments."""
 
     start = Starting()
@@ -183,17 +183,6 @@ class WorkerGroup(GroupFacts, GroupCalls, Closing, GroupHealth):
             idempotent_methods=options.idempotent_methods,
             usage=lambda: self._resource_use(),  # there once the workers are
         )
-
-    @property
-    def balancer(self) -> LoadBalancer:
-        """Spreads calls (`call`) and streams of items (`map`, `as_completed`) over the workers.
-
-        Raises:
-            ValueError: The group was made without `enable_load_balancing=True`.
-        """
-        if self._balancer is None:
-            raise ValueError(f"worker group {self.name!r} was made without enable_load_balancing=True")
-        return self._balancer
 
     @abstractmethod
     def handle(self) -> GroupHandle:

@@ -1,5 +1,6 @@
 """Load balancing: calls and streams of items over the workers of a group, one worker each."""
 
+from raycrew.worker_groups.balancing._balanced import Balanced
 from raycrew.worker_groups.balancing._balancer import LoadBalancer
 from raycrew.worker_groups.balancing._strategies import (
     ConsistentHash,
@@ -14,6 +15,7 @@ from raycrew.worker_groups.balancing._usage import ProcessUsage
 from raycrew.worker_groups.balancing._workload import BalancedGroup
 
 __all__ = [
+    "Balanced",
     "BalancedGroup",
     "ConsistentHash",
     "LeastLoaded",

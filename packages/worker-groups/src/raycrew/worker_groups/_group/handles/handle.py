@@ -11,11 +11,11 @@ from raycrew.worker_groups._calls import (
 )
 from raycrew.worker_groups._group.handles.routes import Route
 from raycrew.worker_groups._ranks import RankInfo
-from raycrew.worker_groups.balancing import LoadBalancer
+from raycrew.worker_groups.balancing import Balanced, LoadBalancer
 from raycrew.worker_groups.sharding import NamedSharding
 
 
-class GroupHandle(GroupCalls):
+class GroupHandle(GroupCalls, Balanced):
     """Calls the workers of a group from any task or actor of the cluster; `group.handle()` makes it.
 
     It can be pickled where the group's transport and a balancing strategy of one's own can, carries no
@@ -91,17 +91,6 @@ class GroupHandle(GroupCalls):
     def sharding_annotations(self) -> NamedSharding | None:
         """Named axes over the ranks."""
         return self._route.known().sharding
-
-    @property
-    def balancer(self) -> LoadBalancer:
-        """Spreads calls and streams of items over the workers, by the calls of this handle alone.
-
-        Raises:
-            ValueError: The group was made without `enable_load_balancing=True`.
-        """
-        if self._balancer is None:
-            raise ValueError(f"worker group {self.name!r} was made without enable_load_balancing=True")
-        return self._balancer
 
     def __repr__(self) -> str:
         members = self._route.known()
