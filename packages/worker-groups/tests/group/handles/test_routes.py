@@ -12,7 +12,7 @@ from raycrew.worker_groups import GroupHandle, WorkerGroupClosedError, WorkerGro
 from raycrew.worker_groups._group.handles import Contact, Members, RayRoute, directory, routes
 from raycrew.worker_groups._group.handles.directory import Address, DirectoryGoneError
 from raycrew.worker_groups._ranks import RankInfo
-from raycrew.worker_groups._ray import gate
+from raycrew.worker_groups._ray import gate, sessions
 from raycrew.worker_groups._worker import describe_class
 from raycrew.worker_groups.testing import InProcessFuture
 
@@ -129,7 +129,7 @@ def test_the_end_of_the_connection_is_told_as_such(monkeypatch):
             self.check()
 
     session = Ending()
-    for module in (gate, directory):
+    for module in (gate, sessions, directory):
         monkeypatch.setattr(module, "current_session", lambda: session)
     who = SimpleNamespace(newer_than=SimpleNamespace(remote=lambda generation: None))
     monkeypatch.setattr(directory, "find_actor", lambda *_: who)
