@@ -120,12 +120,13 @@ async def awaited_soon(future):
 @pytest.mark.parametrize(
     "use",
     [
-        lambda calls: calls[0].get_results(timeout=60),
-        lambda calls: list(calls[0].as_completed(timeout=60)),
-        lambda calls: asyncio.run(awaited_soon(calls[0])),
-        lambda calls: calls[1].get_results(timeout=60),
+        pytest.param(lambda calls: calls[0].get_results(timeout=60), id="get"),
+        pytest.param(
+            lambda calls: list(calls[0].as_completed(timeout=60)), id="as_completed", marks=pytest.mark.long
+        ),
+        pytest.param(lambda calls: asyncio.run(awaited_soon(calls[0])), id="await", marks=pytest.mark.long),
+        pytest.param(lambda calls: calls[1].get_results(timeout=60), id="stream"),
     ],
-    ids=["get", "as_completed", "await", "stream"],
 )
 @pytest.mark.parametrize(
     "moment",

@@ -56,14 +56,13 @@ class Counter:
 @pytest.mark.parametrize(
     "use",
     [
-        lambda counter, ref: counter.value.remote(),
-        lambda counter, ref: ray.kill(counter),
-        lambda counter, ref: ray.cancel(ref),
-        lambda counter, ref: ray.put(1),
-        lambda counter, ref: session_of_a_task.remote(),
-        lambda counter, ref: ray.remote(Counter).remote(),
+        pytest.param(lambda counter, ref: counter.value.remote(), id="method"),
+        pytest.param(lambda counter, ref: ray.kill(counter), id="kill", marks=pytest.mark.long),
+        pytest.param(lambda counter, ref: ray.cancel(ref), id="cancel", marks=pytest.mark.long),
+        pytest.param(lambda counter, ref: ray.put(1), id="put"),
+        pytest.param(lambda counter, ref: session_of_a_task.remote(), id="task", marks=pytest.mark.long),
+        pytest.param(lambda counter, ref: ray.remote(Counter).remote(), id="actor", marks=pytest.mark.long),
     ],
-    ids=["method", "kill", "cancel", "put", "task", "actor"],
 )
 def test_nothing_over_a_session_connects(local_ray, ray_nodes_session, monkeypatch, use):
     """The session is there when it is looked for, and gone when Ray is called."""
