@@ -19,7 +19,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ANSWER_S = 10.0
-
 _MOST = 32  # Questions that may wait at the same time; those that were given up count.
 
 _room = threading.BoundedSemaphore(_MOST)
@@ -36,7 +35,7 @@ def ask(
 
     Args:
         question: Asks, and returns the answer.
-        timeout_s: Seconds until it is given up, ten unless named.
+        timeout_s: Seconds until it is given up.
         undo: Called with an answer that comes too late.
         session: Over which it is asked, that of this process unless named.
 

@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ANSWER_S = 10.0
-
 _MOST = 32  # Questions that may wait at the same time; those that were given up count.
 
 _room = threading.BoundedSemaphore(_MOST)
@@ -121,7 +120,7 @@ def _ask(
 
 
 def _tell(settle: Callable[[Any], None], outcome: Any) -> bool:
-    """Whether somebody still waits for an answer."""
+    """Hand an outcome over; False where nobody waits for it any more."""
     try:
         settle(outcome)
     except InvalidStateError:
