@@ -117,3 +117,49 @@ def test_a_share_of_a_tensor_is_pickled_without_the_others():
     assert torch.cat([part["x"][1]["y"] for part in split.parts]).equal(values)
     whole = split_rows({"x": values}, 1, pad=False, called="Policy.train", axis="dp").parts[0]["x"]
     assert whole.data_ptr() == values.data_ptr()
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.array([2**60 + 1]), np.array([0.5])),
+        (np.array([2**60 + 1]), np.array([1], np.uint64)),
+        (np.array([1]), np.array(["a"])),
+        (np.array([1]), np.array([None])),
+        (torch.tensor([2**60 + 1]), torch.tensor([0.5])),
+        (torch.tensor([True]), torch.tensor([2])),
+    ],
+)
+def test_arrays_are_not_joined_where_elements_would_become_others(one, other):
+    for parts in ([one, other], [other, one]):
+        with pytest.raises(TypeError, match="they are of different element types"):
+            join_rows(parts)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.array([1], np.int32), np.array([2**40])),
+        (np.array(["a"]), np.array(["long"])),
+        (torch.tensor([0.5], dtype=torch.bfloat16), torch.tensor([0.1])),
+    ],
+)
+def test_elements_of_another_size_are_joined(one, other):
+    joined = join_rows([one, other])
+    assert list(joined) == [*one, *other]
+
+
+class Labelled(np.ndarray):
+    """As what is cut by labels, and both ends of these."""
+
+    def __getitem__(self, key):
+        found = np.asarray(self)[key]
+        return found if not isinstance(key, slice) else np.asarray(self)[key.start : key.stop + 1]
+
+
+@pytest.mark.hostile
+def test_what_is_not_cut_by_positions_is_refused():
+    values = {"values": np.arange(6).view(Labelled)}
+    with pytest.raises(ValueError, match="step: values: rows 0 to 3 of this Labelled are 4"):
+        split_rows(values, 2, pad=False, called="step", axis="dp")

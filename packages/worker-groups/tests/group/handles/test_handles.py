@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import pickle
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -126,6 +127,13 @@ def test_a_handle_follows_a_restart_and_sends_nothing_twice(local_ray, tmp_path)
         assert answer(idle.refresh.remote()) == 2
         assert answer(first.results.remote("pid")) == group.call("pid").get_results()
 
+        patient = group.handle()  # which only waits for the ends of its calls
+        assert patient.call("run", str(ran), 0).wait(60)
+        assert group.restart_failed_workers() == [0]
+        assert patient.generation == group.ranks[0].generation == 3
+        again = patient.call("pid")
+        assert again.wait(60) and again.get_results() == group.call("pid").get_results()
+
         group.shutdown()
         eventually(lambda: "was shut down" in answer(idle.is_closed.remote()), "the group's end is known")
         with pytest.raises(WorkerGroupClosedError, match="was shut down"):
@@ -157,7 +165,7 @@ def test_a_directory_that_is_lost_is_made_anew(local_ray, monkeypatch, tmp_path)
 
 
 @pytest.mark.hostile
-def test_no_call_comes_between_a_survivors_place_and_its_on_generation(cluster, tmp_path):
+def test_no_call_comes_before_on_generation(cluster, tmp_path, monkeypatch):
     gate = tmp_path / "gate"
     with RayWorkerGroup(cluster, Meeting) as group, ThreadPoolExecutor(1) as pool:
         handle = group.handle()
@@ -173,6 +181,23 @@ def test_no_call_comes_between_a_survivors_place_and_its_on_generation(cluster, 
         assert handle.call("seen").get_results() == [(1, 1)] * 2
         assert group.renew_rendezvous() == 2
         assert handle.call("seen").get_results() == [(2, 2)] * 2
+
+        wait_copied, take, copies = threading.Event(), group._take_generation, []
+
+        def copied():
+            copy = pickle.loads(cloudpickle.dumps(group))
+            wait_copied.set()
+            return copy.call("seen").get_results(timeout=60)
+
+        def take_and_be_copied(started):
+            take(started)
+            copies.append(pool.submit(copied))
+            wait_copied.wait(1)
+
+        monkeypatch.setattr(group, "_take_generation", take_and_be_copied)
+        assert group.on([0]).call("end").wait(60)
+        assert group.restart_failed_workers() == [0]
+        assert copies[0].result(60) == [(3, 3)] * 2, "no copy knows a worker that has not heard of it"
 
 
 def lose_directory(handle):

@@ -153,6 +153,29 @@ def test_a_restart_that_calls_its_own_group_is_no_deadlock(life):
     assert life.restart(work) == [0]
 
 
+def test_what_is_known_of_ranks_is_copied_before_or_after_they_are_replaced(life):
+    def copy(ranks):
+        with life.copying(ranks):
+            return "copied"
+
+    restart = Told(life.restart, lambda: [1])
+    life.replacing([1])
+    assert copy([0, 2]) == "copied"
+    waiting, copied = in_thread(lambda: copy([0, 1]))
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    restart.end()
+    assert copied() == "copied"
+
+    def work():
+        life.replacing([0])
+        return copy([0])  # by the restart itself, which nobody waits for
+
+    assert life.restart(work) == "copied"
+    assert life.close(lambda: True)
+    assert copy([0]) == "copied", "as something that has ended"
+
+
 def test_closing_ends_a_restart_first_and_then_all_are_refused(life):
     done = []
 

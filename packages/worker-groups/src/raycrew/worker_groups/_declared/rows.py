@@ -3,6 +3,7 @@
 Those are batches (`RowBatch`), arrays and tensors, lists, and tuples and dicts of these, place by place.
 """
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,6 +13,7 @@ from raycrew.worker_groups.protocols import RowBatch, Shardable
 
 _MEMBERS = ("pad_to_divisor", "slice", "concat", "size")
 _BUILT_IN = frozenset({list, tuple, dict})
+_LETTERS = re.compile("[A-Za-z]+")
 
 
 def is_batch(value: Any) -> TypeGuard[RowBatch]:
@@ -121,6 +123,8 @@ def _concatenated(parts: Sequence[Any], where: str) -> Any:
         count_rows(part, where)
         if _kind(part) is not kind:
             raise TypeError(f"{where} are of different kinds: {_described(first)} and {_described(part)}")
+        if _elements(part) != _elements(first):  # one would be made of the other, and lose digits or its type
+            raise TypeError(f"{where} are of different element types: {first.dtype} and {part.dtype}")
     if kind is RowBatch:
         return type(first).concat(parts)
     if type(first) is list:
@@ -130,6 +134,12 @@ def _concatenated(parts: Sequence[Any], where: str) -> Any:
 
 def _kind(value: Any) -> Any:
     return RowBatch if is_batch(value) else type(value)
+
+
+def _elements(value: Any) -> str:
+    """What the elements of an array are, whatever their size; empty if it is no array."""
+    found = _LETTERS.search(str(getattr(value, "dtype", "")).rpartition(".")[2])
+    return found[0].replace("bfloat", "float") if found else ""
 
 
 def _concat_of(array: Any) -> Callable[[list[Any]], Any]:

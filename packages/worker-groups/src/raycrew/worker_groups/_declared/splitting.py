@@ -69,10 +69,25 @@ def split_rows(
     if rows % n:
         values = {name: pad_rows(value, n) for name, value in values.items()}
     parts = [
-        {name: own_rows(cut_rows(value, i * size, (i + 1) * size)) for name, value in values.items()}
+        {
+            name: own_rows(_rows_of(value, i * size, (i + 1) * size, f"{called}: {name}"))
+            for name, value in values.items()
+        }
         for i in range(n)
     ]
     return Split(parts, size, tuple(min(max(rows - i * size, 0), size) for i in range(n)))
+
+
+def _rows_of(value: Any, start: int, end: int, where: str) -> Any:
+    """Some rows of a value, as many as were asked for."""
+    rows = cut_rows(value, start, end)
+    found = count_rows(rows, where)
+    if found != end - start:
+        raise ValueError(
+            f"{where}: rows {start} to {end} of this {type(value).__name__} are {found}: it is not cut by "
+            "positions; pass an array or a list of its values"
+        )
+    return rows
 
 
 def _common_rows(values: Mapping[str, Any], called: str) -> int:

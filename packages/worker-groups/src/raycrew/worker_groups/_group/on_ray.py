@@ -140,7 +140,9 @@ class RayWorkerGroup(WorkerGroup):
         return ProcessUsage({info.rank: (facts.node_id, facts.pid) for info, facts in places})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**for_the_way(vars(self)), "_is_open": self._life.state in ("open", "restarting")}
+        # No copy knows a new worker before that has heard of its generation.
+        with self._life.copying(range(self.world_size)):
+            return {**for_the_way(vars(self)), "_is_open": self._life.state in ("open", "restarting")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -41,6 +41,7 @@ class Endings(Gathering):
 
     _revival: Revival | None
     _looking: threading.Lock
+    _losses_told: bool
 
     def done(self) -> bool:
         """Whether every call has ended, well or not.
@@ -102,18 +103,19 @@ class Endings(Gathering):
             sent, ends = list(self), self._ends
             if len(await_some(ends, deadline(), self._check, count=len(ends))) < len(ends):
                 return False
-            if self._are_final(sent):
+            if self._are_final(sent, ends):
                 return True
             if not self._await_revival(deadline()):
                 return False
         return True
 
-    def _are_final(self, sent: Sequence[Any]) -> bool:
+    def _are_final(self, sent: Sequence[Any], ends: Sequence[Any]) -> bool:
         """Whether calls, all of which have ended, are sent no more; else their group's restart has begun."""
         with self._looking:
             if list(self) != sent:
                 return False
             if self._recovery is None or not self._recovery.sends_again:
+                self._tell_losses(ends)
                 return True
             if self._revival is None or self._revival.sent != sent:
                 if not any(map(self._died, sent)):
@@ -125,6 +127,13 @@ class Endings(Gathering):
                 )
                 revive.start()
         return False
+
+    def _tell_losses(self, ends: Sequence[Any]) -> None:
+        """Whoever sent these learns of a worker that was lost, though nobody may ever take the results."""
+        if self._recovery is not None and self._recovery.is_told_of_losses and not self._losses_told:
+            if any(map(self._died, ends)):
+                self._note_loss()
+            self._losses_told = True
 
     def _await_revival(self, deadline: float | None) -> bool:
         """Wait until what became of the calls is known; whether it was in time."""

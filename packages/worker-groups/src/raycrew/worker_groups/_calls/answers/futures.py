@@ -97,7 +97,7 @@ class MultiWorkerFuture(Endings, Awaited[J], Generic[R, J]):
         self._keeper = keeper  # else the workers would end with their group while this is awaited
         self._session = session or Session.current()
         self._recovery, self._why = recovery, ()
-        self._revival, self._looking = None, Lock()
+        self._revival, self._looking, self._losses_told = None, Lock(), False
         self._join = join
         self._places = dict(places or {})
         self._sent_at = time.monotonic()

@@ -34,6 +34,11 @@ class Recovery:
         """Whether the call is sent again once its group is whole."""
         return self._send is not None
 
+    @property
+    def is_told_of_losses(self) -> bool:
+        """Whether anybody is to be told that a worker of the call is lost."""
+        return self._seen is not None
+
     def note_loss(self) -> None:
         """Tell that a worker of the call is lost; restarts nothing."""
         if self._seen is not None:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -198,6 +198,25 @@ class Lifecycle:
                 return False
             self._senders.add(sender)
         return True
+
+    @contextmanager
+    def copying(self, ranks: Collection[int]) -> Iterator[None]:
+        """Within, what is known of some ranks is copied; none is being replaced, unless by who asks.
+
+        A restart is waited for however long it takes, and so is the end of a group.
+        """
+        if self._restart is not None and self._restarter == threading.get_ident():
+            yield
+            return
+        sender = object()
+        while not self._may_send(sender, ranks):
+            with suppress(WorkerGroupClosedError):
+                self.await_replaced(ranks, None)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._senders.discard(sender)
 
     def await_replaced(self, ranks: Collection[int], timeout_s: float | None) -> None:
         """Wait until none of some ranks is being replaced.
