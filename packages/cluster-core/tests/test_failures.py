@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -143,7 +142,6 @@ def _request(counts):
 
 
 def test_what_can_never_fit_fails_at_once_and_leaves_nothing(ray_nodes):
-    start = time.monotonic()
     for arguments in ({"bundle_ct_per_node_list": [4, 4, 4, 1]}, {"bundle_ct_per_node_list": [5]}):
         with pytest.raises(InfeasibleRequestError, match="can never fit") as error:
             RayVirtualCluster(**arguments, timeout_s=3000)
@@ -158,7 +156,6 @@ def test_what_can_never_fit_fails_at_once_and_leaves_nothing(ray_nodes):
         assert cluster.world_size() == 10
     with pytest.raises(InfeasibleRequestError, match="labels don't fit"):
         RayVirtualCluster([1], label_selector={"zone": "nowhere"}, timeout_s=3000)
-    assert time.monotonic() - start < 1000
     assert not live_groups()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from patience import eventually
+from patience import eventually, within
 from workers import Worker
 
 from raycrew.cluster_core import RayVirtualCluster, Session
@@ -43,6 +43,12 @@ async def awaited(future):
 
 
 def assert_closed(group, future, stream, single):
+    """At once: whoever let Ray connect to another cluster waited for minutes."""
+    with within(60):
+        _assert_closed(group, future, stream, single)
+
+
+def _assert_closed(group, future, stream, single):
     for use in (
         lambda: future.get_results(timeout=5),
         lambda: list(future.as_completed(timeout=5)),
