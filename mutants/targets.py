@@ -18,8 +18,12 @@ DECLARED = ("declared/test_declarations.py", "declared/test_declared_calls.py")
 COLUMNS = ("columns/operations", "test_batch.py", "test_batch_hostile.py")
 FITTING = ("packing/test_values.py", "packing/test_packing.py", "packing/test_plan.py")
 GROUPS = ("process_groups/test_plans.py",)
-DIRECTORY = ("weights/directory/test_record.py", "weights/directory/test_directory.py")
-LAYOUTS = ("weights/resharding/test_reshard_plan.py", "weights/resharding/test_moving.py")
+DIRECTORY = ("weights/directory",)
+LAYOUTS = (
+    "weights/resharding/test_layouts.py",
+    "weights/resharding/test_reshard_plan.py",
+    "weights/resharding/test_moving.py",
+)
 DIGEST = ("spec/test_digest.py", "spec/test_spec.py")
 
 # Module (below the package's import name) and the tests that stand for it (below the package's tests).
@@ -130,11 +134,11 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
     },
     "tensor-transport": {
         "_rows/views": ("rows/test_view_values.py", "rows/test_views.py"),
-        "_rows/arrays": ("rows",),
+        "_rows/arrays": ("rows", "test_batch_hostile.py"),
         "_rows/counts": ("rows", "test_batch_hostile.py"),
         "_rows/indexing": ("rows/test_indexing.py", "rows/test_view_values.py"),
         "_rows/joining": ("test_rtensor.py",),
-        "_rows/passes": ("rows", "columns/test_iterating.py"),
+        "_rows/passes": ("rows/test_passes.py", "columns/test_iterating.py"),
         "_rows/shards": ("rows", "test_rtensor.py"),
         "_bytes/arenas": ("bytes/test_codec.py", "backends/test_shared_memory.py"),
         "_bytes/codec": ("bytes/test_codec.py",),
@@ -148,7 +152,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_columns/kinds/accepting": ("test_batch_hostile.py", "test_batch.py"),
         "_columns/kinds/casting": ("columns/kinds/test_casting.py",),
         "_columns/kinds/padding": ("columns/kinds/test_ragged.py", "test_batch_hostile.py"),
-        "_columns/lengths": COLUMNS,
+        "_columns/lengths": ("columns/test_lengths.py", *COLUMNS),
         "_columns/naming": COLUMNS,
         "_columns/operations/rows": COLUMNS,
         "_columns/table": COLUMNS,
@@ -156,26 +160,26 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "packing/_bins": FITTING,
         "packing/_fitting": FITTING,
         "packing/_plan": FITTING,
-        "packing/_sharded": (*FITTING, "test_batch_hostile.py"),
+        "packing/_sharded": ("packing/test_sharded.py", *FITTING, "test_batch_hostile.py"),
         "process_groups/_broadcasting/pieces": GROUPS,
         "process_groups/_membership/cause": GROUPS,
         "process_groups/_membership/invitation": GROUPS,
         "process_groups/_membership/seat": GROUPS,
         "transports/_choosing/choice": ("transports/test_choice.py",),
-        "weights/_directory/ballots": DIRECTORY,
-        "weights/_directory/freed": ("weights/directory/test_freed.py", *DIRECTORY),
+        "weights/_directory/ballots": ("weights/directory/test_ballots.py", *DIRECTORY),
+        "weights/_directory/freed": DIRECTORY,
         "weights/_directory/lineage": DIRECTORY,
         "weights/_directory/publications": DIRECTORY,
         "weights/_directory/record": DIRECTORY,
-        "weights/_directory/relay": DIRECTORY,
+        "weights/_directory/relay": ("weights/directory/test_relay.py",),
         "weights/_directory/shelf": DIRECTORY,
         "weights/_directory/telling": DIRECTORY,
-        "weights/_directory/versions": ("weights/directory/test_version_numbers.py", *DIRECTORY),
-        "weights/_receiving/held": ("weights/test_weights.py", "weights/deltas/test_delta_updates.py"),
-        "weights/_receiving/member": ("weights/test_weights.py", "weights/syncing/test_weight_sync.py"),
+        "weights/_directory/versions": DIRECTORY,
+        "weights/_receiving/held": ("weights/directory/test_stale_weights.py", "weights/test_weights.py"),
+        "weights/_receiving/member": ("weights/test_weights.py", *DIRECTORY),
         "weights/_syncing/report": ("weights/syncing/test_weight_sync.py",),
-        "weights/_syncing/session": ("weights/syncing/test_weight_sync.py",),
-        "weights/_update/manifest": ("weights/update/test_checksum.py", "weights/test_weights.py"),
+        "weights/_syncing/session": ("weights/syncing/test_weight_sync.py", *DIRECTORY),
+        "weights/_update/manifest": ("weights/update", "weights/test_weights.py"),
         "weights/_update/regions": ("weights/test_weights.py", "weights/test_options.py"),
         "weights/_update/spans": ("weights/test_weights.py", "weights/syncing/test_weight_sync.py"),
         "weights/_update/stores": ("weights/update/test_stores.py",),

@@ -110,3 +110,9 @@ def test_wrong_lengths_are_refused():
         encode_delta(None, np.zeros(7, np.uint8), 2)
     with pytest.raises(ValueError, match="4 bytes can't have become 8"):
         encode_delta(np.zeros(4, np.uint8), np.zeros(8, np.uint8), 2)
+
+
+def test_places_far_apart_are_told_by_wide_words():
+    for step, most in ((2, 4), (300, 10), (70_000, 16)):
+        _, indices = _codec._smallest(np.arange(3) * step, 200_000, 4)
+        assert len(indices) <= most, step

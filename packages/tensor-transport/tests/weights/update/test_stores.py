@@ -15,6 +15,7 @@ from raycrew.tensor_transport.transports.process_vm import ProcessVmTransport
 from raycrew.tensor_transport.transports.shared_memory import SharedMemoryTransport
 from raycrew.tensor_transport.transports.tcp import TcpTransport
 from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver, sync_weights
+from raycrew.tensor_transport.weights._update import as_store
 
 FOLDER = Path("/dev/shm") / f"raycrew-{os.geteuid()}"
 
@@ -127,3 +128,8 @@ def test_a_transport_that_does_not_map_is_pulled(transport):
         model = Model()
         WeightReceiver(model.load, store=own).apply(WeightPublisher(transport).publish(weights()))
     assert_same(model.tensors, weights())
+
+
+def test_what_is_mapped_is_the_store_s_and_what_is_pulled_the_reader_s():
+    with SharedMemoryTransport() as mapped, TcpTransport() as pulled:
+        assert (as_store(mapped).gives_own_memory, as_store(pulled).gives_own_memory) == (False, True)

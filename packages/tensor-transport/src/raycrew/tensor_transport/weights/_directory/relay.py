@@ -1,6 +1,5 @@
 """Who fetches from whom between nodes: plans, no bytes."""
 
-import math
 from collections.abc import Sequence
 
 
@@ -31,6 +30,9 @@ def choose_fanout(node_count: int, bucket_count: int) -> int | None:
 
 
 def _levels(node_count: int, fanout: int) -> int:
-    if fanout == 1:
-        return node_count
-    return math.ceil(math.log(node_count * (fanout - 1) + 1, fanout))
+    """How deep a tree of so many nodes is."""
+    levels = wide = held = 0
+    while held < node_count:
+        levels, wide = levels + 1, wide * fanout or 1
+        held += wide
+    return levels

@@ -1,0 +1,32 @@
+"""Columns of lengths, and dtypes whose elements can be assigned by mask."""
+
+import pytest
+import torch
+
+from raycrew.tensor_transport import BatchSchemaError
+from raycrew.tensor_transport._columns.kinds.padding import raw
+from raycrew.tensor_transport._columns.lengths import row_lengths
+
+
+def test_lengths_are_integers_from_zero_to_what_an_int32_holds():
+    assert row_lengths(torch.tensor([0, 3, 2**31 - 1]), "n").tolist() == [0, 3, 2**31 - 1]
+    assert row_lengths([], "n").tolist() == []
+    for wrong in ([-1, 2], [1, 2**31], [0.5], [[1]]):
+        with pytest.raises(BatchSchemaError, match="column 'n'"):
+            row_lengths(torch.tensor(wrong), "n")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "seen"),
+    [
+        (torch.float8_e4m3fn, torch.uint8),
+        (torch.float8_e5m2, torch.uint8),
+        (torch.int8, torch.int8),
+        (torch.bool, torch.bool),
+        (torch.float16, torch.float16),
+    ],
+)
+def test_what_is_assigned_by_mask_has_that_operation(dtype, seen):
+    tensor = torch.zeros(3).to(dtype)
+    raw(tensor)[torch.tensor([True, False, True])] = 1
+    assert raw(tensor).dtype == seen and raw(tensor).tolist() == [1, 0, 1]

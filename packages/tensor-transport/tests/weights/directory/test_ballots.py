@@ -1,0 +1,28 @@
+"""Who decides about a version."""
+
+import pytest
+
+from raycrew.tensor_transport import WeightUpdateError
+from raycrew.tensor_transport.weights._directory.ballots import Ballots
+
+
+@pytest.mark.parametrize(("first", "second"), [("a", "b"), ("b", "a")])
+def test_a_ballot_is_of_who_showed_it_last_and_who_did_before_is_told(first, second):
+    ballots = Ballots(["x", "y"], "")
+    assert ballots.admit(3, first, "x") == "" and ballots.admit(3, first, "x") == ""
+    assert ballots.admit(3, second, "x") == first
+    assert ballots.receivers == [second, ""]
+    with pytest.raises(WeightUpdateError, match=f"version 3: two receivers are called {second}"):
+        ballots.admit(3, second, "y")
+    with pytest.raises(WeightUpdateError, match="receiver c is not one that decides"):
+        ballots.admit(3, "c", "z")
+
+
+def test_only_who_asked_confirms():
+    ballots = Ballots(["x"], "key")
+    for key in ("", "kex", "kez", "a", "z"):
+        with pytest.raises(WeightUpdateError, match="version 3 was asked for by somebody else"):
+            ballots.confirm(3, key)
+        assert not ballots.is_confirmed
+    ballots.confirm(3, "key")
+    assert ballots.is_confirmed and Ballots([], "").is_confirmed
