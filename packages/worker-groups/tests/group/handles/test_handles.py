@@ -182,19 +182,19 @@ def test_no_call_comes_before_on_generation(cluster, tmp_path, monkeypatch):
         assert group.renew_rendezvous() == 2
         assert handle.call("seen").get_results() == [(2, 2)] * 2
 
-        wait_copied, take, copies = threading.Event(), group._take_generation, []
+        wait_copied, take, copies = threading.Event(), RayWorkerGroup._take_generation, []
 
         def copied():
             copy = pickle.loads(cloudpickle.dumps(group))
             wait_copied.set()
             return copy.call("seen").get_results(timeout=60)
 
-        def take_and_be_copied(started):
-            take(started)
+        def take_and_be_copied(group, started):
+            take(group, started)
             copies.append(pool.submit(copied))
             wait_copied.wait(1)
 
-        monkeypatch.setattr(group, "_take_generation", take_and_be_copied)
+        monkeypatch.setattr(RayWorkerGroup, "_take_generation", take_and_be_copied)
         assert group.on([0]).call("end").wait(60)
         assert group.restart_failed_workers() == [0]
         assert copies[0].result(60) == [(3, 3)] * 2, "no copy knows a worker that has not heard of it"
