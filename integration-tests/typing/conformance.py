@@ -4,7 +4,7 @@ from typing import Any
 
 from raycrew.cluster_core import Claim, Cluster, Occupant, RayConnection, RayVirtualCluster
 from raycrew.cluster_core.testing import FakeCluster
-from raycrew.tensor_transport import BatchedDataDict, PeerGroup, TensorArguments
+from raycrew.tensor_transport import BatchedDataDict, PeerGroup, TensorArguments, WeightSyncReport
 from raycrew.venv_manager import NodeRunner, RegistryEnvironmentProvider
 from raycrew.worker_groups import (
     ArgumentTransport,
@@ -13,6 +13,7 @@ from raycrew.worker_groups import (
     RayWorkerGroup,
     RowBatch,
     Shardable,
+    TimedReport,
 )
 from raycrew.worker_groups.protocols import NodeRunner as WorkerGroupsNodeRunner
 
@@ -43,6 +44,10 @@ def shardables(batch: BatchedDataDict[Any]) -> tuple[Shardable, Shardable]:
 
 def row_batches(batch: BatchedDataDict[Any]) -> RowBatch:
     return batch
+
+
+def timed_reports(report: WeightSyncReport) -> TimedReport:
+    return report
 
 
 def peer_groups(group: RayWorkerGroup) -> PeerGroup:

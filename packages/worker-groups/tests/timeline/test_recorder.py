@@ -92,8 +92,14 @@ def test_what_is_open_in_the_end_is_told_as_it_is(told):
     recorder.listen(told)
     recorder.sent(1.0, "policy", "train", [0], [CALL])
     recorder.ran(CALL, "policy", 0, "train", 2.0, 3.0, 0.0)
+    recorder.listen(first := Told())
+    recorder.listen(second := Told())
+    recorder.leave(first, second)
+    recorder.taken(CALL, True)
     recorder.leave(told)
-    assert told.calls == [Call("policy", "train", 1.0, (Part(0, 2.0, 3.0),))]
+    call = Call("policy", "train", 1.0, (Part(0, 2.0, 3.0),))
+    assert first.calls == second.calls == [call]
+    assert [(one.sent, one.parts, one.ok) for one in told.calls] == [(1.0, call.parts, True)], "as known then"
 
 
 def test_notes_above_the_most_are_counted(told):

@@ -44,7 +44,7 @@ def test_a_run_is_written_as_a_trace_and_a_page(group, tmp_path):
             group.call("fail").get_results()
         with run.span("think"):
             pass
-        assert run.statistics().calls >= 5
+        assert run.statistics().calls >= 4
     run.close()
     assert "closed" in repr(run)
     found = json.loads(trace.read_text())
@@ -106,8 +106,8 @@ def test_too_many_spans_are_counted_and_said(group, tmp_path):
 def test_what_cannot_be_written_is_told_at_once(tmp_path):
     with pytest.raises(FileNotFoundError, match="no folder"):
         timeline(tmp_path / "absent" / "run.json")
-    with pytest.raises(ValueError, match="max_spans must be at least 1, not 0"):
-        timeline(max_spans=0)
+    with pytest.raises(ValueError, match="it is -1"):
+        timeline(max_spans=-1)
     assert observed.by is None
     run = timeline()
     assert isinstance(run, Timeline)

@@ -34,6 +34,11 @@ class Workers(NamedTuple):
 class GroupHealth:
     """What a group tells of its workers' health."""
 
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name of the group."""
+
     @abstractmethod
     def _open(self) -> Any:
         """Raise unless the group can be asked."""
@@ -107,7 +112,8 @@ class GroupHealth:
             elif (found := _stuck(rank, seen, facts, threshold_s)) is not None:
                 stuck[rank] = found
                 if observed.by is not None:
-                    observed.by.counted("stalls", {"rank": str(rank), "reason": found.reason})
+                    labels = {"group": self.name, "rank": str(rank), "reason": found.reason}
+                    observed.by.counted("stalls", labels)
         return stuck
 
 

@@ -28,6 +28,7 @@ from raycrew.worker_groups._ray.compat import (
     runs_in_order,
     unwrap_actor_class,
 )
+from raycrew.worker_groups._ray.measures import counter, gauge, histogram
 from raycrew.worker_groups._ray.nodes import (
     claim_cpus,
     give_back,
@@ -57,12 +58,15 @@ __all__ = [
     "check_session",
     "claim_cpus",
     "connection",
+    "counter",
     "current_session",
     "drop_record",
     "end_actors",
     "find_actor",
     "find_actors",
+    "gauge",
     "give_back",
+    "histogram",
     "is_alive_node",
     "is_behind_proxy",
     "is_death",

@@ -6,11 +6,14 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from raycrew.cluster_core import Claim
+from ray.exceptions import RayError
+
+from raycrew.cluster_core import Claim, ClusterError
 from raycrew.worker_groups._health import watch_owner
 from raycrew.worker_groups._ray import drop_record, own_namespace, put_record
 from raycrew.worker_groups._roster.records import GroupRecord, WorkerRecord
 from raycrew.worker_groups._start import GroupSpec, Started
+from raycrew.worker_groups.errors import WorkerGroupError
 
 logger = logging.getLogger(__name__)
 
@@ -18,6 +21,7 @@ logger = logging.getLogger(__name__)
 GROUPS = "group/"
 
 _ANSWER_S = 2.0  # a group goes on, and ends, without its record
+_FAILURES = (RayError, WorkerGroupError, ClusterError, OSError)
 
 
 class Publication:
@@ -35,7 +39,7 @@ class Publication:
                 put_record(self._key, record.as_text(), _ANSWER_S)
                 if self._is_over:
                     drop_record(self._key, _ANSWER_S)
-            except Exception as error:  # noqa: BLE001 - whatever Ray says, the group goes on without it
+            except _FAILURES as error:
                 logger.info("%s: others can't be told of its ranks: %s", record.name, error)
 
     def end(self) -> None:
@@ -43,7 +47,7 @@ class Publication:
         self._is_over = True
         try:
             drop_record(self._key, _ANSWER_S)
-        except Exception as error:  # noqa: BLE001 - whatever Ray says, the group ends without it
+        except _FAILURES as error:
             logger.debug("the record %s stays: %s", self._key, error)
 
 

@@ -5,7 +5,8 @@ long as there is hope for that.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 from raycrew.worker_groups._timeline.records import Call, Part
 
@@ -48,11 +49,13 @@ class _Open:
     taken: float | None = None
     ok: bool | None = None
     label: str = ""
-    since: float = field(default=0.0)
+    since: float = 0.0
+    context: Any = None
 
     def closed(self) -> Call:
         parts = tuple(self.parts.values())
-        return Call(self.group, self.method, self.sent, parts, self.taken, self.ok, self.label)
+        outcome = self.taken, self.ok, self.label, self.context
+        return Call(self.group, self.method, self.sent, parts, *outcome)
 
 
 class Ledger:
@@ -70,10 +73,18 @@ class Ledger:
         self._calls: dict[_Open, None] = {}
         self._strays: dict[tuple[bytes, int], tuple[float, Ran]] = {}
 
-    def sent(self, at: float, group: str, method: str, ranks: Sequence[int], calls: Sequence[bytes]) -> None:
-        """A call was sent to some ranks, each of which has an id for it."""
+    def sent(
+        self,
+        at: float,
+        group: str,
+        method: str,
+        ranks: Sequence[int],
+        calls: Sequence[bytes],
+        context: Any = None,
+    ) -> None:
+        """A call was sent to some ranks, each of which has an id for it, in some context."""
         parts = {call: Part(rank) for call, rank in zip(calls, ranks, strict=True)}
-        opened = _Open(group, method, at, parts, untold=len(parts), since=at)
+        opened = _Open(group, method, at, parts, untold=len(parts), since=at, context=context)
         self._calls[opened] = None
         self._open |= dict.fromkeys(parts, opened)
         for call, part in parts.items():
@@ -125,13 +136,10 @@ class Ledger:
             counts[opened.group] = counts.get(opened.group, 0) + (opened.untold > 0 and opened.taken is None)
         yield from counts.items()
 
-    def end(self) -> None:
-        """Close everything as it is known."""
-        for opened in list(self._calls):
-            self._close(opened)
-        for _, ran in self._strays.values():
-            self._closed(_elsewhere(ran))
-        self._strays.clear()
+    def unfinished(self) -> Iterator[Call]:
+        """All calls that are open, as they are known."""
+        yield from (opened.closed() for opened in self._calls)
+        yield from (_elsewhere(ran) for _, ran in self._strays.values())
 
     def _close(self, opened: _Open) -> None:
         del self._calls[opened]

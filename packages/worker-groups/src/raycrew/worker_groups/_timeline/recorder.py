@@ -68,6 +68,7 @@ class Recorder(Observer):
         self._workers, self._most_notes = workers, most_notes
         self._listeners: tuple[Listener, ...] = ()
         self._notes: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self._capture: Callable[[], Any] | None = None
         self._known: dict[int, Mapping[int, Any]] = {}
         self._ledger = Ledger(self._closed)
         self._lock = threading.RLock()
@@ -84,7 +85,8 @@ class Recorder(Observer):
 
     def sent(self, at: float, group: str, method: str, ranks: Sequence[int], calls: Sequence[bytes]) -> None:
         """See `Observer`."""
-        self._note("sent", at, group, method, ranks, calls)
+        capture = self._capture
+        self._note("sent", at, group, method, ranks, calls, None if capture is None else capture())
 
     def ran(
         self, call: bytes, group: str, rank: int, method: str, began: float, ended: float, paused_s: float
@@ -121,23 +123,27 @@ class Recorder(Observer):
         """Tell a listener from now on, and begin with the first one."""
         with self._lock:
             self._listeners = (*self._listeners, listener)
+            self._capture = self._capture or getattr(listener, "capture", None)
             if observed.by is None:
                 observed.by = self
                 threading.Thread(target=self._keep_looking, name="raycrew-timeline", daemon=True).start()
 
-    def leave(self, listener: Listener) -> None:
-        """Tell a listener what is known by now, and nothing more; end with the last one."""
+    def leave(self, *listeners: Listener) -> None:
+        """Tell listeners what is known by now, and nothing more; end with the last ones."""
         with self._lock:
-            if listener not in self._listeners:
+            leaving = [listener for listener in self._listeners if listener in listeners]
+            staying = tuple(listener for listener in self._listeners if listener not in leaving)
+            if not leaving:
                 return
-            is_last = self._listeners == (listener,)
-            if is_last and observed.by is self:
+            if not staying and observed.by is self:
                 observed.by = None
-            self._look(is_last=is_last)
-            if is_last:
-                self._ledger.end()
+            self._look(is_last=not staying)
+            for call in self._ledger.unfinished():
+                for listener in leaving:
+                    _told(listener.call, call)
+            self._listeners = staying
+            if not staying:
                 self._ending.set()
-            self._listeners = tuple(other for other in self._listeners if other is not listener)
 
     def look(self) -> None:
         """See `Observer`."""

@@ -12,8 +12,10 @@ from typing import Any, Protocol, Self
 from raycrew.worker_groups._observed import Span
 from raycrew.worker_groups._timeline.drawing import TimelineStatistics, page_of, statistics_of, trace_of
 from raycrew.worker_groups._timeline.kept import Kept
+from raycrew.worker_groups._timeline.metrics import RayMetrics
 from raycrew.worker_groups._timeline.records import DRIVER
 from raycrew.worker_groups._timeline.shared import Subscription
+from raycrew.worker_groups._timeline.telemetry import OpenTelemetrySpans, is_installed
 
 
 class TimedPhase(Protocol):
@@ -63,14 +65,20 @@ class Timeline:
     """What a run does when, from the moment that this is made until it is closed; made by `timeline`."""
 
     def __init__(
-        self, trace: str | os.PathLike[str] | None, html: str | os.PathLike[str] | None, max_spans: int
+        self,
+        trace: str | os.PathLike[str] | None,
+        html: str | os.PathLike[str] | None,
+        max_spans: int,
+        metrics: RayMetrics | None,
+        spans: OpenTelemetrySpans | None,
     ) -> None:
         self._trace, self._html = (None if path is None else _writable(Path(path)) for path in (trace, html))
         self._epoch_s, self._began_s = time.time() - time.monotonic(), time.time()
-        self._kept = Kept(max_spans)
-        self._subscription = Subscription([self._kept])
+        self._kept, self._metrics, self._spans = Kept(max_spans), metrics, spans
+        listeners = (self._kept if max_spans else None, metrics, spans)
+        self._subscription = Subscription([listener for listener in listeners if listener is not None])
         self._losses = self._subscription.losses()
-        self._is_open = True
+        self._is_open, self._keeps = True, max_spans > 0
 
     def __enter__(self) -> Self:
         return self
@@ -108,7 +116,7 @@ class Timeline:
         try:
             yield
         finally:
-            self._kept.span(Span(DRIVER, row, name, "step", start, time.monotonic()))
+            self._keep(Span(DRIVER, row, name, "step", start, time.monotonic()))
 
     def add(self, report: TimedReport, name: str = "weight update") -> None:
         """Draw what was timed elsewhere: a `WeightSyncReport`, say, with what each rank did when.
@@ -123,10 +131,20 @@ class Timeline:
         if missing := [part for part in ("started_at", "total_s", "spans") if not hasattr(report, part)]:
             raise TypeError(f"{type(report).__name__} has no {', '.join(missing)}, so it can't be drawn")
         start = report.started_at - self._epoch_s
-        self._kept.span(Span(name, "", name, "whole", start, start + max(0.0, report.total_s)))
+        self._keep(Span(name, "", name, "whole", start, start + max(0.0, report.total_s)))
         for phase in report.spans:
             began, ended = start + phase.start_s, start + max(phase.start_s, phase.end_s)
-            self._kept.span(Span(name, phase.rank, phase.phase, phase.phase, began, ended))
+            self._keep(Span(name, phase.rank, phase.phase, phase.phase, began, ended))
+        if self._metrics is not None:
+            phases = [(phase.phase, phase.end_s - phase.start_s) for phase in report.spans]
+            receipts = getattr(report, "receipts", ())
+            self._metrics.update(name, phases, sum(receipt.size_bytes for receipt in receipts))
+
+    def _keep(self, span: Span) -> None:
+        if self._keeps:
+            self._kept.span(span)
+        if self._spans is not None:
+            self._spans.span(span)
 
     # What was recorded.
 
@@ -170,6 +188,8 @@ def timeline(
     trace: str | os.PathLike[str] | None = None,
     *,
     html: str | os.PathLike[str] | None = None,
+    metrics: bool = False,
+    open_telemetry: bool | None = None,
     max_spans: int = 200_000,
 ) -> Timeline:
     """Record from now on what this process has its workers do, and when.
@@ -182,15 +202,21 @@ def timeline(
     Args:
         trace: File to write a trace to in the end, which https://ui.perfetto.dev and chrome://tracing read.
         html: File to write a page to in the end, which any browser shows, without a network.
-        max_spans: How many spans are kept; what is more is counted, and left out.
+        metrics: Whether to count calls and what they take in the Prometheus endpoint of Ray's nodes, too.
+        open_telemetry: Whether to make spans of OpenTelemetry, too; None where its API is installed.
+        max_spans: How many spans are kept; what is more is counted, and left out. With 0 none are, as for
+            metrics alone.
 
     Raises:
         FileNotFoundError: There is no such folder to write to.
-        ValueError: `max_spans` is not above 0.
+        ImportError: `open_telemetry` is asked for, and its API is not installed.
+        ValueError: `max_spans` is below 0, or is 0 and there is a file to write.
     """
-    if max_spans < 1:
-        raise ValueError(f"max_spans must be at least 1, not {max_spans}")
-    return Timeline(trace, html, max_spans)
+    if max_spans < 0 or (max_spans == 0 and (trace is not None or html is not None)):
+        raise ValueError(f"max_spans must be at least 1 for a file to write, else 0; it is {max_spans}")
+    wants_spans = is_installed() if open_telemetry is None else open_telemetry
+    spans = OpenTelemetrySpans() if wants_spans else None
+    return Timeline(trace, html, max_spans, RayMetrics() if metrics else None, spans)
 
 
 def _writable(path: Path) -> Path:

@@ -1,7 +1,8 @@
 """Calls as they are known once they are over, and the spans that they make. Pure."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from raycrew.worker_groups._observed import Span
 
@@ -41,6 +42,7 @@ class Call:
         taken: When whoever waited for it had its results; None where nobody has.
         ok: Whether it went well; None where that is not known.
         label: What it was sent for: "balancer", or nothing.
+        context: What was captured when it was sent.
     """
 
     group: str
@@ -50,6 +52,7 @@ class Call:
     taken: float | None = None
     ok: bool | None = None
     label: str = ""
+    context: Any = field(default=None, compare=False, repr=False)
 
     @property
     def start(self) -> float | None:

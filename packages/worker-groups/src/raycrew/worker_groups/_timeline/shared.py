@@ -58,6 +58,5 @@ class Subscription:
     def end(self) -> Losses:
         """Have the listeners told of the rest, and leave."""
         with _lock:
-            for listener in self._listeners:
-                self._recorder.leave(listener)
+            self._recorder.leave(*self._listeners)
         return self.losses()

@@ -1,0 +1,123 @@
+"""Counters and histograms of calls: what is counted, and that Ray's endpoint and the dashboard have it."""
+
+import json
+import re
+import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import ray
+from patience import eventually
+from timed_workers import Timed
+
+from raycrew.worker_groups import RayWorkerGroup, timeline
+from raycrew.worker_groups._timeline import metrics
+from raycrew.worker_groups._timeline.metrics import COUNTERS, GAUGES, HISTOGRAMS, RayMetrics, full_name
+from raycrew.worker_groups._timeline.records import Call, Part
+
+DASHBOARD = Path(__file__).parents[4] / "docs/assets/grafana-raycrew.json"
+REPORT = SimpleNamespace(
+    started_at=1e9,
+    total_s=2.0,
+    spans=[SimpleNamespace(rank="generator 0", phase="load", start_s=0.5, end_s=1.25)],
+    receipts=[SimpleNamespace(size_bytes=300), SimpleNamespace(size_bytes=200)],
+)
+
+
+class Measured:
+    """Stands for all of Ray's metrics."""
+
+    def __init__(self):
+        self.told = []
+
+    def __call__(self, name):
+        return SimpleNamespace(
+            inc=lambda value, labels: self.told.append((name, value, labels)),
+            observe=lambda value, labels: self.told.append((name, value, labels)),
+            set=lambda value, labels: self.told.append((name, value, labels)),
+        )
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    monkeypatch.setattr(metrics, "_made", made := Measured())
+    return made.told
+
+
+def test_what_is_told_of_a_call(measured):
+    policy = {"group": "policy", "method": "train"}
+    RayMetrics().call(Call("policy", "train", 10.0, (Part(0, 11.0, 13.0), Part(1)), 14.0, False))
+    assert measured == [
+        ("calls", 1.0, {**policy, "outcome": "failed"}),
+        ("call_seconds", 3.0, policy),
+        ("running_seconds", 2.0, policy),
+        ("queued_seconds", 1.0, policy),
+    ]
+    measured.clear()
+    RayMetrics().call(Call("policy", "train", None, (Part(0, 11.0, 13.0),)))
+    assert measured == [("running_seconds", 2.0, policy)]
+    measured.clear()
+    RayMetrics().call(Call("policy", "train", 10.0, (Part(0),)))
+    assert measured == [("calls", 1.0, {**policy, "outcome": "untold"})]
+
+
+def test_open_calls_are_told_until_there_are_none(measured):
+    told = RayMetrics()
+    told.look({"policy": 2})
+    told.look({})
+    assert measured == [("open_calls", 2, {"group": "policy"}), ("open_calls", 0, {"group": "policy"})]
+
+
+def test_counts_and_updates(measured):
+    told = RayMetrics()
+    told.count("restarts", {"group": "policy"}, 2)
+    told.count("restarts", {"group": "policy"}, 0)
+    with timeline(metrics=True, max_spans=0, open_telemetry=False) as run:
+        run.add(REPORT)
+    assert measured == [
+        ("restarts", 2.0, {"group": "policy"}),
+        ("update_seconds", 0.75, {"update": "weight update", "phase": "load"}),
+        ("update_bytes", 500.0, {"update": "weight update"}),
+    ]
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are():
+    queries = re.findall(r'"expr": "((?:[^"\\]|\\.)*)"', DASHBOARD.read_text())
+    asked = {name for query in queries for name in re.findall(r"ray_(raycrew_\w+)", query)}
+    counters = {f"{full_name(name)}_total" for name in COUNTERS}
+    histograms = {f"{full_name(name)}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum", "count")}
+    assert asked <= counters | histograms | set(map(full_name, GAUGES))
+    assert {re.sub("_(total|bucket|sum|count)$", "", name) for name in asked} == {
+        full_name(name) for name in (*COUNTERS, *HISTOGRAMS, *GAUGES)
+    }
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+
+
+@pytest.mark.long
+def test_rays_endpoint_has_them(cluster):
+    with (
+        RayWorkerGroup(cluster, Timed, name_prefix="timed") as group,
+        timeline(metrics=True, max_spans=0) as run,
+    ):
+        for _ in range(3):
+            group.call("clock").get_results()
+        run.add(REPORT)
+        run.statistics()  # has what is known told
+        (node,) = (node for node in ray.nodes() if node["Alive"])
+        url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+        shown = ""
+
+        def is_there():
+            nonlocal shown
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                shown = answer.read().decode()
+            return "ray_raycrew_update_bytes_total" in shown and "ray_raycrew_calls_total" in shown
+
+        eventually(is_there, "Ray's endpoint has the metrics")
+    (calls,) = re.findall(r"^ray_raycrew_calls_total\{([^}]*)\} (\S+)", shown, re.MULTILINE)
+    assert 'group="timed"' in calls[0] and 'method="clock"' in calls[0] and 'outcome="ok"' in calls[0]
+    assert float(calls[1]) == 3.0
+    assert re.search(r"^ray_raycrew_running_seconds_bucket\{", shown, re.MULTILINE)
+    assert re.search(r"^ray_raycrew_open_calls\{", shown, re.MULTILINE)
