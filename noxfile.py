@@ -461,6 +461,20 @@ def hostile(session: nox.Session) -> None:
         session.error("some cases failed, or none was tried")
 
 
+@nox.session(python=PYTHONS[0], requires=["build"], default=False)
+def security(session: nox.Session) -> None:
+    """What bandit says of the sources, and known vulnerabilities of what the packages depend on."""
+    session.install(*all_wheels(), "bandit[toml]>=1.8", "pip-audit>=2.9", "pytest>=8", *CONSTRAINTS)
+    sources = (f"packages/{package}/src" for package in PACKAGES)
+    session.run("bandit", "--quiet", "--configfile", "pyproject.toml", "--recursive", *sources)
+    session.run("python", "-m", "pytest", "-q", "security", "-p", "no:cacheprovider")
+    # 3: advisories can't be had here, which is no pass.
+    said = str(session.run("python", "security/audit.py", silent=True, success_codes=[0, 3])).strip()
+    session.log(said)
+    if said.startswith("0 dependencies looked up"):
+        session.skip("bandit has passed; no advisories can be had here, so no dependency was audited")
+
+
 def areas_of(report: Path, package: str) -> Iterator[tuple[str, int, int, int]]:
     """Per test module of a JUnit report: its area, how many cases were tried, failed and skipped."""
     found: defaultdict[str, list[str]] = defaultdict(list)
@@ -531,6 +545,7 @@ def quickstart_short(session: nox.Session) -> None:
     default=False,
     requires=[
         *("lint", "imports", "typecheck", "build", "tests", "lowest", "tests_together", "hostile"),
+        *("security",),
         *("docs", "release", "quickstart_short"),
     ],
 )

@@ -8,12 +8,14 @@ import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
+from ray import cloudpickle
 from ray.util import state
 
 from raycrew.cluster_core import RayVirtualCluster, init_ray
-from raycrew.worker_groups import RayWorkerGroup
+from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError, timeline
 
 NAMES = ("MY_API_KEY", "GROUP_TOKEN", "NOTE")
 KINDS = ("actors", "tasks", "workers", "jobs", "runtime_envs", "nodes", "placement_groups", "objects")
@@ -24,6 +26,9 @@ class Judge:
         sys.stdout.write(f"noted: {os.environ['NOTE']}\n")
         sys.stdout.flush()
         return [os.environ.get(name, "") for name in NAMES]
+
+    def fail(self) -> None:
+        raise ValueError("this fails")
 
     def pid(self) -> int:
         return os.getpid()
@@ -39,6 +44,7 @@ def main() -> None:
         RayWorkerGroup(
             cluster, Judge, name_prefix=os.environ["NOTE"], secrets=["GROUP_TOKEN"]
         ) as group,
+        timeline() as run,
     ):  # fmt: skip
         wanted = [os.environ[name] for name in NAMES]
         seen = group.call("seen").get_results(timeout=60)
@@ -46,9 +52,19 @@ def main() -> None:
         while not group.restart_failed_workers():
             time.sleep(0.05)
         seen += group.call("seen").get_results(timeout=60)
+        try:
+            group.call("fail").get_results(timeout=60)
+        except WorkerFailureError as error:
+            said = "".join(traceback.format_exception(error))
         found = found_in(connection.dashboard_url, connection.session_dir)
-        shown = repr(group) + str(group) + repr(vars(connection).keys())
-        found |= {name: [*places, "repr"] for name, places in found.items() if os.environ[name] in shown}
+        elsewhere = {
+            "repr": repr(group) + str(group) + repr(vars(connection).keys()),
+            "error": said,
+            "timeline": json.dumps(run.trace()) + run.html(),
+            "pickle": cloudpickle.dumps(group).decode(errors="replace"),
+        }
+        for name, places in found.items():
+            places += [where for where, text in elsewhere.items() if os.environ[name] in text]
     sys.stdout.write(json.dumps([all(s == wanted for s in seen), found]) + "\n")
 
 

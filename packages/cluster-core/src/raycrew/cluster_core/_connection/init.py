@@ -19,14 +19,12 @@ from raycrew.cluster_core._connection.environment import (
     Secrets,
     collect_secrets,
 )
+from raycrew.cluster_core._connection.folders import check_session_folder, keep_to_user, link_logs
 from raycrew.cluster_core._connection.proxy import LIMITS, check_proxy_answers, with_tries
 from raycrew.cluster_core._connection.token import child_authentication, protect_token
-from raycrew.cluster_core.errors import ClusterError, ClusterUnreachableError, NoClusterError
+from raycrew.cluster_core.errors import ClusterUnreachableError, NoClusterError
 
 logger = logging.getLogger(__name__)
-
-_SOCKET_SUFFIX = "/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
-_SOCKET_PATH_LIMIT = 107
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +154,7 @@ def _connect(
         return _join(target, membership, timeout_s)
     connection = _start(start, membership)
     try:
-        _link_logs(log_folder, connection.session_dir)
+        link_logs(log_folder, connection.session_dir)
     except BaseException:
         connection.close()
         raise
@@ -206,25 +204,8 @@ def _checked_temp_dir(temp_dir: str | os.PathLike[str] | None) -> str | None:
     if temp_dir is None:
         return None
     path = str(Path(temp_dir).absolute())
-    _check_session_folder(path, "temp_dir", os.environ)
+    check_session_folder(path, "temp_dir", os.environ)
     return path
-
-
-def _check_session_folder(path: str, source: str, environ: Mapping[str, str]) -> None:
-    """Refuse folders for sessions with which Ray would hang instead of failing: its workers die at once."""
-    longest = _SOCKET_PATH_LIMIT - len(_SOCKET_SUFFIX)
-    if len(os.fsencode(path)) > longest:
-        raise ValueError(
-            f"{source} {path!r} has {len(os.fsencode(path))} bytes; sockets below it allow {longest} at most"
-        )
-    if not Path(path).is_absolute():
-        raise ValueError(f"{source} {path!r} is not absolute, and Ray's processes run in other folders")
-    active = environ.get("VIRTUAL_ENV")
-    if active and Path(path).resolve().is_relative_to(Path(active).resolve()):
-        raise ValueError(
-            f"{source} {path!r} lies inside the active virtual environment {active}, where Ray refuses to "
-            "keep a session; pass another temp_dir"
-        )
 
 
 def _reuse(current: RayConnection | None, address: str | None, membership: _Membership) -> RayConnection:
@@ -267,7 +248,7 @@ def _start(options: _StartOptions, membership: _Membership) -> RayConnection:
     if options.temp_dir is None:
         for name in ("RAY_TMPDIR", "TMPDIR"):
             if folder := os.environ.get(name):
-                _check_session_folder(str(Path(folder, "ray")), name, os.environ)
+                check_session_folder(str(Path(folder, "ray")), name, os.environ)
                 break
     protect_token(os.environ)
     tag = _discovery.devices_tag(os.environ)
@@ -284,6 +265,7 @@ def _start(options: _StartOptions, membership: _Membership) -> RayConnection:
         labels={_discovery.DEVICES_LABEL: tag or "none"},
         **({"_temp_dir": options.temp_dir} if options.temp_dir else {}),
     )
+    keep_to_user(context.address_info.get("session_dir"))
     return RayConnection(
         address=_ray.cluster_address(),
         started_here=True,
@@ -325,16 +307,3 @@ def _url(dashboard: str | None) -> str | None:
     if not dashboard:
         return None
     return dashboard if "://" in dashboard else f"http://{dashboard}"
-
-
-def _link_logs(log_dir: str | os.PathLike[str] | None, session_dir: str | None) -> None:
-    if log_dir is None or session_dir is None:
-        return
-    folder = Path(log_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    link = folder / "ray"
-    if link.is_symlink():
-        link.unlink()
-    if link.exists():
-        raise ClusterError(f"{link} is in the way of the link to Ray's logs in {session_dir}/logs")
-    link.symlink_to(Path(session_dir) / "logs", target_is_directory=True)

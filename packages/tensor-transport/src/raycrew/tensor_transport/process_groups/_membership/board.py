@@ -11,7 +11,7 @@ from raycrew.tensor_transport.process_groups._membership.cause import Cause, gro
 from raycrew.tensor_transport.process_groups._membership.invitation import Invitation
 from raycrew.tensor_transport.process_groups._process import Deadline, Gate
 
-TOKEN_KEY = "raycrew/token"
+TOKEN_KEY = "raycrew/token"  # a key in a store, not a token # nosec B105
 """Says which generation a store belongs to: ports are given to others once they are free."""
 
 BROKEN_KEY = "broken"

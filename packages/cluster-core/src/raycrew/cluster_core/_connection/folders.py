@@ -1,0 +1,62 @@
+"""The folder of a session: where it may be, who may look into it, and the way to its logs."""
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from raycrew.cluster_core.errors import ClusterError
+
+logger = logging.getLogger(__name__)
+
+_SOCKET_SUFFIX = "/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
+_SOCKET_PATH_LIMIT = 107
+
+
+def check_session_folder(path: str, source: str, environ: Mapping[str, str]) -> None:
+    """Refuse folders for sessions with which Ray would hang instead of failing: its workers die at once.
+
+    Raises:
+        ValueError: The folder is one.
+    """
+    longest = _SOCKET_PATH_LIMIT - len(_SOCKET_SUFFIX)
+    if len(os.fsencode(path)) > longest:
+        raise ValueError(
+            f"{source} {path!r} has {len(os.fsencode(path))} bytes; sockets below it allow {longest} at most"
+        )
+    if not Path(path).is_absolute():
+        raise ValueError(f"{source} {path!r} is not absolute, and Ray's processes run in other folders")
+    active = environ.get("VIRTUAL_ENV")
+    if active and Path(path).resolve().is_relative_to(Path(active).resolve()):
+        raise ValueError(
+            f"{source} {path!r} lies inside the active virtual environment {active}, where Ray refuses to "
+            "keep a session; pass another temp_dir"
+        )
+
+
+def keep_to_user(session_dir: str | None) -> None:
+    """Let nobody else into a session's folder, with its logs and sockets: Ray opens it to all users."""
+    if session_dir is None:
+        return
+    try:
+        Path(session_dir).chmod(0o700)
+    except OSError as error:
+        logger.warning("other users may look into %s: %s", session_dir, error)
+
+
+def link_logs(log_dir: str | os.PathLike[str] | None, session_dir: str | None) -> None:
+    """Have a folder of the user's lead to the logs of a session.
+
+    Raises:
+        ClusterError: Something else is in the way.
+    """
+    if log_dir is None or session_dir is None:
+        return
+    folder = Path(log_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / "ray"
+    if link.is_symlink():
+        link.unlink()
+    if link.exists():
+        raise ClusterError(f"{link} is in the way of the link to Ray's logs in {session_dir}/logs")
+    link.symlink_to(Path(session_dir) / "logs", target_is_directory=True)
