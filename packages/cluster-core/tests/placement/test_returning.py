@@ -63,3 +63,9 @@ def test_more_than_a_node_has_is_not_waited_for(returning):
     unknown = Bundle(0, 0, "a", "10.0.0.1", {"NPU": 1.0})
     returning.note([node("a", 4.0)], [unknown])
     assert returning.settled([node("a", 4.0)])
+
+
+def test_the_smallest_share_counts_and_what_binary_fractions_lose_does_not(returning):
+    returning.note([node("a", 0.0)], bundles("a", 2))
+    assert not returning.settled([node("a", 1.9999)])
+    assert returning.settled([node("a", 1.99999)])
