@@ -15,6 +15,7 @@ from raycrew.tensor_transport._columns import (
     SavingOperations,
     SequenceOperations,
     TensorDictOperations,
+    as_wide,
     check_pad_side,
     named_column,
     padded_width,
@@ -304,22 +305,12 @@ class BatchedDataDict(
         """
         bounds, lengths = self._planned()
         check_pad_side(pad_side)
-        kept = self._as_wide(sequence_dim) if keys is None else list(keys)
+        columns = {key: self.borrow(key) for key in self} if keys is None else {}
+        kept = as_wide(columns, sequence_dim, self.micro_batch_width) if keys is None else list(keys)
         return (
             self.slice(start, end).truncate_tensors(sequence_dim, length, kept, pad_side=pad_side)
             for (start, end), length in zip(bounds, lengths, strict=True)
         )
-
-    def _as_wide(self, dim: int) -> list[str]:
-        """The columns that have as many elements along a dimension as the tokens that were planned."""
-        width, columns = self.micro_batch_width, {key: self.borrow(key) for key in self}
-        return [
-            key
-            for key, column in columns.items()
-            if width is None
-            or not isinstance(column, torch.Tensor)
-            or (column.ndim > dim and column.shape[dim] == width)
-        ]
 
     def get_microbatch_iterator_dynamic_shapes_len(self) -> int:
         """How many microbatches `make_microbatch_iterator_with_dynamic_shapes` gives."""

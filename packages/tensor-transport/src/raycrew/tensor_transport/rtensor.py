@@ -1,6 +1,5 @@
 """`RTensor`: a tensor that is somewhere else, and can be sliced, joined and reordered as it is."""
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -17,10 +16,10 @@ from raycrew.tensor_transport._rows import (
     check_permutation,
     common_columns,
     dtype_name,
-    even_bounds,
     inverse_permutation,
     join_rows,
     normalize_rows,
+    run_bounds,
 )
 from raycrew.tensor_transport.errors import TransportError
 from raycrew.tensor_transport.protocols import HandleReader
@@ -283,12 +282,7 @@ class RTensor:
         Raises:
             ValueError: The sizes do not add up to the number of rows.
         """
-        if isinstance(parts, int):
-            return [self.slice(start, stop) for start, stop in even_bounds(len(self), parts)]
-        if sum(parts) != len(self) or any(size < 0 for size in parts):
-            raise ValueError(f"sizes {list(parts)} do not add up to {len(self)} rows")
-        ends = list(itertools.accumulate(parts, initial=0))
-        return [self.slice(start, stop) for start, stop in itertools.pairwise(ends)]
+        return [self.slice(start, stop) for start, stop in run_bounds(len(self), parts)]
 
     def columns(self, start: int, end: int) -> Self:
         """The columns from `start` up to `end` of every row.

@@ -11,8 +11,8 @@ from raycrew.cluster_core._planning.bundle_packing import Effort, pack
 from raycrew.cluster_core._planning.explanation import explain_request
 from raycrew.cluster_core._planning.granting import grant_order
 from raycrew.cluster_core._planning.ordering import in_order
-from raycrew.cluster_core._planning.parts import lay_parts
 from raycrew.cluster_core._planning.request import Amounts, PlacementRequest, room_for, takes
+from raycrew.cluster_core._planning.searching import lay_parts
 from raycrew.cluster_core._planning.segments import lay_segments
 from raycrew.cluster_core._topology import NodeState
 

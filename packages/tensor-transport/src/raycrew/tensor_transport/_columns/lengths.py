@@ -35,6 +35,17 @@ def padded_width(column: Any, key: str) -> int | None:
     return None if shape is None else int(shape[1])
 
 
+def as_wide(columns: Mapping[str, Any], dim: int, width: int | None) -> list[str]:
+    """The columns as wide along a dimension as the planned tokens were; all, where these had no width."""
+    return [
+        key
+        for key, column in columns.items()
+        if width is None
+        or not isinstance(column, torch.Tensor)
+        or (column.ndim > dim and column.shape[dim] == width)
+    ]
+
+
 def row_lengths(column: Any, key: str) -> npt.NDArray[np.int64]:
     """A column of lengths, as an array."""
     column = bare(column)

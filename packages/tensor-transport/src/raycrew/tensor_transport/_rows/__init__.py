@@ -14,6 +14,7 @@ from raycrew.tensor_transport._rows.indexing import (
     padding_within,
     repeats,
     row_numbers,
+    run_bounds,
 )
 from raycrew.tensor_transport._rows.joining import join_rows
 from raycrew.tensor_transport._rows.passes import Passes
@@ -53,6 +54,7 @@ __all__ = [
     "refuse_special_array",
     "repeats",
     "row_numbers",
+    "run_bounds",
     "total",
     "whole_number",
 ]

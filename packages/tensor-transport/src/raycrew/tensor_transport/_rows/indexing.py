@@ -125,6 +125,19 @@ def even_bounds(size: int, parts: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(starts))
 
 
+def run_bounds(size: int, parts: int | Sequence[int]) -> list[tuple[int, int]]:
+    """Split `size` rows into so many even runs, or into runs of the given sizes.
+
+    Raises:
+        ValueError: The sizes do not add up to the number of rows.
+    """
+    if isinstance(parts, int):
+        return even_bounds(size, parts)
+    if sum(parts) != size or any(each < 0 for each in parts):
+        raise ValueError(f"sizes {list(parts)} do not add up to {size} rows")
+    return list(itertools.pairwise(itertools.accumulate(parts, initial=0)))
+
+
 def _is_permutation(rows: npt.NDArray[np.int64], size: int) -> bool:
     return bool((np.bincount(rows, minlength=size) == 1).all())
 

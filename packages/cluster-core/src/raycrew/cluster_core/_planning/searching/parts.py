@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from raycrew.cluster_core._planning.bundle_packing import Effort
 from raycrew.cluster_core._planning.devices import devices_in
 from raycrew.cluster_core._planning.request import Amounts, PlacementRequest, in_steps, takes
-from raycrew.cluster_core._planning.rooms import Part, Room, Vector
-from raycrew.cluster_core._planning.search import Search
+from raycrew.cluster_core._planning.searching.rooms import Part, Room, Vector
+from raycrew.cluster_core._planning.searching.search import Search
 from raycrew.cluster_core._topology import RESOURCE_STEP, RESOURCES_WITH_DEVICES, NodeState
 
 

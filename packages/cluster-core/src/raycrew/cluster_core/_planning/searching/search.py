@@ -12,7 +12,7 @@ from typing import Any
 
 from raycrew.cluster_core._planning.bundle_packing import Effort
 from raycrew.cluster_core._planning.devices import hold
-from raycrew.cluster_core._planning.rooms import (
+from raycrew.cluster_core._planning.searching.rooms import (
     Part,
     Room,
     Vector,
