@@ -1,0 +1,67 @@
+"""The main objects have examples in their docstrings, and these run as they stand there."""
+
+import doctest
+import importlib
+import math
+import os
+from typing import Any
+
+import pytest
+
+from raycrew.cluster_core.testing import FakeCluster
+from raycrew.worker_groups.testing import InProcessGroup
+
+CLUSTER_CORE = (
+    *("BundleSpec", "NodeState", "PlacementRequest", "RayVirtualCluster", "init_ray", "lease_ports"),
+    "plan_cluster",
+)
+WORKER_GROUPS = (
+    *("GroupHandle", "LoadBalancer", "MultiWorkerFuture", "NamedSharding", "RayWorkerBuilder"),
+    *("RayWorkerGroup", "current_worker", "fan_out", "fan_out_as_completed", "sharded"),
+)
+TENSOR_TRANSPORT = (
+    *("BatchedDataDict", "InlineBackend", "PackedTensor", "RTensor", "ShardRegistry", "pack", "remotize"),
+)
+VENV_MANAGER = ("EnvironmentSpec", "get_actor_python_env", "register_actor_environment")
+PUBLIC = {
+    name: getattr(importlib.import_module(f"raycrew.{package}"), name)
+    for package, names in (
+        ("cluster_core", CLUSTER_CORE),
+        ("worker_groups", WORKER_GROUPS),
+        ("tensor_transport", TENSOR_TRANSPORT),
+        ("venv_manager", VENV_MANAGER),
+    )
+    for name in names
+}
+NAMES = {**PUBLIC, "math": math, "os": os, "torch": importlib.import_module("torch")}
+
+#: The main objects that need no Ray, and those of groups.
+ALONE = (
+    *("BatchedDataDict", "EnvironmentSpec", "NamedSharding", "PackedTensor", "RTensor", "lease_ports"),
+    *("pack", "plan_cluster", "register_actor_environment"),
+)
+OF_GROUPS = (
+    *("GroupHandle", "LoadBalancer", "MultiWorkerFuture", "RayWorkerBuilder", "RayWorkerGroup"),
+    *("current_worker", "sharded"),
+)
+
+
+def run(name: str, **more: Any) -> None:
+    """Run the examples of one object as doctest does."""
+    found = doctest.DocTestParser().get_doctest(
+        PUBLIC[name].__doc__ or "", {**NAMES, **more, "__name__": "__main__"}, name, None, None
+    )
+    assert found.examples, f"{name} has no example"
+    told: list[str] = []
+    outcome = doctest.DocTestRunner().run(found, out=told.append)
+    assert not outcome.failed, "".join(told)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_examples_run(name: str) -> None:
+    run(name)
+
+
+@pytest.mark.parametrize("name", OF_GROUPS)
+def test_examples_of_groups_run_in_one_process_as_on_ray(name: str) -> None:
+    run(name, cluster=FakeCluster([2]), RayWorkerGroup=InProcessGroup)

@@ -1,0 +1,44 @@
+"""What other packages tell of who works on a cluster."""
+
+import pytest
+
+from raycrew.cluster_core._guests import occupants
+from raycrew.cluster_core._subcommands import brought
+
+GUESTS = '''
+import os, sys
+from raycrew.cluster_core.commands import Outcome, run
+
+def look(timeout_s):
+    return [{"name": "policy", "took": timeout_s}]
+
+def fails(timeout_s):
+    raise RuntimeError("not today")
+
+def gadgets(arguments, prog):
+    """Show gadgets."""
+    size = lambda parser: parser.add_argument("--size")
+    return run(arguments, prog, "Show.", size, lambda options: Outcome([options.size], "", 1))
+'''
+
+
+@pytest.fixture
+def guests(tmp_path, monkeypatch):
+    (tmp_path / "guests.py").write_text(GUESTS)
+    info = tmp_path / "guests-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guests\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[raycrew.occupants]\nb = guests:look\na = guests:fails\n"
+        "[raycrew.cluster_commands]\ngadgets = guests:gadgets\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    brought.cache_clear()
+    yield
+    brought.cache_clear()
+
+
+def test_each_package_is_asked_and_one_that_fails_is_named(guests):
+    found, problems = occupants(3.0)
+    assert {"name": "policy", "took": 3.0} in found
+    assert any("guests can't tell who works here: RuntimeError: not today" in one for one in problems)
