@@ -9,6 +9,8 @@ from ray.exceptions import GetTimeoutError
 
 from raycrew.cluster_core import ClusterClosedError
 from raycrew.worker_groups import GroupHandle, WorkerGroupClosedError, WorkerGroupError
+from raycrew.worker_groups._calls import MultiWorkerFuture, Recovery
+from raycrew.worker_groups._calls.answers import endings
 from raycrew.worker_groups._group.handles import Contact, Members, RayRoute, directory, routes
 from raycrew.worker_groups._group.handles.directory import Address, DirectoryGoneError
 from raycrew.worker_groups._ranks import RankInfo
@@ -135,3 +137,20 @@ def test_the_end_of_the_connection_is_told_as_such(monkeypatch):
     monkeypatch.setattr(directory, "find_actor", lambda *_: who)
     with pytest.raises(WorkerGroupClosedError, match="the connection has ended"):
         handle_of(Address("policy", "actor", "namespace"), session).refresh()
+
+
+@pytest.mark.parametrize("ways", [("wait",), ("done", "done"), ("wait", "done", "wait")])
+def test_who_only_waits_for_the_end_of_a_call_tells_once_of_its_lost_worker(monkeypatch, ways):
+    class Ended(MultiWorkerFuture):
+        def _check(self):
+            pass
+
+        def _died(self, end):
+            return True
+
+    told = []
+    monkeypatch.setattr(endings, "await_some", lambda ends, *_, **__: list(ends))
+    recovery = Recovery(lambda _: False, seen=lambda: told.append("lost"))
+    call = Ended(["a call"], [0], session=STEADY, recovery=recovery)
+    assert all(getattr(call, way)() for way in ways)
+    assert told == ["lost"]
