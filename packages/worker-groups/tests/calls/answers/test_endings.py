@@ -76,3 +76,19 @@ def test_watches_are_asked_once_for_all_that_have_died(monkeypatch):
     assert asked == [[0, 3]]
     assert [getattr(result, "cause", result) for result in results] == calls
     assert [result.pid for result in results if isinstance(result, WorkerFailureError)] == [0, 2, 3]
+
+
+def test_who_only_waits_behind_a_proxy_loads_no_results(monkeypatch):
+    loaded, told = [], []
+    monkeypatch.setattr(Connection, "get", lambda self, ref, timeout=None: loaded.append(ref))
+    calls = [b"large", ActorDiedError()]
+
+    def future():
+        return MultiWorkerFuture(calls, [0, 1], recovery=Recovery(bool, None, lambda: told.append(1)))
+
+    monkeypatch.setattr(endings, "is_behind_proxy", lambda: True)
+    behind = future()
+    assert (behind.wait(0), behind.done(), loaded, told) == (True, True, [], [])
+    monkeypatch.setattr(endings, "is_behind_proxy", lambda: False)
+    assert future().done()
+    assert loaded == calls

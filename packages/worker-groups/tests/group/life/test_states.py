@@ -153,9 +153,20 @@ def test_a_restart_that_calls_its_own_group_is_no_deadlock(life):
     assert life.restart(work) == [0]
 
 
+def test_a_copy_waits_no_longer_than_it_may_for_a_restart_that_does_not_end(life):
+    restart = Told(life.restart, lambda: [1])
+    life.replacing([1])
+    with (
+        pytest.raises(ResultTimeoutError, match=r"ranks \[1\] are still being restarted after"),
+        life.copying([0, 1], 0.01),
+    ):
+        pass
+    restart.end()
+
+
 def test_what_is_known_of_ranks_is_copied_before_or_after_they_are_replaced(life):
     def copy(ranks):
-        with life.copying(ranks):
+        with life.copying(ranks, 60):
             return "copied"
 
     restart = Told(life.restart, lambda: [1])

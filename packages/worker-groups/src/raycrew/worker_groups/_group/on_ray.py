@@ -46,6 +46,8 @@ class RayWorkerGroup(WorkerGroup):
 
     A group may be passed on to tasks and actors: such a copy can call the workers as they are at that moment,
     and tell of them. It comes without secrets, and the owner alone restarts workers and shuts the group down.
+    While ranks are replaced, passing it on waits, for `init_timeout_s` at most; then it raises a
+    `ResultTimeoutError`.
     What is to follow the group through restarts gets a `handle()`.
 
     Args:
@@ -141,7 +143,7 @@ class RayWorkerGroup(WorkerGroup):
 
     def __getstate__(self) -> dict[str, Any]:
         # No copy knows a new worker before that has heard of its generation.
-        with self._life.copying(range(self.world_size)):
+        with self._life.copying(range(self.world_size), self._spec.options.init_timeout_s):
             return {**for_the_way(vars(self)), "_is_open": self._life.state in ("open", "restarting")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from raycrew.worker_groups._calls.answers.waiting import (
     left,
     settle,
 )
-from raycrew.worker_groups._ray import is_death, while_connected
+from raycrew.worker_groups._ray import is_behind_proxy, is_death, while_connected
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
 
 logger = logging.getLogger(__name__)
@@ -129,9 +129,12 @@ class Endings(Gathering):
         return False
 
     def _tell_losses(self, ends: Sequence[Any]) -> None:
-        """Whoever sent these learns of a worker that was lost, though nobody may ever take the results."""
+        """Whoever sent these learns of a worker that was lost, though nobody may ever take the results.
+
+        Behind a proxy each would have to be loaded for it, however large: whoever takes them learns it.
+        """
         if self._recovery is not None and self._recovery.is_told_of_losses and not self._losses_told:
-            if any(map(self._died, ends)):
+            if not is_behind_proxy() and any(map(self._died, ends)):
                 self._note_loss()
             self._losses_told = True
 

@@ -200,18 +200,19 @@ class Lifecycle:
         return True
 
     @contextmanager
-    def copying(self, ranks: Collection[int]) -> Iterator[None]:
+    def copying(self, ranks: Collection[int], timeout_s: float) -> Iterator[None]:
         """Within, what is known of some ranks is copied; none is being replaced, unless by who asks.
 
-        A restart is waited for however long it takes, and so is the end of a group.
+        Raises:
+            ResultTimeoutError: One still is after `timeout_s`.
         """
         if self._restart is not None and self._restarter == threading.get_ident():
             yield
             return
-        sender = object()
+        sender, deadline = object(), time.monotonic() + timeout_s
         while not self._may_send(sender, ranks):
             with suppress(WorkerGroupClosedError):
-                self.await_replaced(ranks, None)
+                self.await_replaced(ranks, max(0.0, deadline - time.monotonic()))
         try:
             yield
         finally:
