@@ -9,6 +9,8 @@ from ray.experimental import get_local_object_locations
 
 from raycrew.worker_groups._ray.sessions import is_behind_proxy
 
+_TASK_ID_BYTES = 24
+
 
 def unwrap_actor_class(worker: Any) -> tuple[Any, dict[str, Any]]:
     """The plain class behind a `@ray.remote` class, and the options it was decorated with."""
@@ -50,7 +52,7 @@ def call_id(ref: Any) -> bytes:
     """What tells the call behind an ObjectRef, or a generator of them, from all others."""
     if not isinstance(ref, ray.ObjectRef):
         ref = ref.completed()
-    return bytes.fromhex(ref.task_id().hex())
+    return bytes(ref.binary()[:_TASK_ID_BYTES])  # those of its task come first
 
 
 def own_call_id() -> bytes:
