@@ -10,8 +10,9 @@ import sys
 import pytest
 from patience import PATIENCE_S, eventually
 
-from raycrew.worker_groups._on_nodes import stacks
+from raycrew.worker_groups._on_nodes import stacks, watch
 from raycrew.worker_groups._on_nodes.process_table import Process, read_entry
+from raycrew.worker_groups._on_nodes.watch import Watch
 
 PROGRAM = """
 import ctypes, os, sys, threading, time
@@ -93,7 +94,7 @@ def test_who_is_stopped_or_gone_is_told_of(process, without_py_spy):
 @pytest.mark.parametrize("process", [(MARK, "sleep")], indirect=True)
 @pytest.mark.parametrize(
     ("script", "told_by"),
-    [("echo MainThread of $3", "py-spy"), ("exit 1", "faulthandler"), ("exec sleep 3600", "faulthandler")],
+    [("echo MainThread of $4 $2", "py-spy"), ("exit 1", "faulthandler"), ("exec sleep 3600", "faulthandler")],
 )
 def test_py_spy_is_asked_first(process, script, told_by, tmp_path, monkeypatch):
     spy = tmp_path / "py-spy"
@@ -103,4 +104,51 @@ def test_py_spy_is_asked_first(process, script, told_by, tmp_path, monkeypatch):
     monkeypatch.setattr(stacks, "_PY_SPY_S", 5.0 if told_by == "py-spy" else 0.5)
     text, by = taken(process)
     assert by == told_by
-    assert (f"MainThread of {process.pid}" in text) is (by == "py-spy")
+    # Never stopped by it, and so never left stopped.
+    assert (f"MainThread of {process.pid} --nonblocking" in text) is (by == "py-spy")
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("process", [(MARK, "sleep")], indirect=True)
+def test_who_asks_at_the_same_time_gets_each_its_own(process, without_py_spy, monkeypatch):
+    monkeypatch.setattr(stacks, "_MOST_BYTES", 0)  # each of them throws away what was written before
+    eventually(lambda: "sleeps" in taken(process)[0], "the main thread has come there")
+
+    async def all_at_once():
+        return await asyncio.gather(*(stacks.stacks_of(process, MARK, PATIENCE_S) for _ in range(3)))
+
+    for text, told_by in asyncio.run(all_at_once()):
+        assert (told_by, text.count("in sleeps"), text.count("in waits_in_a_thread")) == (
+            "faulthandler",
+            1,
+            1,
+        )
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("process", [(MARK, "sleep")], indirect=True)
+def test_a_sandbox_does_not_make_the_living_dead(process, without_py_spy, monkeypatch):
+    monkeypatch.delattr(os, "pidfd_open")
+    assert taken(process)[1] == "faulthandler"
+
+    def forbidden(*_):
+        raise PermissionError("not here")
+
+    monkeypatch.setattr(os, "kill", forbidden)
+    assert taken(process) == ("it can't be sent a signal: not here", "")
+
+
+@pytest.mark.hostile
+def test_one_worker_does_not_hide_the_others_of_its_node(monkeypatch):
+    async def told(process, mark, timeout_s):
+        if process.pid == 1:
+            raise OSError("no descriptor left")
+        return "its stacks", "py-spy"
+
+    monkeypatch.setattr(watch, "stacks_of", told)
+    here = Watch()
+    for pid in (1, 2):
+        here._lookout.family(Process(pid, 5), MARK)
+    (problem, nothing), other, unknown = asyncio.run(here.stacks([(1, 5), (2, 5), (3, 5)], 1.0))
+    assert "no descriptor left" in problem and nothing == ""
+    assert (other, unknown) == (("its stacks", "py-spy"), None)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from raycrew.worker_groups._on_nodes import ring
+from raycrew.worker_groups._on_nodes.process_table import opened
 
 SIZE = 4096
 #: What is in the first words.
@@ -101,25 +102,8 @@ def open_ring(pid: int, mark: str) -> ring.Ring | None:
 
 
 def _mapped_of(pid: int, mark: str, flags: int, part: Mapping[str, int]) -> mmap.mmap | None:
-    name = f"/memfd:raycrew-page-{mark}"
-    for folder in (f"/proc/{pid}/fd", f"/proc/{pid}/map_files"):  # the second for privileged readers only
-        try:
-            links = os.listdir(folder)  # noqa: PTH208 - names are all that is needed
-        except OSError:
-            continue
-        for link in links:
-            found = _mapped(f"{folder}/{link}", name, flags, part)
-            if found is not None:
-                return found
-    return None
-
-
-def _mapped(link: str, name: str, flags: int, part: Mapping[str, int]) -> mmap.mmap | None:
-    try:
-        if not os.readlink(link).startswith(name):  # noqa: PTH115 - the faster one
-            return None
-        descriptor = os.open(link, flags | os.O_CLOEXEC)
-    except OSError:
+    descriptor = opened(pid, f"/memfd:raycrew-page-{mark}", flags)
+    if descriptor is None:
         return None
     try:
         return mmap.mmap(descriptor, **part)

@@ -6,6 +6,7 @@ Standard library only: a node's watch is sent this module by value, whatever its
 import os
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,27 +97,52 @@ def ancestors(pid: int, table: Table) -> frozenset[int]:
 
 def kill(process: Process) -> None:
     """Kill a process, and never a later one of its number; what may not be killed is left."""
+    with suppress(OSError):
+        send(process, signal.SIGKILL)
+
+
+def send(process: Process, number: int) -> bool:
+    """Send a signal to a process, and never to a later one of its number; False where it is gone.
+
+    Raises:
+        OSError: It may not be sent one, or it can't be told now who that is.
+    """
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
-        return
+        return False
     except (AttributeError, OSError):  # Not in this Python, or kept from it by a sandbox.
         descriptor = -1
     try:
-        if runs(process):  # From here on the descriptor holds it, and nobody else's number.
-            _send_kill(process.pid, descriptor)
-    except OSError:  # It is gone, or may not be killed, or it can't be told now who that is.
-        return
+        if is_there := runs(process):  # From here on the descriptor holds it, and nobody else's number.
+            _send(process.pid, descriptor, number)
+    except ProcessLookupError:
+        return False
     finally:
         if descriptor >= 0:
             os.close(descriptor)
+    return is_there
 
 
-def _send_kill(pid: int, descriptor: int) -> None:
+def _send(pid: int, descriptor: int, number: int) -> None:
     if descriptor >= 0:
-        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        signal.pidfd_send_signal(descriptor, number)
     else:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
+
+
+def opened(pid: int, name: str, flags: int) -> int | None:
+    """A descriptor of a process's memory with a name; None where it has none, or it can't be opened."""
+    for folder in (f"/proc/{pid}/fd", f"/proc/{pid}/map_files"):  # the second for privileged readers only
+        try:
+            links = os.listdir(folder)  # noqa: PTH208 - names are all that is needed
+        except OSError:
+            continue
+        for link in links:
+            with suppress(OSError):
+                if os.readlink(f"{folder}/{link}").startswith(name):  # noqa: PTH115 - the faster one
+                    return os.open(f"{folder}/{link}", flags | os.O_CLOEXEC)
+    return None
 
 
 def pid_namespace() -> str:

@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from raycrew.worker_groups._on_nodes.process_table import Process, read_entry, runs
+from raycrew.worker_groups._on_nodes.process_table import Process, opened, read_entry, runs, send
 
 _MOST_BYTES = 1 << 20  # of stacks, before what was written of earlier ones is thrown away
 _LOOK_S = 0.02
@@ -67,7 +67,8 @@ async def _asked_of_py_spy(process: Process, timeout_s: float) -> str:
     try:
         spy = await asyncio.create_subprocess_exec(
             program,
-            *("dump", "--pid", str(process.pid)),
+            # What stops another process and is itself killed may leave that one stopped.
+            *("dump", "--nonblocking", "--pid", str(process.pid)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
@@ -85,17 +86,19 @@ async def _asked_of_py_spy(process: Process, timeout_s: float) -> str:
 
 
 async def _written(process: Process, mark: str, deadline: float) -> tuple[str, str]:
-    memory = _opened(process.pid, f"/memfd:raycrew-stacks-{mark}")
+    memory = opened(process.pid, f"/memfd:raycrew-stacks-{mark}", os.O_RDWR)
     if memory is None or not _is_awaited(process.pid):
         if memory is not None:
             os.close(memory)
         return "it does not offer them (any more), and py-spy is not there or may not look", ""
     try:
+        if not await _is_ours(memory, deadline):
+            return "others ask for them too, and it did not answer all in time", ""
         before = os.fstat(memory).st_size
         if before > _MOST_BYTES:
             os.ftruncate(memory, before := 0)
-        if not _send(process):
-            return "its process has ended", ""
+        if problem := _problem_of_sending(process):
+            return problem, ""
         size = await _settled_size(memory, before, deadline)
         text = os.pread(memory, size - before, before).decode(errors="replace").strip()
         return (text, "faulthandler") if text else ("it did not answer in time", "")
@@ -103,6 +106,26 @@ async def _written(process: Process, mark: str, deadline: float) -> tuple[str, s
         return f"they can't be read: {error}", ""
     finally:
         os.close(memory)
+
+
+async def _is_ours(memory: int, deadline: float) -> bool:
+    """Wait until nobody else asks, this node's other watches included; over once it is closed."""
+    while True:
+        try:
+            fcntl.flock(memory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(_LOOK_S)
+        else:
+            return True
+
+
+def _problem_of_sending(process: Process) -> str:
+    try:
+        return "" if send(process, _signal()) else "its process has ended"
+    except OSError as error:
+        return f"it can't be sent a signal: {error}"
 
 
 async def _settled_size(memory: int, before: int, deadline: float) -> int:
@@ -116,20 +139,6 @@ async def _settled_size(memory: int, before: int, deadline: float) -> int:
     return size
 
 
-def _opened(pid: int, name: str) -> int | None:
-    """A descriptor of a process's memory with a name; None where it has none, or it can't be opened."""
-    folder = f"/proc/{pid}/fd"
-    try:
-        links = os.listdir(folder)  # noqa: PTH208 - names are all that is needed
-    except OSError:
-        return None
-    for link in links:
-        with suppress(OSError):
-            if os.readlink(f"{folder}/{link}").startswith(name):  # noqa: PTH115 - the faster one
-                return os.open(f"{folder}/{link}", os.O_RDWR | os.O_CLOEXEC)
-    return None
-
-
 def _is_awaited(pid: int) -> bool:
     """Whether a process does something of its own on the signal, which would end it otherwise."""
     try:
@@ -138,20 +147,3 @@ def _is_awaited(pid: int) -> bool:
         return False
     caught = next((int(line.split()[1], 16) for line in lines if line.startswith(b"SigCgt:")), 0)
     return bool(caught >> (_signal() - 1) & 1)
-
-
-def _send(process: Process) -> bool:
-    """Send the signal to a process, and never to a later one of its number."""
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except OSError:
-        return False
-    try:
-        if not runs(process):
-            return False
-        signal.pidfd_send_signal(descriptor, _signal())
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True

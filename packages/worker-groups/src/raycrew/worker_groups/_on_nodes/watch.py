@@ -96,9 +96,16 @@ class Watch:
     ) -> list[tuple[str, str] | None]:
         """The stacks of workers' threads and what told them, or why not; None of those it does not know."""
         known = [self._lookout.families.get(Process(*process)) for process in processes]
-        asked = [stacks_of(family.root, family.mark, timeout_s) for family in known if family is not None]
+        asked = [self._stacks_or_why_not(family, timeout_s) for family in known if family is not None]
         found = iter(await asyncio.gather(*asked))
         return [None if family is None else next(found) for family in known]
+
+    async def _stacks_or_why_not(self, family: Family, timeout_s: float) -> tuple[str, str]:
+        try:
+            return await stacks_of(family.root, family.mark, timeout_s)
+        except Exception as error:  # whatever is wrong with one worker, the others are told of
+            logger.exception("the stacks of process %d can't be had", family.root.pid)
+            return f"its node's watch can't look at it: {type(error).__name__}: {error}", ""
 
     def _sight_or_why_not(self, worker: Told) -> dict[str, Any] | str:
         if worker[3] != pid_namespace():
