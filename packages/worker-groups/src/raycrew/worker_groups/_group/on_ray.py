@@ -11,6 +11,7 @@ from raycrew.worker_groups._group.actors import Actors
 from raycrew.worker_groups._group.base import WorkerGroup
 from raycrew.worker_groups._group.handles import Contact, Directory, GroupHandle, RayRoute
 from raycrew.worker_groups._group.life import CopiedLifecycle, Supervision, log_left
+from raycrew.worker_groups._group.record import record_of_group
 from raycrew.worker_groups._health import Ended, Seen, SeenByRank, Workers, sights_of
 from raycrew.worker_groups._observed import Span, observed
 from raycrew.worker_groups._ray import (
@@ -21,7 +22,6 @@ from raycrew.worker_groups._ray import (
     runs_in_order,
     while_connected,
 )
-from raycrew.worker_groups._roster import record_of_group
 from raycrew.worker_groups._start import (
     HOOK,
     Started,

@@ -1,7 +1,7 @@
 """Groups as others on the cluster see them: their records, and what is seen of their ranks."""
 
 from raycrew.worker_groups._roster.looking import look, take_stacks
-from raycrew.worker_groups._roster.publishing import Publication, record_of_group
+from raycrew.worker_groups._roster.publishing import Publication
 from raycrew.worker_groups._roster.records import GroupRecord, WorkerRecord
 from raycrew.worker_groups._roster.sights import GroupSight, RankSight, Stacks
 
@@ -13,6 +13,5 @@ __all__ = [
     "Stacks",
     "WorkerRecord",
     "look",
-    "record_of_group",
     "take_stacks",
 ]

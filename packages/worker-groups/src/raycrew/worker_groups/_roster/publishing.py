@@ -3,17 +3,9 @@
 import logging
 import threading
 import uuid
-from collections.abc import Mapping
-from typing import Any
 
-from ray.exceptions import RayError
-
-from raycrew.cluster_core import Claim, ClusterError
-from raycrew.worker_groups._health import watch_owner
-from raycrew.worker_groups._ray import drop_record, own_namespace, put_record
-from raycrew.worker_groups._roster.records import GroupRecord, WorkerRecord
-from raycrew.worker_groups._start import GroupSpec, Started
-from raycrew.worker_groups.errors import WorkerGroupError
+from raycrew.worker_groups._ray import drop_record, put_record
+from raycrew.worker_groups._roster.records import GroupRecord
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +13,6 @@ logger = logging.getLogger(__name__)
 GROUPS = "group/"
 
 _ANSWER_S = 2.0  # a group goes on, and ends, without its record
-_FAILURES = (RayError, WorkerGroupError, ClusterError, OSError)
 
 
 class Publication:
@@ -39,7 +30,7 @@ class Publication:
                 put_record(self._key, record.as_text(), _ANSWER_S)
                 if self._is_over:
                     drop_record(self._key, _ANSWER_S)
-            except _FAILURES as error:
+            except Exception as error:  # noqa: BLE001 - whatever Ray says, the group goes on without it
                 logger.info("%s: others can't be told of its ranks: %s", record.name, error)
 
     def end(self) -> None:
@@ -47,50 +38,5 @@ class Publication:
         self._is_over = True
         try:
             drop_record(self._key, _ANSWER_S)
-        except _FAILURES as error:
+        except Exception as error:  # noqa: BLE001 - whatever Ray says, the group ends without it
             logger.debug("the record %s stays: %s", self._key, error)
-
-
-def record_of_group(
-    spec: GroupSpec, started: Started, claim: Claim, tied_groups: Mapping[int, int]
-) -> GroupRecord:
-    """What a started group tells everybody of itself.
-
-    Args:
-        spec: What it is to be.
-        started: Who its workers are.
-        claim: Where they are.
-        tied_groups: The tied group of each rank, where ranks are tied.
-    """
-    facts = zip(started.order, started.names, started.ranks, started.facts, strict=True)
-    workers = [
-        WorkerRecord(
-            rank=info.rank,
-            actor=name,
-            node_id=info.node_id,
-            node_address=info.node_address,
-            pid=own.pid,
-            started=own.started,
-            bundle_index=info.bundle_index,
-            device=own.device_kind if info.device_index is None else f"{own.device_kind}:{info.device_index}",
-            tied_group=tied_groups.get(info.rank),
-            **_place(claim.actor_options(position)),
-        )
-        for position, name, info, own in facts
-    ]
-    generation = started.ranks[0].generation
-    return GroupRecord(
-        spec.name, spec.builder.fqn, own_namespace(), watch_owner(), generation, tuple(workers)
-    )
-
-
-def _place(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Which bundle of which of Ray's placement groups a worker is on."""
-    strategy = options.get("scheduling_strategy")
-    group = getattr(strategy, "placement_group", None)
-    if group is None:
-        return {}
-    return {
-        "placement_group": group.id.hex(),
-        "placement_bundle": getattr(strategy, "placement_group_bundle_index", -1),
-    }
