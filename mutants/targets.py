@@ -38,7 +38,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_calls/sizes": ("calls/test_sizes.py", "calls/test_encoding.py"),
         "_calls/answers/tasks": ("calls/answers/test_awaiting.py",),
         "_calls/answers/waiting": ("calls/answers/test_waiting.py",),
-        "_roster/records": ("roster/test_records.py", "roster/test_rank_sights.py"),
+        "_roster/records": ("roster/test_group_records.py", "roster/test_rank_sights.py"),
         "_roster/sights": ("roster/test_rank_sights.py",),
         "_declared/declaration": DECLARED,
         "_declared/decorators": DECLARED,

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_records import RECORD, WORKERS
+from test_group_records import RECORD, WORKERS
 
 from raycrew.worker_groups._health import RunningCall, Seen
 from raycrew.worker_groups._roster.sights import GroupSight, group_sight, key_of
