@@ -54,6 +54,7 @@ class RayMetrics:
         """Count a call, and what it took."""
         outcome = {None: "untold", True: "ok", False: "failed"}[call.ok]
         labels = {"group": call.group, "method": call.method}
+        self._groups.add(call.group)
         if call.sent is not None:
             self.count("calls", {**labels, "outcome": outcome}, 1.0)
             if call.ended is not None:
@@ -72,7 +73,7 @@ class RayMetrics:
             _made(name).inc(float(value), dict(labels))
 
     def look(self, open_calls: Mapping[str, int]) -> None:
-        """Tell how many calls are open; of groups that have none any more, once."""
+        """Tell how many calls are open, also of groups that have none now."""
         self._groups |= open_calls.keys()
         for group in self._groups:
             _made("open_calls").set(open_calls.get(group, 0), {"group": group})
