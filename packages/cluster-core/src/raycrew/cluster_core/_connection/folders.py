@@ -1,13 +1,10 @@
-"""The folder of a session: where it may be, who may look into it, and the way to its logs."""
+"""The folder of a session: where it may be, and the way to its logs."""
 
-import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from raycrew.cluster_core.errors import ClusterError
-
-logger = logging.getLogger(__name__)
 
 _SOCKET_SUFFIX = "/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
 _SOCKET_PATH_LIMIT = 107
@@ -32,16 +29,6 @@ def check_session_folder(path: str, source: str, environ: Mapping[str, str]) -> 
             f"{source} {path!r} lies inside the active virtual environment {active}, where Ray refuses to "
             "keep a session; pass another temp_dir"
         )
-
-
-def keep_to_user(session_dir: str | None) -> None:
-    """Let nobody else into a session's folder, with its logs and sockets: Ray opens it to all users."""
-    if session_dir is None:
-        return
-    try:
-        Path(session_dir).chmod(0o700)
-    except OSError as error:
-        logger.warning("other users may look into %s: %s", session_dir, error)
 
 
 def link_logs(log_dir: str | os.PathLike[str] | None, session_dir: str | None) -> None:

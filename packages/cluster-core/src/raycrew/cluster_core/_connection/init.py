@@ -19,7 +19,7 @@ from raycrew.cluster_core._connection.environment import (
     Secrets,
     collect_secrets,
 )
-from raycrew.cluster_core._connection.folders import check_session_folder, keep_to_user, link_logs
+from raycrew.cluster_core._connection.folders import check_session_folder, link_logs
 from raycrew.cluster_core._connection.proxy import LIMITS, check_proxy_answers, with_tries
 from raycrew.cluster_core._connection.token import child_authentication, protect_token
 from raycrew.cluster_core.errors import ClusterUnreachableError, NoClusterError
@@ -265,7 +265,6 @@ def _start(options: _StartOptions, membership: _Membership) -> RayConnection:
         labels={_discovery.DEVICES_LABEL: tag or "none"},
         **({"_temp_dir": options.temp_dir} if options.temp_dir else {}),
     )
-    keep_to_user(context.address_info.get("session_dir"))
     return RayConnection(
         address=_ray.cluster_address(),
         started_here=True,
