@@ -11,8 +11,8 @@ from raycrew.worker_groups import (
     WorkerFailureError,
     WorkerGroupClosedError,
     WorkerGroupError,
-    _group,
 )
+from raycrew.worker_groups._group import on_ray
 from raycrew.worker_groups._group.handles import Directory
 from raycrew.worker_groups._group.life import Lifecycle
 from raycrew.worker_groups._start import HOOK, generations, startup
@@ -144,7 +144,7 @@ def test_calls_wait_from_the_start_of_a_generation_that_workers_hear_of(monkeypa
             except WorkerGroupError:  # the restart itself would wait for its own end
                 waiting.append(rank)
 
-    monkeypatch.setattr(_group, "next_generation", build)
+    monkeypatch.setattr(on_ray, "next_generation", build)
     assert group.renew_rendezvous() == 1
     assert waiting == held
 

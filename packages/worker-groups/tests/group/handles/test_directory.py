@@ -8,7 +8,8 @@ from patience import PATIENCE_S
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from raycrew.cluster_core import ClusterClosedError
-from raycrew.worker_groups import WorkerGroupClosedError, _group
+from raycrew.worker_groups import WorkerGroupClosedError
+from raycrew.worker_groups._group import actors
 from raycrew.worker_groups._group.actors import Actors
 from raycrew.worker_groups._group.handles import Directory, directory
 from raycrew.worker_groups._health import Ended
@@ -108,8 +109,8 @@ def test_workers_are_ended_before_what_knows_them(monkeypatch):
         order.append("workers")
         return Ended()
 
-    monkeypatch.setattr(_group, "end_workers_of", end_workers)
-    monkeypatch.setattr(_group.Session, "current", lambda: None)
+    monkeypatch.setattr(actors, "end_workers_of", end_workers)
+    monkeypatch.setattr(actors.Session, "current", lambda: None)
     who = SimpleNamespace(end=lambda: order.append("directory"))
     Actors("policy", None, [], [], who).end(1.0, force=True)
     assert order == ["workers", "directory"]
