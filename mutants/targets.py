@@ -181,6 +181,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "weights/_receiving/member": ("weights/test_weights.py", *DIRECTORY),
         "weights/_syncing/report": ("weights/syncing/test_weight_sync.py",),
         "weights/_syncing/session": ("weights/syncing/test_weight_sync.py", *DIRECTORY),
+        "weights/_syncing/turns": ("weights/syncing/test_turns.py",),
         "weights/_update/manifest": ("weights/update", "weights/test_weights.py"),
         "weights/_update/regions": ("weights/test_weights.py", "weights/test_options.py"),
         "weights/_update/spans": ("weights/test_weights.py", "weights/syncing/test_weight_sync.py"),

@@ -1,5 +1,6 @@
 """Updates over one transport that is chosen for all: groups of our own, and what is kept beside them."""
 
+import inspect
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,6 +27,7 @@ from raycrew.tensor_transport.process_groups import CollectiveGroup
 from raycrew.tensor_transport.testing import LocalPeers, LocalResults
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 from raycrew.tensor_transport.weights._routing import Route
+from raycrew.tensor_transport.weights._syncing.synchronisation import Synchronisation
 
 
 class Unread(SharedMemoryTransport):
@@ -171,6 +173,66 @@ def test_an_update_that_gets_no_turn_in_time_says_so_and_disturbs_nobody(crew):
     del last.prepare_weights
     crew.all_hold(1)
     assert crew.sync(2).version == 2
+
+
+@pytest.mark.hostile
+def test_an_update_that_is_cancelled_before_its_turn_leaves_the_groups_as_they_are(crew):
+    crew.sync(1)
+    keys, last, inside, go_on = crew.keys, crew.generators[-1], threading.Event(), threading.Event()
+    options = {"route": crew.route, "directory": crew.directory, "timeout_s": None}
+    waiting = Synchronisation(
+        LocalPeers(crew.trainers), LocalPeers(crew.generators), *_named(sync_weights, options)
+    )
+
+    def prepare(told):
+        inside.set()
+        assert go_on.wait(TIMEOUT_S)
+        return type(last).prepare_weights(last, told)
+
+    last.prepare_weights = prepare
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(crew.sync, 1)
+        assert inside.wait(TIMEOUT_S)
+        second = threads.submit(waiting.run)
+        waiting.give_up("nobody wants it")
+        try:
+            with pytest.raises(UpdateAbortedError, match="given up before it began: nobody wants it"):
+                second.result(TIMEOUT_S)
+        finally:
+            go_on.set()
+        assert first.result(TIMEOUT_S).version == 2
+    del last.prepare_weights
+    assert crew.sync(3).version == 3
+    assert crew.keys == keys
+
+
+def _named(function, options):
+    """The values of a function's options, in the order in which it takes them."""
+    parameters = list(inspect.signature(function).parameters.values())[2:]
+    return [options.get(parameter.name, parameter.default) for parameter in parameters]
+
+
+@pytest.mark.hostile
+def test_an_update_within_another_one_over_its_route_is_refused_and_the_wait_is_drawn(crew):
+    refused = []
+
+    def again(step):
+        if step.phase == "apply" and not refused:
+            with pytest.raises(TransportError, match="over this route in this very thread"):
+                crew.sync(2)
+            refused.append(step)
+
+    report = crew.sync(1, progress=again)
+    assert refused
+    assert next(span.phase for span in report.spans if span.rank == "generators") == "turn"
+    crew.all_hold(1)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, -0.5, float("nan")])
+def test_a_time_that_is_none_is_refused_before_anything_begins(crew, timeout_s):
+    with pytest.raises(ValueError, match="timeout_s must be above 0"):
+        crew.sync(1, timeout_s=timeout_s)
+    assert crew.directory.latest is None
 
 
 @pytest.mark.hostile

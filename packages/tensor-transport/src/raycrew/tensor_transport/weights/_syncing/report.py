@@ -30,7 +30,7 @@ class RankSpan:
 
     Attributes:
         rank: As "trainer 0" or "generator 2".
-        phase: "gather", "put", "pause", "wire" or "load".
+        phase: "turn", "gather", "put", "pause", "wire" or "load".
         start_s: When it began.
         end_s: When it ended.
     """
@@ -52,7 +52,7 @@ class WeightSyncReport:
         wire_s: Waiting for bytes in the slowest generator.
         load_s: Loading in the slowest generator.
         pause_s: How long the generators were kept from generating: from the pause to the resumption.
-        total_s: Wall time of the whole call.
+        total_s: Wall time of the whole call, with the wait for the route's other updates (the span "turn").
         receipts: What each generator reported, in rank order.
         spans: What each rank did when, to be drawn.
         publisher: Whose version it is: `WeightReceiver.require` compares it, and the number.

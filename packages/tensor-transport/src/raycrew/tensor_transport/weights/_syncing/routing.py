@@ -3,17 +3,18 @@
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self
 
-from raycrew.tensor_transport.errors import TransportClosedError, TransportError, TransportTimeoutError
+from raycrew.tensor_transport.errors import TransportClosedError, TransportError
 from raycrew.tensor_transport.process_groups import GroupHost, Invitation
 from raycrew.tensor_transport.transports import Choice, choose_transport
 from raycrew.tensor_transport.weights._routing import Place, Route
 from raycrew.tensor_transport.weights._syncing.calling import ThreadedCalls
 from raycrew.tensor_transport.weights._syncing.session import Member
+from raycrew.tensor_transport.weights._syncing.turns import Turns
 
 _KEEPERS = ("object_store", "shared_memory", "process_vm", "tcp")
 """What may keep the buckets that a collective broadcasts, the preferred ones first."""
@@ -62,7 +63,7 @@ class WeightRoute:
         self._route: Route | None = None
         self._choice: Choice | None = None
         self._members: tuple[str, ...] = ()
-        self._lock, self._turn = threading.Lock(), threading.Lock()
+        self._lock, self._turns = threading.Lock(), Turns("update goes over this route")
         self._closed = False
 
     @property
@@ -74,21 +75,20 @@ class WeightRoute:
         """Which transport all use, and why no other one: the text that every member has, too."""
         return "nothing is chosen before the first update" if self._route is None else self._route.explanation
 
-    @contextmanager
-    def turn(self, timeout_s: float | None = 600.0) -> Iterator[None]:
-        """One update at a time goes over a route; others wait until it has ended.
+    def turn(
+        self, timeout_s: float | None = 600.0, check: Callable[[], object] | None = None
+    ) -> AbstractContextManager[None]:
+        """One update at a time goes over a route; others wait until it has ended, first come, first served.
+
+        Args:
+            timeout_s: How long it is waited for.
+            check: Called now and then while it is; what it raises ends the wait.
 
         Raises:
             TransportTimeoutError: It did not end in time.
+            TransportError: It is an update of this very thread, which would wait for itself.
         """
-        if not self._turn.acquire(timeout=-1 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)):
-            raise TransportTimeoutError(
-                f"another update goes over this route, and did not end within {timeout_s:g} s"
-            )
-        try:
-            yield
-        finally:
-            self._turn.release()
+        return self._turns.turn(timeout_s, check)
 
     def connect(
         self, trainer: Sequence[Member], generators: Sequence[Member], timeout_s: float | None = 600.0

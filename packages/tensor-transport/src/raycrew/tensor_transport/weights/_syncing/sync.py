@@ -76,7 +76,10 @@ def sync_weights(
             turns, for which each waits as long, too.
 
     Raises:
-        ValueError: There are no such recipients, or `prepare` or `route` has no directory.
+        ValueError: There are no such recipients, `timeout_s` is not above 0, or `prepare` or `route` has no
+            directory.
+        TransportTimeoutError: Another update over the route did not end in time.
+        TransportError: An update began within another one over the same route: by its `progress`, say.
         NoTransportError: There is no route that all ranks can use.
         WeightUpdateError: No rank, or not the right ranks published, or the generators report different
             versions.

@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -49,6 +49,8 @@ class Synchronisation:
     route: WeightRoute | None
 
     def __post_init__(self) -> None:
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise ValueError(f"timeout_s must be above 0, got {self.timeout_s}")
         if self.prepare is not None and self.directory is None:
             raise ValueError("prepare= fetches what a directory announces: give directory=, too")
         if self.route is not None and self.directory is None:
@@ -62,12 +64,12 @@ class Synchronisation:
         self._watch = Stopwatch()
         self._lock = threading.Lock()
         self._version: int | None = None
-        self._over, self._key = "", uuid.uuid4().hex
+        self._over, self._key, self._has_turn = "", uuid.uuid4().hex, False
 
     def run(self) -> WeightSyncReport:
         """All steps."""
         self._started, start = time.time(), time.perf_counter()
-        with contextlib.nullcontext() if self.route is None else self.route.turn(self.timeout_s):
+        with self._turn():
             update, receipts = self._streamed() if self.directory is not None else self._whole()
         return WeightSyncReport(
             version=update.version,
@@ -83,6 +85,19 @@ class Synchronisation:
             started_at=self._started,
         )
 
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Over a route, updates take turns; one that is given up before its turn touches nothing."""
+        if self.route is None:
+            yield
+            return
+        with contextlib.ExitStack() as turn:
+            with self._watch.measure("turn"):
+                turn.enter_context(self.route.turn(self.timeout_s, self._check_wanted))
+            with self._lock:
+                self._has_turn = True
+            yield
+
     def give_up(self, reason: str) -> None:
         """Abort the version, unless it is decided; a directory that is lost keeps no version.
 
@@ -90,7 +105,7 @@ class Synchronisation:
         """
         with self._lock:
             self._over, version = self._over or reason, self._version
-        if self.route is not None:
+        if self.route is not None and self._has_turn:
             self.route.forget()
         if self.directory is not None and version is not None:
             with contextlib.suppress(DirectoryLostError):

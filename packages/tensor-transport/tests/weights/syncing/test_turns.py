@@ -1,0 +1,68 @@
+"""Who gets its turn when."""
+
+import threading
+
+import pytest
+
+from raycrew.tensor_transport import TransportError, TransportTimeoutError
+from raycrew.tensor_transport.weights._syncing.turns import Turns
+
+pytestmark = pytest.mark.hostile
+
+
+@pytest.fixture
+def turns():
+    return Turns("update goes over this route")
+
+
+def test_turns_come_in_the_order_in_which_they_were_asked_for(turns):
+    had, threads = [], []
+
+    def take(number, stands):
+        with turns.turn(None, stands.set):
+            had.append(number)
+
+    with turns.turn(None):
+        for number in range(5):
+            stands = threading.Event()
+            threads.append(threading.Thread(target=take, args=(number, stands), daemon=True))
+            threads[-1].start()
+            assert stands.wait(60)
+    for thread in threads:
+        thread.join(60)
+    assert had == [0, 1, 2, 3, 4]
+    assert not turns._tickets
+
+
+def test_who_has_its_turn_and_asks_again_is_refused_at_once(turns):
+    with turns.turn(None):
+        with pytest.raises(TransportError, match="over this route in this very thread"), turns.turn(None):
+            pass
+        assert len(turns._tickets) == 1
+    with turns.turn(0.0):
+        pass
+
+
+def test_a_wait_ends_in_time_or_when_it_is_not_wanted_any_more(turns):
+    def unwanted():
+        raise KeyError("given up")
+
+    with turns.turn(None):
+        found = []
+
+        def ask(timeout_s, check):
+            try:
+                with turns.turn(timeout_s, check):
+                    found.append(None)
+            except (TransportTimeoutError, KeyError) as error:
+                found.append(error)
+
+        for asked in ((0.01, None), (None, unwanted), (0.01, lambda: None)):
+            thread = threading.Thread(target=ask, args=asked, daemon=True)
+            thread.start()
+            thread.join(60)
+        late, dropped, again = found
+        assert "another update goes over this route, and did not end within 0.01 s" in str(late)
+        assert isinstance(dropped, KeyError)
+        assert isinstance(again, TransportTimeoutError)
+        assert len(turns._tickets) == 1
