@@ -129,6 +129,7 @@ def test_a_share_of_a_tensor_is_pickled_without_the_others():
         (np.array([1]), np.array([None])),
         (torch.tensor([2**60 + 1]), torch.tensor([0.5])),
         (torch.tensor([True]), torch.tensor([2])),
+        (np.array([True]), np.array([2])),
     ],
 )
 def test_arrays_are_not_joined_where_elements_would_become_others(one, other):
@@ -143,11 +144,24 @@ def test_arrays_are_not_joined_where_elements_would_become_others(one, other):
         (np.array([1], np.int32), np.array([2**40])),
         (np.array(["a"]), np.array(["long"])),
         (torch.tensor([0.5], dtype=torch.bfloat16), torch.tensor([0.1])),
+        (np.array([0.5]), np.array([0.1], ">f8")),
+        (np.array([2**60 + 1]), np.array([255], np.uint8)),
+        (np.array([255], np.uint8), np.array([-1], np.int8)),
+        (torch.tensor([2**60 + 1]), torch.tensor([255], dtype=torch.uint8)),
     ],
 )
 def test_elements_of_another_size_are_joined(one, other):
     joined = join_rows([one, other])
     assert list(joined) == [*one, *other]
+
+
+@pytest.mark.parametrize("none", [np.array([]), np.array([], bool), np.array([], object)])
+def test_parts_without_rows_change_no_elements(none):
+    some = np.array([2**60 + 1])
+    for parts in ([none, some], [some, none], [none, some, none]):
+        joined = join_rows(parts)
+        assert (joined.dtype, joined.tolist()) == (some.dtype, [2**60 + 1])
+    assert len(join_rows([none, some[:0]])) == 0
 
 
 class Labelled(np.ndarray):

@@ -13,6 +13,7 @@ from raycrew.worker_groups.protocols import RowBatch, Shardable
 
 _MEMBERS = ("pad_to_divisor", "slice", "concat", "size")
 _BUILT_IN = frozenset({list, tuple, dict})
+_INTEGERS = {"int", "uint"}
 _LETTERS = re.compile("[A-Za-z]+")
 
 
@@ -117,19 +118,34 @@ def placewise(parts: Sequence[Any], join: Callable[[Sequence[Any], str], Any], w
 
 
 def _concatenated(parts: Sequence[Any], where: str) -> Any:
-    first = parts[0]
-    kind = _kind(first)
+    counts = [count_rows(part, where) for part in parts]
+    first = next((part for part, rows in zip(parts, counts, strict=True) if rows), parts[0])
+    kind, elements = _kind(first), _elements(first)
     for part in parts:
-        count_rows(part, where)
         if _kind(part) is not kind:
             raise TypeError(f"{where} are of different kinds: {_described(first)} and {_described(part)}")
-        if _elements(part) != _elements(first):  # one would be made of the other, and lose digits or its type
-            raise TypeError(f"{where} are of different element types: {first.dtype} and {part.dtype}")
+    # What has no rows, such as `np.array([])`, says nothing of the elements, and must change no others.
+    kept = [part for part, rows in zip(parts, counts, strict=True) if rows or _elements(part) == elements]
     if kind is RowBatch:
-        return type(first).concat(parts)
+        return type(first).concat(kept)
     if type(first) is list:
-        return [row for part in parts for row in part]
-    return _concat_of(first)(list(parts))
+        return [row for part in kept for row in part]
+    return _concatenated_arrays(kept, first, where)
+
+
+def _concatenated_arrays(parts: Sequence[Any], first: Any, where: str) -> Any:
+    """Arrays made one, unless elements of some would be made others, and lose digits or their type.
+
+    Integers with and without a sign are joined where their library has integers that hold both.
+    """
+    others = [part for part in parts if _elements(part) != _elements(first)]
+    if not others:
+        return _concat_of(first)(list(parts))
+    if {_elements(part) for part in parts} == _INTEGERS:
+        joined = _concat_of(first)(list(parts))
+        if _elements(joined) in _INTEGERS:
+            return joined
+    raise TypeError(f"{where} are of different element types: {first.dtype} and {others[0].dtype}")
 
 
 def _kind(value: Any) -> Any:
@@ -137,8 +153,9 @@ def _kind(value: Any) -> Any:
 
 
 def _elements(value: Any) -> str:
-    """What the elements of an array are, whatever their size; empty if it is no array."""
-    found = _LETTERS.search(str(getattr(value, "dtype", "")).rpartition(".")[2])
+    """What the elements of an array are, whatever their size and byte order; empty if it is no array."""
+    kind = getattr(value, "dtype", "")
+    found = _LETTERS.search(str(getattr(kind, "name", kind)).rpartition(".")[2])
     return found[0].replace("bfloat", "float") if found else ""
 
 
