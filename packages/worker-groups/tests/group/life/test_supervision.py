@@ -68,6 +68,29 @@ def test_a_group_restarts_itself_and_only_idempotent_calls_go_again(local_ray, t
         assert group.restart_failed_workers() == [0]
 
 
+def test_a_stream_is_not_begun_again_and_raises_once_the_group_is_whole(local_ray, tmp_path):
+    told = []
+    with (
+        RayVirtualCluster([2], use_gpus=False) as cluster,
+        RayWorkerGroup(
+            cluster,
+            Mortal,
+            idempotent_methods=("stream_and_die_once",),
+            restart_on_failure=True,
+            on_worker_failure=lambda failure: told.append(failure.rank),
+        ) as group,
+    ):
+        items = []
+        with pytest.raises(WorkerFailureError, match="died during stream_and_die_once") as failed:
+            for item in group.stream("stream_and_die_once", str(tmp_path / "marker"), 1):
+                items.append(item)  # noqa: PERF402 - what came before it raised is kept
+        assert failed.value.rank == 1
+        assert len(items) == len(set(items)) and set(items) <= {(0, 0), (0, 1), (0, 2), (1, 0)}
+        assert (told, group.generation) == ([1], 1)
+        again = sorted(group.stream("stream_and_die_once", str(tmp_path / "marker"), 1))
+        assert again == [(rank, item) for rank in range(2) for item in range(3)]
+
+
 def test_calls_that_are_sent_again_have_not_ended(local_ray, tmp_path):
     told = []
     with (
