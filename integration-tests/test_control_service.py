@@ -130,6 +130,7 @@ OVER_A_SESSION = ("while_connected", "never_connecting", "ask", "over_session")
 IN_ONE = {
     ("_ray/session.py", "wait"): "part of a wait over a session",
     ("_ray/waiting.py", "wait"): "part of a wait over a session",
+    ("_ray/bulletin.py", "get_actor"): "part of a question",
     ("_calls/sizes.py", "put"): "who sends does it, over a session",
     ("_calls/sending.py", "put"): "who sends does it, over a session",
     ("_worker/shell.py", "get"): "in the worker: values of a call that Ray has sent there",
