@@ -20,6 +20,8 @@ from workers import Patient
 from raycrew.cluster_core.__main__ import main as raycrew
 from raycrew.worker_groups import RayWorkerGroup, _commands
 from raycrew.worker_groups.__main__ import groups, main, stacks, top
+from raycrew.worker_groups._health import watches
+from raycrew.worker_groups._ray import records
 
 PACKAGE = Path(__file__).parents[1]
 SECRET = "hush-7f3a"
@@ -111,9 +113,9 @@ def test_groups_are_told_of_to_other_drivers(cluster, installed, tmp_path, capsy
 
 @contextlib.contextmanager
 def stopped_watches():
-    """The processes that answer for a node's workers do nothing meanwhile."""
-    found = [p for p in psutil.process_iter(["cmdline"]) if "ray::Watch" in "".join(p.info["cmdline"] or [])]
-    mine = [watch for watch in found if watch.uids().real == os.getuid()]
+    """The processes that answer for this driver's workers do nothing meanwhile."""
+    asked = [watch.__ray_call__.remote(lambda _: os.getpid()) for watch in watches._watches.values()]
+    mine = [psutil.Process(pid) for pid in ray.get(asked, timeout=PATIENCE_S)]
     assert mine
     for watch in mine:
         watch.suspend()
@@ -160,6 +162,7 @@ def test_a_group_whose_driver_was_killed_is_not_told_of(local_ray, capsys):
         assert (found["name"], found["states"]) == ("orphans", {"ready": 1})
         driver.kill()
     eventually(lambda: told(capsys, groups) == (0, []), "nothing of it lives")
+    assert records("group/") == {}
 
 
 def test_top_draws_again_until_it_is_interrupted(cluster):

@@ -12,6 +12,10 @@ from raycrew.worker_groups import _commands
 from raycrew.worker_groups.errors import WorkerGroupError
 
 _FAILURES = (RayError, WorkerGroupError)
+_CODES = (
+    "Exit codes: 0 fine, 1 some rank is dead, stopped, silent or unanswered, or a group is of another "
+    "version of raycrew, 2 bad usage or no such cluster"
+)
 
 
 def groups(arguments: Sequence[str], prog: str = "raycrew groups") -> int:
@@ -35,10 +39,7 @@ def _add_common(parser: argparse.ArgumentParser, timeout_s: float) -> None:
         "--timeout", type=_seconds, default=timeout_s, metavar="SECONDS",
         help=f"for nodes to answer; ranks of those that do not are unanswered (default: {timeout_s:g})",
     )  # fmt: skip
-    parser.epilog = (
-        "Exit codes: 0 fine, 1 some rank is dead, stopped, silent or unanswered, 2 bad usage or no such "
-        "cluster, 130 Ctrl-C."
-    )
+    parser.epilog = f"{_CODES}, 130 Ctrl-C."
 
 
 def _add_look(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +49,7 @@ def _add_look(parser: argparse.ArgumentParser) -> None:
 
 def _add_top(parser: argparse.ArgumentParser) -> None:
     _add_look(parser)
+    parser.epilog = f"{_CODES}. Ctrl-C ends it with the code of what was seen last."
     parser.add_argument(
         "--interval", type=_seconds, default=2.0, metavar="SECONDS", help="between two looks (default: 2)"
     )

@@ -2,18 +2,18 @@
 
 import argparse
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ray.exceptions import GetTimeoutError
 from rich import filesize
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from raycrew.cluster_core.commands import Outcome
-from raycrew.worker_groups._roster import GroupSight, RankSight, look, take_stacks
+from raycrew.worker_groups._roster import Found, GroupSight, RankSight, UnknownGroupError, look, take_stacks
 
 _WRONG = {"dead", "stopped", "silent", "unanswered"}
 _STYLES = {"ready": "green", "busy": "cyan", "alive": "", "unanswered": "yellow"}
@@ -35,15 +35,17 @@ def run_groups(options: argparse.Namespace) -> Outcome:
     return _found(look(options.timeout, options.group), options.sort)
 
 
-def _found(groups: Sequence[GroupSight], order: str) -> Outcome:
+def _found(groups: Found[GroupSight], order: str) -> Outcome:
     is_wrong = any(rank.state in _WRONG for group in groups for rank in group.ranks)
-    return Outcome([group.as_dict() for group in groups], _shown(groups, order), int(is_wrong))
+    shown = Group(*(_table(group, order) for group in groups), *_remarks(groups))
+    return Outcome([group.as_dict() for group in groups], shown, int(is_wrong or groups.n_unread > 0))
 
 
-def _shown(groups: Sequence[GroupSight], order: str) -> RenderableType:
-    if not groups:
-        return Text("no worker groups")
-    return Group(*(_table(group, order) for group in groups))
+def _remarks(found: Found[Any]) -> list[Text]:
+    """What is to be said besides what was found."""
+    if found.n_unread:
+        return [Text(f"{found.n_unread} worker groups of another version of raycrew", style="yellow")]
+    return [] if found else [Text("no worker groups")]
 
 
 def _table(group: GroupSight, order: str) -> Table:
@@ -97,6 +99,8 @@ def run_top(
                 try:
                     outcome = run_groups(options)
                     shown = outcome.shown
+                except UnknownGroupError as error:  # it may come (again)
+                    outcome = Outcome([], shown := Text(str(error)))
                 except GetTimeoutError as error:  # it may answer again
                     shown = Group(outcome.shown, Text(str(error), style="bold red"))
                 live.update(shown, refresh=True)
@@ -109,7 +113,7 @@ def run_top(
 def run_stacks(options: argparse.Namespace) -> Outcome:
     """The stacks of all threads of all ranks."""
     found = take_stacks(options.timeout, options.group, options.rank)
-    shown: list[Text] = [] if found else [Text("no worker groups")]
+    shown = _remarks(found)
     for one in found:
         worker = one.worker
         where = f"pid {worker.pid} on {worker.node_address} ({worker.node_id[:8]})"
@@ -118,4 +122,5 @@ def run_stacks(options: argparse.Namespace) -> Outcome:
             shown.append(Text(f"{head}: {one.note}\n", style="yellow"))
         else:
             shown.append(Text.assemble((f"{head}, by {one.told_by}\n", "bold"), one.text, "\n"))
-    return Outcome([one.as_dict() for one in found], Text("\n").join(shown), int(any(o.note for o in found)))
+    is_wrong = found.n_unread > 0 or any(one.note for one in found)
+    return Outcome([one.as_dict() for one in found], Text("\n").join(shown), int(is_wrong))

@@ -11,7 +11,7 @@ from raycrew.worker_groups._ray.actors import (
 )
 from raycrew.worker_groups._ray.bulletin import (
     ActorName,
-    drop_record,
+    drop_records,
     find_actors,
     named_actors,
     put_record,
@@ -60,7 +60,7 @@ __all__ = [
     "connection",
     "counter",
     "current_session",
-    "drop_record",
+    "drop_records",
     "end_actors",
     "find_actor",
     "find_actors",

@@ -1,6 +1,6 @@
 """What is left with Ray's control service for others to read, and actors of other drivers by their names."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import ray
@@ -14,24 +14,36 @@ _SPACE = b"raycrew"
 ActorName = tuple[str, str]
 
 
-def put_record(key: str, text: str, timeout_s: float = ANSWER_S) -> None:
+def put_record(
+    key: str, text: str, timeout_s: float = ANSWER_S, undo: Callable[[], object] | None = None
+) -> None:
     """Leave a text for others to read, in place of an earlier one of this key.
+
+    Args:
+        key: Where.
+        text: What.
+        timeout_s: Seconds until it is given up.
+        undo: Called when it was given up, and is there all the same.
 
     Raises:
         GetTimeoutError: Ray's control service does not answer.
     """
     put: Any = internal_kv._internal_kv_put  # noqa: SLF001 - Ray has no public place for this
-    ask(lambda: put(key.encode(), text.encode(), overwrite=True, namespace=_SPACE), timeout_s=timeout_s)
+    ask(
+        lambda: put(key.encode(), text.encode(), overwrite=True, namespace=_SPACE),
+        timeout_s=timeout_s,
+        undo=None if undo is None else lambda _: undo(),
+    )
 
 
-def drop_record(key: str, timeout_s: float = ANSWER_S) -> None:
-    """Take a text away; one that is not there is no error.
+def drop_records(keys: Iterable[str], timeout_s: float = ANSWER_S) -> None:
+    """Take texts away; one that is not there is no error.
 
     Raises:
         GetTimeoutError: Ray's control service does not answer.
     """
     drop: Any = internal_kv._internal_kv_del  # noqa: SLF001
-    ask(lambda: drop(key.encode(), namespace=_SPACE), timeout_s=timeout_s)
+    ask(lambda: [drop(key.encode(), namespace=_SPACE) for key in keys], timeout_s=timeout_s)
 
 
 def records(prefix: str, timeout_s: float = ANSWER_S) -> dict[str, str]:
@@ -45,8 +57,13 @@ def records(prefix: str, timeout_s: float = ANSWER_S) -> dict[str, str]:
 
 
 def _records(prefix: bytes) -> dict[bytes, bytes]:
-    keys, get = internal_kv._internal_kv_list, internal_kv._internal_kv_get  # noqa: SLF001
-    texts = {key: get(key, namespace=_SPACE) for key in keys(prefix, namespace=_SPACE)}
+    keys: list[bytes] = internal_kv._internal_kv_list(prefix, namespace=_SPACE)  # noqa: SLF001
+    client_of: Any = internal_kv.internal_kv_get_gcs_client
+    client = client_of()
+    if client is not None:
+        return dict(client.internal_kv_multi_get(keys, _SPACE)) if keys else {}
+    get: Any = internal_kv._internal_kv_get  # noqa: SLF001 - through a proxy, which has no way to get several
+    texts = {key: get(key, namespace=_SPACE) for key in keys}
     return {key: text for key, text in texts.items() if text is not None}  # else taken away meanwhile
 
 

@@ -1,35 +1,67 @@
 """All groups of a cluster, from any of its drivers: their records, and what their nodes' watches tell."""
 
+import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 
 from raycrew.cluster_core import Session
 from raycrew.worker_groups._health import WATCH, Seen
-from raycrew.worker_groups._ray import ActorName, current_session, find_actors, named_actors, records
+from raycrew.worker_groups._ray import (
+    ActorName,
+    current_session,
+    drop_records,
+    find_actors,
+    named_actors,
+    records,
+)
 from raycrew.worker_groups._roster.publishing import GROUPS
 from raycrew.worker_groups._roster.records import GroupRecord, WorkerRecord, record_of
 from raycrew.worker_groups._roster.sights import GroupSight, ProcessKey, Stacks, group_sight, key_of
 
+logger = logging.getLogger(__name__)
 
-def look(timeout_s: float = 5.0, names: Sequence[str] = ()) -> list[GroupSight]:
+T = TypeVar("T")
+
+_STACKS_PART = 0.8  # of the time that is left, for the nodes' own work; the rest is for their answers' way
+
+
+class UnknownGroupError(ValueError):
+    """There is no group of a name."""
+
+
+class Found(list[T]):
+    """What was found, in order.
+
+    Attributes:
+        n_unread: How many groups there are besides that can't be told of: another version made them.
+    """
+
+    def __init__(self, found: Iterable[T], n_unread: int) -> None:
+        super().__init__(found)
+        self.n_unread = n_unread
+
+
+def look(timeout_s: float = 5.0, names: Sequence[str] = ()) -> Found[GroupSight]:
     """All groups of the cluster that this process is connected to, or those of some names, by name.
 
     Groups whose drivers were killed are left out. A rank whose node does not tell in time is "unanswered".
 
     Args:
-        timeout_s: For Ray's control service, and then for all nodes together.
+        timeout_s: For Ray's control service and all nodes together.
         names: Which groups; all for none.
 
     Raises:
         GetTimeoutError: Ray's control service does not answer.
+        UnknownGroupError: There is none of a name.
         WorkerGroupError: This process is not connected to Ray.
     """
-    living, found = _groups(names, timeout_s)
+    time_left = _countdown(timeout_s)
+    living, found = _groups(names, time_left)
     watches = _watches(found, living)
-    answers = _ask(watches, "report", {}, timeout_s)
+    answers = _ask(watches, "report", lambda _: (), time_left, timeout_s)
     reports: dict[ProcessKey, Seen | str] = {}
     silent: dict[str, str] = {}
     for watch, answer in answers.items():
@@ -43,24 +75,26 @@ def look(timeout_s: float = 5.0, names: Sequence[str] = ()) -> list[GroupSight]:
                 reports.setdefault((node_id, pid, started), seen)
             else:
                 reports[node_id, pid, started] = Seen.of(seen)
-    return [group_sight(record, living, reports, silent) for record in found]
+    return Found((group_sight(record, living, reports, silent) for record in found), found.n_unread)
 
 
 def take_stacks(
     timeout_s: float = 10.0, names: Sequence[str] = (), ranks: Sequence[int] = ()
-) -> list[Stacks]:
+) -> Found[Stacks]:
     """The stacks of all ranks of all groups, or of some, by group and rank.
 
     Args:
-        timeout_s: For Ray's control service, and then for all nodes together.
+        timeout_s: For Ray's control service and all nodes together.
         names: Which groups; all for none.
         ranks: Which ranks; all for none.
 
     Raises:
         GetTimeoutError: Ray's control service does not answer.
+        UnknownGroupError: There is none of a name.
         WorkerGroupError: This process is not connected to Ray.
     """
-    living, found = _groups(names, timeout_s)
+    time_left = _countdown(timeout_s)
+    living, found = _groups(names, time_left)
     wanted = [(record, w) for record in found for w in record.workers if not ranks or w.rank in ranks]
     watches = _watches(found, living)
     asked: dict[ActorName, list[WorkerRecord]] = {}
@@ -68,17 +102,25 @@ def take_stacks(
         for watch in watches:
             if watch[1].startswith(f"{WATCH}{record.owner}-") and _node_of(watch) == worker.node_id:
                 asked.setdefault(watch, []).append(worker)
-    arguments = {
-        watch: ([(w.pid, w.started) for w in workers], timeout_s * 0.8) for watch, workers in asked.items()
-    }
-    answers = _ask(list(asked), "stacks", arguments, timeout_s)
+
+    def wanted_of(watch: ActorName) -> tuple[list[tuple[int, int]], float]:
+        return [(w.pid, w.started) for w in asked[watch]], time_left() * _STACKS_PART
+
+    answers = _ask(list(asked), "stacks", wanted_of, time_left, timeout_s)
     told: dict[ProcessKey, tuple[str, str]] = {}
     for watch, answer in answers.items():
         given = [(answer, "")] * len(asked[watch]) if isinstance(answer, str) else answer
         for worker, stacks in zip(asked[watch], given, strict=True):
             if stacks is not None:
                 told[key_of(worker)] = stacks
-    return [_stacks(record, worker, living, told.get(key_of(worker))) for record, worker in wanted]
+    stacks = (_stacks(record, worker, living, told.get(key_of(worker))) for record, worker in wanted)
+    return Found(stacks, found.n_unread)
+
+
+def _countdown(timeout_s: float) -> Callable[[], float]:
+    """Tells how much is left of a time that begins now."""
+    deadline = time.monotonic() + timeout_s
+    return lambda: max(0.0, deadline - time.monotonic())
 
 
 def _stacks(
@@ -91,21 +133,41 @@ def _stacks(
     return Stacks(record.name, worker, note="no watch on its node knows it" if told is None else told[0])
 
 
-def _groups(names: Sequence[str], timeout_s: float) -> tuple[set[ActorName], list[GroupRecord]]:
+def _groups(
+    names: Sequence[str], time_left: Callable[[], float]
+) -> tuple[set[ActorName], Found[GroupRecord]]:
     """All actors that live, and the groups of which something does."""
-    left = [record_of(text) for text in records(GROUPS, timeout_s).values()]
-    living = named_actors(timeout_s)  # later: a group that is there has its actors by now
-    found = [
-        record
-        for record in left
-        if record is not None and not record.is_left_over(living, f"{WATCH}{record.owner}-")
-    ]
+    texts = records(GROUPS, time_left())
+    living = named_actors(time_left())  # later: a group that is there has its actors by now
+    read = {key: record for key, text in texts.items() if (record := record_of(text)) is not None}
+    left_over = {key: texts[key] for key, record in read.items() if _is_left_over(record, living)}
+    if left_over:
+        _drop(left_over, time_left)
+    found = [record for key, record in read.items() if key not in left_over]
     unknown = sorted(set(names) - {record.name for record in found})
     if unknown:
         there = ", ".join(sorted({record.name for record in found})) or "none"
-        raise ValueError(f"there is no worker group {', '.join(map(repr, unknown))}; there are: {there}")
-    chosen = [record for record in found if not names or record.name in names]
-    return living, sorted(chosen, key=lambda record: (record.name, record.namespace, record.owner))
+        raise UnknownGroupError(
+            f"there is no worker group {', '.join(map(repr, unknown))}; there are: {there}"
+        )
+    chosen = (record for record in found if not names or record.name in names)
+    in_order = sorted(chosen, key=lambda record: (record.name, record.namespace, record.owner))
+    return living, Found(in_order, len(texts) - len(read))
+
+
+def _is_left_over(record: GroupRecord, living: set[ActorName]) -> bool:
+    return record.is_left_over(living, f"{WATCH}{record.owner}-")
+
+
+def _drop(left_over: Mapping[str, str], time_left: Callable[[], float]) -> None:
+    """Take away what nobody lives of; a record that was put anew meanwhile stays."""
+    try:
+        again, living = records(GROUPS, time_left()), named_actors(time_left())
+        same = [key for key, text in left_over.items() if again.get(key) == text]
+        still = [key for key in same if (one := record_of(again[key])) and _is_left_over(one, living)]
+        drop_records(still, time_left())
+    except GetTimeoutError as error:  # the next look drops them
+        logger.debug("records of groups that have ended stay: %s", error)
 
 
 def _watches(groups: Iterable[GroupRecord], living: Iterable[ActorName]) -> list[ActorName]:
@@ -121,17 +183,18 @@ def _node_of(watch: ActorName) -> str:
 def _ask(
     watches: Sequence[ActorName],
     method: str,
-    arguments: Mapping[ActorName, tuple[Any, ...]],
+    arguments: Callable[[ActorName], tuple[Any, ...]],
+    time_left: Callable[[], float],
     timeout_s: float,
 ) -> dict[ActorName, Any]:
-    """What each watch answers, or why it does not; all together take no longer than the time."""
-    session, deadline = current_session(), time.monotonic() + timeout_s
-    handles = find_actors(watches, timeout_s)
+    """What each watch answers, or why it does not; all together take no longer than the time that is left."""
+    session = current_session()
+    handles = find_actors(watches, time_left())
     with session.while_connected():
-        asked = {w: getattr(handle, method).remote(*arguments.get(w, ())) for w, handle in handles.items()}
+        asked = {w: getattr(handle, method).remote(*arguments(w)) for w, handle in handles.items()}
     found = {watch: "its node's watch has just ended" for watch in watches if watch not in asked}
-    left = max(0.0, deadline - time.monotonic())
-    done, _ = session.wait(list(asked.values()), num_returns=len(asked), timeout=left) if asked else ([], [])
+    refs = list(asked.values())
+    done, _ = session.wait(refs, num_returns=len(refs), timeout=time_left()) if refs else ([], [])
     answered = set(done)
     late = f"its node did not answer within {timeout_s:g} s"
     told = {w: _answer(session, ref) if ref in answered else late for w, ref in asked.items()}

@@ -4,7 +4,7 @@ import logging
 import threading
 import uuid
 
-from raycrew.worker_groups._ray import drop_record, put_record
+from raycrew.worker_groups._ray import drop_records, put_record
 from raycrew.worker_groups._roster.records import GroupRecord
 
 logger = logging.getLogger(__name__)
@@ -27,16 +27,19 @@ class Publication:
         """From now on this is the record, unless the group has ended meanwhile."""
         with self._lock:
             try:
-                put_record(self._key, record.as_text(), _ANSWER_S)
-                if self._is_over:
-                    drop_record(self._key, _ANSWER_S)
+                put_record(self._key, record.as_text(), _ANSWER_S, self._drop_if_over)
+                self._drop_if_over()
             except Exception as error:  # noqa: BLE001 - whatever Ray says, the group goes on without it
                 logger.info("%s: others can't be told of its ranks: %s", record.name, error)
+
+    def _drop_if_over(self) -> None:
+        if self._is_over:
+            drop_records([self._key], _ANSWER_S)
 
     def end(self) -> None:
         """Take the record away, for good; waits for no lock, as a signal handler may come in between."""
         self._is_over = True
         try:
-            drop_record(self._key, _ANSWER_S)
+            drop_records([self._key], _ANSWER_S)
         except Exception as error:  # noqa: BLE001 - whatever Ray says, the group ends without it
             logger.debug("the record %s stays: %s", self._key, error)

@@ -1,0 +1,86 @@
+"""Which groups are found, from records that others have left, within one deadline."""
+
+import contextlib
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from test_group_records import RECORD, WATCH, WORKERS
+
+from raycrew.worker_groups._roster import looking
+
+DEAD = replace(RECORD, name="dead", namespace="gone", owner="them")
+OTHER_VERSION = '{"version": 99, "name": "later"}'
+
+
+class Session:
+    def while_connected(self):
+        return contextlib.nullcontext()
+
+
+@pytest.fixture
+def board(monkeypatch):
+    """What has been left to read, who lives, the time, and what each question may take of it."""
+    made = SimpleNamespace(texts={}, living=set(), now=0.0, given=[], change=lambda: None)
+
+    def asked(what, answer):
+        def answered(*arguments):
+            made.given.append((what, arguments[-1]))
+            made.now += 1.0
+            return answer(*arguments[:-1])
+
+        return answered
+
+    def dropped(keys):
+        for key in keys:
+            del made.texts[key]
+
+    def named():
+        found = set(made.living)
+        made.change()
+        return found
+
+    monkeypatch.setattr(looking, "records", asked("records", lambda _: dict(made.texts)))
+    monkeypatch.setattr(looking, "named_actors", asked("names", named))
+    monkeypatch.setattr(looking, "find_actors", asked("actors", lambda _: {}))
+    monkeypatch.setattr(looking, "drop_records", asked("drop", dropped))
+    monkeypatch.setattr(looking, "current_session", Session)
+    monkeypatch.setattr(looking.time, "monotonic", lambda: made.now)
+    return made
+
+
+def test_all_questions_share_one_deadline(board):
+    board.texts["group/a"] = RECORD.as_text()
+    board.living |= {(RECORD.namespace, worker.actor) for worker in WORKERS}
+    for take in (looking.look, looking.take_stacks):
+        board.given.clear()
+        assert take(5.0)
+        assert board.given == [("records", 5.0), ("names", 4.0), ("actors", 3.0)]
+
+
+@pytest.mark.hostile
+def test_what_the_dead_have_left_is_dropped_and_what_cannot_be_read_is_counted(board):
+    board.texts |= {"group/a": RECORD.as_text(), "group/b": DEAD.as_text(), "group/c": OTHER_VERSION}
+    board.living.add((RECORD.namespace, f"raycrew-{WATCH}node0-1"))
+    found = looking.look(9.0)
+    assert ([group.record.name for group in found], found.n_unread) == (["policy"], 1)
+    assert set(board.texts) == {"group/a", "group/c"}
+
+
+@pytest.mark.hostile
+def test_who_comes_back_meanwhile_keeps_its_record(board):
+    board.texts |= {"group/a": DEAD.as_text(), "group/b": replace(DEAD, generation=2).as_text()}
+
+    def come_back():
+        board.texts["group/a"] = replace(DEAD, generation=3).as_text()
+
+    board.change = come_back
+    assert looking.look(9.0) == []
+    assert set(board.texts) == {"group/a"}
+
+
+def test_an_unknown_name_is_told_with_those_that_are_there(board):
+    board.texts["group/a"] = RECORD.as_text()
+    board.living.add((RECORD.namespace, WORKERS[0].actor))
+    with pytest.raises(looking.UnknownGroupError, match=r"'police'; there are: policy"):
+        looking.look(5.0, ["police"])
