@@ -1,8 +1,10 @@
 """Nodes are asked when calls ran: what they answer, by this process's clock; what is lost is counted."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
+from patience import PATIENCE_S
 
 from raycrew.worker_groups._health import UnansweredError
 from raycrew.worker_groups._on_nodes import clock_name
@@ -23,6 +25,8 @@ def nodes(monkeypatch):
     answers, asked = {}, []
 
     def ask_within(method, workers, _timeout_s, *, may_make):
+        meanwhile = getattr(found, "meanwhile", lambda: None)
+        meanwhile()
         asked.append((method, sorted(facts.mark for facts in workers.values()), may_make))
         return {
             node_id: answer
@@ -31,7 +35,8 @@ def nodes(monkeypatch):
         }
 
     monkeypatch.setattr(questions, "ask_within", ask_within)
-    return SimpleNamespace(answers=answers, asked=asked)
+    found = SimpleNamespace(answers=answers, asked=asked)
+    return found
 
 
 def test_who_is_followed_is_asked_at_once_and_then_with_the_others(nodes):
@@ -95,3 +100,21 @@ def test_a_node_that_is_silent_is_said_once_and_asked_again(nodes, caplog):
     nodes.asked.clear()
     workers.ask()
     assert nodes.asked == [("record", [], False)], "who is gone is asked no more"
+
+
+@pytest.mark.hostile
+def test_a_handler_of_a_signal_may_ask_while_its_thread_does_and_waits_for_no_other(nodes):
+    workers, found = NodeWorkers(), []
+    nodes.answers["n"] = [(clock_name(), 1.0, 0, 1, [(CALL, "m", 1e9, 1e9, 0.0)])]
+
+    def handle():
+        found.append(workers.ask())
+        other = threading.Thread(target=lambda: found.append(workers.ask(0.01)), daemon=True)
+        other.start()
+        other.join(PATIENCE_S)
+
+    nodes.meanwhile = handle
+    asking = threading.Thread(target=workers.follow, args=("policy", {0: place("one")}), daemon=True)
+    asking.start()
+    asking.join(PATIENCE_S)
+    assert (asking.is_alive(), found) == (False, [[], []])

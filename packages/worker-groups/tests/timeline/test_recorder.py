@@ -1,6 +1,9 @@
 """What is told of calls is noted, put together and told to listeners."""
 
+import threading
+
 import pytest
+from patience import PATIENCE_S
 
 from raycrew.worker_groups._observed import Span, observed
 from raycrew.worker_groups._timeline import recorder as module
@@ -18,6 +21,7 @@ class Told:
     def __init__(self):
         self.calls, self.spans, self.counts, self.looks = [], [], [], []
         self.followed, self.ran = [], []
+        self.asked = lambda: None
 
     def call(self, call):
         self.calls.append(call)
@@ -34,7 +38,8 @@ class Told:
     def follow(self, group, places):
         self.followed.append((group, places))
 
-    def ask(self, *, is_last=False):
+    def ask(self, timeout_s, *, is_last=False):
+        self.asked()
         self.was_last = is_last
         ran, self.ran = self.ran, []
         return ran
@@ -112,6 +117,45 @@ def test_notes_above_the_most_are_counted(told):
     recorder.spanned(Span("t", "r", "last", "k", 0.0, 1.0))
     recorder.leave(told)
     assert [span.name for span in told.spans] == ["0", "1", "2", "last"]
+
+
+@pytest.mark.hostile
+def test_a_note_above_the_most_waits_for_no_look_at_nodes(told):
+    recorder = Recorder(told, most_notes=0)
+    recorder.listen(told)
+
+    def note_elsewhere():
+        noting = threading.Thread(target=recorder.counted, args=("n", {}), daemon=True)
+        noting.start()
+        noting.join(PATIENCE_S)
+        assert not noting.is_alive()
+
+    told.asked = note_elsewhere
+    recorder.look()
+    assert recorder.dropped == 1
+    told.asked = lambda: None
+    recorder.leave(told)
+
+
+@pytest.mark.hostile
+def test_a_handler_of_a_signal_may_look_while_its_thread_does_and_waits_for_no_other(told):
+    recorder = Recorder(told)
+    recorder.listen(told)
+    looks = []
+
+    def handle():
+        told.asked = lambda: looks.append("again")
+        recorder.look()
+        other = threading.Thread(target=recorder.look, args=(0.01,), daemon=True)
+        other.start()
+        other.join(PATIENCE_S)
+        assert not other.is_alive()
+
+    told.asked = handle
+    recorder.look()
+    assert looks == []
+    recorder.leave(told)
+    assert looks == ["again"]
 
 
 def test_a_listener_that_fails_leaves_others_alone(told, caplog):

@@ -112,3 +112,35 @@ def test_what_cannot_be_written_is_told_at_once(tmp_path):
     run = timeline()
     assert isinstance(run, Timeline)
     run.close()
+
+
+@pytest.mark.hostile
+def test_a_close_that_is_interrupted_has_written_what_is_known_and_records_no_more(
+    group, tmp_path, monkeypatch
+):
+    def interrupt(*_args, **_options):
+        raise KeyboardInterrupt
+
+    run = timeline(trace := tmp_path / "run.json")
+    group.call("add", 1).get_results()
+    recorder = observed.by
+    monkeypatch.setattr(recorder.nodes, "ask", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run.close()
+    monkeypatch.undo()
+    assert observed.by is None
+    assert recorder._ending.is_set()
+    assert len(events(json.loads(trace.read_text()), name="add", kind="running")) == 2
+    run.close()
+    assert len(run._kept.calls) == 1
+
+
+@pytest.mark.hostile
+def test_files_that_were_not_written_are_written_by_the_next_close(group, tmp_path, monkeypatch):
+    run = timeline(trace := tmp_path / "run.json")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(json, "dumps", lambda *_args, **_options: (_ for _ in ()).throw(KeyboardInterrupt()))
+        run.close()
+    assert not trace.exists()
+    run.close()
+    assert trace.exists()

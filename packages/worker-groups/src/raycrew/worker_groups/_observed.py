@@ -3,9 +3,15 @@
 Standard library only, and below everything that has something to tell.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+logger = logging.getLogger(__name__)
+
+#: How long workers are asked for what they know, where nobody says how long.
+LOOK_WITHIN_S = 2.0
 
 Detail = Mapping[str, str | int | float]
 
@@ -66,8 +72,8 @@ class Observer(Protocol):
         """Something has happened, that often or that much."""
         ...
 
-    def look(self) -> None:
-        """Workers are about to end: what they know is to be asked for now."""
+    def look(self, timeout_s: float = LOOK_WITHIN_S) -> None:
+        """Workers are about to end: what they know is to be asked for now, for so long at most."""
         ...
 
 
@@ -82,3 +88,18 @@ class Observed:
 
 
 observed = Observed()
+
+
+def look_before_end(left_s: float | None) -> None:
+    """Have whoever observes ask workers that are about to end; an error of its is logged, as they end anyway.
+
+    Args:
+        left_s: Seconds that this may take; None for as long as it takes.
+    """
+    within_s = LOOK_WITHIN_S if left_s is None else min(left_s, LOOK_WITHIN_S)
+    if (observer := observed.by) is None or within_s <= 0:
+        return
+    try:
+        observer.look(within_s)
+    except Exception:
+        logger.exception("what workers did last is not known")

@@ -36,7 +36,7 @@ from raycrew.worker_groups._group.life import (
     watch_over,
 )
 from raycrew.worker_groups._health import Ended, GroupHealth, Workers
-from raycrew.worker_groups._observed import observed
+from raycrew.worker_groups._observed import look_before_end, observed
 from raycrew.worker_groups._ranks import RankInfo, TiedBundles, plan_seats
 from raycrew.worker_groups._start import (
     GroupFacts,
@@ -153,9 +153,9 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupHealth):
         self._shape = GroupShape(self._started.info, len(plan.seats), self._tied_groups, sharding_annotations)
         self._note_places()
         self._life.opened()
-        if observed.by is not None:
+        if (observer := observed.by) is not None:
             for span in self._started.report.spans(time.monotonic()):
-                observed.by.spanned(span)
+                observer.spanned(span)
 
     _crew: Crew
 
@@ -257,11 +257,11 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupHealth):
         )
 
     def _shut_down(self, cleanup_method: str | None, deadline: float | None, force: bool) -> bool:
-        self._unwatch()
-        if observed.by is not None:
-            observed.by.look()
         again, clean = self._ended is not None, False
         try:
+            self._unwatch()
+            if not force:
+                look_before_end(left(deadline))
             if not again:
                 clean = cleanup_method is None or force or self._clean_up(cleanup_method, left(deadline))
         finally:

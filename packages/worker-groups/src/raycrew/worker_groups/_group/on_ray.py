@@ -13,7 +13,7 @@ from raycrew.worker_groups._group.handles import Contact, Directory, GroupHandle
 from raycrew.worker_groups._group.life import CopiedLifecycle, Supervision, log_left
 from raycrew.worker_groups._group.record import record_of_group
 from raycrew.worker_groups._health import Ended, Seen, SeenByRank, Workers, sights_of
-from raycrew.worker_groups._observed import Span, observed
+from raycrew.worker_groups._observed import Span, look_before_end, observed
 from raycrew.worker_groups._ray import (
     ActorState,
     actor_states,
@@ -215,9 +215,8 @@ class RayWorkerGroup(WorkerGroup):
         is_heard = HOOK in self._started.info.methods
         self._life.replacing(range(self.world_size) if is_heard else ranks)
         self._end_strays()
+        look_before_end(None)
         self._is_torn, began = True, time.monotonic()
-        if observed.by is not None:
-            observed.by.look()
         try:
             next_generation(
                 self._spec,
@@ -234,13 +233,13 @@ class RayWorkerGroup(WorkerGroup):
             self._note_generation(ranks, began)
 
     def _note_generation(self, ranks: Sequence[int], began: float) -> None:
-        if observed.by is None:
+        if (observer := observed.by) is None:
             return
         what = f"restart of {sorted(ranks)}" if ranks else "new rendezvous"
         detail = {"generation": self.generation, "outcome": "failed" if self._is_torn else "ok"}
         now = time.monotonic()
-        observed.by.spanned(Span(self.name, "restarts", what, "restart", began, now, detail))
-        observed.by.counted("restarts", {"group": self.name}, len(ranks))
+        observer.spanned(Span(self.name, "restarts", what, "restart", began, now, detail))
+        observer.counted("restarts", {"group": self.name}, len(ranks))
 
     def handle(self) -> GroupHandle:
         """See `WorkerGroup.handle`."""

@@ -111,9 +111,9 @@ class GroupHealth:
                 logger.warning("whether rank %d is stuck can't be told: %s", rank, seen)
             elif (found := _stuck(rank, seen, facts, threshold_s)) is not None:
                 stuck[rank] = found
-                if observed.by is not None:
+                if (observer := observed.by) is not None:
                     labels = {"group": self.name, "rank": str(rank), "reason": found.reason}
-                    observed.by.counted("stalls", labels)
+                    observer.counted("stalls", labels)
         return stuck
 
 

@@ -3,18 +3,18 @@
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from raycrew.worker_groups._health import UnansweredError, ask_within, by_node
+from raycrew.worker_groups._observed import LOOK_WITHIN_S
 from raycrew.worker_groups._on_nodes import clock_name
 from raycrew.worker_groups._ranks import WorkerFacts
 from raycrew.worker_groups._timeline.clocks import Clocks
 from raycrew.worker_groups._timeline.ledger import Ran
 
 logger = logging.getLogger(__name__)
-
-_ANSWER_S = 2.0
 
 
 class NodeWorkers:
@@ -32,7 +32,8 @@ class NodeWorkers:
         self._workers: dict[str, tuple[str, int, WorkerFacts]] = {}
         self._seen: dict[str, int] = {}
         self._silent: set[str] = set()
-        self._asking = threading.Lock()
+        self._asking = threading.RLock()  # a signal's handler may ask, too
+        self._is_asking = False
         self._waiting: list[Ran] = []
 
     def follow(self, group: str, places: Mapping[int, Any]) -> None:
@@ -43,19 +44,37 @@ class NodeWorkers:
             if place.facts is not None and place.facts.mark not in self._workers
         }
         self._workers |= added
-        with self._asking:
-            self._waiting += self._ask(added, may_make=True)
+        with self._alone(2 * LOOK_WITHIN_S) as left_s:
+            if left_s > 0:
+                self._waiting += self._ask(added, LOOK_WITHIN_S, may_make=True)
 
-    def ask(self, *, is_last: bool = False) -> Sequence[Ran]:
+    def ask(self, timeout_s: float = LOOK_WITHIN_S, *, is_last: bool = False) -> Sequence[Ran]:
         """See `Workers`; a node that does not answer is asked again the next time."""
-        with self._asking:
+        with self._alone(timeout_s) as left_s:
+            if left_s <= 0:
+                return []
             waiting, self._waiting = self._waiting, []
             question = "record_last" if is_last else "record"
-            return [*waiting, *self._ask(dict(self._workers), question, may_make=False)]
+            return [*waiting, *self._ask(dict(self._workers), left_s, question, may_make=False)]
+
+    @contextmanager
+    def _alone(self, timeout_s: float) -> Iterator[float]:
+        """Seconds left once nobody else asks; none where that takes too long, or it is this thread."""
+        due = time.monotonic() + timeout_s
+        if not self._asking.acquire(timeout=timeout_s):
+            yield 0.0
+            return
+        before, self._is_asking = self._is_asking, True
+        try:
+            yield 0.0 if before else due - time.monotonic()
+        finally:
+            self._is_asking = before
+            self._asking.release()
 
     def _ask(
         self,
         workers: Mapping[str, tuple[str, int, WorkerFacts]],
+        timeout_s: float,
         question: str = "record",
         *,
         may_make: bool,
@@ -63,7 +82,7 @@ class NodeWorkers:
         known = dict(enumerate(workers.values()))
         facts = {key: worker[2] for key, worker in known.items()}
         nodes, before, found = by_node(facts), time.monotonic(), list[Ran]()
-        for node_id, answer in ask_within(question, facts, _ANSWER_S, may_make=may_make).items():
+        for node_id, answer in ask_within(question, facts, timeout_s, may_make=may_make).items():
             if isinstance(answer, UnansweredError):
                 self._note_silence(node_id, answer)
                 continue

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from raycrew.worker_groups._observed import Observer, Span, observed
+from raycrew.worker_groups._observed import LOOK_WITHIN_S, Observer, Span, observed
 from raycrew.worker_groups._timeline.ledger import Ledger, Ran
 from raycrew.worker_groups._timeline.records import Call
 
@@ -47,7 +47,7 @@ class Workers(Protocol):
         """Have some more of them note their calls from now on."""
         ...
 
-    def ask(self, *, is_last: bool = False) -> Sequence[Ran]:
+    def ask(self, timeout_s: float = LOOK_WITHIN_S, *, is_last: bool = False) -> Sequence[Ran]:
         """What they have noted since they were asked last; they note more unless this is the last time."""
         ...
 
@@ -71,7 +71,8 @@ class Recorder(Observer):
         self._capture: Callable[[], Any] | None = None
         self._known: dict[int, Mapping[int, Any]] = {}
         self._ledger = Ledger(self._closed)
-        self._lock = threading.RLock()
+        self._lock, self._counting = threading.RLock(), threading.RLock()  # a signal's handler may come back
+        self._is_looking = False
         self._ending = threading.Event()
 
     # Whoever has something to tell: these cost about a microsecond.
@@ -114,7 +115,7 @@ class Recorder(Observer):
         if len(self._notes) < self._most_notes:
             self._notes.append((what, told))
             return
-        with self._lock:
+        with self._counting:  # not the other: whoever looks has it, and waits for nodes
             self.dropped += 1
 
     # Putting together.
@@ -137,29 +138,48 @@ class Recorder(Observer):
                 return
             if not staying and observed.by is self:
                 observed.by = None
-            self._look(is_last=not staying)
-            for call in self._ledger.unfinished():
-                for listener in leaving:
-                    _told(listener.call, call)
-            self._listeners = staying
-            if not staying:
-                self._ending.set()
+            try:
+                self._look(LOOK_WITHIN_S, is_last=not staying)
+            finally:  # nodes are waited for: a Ctrl-C comes there
+                self._let_go(leaving, staying)
 
-    def look(self) -> None:
-        """See `Observer`."""
-        self._look(is_last=False)
+    def _let_go(self, leaving: Sequence[Listener], staying: tuple[Listener, ...]) -> None:
+        if not staying:
+            self._ending.set()
+        self._drain()
+        self._listeners = staying
+        for call in self._ledger.unfinished():
+            for listener in leaving:
+                _told(listener.call, call)
 
-    def _look(self, *, is_last: bool) -> None:
-        with self._lock:
-            ran = self._workers.ask(is_last=is_last)
-            self._drain()  # after it: what has run was sent before
-            now = time.monotonic()
-            for one in ran:
-                self._ledger.ran(now, one)
-            self._ledger.settle(now)
-            open_calls = dict(self._ledger.open_calls())
-            for listener in self._listeners:
-                _told(listener.look, open_calls)
+    def look(self, timeout_s: float = LOOK_WITHIN_S) -> None:
+        """See `Observer`; while another thread looks that long, this does not."""
+        due = time.monotonic() + timeout_s
+        if not self._lock.acquire(timeout=timeout_s):
+            return
+        try:
+            self._look(due - time.monotonic(), is_last=False)
+        finally:
+            self._lock.release()
+
+    def _look(self, timeout_s: float, *, is_last: bool) -> None:
+        if self._is_looking:  # in a signal's handler, after which the look that it has interrupted goes on
+            return
+        self._is_looking = True
+        try:
+            self._put_together(self._workers.ask(timeout_s, is_last=is_last))
+        finally:
+            self._is_looking = False
+
+    def _put_together(self, ran: Sequence[Ran]) -> None:
+        self._drain()  # after workers were asked: what has run was sent before
+        now = time.monotonic()
+        for one in ran:
+            self._ledger.ran(now, one)
+        self._ledger.settle(now)
+        open_calls = dict(self._ledger.open_calls())
+        for listener in self._listeners:
+            _told(listener.look, open_calls)
 
     def _keep_looking(self) -> None:
         while not self._ending.wait(LOOK_S):
@@ -169,8 +189,11 @@ class Recorder(Observer):
                 logger.exception("calls were not put together; they are, with the next ones")
 
     def _drain(self) -> None:
-        while self._notes:
-            what, told = self._notes.popleft()
+        while True:
+            try:
+                what, told = self._notes.popleft()
+            except IndexError:
+                return
             getattr(self, f"_take_{what}")(*told)
 
     def _take_sent(self, *told: Any) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -79,6 +80,7 @@ class Timeline:
         self._subscription = Subscription([listener for listener in listeners if listener is not None])
         self._losses = self._subscription.losses()
         self._is_open, self._keeps = True, max_spans > 0
+        self._is_closed, self._closing = False, threading.RLock()
 
     def __enter__(self) -> Self:
         return self
@@ -90,15 +92,22 @@ class Timeline:
         return f"Timeline({len(self._kept.calls)} calls, {'recording' if self._is_open else 'closed'})"
 
     def close(self) -> None:
-        """Stop recording, and write the files; a second time does nothing.
+        """Stop recording, and write the files; once they are written, a second time does nothing.
 
         Raises:
             OSError: A file can't be written; what was recorded can still be asked for.
         """
-        if not self._is_open:
-            return
-        self._is_open = False
-        self._losses = self._subscription.end()
+        with self._closing:
+            if self._is_closed:
+                return
+            try:
+                self._losses = self._subscription.end()
+            finally:
+                self._is_open = False
+                self._write()
+            self._is_closed = True
+
+    def _write(self) -> None:
         if self._trace is not None:
             _write(self._trace, json.dumps(self.trace(), separators=(",", ":"), allow_nan=False))
         if self._html is not None:

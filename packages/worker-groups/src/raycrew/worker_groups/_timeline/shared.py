@@ -8,7 +8,7 @@ from raycrew.worker_groups._observed import observed
 from raycrew.worker_groups._timeline.questions import NodeWorkers
 from raycrew.worker_groups._timeline.recorder import Listener, Recorder
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal's handler may end a timeline while one is made or ended
 
 
 @dataclass(frozen=True, slots=True)

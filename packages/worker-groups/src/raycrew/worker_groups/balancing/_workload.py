@@ -110,8 +110,8 @@ class Workload:
     ) -> Sent:
         """Send one call to one worker and count it."""
         future = self._group.on([rank], timeout=timeout).call(method, *args, **kwargs)
-        if observed.by is not None:
-            observed.by.labelled(future._own_id(), "balancer")  # noqa: SLF001 - made for this
+        if (observer := observed.by) is not None:
+            observer.labelled(future._own_id(), "balancer")  # noqa: SLF001 - made for this
         place = future._places.get(rank)  # noqa: SLF001 - of whom it was sent to, whoever they are by now
         known = None if place is None else place.info
         generation = self._generations()[rank] if known is None else known.generation

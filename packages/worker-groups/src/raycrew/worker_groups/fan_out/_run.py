@@ -256,10 +256,10 @@ class Run:
         if report.stop == "lost":
             self._pool.check_open()
         ended = self._ended_items(report, batch)
-        if observed.by is not None:
+        if (observer := observed.by) is not None:
             seconds, sizes = [end.seconds for end in ended], [len(entry.payload) for entry in batch.entries]
             tell_of_batch(
-                observed.by, batch.member.node_id, self._function.name, batch.sent, report, seconds, sizes
+                observer, batch.member.node_id, self._function.name, batch.sent, report, seconds, sizes
             )
         for entry, end in zip(batch.entries, ended, strict=False):
             self._settle(entry, end)

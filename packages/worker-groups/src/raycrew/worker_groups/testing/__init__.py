@@ -308,8 +308,8 @@ class InProcessGroup(WorkerGroup):
         name, at = dispatch.method.name, time.monotonic()
         calls = [self._crew.workers[s.rank].send(name, s.args, s.kwargs) for s in dispatch.sends]
         ranks = [send.rank for send in dispatch.sends]
-        if observed.by is not None:
-            observed.by.sent(at, self.name, name, ranks, [call.call_id for call in calls])  # type: ignore[attr-defined]
+        if (observer := observed.by) is not None:
+            observer.sent(at, self.name, name, ranks, [call.call_id for call in calls])  # type: ignore[attr-defined]
         return InProcessFuture(
             calls,
             ranks,

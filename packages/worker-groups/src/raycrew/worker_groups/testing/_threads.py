@@ -64,9 +64,9 @@ class WorkerThread:
                 return fn(*args)
         finally:
             self.busy = False
-            if call and observed.by is not None:
+            if call and (observer := observed.by) is not None:
                 who = self._current.group_name, self._current.rank
-                observed.by.ran(call, *who, name, began, time.monotonic(), 0.0)
+                observer.ran(call, *who, name, began, time.monotonic(), 0.0)
 
     def _run(self, method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         result = self._call(method, args, kwargs)

@@ -129,8 +129,8 @@ class Gathering(list[Any]):
 
     def _note_taken(self, *, ok: bool) -> None:
         """Tell whoever observes calls that the results of this one are there, or its failure."""
-        if observed.by is not None and self:
-            observed.by.taken(self._own_id(), ok)
+        if (observer := observed.by) is not None and self:
+            observer.taken(self._own_id(), ok)
 
     def _own_id(self) -> bytes:
         return call_id(self[0])
