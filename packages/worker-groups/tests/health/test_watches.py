@@ -1,6 +1,9 @@
 """Questions to the watches of several nodes, some of which can't be asked; no Ray is needed."""
 
 import contextlib
+import os
+import threading
+import uuid
 
 import pytest
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RaySystemError, RayTaskError
@@ -172,3 +175,25 @@ def test_a_node_that_is_gone_has_no_bundles(world, monkeypatch):
     ended = ending.end_workers({rank: object() for rank in WORKERS}, WORKERS)
     assert list(ended.left) == [2, 3]
     assert not ended.occupied
+
+
+def test_all_threads_of_a_process_have_one_name_for_its_watches_and_a_forked_one_another(monkeypatch):
+    both, made = threading.Barrier(2), []
+
+    def slow():
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.5)  # two that make one at the same time meet here
+        made.append(None)
+        return uuid.UUID(int=len(made) << 80)
+
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    monkeypatch.setattr(watches.uuid, "uuid4", slow)
+    names = []
+    threads = [threading.Thread(target=lambda: names.append(watches.watch_owner())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(made), len(set(names))) == (1, 1)
+    monkeypatch.setattr(os, "getpid", lambda: -2)
+    assert watches.watch_owner() not in names

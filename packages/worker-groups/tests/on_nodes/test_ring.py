@@ -14,6 +14,7 @@ from raycrew.worker_groups._on_nodes import (
     own_process,
     ring,
 )
+from raycrew.worker_groups._on_nodes.page import open_ring
 from raycrew.worker_groups._on_nodes.ring import ENTRIES, Note, Ring
 from raycrew.worker_groups._on_nodes.sight import Sights
 from raycrew.worker_groups._worker.heart import Heart, Running, as_text
@@ -96,9 +97,21 @@ def test_a_watch_is_told_of_what_ends_after_it_first_asks():
     _, later, before, count, notes = sights.record(worker, mark)
     assert (before, count, [note.method for note in notes]) == (0, 2, ["one", "two"])
     assert now <= notes[0].began <= later
-    sights.record(worker, mark, is_last=True)
-    with Running(as_text("three"), beating):
-        pass
-    assert sights.record(worker, mark)[2:] == (2, 2, [])
     sights.forget(worker)
     assert sights.record(worker, mark)[2:] == (2, 2, [])
+
+
+def test_the_end_of_one_drivers_wish_leaves_anothers():
+    mark = mark_own_process()
+    beating = Heart(make_page(mark), lambda: os.urandom(24))
+    worker, sights, others = own_process(), Sights(), Sights()
+    sights.record(worker, mark)
+    others.record(worker, mark)
+    sights.record(worker, mark, is_last=True)
+    with Running(as_text("one"), beating):
+        pass
+    assert [note.method for note in others.record(worker, mark)[4]] == ["one"]
+    told = open_ring(worker.pid, mark)
+    told.want(1e18)
+    others.record(worker, mark)
+    assert told.wanted == 1e18

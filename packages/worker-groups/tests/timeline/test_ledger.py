@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raycrew.worker_groups._timeline import ledger as module
 from raycrew.worker_groups._timeline.ledger import PATIENCE_S, Ledger, Ran
 from raycrew.worker_groups._timeline.records import Call, Part
 
@@ -10,6 +11,8 @@ A, B = b"a" * 24, b"b" * 24
 RAN_A = Ran(A, "policy", 0, "train", 1.5, 2.0)
 RAN_B = Ran(B, "policy", 1, "train", 1.5, 3.0, 0.25)
 WHOLE = Call("policy", "train", 1.0, (Part(0, 1.5, 2.0), Part(1, 1.5, 3.0, 0.25)), 3.5, True, "balancer")
+
+AMENDED = []
 
 STEPS = {
     "sent": lambda ledger: ledger.sent(1.0, "policy", "train", [0, 1], [A, B]),
@@ -22,7 +25,7 @@ STEPS = {
 
 def ledger_and_closed(**options):
     closed = []
-    return Ledger(closed.append, **options), closed
+    return Ledger(closed.append, lambda *both: AMENDED.append(both), **options), closed
 
 
 @given(st.permutations(["a", "b", "sent", "labelled", "taken"]))
@@ -84,3 +87,35 @@ def test_no_more_are_open_than_there_may_be():
     unfinished = list(ledger.unfinished())
     assert [call.sent for call in unfinished] == [3.0, 4.0]
     assert all(call.taken is None for call in (*closed, *unfinished))
+
+
+def test_a_rank_that_tells_of_a_call_that_was_closed_without_it_amends_the_call():
+    AMENDED.clear()
+    ledger, closed = ledger_and_closed()
+    STEPS["sent"](ledger)
+    ledger.taken(1.0, A, False)
+    ledger.settle(1.1 + PATIENCE_S)
+    (untold,) = closed
+    assert untold.parts == (Part(0), Part(1))
+    ledger.ran(20.0, RAN_B)
+    ledger.ran(21.0, RAN_A)
+    ledger.settle(1e9)
+    first, second = AMENDED
+    assert closed == [untold], "and there is no call of another process"
+    assert first[0] is untold
+    assert second[0] is first[1]
+    assert second[1] == Call("policy", "train", 1.0, WHOLE.parts, 1.0, False)
+
+
+def test_no_more_ranks_may_tell_of_closed_calls_than_are_remembered(monkeypatch):
+    AMENDED.clear()
+    monkeypatch.setattr(module, "MOST_LATE", 1)
+    ledger, closed = ledger_and_closed()
+    STEPS["sent"](ledger)
+    ledger.taken(1.0, A, False)
+    ledger.settle(1.1 + PATIENCE_S)
+    ledger.ran(20.0, RAN_B)
+    ledger.ran(20.0, RAN_A)
+    ledger.settle(1e9)
+    assert [after.parts for _, after in AMENDED] == [(Part(0), WHOLE.parts[1])]
+    assert len(closed) == 2

@@ -55,6 +55,10 @@ def test_what_is_told_of_a_call(measured):
         ("queued_seconds", 1.0, policy),
     ]
     measured.clear()
+    told, later = (Part(0, 11.0, 13.0), Part(1)), (Part(0, 11.0, 13.0), Part(1, 10.5, 20.0))
+    RayMetrics().amended(*(Call("policy", "train", 10.0, parts, 14.0, False) for parts in (told, later)))
+    assert measured == [("running_seconds", 9.5, policy), ("queued_seconds", 0.5, policy)]
+    measured.clear()
     RayMetrics().call(Call("policy", "train", None, (Part(0, 11.0, 13.0),)))
     assert measured == [("running_seconds", 2.0, policy)]
     measured.clear()

@@ -26,6 +26,9 @@ class Told:
     def call(self, call):
         self.calls.append(call)
 
+    def amended(self, before, after):
+        self.calls[self.calls.index(before)] = after
+
     def span(self, span):
         self.spans.append(span)
 
@@ -182,4 +185,8 @@ def test_what_is_kept_is_bounded():
     kept.span(Span("t", "r", "n", "k", 0.0, 1.0))
     kept.span(Span("t", "r", "n", "k", 0.0, 1.0))
     assert (len(kept.calls), kept.dropped) == (1, 2)
+    kept.amended(Call("policy", "train", 0.0, ()), call)
+    assert kept.calls[0] is call, "of one that did not fit"
+    kept.amended(call, later := Call("policy", "train", 0.0, (Part(0, 1.0, 4.0), Part(1, 1.0, 3.0)), 3.0))
+    assert kept.calls == [later]
     assert len(kept.spans()) == 2 + 5 + 1

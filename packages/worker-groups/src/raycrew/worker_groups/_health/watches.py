@@ -3,6 +3,7 @@
 import functools
 import inspect
 import logging
+import os
 import threading
 import time
 import uuid
@@ -51,6 +52,7 @@ _FAILURES = (RayError, ClusterClosedError, WorkerGroupError)
 WATCH = "raycrew-watch-"
 
 _lock = threading.Lock()
+_owner_lock = threading.RLock()  # a cache alone lets two threads make two
 _watches: dict[tuple[str | None, str], Any] = {}
 
 
@@ -66,9 +68,15 @@ class UnansweredError(Exception):
         self.node_is_gone = node_is_gone
 
 
-@functools.cache
 def watch_owner() -> str:
     """What is in the names of all watches of this process, and of no other's."""
+    with _owner_lock:
+        return _owner_of(os.getpid())
+
+
+@functools.cache
+def _owner_of(_pid: int) -> str:
+    """A process that was forked has a name of its own."""
     return uuid.uuid4().hex[:12]
 
 

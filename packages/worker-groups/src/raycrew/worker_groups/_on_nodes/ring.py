@@ -45,6 +45,11 @@ class Ring:
         self._times[_WANTED] = until
 
     @property
+    def wanted(self) -> float:
+        """Until when calls are noted."""
+        return self._times[_WANTED]
+
+    @property
     def count(self) -> int:
         """How many calls were noted by now."""
         return self._words[_COUNT]

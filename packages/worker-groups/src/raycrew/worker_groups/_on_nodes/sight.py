@@ -60,13 +60,15 @@ class Sights:
     def record(self, worker: Process, mark: str, *, is_last: bool = False) -> Ran | None:
         """The calls that a worker has ended since this was asked last, dead or alive; has it note the next.
 
-        Not the next where this is the last time. The first time there are none. None where there is no ring.
+        The last time, the worker is left to stop by itself: another driver may have it note calls, too.
+        The first time there are none. None where there is no ring.
         """
         ring, now = self._rings.get(worker) or open_ring(worker.pid, mark), time.monotonic()
         if ring is None:
             return None
         self._rings[worker] = ring
-        ring.want(0.0 if is_last else now + _WANTED_S)
+        if not is_last:
+            ring.want(max(ring.wanted, now + _WANTED_S))
         before = self._noted.get(worker)
         count, notes = ring.since(before) if before is not None else (ring.count, [])
         self._noted[worker] = count

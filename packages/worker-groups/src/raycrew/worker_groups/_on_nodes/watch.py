@@ -77,7 +77,7 @@ class Watch:
         return [self._record(worker, is_last=False) for worker in workers]
 
     async def record_last(self, workers: Sequence[Told], timeout_s: float) -> list[Ran | None]:  # noqa: ARG002 - as all are asked
-        """The same, and they note no more."""
+        """The same, and they note no more after a while, unless somebody else wants it."""
         return [self._record(worker, is_last=True) for worker in workers]
 
     def _record(self, worker: Told, *, is_last: bool) -> Ran | None:

@@ -28,6 +28,13 @@ class Kept:
         if self._has_room(1 + 3 * len(call.parts)):
             self.calls.append(call)
 
+    def amended(self, before: Call, after: Call) -> None:
+        """Keep a call as it is now."""
+        for i in reversed(range(len(self.calls))):  # most are of a moment ago
+            if self.calls[i] is before:
+                self.calls[i] = after
+                return
+
     def span(self, span: Span) -> None:
         """Keep a span."""
         if self._has_room(1):

@@ -14,6 +14,8 @@ from raycrew.worker_groups._timeline.records import Call, Part
 PATIENCE_S = 5.0
 #: What ended calls that nobody here has sent wait for the note that somebody has.
 _STRAY_S = 1.0
+#: How many ranks of calls that were closed without them may tell of it later.
+MOST_LATE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +60,31 @@ class _Open:
         return Call(self.group, self.method, self.sent, parts, *outcome)
 
 
+@dataclass(eq=False, slots=True)
+class _Late:
+    """A call that was closed before all its ranks had told of it, as listeners know it."""
+
+    opened: _Open
+    told: Call
+
+
 class Ledger:
     """All calls that are open.
 
     Args:
         closed: Told of each call that is no longer.
+        amended: Told of a call that was closed, as it was and as it is, when a rank tells of it later.
         most: How many may be open; the oldest is closed as it is known where there would be more.
     """
 
-    def __init__(self, closed: Callable[[Call], object], most: int = 100_000) -> None:
-        self._closed = closed
+    def __init__(
+        self,
+        closed: Callable[[Call], object],
+        amended: Callable[[Call, Call], object],
+        most: int = 100_000,
+    ) -> None:
+        self._closed, self._amended = closed, amended
+        self._late: dict[bytes, _Late] = {}
         self._most = most
         self._open: dict[bytes, _Open] = {}
         self._calls: dict[_Open, None] = {}
@@ -96,13 +113,16 @@ class Ledger:
 
     def ran(self, now: float, ran: Ran) -> None:
         """A worker has told when it was in a call."""
+        if (late := self._late.pop(ran.call, None)) is not None:
+            self._amend(late, ran)
+            return
         opened = self._open.get(ran.call)
         if opened is None:
             self._strays[ran.call, ran.rank] = now, ran
             return
         if opened.parts[ran.call].ended is None:
             opened.untold -= 1
-        opened.parts[ran.call] = Part(ran.rank, ran.began, ran.ended, ran.paused_s)
+        opened.parts[ran.call] = _part(ran)
         opened.since = max(opened.since, now)
 
     def taken(self, at: float, call: bytes, ok: bool) -> None:
@@ -145,10 +165,23 @@ class Ledger:
         del self._calls[opened]
         for call in opened.parts:
             del self._open[call]
-        self._closed(opened.closed())
+        late = _Late(opened, opened.closed())
+        self._late |= {call: late for call, part in opened.parts.items() if part.ended is None}
+        while len(self._late) > MOST_LATE:
+            del self._late[next(iter(self._late))]
+        self._closed(late.told)
+
+    def _amend(self, late: "_Late", ran: Ran) -> None:
+        before = late.told
+        late.opened.parts[ran.call] = _part(ran)
+        late.told = late.opened.closed()
+        self._amended(before, late.told)
+
+
+def _part(ran: Ran) -> Part:
+    return Part(ran.rank, ran.began, ran.ended, ran.paused_s)
 
 
 def _elsewhere(ran: Ran) -> Call:
     """A call that another process has sent."""
-    part = Part(ran.rank, ran.began, ran.ended, ran.paused_s)
-    return Call(ran.group, ran.method, None, (part,), label="another process")
+    return Call(ran.group, ran.method, None, (_part(ran),), label="another process")

@@ -1,6 +1,6 @@
 """Counters and histograms of calls, in the Prometheus endpoint of Ray's nodes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -59,7 +59,16 @@ class RayMetrics:
             self.count("calls", {**labels, "outcome": outcome}, 1.0)
             if call.ended is not None:
                 _observe("call_seconds", call.ended - call.sent, labels)
-        for began, ended in call.running().values():
+        self._ranks(call, call.running().values())
+
+    def amended(self, before: Call, after: Call) -> None:
+        """Count what ranks took that have told of it later."""
+        known = before.running()
+        self._ranks(after, [times for rank, times in after.running().items() if rank not in known])
+
+    def _ranks(self, call: Call, times: Iterable[tuple[float, float]]) -> None:
+        labels = {"group": call.group, "method": call.method}
+        for began, ended in times:
             _observe("running_seconds", ended - began, labels)
             if call.sent is not None:
                 _observe("queued_seconds", began - call.sent, labels)

@@ -27,6 +27,10 @@ class Listener(Protocol):
         """A call."""
         ...
 
+    def amended(self, before: Call, after: Call) -> None:
+        """A call that was told of, when another of its ranks has told when it ran."""
+        ...
+
     def span(self, span: Span) -> None:
         """Something else that took its time."""
         ...
@@ -70,7 +74,7 @@ class Recorder(Observer):
         self._notes: deque[tuple[str, tuple[Any, ...]]] = deque()
         self._capture: Callable[[], Any] | None = None
         self._known: dict[int, Mapping[int, Any]] = {}
-        self._ledger = Ledger(self._closed)
+        self._ledger = Ledger(self._closed, self._amended)
         self._lock, self._counting = threading.RLock(), threading.RLock()  # a signal's handler may come back
         self._is_looking = False
         self._ending = threading.Event()
@@ -219,6 +223,10 @@ class Recorder(Observer):
     def _closed(self, call: Call) -> None:
         for listener in self._listeners:
             _told(listener.call, call)
+
+    def _amended(self, before: Call, after: Call) -> None:
+        for listener in self._listeners:
+            _told(listener.amended, before, after)
 
 
 def _told(tell: Callable[..., object], *what: Any) -> None:

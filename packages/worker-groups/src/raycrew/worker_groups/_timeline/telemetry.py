@@ -67,6 +67,9 @@ class OpenTelemetrySpans:
             of_rank.end(self._ns(ended))
         span.end(self._ns(end))
 
+    def amended(self, before: Call, after: Call) -> None:
+        """The span of a call has ended: a rank that tells of it later is not in it."""
+
     def span(self, span: Span) -> None:
         """Make a span of something else."""
         attributes = {"raycrew.track": span.track, "raycrew.row": span.row, "raycrew.kind": span.kind}
