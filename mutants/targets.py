@@ -219,7 +219,6 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "_declared/method_types": WORDS,
         "_group/actors": ON_RAY,
         "_group/on_ray": ON_RAY,
-        "_group/record": ON_RAY,
         "_group/handles/handle": ON_RAY,
         "_group/handles/members": ON_RAY,
         "_health/group_health": ON_RAY,

@@ -84,3 +84,13 @@ def test_an_unknown_name_is_told_with_those_that_are_there(board):
     board.living.add((RECORD.namespace, WORKERS[0].actor))
     with pytest.raises(looking.UnknownGroupError, match=r"'police'; there are: policy"):
         looking.look(5.0, ["police"])
+
+
+def test_groups_of_one_name_are_told_apart_by_their_drivers(board):
+    for pid in (7, 8):
+        board.texts[f"group/{pid}"] = replace(RECORD, driver=f"login-1:{pid}").as_text()
+    board.living.add((RECORD.namespace, WORKERS[0].actor))
+    both = looking.look(5.0, ["policy"])
+    assert [group.as_dict()["driver"] for group in both] == ["login-1:7", "login-1:8"]
+    one = looking.take_stacks(5.0, ["policy@login-1:8"])
+    assert {(rank.as_dict()["group"], rank.as_dict()["driver"]) for rank in one} == {("policy", "login-1:8")}

@@ -4,15 +4,34 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from typing import Any, NoReturn
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 WIDE = 200  # of tables in files and pipes, unless COLUMNS says otherwise
+
+_CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)))  # all but tabs and ends of lines
+
+
+@dataclass(frozen=True, slots=True)
+class Printable:
+    """What is shown, less the control characters in it: names and texts of others don't steer a terminal.
+
+    Attributes:
+        shown: What it is.
+    """
+
+    shown: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Segment]:
+        """As rich draws it."""
+        for segment in console.render(self.shown, options):
+            yield segment if segment.control else segment._replace(text=segment.text.translate(_CONTROLS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +102,7 @@ def complain(kind: str, message: str, advice: str = "", *, as_json: bool) -> Non
         write(json.dumps(problem(kind, message, advice)))
         return
     text = "\n".join(part for part in (f"{kind}: {message}" if kind else message, advice) if part)
-    Console(stderr=True).print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True).print(Printable(Text(text, style="bold red")), soft_wrap=True)
 
 
 def show(data: Any, shown: RenderableType, *, as_json: bool) -> None:
@@ -93,7 +112,7 @@ def show(data: Any, shown: RenderableType, *, as_json: bool) -> None:
         return
     is_seen = sys.stdout.isatty() or "COLUMNS" in os.environ
     whole = not is_seen and isinstance(shown, Text)  # Sentences; tables have a width.
-    Console(width=None if is_seen else WIDE).print(shown, soft_wrap=whole)
+    Console(width=None if is_seen else WIDE).print(Printable(shown), soft_wrap=whole)
 
 
 def write(text: str) -> None:

@@ -16,11 +16,11 @@ when it is imported.
 import argparse
 from collections.abc import Callable, Sequence
 
-from raycrew.cluster_core._cli import Outcome, add_address, complain, parser_class, show
+from raycrew.cluster_core._cli import Outcome, Printable, add_address, complain, parser_class, show
 from raycrew.cluster_core._connection import connection_advice, init_ray, prepare_visit
 from raycrew.cluster_core.errors import ClusterError
 
-__all__ = ["Outcome", "run"]
+__all__ = ["Outcome", "Printable", "run"]
 
 _USAGE, _INTERRUPTED = 2, 130
 
@@ -45,7 +45,7 @@ def run(
     """
     as_json = "--json" in arguments
     told: tuple[type[Exception], ...] = (ClusterError, ValueError, OSError, *failures)
-    parser = parser_class(arguments)(prog, description=description)
+    parser = parser_class(arguments)(prog, description=description, allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
     add_address(parser)
     configure(parser)

@@ -34,7 +34,7 @@ def stacks(arguments: Sequence[str], prog: str = "raycrew stacks") -> int:
 
 
 def _add_common(parser: argparse.ArgumentParser, timeout_s: float) -> None:
-    parser.add_argument("group", nargs="*", help="names of groups (default: all)")
+    parser.add_argument("group", nargs="*", help="names of groups, or NAME@DRIVER as shown (default: all)")
     parser.add_argument(
         "--timeout", type=_seconds, default=timeout_s, metavar="SECONDS",
         help=f"for nodes to answer; ranks of those that do not are unanswered (default: {timeout_s:g})",

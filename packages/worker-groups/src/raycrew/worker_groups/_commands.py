@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from raycrew.cluster_core.commands import Outcome
+from raycrew.cluster_core.commands import Outcome, Printable
 from raycrew.worker_groups._roster import Found, GroupSight, RankSight, UnknownGroupError, look, take_stacks
 
 _WRONG = {"dead", "stopped", "silent", "unanswered"}
@@ -50,7 +50,7 @@ def _remarks(found: Found[Any]) -> list[Text]:
 
 def _table(group: GroupSight, order: str) -> Table:
     states = ", ".join(f"{count} {state}" for state, count in group.counts.items())
-    title = f"{group.record.name}: {len(group.ranks)} ranks ({states})"
+    title = f"{group.record.name}: {len(group.ranks)} ranks ({states}), driver {group.record.driver}"
     generation = group.record.generation
     table = Table(title=Text(f"{title}, generation {generation}" if generation else title))
     for column in ("rank", "state", "in", "for", "cores", "memory", "devices'", "pid", "node", "on"):
@@ -103,7 +103,7 @@ def run_top(
                     outcome = Outcome([], shown := Text(str(error)))
                 except GetTimeoutError as error:  # it may answer again
                     shown = Group(outcome.shown, Text(str(error), style="bold red"))
-                live.update(shown, refresh=True)
+                live.update(Printable(shown), refresh=True)
                 pause(options.interval)
         except KeyboardInterrupt:
             pass  # how it is ended
@@ -117,7 +117,7 @@ def run_stacks(options: argparse.Namespace) -> Outcome:
     for one in found:
         worker = one.worker
         where = f"pid {worker.pid} on {worker.node_address} ({worker.node_id[:8]})"
-        head = f"{one.group} rank {worker.rank} ({where})"
+        head = f"{one.record.name} rank {worker.rank} ({where}), driver {one.record.driver}"
         if one.note:
             shown.append(Text(f"{head}: {one.note}\n", style="yellow"))
         else:

@@ -1,5 +1,7 @@
 """What a started group tells everybody on the cluster of itself."""
 
+import os
+import platform
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,7 +41,13 @@ def record_of_group(
     ]
     generation = started.ranks[0].generation
     return GroupRecord(
-        spec.name, spec.builder.fqn, own_namespace(), watch_owner(), generation, tuple(workers)
+        spec.name,
+        spec.builder.fqn,
+        own_namespace(),
+        watch_owner(),
+        generation,
+        tuple(workers),
+        driver=f"{platform.node()}:{os.getpid()}",
     )
 
 

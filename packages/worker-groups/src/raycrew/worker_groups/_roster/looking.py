@@ -127,10 +127,10 @@ def _stacks(
     record: GroupRecord, worker: WorkerRecord, living: set[ActorName], told: tuple[str, str] | None
 ) -> Stacks:
     if told is not None and told[1]:
-        return Stacks(record.name, worker, *told)
+        return Stacks(record, worker, *told)
     if (record.namespace, worker.actor) not in living:
-        return Stacks(record.name, worker, note="it is dead")
-    return Stacks(record.name, worker, note="no watch on its node knows it" if told is None else told[0])
+        return Stacks(record, worker, note="it is dead")
+    return Stacks(record, worker, note="no watch on its node knows it" if told is None else told[0])
 
 
 def _groups(
@@ -144,14 +144,14 @@ def _groups(
     if left_over:
         _drop(left_over, time_left)
     found = [record for key, record in read.items() if key not in left_over]
-    unknown = sorted(set(names) - {record.name for record in found})
+    unknown = sorted({name for name in names if not any(record.is_meant_by(name) for record in found)})
     if unknown:
         there = ", ".join(sorted({record.name for record in found})) or "none"
         raise UnknownGroupError(
             f"there is no worker group {', '.join(map(repr, unknown))}; there are: {there}"
         )
-    chosen = (record for record in found if not names or record.name in names)
-    in_order = sorted(chosen, key=lambda record: (record.name, record.namespace, record.owner))
+    chosen = (record for record in found if not names or any(map(record.is_meant_by, names)))
+    in_order = sorted(chosen, key=lambda record: (record.name, record.driver, record.owner))
     return living, Found(in_order, len(texts) - len(read))
 
 

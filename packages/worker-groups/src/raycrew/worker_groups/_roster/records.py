@@ -50,6 +50,7 @@ class GroupRecord:
         owner: Whose watches know its workers.
         generation: Grows with every restart.
         workers: In rank order.
+        driver: Host and process id of its driver, as in "login-1:4711".
     """
 
     name: str
@@ -58,6 +59,11 @@ class GroupRecord:
     owner: str
     generation: int
     workers: tuple[WorkerRecord, ...]
+    driver: str = ""
+
+    def is_meant_by(self, name: str) -> bool:
+        """Whether it is chosen by this: its name, or "name@driver" where several bear that."""
+        return name in (self.name, f"{self.name}@{self.driver}")
 
     def as_text(self) -> str:
         """As it is left to be read."""

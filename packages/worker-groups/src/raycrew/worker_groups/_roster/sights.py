@@ -77,6 +77,7 @@ class GroupSight:
             "name": record.name,
             "worker_class": record.worker_class,
             "namespace": record.namespace,
+            "driver": record.driver,
             "generation": record.generation,
             "states": dict(self.counts),
             "workers": [rank.as_dict() for rank in self.ranks],
@@ -88,14 +89,14 @@ class Stacks:
     """The stacks of one rank.
 
     Attributes:
-        group: Name of its group.
+        record: What its group tells of itself.
         worker: Who it is.
         text: The stacks of all its threads; empty where there are none.
         told_by: Which program told them.
         note: Why there are none.
     """
 
-    group: str
+    record: GroupRecord
     worker: WorkerRecord
     text: str = ""
     told_by: str = ""
@@ -104,7 +105,9 @@ class Stacks:
     def as_dict(self) -> dict[str, Any]:
         """For programs."""
         told = {"text": self.text, "told_by": self.told_by, "note": self.note}
-        return {"group": self.group, **asdict(self.worker), **told}
+        group = self.record
+        whose = {"group": group.name, "namespace": group.namespace, "driver": group.driver}
+        return {**whose, **asdict(self.worker), **told}
 
 
 def key_of(worker: WorkerRecord) -> ProcessKey:
