@@ -7,6 +7,7 @@ import re
 import runpy
 import subprocess
 import tarfile
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,18 @@ def test_modules_that_are_mutated_exist_and_so_do_the_tests_that_stand_for_them(
         )
     ]
     assert [str(path) for path in paths if not path.exists()] == []
+
+
+def test_mutations_that_nobody_can_notice_are_of_lines_that_are_there() -> None:
+    targets: Mapping[str, Mapping[str, Sequence[str]]] = targets_of_mutants()["TARGETS"]
+    stale = []
+    for entry in tomllib.loads((ROOT / "mutants/equivalent.toml").read_text())["equivalent"]:
+        package, module = entry["module"].split("/", 1)
+        source = SOURCES[package.replace("-", "_")] / f"{module}.py"
+        lines = map(str.strip, source.read_text().splitlines()) if module in targets[package] else ()
+        if entry["before"] not in lines:
+            stale.append((entry["module"], entry["before"]))
+    assert stale == []
 
 
 def imported(file: Path) -> set[str]:

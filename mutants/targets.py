@@ -29,6 +29,7 @@ DIGEST = ("spec/test_digest.py", "spec/test_spec.py")
 # Module (below the package's import name) and the tests that stand for it (below the package's tests).
 TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "worker-groups": {
+        "balancing/_balanced": ("balancing/test_balanced.py",),
         "balancing/_strategies": ("balancing/test_balancing_strategies.py",),
         "_calls/methods/dispatch": ("calls/methods/test_dispatch.py",),
         "_calls/methods/items": ("calls/methods/test_dispatch.py",),
@@ -225,7 +226,6 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "_observed": WORDS,
         "_start/copies": ON_RAY,
         "_start/spec/spec": ON_RAY,
-        "balancing/_balanced": WORDS,
         "balancing/_balancer": ON_RAY,
         "errors": WORDS,
         "protocols": WORDS,

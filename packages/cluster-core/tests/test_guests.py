@@ -10,7 +10,13 @@ import os, sys
 from raycrew.cluster_core.commands import Outcome, run
 
 def look(timeout_s):
-    return [{"name": "policy", "took": timeout_s}]
+    return [{"name": "policy", "states": {}, "workers": [], "took": timeout_s}]
+
+def half(timeout_s):
+    return [*look(timeout_s), {"name": "half", "states": {}, "workers": [{"rank": 0, "state": "idle"}]}]
+
+def no_report(timeout_s):
+    return ["policy"]
 
 def fails(timeout_s):
     raise RuntimeError("not today")
@@ -29,7 +35,7 @@ def guests(tmp_path, monkeypatch):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guests\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[raycrew.occupants]\nb = guests:look\na = guests:fails\n"
+        "[raycrew.occupants]\nb = guests:look\na = guests:fails\nc = guests:half\nd = guests:no_report\n"
         "[raycrew.cluster_commands]\ngadgets = guests:gadgets\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -40,5 +46,11 @@ def guests(tmp_path, monkeypatch):
 
 def test_each_package_is_asked_and_one_that_fails_is_named(guests):
     found, problems = occupants(3.0)
-    assert {"name": "policy", "took": 3.0} in found
+    assert [one["took"] for one in found if one["name"] == "policy"] == [3.0]
+    assert all(one["name"] != "half" for one in found), "nothing is shown of a report that is none"
+    lacks = "placement_bundle, placement_group, private_bytes"
+    assert any(
+        f"guests can't tell who works here: ValueError: its report has no {lacks}" in p for p in problems
+    )
+    assert any("guests can't tell who works here: AttributeError: 'str'" in one for one in problems)
     assert any("guests can't tell who works here: RuntimeError: not today" in one for one in problems)

@@ -122,6 +122,8 @@ def test_parts_of_devices_that_fit_are_granted_however_they_are_told(ray_nodes, 
         asked = [claim.actor_options(i)["scheduling_strategy"] for i in range(8)]
         held = [one.placement_group.bundle_specs[one.placement_group_bundle_index]["GPU"] for one in asked]
         assert held == [0.4] * 4 + [0.6] * 4
+        granted = [part["GPU"] for group in cluster.get_placement_groups() for part in group.bundle_specs]
+        assert sorted(granted) == held, "in whatever order: only a claim finds a bundle"
 
 
 @pytest.mark.slow

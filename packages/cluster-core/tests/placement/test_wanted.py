@@ -31,6 +31,8 @@ def test_bundles_stand_in_the_order_in_which_ray_grants_them():
     ]
     (only,) = wanted_groups("run", request, plan, unified=True)
     assert only.seats == (3, 1, 4, 2, 0) and only.node_indices == (1, 1, 1, 1, 0)
+    asked = (small, small, small, large, large)
+    assert only.bundles == tuple(asked[seat] for seat in only.seats), "seats tell which bundle is where"
 
 
 def test_what_an_autoscaler_is_shown_names_no_node():

@@ -116,3 +116,15 @@ def test_no_question_connects():
     with pytest.raises(ClusterError, match=r"call init_ray\(\) first"):
         gate.ask(ray.nodes)
     assert not ray.is_initialized()
+
+
+@pytest.mark.hostile
+def test_who_is_interrupted_before_a_question_begins_takes_no_place(ask, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    for what in (gate, "Future"), (threading, "Thread"):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(*what, interrupted)
+            ask(lambda: 7)
+    assert [gate._room.acquire(blocking=False) for _ in range(3)] == [True, True, False]

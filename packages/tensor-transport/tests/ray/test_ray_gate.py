@@ -174,3 +174,16 @@ def test_questions_are_given_up_and_what_comes_of_them_late_is_taken_back(ray_cl
 def test_a_registry_puts_and_fetches_as_ever_afterwards(ray_cluster, lender):
     registry, source = ShardRegistry(lender, RayRefBackend()), torch.arange(1 << 16)
     assert torch.equal(registry.fetch(registry.put([source]), timeout_s=60)[0], source)
+
+
+def test_who_is_interrupted_before_a_question_begins_takes_no_place(connection, monkeypatch):
+    monkeypatch.setattr(gate, "_room", room := threading.BoundedSemaphore(1))
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    for what in (gate, "Future"), (threading, "Thread"):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(*what, interrupted)
+            gate.ask(lambda: 7)
+    assert [room.acquire(blocking=False) for _ in range(2)] == [True, False]

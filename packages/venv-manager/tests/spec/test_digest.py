@@ -11,6 +11,7 @@ from raycrew.venv_manager._spec import (
     asked,
     base_of,
     choice_of,
+    digest,
     key_of,
     lock_file,
     project_folder,
@@ -37,6 +38,10 @@ def test_the_key_is_the_same_each_time_and_fits_a_path(project):
     assert keyed(spec) == keyed(spec)
     assert keyed(spec)[0].isalnum()
     json.dumps(keyed(spec)[1])
+
+
+def test_keys_are_none_of_former_layouts():
+    assert digest.FORMAT not in (1, 2), "stores have environments of these"
 
 
 def test_what_decides_the_content_decides_the_key(project, tmp_path):

@@ -203,3 +203,16 @@ def test_a_stopped_control_service_holds_up_no_start_and_leaves_no_actor(monkeyp
         eventually(lambda: len(workers()) == 1, "the late actor is ended")
         with RayWorkerGroup(bundles, Worker, bundle_indices_list=[[1]]) as again:
             assert again.call("add", 2).get_results(timeout=60) == [2]
+
+
+def test_who_is_interrupted_before_a_question_begins_takes_no_place(sessions, monkeypatch):
+    monkeypatch.setattr(gate, "_room", room := threading.BoundedSemaphore(1))
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    for what in (gate, "Future"), (threading, "Thread"):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(*what, interrupted)
+            ask(lambda: 7)
+    assert [room.acquire(blocking=False) for _ in range(2)] == [True, False]

@@ -10,6 +10,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 GROUP = "raycrew.occupants"
+_REPORTED = {"name", "states", "workers"}
+_WORKER_REPORTED = {"rank", "state", "private_bytes", "placement_group", "placement_bundle"}
 
 Report = Mapping[str, Any]
 Look = Callable[[float], Sequence[Report]]
@@ -22,10 +24,24 @@ def occupants(timeout_s: float) -> tuple[list[Report], list[str]]:
     for entry in sorted(entry_points(group=GROUP), key=lambda one: one.name):
         try:
             look: Look = entry.load()
-            found += look(timeout_s)
+            found += _complete(look(timeout_s))
         except Exception as error:  # noqa: BLE001 - whatever one package does, the cluster is told of
             problems.append(f"{_package(entry)} can't tell who works here: {type(error).__name__}: {error}")
     return found, problems
+
+
+def _complete(reports: Sequence[Report]) -> list[Report]:
+    """Reports that say all that is shown of them.
+
+    Raises:
+        ValueError: One does not.
+    """
+    for report in reports:
+        lacking = _REPORTED - report.keys()
+        lacking |= {key for worker in report.get("workers", ()) for key in _WORKER_REPORTED - worker.keys()}
+        if lacking:
+            raise ValueError(f"its report has no {', '.join(sorted(lacking))}")
+    return list(reports)
 
 
 def _package(entry: EntryPoint) -> str:

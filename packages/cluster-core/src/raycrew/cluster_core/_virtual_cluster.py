@@ -188,7 +188,11 @@ class RayVirtualCluster:
         return len(self._options.request.bundle_counts)
 
     def get_placement_groups(self) -> list[PlacementGroup]:
-        """The placement groups, one per logical node that has bundles, or a single unified one."""
+        """The placement groups, one per logical node that has bundles, or a single unified one.
+
+        Bundles in a group, and those with parts of devices above all, stand in the order in which Ray grants
+        them: where one of `bundles` is, `claim(...).actor_options(i)` tells.
+        """
         self._held.check()
         return list(self._held.allocation.groups)
 
@@ -256,7 +260,7 @@ class RayVirtualCluster:
 
         Args:
             pg_idx: Position in `get_placement_groups()`.
-            bundle_idx: Bundle index within that placement group.
+            bundle_idx: Bundle index within that placement group, as Ray counts: see `get_placement_groups`.
         """
         return self.get_available_addresses_and_ports([(pg_idx, bundle_idx)])[0]
 

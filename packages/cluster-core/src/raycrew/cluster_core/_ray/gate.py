@@ -52,13 +52,13 @@ def ask(
         return question()
     timeout_s = _ANSWER_S if timeout_s is None else timeout_s
     room = _room
-    if not room.acquire(timeout=timeout_s):
-        raise GetTimeoutError(f"{_MOST} questions wait for Ray's control service; this one was not asked")
     answer: Future[T] = Future()
     leave = _once(room.release)
     thread = threading.Thread(
         target=_ask, args=(leave, question, answer, undo, session), name="raycrew-answer", daemon=True
     )
+    if not room.acquire(timeout=timeout_s):
+        raise GetTimeoutError(f"{_MOST} questions wait for Ray's control service; this one was not asked")
     try:
         _begin(thread, answer, undo)
         with session.while_connected() if session is not None else nullcontext():

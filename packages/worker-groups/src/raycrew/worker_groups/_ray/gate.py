@@ -44,13 +44,13 @@ def ask(
     """
     session = current_session()
     room = _room
-    if not room.acquire(timeout=timeout_s):
-        raise GetTimeoutError(f"{_MOST} questions wait for Ray's control service; this one was not asked")
     answer: Future[T] = Future()
     leave = _once(room.release)
     thread = threading.Thread(
         target=_ask, args=(leave, question, answer, undo, session), name="raycrew-answer", daemon=True
     )
+    if not room.acquire(timeout=timeout_s):
+        raise GetTimeoutError(f"{_MOST} questions wait for Ray's control service; this one was not asked")
     try:
         _begin(thread, answer, undo)
         with session.while_connected():

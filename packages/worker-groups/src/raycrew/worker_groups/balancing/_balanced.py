@@ -1,11 +1,11 @@
 """What may have a balancer: a group, and each handle of it."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 
 from raycrew.worker_groups.balancing._balancer import LoadBalancer
 
 
-class Balanced:
+class Balanced(ABC):
     """Has a balancer where its group was made with one."""
 
     _balancer: LoadBalancer | None

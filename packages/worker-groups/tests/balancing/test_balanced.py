@@ -1,0 +1,24 @@
+"""What may have a balancer, and is to have a name."""
+
+import pytest
+
+from raycrew.worker_groups.balancing import Balanced
+
+
+class Crew(Balanced):
+    _balancer = None
+    name = "policy"
+
+
+class Nameless(Balanced):
+    _balancer = None
+
+
+def test_what_has_no_balancer_says_whose_it_would_be():
+    with pytest.raises(ValueError, match="'policy' was made without enable_load_balancing=True"):
+        Crew().balancer  # noqa: B018
+
+
+def test_what_has_no_name_can_not_be_made():
+    with pytest.raises(TypeError, match="name"):
+        Nameless()
