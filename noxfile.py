@@ -23,7 +23,7 @@ PACKAGES = ("cluster-core", "worker-groups", "tensor-transport", "venv-manager")
 SIBLINGS = {"worker-groups": ("cluster-core",)}
 EXTRAS = {
     "cluster-core": "testing,dashboard",
-    "worker-groups": "testing",
+    "worker-groups": "testing,opentelemetry",
     "tensor-transport": "ray,http,testing",
     "venv-manager": "testing",
 }
@@ -142,9 +142,9 @@ def pytest_alone(session: nox.Session, package: str, *arguments: str, in_lanes: 
 
 def libraries(session: nox.Session, package: str) -> tuple[str, ...]:
     """What a package's tests use though the package itself knows nothing of it."""
-    if package == "worker-groups" and session.python in TORCH_PYTHONS:
-        return ("numpy", "torch")
-    return ("hatchling",) if package == "venv-manager" else ()
+    values = ("numpy", "torch") if session.python in TORCH_PYTHONS else ()
+    used = {"worker-groups": ("opentelemetry-sdk", *values), "venv-manager": ("hatchling",)}
+    return used.get(package, ())
 
 
 def skip_without_torch(session: nox.Session, package: str) -> None:
