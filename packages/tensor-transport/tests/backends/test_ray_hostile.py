@@ -89,14 +89,19 @@ _GATE = multiprocessing.get_context("spawn").Event()
 
 
 class Noting:
-    """Something whose names that were looked up are noted."""
+    """Something whose methods that were called are noted."""
 
     def __init__(self, real, asked):
         self.real, self.asked = real, asked
 
     def __getattr__(self, name):
-        self.asked.append(name)
-        return getattr(self.real, name)
+        method = getattr(self.real, name)
+
+        def noted(*arguments):
+            self.asked.append(name)
+            return method(*arguments)
+
+        return noted
 
 
 def test_a_put_beside_many_references_asks_for_no_count_of_them(lender, monkeypatch):

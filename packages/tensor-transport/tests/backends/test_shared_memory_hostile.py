@@ -1,5 +1,7 @@
 """Shared memory in the hands of forked children, other users, and readers that keep what they read."""
 
+import contextlib
+import gc
 import multiprocessing
 import os
 import resource
@@ -38,6 +40,19 @@ def read(backend, *shards):
 
 def descriptors():
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@contextlib.contextmanager
+def no_descriptor_left():
+    gc.collect()  # else one that another test has left may become free meanwhile
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + 8, hard))
+    with contextlib.ExitStack() as taken:
+        taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.enter_context(Path(os.devnull).open())
+        yield
 
 
 def in_fork(work):
@@ -148,15 +163,11 @@ def test_small_results_that_are_kept_hold_no_arena():
 
 def test_without_descriptors_the_error_is_named(backend):
     (shard,) = backend.put([torch.ones(MIB * 2)])
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() - 1, hard))
-    try:
+    with no_descriptor_left():
         for work in (lambda: read(backend, shard), backend.stats, lambda: backend.put([torch.ones(MIB * 9)])):
             with pytest.raises(TransportError, match="Too many open files") as caught:
                 work()
             assert not isinstance(caught.value, StaleHandleError)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert torch.equal(read(backend, shard)[0], torch.ones(MIB * 2))
 
 
