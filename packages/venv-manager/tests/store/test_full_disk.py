@@ -68,7 +68,7 @@ def test_full_at_any_write_publishes_nothing_and_says_so(tmp_path, fake_uv, acti
         if done.returncode:  # some of what is written only tells others how far a build is
             refused += 1
             error = done.stderr.splitlines()[-1]
-            assert re.search(r"no space is left for .*venv_manager gc|for temporary files: .*TMPDIR", error)
+            assert re.search(r"no space is left for .*raycrew-env gc|for temporary files: .*TMPDIR", error)
             assert not list(store.root.glob("????????????????????????"))
         else:
             assert all(whole_fake(built.path) for built in store.environments())
