@@ -57,6 +57,13 @@ def targets_of_mutants() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "mutants/targets.py"))
 
 
+def test_test_modules_of_a_package_have_names_of_their_own() -> None:
+    """Pytest imports them by name alone, and Ray's workers find them so."""
+    for tests in ROOT.glob("packages/*/tests"):
+        names = [path.name for path in tests.rglob("*.py") if path.name != "conftest.py"]
+        assert len(names) == len(set(names)), sorted(name for name in set(names) if names.count(name) > 1)
+
+
 def test_modules_that_are_mutated_exist_and_so_do_the_tests_that_stand_for_them() -> None:
     targets: Mapping[str, Mapping[str, Sequence[str]]] = targets_of_mutants()["TARGETS"]
     paths = [

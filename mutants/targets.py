@@ -120,7 +120,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_resolving/ignored": ("resolving/test_ignored.py",),
         "_spec/given": ("spec/test_digest.py", "local/test_lock_places.py"),
         "_spec/interpreters": DIGEST,
-        "_spec/locks": ("spec/test_locks.py", "local/test_lock_places.py"),
+        "_spec/locks": ("spec/test_spec_locks.py", "local/test_lock_places.py"),
         "_spec/spec": DIGEST,
         "_spec/uv_settings": (
             "spec/test_script_metadata.py",
