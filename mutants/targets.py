@@ -144,6 +144,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_rows/passes": ("rows/test_passes.py", "columns/test_iterating.py"),
         "_rows/shards": ("rows", "test_rtensor.py"),
         "_bytes/arenas": ("bytes/test_codec.py", "backends/test_shared_memory.py"),
+        "_bytes/closing": ("bytes/test_closing.py",),
         "_bytes/codec": ("bytes/test_codec.py",),
         "_bytes/gone": ("bytes/test_gone.py",),
         "_bytes/folding": ("bytes/test_fold.py",),

@@ -1,6 +1,7 @@
 """Tensors and objects as plain bytes in few buffers, also in memory that processes share, and back."""
 
 from raycrew.tensor_transport._bytes.arenas import Slot, arrange, locate
+from raycrew.tensor_transport._bytes.closing import Closing
 from raycrew.tensor_transport._bytes.codec import Encoded, check_size, dump, finish, load, reduce_through
 from raycrew.tensor_transport._bytes.folding import (
     FOLD_BYTES,
@@ -69,6 +70,7 @@ __all__ = [
     "ArenaReader",
     "ArenaSession",
     "Belonging",
+    "Closing",
     "Encoded",
     "Entry",
     "Fold",

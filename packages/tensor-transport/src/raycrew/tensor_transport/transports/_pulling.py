@@ -1,12 +1,11 @@
 """What all pulling transports share: checked requests, threads that move bytes, deadlines, folds."""
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ import torch
 from raycrew.tensor_transport._bytes import (
     FOLD_BYTES,
     SECTION_BYTES,
+    Closing,
     Fold,
     SectionFolds,
     copy_bytes,
@@ -99,7 +99,7 @@ class Job:
         self.fill(lambda part, offset: copy_bytes(part, source[offset : offset + part.nbytes]), guard)
 
 
-class Puller(ABC):
+class Puller(Closing):
     """A pulling transport that moves bytes in threads of its own; after a fork the child begins anew."""
 
     name: ClassVar[str]
@@ -161,14 +161,6 @@ class Puller(ABC):
         self._pool = None
         self._under_way = set()
         self._forget()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @abstractmethod
     def _move(self, jobs: Sequence[Job], guard: Guard) -> None:

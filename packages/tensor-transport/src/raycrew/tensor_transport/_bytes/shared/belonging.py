@@ -2,16 +2,16 @@
 
 import os
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from raycrew.tensor_transport._bytes.closing import Closing
 from raycrew.tensor_transport._bytes.shared.forks import remake_in_child
 from raycrew.tensor_transport.errors import TransportError
 
 
-class Belonging(ABC):
+class Belonging(Closing):
     """A context manager of the process that made it; a forked child has a lock of its own, and may let go."""
 
     def __init__(self) -> None:
@@ -29,14 +29,6 @@ class Belonging(ABC):
         self._lock = threading.Lock()
         self._let_go()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     @property
     def _is_parents(self) -> bool:
         """Whether this process was forked from the one that it belongs to."""
@@ -50,5 +42,5 @@ class Belonging(ABC):
         """Why a forked child can't use it, and what to do there."""
         return f"this {type(self).__name__} is that of process {self._pid}; after a fork, make another one"
 
-    def _let_go(self) -> None:  # noqa: B027 - most have nothing that ends by itself in a child
+    def _let_go(self) -> None:
         """Keep what the parent has from being ended by a forked child."""

@@ -7,11 +7,11 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
+from raycrew.tensor_transport._bytes.closing import Closing
 from raycrew.tensor_transport._bytes.shared.arena_files import HEADER_BYTES, RELEASED_IN, SIZE, Header
 from raycrew.tensor_transport._bytes.shared.forks import remake_in_child
 from raycrew.tensor_transport._bytes.shared.own_files import open_own, try_lock
@@ -34,7 +34,7 @@ class ReadOnlyMap(mmap.mmap):
     """An arena in place, under a lease that lives as long as the mapping."""
 
 
-class ArenaReader:
+class ArenaReader(Closing):
     """An arena, open under a lease: its owner does not use it anew meanwhile.
 
     Raises:
@@ -84,14 +84,6 @@ class ArenaReader:
     def close(self) -> None:
         """End this lease."""
         os.close(self._fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _words(self, start: int, count: int) -> tuple[int, ...]:
         found: list[int] = np.frombuffer(os.pread(self._fd, count * _WORD, start * _WORD), np.int64).tolist()

@@ -7,13 +7,12 @@ import secrets
 import socket
 import ssl
 import threading
-from types import TracebackType
 from typing import Any, Self, cast
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from raycrew.tensor_transport._bytes import memory_left, remake_in_child
+from raycrew.tensor_transport._bytes import Closing, memory_left, remake_in_child
 from raycrew.tensor_transport._ray import address_for_others
 from raycrew.tensor_transport.backends._http.app import ShardStore, shard_app
 from raycrew.tensor_transport.errors import TransportError
@@ -21,7 +20,7 @@ from raycrew.tensor_transport.errors import TransportError
 _HEAD_BYTES = 64 << 10
 
 
-class ShardServer:
+class ShardServer(Closing):
     """Serves a store over HTTP from a thread of this process.
 
     Connections over the limit are closed at once, and those that send no request, or take no answer, in time;
@@ -101,14 +100,6 @@ class ShardServer:
         self._server.force_exit = True
         self._thread.join(30)
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Listener(socket.socket):

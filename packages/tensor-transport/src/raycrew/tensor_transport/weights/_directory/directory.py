@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar
 
 from raycrew.tensor_transport import _ray
+from raycrew.tensor_transport._bytes import Closing
 from raycrew.tensor_transport.errors import (
     DirectoryLostError,
     ShardLostError,
@@ -59,7 +60,7 @@ class _Edge(Protocol):
     def close(self) -> None: ...
 
 
-class WeightDirectory:
+class WeightDirectory(Closing):
     """Which versions of a model's weights there are, who holds which, and what became of an update.
 
     One for each trainer: its ranks publish through it, and generators find versions in it by themselves, also
@@ -202,12 +203,6 @@ class WeightDirectory:
     def close(self) -> None:
         """End the actor, and with it what the directory holds; idempotent."""
         self._edge.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _check(keep: int, lease_s: float, fanout: Fanout) -> None:

@@ -7,12 +7,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 from raycrew.tensor_transport import _ray
+from raycrew.tensor_transport._bytes import Closing
 from raycrew.tensor_transport.errors import (
     GroupError,
     TransportClosedError,
@@ -42,7 +41,7 @@ _REMEMBERED = 100
 """So many routes that were joined are remembered: nobody reads alone what was to be broadcast to it."""
 
 
-class RouteStore:
+class RouteStore(Closing):
     """The store of a publisher or a receiver whose transport `WeightRoute` chooses, for all of them at once.
 
     It goes where a store goes: `WeightPublisher(RouteStore(), …)`, `WeightReceiver(…, store=RouteStore())`.
@@ -169,14 +168,6 @@ class RouteStore:
         self.abandon()
         while self._made:
             self._made.pop().close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _broadcast(self, ticket: Ticket, data: Bytes) -> Ticket:
         """Begin to send a bucket to all receivers of the route."""

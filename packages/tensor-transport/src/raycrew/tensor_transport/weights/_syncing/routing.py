@@ -5,9 +5,8 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Self
 
+from raycrew.tensor_transport._bytes import Closing
 from raycrew.tensor_transport.errors import TransportClosedError, TransportError
 from raycrew.tensor_transport.process_groups import GroupHost, Invitation
 from raycrew.tensor_transport.transports import Choice, choose_transport
@@ -22,7 +21,7 @@ _USABLE = ("shared_memory", "gloo", "object_store", "tcp")
 """What may be asked for."""
 
 
-class WeightRoute:
+class WeightRoute(Closing):
     """Chooses one transport for a trainer and its generators, and has all of them use it; of the driver.
 
     `sync_weights(route=…)` calls a method on all ranks that hands what it is given to `RouteStore.join`, and
@@ -130,14 +129,6 @@ class WeightRoute:
         with self._lock:
             self._closed = True
             self._end_groups()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _routes(self, places: Mapping[str, Place]) -> dict[str, Route]:
         """What each member is told, in place of all that was told before."""
