@@ -1,8 +1,10 @@
 """What a group tells of its workers' health while some are being replaced; no Ray is needed."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from raycrew.worker_groups._health import GroupHealth, Workers
+from raycrew.worker_groups._health import GroupHealth, Workers, group_health
 from raycrew.worker_groups._health.reports import RunningCall, Seen
 from raycrew.worker_groups._ranks import WorkerFacts
 
@@ -35,3 +37,52 @@ def test_a_verdict_names_the_worker_that_it_is_of():
     assert (stuck.pid, stuck.node_id) == (1, "a")
     assert group.detect_stuck_workers(1.0) == {}
     assert group.get_worker_status() == {0: "ready"}
+
+
+class Beginning(GroupHealth):
+    """Its worker begins a call between the look at it and the question to itself."""
+
+    def __init__(self, *later):
+        self.looks = iter([Seen(True, True), *later])
+        self.asked = []
+
+    def _open(self):
+        pass
+
+    def _workers(self):
+        return Workers([WorkerFacts("a", "10.0.0.1", 1)], ["worker"])
+
+    def _sights(self, workers, timeout_s):
+        return {0: next(self.looks)}
+
+    def _answers(self, workers, ranks, timeout_s):
+        self.asked.append(timeout_s)
+        return dict.fromkeys(ranks, "busy")
+
+
+def test_a_call_that_begins_as_its_rank_is_asked_is_told_at_once():
+    group = Beginning(Seen(True, True, calls=(RunningCall("train", 1, 0.1, 0.1),)))
+    status = group.get_worker_status(timeout=60.0)[0]
+    assert (status, status.method) == ("busy", "train")
+    assert group.asked == [pytest.approx(0.1)], "nobody waits for the answer of one who is seen to be busy"
+
+
+def test_a_watch_that_falls_silent_leaves_what_was_seen_before():
+    group = Beginning("its node does not answer", Seen(is_alive=False))
+    assert group.get_worker_status(timeout=60.0) == {0: "dead"}
+    assert group.asked == [pytest.approx(0.1), pytest.approx(0.2)]
+
+
+def test_who_neither_answers_nor_is_seen_in_a_call_is_waited_for_no_longer(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(group_health, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    group = Beginning(*[Seen(True, True)] * 2)
+    ask = group._answers
+
+    def answers(workers, ranks, timeout_s):
+        clock.now += timeout_s
+        return ask(workers, ranks, timeout_s)
+
+    group._answers = answers
+    assert group.get_worker_status(timeout=0.5) == {0: "busy"}
+    assert group.asked == [pytest.approx(each) for each in (0.1, 0.2, 0.2)]

@@ -1,6 +1,7 @@
 """How the workers of a group are: asked of their nodes' watches, which answer whatever the workers do."""
 
 import logging
+import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ from raycrew.worker_groups._ranks import WorkerFacts
 from raycrew.worker_groups._ray import ActorState
 
 logger = logging.getLogger(__name__)
+
+_FIRST_WAIT_S = 0.1  # for an answer before the next look, and twice as long each time
 
 #: By rank, what is seen of a worker, or why that can't be told.
 SeenByRank = Mapping[int, Seen | str]
@@ -67,13 +70,30 @@ class GroupHealth:
         """
         self._open()
         workers = self._workers()
-        sights = self._sights(workers, timeout)
-        unsure = [rank for rank, seen in sights.items() if not isinstance(seen, Seen) or _may_answer(seen)]
-        answers = self._answers(workers, unsure, timeout) if unsure else {}
+        sights = dict(self._sights(workers, timeout))
+        answers = self._await_answers(workers, sights, timeout)
         found = {rank: _status(seen, answers.get(rank, "busy")) for rank, seen in sights.items()}
         for rank in (rank for rank, status in found.items() if status == "dead"):
             self._note_death(rank, workers.facts[rank], sights[rank])
         return found
+
+    def _await_answers(
+        self, workers: Workers, sights: dict[int, Seen | str], timeout_s: float
+    ) -> dict[int, ActorState]:
+        """The answers of those who may answer, who are looked at again meanwhile: a call may just begin."""
+        answers, due, wait_s = dict[int, ActorState](), time.monotonic() + timeout_s, _FIRST_WAIT_S
+        unsure = [rank for rank, seen in sights.items() if _may_answer(seen)]
+        while unsure:
+            left_s = max(0.0, due - time.monotonic())
+            told = self._answers(workers, unsure, min(wait_s, left_s))
+            answers |= told
+            late = [rank for rank, state in told.items() if state == "busy"]
+            if not late or wait_s >= left_s:
+                break
+            again = self._sights(workers, left_s - wait_s)
+            sights |= {rank: again[rank] for rank in late if isinstance(again[rank], Seen)}
+            unsure, wait_s = [rank for rank in late if _may_answer(sights[rank])], 2 * wait_s
+        return answers
 
     def get_resource_usage(self, timeout: float = 5.0) -> dict[int, ResourceUsage]:
         """What each rank uses: cores, memory, memory of devices.
@@ -140,8 +160,8 @@ def last_seen(workers: Mapping[int, WorkerFacts], timeout_s: float) -> dict[int,
     return found
 
 
-def _may_answer(seen: Seen) -> bool:
-    return seen.is_alive and (seen.is_idle or not seen.is_told)
+def _may_answer(seen: Seen | str) -> bool:
+    return not isinstance(seen, Seen) or (seen.is_alive and (seen.is_idle or not seen.is_told))
 
 
 def _status(seen: Seen | str, answer: ActorState) -> WorkerStatus:
