@@ -4,11 +4,13 @@ import doctest
 import importlib
 import math
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from raycrew.cluster_core.testing import FakeCluster
+from raycrew.worker_groups import close_fan_out
 from raycrew.worker_groups.testing import InProcessGroup
 
 CLUSTER_CORE = (
@@ -35,7 +37,7 @@ PUBLIC = {
 }
 NAMES = {**PUBLIC, "math": math, "os": os, "torch": importlib.import_module("torch")}
 
-#: The main objects that need no Ray, and those of groups.
+#: The main objects: those without Ray, those of groups, and those that share one cluster.
 ALONE = (
     *("BatchedDataDict", "EnvironmentSpec", "NamedSharding", "PackedTensor", "RTensor", "lease_ports"),
     *("pack", "plan_cluster", "register_actor_environment"),
@@ -44,6 +46,7 @@ OF_GROUPS = (
     *("GroupHandle", "LoadBalancer", "MultiWorkerFuture", "RayWorkerBuilder", "RayWorkerGroup"),
     *("current_worker", "sharded"),
 )
+ON_RAY = ("BundleSpec", "RayVirtualCluster", "fan_out", "fan_out_as_completed", "init_ray")
 
 
 def run(name: str, **more: Any) -> None:
@@ -65,3 +68,17 @@ def test_examples_run(name: str) -> None:
 @pytest.mark.parametrize("name", OF_GROUPS)
 def test_examples_of_groups_run_in_one_process_as_on_ray(name: str) -> None:
     run(name, cluster=FakeCluster([2]), RayWorkerGroup=InProcessGroup)
+
+
+@pytest.fixture(scope="module")
+def connected() -> Iterator[None]:
+    """One cluster for all of them."""
+    with PUBLIC["init_ray"]("local", num_cpus=4, object_store_memory=100 << 20):
+        yield
+        close_fan_out()
+
+
+@pytest.mark.usefixtures("connected")
+@pytest.mark.parametrize("name", ON_RAY)
+def test_examples_run_on_ray(name: str) -> None:
+    run(name)

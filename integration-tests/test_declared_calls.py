@@ -4,15 +4,23 @@ import numpy as np
 import pytest
 import torch
 
+from raycrew.cluster_core import RayVirtualCluster
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.tensor_transport import (
     BatchedDataDict,
     RaggedTensor,
     ShardRegistry,
     TensorArguments,
+    localize,
 )
 from raycrew.tensor_transport.testing import InProcessBackend
-from raycrew.worker_groups import NamedSharding, ResultJoinError, current_worker, sharded
+from raycrew.worker_groups import (
+    NamedSharding,
+    RayWorkerGroup,
+    ResultJoinError,
+    current_worker,
+    sharded,
+)
 from raycrew.worker_groups.testing import InProcessGroup
 
 AXES = NamedSharding([[0, 1], [2, 3]], ["dp", "tp"])
@@ -113,3 +121,29 @@ def test_handles_are_joined_without_their_bytes():
     with InProcessGroup(FakeCluster([4]), Policy, sharding_annotations=AXES, transport=mixed) as group:
         joined = group.call(Policy.generate, batch_of(4)).get_results()
         assert mixed.decode(joined)["ids"].tolist() == [0, 1, *[2] * 3, *[3] * 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [[[0], [1]], pytest.param([[0, 1], [2, 3]], marks=pytest.mark.long)])
+def test_batches_go_over_ray_as_handles_and_come_back_as_in_one_process(local_ray, axes):
+    tensors, sharding = TensorArguments(min_bytes=64), NamedSharding(axes, ["dp", "tp"])
+    world_size = sharding.size
+    with (
+        InProcessGroup(FakeCluster([world_size]), Policy, sharding_annotations=sharding) as group,
+        RayVirtualCluster([world_size], use_gpus=False) as cluster,
+        RayWorkerGroup(cluster, Policy, sharding_annotations=sharding, transport=tensors) as on_ray,
+    ):
+        for n in (64, 65):
+            batch = batch_of(n)
+            there = on_ray.call(Policy.logprobs, batch).get_results(timeout=60)
+            assert localize(there) == group.call(Policy.logprobs, batch).get_results(), (
+                "padded where it has to be"
+            )
+        whole = batch_of(64)
+        assert localize(on_ray.call(Policy.echo, whole).get_results(timeout=60)) == whole
+        generated = localize(on_ray.call(Policy.generate, whole).get_results(timeout=60))
+        assert generated == group.call(Policy.generate, whole).get_results()
+        assert on_ray.call(Policy.loss, whole).get_results(timeout=60) == {
+            "loss": whole["ids"].float().mean(),
+            "rows": 32,
+        }

@@ -1,6 +1,7 @@
 import asyncio
 import os
 import signal
+from itertools import pairwise
 
 import pytest
 import ray
@@ -13,6 +14,8 @@ from raycrew.worker_groups import RayWorkerGroup, ResultTimeoutError, WorkerFail
 from raycrew.worker_groups._calls.answers import futures as _futures
 from raycrew.worker_groups._ray.compat import runs_in_order
 from raycrew.worker_groups._ray.nodes import run_on_node
+
+MARKS = ({"^"}, {"~"}, {"~", "^"})
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +46,10 @@ def test_a_failure_is_attributed_and_found_while_others_run(group, gate):
     assert error.node_id == ray.get_runtime_context().get_node_id()
     assert isinstance(error.cause, ValueError)
     assert "ValueError: rank 1 was told to fail" in error.traceback
+    marked = [
+        above for above, line in pairwise(error.traceback.splitlines()) if set(line.strip(" |")) in MARKS
+    ]
+    assert not [above for above in marked if above.strip(" |").startswith("File ")], "marks of no line"
     assert "the last words" in error.log_tail
     assert error.elapsed_s is not None
 
