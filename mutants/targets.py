@@ -99,7 +99,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_planning/searching/search": PLAN,
         "_planning/segments": ("planning/test_segments.py", *PLAN),
         "_ray/census": ("placement/test_allocation.py", "placement/test_uneven_nodes.py"),
-        "_topology": ("test_topology.py", *PLAN),
+        "_planning/topology": ("planning/test_topology.py", *PLAN),
         "testing/_fake": ("test_testing.py",),
     },
     "venv-manager": {

@@ -7,7 +7,7 @@ import pytest
 
 from raycrew.cluster_core._planning import PlacementRequest, plan_cluster
 from raycrew.cluster_core._planning.devices import laid
-from raycrew.cluster_core._topology import NodeState
+from raycrew.cluster_core._planning.topology import NodeState
 
 
 def node(i, devices):

@@ -1,13 +1,22 @@
 """Virtual clusters on Ray."""
 
+from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
 from raycrew.cluster_core._connection import DEFAULT_POLICY, ClusterConfig, EnvironmentPolicy, Secrets
 from raycrew.cluster_core._devices import DeviceBinding, bind_device
-from raycrew.cluster_core._planning import BundleSpec, PlacementPlan, PlacementRequest, plan_cluster
+from raycrew.cluster_core._planning import (
+    Bundle,
+    BundleSpec,
+    NodeState,
+    Placement,
+    PlacementPlan,
+    PlacementRequest,
+    Rendezvous,
+    plan_cluster,
+)
 from raycrew.cluster_core._ports import PortLease, lease_ports
 from raycrew.cluster_core._ray import lazy
-from raycrew.cluster_core._topology import Bundle, NodeState, Placement, Rendezvous
 from raycrew.cluster_core.errors import (
     AllocationTimeoutError,
     BundlesLostError,
@@ -29,9 +38,8 @@ from raycrew.cluster_core.protocols import Claim, Cluster, Occupant
 
 if TYPE_CHECKING:
     from raycrew.cluster_core._connection import RayConnection, init_ray
+    from raycrew.cluster_core._placement import RayVirtualCluster
     from raycrew.cluster_core._ray import Session, node_states
-    from raycrew.cluster_core._version import __version__ as __version__
-    from raycrew.cluster_core._virtual_cluster import RayVirtualCluster
 
 __all__ = [
     "DEFAULT_POLICY",
@@ -75,13 +83,20 @@ __all__ = [
     "plan_cluster",
 ]
 
+__version__: str
+
 # What needs Ray is imported when it is first used: planning does without.
-__getattr__ = lazy(
+_later = lazy(
     __name__,
     {
         "_connection": ["RayConnection", "init_ray"],
+        "_placement": ["RayVirtualCluster"],
         "_ray": ["Session", "node_states"],
-        "_version": ["__version__"],
-        "_virtual_cluster": ["RayVirtualCluster"],
     },
 )
+
+if not TYPE_CHECKING:  # Types are what is listed, whatever may be asked for here.
+
+    def __getattr__(name: str) -> object:
+        """What is imported late, and the installed version, read when it is asked for."""
+        return _version("raycrew-cluster-core") if name == "__version__" else _later(name)

@@ -16,7 +16,7 @@ when it is imported.
 import argparse
 from collections.abc import Callable, Sequence
 
-from raycrew.cluster_core._cli import Outcome, Printable, add_address, complain, parser_class, show
+from raycrew.cluster_core._command_line import Outcome, Printable, add_address, complain, parser_class, show
 from raycrew.cluster_core._connection import connection_advice, init_ray, prepare_visit
 from raycrew.cluster_core.errors import ClusterError
 

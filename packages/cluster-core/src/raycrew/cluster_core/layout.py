@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from raycrew.cluster_core._topology import Bundle, Placement
+from raycrew.cluster_core._planning import Bundle, Placement
 from raycrew.cluster_core.protocols import Occupant
 
 _ACCELERATORS = ("GPU", "NPU", "TPU", "HPU", "neuron_cores", "RBLN", "FURIOSA", "TTNPU", "MBLT")

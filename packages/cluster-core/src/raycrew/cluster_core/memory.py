@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 import psutil
 
-from raycrew.cluster_core._topology import Bundle
+from raycrew.cluster_core._planning import Bundle
 from raycrew.cluster_core.errors import ClusterClosedError
 
 logger = logging.getLogger(__name__)

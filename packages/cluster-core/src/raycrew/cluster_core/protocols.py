@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from raycrew.cluster_core._topology import Bundle, Placement, Rendezvous
+from raycrew.cluster_core._planning import Bundle, Placement, Rendezvous
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raycrew.cluster_core._devices.binding import bind_device
+from raycrew.cluster_core._planning import RESOURCES_WITH_DEVICES
 from raycrew.cluster_core._ray import cancel_tasks, check_connected, start_tasks
-from raycrew.cluster_core._topology import RESOURCES_WITH_DEVICES
 from raycrew.cluster_core.errors import ClusterError
 
 

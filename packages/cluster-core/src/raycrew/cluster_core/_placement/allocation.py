@@ -15,13 +15,14 @@ from raycrew.cluster_core._devices import DevicesTakenError, held_devices, probe
 from raycrew.cluster_core._placement.returning import Returning
 from raycrew.cluster_core._placement.wanted import Wanted, devices_of, unplaced_group, wanted_groups
 from raycrew.cluster_core._planning import (
+    Bundle,
+    NodeState,
     PlacementPlan,
     PlacementRequest,
     explain_request,
     plan_cluster,
 )
 from raycrew.cluster_core._ray import holders_by_node, node_states
-from raycrew.cluster_core._topology import Bundle, NodeState
 from raycrew.cluster_core.errors import (
     AllocationTimeoutError,
     ClusterError,

@@ -11,7 +11,7 @@ from raycrew.cluster_core._devices import probe_devices
 from raycrew.cluster_core._placement.allocation import Allocation
 from raycrew.cluster_core._placement.ledger import LedgerClaim, SlotLedger, share_of
 from raycrew.cluster_core._placement.shared_ledger import SharedLedger
-from raycrew.cluster_core._topology import Bundle
+from raycrew.cluster_core._planning import Bundle
 from raycrew.cluster_core.errors import BundlesLostError, NodeLostError
 
 _PROBE_S = 120.0

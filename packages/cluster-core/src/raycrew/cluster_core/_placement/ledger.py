@@ -13,7 +13,7 @@ from threading import RLock
 from typing import Any, Protocol
 
 from raycrew.cluster_core._placement.forgetting import give_back_when_forgotten
-from raycrew.cluster_core._topology import RESOURCE_STEP, Bundle, Process
+from raycrew.cluster_core._planning import RESOURCE_STEP, Bundle, Process
 from raycrew.cluster_core.errors import BundlesOccupiedError
 
 

@@ -8,6 +8,8 @@ from numbers import Integral, Real
 from typing import Any, Literal, Self
 
 from raycrew.cluster_core._planning import (
+    DOMAIN_LABEL,
+    RESOURCE_STEP,
     BundleSpec,
     NodeOrder,
     PlacementRequest,
@@ -17,7 +19,6 @@ from raycrew.cluster_core._planning import (
     spread_specs,
 )
 from raycrew.cluster_core._ports import check_port_range
-from raycrew.cluster_core._topology import DOMAIN_LABEL, RESOURCE_STEP
 
 BundleSpecs = BundleSpec | Sequence[BundleSpec | Sequence[BundleSpec]] | None
 LabelSelector = Mapping[str, str] | Sequence[Mapping[str, str] | None] | None

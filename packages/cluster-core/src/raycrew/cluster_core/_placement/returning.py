@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from threading import Lock
 from time import monotonic
 
-from raycrew.cluster_core._topology import RESOURCE_STEP, Bundle, NodeState
+from raycrew.cluster_core._planning import RESOURCE_STEP, Bundle, NodeState
 
 _LONGEST_S = 2.0
 

@@ -8,7 +8,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from raycrew.cluster_core import _ray
 from raycrew.cluster_core._placement.ledger import Slot, SlotLedger
-from raycrew.cluster_core._topology import Bundle
+from raycrew.cluster_core._planning import Bundle
 from raycrew.cluster_core.errors import BundlesOccupiedError, ClusterClosedError, ClusterError
 
 _ANSWER_S = 60.0

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
-from raycrew.cluster_core._topology import BOOKKEEPING, RESOURCE_STEP
+from raycrew.cluster_core._planning.topology import BOOKKEEPING, RESOURCE_STEP
 
 _OWN_ARGUMENTS = {"CPU": "cpus", "GPU": "gpus", "memory": "memory"}
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
-from raycrew.cluster_core._topology import RESOURCE_STEP
+from raycrew.cluster_core._planning.topology import RESOURCE_STEP
 
 _MOST_WAYS = 300  # To lay shares, that are followed at the same time.
 

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from raycrew.cluster_core._planning.bundle_packing import Effort, pack
 from raycrew.cluster_core._planning.request import Amounts, PlacementRequest, room_for, takes
-from raycrew.cluster_core._topology import NodeState
+from raycrew.cluster_core._planning.topology import NodeState
 
 _SHOWN = 16  # Lines of explanation before the rest is only counted.
 

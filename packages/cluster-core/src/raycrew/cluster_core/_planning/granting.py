@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from raycrew.cluster_core._planning.devices import devices_in, laid
 from raycrew.cluster_core._planning.request import Amounts, PlacementRequest, in_steps
-from raycrew.cluster_core._topology import RESOURCES_WITH_DEVICES, NodeState
+from raycrew.cluster_core._planning.topology import RESOURCES_WITH_DEVICES, NodeState
 
 T = TypeVar("T")
 Devices = tuple[tuple[int, ...], ...]

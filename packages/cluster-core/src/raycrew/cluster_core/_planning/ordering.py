@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from raycrew.cluster_core._topology import NodeState
+from raycrew.cluster_core._planning.topology import NodeState
 
 #: A rank for each node, by node id, or a function that gives something to sort by; None for no order.
 NodeOrder = Mapping[str, float] | Callable[[NodeState], Any] | None

@@ -14,7 +14,7 @@ from raycrew.cluster_core._planning.ordering import in_order
 from raycrew.cluster_core._planning.request import Amounts, PlacementRequest, room_for, takes
 from raycrew.cluster_core._planning.searching import lay_parts
 from raycrew.cluster_core._planning.segments import lay_segments
-from raycrew.cluster_core._topology import NodeState
+from raycrew.cluster_core._planning.topology import NodeState
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,12 @@ from numbers import Integral
 
 from raycrew.cluster_core._planning.devices import shares_in
 from raycrew.cluster_core._planning.ordering import NodeOrder, check_node_order
-from raycrew.cluster_core._topology import DOMAIN_LABEL, RESOURCE_STEP, RESOURCES_WITH_DEVICES, NodeState
+from raycrew.cluster_core._planning.topology import (
+    DOMAIN_LABEL,
+    RESOURCE_STEP,
+    RESOURCES_WITH_DEVICES,
+    NodeState,
+)
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"  # As Ray has it, for names and values.

@@ -8,8 +8,8 @@ from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorErr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import _ray
+from raycrew.cluster_core._planning import Rendezvous
 from raycrew.cluster_core._ports.leases import PortLease, lease_ports
-from raycrew.cluster_core._topology import Rendezvous
 from raycrew.cluster_core.errors import ClusterError, NodeLostError
 
 

@@ -3,10 +3,10 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from raycrew.cluster_core._planning import BOOKKEEPING, DOMAIN_LABEL, RESOURCE_STEP, NodeState
 from raycrew.cluster_core._ray import questions
 from raycrew.cluster_core._ray import status as _ray_status
 from raycrew.cluster_core._ray.gate import check_connected
-from raycrew.cluster_core._topology import BOOKKEEPING, DOMAIN_LABEL, RESOURCE_STEP, NodeState
 
 
 def node_states(domain_label: str = DOMAIN_LABEL) -> list[NodeState]:

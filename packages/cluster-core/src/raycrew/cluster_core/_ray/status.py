@@ -15,10 +15,10 @@ from ray.autoscaler.v2 import sdk
 from ray.core.generated import autoscaler_pb2, gcs_pb2
 from ray.exceptions import RayError
 
+from raycrew.cluster_core._planning import NodeState, Process
 from raycrew.cluster_core._ray import compat, questions
 from raycrew.cluster_core._ray.compat import is_client
 from raycrew.cluster_core._ray.gate import ask, check_connected
-from raycrew.cluster_core._topology import NodeState, Process
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from raycrew.cluster_core._placement import LedgerClaim, SlotLedger
-from raycrew.cluster_core._planning import BundleSpec, spread_specs
-from raycrew.cluster_core._topology import Bundle, Rendezvous
+from raycrew.cluster_core._planning import Bundle, BundleSpec, Rendezvous, spread_specs
 from raycrew.cluster_core.errors import BundlesOccupiedError, ClusterClosedError
 from raycrew.cluster_core.protocols import Claim, Cluster
 

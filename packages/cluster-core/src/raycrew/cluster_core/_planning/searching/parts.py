@@ -8,7 +8,7 @@ from raycrew.cluster_core._planning.devices import devices_in
 from raycrew.cluster_core._planning.request import Amounts, PlacementRequest, in_steps, takes
 from raycrew.cluster_core._planning.searching.rooms import Part, Room, Vector
 from raycrew.cluster_core._planning.searching.search import Search
-from raycrew.cluster_core._topology import RESOURCE_STEP, RESOURCES_WITH_DEVICES, NodeState
+from raycrew.cluster_core._planning.topology import RESOURCE_STEP, RESOURCES_WITH_DEVICES, NodeState
 
 
 def lay_parts(

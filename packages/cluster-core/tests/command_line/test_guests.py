@@ -2,8 +2,8 @@
 
 import pytest
 
-from raycrew.cluster_core._guests import occupants
-from raycrew.cluster_core._subcommands import brought
+from raycrew.cluster_core._command_line.guests import occupants
+from raycrew.cluster_core._command_line.subcommands import brought
 
 GUESTS = '''
 import os, sys

@@ -15,7 +15,7 @@ import ray
 import raycrew.cluster_core
 from raycrew.cluster_core import ClusterAuthenticationError, ClusterUnreachableError, NoClusterError, doctor
 from raycrew.cluster_core.__main__ import main
-from raycrew.cluster_core._subcommands import brought
+from raycrew.cluster_core._command_line.subcommands import brought
 
 pytestmark = pytest.mark.smoke
 
@@ -47,7 +47,7 @@ def gadgets(tmp_path, monkeypatch):
 
 
 def test_the_command_is_installed_by_this_package():
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"raycrew": "raycrew.cluster_core.__main__:main"}
     assert raycrew.cluster_core.__version__ == version("raycrew-cluster-core") == project["version"]
 
@@ -64,8 +64,7 @@ def test_what_is_not_installed_has_no_version_and_all_commands(monkeypatch, caps
     def lacks(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(importlib.metadata, "version", lacks)
-    monkeypatch.delitem(sys.modules, "raycrew.cluster_core._version", raising=False)
+    monkeypatch.setattr(raycrew.cluster_core, "_version", lacks)
     assert main(["plan", "--nodes", "1x8", "--request", "1x8"]) == 0
     capsys.readouterr()
     with pytest.raises(SystemExit) as end:
@@ -136,7 +135,7 @@ def test_advice_fits_the_error(error, advice, not_said, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "init_ray", refuse)
     finding = doctor.examine("h:1")[-1]
     assert advice in finding.advice and not_said not in finding.advice and finding.state == "bad"
-    monkeypatch.setattr("raycrew.cluster_core.__main__.prepare_visit", refuse)
+    monkeypatch.setattr("raycrew.cluster_core._command_line.parsing.prepare_visit", refuse)
     assert main(["status"]) == 2
     said = capsys.readouterr().err
     assert advice in said and not_said not in said

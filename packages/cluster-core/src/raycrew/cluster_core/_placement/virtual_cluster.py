@@ -8,23 +8,16 @@ from typing import Any, Self, TypeVar
 from ray.util.placement_group import PlacementGroup
 
 from raycrew.cluster_core import _ray, layout
-from raycrew.cluster_core._placement import (
-    Allocation,
-    Allocator,
-    BundleSpecs,
-    Claims,
-    ClusterOptions,
-    GpuIds,
-    Holding,
-    LabelSelector,
-    LedgerClaim,
-    give_back_when_forgotten,
-    with_arguments_of,
-)
-from raycrew.cluster_core._planning import NodeOrder, PlacementPlan, plan_cluster
+from raycrew.cluster_core._placement.allocation import Allocation, Allocator
+from raycrew.cluster_core._placement.claims import Claims
+from raycrew.cluster_core._placement.forgetting import give_back_when_forgotten
+from raycrew.cluster_core._placement.holding import Holding
+from raycrew.cluster_core._placement.ledger import LedgerClaim
+from raycrew.cluster_core._placement.options import BundleSpecs, ClusterOptions, GpuIds, LabelSelector
+from raycrew.cluster_core._placement.signatures import with_arguments_of
+from raycrew.cluster_core._planning import Bundle, NodeOrder, PlacementPlan, Rendezvous, plan_cluster
 from raycrew.cluster_core._ports import PortKeepers
 from raycrew.cluster_core._ray import node_states, run_on_nodes
-from raycrew.cluster_core._topology import Bundle, Rendezvous
 from raycrew.cluster_core.errors import ClusterClosedError
 from raycrew.cluster_core.memory import BundleMemory, MemoryMonitor, memory_usage
 from raycrew.cluster_core.protocols import Occupant

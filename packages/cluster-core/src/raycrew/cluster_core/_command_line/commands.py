@@ -12,10 +12,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from raycrew.cluster_core._cli import Outcome
-from raycrew.cluster_core._guests import Report, occupants
-from raycrew.cluster_core._planning import PlacementPlan, PlacementRequest, plan_cluster
-from raycrew.cluster_core._topology import BOOKKEEPING, Bundle, NodeState, Placement
+from raycrew.cluster_core._command_line.guests import Report, occupants
+from raycrew.cluster_core._command_line.terminal import Outcome
+from raycrew.cluster_core._planning import (
+    BOOKKEEPING,
+    Bundle,
+    NodeState,
+    Placement,
+    PlacementPlan,
+    PlacementRequest,
+    plan_cluster,
+)
 
 if TYPE_CHECKING:
     from raycrew.cluster_core._ray import GroupState

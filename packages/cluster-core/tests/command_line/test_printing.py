@@ -4,7 +4,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from raycrew.cluster_core import _cli
+from raycrew.cluster_core._command_line import terminal
 from raycrew.cluster_core.commands import run
 
 HOSTILE = "a\x1b]0;mine\x07b\x9b2J\tc\x7f"
@@ -16,8 +16,8 @@ def test_nothing_that_is_shown_steers_the_terminal(capsys):
     table.add_column(Text(HOSTILE))
     table.add_row(Text(HOSTILE))
     for shown in (Text(HOSTILE), table):
-        _cli.show([], shown, as_json=False)
-    _cli.complain("Error", HOSTILE, as_json=False)
+        terminal.show([], shown, as_json=False)
+    terminal.complain("Error", HOSTILE, as_json=False)
     told = capsys.readouterr()
     for text in (told.out, told.err):
         assert "a]0;mineb2J" in text and not set(text) & set("\x1b\x07\x9b\x7f")
