@@ -14,7 +14,7 @@ EDGE = (
 )
 
 PLAN = ("planning/test_plan.py", "planning/test_search.py")
-DECLARED = ("declared/test_declarations.py", "declared/test_declared_calls.py")
+DECLARED = ("worker/declared/test_declarations.py", "worker/declared/test_declared_calls.py")
 COLUMNS = ("columns/operations", "test_batch.py", "test_batch_hostile.py")
 FITTING = ("packing/test_values.py", "packing/test_packing.py", "packing/test_plan.py")
 GROUPS = ("process_groups/test_plans.py",)
@@ -39,14 +39,17 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_calls/sizes": ("calls/test_sizes.py", "calls/test_encoding.py"),
         "_calls/answers/tasks": ("calls/answers/test_awaiting.py",),
         "_calls/answers/waiting": ("calls/answers/test_waiting.py",),
-        "_roster/records": ("roster/test_group_records.py", "roster/test_rank_sights.py"),
-        "_roster/sights": ("roster/test_rank_sights.py",),
-        "_declared/declaration": DECLARED,
-        "_declared/decorators": DECLARED,
-        "_declared/joining": ("declared/test_joining.py", *DECLARED),
-        "_declared/rows": ("declared/test_row_values.py", *DECLARED),
-        "_declared/splitting": DECLARED,
-        "_declared/totals": ("declared/test_totals.py", *DECLARED),
+        "_health/roster/records": (
+            "health/roster/test_group_records.py",
+            "health/roster/test_rank_sights.py",
+        ),
+        "_health/roster/sights": ("health/roster/test_rank_sights.py",),
+        "_worker/declared/declaration": DECLARED,
+        "_worker/declared/decorators": DECLARED,
+        "_worker/declared/joining": ("worker/declared/test_joining.py", *DECLARED),
+        "_worker/declared/rows": ("worker/declared/test_row_values.py", *DECLARED),
+        "_worker/declared/splitting": DECLARED,
+        "_worker/declared/totals": ("worker/declared/test_totals.py", *DECLARED),
         "_on_nodes/family": ("on_nodes/test_family.py",),
         "_on_nodes/limits": ("on_nodes/test_limits.py",),
         "_on_nodes/marks": ("on_nodes/test_process_table.py", "on_nodes/test_family.py"),
@@ -55,7 +58,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_group/life/states": ("group/life/test_states.py",),
         "_group/life/budget": ("group/life/test_budget.py",),
         "_on_nodes/ring": ("on_nodes/test_ring.py",),
-        "_ranks": ("test_ranks.py",),
+        "sharding/_ranks": ("sharding/test_ranks.py",),
         "_start/generations": ("start/test_generations.py",),
         "_start/spec/options": ("start/spec/test_group_options.py", "start/test_describing.py"),
         "_start/spec/sizes": ("start/spec/test_memory_sizes.py",),
@@ -76,7 +79,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "fan_out/_batches": ("fan_out/test_fan_out_batches.py",),
         "fan_out/_outcomes": ("fan_out/test_fan_out_outcomes.py",),
         "fan_out/_processes/journal": ("fan_out/test_fan_out_journal.py",),
-        "sharding": ("test_sharding.py",),
+        "sharding/_named": ("sharding/test_sharding.py",),
     },
     "cluster-core": {
         "_connection/environment": ("connection/test_environment.py",),
@@ -218,13 +221,13 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "_calls/methods/declared": ON_RAY,
         "_calls/methods/group_calls": ON_RAY,
         "_calls/methods/typed": WORDS,
-        "_declared/method_types": WORDS,
+        "_worker/declared/method_types": WORDS,
         "_group/actors": ON_RAY,
         "_group/on_ray": ON_RAY,
         "_group/handles/handle": ON_RAY,
         "_group/handles/members": ON_RAY,
         "_health/group_health": ON_RAY,
-        "_observed": WORDS,
+        "_health/observers": WORDS,
         "_start/copies": ON_RAY,
         "_start/spec/spec": ON_RAY,
         "balancing/_balancer": ON_RAY,

@@ -6,7 +6,7 @@ import pytest
 
 from raycrew.worker_groups._health import GroupHealth, Workers, group_health
 from raycrew.worker_groups._health.reports import RunningCall, Seen
-from raycrew.worker_groups._ranks import WorkerFacts
+from raycrew.worker_groups.sharding._ranks import WorkerFacts
 
 
 class Group(GroupHealth):

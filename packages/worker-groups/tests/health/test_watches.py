@@ -11,7 +11,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from raycrew.cluster_core import ClusterClosedError
 from raycrew.worker_groups import WorkerGroupError
 from raycrew.worker_groups._health import ending, watches
-from raycrew.worker_groups._ranks import WorkerFacts
+from raycrew.worker_groups.sharding._ranks import WorkerFacts
 
 pytestmark = pytest.mark.hostile
 

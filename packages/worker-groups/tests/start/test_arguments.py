@@ -5,9 +5,9 @@ import pytest
 from raycrew.cluster_core import Bundle, RayConnection
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import RayWorkerBuilder, RayWorkerGroup
-from raycrew.worker_groups._ranks import plan_seats
 from raycrew.worker_groups._start.arguments import check_launchers, forwarded_now, launcher_of
 from raycrew.worker_groups._worker import Configured, merge_options
+from raycrew.worker_groups.sharding._ranks import plan_seats
 from raycrew.worker_groups.testing import InProcessGroup
 
 

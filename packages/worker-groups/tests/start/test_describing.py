@@ -8,11 +8,11 @@ from workers import Configured
 from raycrew.cluster_core import BundleSpec
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import RayWorkerBuilder, RayWorkerGroup
-from raycrew.worker_groups._ranks import plan_seats
 from raycrew.worker_groups._start.describing import describe_worker
 from raycrew.worker_groups._start.spec.options import GroupOptions
 from raycrew.worker_groups._start.spec.spec import GroupSpec
 from raycrew.worker_groups._worker import source_of
+from raycrew.worker_groups.sharding._ranks import plan_seats
 
 _PARAMETERS = inspect.signature(RayWorkerGroup).parameters.values()
 DEFAULTS = GroupOptions(**{p.name: p.default for p in _PARAMETERS if p.kind is p.KEYWORD_ONLY})

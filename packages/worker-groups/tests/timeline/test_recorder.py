@@ -5,7 +5,7 @@ import threading
 import pytest
 from patience import PATIENCE_S
 
-from raycrew.worker_groups._observed import Span, observed
+from raycrew.worker_groups._health.observers import Span, observed
 from raycrew.worker_groups._timeline import recorder as module
 from raycrew.worker_groups._timeline.kept import Kept
 from raycrew.worker_groups._timeline.ledger import Ran

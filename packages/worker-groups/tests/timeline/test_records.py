@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from timeline_calls import any_calls
 
-from raycrew.worker_groups._observed import Span
+from raycrew.worker_groups._health.observers import Span
 from raycrew.worker_groups._timeline.records import QUEUED, RUNNING, UNTOLD, WAITING, Call, Part, spans_of
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import timeline
-from raycrew.worker_groups._observed import observed
+from raycrew.worker_groups._health.observers import observed
 from raycrew.worker_groups._timeline import telemetry
 from raycrew.worker_groups.testing import InProcessGroup
 

@@ -8,7 +8,7 @@ from patience import PATIENCE_S, eventually
 from timed_workers import Timed
 
 from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError, fan_out, timeline
-from raycrew.worker_groups._observed import observed
+from raycrew.worker_groups._health.observers import observed
 
 
 def events(run, **wanted):

@@ -5,9 +5,9 @@ import pytest
 
 from raycrew.cluster_core import PortsExhaustedError, lease_ports
 from raycrew.worker_groups import WorkerGroupError
-from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups._worker.meeting import MeetingPorts
 from raycrew.worker_groups._worker.shell import CurrentWorker, Orders, Shell
+from raycrew.worker_groups.sharding._ranks import RankInfo
 
 pytestmark = pytest.mark.hostile
 

@@ -4,10 +4,8 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
 from raycrew.worker_groups._calls import MultiWorkerFuture, Results, wait_any
-from raycrew.worker_groups._declared import DeclaredMethod, per_rank, rank_zero, replicated, sharded
 from raycrew.worker_groups._group import GroupHandle, RayWorkerGroup
 from raycrew.worker_groups._health import ResourceUsage, RunningCall, StuckWorker, WorkerStatus
-from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups._start import RayWorkerBuilder, StartupReport
 from raycrew.worker_groups._timeline import (
     GroupShares,
@@ -18,7 +16,16 @@ from raycrew.worker_groups._timeline import (
     TimelineStatistics,
     timeline,
 )
-from raycrew.worker_groups._worker import CommunicationOptions, CurrentWorker, current_worker
+from raycrew.worker_groups._worker import (
+    CommunicationOptions,
+    CurrentWorker,
+    DeclaredMethod,
+    current_worker,
+    per_rank,
+    rank_zero,
+    replicated,
+    sharded,
+)
 from raycrew.worker_groups.balancing import LoadBalancer, WorkerLoad
 from raycrew.worker_groups.errors import (
     EnvironmentProviderError,
@@ -50,7 +57,7 @@ from raycrew.worker_groups.protocols import (
     RowBatch,
     Shardable,
 )
-from raycrew.worker_groups.sharding import NamedSharding
+from raycrew.worker_groups.sharding import NamedSharding, RankInfo
 
 __all__ = [
     "ArgumentTransport",

@@ -10,7 +10,7 @@ from raycrew.worker_groups import MultiWorkerFuture, WorkerFailureError, WorkerG
 from raycrew.worker_groups._calls import Settled, Whereabouts
 from raycrew.worker_groups._calls.answers import deaths, endings, gathering
 from raycrew.worker_groups._calls.answers.recovery import Recovery
-from raycrew.worker_groups._ranks import WorkerFacts
+from raycrew.worker_groups.sharding._ranks import WorkerFacts
 
 pytestmark = pytest.mark.hostile
 

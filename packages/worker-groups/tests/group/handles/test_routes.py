@@ -13,9 +13,9 @@ from raycrew.worker_groups._calls import MultiWorkerFuture, Recovery
 from raycrew.worker_groups._calls.answers import endings
 from raycrew.worker_groups._group.handles import Contact, Members, RayRoute, directory, routes
 from raycrew.worker_groups._group.handles.directory import Address, DirectoryGoneError
-from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups._ray import gate, sessions
 from raycrew.worker_groups._worker import describe_class
+from raycrew.worker_groups.sharding._ranks import RankInfo
 from raycrew.worker_groups.testing import InProcessFuture
 
 pytestmark = pytest.mark.hostile

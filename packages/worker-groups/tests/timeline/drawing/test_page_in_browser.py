@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from raycrew.worker_groups._observed import Span
+from raycrew.worker_groups._health.observers import Span
 from raycrew.worker_groups._timeline.drawing.page import page_of
 from raycrew.worker_groups._timeline.drawing.statistics import statistics_of
 from raycrew.worker_groups._timeline.records import Call, Part, spans_of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from timeline_calls import SECONDS, any_calls
 
 from raycrew.worker_groups import GroupShares, SlowestRank
-from raycrew.worker_groups._observed import Span
+from raycrew.worker_groups._health.observers import Span
 from raycrew.worker_groups._timeline.drawing.chrome import label_of, natural, rows_of, trace_of
 from raycrew.worker_groups._timeline.drawing.lanes import in_lanes
 from raycrew.worker_groups._timeline.drawing.page import page_of

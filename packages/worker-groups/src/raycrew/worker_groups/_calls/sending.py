@@ -10,7 +10,7 @@ from raycrew.cluster_core import Session
 from raycrew.worker_groups._calls.answers import MultiWorkerFuture, Recovery, Whereabouts
 from raycrew.worker_groups._calls.encoding import Packer
 from raycrew.worker_groups._calls.methods import Dispatch
-from raycrew.worker_groups._observed import observed
+from raycrew.worker_groups._health import observed
 from raycrew.worker_groups._ray import call_id, check_session, while_connected
 from raycrew.worker_groups._worker import Gathered
 from raycrew.worker_groups.protocols import ArgumentTransport

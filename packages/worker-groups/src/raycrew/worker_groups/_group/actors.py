@@ -4,10 +4,9 @@ from dataclasses import dataclass, field
 
 from raycrew.cluster_core import Session
 from raycrew.worker_groups._group.handles import Directory
-from raycrew.worker_groups._health import Ended, end_workers_of
-from raycrew.worker_groups._ranks import WorkerFacts
-from raycrew.worker_groups._roster import Publication
+from raycrew.worker_groups._health import Ended, Publication, end_workers_of
 from raycrew.worker_groups._start import Handle
+from raycrew.worker_groups.sharding import WorkerFacts
 
 
 @dataclass

@@ -35,9 +35,7 @@ from raycrew.worker_groups._group.life import (
     release_when_free,
     watch_over,
 )
-from raycrew.worker_groups._health import Ended, GroupHealth, Workers
-from raycrew.worker_groups._observed import look_before_end, observed
-from raycrew.worker_groups._ranks import RankInfo, TiedBundles, plan_seats
+from raycrew.worker_groups._health import Ended, GroupHealth, Workers, look_before_end, observed
 from raycrew.worker_groups._start import (
     GroupFacts,
     GroupOptions,
@@ -54,7 +52,7 @@ from raycrew.worker_groups._worker import pick_secrets
 from raycrew.worker_groups.balancing import Balanced, LoadBalancer, WorkerLoad
 from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupError
 from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
-from raycrew.worker_groups.sharding import NamedSharding
+from raycrew.worker_groups.sharding import NamedSharding, RankInfo, TiedBundles, plan_seats
 
 P = ParamSpec("P")
 G = TypeVar("G", bound="WorkerGroup")

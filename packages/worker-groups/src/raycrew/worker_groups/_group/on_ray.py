@@ -12,8 +12,16 @@ from raycrew.worker_groups._group.base import WorkerGroup
 from raycrew.worker_groups._group.handles import Contact, Directory, GroupHandle, RayRoute
 from raycrew.worker_groups._group.life import CopiedLifecycle, Supervision, log_left
 from raycrew.worker_groups._group.record import record_of_group
-from raycrew.worker_groups._health import Ended, Seen, SeenByRank, Workers, sights_of
-from raycrew.worker_groups._observed import Span, look_before_end, observed
+from raycrew.worker_groups._health import (
+    Ended,
+    Seen,
+    SeenByRank,
+    Span,
+    Workers,
+    look_before_end,
+    observed,
+    sights_of,
+)
 from raycrew.worker_groups._ray import (
     ActorState,
     actor_states,

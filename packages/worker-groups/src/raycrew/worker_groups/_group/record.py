@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from raycrew.cluster_core import Claim
-from raycrew.worker_groups._health import watch_owner
+from raycrew.worker_groups._health import GroupRecord, WorkerRecord, watch_owner
 from raycrew.worker_groups._ray import own_namespace
-from raycrew.worker_groups._roster import GroupRecord, WorkerRecord
 from raycrew.worker_groups._start import GroupSpec, Started
 
 

@@ -1,7 +1,8 @@
-"""Whether workers live, how they are, and when they have ended, by the process tables of their nodes."""
+"""What is seen of workers and their calls: how they are and when they have ended, here and from elsewhere."""
 
 from raycrew.worker_groups._health.ending import Ended, end_workers, end_workers_of
 from raycrew.worker_groups._health.group_health import GroupHealth, SeenByRank, Workers, last_seen, sights_of
+from raycrew.worker_groups._health.observers import LOOK_WITHIN_S, Observer, Span, look_before_end, observed
 from raycrew.worker_groups._health.reports import (
     MISSED_S,
     ResourceUsage,
@@ -9,6 +10,17 @@ from raycrew.worker_groups._health.reports import (
     Seen,
     StuckWorker,
     WorkerStatus,
+)
+from raycrew.worker_groups._health.roster import (
+    Found,
+    GroupRecord,
+    GroupSight,
+    Publication,
+    RankSight,
+    UnknownGroupError,
+    WorkerRecord,
+    look,
+    take_stacks,
 )
 from raycrew.worker_groups._health.watches import (
     WATCH,
@@ -21,16 +33,26 @@ from raycrew.worker_groups._health.watches import (
 )
 
 __all__ = [
+    "LOOK_WITHIN_S",
     "MISSED_S",
     "WATCH",
     "Ended",
+    "Found",
     "GroupHealth",
+    "GroupRecord",
+    "GroupSight",
+    "Observer",
+    "Publication",
+    "RankSight",
     "ResourceUsage",
     "RunningCall",
     "Seen",
     "SeenByRank",
+    "Span",
     "StuckWorker",
     "UnansweredError",
+    "UnknownGroupError",
+    "WorkerRecord",
     "WorkerStatus",
     "Workers",
     "ask_within",
@@ -39,7 +61,11 @@ __all__ = [
     "end_workers_of",
     "follow",
     "last_seen",
+    "look",
+    "look_before_end",
+    "observed",
     "sights_of",
     "stand_by",
+    "take_stacks",
     "watch_owner",
 ]

@@ -11,9 +11,9 @@ from ray.exceptions import RayError
 
 from raycrew.cluster_core import ClusterClosedError, Session
 from raycrew.worker_groups._health.watches import UnansweredError, ask, by_node
-from raycrew.worker_groups._ranks import WorkerFacts
 from raycrew.worker_groups._ray import await_end, current_session, end_actors, request_exit
 from raycrew.worker_groups.errors import WorkerGroupError
+from raycrew.worker_groups.sharding import WorkerFacts
 
 logger = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from raycrew.worker_groups._health.observers import observed
 from raycrew.worker_groups._health.reports import (
     ResourceUsage,
     Seen,
@@ -15,9 +16,8 @@ from raycrew.worker_groups._health.reports import (
     why_stuck,
 )
 from raycrew.worker_groups._health.watches import UnansweredError, ask_within, by_node
-from raycrew.worker_groups._observed import observed
-from raycrew.worker_groups._ranks import WorkerFacts
 from raycrew.worker_groups._ray import ActorState
+from raycrew.worker_groups.sharding import WorkerFacts
 
 logger = logging.getLogger(__name__)
 

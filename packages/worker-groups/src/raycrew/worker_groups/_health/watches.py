@@ -29,7 +29,6 @@ from raycrew.worker_groups._on_nodes import (
     stacks,
     watch,
 )
-from raycrew.worker_groups._ranks import WorkerFacts
 from raycrew.worker_groups._ray import (
     connection,
     current_session,
@@ -39,6 +38,7 @@ from raycrew.worker_groups._ray import (
     start_actor,
 )
 from raycrew.worker_groups.errors import WorkerGroupError
+from raycrew.worker_groups.sharding import WorkerFacts
 
 logger = logging.getLogger(__name__)
 

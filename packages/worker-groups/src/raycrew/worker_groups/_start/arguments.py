@@ -9,9 +9,9 @@ from typing import Any
 
 from raycrew.cluster_core import RayConnection
 from raycrew.worker_groups._calls import refuse_stream
-from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups._start.spec import GroupSpec, check_init, kind_of
 from raycrew.worker_groups._worker import ClassInfo, WorkerOptions, check_env_vars, is_process_variable
+from raycrew.worker_groups.sharding import RankInfo
 
 
 def init_kwargs_of(spec: GroupSpec, rank: RankInfo | None = None) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from rich.text import Text
 from raycrew.cluster_core import Bundle, Claim, Placement
 from raycrew.worker_groups._calls import Whereabouts, unknown_attribute
 from raycrew.worker_groups._health import Seen
-from raycrew.worker_groups._ranks import RankInfo, Seat, WorkerFacts
 from raycrew.worker_groups._start.report import StartupReport
 from raycrew.worker_groups._start.spec import GroupSpec, worker_aliases
 from raycrew.worker_groups._start.startup import Handle, Started
+from raycrew.worker_groups.sharding import RankInfo, Seat, WorkerFacts
 
 
 class GroupFacts:

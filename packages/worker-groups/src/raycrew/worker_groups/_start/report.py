@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from raycrew.worker_groups._observed import Span
+from raycrew.worker_groups._health import Span
 
 #: Phases in the order that a worker goes through them.
 PHASES = ("environment", "placement", "process", "import", "init")

@@ -25,7 +25,6 @@ from raycrew.worker_groups._calls import (
     start_timeout,
 )
 from raycrew.worker_groups._health import Ended, end_workers_of, follow, stand_by
-from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, final_indices, rank_order
 from raycrew.worker_groups._ray import current_session, start_actor, while_connected
 from raycrew.worker_groups._start.arguments import (
     check_arguments,
@@ -49,6 +48,7 @@ from raycrew.worker_groups._worker import (
     source_of,
 )
 from raycrew.worker_groups.errors import WorkerStartTimeoutError
+from raycrew.worker_groups.sharding import RankInfo, WorkerFacts, assign_ranks, final_indices, rank_order
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from raycrew.worker_groups._observed import Span
+from raycrew.worker_groups._health import Span
 from raycrew.worker_groups._timeline.records import Call, spans_of
 
 

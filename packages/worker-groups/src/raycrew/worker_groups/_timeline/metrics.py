@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from raycrew.worker_groups._observed import Span
+from raycrew.worker_groups._health import Span
 from raycrew.worker_groups._ray import counter, gauge, histogram
 from raycrew.worker_groups._timeline.records import Call
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from raycrew.worker_groups._observed import LOOK_WITHIN_S, Observer, Span, observed
+from raycrew.worker_groups._health import LOOK_WITHIN_S, Observer, Span, observed
 from raycrew.worker_groups._timeline.ledger import Ledger, Ran
 from raycrew.worker_groups._timeline.records import Call
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from raycrew.worker_groups._observed import Span
+from raycrew.worker_groups._health import Span
 from raycrew.worker_groups._timeline.drawing import TimelineStatistics, page_of, statistics_of, trace_of
 from raycrew.worker_groups._timeline.kept import Kept
 from raycrew.worker_groups._timeline.metrics import RayMetrics

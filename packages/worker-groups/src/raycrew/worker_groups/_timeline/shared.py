@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from raycrew.worker_groups._observed import observed
+from raycrew.worker_groups._health import observed
 from raycrew.worker_groups._timeline.questions import NodeWorkers
 from raycrew.worker_groups._timeline.recorder import Listener, Recorder
 

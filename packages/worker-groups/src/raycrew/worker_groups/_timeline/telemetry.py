@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from raycrew.worker_groups._observed import Span
+from raycrew.worker_groups._health import Span
 from raycrew.worker_groups._timeline.records import Call
 
 

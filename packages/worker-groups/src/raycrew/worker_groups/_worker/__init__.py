@@ -1,5 +1,20 @@
-"""What runs in a worker's process, and what is known of its class and options before it does."""
+"""What runs in a worker's process, and what its class, options and methods say before it does."""
 
+from raycrew.worker_groups._worker.declared import (
+    AsyncMethod,
+    AsyncOrDeclared,
+    Declaration,
+    DeclaredMethod,
+    Join,
+    SyncMethod,
+    declaration_of,
+    is_shardable,
+    per_rank,
+    rank_zero,
+    replicated,
+    sharded,
+    split_rows,
+)
 from raycrew.worker_groups._worker.forwarders import shell_class
 from raycrew.worker_groups._worker.hearing import HOOK
 from raycrew.worker_groups._worker.heart import Heart, Running, as_text, tick
@@ -37,16 +52,22 @@ from raycrew.worker_groups._worker.worker_class import (
 
 __all__ = [
     "HOOK",
+    "AsyncMethod",
+    "AsyncOrDeclared",
     "ClassInfo",
     "ClassSource",
     "CommunicationOptions",
     "Configured",
     "CurrentWorker",
+    "Declaration",
+    "DeclaredMethod",
     "Gathered",
     "Heart",
+    "Join",
     "MethodInfo",
     "Orders",
     "Running",
+    "SyncMethod",
     "WorkerOptions",
     "as_current",
     "as_portable",
@@ -54,18 +75,25 @@ __all__ = [
     "be_current",
     "check_env_vars",
     "current_worker",
+    "declaration_of",
     "describe",
     "describe_class",
     "fqn_of",
     "fqn_of_function",
     "held_class",
     "is_process_variable",
+    "is_shardable",
     "load_class",
     "merge_options",
+    "per_rank",
     "pick_secrets",
+    "rank_zero",
     "recall",
     "recall_all",
+    "replicated",
+    "sharded",
     "shell_class",
     "source_of",
+    "split_rows",
     "tick",
 ]

@@ -3,7 +3,7 @@
 import logging
 
 from raycrew.cluster_core import PortLease, PortsExhaustedError, lease_ports
-from raycrew.worker_groups._ranks import RankInfo
+from raycrew.worker_groups.sharding import RankInfo
 
 logger = logging.getLogger(__name__)
 

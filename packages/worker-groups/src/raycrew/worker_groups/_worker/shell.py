@@ -18,7 +18,6 @@ import ray
 
 from raycrew.cluster_core import DEFAULT_POLICY, PortLease, bind_device, lease_ports
 from raycrew.worker_groups._on_nodes import mark_own_process, offer_stacks, own_process, pid_namespace
-from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, rank_environment
 from raycrew.worker_groups._ray import assigned_accelerators, call_cancelled, own_call_id, own_node
 from raycrew.worker_groups._worker.hearing import HOOK, Hearing
 from raycrew.worker_groups._worker.heart import Running, as_text, start_heart, tick
@@ -28,6 +27,7 @@ from raycrew.worker_groups._worker.recalls import Inbox
 from raycrew.worker_groups._worker.worker_class import ClassSource, load_class
 from raycrew.worker_groups.errors import WorkerGroupError
 from raycrew.worker_groups.protocols import ArgumentTransport
+from raycrew.worker_groups.sharding import RankInfo, WorkerFacts, rank_environment
 
 
 @dataclass(frozen=True, slots=True)

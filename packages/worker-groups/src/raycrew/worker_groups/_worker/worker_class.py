@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from ray import cloudpickle
 
-from raycrew.worker_groups._declared import Declaration, find_declaration
 from raycrew.worker_groups._ray import unwrap_actor_class
+from raycrew.worker_groups._worker.declared import Declaration, find_declaration
 from raycrew.worker_groups._worker.options import Configured, read_configured
 
 Kind = Literal["sync", "async", "generator", "async_generator"]

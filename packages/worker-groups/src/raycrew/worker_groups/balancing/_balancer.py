@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, TypeVar, overload
 
 from raycrew.worker_groups._calls import MultiWorkerFuture, Results, method_name
-from raycrew.worker_groups._declared import AsyncOrDeclared, SyncMethod
+from raycrew.worker_groups._worker import AsyncOrDeclared, SyncMethod
 from raycrew.worker_groups.balancing._strategies import WorkerLoad, key_bytes, strategy_of
 from raycrew.worker_groups.balancing._stream import Stream
 from raycrew.worker_groups.balancing._workload import BalancedGroup, Sent, StreamedCalls, Workload

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from raycrew.worker_groups._calls import MultiWorkerFuture, deadline_after, left
-from raycrew.worker_groups._observed import observed
-from raycrew.worker_groups._ranks import RankInfo
+from raycrew.worker_groups._health import observed
 from raycrew.worker_groups._ray import is_death
 from raycrew.worker_groups.balancing._strategies import WorkerLoad
 from raycrew.worker_groups.balancing._stream import Item, LostWorkerError
 from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupError
+from raycrew.worker_groups.sharding import RankInfo
 
 REPORT_INTERVAL_S = 2.0
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from raycrew.worker_groups._observed import Observer, Span
+from raycrew.worker_groups._health import Observer, Span
 from raycrew.worker_groups.fan_out._processes import BatchReport
 
 

@@ -15,7 +15,7 @@ from ray import ObjectRef
 from ray.exceptions import RayActorError, RayError
 
 from raycrew.cluster_core import Session
-from raycrew.worker_groups._observed import observed
+from raycrew.worker_groups._health import observed
 from raycrew.worker_groups._ray import while_connected
 from raycrew.worker_groups._worker import pick_secrets
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError

@@ -29,10 +29,8 @@ from raycrew.worker_groups._calls import (
     when_done,
 )
 from raycrew.worker_groups._group import GroupHandle, LocalRoute, WorkerGroup
-from raycrew.worker_groups._health import Seen, SeenByRank, Workers
-from raycrew.worker_groups._observed import observed
+from raycrew.worker_groups._health import Seen, SeenByRank, Workers, observed
 from raycrew.worker_groups._on_nodes import on_page
-from raycrew.worker_groups._ranks import RankInfo, WorkerFacts, assign_ranks, final_indices, rank_order
 from raycrew.worker_groups._ray import ActorState, unwrap_actor_class
 from raycrew.worker_groups._start import (
     HOOK,
@@ -52,6 +50,7 @@ from raycrew.worker_groups._worker import (
     load_class,
 )
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError, combine
+from raycrew.worker_groups.sharding import RankInfo, WorkerFacts, assign_ranks, final_indices, rank_order
 from raycrew.worker_groups.testing._threads import ThreadHandle, Threads, WorkerThread, nothing
 
 __all__ = ["InProcessFuture", "InProcessGroup"]

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from raycrew.worker_groups._calls import MultiWorkerFuture
-from raycrew.worker_groups._health import Ended
-from raycrew.worker_groups._observed import observed
+from raycrew.worker_groups._health import Ended, observed
 from raycrew.worker_groups._worker import CurrentWorker, Heart, Running, as_text, be_current, tick
 from raycrew.worker_groups.protocols import ArgumentTransport
 

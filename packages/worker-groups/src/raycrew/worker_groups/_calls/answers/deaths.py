@@ -7,8 +7,8 @@ from typing import Any
 
 from raycrew.worker_groups._health import Seen, last_seen
 from raycrew.worker_groups._on_nodes import METHOD_BYTES
-from raycrew.worker_groups._ranks import WorkerFacts
 from raycrew.worker_groups._ray import is_death
+from raycrew.worker_groups.sharding import WorkerFacts
 
 _LOOK_S = 2.0  # for all nodes' watches together to tell what they have seen
 

@@ -11,7 +11,6 @@ from ray.exceptions import GetTimeoutError, RayError
 from raycrew.worker_groups._calls.answers.deaths import Death, note_death, over_limit, sights_of_dead
 from raycrew.worker_groups._calls.answers.waiting import Settled
 from raycrew.worker_groups._health import Seen
-from raycrew.worker_groups._ranks import RankInfo, WorkerFacts
 from raycrew.worker_groups._ray import (
     cause_of,
     current_session,
@@ -27,6 +26,7 @@ from raycrew.worker_groups.errors import (
     WorkerStartTimeoutError,
     combine,
 )
+from raycrew.worker_groups.sharding import RankInfo, WorkerFacts
 
 _TAIL_BYTES = 8192
 _TAIL_LINES = 20

@@ -20,9 +20,8 @@ from raycrew.worker_groups._calls.answers.recovery import Recovery
 from raycrew.worker_groups._calls.answers.results import Results, in_thread
 from raycrew.worker_groups._calls.answers.tasks import Awaited
 from raycrew.worker_groups._calls.answers.waiting import deadline_after
-from raycrew.worker_groups._declared import Join
 from raycrew.worker_groups._ray import call_id, is_behind_proxy, run_on_node, while_connected
-from raycrew.worker_groups._worker import Gathered, recall, recall_all
+from raycrew.worker_groups._worker import Gathered, Join, recall, recall_all
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
 
 logger = logging.getLogger(__name__)

@@ -19,9 +19,9 @@ from raycrew.worker_groups._calls.answers.waiting import (
     left,
     settle,
 )
-from raycrew.worker_groups._declared import Join
-from raycrew.worker_groups._observed import observed
+from raycrew.worker_groups._health import observed
 from raycrew.worker_groups._ray import call_id, check_session, is_death, is_stored, while_connected
+from raycrew.worker_groups._worker import Join
 from raycrew.worker_groups.errors import (
     ResultJoinError,
     ResultTimeoutError,

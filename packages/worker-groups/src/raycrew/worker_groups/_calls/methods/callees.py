@@ -6,7 +6,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 from raycrew.worker_groups._calls.answers import MultiWorkerFuture
 from raycrew.worker_groups._calls.methods.shape import Dispatch, GroupShape
 from raycrew.worker_groups._calls.methods.typed import TypedCalls, WholeCalls, method_name
-from raycrew.worker_groups._declared import AsyncOrDeclared, SyncMethod
+from raycrew.worker_groups._worker import AsyncOrDeclared, SyncMethod
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -7,8 +7,14 @@ from raycrew.worker_groups._calls.answers import MultiWorkerFuture
 from raycrew.worker_groups._calls.methods.dispatch import bind_arguments
 from raycrew.worker_groups._calls.methods.items import split_per_rank
 from raycrew.worker_groups._calls.methods.shape import Dispatch, GroupShape, Send
-from raycrew.worker_groups._declared import Declaration, Join, declaration_of, split_rows
-from raycrew.worker_groups._worker import MethodInfo, fqn_of_function
+from raycrew.worker_groups._worker import (
+    Declaration,
+    Join,
+    MethodInfo,
+    declaration_of,
+    fqn_of_function,
+    split_rows,
+)
 from raycrew.worker_groups.sharding import NamedSharding
 
 _Call = tuple[tuple[Any, ...], Mapping[str, Any]]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raycrew.worker_groups._declared import is_shardable
+from raycrew.worker_groups._worker import is_shardable
 
 
 def split_per_rank(values: Mapping[str, Any], n: int) -> dict[str, Sequence[Any]]:

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raycrew.worker_groups._declared import Join
-from raycrew.worker_groups._worker import ClassInfo, MethodInfo
+from raycrew.worker_groups._worker import ClassInfo, Join, MethodInfo
 from raycrew.worker_groups.errors import UnknownMethodError
 from raycrew.worker_groups.sharding import NamedSharding
 

@@ -8,7 +8,7 @@ from raycrew.worker_groups._calls.answers import MultiWorkerFuture, Results
 from raycrew.worker_groups._calls.methods.declared import check_promise, dispatch_declared
 from raycrew.worker_groups._calls.methods.dispatch import OnlyOn, dispatch_sharded, dispatch_single
 from raycrew.worker_groups._calls.methods.shape import Dispatch, GroupShape
-from raycrew.worker_groups._declared import AsyncMethod, AsyncOrDeclared, DeclaredMethod, SyncMethod
+from raycrew.worker_groups._worker import AsyncMethod, AsyncOrDeclared, DeclaredMethod, SyncMethod
 
 P = ParamSpec("P")
 R = TypeVar("R")

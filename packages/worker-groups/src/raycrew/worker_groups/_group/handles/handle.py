@@ -10,9 +10,8 @@ from raycrew.worker_groups._calls import (
     unknown_attribute,
 )
 from raycrew.worker_groups._group.handles.routes import Route
-from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups.balancing import Balanced, LoadBalancer
-from raycrew.worker_groups.sharding import NamedSharding
+from raycrew.worker_groups.sharding import NamedSharding, RankInfo
 
 
 class GroupHandle(GroupCalls, Balanced):

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raycrew.worker_groups._ranks import RankInfo, WorkerFacts
-from raycrew.worker_groups.sharding import NamedSharding
+from raycrew.worker_groups.sharding import NamedSharding, RankInfo, WorkerFacts
 
 
 @dataclass(frozen=True, slots=True)

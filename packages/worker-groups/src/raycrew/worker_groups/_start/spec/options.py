@@ -6,12 +6,11 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, Literal, Self
 
-from raycrew.worker_groups._ranks import RankInfo
 from raycrew.worker_groups._start.spec.sizes import size_bytes
 from raycrew.worker_groups._worker import CommunicationOptions, check_env_vars
 from raycrew.worker_groups.errors import WorkerFailureError
 from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
-from raycrew.worker_groups.sharding import NamedSharding
+from raycrew.worker_groups.sharding import NamedSharding, RankInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

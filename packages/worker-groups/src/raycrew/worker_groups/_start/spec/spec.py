@@ -8,10 +8,10 @@ from difflib import get_close_matches
 from typing import Any, Self
 
 from raycrew.cluster_core import Cluster
-from raycrew.worker_groups._ranks import SeatPlan
 from raycrew.worker_groups._start.spec.options import GroupOptions
 from raycrew.worker_groups._worker import HOOK, ClassInfo, fqn_of
 from raycrew.worker_groups.protocols import ArgumentTransport
+from raycrew.worker_groups.sharding import SeatPlan
 
 #: How near a name that does not fit is to the one that was meant; and one that `**kwargs` would take.
 _NEAR, _VERY_NEAR = 0.75, 0.85

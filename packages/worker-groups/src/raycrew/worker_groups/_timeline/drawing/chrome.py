@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from raycrew.worker_groups._observed import Span
+from raycrew.worker_groups._health import Span
 from raycrew.worker_groups._timeline.drawing.lanes import in_lanes
 
 _NS = 1e9

@@ -4,8 +4,8 @@ from typing import NamedTuple
 import pytest
 from declared_workers import Array, Batch
 
-from raycrew.worker_groups._declared.rows import count_rows, cut_rows, join_rows, pad_rows
-from raycrew.worker_groups._declared.splitting import split_rows
+from raycrew.worker_groups._worker.declared.rows import count_rows, cut_rows, join_rows, pad_rows
+from raycrew.worker_groups._worker.declared.splitting import split_rows
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")

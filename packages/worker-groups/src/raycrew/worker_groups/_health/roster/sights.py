@@ -5,8 +5,8 @@ from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from raycrew.worker_groups._health import MISSED_S, Seen
-from raycrew.worker_groups._roster.records import GroupRecord, WorkerRecord
+from raycrew.worker_groups._health.reports import MISSED_S, Seen
+from raycrew.worker_groups._health.roster.records import GroupRecord, WorkerRecord
 
 #: "alive": its process is there, and what it is at can't be told. "unanswered": its node does not tell.
 RankState = Literal["ready", "busy", "stopped", "silent", "alive", "dead", "unanswered"]

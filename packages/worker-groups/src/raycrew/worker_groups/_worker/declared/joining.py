@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raycrew.worker_groups._declared.declaration import Function, Mode
-from raycrew.worker_groups._declared.rows import count_rows, cut_rows, join_rows
-from raycrew.worker_groups._declared.totals import add_up, average
+from raycrew.worker_groups._worker.declared.declaration import Function, Mode
+from raycrew.worker_groups._worker.declared.rows import count_rows, cut_rows, join_rows
+from raycrew.worker_groups._worker.declared.totals import add_up, average
 from raycrew.worker_groups.errors import ResultJoinError
 from raycrew.worker_groups.protocols import ArgumentTransport
 

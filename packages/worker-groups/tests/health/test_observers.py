@@ -8,7 +8,7 @@ import pytest
 import raycrew.worker_groups
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import timeline
-from raycrew.worker_groups._observed import observed
+from raycrew.worker_groups._health.observers import observed
 from raycrew.worker_groups.testing import InProcessGroup
 
 SOURCES = sorted(Path(raycrew.worker_groups.__file__).parent.rglob("*.py"))

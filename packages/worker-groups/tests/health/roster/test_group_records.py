@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from raycrew.worker_groups._roster.records import GroupRecord, WorkerRecord, record_of
+from raycrew.worker_groups._health.roster.records import GroupRecord, WorkerRecord, record_of
 
 WORKERS = (
     WorkerRecord(0, "policy-0-0-ab", "node0", "10.0.0.1", 11, 100, 0, "cuda:3", 0, "pg", 0),

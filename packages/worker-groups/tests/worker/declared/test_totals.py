@@ -4,7 +4,7 @@ import pytest
 from declared_workers import Array
 
 from raycrew.worker_groups import sharded
-from raycrew.worker_groups._declared.totals import add_up, average
+from raycrew.worker_groups._worker.declared.totals import add_up, average
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")

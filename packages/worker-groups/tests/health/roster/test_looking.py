@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from test_group_records import RECORD, WATCH, WORKERS
 
-from raycrew.worker_groups._roster import looking
+from raycrew.worker_groups._health.roster import looking
 
 DEAD = replace(RECORD, name="dead", namespace="gone", owner="them")
 OTHER_VERSION = '{"version": 99, "name": "later"}'

@@ -8,7 +8,11 @@ from typing import Any, TypeVar
 from ray.exceptions import GetTimeoutError, RayError
 
 from raycrew.cluster_core import Session
-from raycrew.worker_groups._health import WATCH, Seen
+from raycrew.worker_groups._health.reports import Seen
+from raycrew.worker_groups._health.roster.publishing import GROUPS
+from raycrew.worker_groups._health.roster.records import GroupRecord, WorkerRecord, record_of
+from raycrew.worker_groups._health.roster.sights import GroupSight, ProcessKey, Stacks, group_sight, key_of
+from raycrew.worker_groups._health.watches import WATCH
 from raycrew.worker_groups._ray import (
     ActorName,
     current_session,
@@ -17,9 +21,6 @@ from raycrew.worker_groups._ray import (
     named_actors,
     records,
 )
-from raycrew.worker_groups._roster.publishing import GROUPS
-from raycrew.worker_groups._roster.records import GroupRecord, WorkerRecord, record_of
-from raycrew.worker_groups._roster.sights import GroupSight, ProcessKey, Stacks, group_sight, key_of
 
 logger = logging.getLogger(__name__)
 

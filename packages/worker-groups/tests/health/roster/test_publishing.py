@@ -8,8 +8,8 @@ from patience import eventually
 from test_group_records import RECORD
 
 from raycrew.cluster_core import Session
+from raycrew.worker_groups._health.roster import Publication, publishing
 from raycrew.worker_groups._ray import bulletin
-from raycrew.worker_groups._roster import Publication, publishing
 
 
 @pytest.mark.hostile

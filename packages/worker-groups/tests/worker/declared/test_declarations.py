@@ -7,8 +7,8 @@ from declared_workers import Overriding, Policy, longest
 from ray import cloudpickle
 
 from raycrew.worker_groups import per_rank, rank_zero, replicated, sharded
-from raycrew.worker_groups._declared import declaration_of
 from raycrew.worker_groups._worker import describe_class
+from raycrew.worker_groups._worker.declared import declaration_of
 
 
 def declared(cls, name):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raycrew.worker_groups._declared.rows import (
+from raycrew.worker_groups._worker.declared.rows import (
     count_rows,
     cut_rows,
     is_array,

@@ -1,8 +1,8 @@
 import pytest
 
 from raycrew.worker_groups import ResultJoinError
-from raycrew.worker_groups._declared.declaration import Function
-from raycrew.worker_groups._declared.joining import Join
+from raycrew.worker_groups._worker.declared.declaration import Function
+from raycrew.worker_groups._worker.declared.joining import Join
 
 
 class Boxed:

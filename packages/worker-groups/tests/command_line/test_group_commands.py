@@ -18,12 +18,13 @@ from rich.console import Console
 from workers import Patient
 
 from raycrew.cluster_core.__main__ import main as raycrew
-from raycrew.worker_groups import RayWorkerGroup, _commands
+from raycrew.worker_groups import RayWorkerGroup
 from raycrew.worker_groups.__main__ import groups, main, stacks, top
+from raycrew.worker_groups._command_line import commands
 from raycrew.worker_groups._health import watches
 from raycrew.worker_groups._ray import records
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[2]
 SECRET = "hush-7f3a"
 
 
@@ -174,9 +175,9 @@ def test_top_draws_again_until_it_is_interrupted(cluster):
             raise KeyboardInterrupt
 
     with RayWorkerGroup(cluster, Patient, name_prefix="policy"):
-        options = _commands.argparse.Namespace(json=False, timeout=5.0, group=[], sort="cpu", interval=0.5)
+        options = commands.argparse.Namespace(json=False, timeout=5.0, group=[], sort="cpu", interval=0.5)
         console = Console(file=shown, force_terminal=True, width=160, height=40)
-        outcome = _commands.run_top(options, console, pause)
+        outcome = commands.run_top(options, console, pause)
     assert looks == [0.5] * 3 and outcome.code == 0
     assert shown.getvalue().count("policy: 2 ranks (2 ready)") == 3
 

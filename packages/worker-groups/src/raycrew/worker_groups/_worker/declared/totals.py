@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from typing import Any
 
-from raycrew.worker_groups._declared.rows import placewise
+from raycrew.worker_groups._worker.declared.rows import placewise
 
 _NUMBERS = (int, float, complex)
 _WITHOUT_SUM = (str, bytes, bytearray, list, set, frozenset, Mapping)

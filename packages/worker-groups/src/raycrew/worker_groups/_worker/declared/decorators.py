@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
-from raycrew.worker_groups._declared.declaration import MODES, Declaration, Function, Mode, declare
-from raycrew.worker_groups._declared.method_types import (
+from raycrew.worker_groups._worker.declared.declaration import MODES, Declaration, Function, Mode, declare
+from raycrew.worker_groups._worker.declared.method_types import (
     AsyncMethod,
     DeclaredMethod,
     GivesList,

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from raycrew.cluster_core import Bundle, BundleSpec
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import RankInfo
-from raycrew.worker_groups._ranks import (
+from raycrew.worker_groups.sharding._ranks import (
     WorkerFacts,
     assign_ranks,
     final_indices,

@@ -4,8 +4,8 @@ import logging
 import threading
 import uuid
 
+from raycrew.worker_groups._health.roster.records import GroupRecord
 from raycrew.worker_groups._ray import drop_records, put_record
-from raycrew.worker_groups._roster.records import GroupRecord
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import pytest
 from test_group_records import RECORD, WORKERS
 
 from raycrew.worker_groups._health import RunningCall, Seen
-from raycrew.worker_groups._roster.sights import GroupSight, group_sight, key_of
+from raycrew.worker_groups._health.roster.sights import GroupSight, group_sight, key_of
 
 LIVING = {(RECORD.namespace, worker.actor) for worker in WORKERS}
 CALL = RunningCall("train", 7, 10.0, 2.0)

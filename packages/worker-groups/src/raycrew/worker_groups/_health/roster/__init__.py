@@ -1,0 +1,19 @@
+"""Groups as others on the cluster see them: their records, and what is seen of their ranks."""
+
+from raycrew.worker_groups._health.roster.looking import Found, UnknownGroupError, look, take_stacks
+from raycrew.worker_groups._health.roster.publishing import Publication
+from raycrew.worker_groups._health.roster.records import GroupRecord, WorkerRecord
+from raycrew.worker_groups._health.roster.sights import GroupSight, RankSight, Stacks
+
+__all__ = [
+    "Found",
+    "GroupRecord",
+    "GroupSight",
+    "Publication",
+    "RankSight",
+    "Stacks",
+    "UnknownGroupError",
+    "WorkerRecord",
+    "look",
+    "take_stacks",
+]
