@@ -8,9 +8,9 @@ import pytest
 
 from raycrew.venv_manager import EnvironmentSpec, Store, collect, ensure
 from raycrew.venv_manager.__main__ import main
-from raycrew.venv_manager._nodes.on_nodes import install_recipe
 from raycrew.venv_manager._spec import locked_versions
 from raycrew.venv_manager.provision import prepare
+from raycrew.venv_manager.provision._nodes.on_nodes import install_recipe
 from raycrew.venv_manager.testing import LocalIndex
 
 pytestmark = pytest.mark.hostile
@@ -101,7 +101,7 @@ def test_the_command_upgrades(moving, monkeypatch, capsys, tmp_path):
     (tmp_path / "all.txt").write_text("moving\n")
     words = ["ensure", str(tmp_path / "all.txt"), "--store", str(store.root)]
     monkeypatch.setattr(
-        "raycrew.venv_manager._commands.ensure",
+        "raycrew.venv_manager._command_line.commands.ensure",
         lambda spec, **options: ensure(dataclasses.replace(spec, carry=False), **options),
     )
     assert main(words) == 0

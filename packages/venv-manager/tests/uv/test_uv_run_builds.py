@@ -111,7 +111,9 @@ def test_requirements_that_nobody_wrote_down_are_told_with_who_added_them(store,
     with pytest.raises(ResolutionError, match="demo") as error:
         build(store, f"uv run --directory {project} --with demo==9.0")
     assert "raycrew added" not in str(error.value)
-    monkeypatch.setattr("raycrew.venv_manager._resolving.request.luggage", lambda: Luggage(ray="2.60.0"))
+    monkeypatch.setattr(
+        "raycrew.venv_manager.provision._resolving.request.luggage", lambda: Luggage(ray="2.60.0")
+    )
     said = r"(?s)you require\s+ray==2\.60\.0.*raycrew added ray==2\.60\.0: what this driver runs"
     with pytest.raises(ResolutionError, match=said):
         ensure(EnvironmentSpec.requirements(["leaf"]), store=store)

@@ -17,7 +17,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have ha
 from raycrew.venv_manager import register_actor_environment, EnvironmentSpec
 from raycrew.venv_manager.__main__ import main
 from raycrew.venv_manager._build.carry import Luggage
-from raycrew.venv_manager._resolving import request
+from raycrew.venv_manager.provision._resolving import request
 request.luggage = Luggage  # none, whatever is installed beside this package
 for name in "fake", "held", "queued":
     register_actor_environment(f"tests.{name}", EnvironmentSpec.requirements([name], carry=False))

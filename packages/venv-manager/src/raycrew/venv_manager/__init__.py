@@ -3,7 +3,6 @@
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
-from raycrew.venv_manager._nodes import RegistryEnvironmentProvider, create_local_venv_on_each_node, prefetch
 from raycrew.venv_manager._spec import EnvironmentSpec, explain
 from raycrew.venv_manager._store import Drift, Environment, Removal, Store, collect, verify
 from raycrew.venv_manager._uv import parse
@@ -32,7 +31,14 @@ from raycrew.venv_manager.errors import (
     VenvError,
 )
 from raycrew.venv_manager.protocols import NodeRunner
-from raycrew.venv_manager.provision import create_local_venv, ensure, identify
+from raycrew.venv_manager.provision import (
+    RegistryEnvironmentProvider,
+    create_local_venv,
+    create_local_venv_on_each_node,
+    ensure,
+    identify,
+    prefetch,
+)
 from raycrew.venv_manager.registry import (
     ACTOR_ENVIRONMENT_REGISTRY,
     PY_EXECUTABLES,

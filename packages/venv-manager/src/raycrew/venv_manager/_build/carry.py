@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from raycrew.venv_manager._build.wheels import build_wheel, content_fingerprint, repack
-from raycrew.venv_manager._local import file_hash, folder_fingerprint
+from raycrew.venv_manager._spec import file_hash, folder_fingerprint
 from raycrew.venv_manager._spec import project_hash
 from raycrew.venv_manager.errors import InputsChangedError
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from raycrew.venv_manager._build.wheels import said_of_wheel
-from raycrew.venv_manager._local import file_hash, files_below, files_of_git, is_litter
+from raycrew.venv_manager._spec import file_hash, files_below, files_of_git, is_litter
 
 _READ = (
     ".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".ipp", ".pxd", ".pxi",

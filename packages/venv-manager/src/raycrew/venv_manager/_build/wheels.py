@@ -16,7 +16,7 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from raycrew.venv_manager._local import build_sources, file_hash, read_toml
+from raycrew.venv_manager._spec import build_sources, file_hash, read_toml
 from raycrew.venv_manager._spec import extra_requirements
 from raycrew.venv_manager._uv import run_uv
 from raycrew.venv_manager._waiting import scratch

@@ -9,9 +9,9 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from raycrew.venv_manager._local import named_requirement
 from raycrew.venv_manager._spec import given
 from raycrew.venv_manager._spec.interpreters import interpreter
+from raycrew.venv_manager._spec.local import named_requirement
 from raycrew.venv_manager._spec.spec import EnvironmentSpec
 from raycrew.venv_manager._spec.uv_settings import counted_settings
 from raycrew.venv_manager._spec.variables import counted_variables

@@ -7,7 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from raycrew.venv_manager._local import (
+from raycrew.venv_manager._spec import locks as _lock
+from raycrew.venv_manager._spec.local import (
     archive_hash,
     declared,
     file_hash,
@@ -24,7 +25,6 @@ from raycrew.venv_manager._local import (
     without_credentials,
     workspace_root,
 )
-from raycrew.venv_manager._spec import locks as _lock
 from raycrew.venv_manager._spec.spec import EnvironmentSpec
 from raycrew.venv_manager._spec.uv_settings import inline_metadata
 from raycrew.venv_manager.errors import SpecError

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from raycrew.venv_manager._local import without_credentials
+from raycrew.venv_manager._spec.local import without_credentials
 from raycrew.venv_manager._spec.variables import is_credential
 from raycrew.venv_manager.errors import SpecError
 

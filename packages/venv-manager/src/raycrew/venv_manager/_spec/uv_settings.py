@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from raycrew.venv_manager._local import (
+from raycrew.venv_manager._spec.local import (
     absolute_requirement,
     local_requirement,
     required_name,

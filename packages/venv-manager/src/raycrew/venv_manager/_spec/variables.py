@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from raycrew.venv_manager._local import file_hash, without_credentials
+from raycrew.venv_manager._spec.local import file_hash, without_credentials
 
 # These say how files come to their places, how long that may take and who asks for them, not which they are.
 # Every other variable of uv counts, those that a later uv will have included.

@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from raycrew.venv_manager._local import (
+from raycrew.venv_manager._spec import (
     Credential,
+    EnvironmentSpec,
     credentials_in,
+    is_credential,
+    is_of_index,
+    project_folder,
     requirement_files,
     requirement_lines,
     without_credentials,
     workspace_root,
 )
-from raycrew.venv_manager._spec import EnvironmentSpec, is_credential, is_of_index, project_folder
 from raycrew.venv_manager._uv.pip_settings import pip_settings
 from raycrew.venv_manager.errors import CredentialsError
 

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from raycrew.venv_manager._local import read_toml, workspace_root
 from raycrew.venv_manager._spec import (
     OF_PROJECTS,
     EnvironmentSpec,
     inline_metadata,
     project_folder,
+    read_toml,
     with_absolute_paths,
+    workspace_root,
 )
 from raycrew.venv_manager._uv.pip_settings import pip_settings
 from raycrew.venv_manager.errors import SpecError

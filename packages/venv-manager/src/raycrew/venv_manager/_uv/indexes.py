@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from raycrew.venv_manager._local import without_credentials
-from raycrew.venv_manager._spec import FILE_VARIABLES, EnvironmentSpec, is_credential
+from raycrew.venv_manager._spec import FILE_VARIABLES, EnvironmentSpec, is_credential, without_credentials
 from raycrew.venv_manager._uv.configuration import configured, names_indexes
 from raycrew.venv_manager._uv.pip_settings import pip_settings
 

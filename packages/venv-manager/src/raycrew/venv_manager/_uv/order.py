@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raycrew.venv_manager._local import read_toml, without_credentials
-from raycrew.venv_manager._spec import EnvironmentSpec
+from raycrew.venv_manager._spec import EnvironmentSpec, read_toml, without_credentials
 from raycrew.venv_manager._uv.access import credentials_of
 from raycrew.venv_manager._uv.configuration import configuration_files, configured
 from raycrew.venv_manager._uv.indexes import index_variables

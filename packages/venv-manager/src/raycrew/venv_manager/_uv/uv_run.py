@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raycrew.venv_manager._local import absolute_requirement, without_credentials
-from raycrew.venv_manager._spec import EnvironmentSpec
+from raycrew.venv_manager._spec import EnvironmentSpec, absolute_requirement, without_credentials
 from raycrew.venv_manager.errors import SpecError
 
 # Flag to the field of the spec that it adds to.
