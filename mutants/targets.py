@@ -126,6 +126,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_spec/locks": ("spec/test_spec_locks.py", "spec/local/test_lock_places.py"),
         "_spec/spec": DIGEST,
         "_spec/uv_settings": (
+            "spec/test_uv_settings.py",
             "spec/test_script_metadata.py",
             "spec/test_digest.py",
             "uv/test_configuration.py",

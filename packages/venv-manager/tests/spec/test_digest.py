@@ -12,6 +12,7 @@ from raycrew.venv_manager._spec import (
     base_of,
     choice_of,
     digest,
+    identity,
     key_of,
     lock_file,
     project_folder,
@@ -455,6 +456,15 @@ def test_code_that_is_carried_along_does_not_choose_versions_and_what_it_needs_d
     spec = EnvironmentSpec.requirements(["demo"])
     one, two = (choice_of(asked(spec, ENVIRON, given)) for given in (carried, carried | {part: other}))
     assert (one == two) is same
+
+
+def test_what_was_chosen_and_what_local_sources_hold_make_the_identity():
+    carried = {"raycrew": {}, "requires": {}, "preferred": {}, "ray": "2.0"}
+    wanted = asked(EnvironmentSpec.requirements(["demo"]), ENVIRON, carried)
+    made = identity(wanted, {"demo": "1.0"}, {"mine": "abc"})
+    assert (made["packages"], made["local"], made["ray"]) == ({"demo": "1.0"}, {"mine": "abc"}, "2.0")
+    others = [identity(wanted, {"demo": "1.1"}, {"mine": "abc"}), identity(wanted, {"demo": "1.0"}, {})]
+    assert len({key_of(one) for one in (made, *others)}) == 3
 
 
 def test_the_order_in_which_things_are_told_is_in_no_key():

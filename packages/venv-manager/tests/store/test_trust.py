@@ -3,6 +3,7 @@
 import os
 import pwd
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from users import OTHER, as_user, give, open_folder
@@ -17,6 +18,7 @@ from raycrew.venv_manager import (
     ensure,
 )
 from raycrew.venv_manager.__main__ import main
+from raycrew.venv_manager._store import trust
 from raycrew.venv_manager._store.trust import Trust
 from raycrew.venv_manager.testing import ThreadNodes
 
@@ -215,3 +217,20 @@ def test_the_commands_say_whom_to_trust(store, capsys):
         assert main([*words, "--store", str(store.root)]) == 1
         captured = capsys.readouterr()
         assert f"RAYCREW_VENV_TRUSTED_OWNERS={OTHER}" in captured.out + captured.err
+
+
+@pytest.mark.parametrize(
+    ("gid", "name", "members", "own"),
+    [
+        (1000, "ada", [], True),
+        (1000, "ada", ["ada"], True),
+        (1000, "ada", ["ada", "bob"], False),  # another may write what the group may
+        (1000, "staff", [], False),  # others may have it as theirs
+        (1001, "ada", [], False),
+    ],
+)
+def test_a_group_counts_as_a_users_own_only_if_nobody_else_is_in_it(monkeypatch, gid, name, members, own):
+    me = SimpleNamespace(pw_gid=1000, pw_name="ada")
+    monkeypatch.setattr(trust.pwd, "getpwuid", lambda _: me)
+    monkeypatch.setattr(trust.grp, "getgrgid", lambda _: SimpleNamespace(gr_name=name, gr_mem=members))
+    assert trust._is_own(gid) is own

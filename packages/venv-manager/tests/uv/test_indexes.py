@@ -113,3 +113,12 @@ def test_a_configuration_of_uv_that_cannot_be_looked_at_is_an_error(tmp_path):
     with pytest.raises(SpecError, match=r"uv\.toml cannot be read"):
         identify(spec, environ)
     assert identify(spec, environ | {"UV_NO_CONFIG": "1"})
+
+
+def test_pip_reads_the_systems_folders_the_first_of_them_last(tmp_path):
+    for place, index in (("first", "https://first/simple"), ("second", "https://second/simple")):
+        path = tmp_path / place / "pip" / "pip.conf"
+        path.parent.mkdir(parents=True)
+        path.write_text(f"[global]\nindex-url = {index}\n")
+    environ = {"XDG_CONFIG_DIRS": f"{tmp_path / 'first'}:{tmp_path / 'second'}"}
+    assert pip_settings(environ, str(tmp_path))["index-url"] == "https://first/simple"

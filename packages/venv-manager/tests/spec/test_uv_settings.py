@@ -1,0 +1,24 @@
+"""What settings of uv say of the builds of packages."""
+
+import pytest
+
+from raycrew.venv_manager._spec import extra_requirements, with_absolute_paths
+
+pytestmark = pytest.mark.smoke
+
+
+def test_what_builds_require_more_is_found_from_anywhere(tmp_path):
+    told = {
+        "sources": {"tool": {"path": "tools/tool"}},
+        "extra-build-dependencies": {
+            "inner": ["tool", "other==1", {"requirement": "tool", "match-runtime": False}]
+        },
+    }
+    found = with_absolute_paths(told, tmp_path)
+    tool = f"tool@ {(tmp_path / 'tools/tool').as_uri()}"
+    listed = found["extra-build-dependencies"]["inner"]
+    assert [one.replace("tool @", "tool@") for one in listed[:2]] == [tool, "other==1"]
+    assert listed[2]["match-runtime"] is False and listed[2]["requirement"].replace(" @", "@") == tool
+    assert extra_requirements(found, "Inner") == [listed[0], "other==1", listed[2]["requirement"]]
+    assert extra_requirements(found, "outer") == []
+    assert told["extra-build-dependencies"]["inner"][0] == "tool", "what was told stays as it was"
