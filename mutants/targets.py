@@ -87,7 +87,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_placement/ledger": ("test_testing.py", "placement/test_ledger.py"),
         "_placement/options": ("placement/test_options.py",),
         "_placement/returning": ("placement/test_returning.py",),
-        "_placement/signatures": ("placement/test_options.py",),
+        "_placement/signatures": ("placement/test_signatures.py", "placement/test_options.py"),
         "_placement/wanted": ("placement/test_wanted.py",),
         "_planning/bundle_packing": PLAN,
         "_planning/bundle_spec": (*PLAN, "placement/test_options.py"),
@@ -101,8 +101,12 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_planning/searching/rooms": PLAN,
         "_planning/searching/search": PLAN,
         "_planning/segments": ("planning/test_segments.py", *PLAN),
-        "_ray/census": ("placement/test_allocation.py", "placement/test_uneven_nodes.py"),
         "_planning/topology": ("planning/test_topology.py", *PLAN),
+        "_ray/census": (
+            "ray/test_census.py",
+            "placement/test_allocation.py",
+            "placement/test_uneven_nodes.py",
+        ),
         "testing/_fake": ("test_testing.py",),
     },
     "venv-manager": {

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from raycrew.cluster_core import BundlesOccupiedError, BundleSpec, Cluster, ClusterClosedError
@@ -19,6 +21,17 @@ def test_a_claim_that_lacks_a_method_is_told(monkeypatch):
     monkeypatch.delattr(LedgerClaim, "settle")
     with pytest.raises(AssertionError, match=r"a claim lacks something of `raycrew\.cluster_core\.Claim`"):
         check_cluster(FakeCluster([1]))
+
+
+@pytest.mark.hostile
+def test_bundles_out_of_node_order_and_functions_on_other_nodes_are_told(monkeypatch):
+    monkeypatch.setattr(FakeCluster, "run_on_each_node", lambda self, fn: iter([("elsewhere", fn())]))
+    with pytest.raises(AssertionError, match=r"a function ran on \['elsewhere'\]"):
+        check_cluster(FakeCluster([1]))
+    backwards = [replace(b, node_index=-b.node_index) for b in FakeCluster([1, 1]).bundles]
+    monkeypatch.setattr(FakeCluster, "bundles", backwards)
+    with pytest.raises(AssertionError, match="bundles are not in node order"):
+        check_cluster(FakeCluster([1, 1]))
 
 
 def test_zero_bundle_nodes_keep_their_number():

@@ -65,6 +65,13 @@ def test_what_ray_grants_as_it_stands_stays_so():
         assert told(*groups, devices=(4,))[2].order == (), "any order does"
 
 
+def test_a_group_that_takes_no_device_stands_by_itself_wherever_it_comes():
+    groups = [(0.0,), (0.4, 0.4), (0.0, 0.0), (0.6, 0.6)]
+    nodes, request, plan = told(*groups)
+    assert granted(nodes, request, plan, plan.order) and sorted(plan.order) == as_they_stand(request)
+    assert [one for one, _ in plan.order if one in (0, 2)] == [0, 2, 2]
+
+
 def test_groups_on_other_nodes_keep_their_order():
     _, _, plan = told((1.0, 0.4), (0.4, 0.4, 0.6, 0.6), (0.3,), devices=(2, 2))
     assert plan.node_ids == (("n1", "n1"), ("n0",) * 4, ("n1",))

@@ -334,6 +334,12 @@ def test_nodes_are_filled_to_the_last_device_whatever_the_order_of_the_counts(co
 
 
 @pytest.mark.hostile
+def test_logical_nodes_that_are_alike_lie_in_the_order_of_the_nodes_though_small_ones_are_filled_first():
+    nodes = [node(0, 2), node(1, 1)]
+    request = PlacementRequest((2, 2, 2), bundles=((GPU, {"CPU": 1.0}),) * 3)
+    assert plan_cluster(nodes, request).node_ids == (("n0",) * 2, ("n0",) * 2, ("n1",) * 2)
+
+
 def test_where_the_first_way_in_the_order_is_too_far_another_one_is_taken():
     """Small ones come first, and fill the first nodes in ways that leave no room for the large ones."""
     chance = random.Random(11)
