@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from raycrew.cluster_core._placement import with_arguments_of
+from raycrew.cluster_core._placement.signatures import with_arguments_of
 
 pytestmark = pytest.mark.smoke
 
