@@ -83,6 +83,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
     },
     "cluster-core": {
         "_connection/environment": ("connection/test_environment.py",),
+        "_connection/target": ("connection/test_discovery.py",),
         "_devices/binding": ("devices/test_devices.py",),
         "_placement/ledger": ("test_testing.py", "placement/test_ledger.py"),
         "_placement/options": ("placement/test_options.py",),

@@ -116,6 +116,54 @@ def test_files_that_mean_nothing(tmp_path):
 
 
 @smoke
+def test_later_files_go_over_earlier_ones_env_yaml_over_them_and_overrides_over_all(file, tmp_path):
+    more, env = tmp_path / "more.yaml", tmp_path / "env.yaml"
+    more.write_text("num_nodes: 3\nlabel_selector: {rack: r1}\nnum_cpus: 1\n")
+    env.write_text(
+        "policy_api_key: hush\nname: somebody's\nray_head_node_address: top:1\n"
+        "cluster: {num_cpus: 2, resources: {disk: 1}}\n"
+    )
+    config = ClusterConfig.from_files([file, more], ["resources.thing=2", "gpus_per_node=1"], env_file=env)
+    assert (config.num_nodes, config.gpus_per_node, config.num_cpus) == (3, 1, 2)
+    assert config.label_selector == {"zone": "a", "rack": "r1"}
+    assert config.resources == {"disk": 1.0, "thing": 2.0}
+    assert (config.ray_head_node_address, config.name) == ("top:1", "")
+    assert ClusterConfig.from_files([file], env_file=None) == SAME
+    assert ClusterConfig.from_files([file], env_file=tmp_path / "missing.yaml") == SAME
+    address = ["cluster.ray_head_node_address=line:1"]
+    assert ClusterConfig.from_files([], address, env_file=env).ray_head_node_address == "line:1"
+    env.write_text("ray_head_node_address: top:1\ncluster: {ray_head_node_address: section:1}\n")
+    assert ClusterConfig.from_files(env_file=env).ray_head_node_address == "section:1"
+
+
+@smoke
+def test_env_yaml_is_looked_for_in_this_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert ClusterConfig.from_files() == ClusterConfig()
+    (tmp_path / "env.yaml").write_text("ray_head_node_address: here:1\n")
+    assert ClusterConfig.from_files().ray_head_node_address == "here:1"
+
+
+@smoke
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    "content",
+    ["key: [hush", "key: 'hush", "hush: a: b", "hush\x00", "- hush", "hush", "key: *hush", "key: !hush 1"],
+)
+def test_errors_of_files_do_not_quote_them(content, tmp_path):
+    """They may hold secrets."""
+    path = tmp_path / "env.yaml"
+    path.write_text(content)
+    for read in (
+        lambda: ClusterConfig.from_files(env_file=path),
+        lambda: ClusterConfig.from_file(path),
+    ):
+        with pytest.raises(ValueError, match=r"env\.yaml") as caught:
+            read()
+        assert "hush" not in f"{caught.value}{caught.value.__cause__}"
+
+
+@smoke
 def test_options_fit_the_functions_that_they_are_for():
     for function, options in (
         (init_ray, SAME.connection_options()),

@@ -96,6 +96,7 @@ def test_join_by_address_changes_nothing_here_and_forwards_by_policy(local_ray_s
         ) as connection:
             assert traces() == before
             assert (connection.address, connection.started_here) == (local_ray_session, False)
+            assert connection.why == "its address was given"
             assert connection.namespace == "mine" == ray.get_runtime_context().namespace
             secrets = {"MY_SECRET": "hush-hush", "VLLM_API_KEY": "hush", "HTTPS_PROXY": "me:hush@proxy"}
             assert dict(connection.secrets).items() >= secrets.items()
@@ -123,7 +124,7 @@ def test_join_by_address_changes_nothing_here_and_forwards_by_policy(local_ray_s
 def test_join_by_environment_variable(local_ray_session, apart):
     apart.setenv("RAY_ADDRESS", local_ray_session)
     with init_ray() as connection:
-        assert connection.address == local_ray_session
+        assert (connection.address, connection.why) == (local_ray_session, "RAY_ADDRESS names it")
     with pytest.raises(ValueError, match=r"\['num_cpus', 'dashboard'\] can't be given for a running cluster"):
         init_ray(num_cpus=1, dashboard=False)
 
@@ -188,6 +189,7 @@ def test_a_fresh_cluster_ends_with_its_connection_and_children_can_join_it(
     ) as connection:
         assert traces() == before
         assert connection.started_here and connection.dashboard_url is None
+        assert "none to join was found" in connection.why
         total = ray.cluster_resources()
         assert (total["CPU"], total["thing"], total["object_store_memory"]) == (3, 2, STORE)
         assert (tmp_path / "logs" / "ray" / "gcs_server.out").exists()
@@ -204,6 +206,40 @@ def test_a_fresh_cluster_ends_with_its_connection_and_children_can_join_it(
     assert traces() == before
     with pytest.raises(ClusterUnreachableError):
         init_ray(connection.address)
+
+
+@ray.remote(num_cpus=0)
+def children_of_a_worker(codes):
+    """What children say that a worker starts: one without being told of a cluster, one by `child_env()`."""
+    told = init_ray().child_env()
+    untold = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    return [
+        subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)], env=environ, capture_output=True, text=True,
+            timeout=240, check=True,
+        ).stdout.split("|")[1:]
+        for code, environ in zip(codes, (untold, untold | told), strict=True)
+    ]  # fmt: skip
+
+
+def test_what_a_worker_starts_joins_its_cluster(local_ray_session, apart, tmp_path):
+    apart.setenv("RAY_TMPDIR", str(tmp_path))  # Nothing is recorded there.
+    codes = (
+        """
+        from raycrew.cluster_core import init_ray
+        with init_ray() as connection:
+            print("", connection.address, connection.why, "", sep="|")
+        """,
+        """
+        import ray
+        ray.init()
+        print("", ray.get_runtime_context().gcs_address, "", sep="|")
+        """,
+    )
+    with init_ray(local_ray_session):
+        untold, told = ray.get(children_of_a_worker.remote(codes), timeout=240)
+    assert untold[:2] == [local_ray_session, "a worker of it started this process"]
+    assert told[0] == local_ray_session
 
 
 def test_no_cluster(apart, tmp_path):

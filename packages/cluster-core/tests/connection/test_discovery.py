@@ -14,7 +14,9 @@ from raycrew.cluster_core._connection.discovery import (
     parse_node_command,
     recorded_address,
 )
+from raycrew.cluster_core._connection.target import target_of
 from raycrew.cluster_core._connection.token import child_authentication, protect_token, read_token
+from raycrew.cluster_core.errors import NoClusterError
 
 pytestmark = pytest.mark.smoke
 
@@ -23,28 +25,68 @@ ALL = RunningCluster("b:1", {DEVICES_LABEL: "all"})
 HAND = RunningCluster("c:1")
 SLURM = RunningCluster("d:1", {}, frozenset({"CPU", "slurm_managed_ray_cluster"}))
 JOB = RunningCluster("e:1", {SLURM_LABEL: "42"})
+AROUND = RunningCluster("f:1", is_around=True)
 
-# running, tag, recorded, slurm job -> chosen
+# running, tag, recorded, slurm job -> chosen, and a word of why
 TABLE = {
-    "none": ((), "all", "c:1", "42", None),
-    "somebody's own": ((HAND,), "all", None, None, None),
-    "what ray start recorded": ((STARTED, HAND), "0_1", "c:1", None, HAND),
-    "a record of the past": ((STARTED,), None, "c:1", None, None),
-    "a record of raycrew's own cluster is no ray start": ((STARTED,), "2", "a:1", None, None),
-    "the same devices": ((ALL, STARTED), "0_1", None, None, STARTED),
-    "other devices": ((ALL, STARTED), "2", None, None, None),
-    "no devices": ((ALL, STARTED), None, None, None, None),
-    "slurm tag": ((HAND, SLURM), None, "c:1", "42", SLURM),
-    "slurm tag from outside of the job": ((SLURM,), None, None, None, SLURM),
-    "this job before any tag": ((SLURM, JOB), None, None, "42", JOB),
-    "another job": ((JOB,), None, None, "43", None),
+    "none": ((), "all", "c:1", "42", None, ""),
+    "somebody's own": ((HAND,), "all", None, None, None, ""),
+    "what ray start recorded": ((STARTED, HAND), "0_1", "c:1", None, HAND, "`ray start`"),
+    "a record of the past": ((STARTED,), None, "c:1", None, None, ""),
+    "a record of raycrew's own cluster is no ray start": ((STARTED,), "2", "a:1", None, None, ""),
+    "the same devices": ((ALL, STARTED), "0_1", None, None, STARTED, "same devices"),
+    "other devices": ((ALL, STARTED), "2", None, None, None, ""),
+    "no devices": ((ALL, STARTED), None, None, None, None, ""),
+    "slurm tag": ((HAND, SLURM), None, "c:1", "42", SLURM, "a Slurm job"),
+    "slurm tag from outside of the job": ((SLURM,), None, None, None, SLURM, "a Slurm job"),
+    "this job before any tag": ((SLURM, JOB), None, None, "42", JOB, "Slurm job 42"),
+    "another job": ((JOB,), None, None, "43", None, ""),
+    "the one whose worker started this": ((JOB, HAND, AROUND), "0", "c:1", "42", AROUND, "a worker of it"),
 }
 
 
 @pytest.mark.parametrize("case", TABLE)
 def test_choice(case):
-    running, tag, recorded, job, expected = TABLE[case]
-    assert choose(running, tag, recorded, job) is expected
+    running, tag, recorded, job, expected, why = TABLE[case]
+    cluster, said = choose(running, tag, recorded, job) or (None, "")
+    assert cluster is expected and why in said
+
+
+# wanted, RAY_ADDRESS, running -> address, whether it is found, and a word of why
+TARGETS = {
+    "an address": ("h:1", "i:1", [AROUND], "h:1", False, "was given"),
+    "an address in the environment": (None, "i:1", [AROUND], "i:1", False, "RAY_ADDRESS names it"),
+    "auto in the environment": ("auto", "i:1", [], "i:1", False, "RAY_ADDRESS names it"),
+    "local": ("local", "i:1", [AROUND], None, False, "the address is 'local'"),
+    "local in the environment": (None, "local", [AROUND], None, False, "RAY_ADDRESS is 'local'"),
+    "one that is found": (None, "", [AROUND], "f:1", True, "a worker of it"),
+    "one that is found by auto": ("auto", "", [AROUND], "f:1", True, "a worker of it"),
+    "none": (None, "", [], None, False, "none to join was found"),
+}
+
+
+@pytest.mark.parametrize("case", TARGETS)
+def test_which_cluster_is_meant_and_why(case, tmp_path):
+    wanted, named, running, address, is_found, why = TARGETS[case]
+    environ = {"RAY_ADDRESS": named, "RAY_TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    target = target_of(wanted, environ, running=lambda: running)
+    assert (target.address, target.is_found) == (address, is_found) and why in target.why
+
+
+def test_auto_never_means_a_fresh_cluster(tmp_path):
+    environ = {"RAY_TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    for wanted, named in (("auto", ""), (None, "auto")):
+        with pytest.raises(NoClusterError, match="no running Ray cluster"):
+            target_of(wanted, {**environ, "RAY_ADDRESS": named}, running=list)
+    with pytest.raises(ValueError, match="is a path"):
+        target_of(None, {**environ, "RAY_ADDRESS": "/tmp/ray"}, running=list)
+
+
+def test_nodes_of_one_cluster_are_told_together():
+    first, second = RunningCluster("a:1"), RunningCluster("a:1", {"x": "y"}, is_around=True)
+    for one, other in ((first, second), (second, first)):
+        both = one.joined_with(other)
+        assert both.is_around and both.labels == {"x": "y"}
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ import dataclasses
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
 import yaml
+
+from raycrew.cluster_core._connection.files import ENV_FILE, layers_of, section_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +122,36 @@ class ClusterConfig:
             ValueError: It is no YAML mapping, a key is unknown, or a value out of bounds.
             TypeError: A value has the wrong type.
         """
-        try:
-            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            raise ValueError(f"{path} is not YAML: {error}") from error
-        values = _section({} if content is None else content, section)
-        if not isinstance(values, Mapping):
-            raise ValueError(f"{path} holds {type(values).__name__}, not a mapping")
-        return cls.from_mapping(values).with_overrides(overrides, section)
+        return cls.from_mapping(section_of(path, section)).with_overrides(overrides, section)
+
+    @classmethod
+    def from_files(
+        cls,
+        paths: Iterable[str | os.PathLike[str]] = (),
+        overrides: Iterable[str] = (),
+        section: str = "cluster",
+        env_file: str | os.PathLike[str] | None = ENV_FILE,
+    ) -> Self:
+        """Read YAML files, then `env.yaml`, then overrides: each goes over the ones before.
+
+        An `env.yaml` is what this folder or machine has that others don't, kept out of version control: as
+        programs of several kinds keep their keys and secrets in it, only its `section` and, at its top,
+        `ray_head_node_address` are read. Mappings, such as `resources`, are merged part by part. What is said
+        in no file comes from the environment (`RAY_ADDRESS`); see `init_ray`.
+
+        Args:
+            paths: Files that are there, each as for `from_file`.
+            overrides: As of `with_overrides`, such as `sys.argv[1:]`.
+            section: Key under which the values are; dots go deeper.
+            env_file: Read if it is there; None reads none.
+
+        Raises:
+            OSError: A file can't be read.
+            ValueError: A file is no YAML mapping, a key is unknown, or a value out of bounds.
+            TypeError: A value has the wrong type.
+        """
+        layers = layers_of(paths, env_file, section)
+        return cls.from_mapping(layers.values).with_overrides(overrides, section)
 
     def with_overrides(self, overrides: Iterable[str], section: str = "cluster") -> Self:
         """Apply overrides: `gpus_per_node=4`, `cluster.port_range=[20000,20100]`, `label_selector.zone=a`.
@@ -201,15 +224,6 @@ def _check_names(names: Iterable[str]) -> None:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"unknown configuration {unknown}; there are {', '.join(known)}")
-
-
-def _section(content: Any, section: str) -> Any:
-    found = content
-    for key in section.split("."):
-        if not isinstance(found, Mapping) or key not in found:
-            return content
-        found = found[key]
-    return {} if found is None else found
 
 
 def _accepted(value: Any, kind: Any) -> Any:

@@ -26,6 +26,7 @@ class RayConnection:
     Attributes:
         address: `host:port` of the cluster, or the `ray://` address that was given.
         started_here: Whether this process started the cluster, which then ends with the connection.
+        why: What led to this cluster, as in "RAY_ADDRESS names it".
         dashboard_url: Where the dashboard is, or None.
         namespace: Namespace of named actors.
         policy: What of the environment is forwarded to workers.
@@ -44,6 +45,7 @@ class RayConnection:
         *,
         address: str,
         started_here: bool,
+        why: str,
         owns_driver: bool,
         dashboard_url: str | None,
         policy: EnvironmentPolicy,
@@ -53,6 +55,7 @@ class RayConnection:
     ) -> None:
         self.address = address
         self.started_here = started_here
+        self.why = why
         self.dashboard_url = dashboard_url
         self.policy = policy
         self.forwarded = policy.forwarded(os.environ)
@@ -81,12 +84,23 @@ class RayConnection:
         return self._closed or _ray.Session.current() != self.session
 
     def child_env(self) -> dict[str, str]:
-        """Variables that let a child process join this cluster by `init_ray()` or `ray.init()`.
+        """Variables with which a child process joins this cluster by `init_ray()` or `ray.init()`.
 
-        A token is named by its file, never by its value, unless the value is all that this process has.
+        They are `RAY_ADDRESS` and those that say whether the cluster asks for a token, and where that is. A
+        token is named by its file (of mode 0600 where raycrew made it), never by its value, unless the value
+        is all that this process has. An environment can be read by processes of the same user and by root
+        alone, unlike a command line, and is handed on to whatever the child starts: give it to children that
+        may do all that the cluster allows. In a worker, `init_ray().child_env()` is for servers and tools
+        that the worker starts.
 
         Raises:
             ClusterClosedError: The connection is closed.
+
+        Examples:
+            >>> import os, subprocess, sys
+            >>> command = [sys.executable, "-c", "import ray; ray.init()"]
+            >>> with init_ray() as connection:
+            ...     done = subprocess.run(command, env={**os.environ, **connection.child_env()}, check=True)
         """
         self._check_open()
         return {"RAY_ADDRESS": self.address, **self._authentication}

@@ -32,6 +32,7 @@ class RunningCluster:
         resources: Names of their resources.
         session_dir: Folder of its session.
         authentication: Variables by which its node processes here find their token.
+        is_around: Whether one of its node processes started this process, or an ancestor of it.
     """
 
     address: str
@@ -39,6 +40,7 @@ class RunningCluster:
     resources: frozenset[str] = frozenset()
     session_dir: str = ""
     authentication: Mapping[str, str] = field(default_factory=dict, repr=False)
+    is_around: bool = False
 
     @property
     def is_slurm_managed(self) -> bool:
@@ -54,6 +56,7 @@ class RunningCluster:
             resources,
             self.session_dir or other.session_dir,
             self.authentication or other.authentication,
+            self.is_around or other.is_around,
         )
 
 
@@ -80,11 +83,11 @@ def _digest(text: str) -> str:
 
 def choose(
     running: Iterable[RunningCluster], tag: str | None, recorded: str | None, slurm_job: str | None
-) -> RunningCluster | None:
-    """Pick the cluster that a driver without an address joins, or None where it starts its own.
+) -> tuple[RunningCluster, str] | None:
+    """Pick the cluster that a driver without an address joins, and say why; None where it starts its own.
 
-    In this order: one that this Slurm job started, or that carries a Slurm tag; the one that `ray start`
-    recorded as current; one that raycrew started for the same devices.
+    In this order: one whose workers this process belongs to; one that this Slurm job started, or that carries
+    a Slurm tag; the one that `ray start` recorded as current; one that raycrew started for the same devices.
 
     Args:
         running: Clusters with a node on this machine.
@@ -93,13 +96,26 @@ def choose(
         slurm_job: This process's Slurm job, if any.
     """
     clusters = list(running)
-    tests: tuple[Callable[[RunningCluster], bool], ...] = (
-        lambda one: slurm_job is not None and one.labels.get(SLURM_LABEL) == slurm_job,
-        lambda one: one.is_slurm_managed and one.labels.get(SLURM_LABEL, slurm_job) == slurm_job,
-        lambda one: one.address == recorded and DEVICES_LABEL not in one.labels,
-        lambda one: tag is not None and one.labels.get(DEVICES_LABEL) == tag,
+    tests: tuple[tuple[str, Callable[[RunningCluster], bool]], ...] = (
+        ("a worker of it started this process", lambda one: one.is_around),
+        (
+            f"Slurm job {slurm_job} started it",
+            lambda one: slurm_job is not None and one.labels.get(SLURM_LABEL) == slurm_job,
+        ),
+        (
+            "a Slurm job started it",
+            lambda one: one.is_slurm_managed and one.labels.get(SLURM_LABEL, slurm_job) == slurm_job,
+        ),
+        (
+            "`ray start` made it",
+            lambda one: one.address == recorded and DEVICES_LABEL not in one.labels,
+        ),
+        (
+            "raycrew started it for the same devices",
+            lambda one: tag is not None and one.labels.get(DEVICES_LABEL) == tag,
+        ),
     )
-    return next((one for test in tests for one in clusters if test(one)), None)
+    return next(((one, why) for why, test in tests for one in clusters if test(one)), None)
 
 
 def recorded_address(environ: Mapping[str, str], temp_dir: str | None = None) -> str | None:
@@ -114,12 +130,14 @@ def recorded_address(environ: Mapping[str, str], temp_dir: str | None = None) ->
 def running_clusters() -> list[RunningCluster]:
     """Clusters of this user with a node process on this machine, the newest last."""
     found: dict[str, RunningCluster] = {}
+    ancestors = {parent.pid for parent in psutil.Process().parents()}
     for process in psutil.process_iter(["name", "uids", "cmdline"]):
         uids, command = process.info["uids"], process.info["cmdline"]
         if process.info["name"] == "raylet" and uids and uids.real == os.getuid() and command:
             cluster = parse_node_command(command)
             if cluster is not None:
-                cluster = replace(cluster, authentication=_authentication(process))
+                around = process.pid in ancestors
+                cluster = replace(cluster, authentication=_authentication(process), is_around=around)
                 known = found.get(cluster.address)
                 found[cluster.address] = known.joined_with(cluster) if known else cluster
     return list(found.values())

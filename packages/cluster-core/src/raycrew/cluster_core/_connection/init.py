@@ -21,8 +21,9 @@ from raycrew.cluster_core._connection.environment import (
 )
 from raycrew.cluster_core._connection.folders import check_session_folder, link_logs
 from raycrew.cluster_core._connection.proxy import LIMITS, check_proxy_answers, with_tries
+from raycrew.cluster_core._connection.target import Target, target_of
 from raycrew.cluster_core._connection.token import child_authentication, protect_token
-from raycrew.cluster_core.errors import ClusterUnreachableError, NoClusterError
+from raycrew.cluster_core.errors import ClusterUnreachableError
 
 logger = logging.getLogger(__name__)
 
@@ -70,9 +71,10 @@ def init_ray(
     """Join a Ray cluster, or start one on this machine where there is none to join.
 
     The address is the argument, else the configuration's, else `RAY_ADDRESS`. Without one a cluster on this
-    machine is joined if a Slurm job or `ray start` made it, or if raycrew started it for the same visible
-    devices. Only if there is none is a fresh one started. "auto" is the same without the last step; "local"
-    is the last step alone.
+    machine is joined if this process descends from one of its workers, if a Slurm job or `ray start` made
+    it, or if raycrew started it for the same visible devices. Only if there is none is a fresh one started.
+    "auto" is the same without the last step; "local" is the last step alone. The connection's `why`, and a
+    line of the log (level INFO), say which it was.
 
     Calling it again, from any thread, gives the same connection, for as long as that lasts. `os.environ`, the
     loggers and signal handlers of this process stay as they are.
@@ -149,16 +151,29 @@ def _connect(
 ) -> RayConnection:
     if _ray.Session.current() is not None:
         return _reuse(current, wanted, membership)
-    target = _target(wanted, start)
-    if target is not None:
-        return _join(target, membership, timeout_s)
-    connection = _start(start, membership)
+    target = target_of(wanted, os.environ, start.temp_dir)
+    if target.address is not None:
+        _check_joinable(target, start)
+        connection = _join(target.address, target.why, membership, timeout_s)
+        logger.info("joined the cluster at %s: %s", connection.address, target.why)
+        return connection
+    connection = _start(start, target.why, membership)
+    logger.info("started a cluster at %s: %s", connection.address, target.why)
     try:
         link_logs(log_folder, connection.session_dir)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _check_joinable(target: Target, start: _StartOptions) -> None:
+    """Refuse options for a cluster that was named and runs; warn of them where one was found."""
+    if not start.given():
+        return
+    if not target.is_found:
+        raise ValueError(f"{start.given()} can't be given for a running cluster; {target.address} is one")
+    logger.warning("%s say nothing to the running cluster at %s", start.given(), target.address)
 
 
 def _configured(config: ClusterConfig | Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, Any]:
@@ -169,25 +184,6 @@ def _configured(config: ClusterConfig | Mapping[str, Any] | str | os.PathLike[st
     elif not isinstance(config, ClusterConfig):
         config = ClusterConfig.from_file(config)
     return config.connection_options()
-
-
-def _target(wanted: str | None, start: _StartOptions) -> str | None:
-    """The address to join, or None for a fresh cluster."""
-    named = os.environ.get("RAY_ADDRESS") if wanted in (None, "auto") else None
-    target = named or wanted
-    check_address(target)
-    if target == "local":
-        return None
-    if target in (None, "auto"):
-        found = _discovered(start)
-        if found is None and target == "auto":
-            raise NoClusterError(
-                "no running Ray cluster was found on this machine; pass its address, or 'local'"
-            )
-        return found
-    if start.given():
-        raise ValueError(f"{start.given()} can't be given for a running cluster; {target} is one")
-    return target
 
 
 def _policy(forward_env: EnvironmentPolicy | Iterable[str] | None) -> EnvironmentPolicy:
@@ -212,6 +208,7 @@ def _reuse(current: RayConnection | None, address: str | None, membership: _Memb
     connection = current or RayConnection(
         address=_ray.cluster_address(),
         started_here=False,
+        why="Ray was connected to it before",
         owns_driver=False,
         dashboard_url=None,
         policy=membership.policy,
@@ -229,22 +226,7 @@ def _reuse(current: RayConnection | None, address: str | None, membership: _Memb
     return connection
 
 
-def _discovered(options: _StartOptions) -> str | None:
-    found = _discovery.choose(
-        _discovery.running_clusters(),
-        _discovery.devices_tag(os.environ),
-        _discovery.recorded_address(os.environ, options.temp_dir),
-        os.environ.get("SLURM_JOB_ID"),
-    )
-    if found is None:
-        return None
-    logger.info("joining the cluster at %s that runs on this machine", found.address)
-    if options.given():
-        logger.warning("%s say nothing to the running cluster at %s", options.given(), found.address)
-    return found.address
-
-
-def _start(options: _StartOptions, membership: _Membership) -> RayConnection:
+def _start(options: _StartOptions, why: str, membership: _Membership) -> RayConnection:
     if options.temp_dir is None:
         for name in ("RAY_TMPDIR", "TMPDIR"):
             if folder := os.environ.get(name):
@@ -268,6 +250,7 @@ def _start(options: _StartOptions, membership: _Membership) -> RayConnection:
     return RayConnection(
         address=_ray.cluster_address(),
         started_here=True,
+        why=why,
         owns_driver=True,
         dashboard_url=_url(context.dashboard_url),
         policy=membership.policy,
@@ -277,7 +260,7 @@ def _start(options: _StartOptions, membership: _Membership) -> RayConnection:
     )
 
 
-def _join(address: str, membership: _Membership, timeout_s: float) -> RayConnection:
+def _join(address: str, why: str, membership: _Membership, timeout_s: float) -> RayConnection:
     check_reachable(address, timeout_s)
     if "://" in address:
         check_proxy_answers(address, timeout_s, os.environ)
@@ -294,6 +277,7 @@ def _join(address: str, membership: _Membership, timeout_s: float) -> RayConnect
     return RayConnection(
         address=address,
         started_here=False,
+        why=why,
         owns_driver=True,
         dashboard_url=_url(context.dashboard_url),
         policy=membership.policy,

@@ -41,7 +41,8 @@ def prepare_visit(
     clusters = list(running())
     if named in (None, "", "auto"):
         job, recorded = environ.get("SLURM_JOB_ID"), recorded_address(environ)
-        found = choose(clusters, devices_tag(environ), recorded, job) or only_one(clusters)
+        chosen = choose(clusters, devices_tag(environ), recorded, job)
+        found = chosen[0] if chosen else only_one(clusters)
     else:
         found = next((cluster for cluster in clusters if cluster.address == named), None)
     if found is None:
