@@ -112,9 +112,9 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
     },
     "venv-manager": {
         "_spec/digest": DIGEST,
-        "_build/content": ("building/test_content.py",),
-        "_build/inventory": ("building/test_inventory.py", "store/test_upkeep.py"),
-        "_build/recipe": ("building/test_recipe.py",),
+        "_store/building/content": ("store/building/test_content.py",),
+        "_store/building/inventory": ("store/building/test_inventory.py", "store/test_upkeep.py"),
+        "_store/building/recipe": ("store/building/test_recipe.py",),
         "_spec/local/credentials": ("uv/test_access.py", "uv/test_secrets.py"),
         "_spec/local/fingerprints": (
             "spec/local/test_lock_places.py",

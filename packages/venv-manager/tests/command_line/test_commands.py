@@ -31,7 +31,7 @@ def command(tmp_path, fake_uv, monkeypatch, capsys):
 
 
 def EmptyLuggage():
-    from raycrew.venv_manager._build.carry import Luggage
+    from raycrew.venv_manager._store.building.carry import Luggage
 
     return Luggage()
 

@@ -19,8 +19,8 @@ from raycrew.venv_manager import (
     parse,
 )
 from raycrew.venv_manager.__main__ import main
-from raycrew.venv_manager._build import Recipe
 from raycrew.venv_manager._spec.local.credentials import credentials_in, without_credentials
+from raycrew.venv_manager._store.building import Recipe
 from raycrew.venv_manager._uv import access_of
 from raycrew.venv_manager._uv.access import hiding
 from raycrew.venv_manager.provision import prepare

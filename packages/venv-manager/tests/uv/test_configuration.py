@@ -8,7 +8,7 @@ import pytest
 
 from raycrew.venv_manager import EnvironmentSpec, NetworkError, ResolutionError, Store, ensure, identify
 from raycrew.venv_manager.__main__ import main
-from raycrew.venv_manager._build import Recipe
+from raycrew.venv_manager._store.building import Recipe
 from raycrew.venv_manager._uv import configured, index_variables, serving
 from raycrew.venv_manager.provision import prepare
 from raycrew.venv_manager.testing import LocalIndex, write_project

@@ -8,8 +8,8 @@ from local_sources import BACKEND, value, write_package
 
 from raycrew.venv_manager import CredentialsError, EnvironmentSpec, SpecError, Store, ensure, identify, parse
 from raycrew.venv_manager.__main__ import main
-from raycrew.venv_manager._build import Recipe
 from raycrew.venv_manager._spec import is_credential
+from raycrew.venv_manager._store.building import Recipe
 from raycrew.venv_manager.provision import prepare
 
 pytestmark = pytest.mark.hostile

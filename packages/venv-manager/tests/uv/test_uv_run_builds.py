@@ -19,7 +19,7 @@ from raycrew.venv_manager import (
     ensure,
     parse,
 )
-from raycrew.venv_manager._build import Luggage
+from raycrew.venv_manager._store.building import Luggage
 from raycrew.venv_manager._uv.process import run_uv
 from raycrew.venv_manager.provision import prepare
 from raycrew.venv_manager.testing import make_wheel, write_project

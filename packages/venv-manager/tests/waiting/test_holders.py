@@ -88,7 +88,7 @@ def test_who_waits_for_a_stopped_process_names_it_and_keeps_its_deadline(fake_st
 
 PROBING = """
 import sys
-from raycrew.venv_manager._build import probing
+from raycrew.venv_manager._store.building import probing
 probing._SCRIPT = f'''
 import os, time
 open({sys.argv[1]!r}, "a").close()
@@ -121,7 +121,7 @@ def test_what_a_killed_build_has_started_is_waited_for(fake_store, tmp_path):
 
 
 LEAVING = """
-from raycrew.venv_manager._build import probing
+from raycrew.venv_manager._store.building import probing
 probing._SCRIPT = '''
 import os, sys, time
 if os.fork() == 0:

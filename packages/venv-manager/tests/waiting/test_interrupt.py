@@ -16,7 +16,7 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have had it ignored
 from raycrew.venv_manager import register_actor_environment, EnvironmentSpec
 from raycrew.venv_manager.__main__ import main
-from raycrew.venv_manager._build.carry import Luggage
+from raycrew.venv_manager._store.building.carry import Luggage
 from raycrew.venv_manager.provision._resolving import request
 request.luggage = Luggage  # none, whatever is installed beside this package
 for name in "fake", "held", "queued":

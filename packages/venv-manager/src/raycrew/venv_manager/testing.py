@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raycrew.venv_manager._build import pack
+from raycrew.venv_manager._store import pack
 from raycrew.venv_manager._uv import OLDEST
 
 T = TypeVar("T")

@@ -15,7 +15,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from raycrew.venv_manager import _spec
-from raycrew.venv_manager._build import luggage
 from raycrew.venv_manager._spec import EnvironmentSpec
 from raycrew.venv_manager._store import (
     Environment,
@@ -23,6 +22,7 @@ from raycrew.venv_manager._store import (
     Store,
     check_name,
     collect,
+    luggage,
     relocated,
     superseded,
     verify,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from raycrew.venv_manager._build import PYTHON, Recipe
+from raycrew.venv_manager._store.building import PYTHON, Recipe
 from raycrew.venv_manager._store.root import default_root, used, whole_path
 from raycrew.venv_manager._store.stamps import STAMP, Environment, read_stamp
 from raycrew.venv_manager._store.trust import Trust, owners_named

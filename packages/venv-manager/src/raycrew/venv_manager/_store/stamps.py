@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raycrew.venv_manager._build import PYTHON
+from raycrew.venv_manager._store.building import PYTHON
 
 STAMP = "stamp.json"
 _PARTS = {

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from raycrew.venv_manager import errors
-from raycrew.venv_manager._build import Build, Expectation, Recipe, Sync, check, probe, write_whole
+from raycrew.venv_manager._store.building import Build, Expectation, Recipe, Sync, check, probe, write_whole
 from raycrew.venv_manager._store.root import make_folder
 from raycrew.venv_manager._store.shelf import NAMES, Shelf
 from raycrew.venv_manager._store.stamps import STAMP, Environment

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from raycrew.venv_manager._build import PYTHON, VENV
+from raycrew.venv_manager._store.building import PYTHON, VENV
 from raycrew.venv_manager._store.stamps import STAMP
 from raycrew.venv_manager.errors import SpecError, UntrustedStoreError
 

@@ -8,10 +8,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raycrew.venv_manager import _build
-from raycrew.venv_manager._build import Expectation, check, probe
 from raycrew.venv_manager._spec import KEY_LENGTH
-from raycrew.venv_manager._store import records
+from raycrew.venv_manager._store import building, records
+from raycrew.venv_manager._store.building import Expectation, check, probe
 from raycrew.venv_manager._store.shelf import NAMES
 from raycrew.venv_manager._store.stamps import STAMP, Environment
 from raycrew.venv_manager._store.store import Store
@@ -62,12 +61,12 @@ def verify(store: Store, environment: Environment, *, contents: bool = False, im
     root = environment.path / "venv"
     try:
         before = json.loads((environment.path / "inventory.json").read_text(encoding="utf-8"))
-        now = _build.take(root)
+        now = building.take(root)
     except (OSError, ValueError) as error:
         return Drift(environment.key, notes=(f"it cannot be compared: {error}",), broken=True)
     changed = {name for name, facts in now.files.items() if name in before and before[name] != list(facts)}
     if contents:
-        changed |= set(_build.altered(root, now))
+        changed |= set(building.altered(root, now))
     notes, broken = _notes(store, environment, imports)
     old = dict(environment.stamp["packages"])
     return Drift(
@@ -251,7 +250,7 @@ def _left_overs(store: Store, dry_run: bool, ignore_hidden: bool) -> list[Remova
     for folder in sorted(store.root.glob("trash/*")):
         if not _TRASH.fullmatch(folder.name):
             continue
-        size = _build.take(folder).own_bytes
+        size = building.take(folder).own_bytes
         if not dry_run:
             shutil.rmtree(folder, ignore_errors=True)
         found.append(Removal(folder.name, "left by an interrupted removal", size, not dry_run))
@@ -279,7 +278,7 @@ def _remove_left_over(store: Store, folder: Path, dry_run: bool, ignore_hidden: 
                 return []
             if by := _used_by(store, folder.name, free, ignore_hidden):
                 return [Removal(folder.name, by, 0, False)]
-            size = _build.take(folder).own_bytes
+            size = building.take(folder).own_bytes
             if not dry_run:
                 store.remove_folder(folder)
             return [Removal(folder.name, reason, size, not dry_run)]

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raycrew.venv_manager import _spec
-from raycrew.venv_manager._build import Recipe, check, luggage, probe
 from raycrew.venv_manager._spec import EnvironmentSpec
-from raycrew.venv_manager._store import Environment, Store, check_name
+from raycrew.venv_manager._store import Environment, Recipe, Store, check, check_name, luggage, probe
 from raycrew.venv_manager._uv import build_environment, configured, parse
 from raycrew.venv_manager._waiting import reporting
 from raycrew.venv_manager.errors import InputsChangedError

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raycrew.venv_manager._build import Expectation, Recipe, check, luggage, probe
 from raycrew.venv_manager._spec import EnvironmentSpec
-from raycrew.venv_manager._store import Store, check_name
+from raycrew.venv_manager._store import Expectation, Recipe, Store, check, check_name, luggage, probe
 from raycrew.venv_manager._uv import parse
 from raycrew.venv_manager._waiting import Report, reporting
 from raycrew.venv_manager.errors import ProvisionError, ReadOnlyStoreError

@@ -5,9 +5,8 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
-from raycrew.venv_manager._build import write_whole
 from raycrew.venv_manager._spec import Package, locked_versions, read_lock, without_credentials, write_lock
-from raycrew.venv_manager._store import CHOICES, Shelf, make_folder
+from raycrew.venv_manager._store import CHOICES, Shelf, make_folder, write_whole
 from raycrew.venv_manager.errors import of_store
 
 _PARTS = {"lock": str, "packages": dict, "sources": dict, "carried": list}

@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any
 
 from raycrew.venv_manager import _spec
-from raycrew.venv_manager._build import Luggage, Recipe, Sync, luggage, this_platform, wheel_of
 from raycrew.venv_manager._spec import (
     EnvironmentSpec,
     Package,
@@ -19,7 +18,7 @@ from raycrew.venv_manager._spec import (
     without_credentials,
     write_lock,
 )
-from raycrew.venv_manager._store import Store
+from raycrew.venv_manager._store import Luggage, Recipe, Store, Sync, luggage, this_platform, wheel_of
 from raycrew.venv_manager._uv import access_of, build_environment, configured, told_to_uv
 from raycrew.venv_manager._waiting import Report, result_of, scratch, silent, workers
 from raycrew.venv_manager.errors import InputsChangedError

@@ -7,7 +7,6 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from raycrew.venv_manager import _spec
-from raycrew.venv_manager._build import Expectation, Luggage, Sync, wheel_of
 from raycrew.venv_manager._spec import (
     FILE_VARIABLES,
     EnvironmentSpec,
@@ -19,6 +18,7 @@ from raycrew.venv_manager._spec import (
     project_folder,
     settings,
 )
+from raycrew.venv_manager._store import Expectation, Luggage, Sync, wheel_of
 from raycrew.venv_manager._uv import access_of, build_environment, run_uv, told_to_uv
 from raycrew.venv_manager._waiting import result_of, scratch, workers
 from raycrew.venv_manager.errors import ResolutionError, SpecError

@@ -9,18 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from raycrew.venv_manager._build import (
-    build_file,
-    came_of,
-    digest,
-    is_compiled,
-    members,
-    members_of_source,
-    read_by_compilers,
-    shipped,
-    tops_of,
-    write_whole,
-)
 from raycrew.venv_manager._spec import (
     KEY_LENGTH,
     build_sources,
@@ -30,7 +18,21 @@ from raycrew.venv_manager._spec import (
     has_build_code,
     key_of,
 )
-from raycrew.venv_manager._store import SOURCES, Store, make_folder
+from raycrew.venv_manager._store import (
+    SOURCES,
+    Store,
+    build_file,
+    came_of,
+    digest,
+    is_compiled,
+    make_folder,
+    members,
+    members_of_source,
+    read_by_compilers,
+    shipped,
+    tops_of,
+    write_whole,
+)
 from raycrew.venv_manager._waiting import Report, scratch, silent
 from raycrew.venv_manager.errors import InputsChangedError, UvError, of_store
 from raycrew.venv_manager.provision._resolving.ignored import Ignored

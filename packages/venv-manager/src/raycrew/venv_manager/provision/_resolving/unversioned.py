@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from raycrew.venv_manager._build import shipped, tops_of
 from raycrew.venv_manager._spec import file_hash, files_below, is_litter, named_files
+from raycrew.venv_manager._store import shipped, tops_of
 from raycrew.venv_manager.errors import SpecError
 
 _MODULES = (".py", ".pyi")

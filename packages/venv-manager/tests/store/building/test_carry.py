@@ -11,7 +11,7 @@ from importlib.metadata import Distribution
 import pytest
 
 from raycrew.venv_manager import VenvError
-from raycrew.venv_manager._build.carry import repack
+from raycrew.venv_manager._store.building.carry import repack
 from raycrew.venv_manager.testing import make_wheel, write_project
 
 EDITABLE = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'

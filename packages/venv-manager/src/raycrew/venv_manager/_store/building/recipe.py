@@ -7,10 +7,9 @@ import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from raycrew.venv_manager._build.probing import Expectation
+from raycrew.venv_manager._store.building.probing import Expectation
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +27,8 @@ class Recipe:
         variables: The variables that tell uv where packages come from, and the spec's own.
         platform: System and machine that the versions were chosen for.
         expectation: What the interpreter must be like in the end.
-        credentials: Name to URL of the indexes that ask for credentials, which a node must have of its own; and
-            names of secret variables, to nothing.
+        credentials: Name to URL of the indexes that ask for credentials, which a node must have of its own;
+            and names of secret variables, to nothing.
         secrets: The variables with those of this process; they are neither kept nor sent.
     """
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from raycrew.venv_manager._build import inventory
+from raycrew.venv_manager._store.building import inventory
 
 
 def environment(root, package):

@@ -3,8 +3,8 @@
 import platform
 import sys
 
-from raycrew.venv_manager._build.probing import Expectation
-from raycrew.venv_manager._build.recipe import Recipe, this_platform
+from raycrew.venv_manager._store.building.probing import Expectation
+from raycrew.venv_manager._store.building.recipe import Recipe, this_platform
 
 
 def test_a_recipe_comes_back_as_it_was_but_for_its_secrets():

@@ -1,8 +1,8 @@
 """Building one environment: its recipe, the packages that it carries along, probing and inventory."""
 
-from raycrew.venv_manager._build.build import PYTHON, VENV, Build, Sync, write_whole
-from raycrew.venv_manager._build.carry import Luggage, luggage, wheel_of
-from raycrew.venv_manager._build.content import (
+from raycrew.venv_manager._store.building.build import PYTHON, VENV, Build, Sync, write_whole
+from raycrew.venv_manager._store.building.carry import Luggage, luggage, wheel_of
+from raycrew.venv_manager._store.building.content import (
     came_of,
     digest,
     is_compiled,
@@ -12,10 +12,10 @@ from raycrew.venv_manager._build.content import (
     shipped,
     tops_of,
 )
-from raycrew.venv_manager._build.inventory import altered, take
-from raycrew.venv_manager._build.probing import Expectation, check, probe
-from raycrew.venv_manager._build.recipe import Recipe, this_platform
-from raycrew.venv_manager._build.wheels import build_file, pack
+from raycrew.venv_manager._store.building.inventory import altered, take
+from raycrew.venv_manager._store.building.probing import Expectation, check, probe
+from raycrew.venv_manager._store.building.recipe import Recipe, this_platform
+from raycrew.venv_manager._store.building.wheels import build_file, pack
 
 __all__ = [
     "PYTHON",

@@ -14,9 +14,8 @@ from urllib.parse import unquote, urlparse
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from raycrew.venv_manager._build.wheels import build_wheel, content_fingerprint, repack
-from raycrew.venv_manager._spec import file_hash, folder_fingerprint
-from raycrew.venv_manager._spec import project_hash
+from raycrew.venv_manager._spec import file_hash, folder_fingerprint, project_hash
+from raycrew.venv_manager._store.building.wheels import build_wheel, content_fingerprint, repack
 from raycrew.venv_manager.errors import InputsChangedError
 
 _PREFIX = "raycrew-"
@@ -40,7 +39,6 @@ class Carried:
     fingerprint: str
     source: str | None = None
     requires: tuple[str, ...] = ()
-
 
     @property
     def content(self) -> str:

@@ -14,14 +14,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from raycrew.venv_manager._build import inventory as _inventory
 from raycrew.venv_manager import _spec
-from raycrew.venv_manager._build import probing as _probe
-from raycrew.venv_manager._waiting import result_of, workers
-from raycrew.venv_manager._waiting import Report
-from raycrew.venv_manager._build.recipe import Recipe, this_platform
 from raycrew.venv_manager._spec import EnvironmentSpec
+from raycrew.venv_manager._store.building import inventory as _inventory
+from raycrew.venv_manager._store.building import probing as _probe
+from raycrew.venv_manager._store.building.recipe import Recipe, this_platform
 from raycrew.venv_manager._uv import access_here, build_environment, find_uv, need_credentials, run_uv
+from raycrew.venv_manager._waiting import Report, result_of, workers
 from raycrew.venv_manager.errors import StoreError
 
 VENV = "venv"
@@ -204,9 +203,7 @@ class Build:
         imports = recipe.expectation.imports
         self.tell("importing " + ", ".join(imports) if imports else "starting its interpreter")
         with self._timed("probe_s"):
-            found = _probe.probe(
-                self.entry / PYTHON, imports, environ=self.environ, pass_fds=(self.held,)
-            )
+            found = _probe.probe(self.entry / PYTHON, imports, environ=self.environ, pass_fds=(self.held,))
         _probe.check(found, recipe.expectation)
         return found
 

@@ -16,8 +16,7 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from raycrew.venv_manager._spec import build_sources, file_hash, read_toml
-from raycrew.venv_manager._spec import extra_requirements
+from raycrew.venv_manager._spec import build_sources, extra_requirements, file_hash, read_toml
 from raycrew.venv_manager._uv import run_uv
 from raycrew.venv_manager._waiting import scratch
 from raycrew.venv_manager.errors import SpecError, VenvError
@@ -29,8 +28,8 @@ _LEFT_OUT = frozenset(
 _COUNTED = ("Root-Is-Purelib:", "Tag:")  # of WHEEL; the rest names the tool that built it
 # Settings of uv that say what is there while a source is built.
 _OF_BUILDS = frozenset({
-    "build-constraint-dependencies", "extra-build-dependencies", "extra-build-variables", "no-build-isolation",
-    "no-build-isolation-package",
+    "build-constraint-dependencies", "extra-build-dependencies", "extra-build-variables",
+    "no-build-isolation", "no-build-isolation-package",
 })  # fmt: skip
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 
@@ -101,7 +100,7 @@ def _config_settings(package: str, told: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _fresh(local: Iterable[set[str]]) -> Iterator[str]:
-    """What a build must not take from uv's cache: local sources, which are known there by few of their files."""
+    """What a build must not take from uv's cache: local sources, known there by few of their files."""
     for name in sorted({name for names in local for name in names}):
         yield from ("--refresh-package", name)
 

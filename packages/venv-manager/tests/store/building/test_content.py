@@ -6,8 +6,8 @@ import zipfile
 
 import pytest
 
-from raycrew.venv_manager._build import content
 from raycrew.venv_manager._spec.local import file_hash
+from raycrew.venv_manager._store.building import content
 
 WHEEL = "Wheel-Version: 1.0\nGenerator: some 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 INFO = "demo-1.dist-info"

@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from raycrew.venv_manager import IncompatibleEnvironmentError, ProbeError
-from raycrew.venv_manager._build.probing import Expectation, Probe, check, probe
+from raycrew.venv_manager._store.building.probing import Expectation, Probe, check, probe
 
 pytestmark = pytest.mark.smoke
 

@@ -1,4 +1,4 @@
-"""What a wheel holds, and which of a source's files came into it: told apart from when and how it was built."""
+"""What a wheel holds, and which of a source's files came into it, whenever and however it was built."""
 
 import hashlib
 import io
@@ -8,13 +8,13 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from raycrew.venv_manager._build.wheels import said_of_wheel
 from raycrew.venv_manager._spec import file_hash, files_below, files_of_git, is_litter
+from raycrew.venv_manager._store.building.wheels import said_of_wheel
 
 _READ = (
-    ".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".ipp", ".pxd", ".pxi",
-    ".pyx", ".rs", ".f", ".f90", ".s", ".S", ".asm", ".m", ".mm", ".cmake", "CMakeLists.txt", "meson.build",
-    "Cargo.toml", "Cargo.lock", "Makefile", "setup.py",
+    ".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".ipp", ".pxd",
+    ".pxi", ".pyx", ".rs", ".f", ".f90", ".s", ".S", ".asm", ".m", ".mm", ".cmake", "CMakeLists.txt",
+    "meson.build", "Cargo.toml", "Cargo.lock", "Makefile", "setup.py",
 )  # fmt: skip
 _COMPILED = (".so", ".pyd", ".dylib")
 
@@ -25,7 +25,7 @@ def members(wheel: bytes) -> dict[str, str]:
     with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
         for name in archive.namelist():
             content = archive.read(name)
-            if name.endswith("/") or name.endswith(".dist-info/RECORD"):
+            if name.endswith(("/", ".dist-info/RECORD")):
                 continue
             if name.endswith(".dist-info/WHEEL"):
                 content = "\n".join(said_of_wheel(content.decode())).encode()
@@ -54,7 +54,7 @@ def members_of_source(sdist: Path) -> dict[str, str]:
 
 
 def read_by_compilers(folder: str, left_out: Iterable[str]) -> dict[str, str]:
-    """Those files of a source, with sums, that a compiler reads and that are not among some: often headers."""
+    """Files of a source, with sums, that a compiler reads and that are not among some: often headers."""
     there = {*left_out}
     names = files_of_git(folder) or [path.removeprefix(f"{folder}/") for path in files_below(folder)]
     found = (name for name in names if name.endswith(_READ) and not is_litter(folder, name))
