@@ -52,6 +52,19 @@ def test_the_rooms_that_journeys_name_exist() -> None:
     assert not missing
 
 
+def test_the_top_of_a_package_is_seen_at_a_glance_and_no_source_is_long() -> None:
+    """About fifteen wings and rooms, and 350 lines: a module that grows a second idea is split."""
+    for package, source in SOURCES.items():
+        top = [*source.glob("*/__init__.py"), *source.glob("[!_]*.py"), *source.glob("_[!_]*.py")]
+        assert len(top) <= 16, (package, sorted(map(str, top)))
+        assert not [str(path) for path in source.rglob("*.py") if lines_of(path) > 350], package
+
+
+def lines_of(path: Path) -> int:
+    """How many lines a file has."""
+    return len(path.read_text().splitlines())
+
+
 def targets_of_mutants() -> dict[str, Any]:
     """What mutants/targets.py defines."""
     return runpy.run_path(str(ROOT / "mutants/targets.py"))
