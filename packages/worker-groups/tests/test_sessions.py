@@ -74,19 +74,22 @@ def begun(group):
     return group.call("nap", 3600), group.call("count_to", 3), group.balancer.call("pid")
 
 
-def test_after_the_users_own_shutdown_nothing_joins_another_cluster(group, ray_nodes_session, monkeypatch):
+def test_after_the_users_own_shutdown_nothing_joins_a_cluster(group, local_ray_session, monkeypatch):
     calls = begun(group)
     ray.shutdown()
-    monkeypatch.setenv("RAY_ADDRESS", ray_nodes_session)  # where Ray would connect by itself
+    monkeypatch.setenv("RAY_ADDRESS", local_ray_session)  # where Ray would connect by itself
     assert_closed(group, *calls)
     assert not group.shutdown()
     assert not ray.is_initialized()
 
 
-def test_nor_does_it_use_a_later_connection(group, ray_nodes_session):
+@pytest.mark.parametrize(
+    "other", ["local_ray_session", pytest.param("ray_nodes_session", marks=pytest.mark.long)]
+)
+def test_nor_does_it_use_a_later_connection(group, other, request):
     calls = begun(group)
     ray.shutdown()
-    with connected(ray_nodes_session):
+    with connected(request.getfixturevalue(other)):
         assert_closed(group, *calls)
         assert not group.shutdown()
 
@@ -131,7 +134,7 @@ async def awaited_soon(future):
             lambda calls: list(calls[0].as_completed(timeout=60)), id="as_completed", marks=pytest.mark.long
         ),
         pytest.param(lambda calls: asyncio.run(awaited_soon(calls[0])), id="await", marks=pytest.mark.long),
-        pytest.param(lambda calls: calls[1].get_results(timeout=60), id="stream"),
+        pytest.param(lambda calls: calls[1].get_results(timeout=60), id="stream", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.parametrize(
@@ -142,7 +145,7 @@ async def awaited_soon(future):
     ],
 )
 def test_a_shutdown_at_the_moment_at_which_a_wait_begins_ends_it(
-    group, ray_nodes_session, monkeypatch, use, moment
+    group, local_ray_session, monkeypatch, use, moment
 ):
     """The connection is there when a wait looks for it, and gone when Ray is called."""
     calls, looks = begun(group), []
@@ -154,7 +157,7 @@ def test_a_shutdown_at_the_moment_at_which_a_wait_begins_ends_it(
             ray.shutdown()
 
     monkeypatch.setattr(gathering, "check_session", check_and_shut_down)
-    monkeypatch.setenv("RAY_ADDRESS", ray_nodes_session)  # where Ray would connect by itself
+    monkeypatch.setenv("RAY_ADDRESS", local_ray_session)  # where Ray would connect by itself
     with pytest.raises(WorkerGroupClosedError, match="connection to Ray"):
         use(calls)
     assert not ray.is_initialized()
@@ -187,6 +190,7 @@ def double(item):
     return 2 * item
 
 
+@pytest.mark.long  # in short: test_a_connection_that_ends_while_a_fan_out_begins
 def test_a_fan_out_after_the_users_own_shutdown_starts_no_cluster(local_ray):
     outcomes = fan_out_as_completed(double, range(100), batch_size=1)
     next(outcomes)
@@ -279,12 +283,23 @@ def test_a_group_is_not_started_by_ray_of_its_own_accord():
     assert not ray.is_initialized()
 
 
+def read(carried):
+    return carried["future"].get_results(timeout=60), Session.current().id
+
+
+def test_a_future_is_read_in_a_task(group):
+    carried = {"future": group.call("add", 1)}
+    read_there = ray.remote(num_cpus=1)(read).remote(carried)
+    assert ray.get(read_there, timeout=200) == ([1, 1], Session.current().id)
+
+
 def drive(carried):
     before = carried["future"].get_results(timeout=60)
     with RayVirtualCluster([1], use_gpus=False) as cluster, RayWorkerGroup(cluster, Worker) as group:
         return before, group.call("add", 2).get_results(timeout=60), Session.current().id
 
 
+@pytest.mark.long  # in short: test_a_future_is_read_in_a_task
 def test_driver_code_may_run_in_a_task(group):
     future = group.call("add", 1)
     before, own, session = ray.get(ray.remote(num_cpus=1)(drive).remote({"future": future}), timeout=200)

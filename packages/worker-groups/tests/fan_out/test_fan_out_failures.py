@@ -54,7 +54,6 @@ def poisonous(folder):
     return poison
 
 
-@pytest.mark.smoke
 @pytest.mark.usefixtures("local_ray", "warm_pool")
 def test_each_poisoned_item_is_reported_by_its_index_takes_what_it_started_along_and_no_other(tmp_path):
     items = [*range(40), threading.Lock()]
@@ -165,6 +164,7 @@ def test_items_of_a_lost_host_run_again(tmp_path):
     assert marker.exists()
 
 
+@pytest.mark.long  # in short: test_items_of_a_lost_host_run_again
 @pytest.mark.usefixtures("local_ray", "warm_pool")
 def test_an_item_that_always_brings_its_host_down_is_singled_out():
     def kill_host(item):

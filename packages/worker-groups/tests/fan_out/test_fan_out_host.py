@@ -143,6 +143,7 @@ def pid(_):
     return os.getpid()
 
 
+@pytest.mark.long  # in short: test_a_dead_fork_server_is_replaced_and_blames_no_item
 def test_batches_after_the_death_of_the_fork_server_are_not_lost(host):
     with ThreadPoolExecutor(3) as threads:
         gate = threading.Barrier(3)
@@ -206,7 +207,14 @@ FORGERIES = {
 
 
 @pytest.mark.hostile
-@pytest.mark.parametrize("whose", FORGERIES)
+@pytest.mark.parametrize(
+    "whose",
+    [
+        pytest.param("another slot", marks=pytest.mark.long),
+        pytest.param("another batch", marks=pytest.mark.long),
+        "another process",
+    ],
+)
 def test_an_answer_that_does_not_fit_ends_the_process_and_reaches_no_report(host, whose, monkeypatch):
     receive, pids = _supervision._receive, []
 
@@ -242,7 +250,7 @@ def test_a_kill_between_two_lines_of_the_journal_blames_the_item_that_ran(host):
 
 
 @pytest.mark.hostile
-@pytest.mark.parametrize("who", ["fork server", "keeper"])
+@pytest.mark.parametrize("who", ["fork server", pytest.param("keeper", marks=pytest.mark.long)])
 def test_a_stopped_server_does_not_keep_the_host_from_closing(host, monkeypatch, who):
     assert run(host, "one", 1, "pid", dumps(pid), 0).stop == "done"
     monkeypatch.setattr(_slots, "END_TIMEOUT_S", 1.0)

@@ -85,7 +85,7 @@ def close_everything(item):
     return item
 
 
-@pytest.mark.parametrize("batch_size", [1, 5])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.long), 5])
 def test_an_item_that_closes_its_descriptors_and_hangs_ends_at_its_deadline(tmp_path, batch_size):
     def deaf(item):
         if item == 3:
@@ -287,7 +287,14 @@ if sys.argv[3] == "killed":
 """
 
 
-@pytest.mark.parametrize("how", ["exits", "killed", "close"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("exits", marks=pytest.mark.long),
+        "killed",
+        pytest.param("close", marks=pytest.mark.long),
+    ],
+)
 def test_what_items_started_ends_with_the_driver(local_ray, tmp_path, how):
     folder = tmp_path / "pids"
     folder.mkdir()

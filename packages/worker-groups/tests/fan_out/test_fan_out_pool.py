@@ -266,7 +266,7 @@ if sys.argv[2] == "killed":
 """
 
 
-@pytest.mark.parametrize("how", ["exits", "killed"])
+@pytest.mark.parametrize("how", [pytest.param("exits", marks=pytest.mark.long), "killed"])
 def test_the_pool_ends_with_its_driver(local_ray, how):
     run = subprocess.run([sys.executable, "-c", DRIVER, local_ray, how], stdout=subprocess.PIPE, text=True)
     assert run.returncode == (0 if how == "exits" else -signal.SIGKILL)
@@ -275,6 +275,7 @@ def test_the_pool_ends_with_its_driver(local_ray, how):
     eventually(lambda: not any(map(is_running, pids)), "the processes of the pool are gone")
 
 
+@pytest.mark.long  # in short: test_processes_are_shared_out_by_free_cpus
 @pytest.mark.usefixtures("ray_nodes", "pool")
 def test_items_are_spread_over_the_nodes():
     def where(item):

@@ -34,7 +34,10 @@ def test_a_failing_clean_up_is_told_and_workers_end(group, caplog):
 
 
 @pytest.mark.hostile
-@pytest.mark.parametrize(("method", "error"), [("clean_upp", UnknownMethodError), ("keep", TypeError)])
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [("clean_upp", UnknownMethodError), pytest.param("keep", TypeError, marks=pytest.mark.long)],
+)
 def test_a_clean_up_that_can_not_be_called_is_told_once_the_workers_have_ended(group, method, error):
     pids = group.call("pid").get_results()
     with pytest.raises(error):
@@ -105,6 +108,7 @@ def test_a_later_connection_to_ray_is_not_taken_for_the_groups_own(local_ray, gr
     assert not group.shutdown()
 
 
+@pytest.mark.long  # in short: test_a_later_connection_to_ray_is_not_taken_for_the_groups_own
 def test_each_connection_to_ray_is_told_from_all_others(local_ray_session, ray_nodes_session):
     """Every fresh cluster gives its first driver the same job and worker ids."""
     seen = []

@@ -45,7 +45,15 @@ def free(cluster):
     return True
 
 
-@pytest.mark.parametrize("way", ["hang_at_exit", "hang_in_del", "hang_in_thread", "stop"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "hang_at_exit",
+        pytest.param("hang_in_del", marks=pytest.mark.long),
+        pytest.param("hang_in_thread", marks=pytest.mark.long),
+        "stop",
+    ],
+)
 def test_who_does_not_end_is_killed_at_the_deadline(group, cluster, way):
     pids = group.call("pid").get_results()
     group.call(way)
@@ -73,7 +81,7 @@ def seen_at_the_end_of(shutdown, cluster, pids):
         return done.result()
 
 
-@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("force", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_what_workers_started_ends_with_them(group, tmp_path, force):
     assert group.call("adopts_orphans").get_results() == [0, 0]  # what a user starts has no other parent
     pids = group.call("pid").get_results()
@@ -134,6 +142,7 @@ def test_a_killed_watch_is_made_anew(group, tmp_path):
     assert running(pids) == []
 
 
+@pytest.mark.long  # in short: test_a_killed_watch_is_made_anew
 def test_a_watch_killed_at_its_work_is_made_anew(group, tmp_path):
     pids = group.call("pid").get_results()
     group.call("hang_at_exit").get_results()
@@ -161,6 +170,7 @@ def test_four_shutdowns_at_once_return_after_the_end(group):
         assert [call.result() for call in [pool.submit(end) for _ in range(4)]] == [(False, [])] * 4
 
 
+@pytest.mark.long  # in short: test_shutdown
 @pytest.mark.parametrize(
     ("method", "error"), [("clean_upp", UnknownMethodError), ("start_daemon", TypeError)]
 )
@@ -172,6 +182,7 @@ def test_workers_end_when_the_clean_up_can_not_be_called(group, cluster, method,
     assert free(cluster)
 
 
+@pytest.mark.long  # in short: test_what_can_not_be_ended_keeps_its_bundle
 def test_a_node_that_can_not_be_asked_is_told(monkeypatch, caplog):
     monkeypatch.setattr(watches, "_ANSWER_S", 2.0)
     monkeypatch.setattr(ending, "KILL_TIMEOUT_S", 2.0)
@@ -273,6 +284,7 @@ def test_new_workers_that_fail_and_linger_are_ended_before_others_come(cluster, 
         assert lingering == []
 
 
+@pytest.mark.long  # in short: test_a_failed_start_that_lingers_keeps_its_bundles
 def test_new_workers_that_fail_and_linger_keep_their_bundles(cluster, lingering, tmp_path):
     group = RayWorkerGroup(cluster, Moody, folder=str(tmp_path))
     Path(tmp_path, "bad").touch()

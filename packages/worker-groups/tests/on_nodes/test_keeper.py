@@ -149,7 +149,7 @@ DRIVER = """
 """
 
 
-@pytest.mark.parametrize("late_s", [0, 5])
+@pytest.mark.parametrize("late_s", [0, pytest.param(5, marks=pytest.mark.long)])
 def test_a_driver_killed_hard_leaves_nothing(local_ray, tmp_path, late_s):
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(DRIVER), local_ray, str(tmp_path), str(late_s)],

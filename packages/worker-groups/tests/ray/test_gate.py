@@ -154,6 +154,7 @@ def stopped_service(nodes):
         os.kill(service, signal.SIGCONT)
 
 
+@pytest.mark.long  # in short: above, questions that nobody answers
 @pytest.mark.slow
 def test_a_stopped_control_service_holds_up_neither_groups_nor_fan_out(monkeypatch, pool, tmp_path):
     monkeypatch.setattr("raycrew.worker_groups._start.startup._CREATE_TIMEOUT_S", 1.0)

@@ -54,6 +54,7 @@ def test_survivors_and_newcomers_meet_at_a_new_port_each_time(local_ray):
         assert [info.generation for info in group.ranks] == [4, 4]
 
 
+@pytest.mark.long  # in short: test_survivors_and_newcomers_meet_at_a_new_port_each_time
 @pytest.mark.hostile
 def test_a_tied_group_is_replaced_as_one(local_ray):
     with (

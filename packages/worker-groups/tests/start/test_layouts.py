@@ -52,6 +52,7 @@ def test_devices_are_learnt_from_the_workers(ray_nodes):
             assert leaders.get_results() == [0, 2]
 
 
+@pytest.mark.long  # in short: test_devices_are_learnt_from_the_workers
 def test_ranks_of_a_group_without_devices_are_those_of_a_group_with_them(ray_nodes):
     """Devices left to a worker's own children: the order is the same whoever starts first."""
     with RayVirtualCluster([4], max_colocated_worker_groups=2) as cluster:

@@ -3,6 +3,7 @@
 import sys
 
 import psutil
+import pytest
 from patience import eventually
 
 from raycrew.cluster_core import RayVirtualCluster
@@ -43,6 +44,7 @@ def takes_a_waiting_process():
     return pid in waiting
 
 
+@pytest.mark.long
 def test_workers_take_prestarted_processes_with_preloaded_modules(monkeypatch):
     monkeypatch.setenv("RAY_preload_python_modules", MODULE)
     others = idle_processes()

@@ -111,11 +111,21 @@ class CrookedClaim:
 
     def actor_options(self, position):
         options = self._claim.actor_options(position)
-        if position == 2:
+        if position == len(self._claim.bundles) - 1:
             options |= {"resources": {"unicorn": 1}, "scheduling_strategy": "DEFAULT"}
         return options
 
 
+def test_a_worker_that_cannot_be_placed_is_named(address):
+    with connected(address), Crooked([1], use_gpus=False) as crooked:
+        with pytest.raises(WorkerStartTimeoutError, match="was not placed") as caught:
+            RayWorkerGroup(crooked, Worker, init_timeout_s=2)
+        assert "Worker-0-0" in str(caught.value)
+        assert (caught.value.rank, caught.value.bundle_index, caught.value.pid) == (None, 0, None)
+        assert_nothing_is_left(crooked)
+
+
+@pytest.mark.long  # in short: above, and for one that sleeps test_testing
 def test_a_worker_that_sleeps_past_the_deadline_or_cannot_be_placed_is_named(cluster):
     with Crooked([3], use_gpus=False) as crooked, ThreadPoolExecutor(2) as threads:
         sleeping = threads.submit(RayWorkerGroup, cluster, SleepsInInit, init_timeout_s=25)
@@ -187,6 +197,7 @@ class Provider:
         return self.python
 
 
+@pytest.mark.long  # in short: test_declared_on_ray, and integration-tests/test_environments
 def test_a_class_that_only_its_environment_has_is_described_there(cluster, tmp_path):
     (tmp_path / "faraway.py").write_text(
         "import os, sys\n"

@@ -140,6 +140,7 @@ def test_a_handle_follows_a_restart_and_sends_nothing_twice(local_ray, tmp_path)
             group.handle()
 
 
+@pytest.mark.long  # in short: test_directory
 @pytest.mark.hostile
 def test_a_directory_that_is_lost_is_made_anew(local_ray, monkeypatch, tmp_path):
     with (
@@ -165,7 +166,7 @@ def test_a_directory_that_is_lost_is_made_anew(local_ray, monkeypatch, tmp_path)
 
 
 @pytest.mark.hostile
-def test_no_call_comes_before_on_generation(cluster, tmp_path, monkeypatch):
+def test_no_call_comes_before_on_generation(cluster, tmp_path):
     gate = tmp_path / "gate"
     with RayWorkerGroup(cluster, Meeting) as group, ThreadPoolExecutor(1) as pool:
         handle = group.handle()
@@ -182,6 +183,11 @@ def test_no_call_comes_before_on_generation(cluster, tmp_path, monkeypatch):
         assert group.renew_rendezvous() == 2
         assert handle.call("seen").get_results() == [(2, 2)] * 2
 
+
+@pytest.mark.long  # in short: test_no_call_comes_before_on_generation
+@pytest.mark.hostile
+def test_no_copy_of_a_group_calls_before_on_generation(cluster, monkeypatch):
+    with RayWorkerGroup(cluster, Meeting) as group, ThreadPoolExecutor(1) as pool:
         wait_copied, take, copies = threading.Event(), RayWorkerGroup._take_generation, []
 
         def copied():
@@ -197,7 +203,7 @@ def test_no_call_comes_before_on_generation(cluster, tmp_path, monkeypatch):
         monkeypatch.setattr(RayWorkerGroup, "_take_generation", take_and_be_copied)
         assert group.on([0]).call("end").wait(60)
         assert group.restart_failed_workers() == [0]
-        assert copies[0].result(60) == [(3, 3)] * 2, "no copy knows a worker that has not heard of it"
+        assert copies[0].result(60) == [(1, 1)] * 2, "no copy knows a worker that has not heard of it"
 
 
 def lose_directory(handle):

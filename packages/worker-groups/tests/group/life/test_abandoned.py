@@ -67,6 +67,7 @@ def created_groups():
     return [entry for entry in table.values() if entry["state"] == "CREATED"]
 
 
+@pytest.mark.long  # in short: test_a_notebook_cell_run_twice_leaves_what_it_made_last
 def test_a_cell_that_has_no_room_beside_itself_says_who_holds_it(local_ray):
     names = {"RayVirtualCluster": RayVirtualCluster, "RayWorkerGroup": RayWorkerGroup, "Worker": Worker}
     first = run_cell(5, names)

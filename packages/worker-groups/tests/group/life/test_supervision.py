@@ -17,21 +17,27 @@ from raycrew.worker_groups._group.life.supervision import Supervision
 pytestmark = pytest.mark.hostile
 
 
-def test_the_culprit_comes_first_however_late_its_death_is_known(local_ray):
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda group, pids: group.call("meet", pids, 1).get_results(),
+        pytest.param(
+            lambda group, pids: list(group.call("meet", pids, 1).as_completed()), marks=pytest.mark.long
+        ),
+        pytest.param(lambda group, pids: list(group.stream("stream", pids, 1)), marks=pytest.mark.long),
+    ],
+    ids=["get", "as_completed", "stream"],
+)
+def test_the_culprit_comes_first_however_late_its_death_is_known(local_ray, take):
     with RayVirtualCluster([2], use_gpus=False) as cluster, RayWorkerGroup(cluster, Mortal) as group:
-        for take in (
-            lambda pids: group.call("meet", pids, 1).get_results(),
-            lambda pids: list(group.call("meet", pids, 1).as_completed()),
-            lambda pids: list(group.stream("stream", pids, 1)),
-        ):
-            pids = group.call("pid").get_results()
-            with pytest.raises(WorkerFailureError, match=r"rank 1 .* died during") as failed:
-                take(pids)
-            assert failed.value.rank == 1
-            if failed.value.pending != (0,):
-                assert [part.rank for part in failed.value.exceptions] == [1, 0]
-                assert isinstance(failed.value.exceptions[1].cause, ConnectionError)
-            assert group.restart_failed_workers() == [1]
+        pids = group.call("pid").get_results()
+        with pytest.raises(WorkerFailureError, match=r"rank 1 .* died during") as failed:
+            take(group, pids)
+        assert failed.value.rank == 1
+        if failed.value.pending != (0,):
+            assert [part.rank for part in failed.value.exceptions] == [1, 0]
+            assert isinstance(failed.value.exceptions[1].cause, ConnectionError)
+        assert group.restart_failed_workers() == [1]
 
 
 def test_a_group_restarts_itself_and_only_idempotent_calls_go_again(local_ray, tmp_path):
