@@ -375,6 +375,25 @@ def test_a_drained_node_is_known_before_the_first_attempt(local_ray, monkeypatch
         RayVirtualCluster([1], use_gpus=False)
 
 
+@pytest.mark.hostile
+def test_a_node_that_is_gone_from_under_a_live_cluster_is_named(ray_nodes, monkeypatch):
+    """As Ray tells of it: no node is killed here."""
+    with RayVirtualCluster([4, 4]) as cluster:
+        gone = cluster.bundles[4].node_id
+        claims = [cluster.claim([0, 1], "here"), cluster.claim([4], "there")]
+        live = _ray.live_node_ids
+        monkeypatch.setattr(_ray, "live_node_ids", lambda: live() - {gone})
+        with pytest.raises(NodeLostError, match="lost 4 of 8 bundles") as error:
+            cluster.claim(None, "late")
+        assert error.value.node_ids == (gone,)
+        claims[0].check()  # Its node is there.
+        with pytest.raises(NodeLostError):
+            claims[1].check()
+        claims[0].release()
+        cluster.claim([1, 0], "as good as before").release()
+
+
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_node_killed_under_a_live_cluster_is_named():
     ray.shutdown()

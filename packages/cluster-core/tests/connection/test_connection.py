@@ -309,6 +309,7 @@ JOIN = """
 """
 
 
+@pytest.mark.long  # in short, without Ray: test_discovery's choices
 @pytest.mark.slow
 def test_reuse_by_visible_devices(tmp_path):
     start = f"""

@@ -38,7 +38,7 @@ def nodes_of(cluster):
     return list(dict.fromkeys(bundle.node_id for bundle in cluster.bundles))
 
 
-@pytest.mark.parametrize("unified", [False, True])
+@pytest.mark.parametrize("unified", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_bundles_of_different_kinds_are_granted_claimed_and_shared(ray_nodes, unified):
     trainer = BundleSpec(cpus=0.5, gpus=1)
     pair, sandbox = BundleSpec(cpus=1, gpus=2), BundleSpec(cpus=3, memory=64 << 20)

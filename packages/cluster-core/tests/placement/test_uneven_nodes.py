@@ -166,7 +166,7 @@ class Holder:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("accelerator", ["NPU", "TPU"])
+@pytest.mark.parametrize("accelerator", ["NPU", pytest.param("TPU", marks=pytest.mark.long)])
 def test_other_accelerators_are_shared_and_bound_as_gpus_are(uneven, accelerator, capsys):
     """Two groups share the devices; each worker is bound to its own device, and sees no other."""
     slots = {"NPU": 2, "TPU": 1}[accelerator]  # Ray hands TPUs out as wholes.

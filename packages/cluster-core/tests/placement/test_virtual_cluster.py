@@ -51,7 +51,7 @@ def test_a_cpu_cluster_does_what_every_cluster_does(local_ray):
     cluster.shutdown()
 
 
-@pytest.mark.parametrize("unified", [False, True])
+@pytest.mark.parametrize("unified", [pytest.param(False, marks=pytest.mark.long), True])
 def test_each_logical_node_lies_on_one_node_and_the_plan_is_the_truth(ray_nodes, unified):
     planned = RayVirtualCluster.plan([4, 0, 2], unified=unified)
     with RayVirtualCluster([4, 0, 2], unified=unified, name="policy") as cluster:
@@ -216,6 +216,7 @@ def devices_of(ray_nodes):
     return devices
 
 
+@pytest.mark.long  # in short: test_auto_learns_what_was_granted, test_a_device_of_somebody_else_is_never_used
 def test_particular_devices_are_granted_and_the_others_stay_free(ray_nodes, devices_of):
     with RayVirtualCluster([2, 2], gpu_ids=[[1, 3], [0, 2]], name="pinned") as cluster:
         assert sorted((b.node_index, b.device_index) for b in cluster.bundles) == [

@@ -166,12 +166,23 @@ def test_nodes_that_an_autoscaler_launches_are_waited_for(head, apart):
         assert not [group["name"] for group in groups if group["state"] != "REMOVED"]
 
 
+def test_a_rendezvous_is_where_processes_can_meet(local_ray):
+    meet(local_ray)
+
+
+@pytest.mark.long
 @pytest.mark.slow
-def test_a_rendezvous_is_where_processes_can_meet(head, apart):
+def test_and_on_a_cluster_of_ray_start(head, apart):
     apart.setenv("RAY_ADDRESS", head.address)
-    with init_ray(), RayVirtualCluster([1], use_gpus=False) as cluster:
+    with init_ray():
+        meet(head.address)
+
+
+def meet(address):
+    """Processes meet at a rendezvous on the only node of the cluster of this address."""
+    with RayVirtualCluster([1], use_gpus=False) as cluster:
         meeting = cluster.rendezvous(n_ports=2)
-        host, _ = split_address(head.address)
+        host, _ = split_address(address)
         assert meeting.address == host and split_address(meeting.endpoint) == (host, meeting.port)
         for port in meeting.ports:  # Kept for a server that reuses the port, as torch's store does.
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -184,6 +195,7 @@ def test_a_rendezvous_is_where_processes_can_meet(head, apart):
                 other.bind((host, port))
 
 
+@pytest.mark.long  # in short, without Ray: test_discovery's choices
 @pytest.mark.slow
 def test_reuse_by_slurm_tag(head, apart, tmp_path):
     """The autoscaler's node is of this cluster, on this machine too, and carries no tag."""
