@@ -93,7 +93,6 @@ def test_rollouts_go_on_while_the_trainer_trains_and_none_is_too_old(local_ray):
 @pytest.mark.timeout(600)
 def test_two_kinds_of_workers_have_releases_that_exclude_each_other(local_ray, tmp_path, monkeypatch):
     monkeypatch.setenv("RAYCREW_VENV_DIR", str(tmp_path / "store"))
-    monkeypatch.setenv("UV_COMPILE_BYTECODE", "0")
     with program("environments") as example, cluster(1) as bundles:
         results = example.encode(bundles, example.specs_of(example.publish(tmp_path)))
     assert results == {"kinds.Trainer": [("1.0", [97, 98])], "kinds.Engine": [("2.0", [-1, 97, 98])]}

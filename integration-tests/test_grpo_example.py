@@ -15,9 +15,13 @@ import psutil
 import pytest
 import torch
 
+from raycrew.cluster_core import ClusterError
+from raycrew.venv_manager import VenvError
+
 EXAMPLE = Path(__file__).parent.parent / "examples" / "grpo"
 sys.path.insert(0, str(EXAMPLE))
 
+from grpo import main as program  # noqa: E402
 from grpo.history import PHASES, Evaluation, History, StepRecord  # noqa: E402
 from grpo.loop import split  # noqa: E402
 from grpo.objective import group_advantages, grpo_loss, masked_mean  # noqa: E402
@@ -240,10 +244,31 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_starts(tmp_path
     assert_one_clear_error(Run("--output", tmp_path / "file" / "out"), "output folder", "file/out")
 
 
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (VenvError("uv was not found:\n  no-uv"), 1, "error: uv was not found: no-uv\n"),
+        (ClusterError("1000 GPUs do not fit"), 1, "error: 1000 GPUs do not fit\n"),
+    ],
+)
+def test_however_a_run_ends_one_line_says_why(monkeypatch, capsys, tmp_path, raised, code, said):
+    def run(*_):
+        raise raised
+
+    monkeypatch.setattr(program, "run", run)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert program.main(["--output", str(tmp_path)]) == code
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.long
 def test_more_gpus_than_there_are(tmp_path):
     assert_one_clear_error(Run("--gpus", "1000", "--output", tmp_path), "1000", "GPU")
 
 
+@pytest.mark.long
 def test_uv_is_missing(tmp_path):
     without_uv = {"RAYCREW_UV": str(tmp_path / "no-uv"), "RAYCREW_VENV_DIR": str(tmp_path / "store")}
     assert_one_clear_error(Run("--output", tmp_path, env=without_uv), "uv", "no-uv")
@@ -254,6 +279,7 @@ def test_a_worker_that_raises_in_init(tmp_path):
     assert_one_clear_error(run, "RuntimeError", "no such checkpoint", "rank")
 
 
+@pytest.mark.long
 def test_interrupt_leaves_no_process_behind(tmp_path):
     run = Run(
         "--output",

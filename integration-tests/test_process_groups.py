@@ -19,6 +19,7 @@ def update(trainers, generators, value):
     return sender, [one for call in receivers for one in call.get_results(timeout=WAIT_S)]
 
 
+@pytest.mark.long  # in short: test_weight_updates, over gloo
 @pytest.mark.hostile
 def test_a_killed_generator_is_restarted_and_joins_the_next_generation(local_ray):
     with (

@@ -28,9 +28,10 @@ class Trainer:
         return published
 
 
+@pytest.mark.long  # in short: test_weight_updates, and without Ray tensor-transport's test_stale_weights
 @pytest.mark.slow
 @pytest.mark.hostile
-@pytest.mark.parametrize("follows", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("follows", [False, True])
 def test_generators_that_were_restarted_serve_nothing_until_they_are_synchronised(local_ray, follows):
     with (
         WeightDirectory.start() as directory,

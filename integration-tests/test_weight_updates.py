@@ -63,10 +63,33 @@ def whole(group):
     return joined | {"2.bias": parts[-1]["2.bias"]}
 
 
+@pytest.mark.hostile
+def test_a_generator_that_dies_within_an_update_is_replaced_and_serves_what_all_do(local_ray):
+    with (
+        WeightDirectory.start(keep=2) as directory,
+        WeightRoute("gloo") as route,
+        RayVirtualCluster([4], use_gpus=False) as cluster,
+        RayWorkerGroup(cluster, Trainer, bundle_indices_list=[[0], [1]], directory=directory) as trainer,
+        RayWorkerGroup(cluster, Generator, bundle_indices_list=[[2], [3]], directory=directory) as generator,
+    ):
+        crew = Crew(directory, route, trainer, [generator])
+        old = crew.learn()
+        assert crew.sync().version == 1
+        crew.all_serve(1, old)
+        assert crew.told() == {route.explain()}
+        new = crew.learn()
+        kill_within_an_update(crew, generator)
+        assert generator.restart_failed_workers() == [1]
+        assert generator.on(ranks=[1]).call("catch_up").get_results(timeout=TIMEOUT_S) == [1]
+        crew.all_serve(1, old)
+        crew.all_serve(crew.sync().version, new)
+
+
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.hostile
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("transport", ["gloo", pytest.param("auto", marks=pytest.mark.long)])
+@pytest.mark.parametrize("transport", ["gloo", "auto"])
 def test_all_generators_serve_one_version_whatever_fails(local_ray, transport):
     with (
         WeightDirectory.start(keep=2) as directory,
