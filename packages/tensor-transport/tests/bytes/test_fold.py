@@ -22,7 +22,7 @@ def test_same_bytes_have_the_same_fold(size):
     assert 0 <= whole < 2**64 and whole == fold(data.copy()) == fold(torch.from_numpy(data.copy()))
     shifted = np.empty(size + 3, np.uint8)
     shifted[3:] = data
-    assert fold(shifted[3:]) == whole
+    assert fold(shifted[3:]) == whole == fold(torch.from_numpy(shifted)[3:])
     data.flags.writeable = False
     assert fold(data) == whole
     pieces = Fold()

@@ -17,6 +17,11 @@ def test_a_lost_shard_is_named_with_its_owner_and_how_many_are_lost_with_it():
     )
 
 
+def test_two_that_are_lost_are_one_and_one_more():
+    reads = [ShardRead(shard("a")), ShardRead(shard("b"))]
+    assert "shard a of owner epoch on node n1 (and 1 more) is lost" in str(lost(reads, "no answer"))
+
+
 def test_a_stale_handle_is_named_without_what_is_not_known():
     error = stale(shard("b", owner="", node=""), "it was released")
     assert str(error) == "shard b of owner none on node unknown is gone: it was released"

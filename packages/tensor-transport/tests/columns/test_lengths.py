@@ -5,7 +5,7 @@ import torch
 
 from raycrew.tensor_transport import BatchSchemaError
 from raycrew.tensor_transport._columns.kinds.padding import raw
-from raycrew.tensor_transport._columns.lengths import row_lengths
+from raycrew.tensor_transport._columns.lengths import as_wide, row_lengths
 
 
 def test_lengths_are_integers_from_zero_to_what_an_int32_holds():
@@ -14,6 +14,15 @@ def test_lengths_are_integers_from_zero_to_what_an_int32_holds():
     for wrong in ([-1, 2], [1, 2**31], [0.5], [[1]]):
         with pytest.raises(BatchSchemaError, match="column 'n'"):
             row_lengths(torch.tensor(wrong), "n")
+
+
+def test_columns_as_wide_as_the_planned_tokens_are_those_and_what_has_no_width():
+    columns = {
+        "ids": torch.zeros(2, 5), "narrow": torch.zeros(2, 4), "wide": torch.zeros(2, 6),
+        "flat": torch.zeros(2), "texts": ["a", "b"],
+    }  # fmt: skip
+    assert as_wide(columns, 1, 5) == ["ids", "texts"]
+    assert as_wide(columns, 1, None) == list(columns)
 
 
 @pytest.mark.parametrize(

@@ -190,3 +190,9 @@ def test_members_are_named_by_their_part_and_rank():
         "trainer/1",
         "generator/0",
     )
+
+
+def test_an_invitation_names_its_member_and_its_generation_and_hides_what_admits():
+    invited = Invitation("weights", 2, 1, ("trainer-0", "generator-0"), "10.0.0.1", 4711, "gloo", "hush")
+    assert (invited.member, invited.label) == ("generator-0", "generation 2 of group 'weights'")
+    assert "hush" not in repr(invited)

@@ -11,6 +11,7 @@ from raycrew.tensor_transport._rows.indexing import (
     even_bounds,
     inverse_permutation,
     normalize_rows,
+    padding_of_joined,
     padding_within,
     row_numbers,
 )
@@ -137,3 +138,10 @@ def test_even_bounds(size, parts):
 )
 def test_padding_within_a_run_is_what_lies_at_the_end_of_all_rows(rows, padding):
     assert padding_within(rows, 5, padding) == len({*range(5)[rows]} & {*range(5 - padding, 5)})
+
+
+def test_padding_of_joined_rows_is_known_where_it_comes_last():
+    assert padding_of_joined([(4, None), (3, None)]) is None
+    assert padding_of_joined([(4, 0), (4, 2)]) == 2
+    assert padding_of_joined([(4, 2), (1, 1), (0, None), (0, 0)]) == 3, "no rows do not follow padding"
+    assert padding_of_joined([(4, 2), (2, 1)]) is None and padding_of_joined([(4, 2), (2, None)]) is None

@@ -21,6 +21,7 @@ from raycrew.tensor_transport import (
     UnsupportedTensorError,
     remotize,
 )
+from raycrew.tensor_transport._columns.encoding.frame import decode_columns, encode_columns
 from raycrew.tensor_transport.testing import InProcessBackend
 
 
@@ -301,3 +302,13 @@ class TestHostile:
         safetensors.torch.save_file({"x": torch.ones(3)}, path)
         with pytest.raises(DecodeError, match="it is no saved batch"):
             BatchedDataDict.load(path)
+
+
+def test_columns_alone_are_decoded_and_a_wrong_number_of_rows_is_told():
+    header, buffers = encode_columns({"ids": torch.arange(3)}, 3, {})
+    columns, attributes = decode_columns(header, buffers, allow_pickle=False)
+    assert columns["ids"].tolist() == [0, 1, 2] and attributes == {}
+    for rows in (2, 4):
+        changed = json.dumps({**json.loads(header), "rows": rows}).encode()
+        with pytest.raises(DecodeError, match=f"column 'ids' has 3 rows, the batch {rows}"):
+            decode_columns(changed, buffers, allow_pickle=False)

@@ -25,6 +25,9 @@ def test_a_version_is_complete_with_its_last_part():
     assert authors[1].publish(version=1) == 1
     assert record.newest(0) == 1
     assert record.update(0, 1).size_bytes == 16
+    assert authors[0].begin(version=2) is not None
+    with pytest.raises(BucketFetchError, match=r"version 9 is not kept .*; there are \[1\]"):
+        record.update(0, 9)
 
 
 def test_votes_decide_and_the_first_word_holds():
