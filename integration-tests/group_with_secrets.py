@@ -61,6 +61,7 @@ def main() -> None:
             "repr": repr(group) + str(group) + repr(vars(connection).keys()),
             "error": said,
             "timeline": json.dumps(run.trace()) + run.html(),
+            "diagnosis": text_of_files(group.diagnose(connection.session_dir).folder),
             "pickle": cloudpickle.dumps(group).decode(errors="replace"),
         }
         for name, places in found.items():
@@ -78,6 +79,11 @@ def found_in(url: str, folder: str) -> dict[str, list[str]]:
         if (logged and "seen" in texts["tasks"]) or time.monotonic() > deadline:
             return found
         time.sleep(0.5)
+
+
+def text_of_files(folder: Path) -> str:
+    """All that is in the files of a folder."""
+    return "".join(p.read_bytes().decode(errors="replace") for p in folder.rglob("*") if p.is_file())
 
 
 def texts_of(url: str, folder: str) -> dict[str, str]:

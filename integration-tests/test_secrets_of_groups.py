@@ -25,7 +25,7 @@ def test_secrets_of_a_group_show_in_no_state_and_no_log_of_ray():
     assert arrived, "each worker has all of them"
     assert "actors" in found["NOTE"], "the search finds things"
     assert any("worker-" in place for place in found["NOTE"]), "what workers write is searched, too"
-    assert {"error", "pickle", "timeline"} <= set(found["NOTE"]), "and what leaves raycrew"
+    assert {"diagnosis", "error", "pickle", "timeline"} <= set(found["NOTE"]), "and what leaves raycrew"
     assert found["MY_API_KEY"] == found["GROUP_TOKEN"] == []
     for secret in (values["MY_API_KEY"], values["GROUP_TOKEN"]):
         assert secret not in done.stdout + done.stderr

@@ -40,6 +40,22 @@ def test_who_is_stuck(what, threshold_s, reason):
     assert (found and found[0]) == reason
 
 
+@pytest.mark.parametrize(
+    ("what", "state"),
+    [
+        (seen(), "ready"),
+        (seen(0.3, LONG), "busy"),
+        (seen(2.5, LONG), "silent"),
+        (seen(2.0), "ready"),
+        (seen(2.5, LONG, is_stopped=True), "stopped"),
+        (Seen(is_alive=True), "alive"),
+        (Seen(is_alive=False, is_told=True, calls=(LONG,)), "dead"),
+    ],
+)
+def test_states(what, state):
+    assert what.state == state
+
+
 def test_a_stuck_worker_says_what_is_known():
     stuck = StuckWorker(1, "no_progress", "train", 7, 100.0, 60.0, 4711, "abc")
     assert str(stuck) == "rank 1 (pid 4711 on node abc): no tick in 'train' (call 7) for 60.0 s"

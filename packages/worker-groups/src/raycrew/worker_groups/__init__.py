@@ -4,6 +4,7 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
 from raycrew.worker_groups._calls import MultiWorkerFuture, Results, wait_any
+from raycrew.worker_groups._diagnosis import Diagnosis, RankDiagnosis
 from raycrew.worker_groups._group import GroupHandle, RayWorkerGroup
 from raycrew.worker_groups._health import ResourceUsage, RunningCall, StuckWorker, WorkerStatus
 from raycrew.worker_groups._start import RayWorkerBuilder, StartupReport
@@ -64,6 +65,7 @@ __all__ = [
     "CommunicationOptions",
     "CurrentWorker",
     "DeclaredMethod",
+    "Diagnosis",
     "EnvironmentProvider",
     "EnvironmentProviderError",
     "FanOutError",
@@ -78,6 +80,7 @@ __all__ = [
     "MultiWorkerFuture",
     "NamedSharding",
     "NodeRunner",
+    "RankDiagnosis",
     "RankInfo",
     "RayWorkerBuilder",
     "RayWorkerGroup",

@@ -4,11 +4,27 @@ Bad arguments are `ValueError` or `TypeError` and are raised before anything is 
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 
 class WorkerGroupError(Exception):
-    """Base of every error that this package raises on its own account."""
+    """Base of every error that this package raises on its own account.
+
+    Attributes:
+        diagnosis: Folder with what all ranks were at, where their group makes diagnoses by itself.
+    """
+
+    diagnosis: Path | None = None
+
+    @property
+    def _where(self) -> list[str]:
+        return [] if self.diagnosis is None else [f"what all ranks were at lies in {self.diagnosis}"]
+
+    @property
+    def _state(self) -> dict[str, Any] | None:
+        """What a pickle has besides the arguments."""
+        return None if self.diagnosis is None else {"diagnosis": self.diagnosis}
 
 
 class WorkerGroupClosedError(WorkerGroupError):
@@ -39,8 +55,11 @@ class ResultTimeoutError(WorkerGroupError, TimeoutError):
         self.message = message
         self.pending = tuple(pending)
 
+    def __str__(self) -> str:
+        return "\n".join([self.message, *self._where])
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.message, self.pending)
+        return type(self), (self.message, self.pending), self._state
 
 
 class WorkerFailureError(WorkerGroupError):
@@ -92,10 +111,10 @@ class WorkerFailureError(WorkerGroupError):
             parts.append(self.traceback.rstrip())
         if self.log_tail:
             parts.append(f"--- last lines of its log ---\n{self.log_tail.rstrip()}")
-        return "\n".join(parts)
+        return "\n".join([*parts, *self._where])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.details)
+        return _rebuild, (type(self), self.message, self.details), self._state
 
 
 class WorkerMemoryError(WorkerFailureError):
@@ -134,13 +153,17 @@ class WorkerFailuresError(WorkerFailureError, ExceptionGroup[WorkerFailureError]
 
     def derive(self, failures: Sequence[WorkerFailureError]) -> "WorkerFailuresError":  # type: ignore[override]
         """The same error with some of its parts, as `except*` needs it."""
-        return type(self)(self.message, failures, pending=self.pending)
+        derived = type(self)(self.message, failures, pending=self.pending)
+        derived.diagnosis = self.diagnosis
+        return derived
 
     def __str__(self) -> str:
-        return "\n".join([self.message, *(f"[{i}] {part.message}" for i, part in enumerate(self.exceptions))])
+        parts = [f"[{i}] {part.message}" for i, part in enumerate(self.exceptions)]
+        return "\n".join([self.message, *parts, *self._where])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_group, (type(self), self.message, self.exceptions, {"pending": self.pending})
+        arguments = (type(self), self.message, self.exceptions, {"pending": self.pending})
+        return _rebuild_group, arguments, self._state
 
 
 def _rebuild(cls: type[WorkerFailureError], message: str, details: Mapping[str, Any]) -> WorkerFailureError:

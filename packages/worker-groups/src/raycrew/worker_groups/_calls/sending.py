@@ -1,6 +1,6 @@
 """Sending what was dispatched to Ray actors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from raycrew.worker_groups._calls.methods import Dispatch
 from raycrew.worker_groups._health import observed
 from raycrew.worker_groups._ray import call_id, check_session, while_connected
 from raycrew.worker_groups._worker import Gathered
+from raycrew.worker_groups.errors import WorkerGroupError
 from raycrew.worker_groups.protocols import ArgumentTransport
 
 
@@ -28,6 +29,7 @@ def send_to_actors(
     keeper: object,
     session: Session,
     recovery: Recovery | None = None,
+    diagnose: Callable[[WorkerGroupError, Hashable], object] | None = None,
 ) -> MultiWorkerFuture[Any, Any]:
     """Send each call straight to its rank's actor, once all arguments of all ranks are ready.
 
@@ -42,6 +44,7 @@ def send_to_actors(
         keeper: What keeps the workers, held by the future.
         session: The connection to Ray that the actors belong to.
         recovery: What becomes of the call should a worker die.
+        diagnose: Has an error of the call say where a diagnosis lies.
 
     Raises:
         TypeError: An argument can't be pickled, or is a stream; nothing has been sent.
@@ -76,6 +79,7 @@ def send_to_actors(
         session=session,
         recovery=recovery,
         join=dispatch.join,
+        diagnose=diagnose,
     )
 
 

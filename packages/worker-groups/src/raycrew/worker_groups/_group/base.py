@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from os import PathLike
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from ray.exceptions import RayError
@@ -23,6 +24,7 @@ from raycrew.worker_groups._calls import (
     in_thread,
     left,
 )
+from raycrew.worker_groups._diagnosis import GroupDiagnosis
 from raycrew.worker_groups._group.handles import GroupHandle, Members
 from raycrew.worker_groups._group.life import (
     ABANDONED_S,
@@ -35,7 +37,7 @@ from raycrew.worker_groups._group.life import (
     release_when_free,
     watch_over,
 )
-from raycrew.worker_groups._health import Ended, GroupHealth, Workers, look_before_end, observed
+from raycrew.worker_groups._health import Ended, Workers, look_before_end, observed
 from raycrew.worker_groups._start import (
     GroupFacts,
     GroupOptions,
@@ -76,7 +78,7 @@ class Starting:
         return start
 
 
-class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupHealth):
+class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis):
     """A group of workers, wherever they run; see `RayWorkerGroup` for the arguments."""
 
     start = Starting()
@@ -105,6 +107,7 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupHealth):
         max_restarts: int = 3,
         on_worker_failure: Callable[[WorkerFailureError], object] | None = None,
         memory_limit: int | str | None = None,
+        diagnose: bool | str | PathLike[str] = False,
         init_timeout_s: float = 1200.0,
         ports_per_worker: int = 2,
         port_range: tuple[int, int] | None = None,
@@ -150,6 +153,7 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupHealth):
             self._tied_groups.sort()
         self._shape = GroupShape(self._started.info, len(plan.seats), self._tied_groups, sharding_annotations)
         self._note_places()
+        self._begin_diagnoses(diagnose)
         self._life.opened()
         if (observer := observed.by) is not None:
             for span in self._started.report.spans(time.monotonic()):

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from raycrew.worker_groups._calls import Dispatch, MultiWorkerFuture, Recovery, send_to_actors
+from raycrew.worker_groups._diagnosis import Found, Subjects, Wanted, examine
 from raycrew.worker_groups._group.actors import Actors
 from raycrew.worker_groups._group.base import WorkerGroup
 from raycrew.worker_groups._group.handles import Contact, Directory, GroupHandle, RayRoute
@@ -97,6 +98,12 @@ class RayWorkerGroup(WorkerGroup):
             `WorkerMemoryError`. Its node's watch looks about ten times a second, so that what grows faster
             may get further. Should somebody end the watch, nobody looks until the group asks after its
             workers (`get_worker_status` and the like), which makes another one.
+        diagnose: Whether the group makes a diagnosis of all ranks (see the method `diagnose`) where a call or
+            its start fails or is late, or `detect_stuck_workers` finds somebody: the folder to make it in, or
+            True for one among this machine's temporary files. The error says where it lies, as its
+            `diagnosis`. That takes up to 5 s before the error is raised, and failures and time-outs may be
+            what a program expects; so it is off by default. What happens within 10 s of the last one is told
+            of in that; one call, or stall, is not told of again. The last 10 made so stay.
         init_timeout_s: Deadline of the whole start-up.
         ports_per_worker: Ports that each worker leases for itself, besides the group's rendezvous port.
         port_range: First and last port to lease from. While it starts, each worker needs two of them besides
@@ -176,6 +183,11 @@ class RayWorkerGroup(WorkerGroup):
     def _answers(self, workers: Workers, ranks: Sequence[int], timeout_s: float) -> Mapping[int, ActorState]:
         states = actor_states([workers.handles[rank] for rank in ranks], timeout_s)
         return {rank: states[position] for position, rank in enumerate(ranks)}
+
+    def _examine(
+        self, subjects: Subjects, ranks: Sequence[int], wanted: Wanted, timeout_s: float
+    ) -> Mapping[int, Found]:
+        return examine({rank: subjects.facts[rank] for rank in ranks}, subjects.prefixes, wanted, timeout_s)
 
     def restart_failed_workers(self) -> list[int]:
         """Replace dead workers: same rank, bundle and arguments, new process; returns their ranks.
@@ -306,6 +318,7 @@ class RayWorkerGroup(WorkerGroup):
             keeper=self._in_use,
             session=self._session,
             recovery=recovery,
+            diagnose=self._tell_diagnosis,
         )
 
 

@@ -5,6 +5,7 @@ from raycrew.worker_groups._health.group_health import GroupHealth, SeenByRank, 
 from raycrew.worker_groups._health.observers import LOOK_WITHIN_S, Observer, Span, look_before_end, observed
 from raycrew.worker_groups._health.reports import (
     MISSED_S,
+    RankState,
     ResourceUsage,
     RunningCall,
     Seen,
@@ -25,6 +26,7 @@ from raycrew.worker_groups._health.roster import (
 from raycrew.worker_groups._health.watches import (
     WATCH,
     UnansweredError,
+    ask,
     ask_within,
     by_node,
     follow,
@@ -44,6 +46,7 @@ __all__ = [
     "Observer",
     "Publication",
     "RankSight",
+    "RankState",
     "ResourceUsage",
     "RunningCall",
     "Seen",
@@ -55,6 +58,7 @@ __all__ = [
     "WorkerRecord",
     "WorkerStatus",
     "Workers",
+    "ask",
     "ask_within",
     "by_node",
     "end_workers",

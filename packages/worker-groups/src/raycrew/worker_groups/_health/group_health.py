@@ -61,6 +61,10 @@ class GroupHealth:
     def _note_death(self, rank: int, facts: WorkerFacts, seen: Seen | str) -> None:
         """Take in that a rank's worker was seen to be dead."""
 
+    def _note_stuck(self, stuck: dict[int, StuckWorker]) -> dict[int, StuckWorker]:
+        """Take in that workers were found to be stuck; gives them as they are told of."""
+        return stuck
+
     def get_worker_status(self, timeout: float = 1.0) -> dict[int, WorkerStatus]:
         """What each rank is up to: "ready", "busy" or "dead", with what its heartbeat tells.
 
@@ -134,7 +138,7 @@ class GroupHealth:
                 if (observer := observed.by) is not None:
                     labels = {"group": self.name, "rank": str(rank), "reason": found.reason}
                     observer.counted("stalls", labels)
-        return stuck
+        return self._note_stuck(stuck)
 
 
 def sights_of(workers: Sequence[WorkerFacts], timeout_s: float) -> SeenByRank:

@@ -5,11 +5,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from raycrew.worker_groups._on_nodes import BEAT_S
 
 StuckReason = Literal["stopped", "gil_held", "no_progress"]
+
+#: "silent": its heart does not beat. "alive": its process is there, and what it is at can't be told.
+#: "unanswered": its node does not tell.
+RankState = Literal["ready", "busy", "stopped", "silent", "alive", "dead", "unanswered"]
 
 #: A heart that has missed two beats has stopped.
 MISSED_S = 2 * BEAT_S
@@ -68,10 +73,27 @@ class Seen:
         return cls(**{**answer, "calls": tuple(RunningCall(*call) for call in answer.get("calls", ()))})
 
     @property
+    def is_late(self) -> bool:
+        """Whether its heart does not beat."""
+        return self.beat_age_s is not None and self.beat_age_s > MISSED_S
+
+    @property
     def is_idle(self) -> bool:
         """Whether it could answer at once, as far as is seen."""
-        late = self.beat_age_s is not None and self.beat_age_s > MISSED_S
-        return not (self.is_stopped or late or self.calls)
+        return not (self.is_stopped or self.is_late or self.calls)
+
+    @property
+    def state(self) -> RankState:
+        """What it is up to, as far as is seen."""
+        if not self.is_alive:
+            return "dead"
+        if self.is_stopped:
+            return "stopped"
+        if not self.is_told:
+            return "alive"
+        if self.is_late:
+            return "silent"
+        return "busy" if self.calls else "ready"
 
 
 class WorkerStatus(str):
@@ -171,6 +193,7 @@ class StuckWorker:
         silent_s: For how long it has not gone on: since its heart beat, or since the call's last tick.
         pid: Process id on its node.
         node_id: Ray node id.
+        diagnosis: Folder with what all ranks were at, where their group makes diagnoses by itself.
     """
 
     rank: int
@@ -181,6 +204,7 @@ class StuckWorker:
     silent_s: float | None
     pid: int
     node_id: str
+    diagnosis: Path | None = None
 
     def __str__(self) -> str:
         what = _SAID[self.reason]

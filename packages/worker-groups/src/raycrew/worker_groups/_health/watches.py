@@ -17,8 +17,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import ClusterClosedError
 from raycrew.worker_groups._on_nodes import (
+    examining,
     family,
     keeper,
+    leavings,
     limits,
     lookout,
     marks,
@@ -113,6 +115,7 @@ def ask(
     workers: Mapping[int, WorkerFacts],
     timeout_s: float,
     *,
+    details: Mapping[int, Any] | None = None,
     may_make: bool = True,
     patience_s: float | None = None,
 ) -> dict[str, list[Any] | UnansweredError]:
@@ -122,6 +125,7 @@ def ask(
         method: A method of `Watch` that takes workers and a time.
         workers: Whom to ask about.
         timeout_s: That time; all answers together may take a moment longer.
+        details: What that takes of each of them besides, where it does.
         may_make: Whether a watch is made where there is none.
         patience_s: That moment; None for as long as it may take to make a watch anew.
 
@@ -132,8 +136,11 @@ def ask(
     times = due, due + (_ANSWER_S if patience_s is None else patience_s)
     # A watch that has to be made first may take all the time there is.
     in_turn = sorted(nodes, key=lambda node_id: (connection(), node_id) not in _watches)
-    told = {node_id: [_told(workers[key]) for key in keys] for node_id, keys in nodes.items()}
-    questions = {node_id: _Question(node_id, method, told[node_id], times, may_make) for node_id in in_turn}
+    given: dict[str, tuple[list[Any], ...]] = {}
+    for node_id, keys in nodes.items():
+        told = [_told(workers[key]) for key in keys]
+        given[node_id] = (told,) if details is None else (told, [details[key] for key in keys])
+    questions = {node_id: _Question(node_id, method, given[node_id], times, may_make) for node_id in in_turn}
     return {node_id: questions[node_id].answer() for node_id in nodes}
 
 
@@ -151,11 +158,12 @@ class _Question:
         self,
         node_id: str,
         method: str,
-        workers: list[watch.Told],
+        given: tuple[list[Any], ...],
         times: tuple[float, float],
         may_make: bool,
     ) -> None:
-        self._node_id, self._method, self._workers = node_id, method, workers
+        self._node_id, self._method = node_id, method
+        self._workers, *self._details = given
         self._due, self._given_up = times
         self._may_make = may_make
         self._asked: Any = None
@@ -166,7 +174,8 @@ class _Question:
         try:
             self._asked = self._watch()
             with current_session().while_connected():
-                self._reference = getattr(self._asked, self._method).remote(self._workers, _left(self._due))
+                asked = getattr(self._asked, self._method)
+                self._reference = asked.remote(self._workers, _left(self._due), *self._details)
         except _FAILURES as error:  # told by the answer: other nodes are asked all the same
             self._failure = error
 
@@ -249,6 +258,6 @@ def _sources() -> dict[str, str]:
 
 @functools.cache
 def _actor_class() -> Any:
-    for module in (*_KEEPERS, ring, page, sight, limits, stacks, watch):
+    for module in (*_KEEPERS, ring, page, sight, limits, stacks, leavings, examining, watch):
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     return ray.remote(num_cpus=0, max_restarts=0)(watch.Watch)

@@ -1,5 +1,6 @@
 """What runs on a node to watch its workers: standard library only, so that it can be sent there by value."""
 
+from raycrew.worker_groups._on_nodes.leavings import RECORDS, read_tail
 from raycrew.worker_groups._on_nodes.marks import mark_own_process
 from raycrew.worker_groups._on_nodes.page import (
     BEAT,
@@ -35,6 +36,7 @@ __all__ = [
     "METHOD",
     "METHOD_BYTES",
     "NUMBER",
+    "RECORDS",
     "RING_AT",
     "SIZE",
     "SLOTS",
@@ -50,4 +52,5 @@ __all__ = [
     "on_page",
     "own_process",
     "pid_namespace",
+    "read_tail",
 ]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from raycrew.worker_groups._on_nodes.examining import Wanted, examine
 from raycrew.worker_groups._on_nodes.family import Family
 from raycrew.worker_groups._on_nodes.keeper import Keeper
 from raycrew.worker_groups._on_nodes.limits import MemoryLimits
@@ -106,6 +107,24 @@ class Watch:
         except Exception as error:  # whatever is wrong with one worker, the others are told of
             logger.exception("the stacks of process %d can't be had", family.root.pid)
             return f"its node's watch can't look at it: {type(error).__name__}: {error}", ""
+
+    async def examine(
+        self, workers: Sequence[Told], timeout_s: float, wanted: Sequence[Wanted]
+    ) -> list[dict[str, Any]]:
+        """How each of these workers is, and what else is wanted of it; or why a part is not there."""
+        sights = await self.see(workers, timeout_s)
+        asked = [
+            self._examined(worker, sight, own, timeout_s)
+            for worker, sight, own in zip(workers, sights, wanted, strict=True)
+        ]
+        return list(await asyncio.gather(*asked))
+
+    async def _examined(
+        self, worker: Told, sight: dict[str, Any] | str, wanted: Wanted, timeout_s: float
+    ) -> dict[str, Any]:
+        is_here = worker[3] == pid_namespace()
+        found = await examine(Process(worker[0], worker[1]), worker[2], wanted, timeout_s) if is_here else {}
+        return {"seen": sight, **found}
 
     def _sight_or_why_not(self, worker: Told) -> dict[str, Any] | str:
         if worker[3] != pid_namespace():

@@ -10,7 +10,7 @@ from raycrew.worker_groups._start.startup import Started
 from raycrew.worker_groups._worker import ClassInfo
 
 #: Who waits, who watches, who is told: all of one process.
-_OF_ONE_PROCESS = ("_life", "_claim", "_crew", "_in_use", "_unwatch", "_usage", "_supervision")
+_OF_ONE_PROCESS = ("_life", "_claim", "_crew", "_in_use", "_unwatch", "_usage", "_supervision", "_diagnoses")
 
 
 def for_the_way(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,6 +29,7 @@ def for_the_way(state: Mapping[str, Any]) -> dict[str, Any]:
             environments=None,
             transport=None,
             on_worker_failure=None,
+            diagnose=False,
         ),
         init_kwargs={},
         forwarded={},

@@ -9,7 +9,9 @@ from rich.text import Text
 
 from raycrew.cluster_core import Bundle, Claim, Placement
 from raycrew.worker_groups._calls import Whereabouts, unknown_attribute
+from raycrew.worker_groups._diagnosis import Subjects
 from raycrew.worker_groups._health import Seen
+from raycrew.worker_groups._on_nodes import RECORDS
 from raycrew.worker_groups._start.report import StartupReport
 from raycrew.worker_groups._start.spec import GroupSpec, worker_aliases
 from raycrew.worker_groups._start.startup import Handle, Started
@@ -41,6 +43,16 @@ class GroupFacts:
         place = self._places.get(rank)
         if place is not None and place.facts == facts:
             place.note_death(seen if isinstance(seen, Seen) else None)
+
+    def _to_diagnose(self) -> Subjects:
+        """The workers for a diagnosis; a copy knows no secrets, and not where recorders may write."""
+        started = self._started
+        prefixes = {
+            rank: [own[name] for name in RECORDS if own.get(name)]
+            for rank, position in enumerate(started.order)
+            if started.options and (own := started.options[position].env_vars)
+        }
+        return Subjects(self._spec.builder.fqn, started.ranks, started.facts, self._spec.secrets, prefixes)
 
     @property
     def name(self) -> str:

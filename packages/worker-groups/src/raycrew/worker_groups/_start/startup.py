@@ -24,6 +24,7 @@ from raycrew.worker_groups._calls import (
     settle,
     start_timeout,
 )
+from raycrew.worker_groups._diagnosis import Subjects, tell_of_start
 from raycrew.worker_groups._health import Ended, end_workers_of, follow, stand_by
 from raycrew.worker_groups._ray import current_session, start_actor, while_connected
 from raycrew.worker_groups._start.arguments import (
@@ -47,7 +48,7 @@ from raycrew.worker_groups._worker import (
     shell_class,
     source_of,
 )
-from raycrew.worker_groups.errors import WorkerStartTimeoutError
+from raycrew.worker_groups.errors import WorkerFailureError, WorkerStartTimeoutError
 from raycrew.worker_groups.sharding import RankInfo, WorkerFacts, assign_ranks, final_indices, rank_order
 
 logger = logging.getLogger(__name__)
@@ -293,7 +294,8 @@ class Launch:
             with suppress(NodeLostError):  # The failures of its workers say more.
                 self.go_on.look()
             pending = [info.rank if (info := places[i].info) else self.positions[i] for i in settled.pending]
-            raise failures_of(settled.errors, dict(enumerate(places)), method, settled.elapsed_s, pending)
+            failed = dict(enumerate(places))
+            raise self._told(failures_of(settled.errors, failed, method, settled.elapsed_s, pending), places)
         if settled.pending:
             late = [places[position] for position in settled.pending]
             stage = f"its {method} did not return"
@@ -301,7 +303,16 @@ class Launch:
                 stage = "its process did not answer (it was not placed, or its interpreter does not start)"
             others = [str(place) for place in late[1:]]
             timeout_s = self.spec.options.init_timeout_s
-            raise start_timeout(late[0], stage, others, timeout_s, log_tail(late[0].facts), method)
+            error = start_timeout(late[0], stage, others, timeout_s, log_tail(late[0].facts), method)
+            raise self._told(error, places)
+
+    def _told(self, error: WorkerFailureError, places: Sequence[Whereabouts]) -> WorkerFailureError:
+        """An error that says what all that have a rank were at, if its group's caller wants that."""
+        known = [(place.info, place.facts) for place in places if place.info and place.facts]
+        ranks, facts = [info for info, _ in known], [own for _, own in known]
+        subjects = Subjects(self.spec.builder.fqn, ranks, facts, self.spec.secrets)
+        tell_of_start(error, self.spec.name, subjects, self.spec.options.diagnose)
+        return error
 
     def _end(self) -> None:
         with Session.until_set(None):  # a start that is given up ends what it has started all the same

@@ -28,6 +28,7 @@ from raycrew.worker_groups._calls import (
     start_timeout,
     when_done,
 )
+from raycrew.worker_groups._diagnosis import Found, Subjects, Wanted
 from raycrew.worker_groups._group import GroupHandle, LocalRoute, WorkerGroup
 from raycrew.worker_groups._health import Seen, SeenByRank, Workers, observed
 from raycrew.worker_groups._on_nodes import on_page
@@ -103,7 +104,7 @@ class InProcessFuture(MultiWorkerFuture[Any, Any]):
         by_rank = dict(zip(self.called_workers, self, strict=True))
         late = {rank: self._timed_out([rank]) for rank, call in by_rank.items() if not call.done()}
         errors = {rank: _error_of(call) for rank, call in by_rank.items() if rank not in late}
-        failed = {rank: self._failure(rank, error) for rank, error in errors.items() if error}
+        failed = {rank: self._told(self._failure(rank, error)) for rank, error in errors.items() if error}
         well = {rank: by_rank[rank].result() for rank in errors if rank not in failed}
         return {**late, **failed, **well}
 
@@ -123,7 +124,7 @@ class InProcessFuture(MultiWorkerFuture[Any, Any]):
                 raise self._timed_out([rank_of[call] for call in waiting])
             failed = {rank_of[call]: error for call in done if (error := _error_of(call))}
             if failed:
-                raise combine([self._failure(rank, error) for rank, error in sorted(failed.items())])
+                raise self._told(combine([self._failure(*each) for each in sorted(failed.items())]))
             yield from [(rank_of[call], call.result()) for call in done]
 
     def _failure(self, rank: int, error: BaseException) -> WorkerFailureError:
@@ -146,7 +147,8 @@ class InProcessGroup(WorkerGroup):
     `env_vars`, `secrets`, `environments` and `RANK` and the like are not set (`current_worker()` tells all of
     it), and none is ever lost. `port_range`, `memory_limit` and `progress` do nothing
     either. Workers have no heartbeat and no memory of their own, so of these nothing is told; one that is
-    stuck is found by its call alone. `tick()` counts in the thread that runs the call and in what has its
+    stuck is found by its call alone. What they print is this process's output, of which `logs` tells nothing.
+    `tick()` counts in the thread that runs the call and in what has its
     context, as `asyncio.to_thread` has; in other threads that a call starts it does nothing.
 
     Args:
@@ -254,6 +256,16 @@ class InProcessGroup(WorkerGroup):
         done = wait(asked.values(), timeout_s).done
         return {rank: "ready" if call in done else "busy" for rank, call in asked.items()}
 
+    def _examine(
+        self,
+        subjects: Subjects,  # noqa: ARG002 - as of a group on Ray
+        ranks: Sequence[int],
+        wanted: Wanted,
+        timeout_s: float,
+    ) -> Mapping[int, Found]:
+        sights = self._sights(self._workers(), timeout_s)
+        return {rank: self._crew.workers[rank].found(sights[rank], wanted) for rank in ranks}
+
     def restart_failed_workers(self) -> list[int]:
         """Nothing, as none is ever lost."""
         self._open()
@@ -321,6 +333,7 @@ class InProcessGroup(WorkerGroup):
             is_stream="generator" in dispatch.method.kind,
             keeper=self._in_use,
             join=dispatch.join,
+            diagnose=self._tell_diagnosis,
         )
 
 

@@ -3,14 +3,18 @@
 import asyncio
 import inspect
 import itertools
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from raycrew.worker_groups._calls import MultiWorkerFuture
-from raycrew.worker_groups._health import Ended, observed
+from raycrew.worker_groups._diagnosis import Found, Wanted
+from raycrew.worker_groups._health import Ended, Seen, observed
 from raycrew.worker_groups._worker import CurrentWorker, Heart, Running, as_text, be_current, tick
 from raycrew.worker_groups.protocols import ArgumentTransport
 
@@ -29,6 +33,7 @@ class WorkerThread:
     def __init__(self, current: CurrentWorker, transport: ArgumentTransport | None) -> None:
         self.instance: Any = None
         self.busy = False
+        self._thread_id = 0
         self.page = memoryview(bytearray(4096))
         self._heart = Heart(self.page)
         self._transport, self._current = transport, current
@@ -45,6 +50,14 @@ class WorkerThread:
 
         return self._submit("__init__", b"", construct)
 
+    def found(self, seen: Seen | str, wanted: Wanted) -> Found:
+        """What a diagnosis tells of it."""
+        known = Found.nothing(seen) if isinstance(seen, str) else Found(seen)
+        frame = sys._current_frames().get(self._thread_id) if wanted.stacks else None  # noqa: SLF001 - Python's own
+        stacks = "" if frame is None else "".join(traceback.format_stack(frame))
+        missing = {"output": "it is this process's own"}
+        return replace(known, stacks=stacks, told_by="Python" if stacks else "", missing=missing)
+
     def send(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
         """Call a method when it is its turn."""
         call = f"{id(self)}-{next(_numbers)}".encode()
@@ -57,7 +70,7 @@ class WorkerThread:
         return self.thread.submit(self._noted, name, call, fn, *args)
 
     def _noted(self, name: str, call: bytes, fn: Callable[..., T], *args: Any) -> T:
-        self.busy, began = True, time.monotonic()
+        self.busy, began, self._thread_id = True, time.monotonic(), threading.get_ident()
         try:
             with Running(as_text(name), self._heart):
                 return fn(*args)

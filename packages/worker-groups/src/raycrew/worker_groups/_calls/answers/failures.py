@@ -11,6 +11,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from raycrew.worker_groups._calls.answers.deaths import Death, note_death, over_limit, sights_of_dead
 from raycrew.worker_groups._calls.answers.waiting import Settled
 from raycrew.worker_groups._health import Seen
+from raycrew.worker_groups._on_nodes import read_tail
 from raycrew.worker_groups._ray import (
     cause_of,
     current_session,
@@ -20,6 +21,7 @@ from raycrew.worker_groups._ray import (
     run_on_node,
 )
 from raycrew.worker_groups.errors import (
+    ResultTimeoutError,
     WorkerFailureError,
     WorkerFailuresError,
     WorkerMemoryError,
@@ -260,31 +262,25 @@ def start_timeout(
     )
 
 
+def too_late(called: str, ranks: Sequence[int], elapsed_s: float) -> ResultTimeoutError:
+    """The error of a call that some ranks have not answered."""
+    return ResultTimeoutError(
+        f"{called}: ranks {sorted(ranks)} have not answered {elapsed_s:.1f} s after the call; they go on, "
+        "and the same future can be waited for again",
+        sorted(ranks),
+    )
+
+
 def log_tail(facts: WorkerFacts | None) -> str:
     """The last lines of a worker's output, read here or by a task on its node; empty if it can't be had."""
     if facts is None or not facts.log_paths:
         return ""
     if all(Path(path).exists() for path in facts.log_paths):
-        return read_tail(facts.log_paths)
+        return read_tail(facts.log_paths, _TAIL_LINES, _TAIL_BYTES)
     try:
         if not is_alive_node(facts.node_id):
             return ""
-        asked = run_on_node(read_tail, [facts.log_paths], node_id=facts.node_id)
+        asked = run_on_node(read_tail, [facts.log_paths, _TAIL_LINES, _TAIL_BYTES], node_id=facts.node_id)
         return str(current_session().get(asked, timeout=_TAIL_TIMEOUT_S))
     except (RayError, GetTimeoutError):
         return ""
-
-
-def read_tail(paths: Sequence[str]) -> str:
-    """The last lines of some files, one after the other."""
-    lines: list[str] = []
-    for path in paths:
-        try:
-            with Path(path).open("rb") as log:
-                log.seek(0, 2)
-                log.seek(max(0, log.tell() - _TAIL_BYTES))
-                text = log.read().decode(errors="replace")
-        except OSError:
-            continue
-        lines += [line for line in text.splitlines() if line and not line.startswith(":")][-_TAIL_LINES:]
-    return "\n".join(lines)

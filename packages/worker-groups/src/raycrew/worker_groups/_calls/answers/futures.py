@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Lock, Thread
@@ -81,6 +81,7 @@ class MultiWorkerFuture(Endings, Awaited[J], Generic[R, J]):
         session: Session | None = None,
         recovery: Recovery | None = None,
         join: Join | None = None,
+        diagnose: Callable[[WorkerGroupError, Hashable], object] | None = None,
     ) -> None:
         super().__init__(futures)
         self.called_workers = list(range(len(futures)) if called_workers is None else called_workers)
@@ -97,7 +98,7 @@ class MultiWorkerFuture(Endings, Awaited[J], Generic[R, J]):
         self._session = session or Session.current()
         self._recovery, self._why = recovery, ()
         self._revival, self._looking, self._losses_told = None, Lock(), False
-        self._join = join
+        self._join, self._diagnose = join, diagnose
         self._places = dict(places or {})
         self._sent_at = time.monotonic()
         self._deadline = deadline_after(timeout)

@@ -3,12 +3,18 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from raycrew.cluster_core import Session
-from raycrew.worker_groups._calls.answers.failures import Whereabouts, group_failure, group_failures, has_died
+from raycrew.worker_groups._calls.answers.failures import (
+    Whereabouts,
+    group_failure,
+    group_failures,
+    has_died,
+    too_late,
+)
 from raycrew.worker_groups._calls.answers.recovery import Recovery
 from raycrew.worker_groups._calls.answers.waiting import (
     GRACE_S,
@@ -33,6 +39,8 @@ from raycrew.worker_groups.errors import (
 _SLICE_S = 1.0
 _LOOK_S = 0.02
 
+E = TypeVar("E", bound=WorkerGroupError)
+
 
 class Gathering(list[Any]):
     """ObjectRefs of calls (or generators of them), and how their results are waited for."""
@@ -55,6 +63,7 @@ class Gathering(list[Any]):
     _open_streams: dict[int, Any]
     _next: dict[int, Any]
     _turns: threading.Lock
+    _diagnose: Callable[[WorkerGroupError, Hashable], object] | None
 
     def _check(self) -> None:
         check_session(self._session, f"{self.group_name}.{self.method}")
@@ -294,7 +303,7 @@ class Gathering(list[Any]):
         """One error for the failures of some ranks."""
         self._check()  # else what failed is the connection
         elapsed = time.monotonic() - self._sent_at
-        return group_failure(settled, self._places, self.group_name, self.method, elapsed)
+        return self._told(group_failure(settled, self._places, self.group_name, self.method, elapsed))
 
     def _failed_each(self, errors: Mapping[int, Exception]) -> dict[int, WorkerFailureError]:
         """An error for each failure, by rank."""
@@ -302,15 +311,18 @@ class Gathering(list[Any]):
             return {}
         self._check()
         elapsed, settled = time.monotonic() - self._sent_at, Settled(errors=dict(errors))
-        return group_failures(settled, self._places, self.group_name, self.method, elapsed)
+        failed = group_failures(settled, self._places, self.group_name, self.method, elapsed)
+        return {rank: self._told(error) for rank, error in failed.items()}
 
     def _timed_out(self, ranks: Sequence[int]) -> ResultTimeoutError:
         elapsed = time.monotonic() - self._sent_at
-        return ResultTimeoutError(
-            f"{self.group_name}.{self.method}: ranks {sorted(ranks)} have not answered {elapsed:.1f} s after "
-            "the call; they go on, and the same future can be waited for again",
-            sorted(ranks),
-        )
+        return self._told(too_late(f"{self.group_name}.{self.method}", ranks, elapsed))
+
+    def _told(self, error: E) -> E:
+        """An error that says where its group's diagnosis lies, if that makes any; one of each kind a call."""
+        if self._diagnose is not None:
+            self._diagnose(error, (isinstance(error, ResultTimeoutError), self._own_id()))
+        return error
 
     # For balancers.
 

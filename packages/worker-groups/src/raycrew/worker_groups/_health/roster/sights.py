@@ -3,13 +3,10 @@
 from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
-from raycrew.worker_groups._health.reports import MISSED_S, Seen
+from raycrew.worker_groups._health.reports import RankState, Seen
 from raycrew.worker_groups._health.roster.records import GroupRecord, WorkerRecord
-
-#: "alive": its process is there, and what it is at can't be told. "unanswered": its node does not tell.
-RankState = Literal["ready", "busy", "stopped", "silent", "alive", "dead", "unanswered"]
 
 #: Node, process id and start: one process of the whole cluster.
 ProcessKey = tuple[str, int, int]
@@ -133,22 +130,10 @@ def group_sight(
     for worker in record.workers:
         told = reports.get(key_of(worker))
         if isinstance(told, Seen):
-            ranks.append(RankSight(worker, _state(told), told))
+            ranks.append(RankSight(worker, told.state, told))
         elif (record.namespace, worker.actor) not in living:
             ranks.append(RankSight(worker, "dead"))
         else:
             note = told or silent.get(worker.node_id, "no watch on its node knows it")
             ranks.append(RankSight(worker, "unanswered", note=note))
     return GroupSight(record, tuple(ranks))
-
-
-def _state(seen: Seen) -> RankState:
-    if not seen.is_alive:
-        return "dead"
-    if seen.is_stopped:
-        return "stopped"
-    if not seen.is_told:
-        return "alive"
-    if seen.beat_age_s is not None and seen.beat_age_s > MISSED_S:
-        return "silent"
-    return "busy" if seen.calls else "ready"

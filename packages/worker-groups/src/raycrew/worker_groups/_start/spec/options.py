@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
+from os import PathLike
 from typing import Any, Literal, Self
 
 from raycrew.worker_groups._start.spec.sizes import size_bytes
@@ -38,6 +39,7 @@ class GroupOptions:
     max_restarts: int
     on_worker_failure: Callable[[WorkerFailureError], object] | None
     memory_limit: int | str | None
+    diagnose: bool | str | PathLike[str]
     init_timeout_s: float
     ports_per_worker: int
     port_range: tuple[int, int] | None
@@ -62,6 +64,8 @@ class GroupOptions:
             raise TypeError(f"on_worker_failure is a function of the failure, not {self.on_worker_failure!r}")
         if self.memory_limit is not None:
             size_bytes("memory_limit", self.memory_limit)
+        if not isinstance(self.diagnose, bool | str | PathLike) or self.diagnose == "":
+            raise TypeError(f"diagnose is a folder, True or False, not {self.diagnose!r}")
         _check_number("ports_per_worker", self.ports_per_worker, 0, whole=True)
         if self.port_range is not None:
             _check_ports(self.port_range)

@@ -1,0 +1,174 @@
+"""What a diagnosis of a group says, as text and for programs; pure."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from raycrew.worker_groups._diagnosis.parts import Found
+from raycrew.worker_groups._health import RankState, RunningCall, Seen
+from raycrew.worker_groups.sharding import RankInfo, WorkerFacts
+
+_VERSION = 1
+
+#: The folder within a bundle where what recorders of collectives wrote lies, and how names of files begin.
+RECORDS = "flight-recorder"
+_RECORD = "rank_"
+
+
+@dataclass(frozen=True, slots=True)
+class RankDiagnosis:
+    """One rank in a diagnosis.
+
+    Attributes:
+        rank: Its rank.
+        pid: Process id on its node.
+        node_id: Ray node id.
+        node_address: IP address of the node.
+        bundle_index: Its bundle in the group's cluster.
+        device: What it computes on, as in "cuda:3".
+        state: "ready", "busy", "stopped", "silent" (its heart does not beat), "alive" (its process is there,
+            and what it is at can't be told), "dead", or "unanswered" (its node does not tell).
+        calls: Those that it is in, or died in.
+        stacks: Where its threads are.
+        told_by: What told that: "py-spy" or "faulthandler".
+        output: The last lines of its standard output, then those of its standard error.
+        flight_record: Name of the file in the diagnosis's folder that has what the recorder of its collective
+            operations wrote; empty where there is none.
+        missing: Why a part is not there: "state", "stacks", "output", "record".
+        numbers: Seconds since its heart beat, cores, and bytes of memory that it uses, by name.
+    """
+
+    rank: int
+    pid: int
+    node_id: str
+    node_address: str
+    bundle_index: int
+    device: str
+    state: RankState
+    calls: tuple[RunningCall, ...] = ()
+    stacks: str = ""
+    told_by: str = ""
+    output: str = ""
+    flight_record: str = ""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[str, float | None] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs; what is not known is None or empty."""
+        told = {name: getattr(self, name) for name in self.__slots__}
+        calls = [{name: getattr(call, name) for name in RunningCall.__slots__} for call in self.calls]
+        return {**told, "calls": calls, "missing": dict(self.missing), "numbers": dict(self.numbers)}
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        where = f"pid {self.pid} on {self.node_address} ({self.node_id[:8]})"
+        lines = [
+            f"== rank {self.rank}: {self.state}{''.join(map(_in_call, self.calls))}",
+            f"{where}, bundle {self.bundle_index}, {self.device}",
+        ]
+        if known := [f"{name} {value:,.10g}" for name, value in self.numbers.items() if value is not None]:
+            lines.append(", ".join(known))
+        if "state" in self.missing:
+            lines.append(f"how it is can't be told: {self.missing['state']}")
+        lines += self._part("stacks", self.stacks, f"stacks, by {self.told_by}")
+        lines += self._part("output", self.output, "last lines of its output")
+        lines += self._part("record", self.flight_record, "what the recorder of its collectives wrote")
+        return "\n".join(lines)
+
+    def _part(self, part: str, text: str, head: str) -> list[str]:
+        why = [f"-- no {part}, or not all: {self.missing[part]}"] if part in self.missing else []
+        return [*([f"-- {head}", text] if text else []), *why]
+
+
+def _in_call(call: RunningCall) -> str:
+    return (
+        f", {call.method!r} (call {call.sequence}) for {call.running_s:.1f} s, "
+        f"{call.silent_s:.1f} s since its last sign"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was found out about all ranks of a group at one moment.
+
+    Attributes:
+        group_name: Name of the group.
+        worker_class: Fully qualified name of its workers' class.
+        generation: Which of the group's generations it is of.
+        reason: Why it was made.
+        made_at: When, in seconds since the epoch.
+        ranks: All of them, in order.
+        folder: Where it lies on this machine: `diagnosis.txt`, `diagnosis.json`, and the files of recorders.
+    """
+
+    group_name: str
+    worker_class: str
+    generation: int
+    reason: str
+    made_at: float
+    ranks: tuple[RankDiagnosis, ...]
+    folder: Path
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        at = datetime.fromtimestamp(self.made_at, UTC).isoformat(" ", "seconds")
+        counted = Counter(rank.state for rank in self.ranks)
+        states = ", ".join(f"{count} {state}" for state, count in counted.items())
+        head = f"{self.group_name} ({self.worker_class}), generation {self.generation}, at {at}"
+        lines = [head, f"reason: {self.reason}", f"{len(self.ranks)} ranks: {states}"]
+        return "\n\n".join(["\n".join(lines), *(rank.text for rank in self.ranks)]) + "\n"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs, of what JSON has."""
+        return {
+            "version": _VERSION,
+            "group_name": self.group_name,
+            "worker_class": self.worker_class,
+            "generation": self.generation,
+            "reason": self.reason,
+            "made_at": self.made_at,
+            "folder": str(self.folder),
+            "ranks": [rank.as_dict() for rank in self.ranks],
+        }
+
+
+def diagnosed(info: RankInfo, facts: WorkerFacts, found: Found) -> RankDiagnosis:
+    """One rank, from who it is and what was found of it."""
+    kind, seen = facts.device_kind, found.seen
+    return RankDiagnosis(
+        rank=info.rank,
+        pid=facts.pid,
+        node_id=facts.node_id,
+        node_address=facts.node_address,
+        bundle_index=info.bundle_index,
+        device=kind if facts.device_index is None else f"{kind}:{facts.device_index}",
+        state="unanswered" if seen is None else seen.state,
+        calls=() if seen is None else seen.calls,
+        stacks=found.stacks,
+        told_by=found.told_by,
+        output=found.output,
+        flight_record=f"{RECORDS}/{_RECORD}{info.rank}" if found.record else "",
+        missing=found.missing,
+        numbers={} if seen is None else _numbers(seen),
+    )
+
+
+def _numbers(seen: Seen) -> dict[str, float | None]:
+    names = (
+        "beat_age_s", "cpu", "private_bytes", "resident_bytes", "device_bytes", "n_processes",
+        "ended_at_bytes",
+    )  # fmt: skip
+    return {name: getattr(seen, name) for name in names}
+
+
+def without(text: str, secrets: Mapping[str, str]) -> str:
+    """A text without the values of secrets; those of fewer than six letters stay, as they may be any word."""
+    for name, value in secrets.items():
+        if len(value) >= 6:
+            text = text.replace(value, f"<{name}>")
+    return text

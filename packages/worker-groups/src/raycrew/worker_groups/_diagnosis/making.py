@@ -1,0 +1,101 @@
+"""Making a diagnosis of some workers of a group, which may be only just starting."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+
+from raycrew.worker_groups._diagnosis.asking import examine
+from raycrew.worker_groups._diagnosis.automatic import Diagnoses
+from raycrew.worker_groups._diagnosis.diagnosis import Diagnosis, diagnosed, without
+from raycrew.worker_groups._diagnosis.parts import Found, Wanted
+from raycrew.worker_groups._diagnosis.writing import new_folder, write
+from raycrew.worker_groups.errors import WorkerGroupError
+from raycrew.worker_groups.sharding import RankInfo, WorkerFacts
+
+#: What of each worker is in a diagnosis.
+ALL = Wanted(lines=100, stacks=True, records=True)
+SOON_S = 5.0  # for a diagnosis that nobody has asked for
+
+Where = str | PathLike[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """The workers of a group at one moment, for a diagnosis.
+
+    Attributes:
+        worker_class: Fully qualified name of their class.
+        ranks: Who they are, in rank order.
+        facts: What is known of their processes, in rank order.
+        secrets: What shows up in no bundle, by name.
+        prefixes: Where recorders of collectives were told to write, by rank.
+    """
+
+    worker_class: str
+    ranks: Sequence[RankInfo]
+    facts: Sequence[WorkerFacts]
+    secrets: Mapping[str, str] = field(repr=False)
+    prefixes: Mapping[int, Sequence[str]] = field(default_factory=dict)
+
+
+def make(
+    name: str,
+    subjects: Subjects,
+    found: Mapping[int, Found],
+    reason: str,
+    made_at: float,
+    within: Where,
+) -> Diagnosis:
+    """Leave what was found in a new folder.
+
+    Args:
+        name: Name of the group.
+        subjects: Whose it is.
+        found: What was found of each, by rank.
+        reason: Why.
+        made_at: When, in seconds since the epoch.
+        within: Where to make the folder.
+    """
+    ranks = [
+        diagnosed(info, facts, _bare(found[info.rank], subjects.secrets))
+        for info, facts in zip(subjects.ranks, subjects.facts, strict=True)
+    ]
+    reason, generation = without(reason, subjects.secrets), subjects.ranks[0].generation
+    folder = new_folder(name, within)
+    diagnosis = Diagnosis(name, subjects.worker_class, generation, reason, made_at, tuple(ranks), folder)
+    write(diagnosis, {r.flight_record: found[r.rank].record for r in ranks if r.flight_record})
+    return diagnosis
+
+
+def begin(option: bool | str | PathLike[str], make: Callable[[Where, str], Diagnosis]) -> Diagnoses | None:
+    """Diagnoses that are made without being asked for, if these are wanted.
+
+    Args:
+        option: Where, or whether.
+        make: Makes one within a folder, of a reason.
+    """
+    within = None if option is True else option
+    return None if within is False else Diagnoses(lambda why: make(within, why))
+
+
+def tell_of_start(
+    error: WorkerGroupError, name: str, subjects: Subjects, option: bool | str | PathLike[str]
+) -> None:
+    """Have the error of a start say what those workers were at that have a rank, if that is wanted."""
+
+    def made(within: Where, why: str) -> Diagnosis:
+        made_at = time.time()
+        workers = {info.rank: own for info, own in zip(subjects.ranks, subjects.facts, strict=True)}
+        return make(name, subjects, examine(workers, {}, ALL, SOON_S), why, made_at, within)
+
+    diagnoses = begin(option, made) if subjects.ranks else None
+    if diagnoses is not None:
+        diagnoses.tell(error, name)
+
+
+def _bare(found: Found, secrets: Mapping[str, str]) -> Found:
+    """What was found, without the values of secrets."""
+    missing = {part: without(why, secrets) for part, why in found.missing.items()}
+    stacks, output = without(found.stacks, secrets), without(found.output, secrets)
+    return replace(found, stacks=stacks, output=output, missing=missing)

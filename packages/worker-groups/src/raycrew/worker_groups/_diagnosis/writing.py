@@ -1,0 +1,35 @@
+"""A diagnosis in a folder of its own, which nobody but the user may read."""
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+
+from raycrew.worker_groups._diagnosis.diagnosis import Diagnosis
+
+
+def new_folder(group_name: str, within: str | PathLike[str] | None) -> Path:
+    """A folder of its own, of mode 0700, in the one that is named, else in that for temporary files."""
+    if within is not None:
+        Path(within).mkdir(parents=True, exist_ok=True)
+    plain = re.sub(r"[^\w.-]+", "_", group_name)[:64]
+    return Path(tempfile.mkdtemp(prefix=f"raycrew-diagnosis-{plain}-", dir=within)).absolute()
+
+
+def write(diagnosis: Diagnosis, records: Mapping[str, bytes]) -> None:
+    """Write a diagnosis into its folder.
+
+    Args:
+        diagnosis: The diagnosis.
+        records: Files besides, by name within the folder.
+    """
+    folder = diagnosis.folder
+    (folder / "diagnosis.txt").write_text(diagnosis.text, encoding="utf-8", errors="backslashreplace")
+    told = json.dumps(diagnosis.as_dict(), indent=1)
+    (folder / "diagnosis.json").write_text(told, encoding="utf-8")
+    for name, content in records.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)

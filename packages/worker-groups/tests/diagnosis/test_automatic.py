@@ -1,0 +1,133 @@
+"""Diagnoses that a group makes by itself where something goes wrong; no Ray is needed."""
+
+import pickle
+import shutil
+import threading
+from types import SimpleNamespace
+
+import pytest
+from patience import eventually
+from ray.exceptions import TaskCancelledError
+
+from raycrew.cluster_core.testing import FakeCluster
+from raycrew.worker_groups import ResultTimeoutError, WorkerFailureError, WorkerFailuresError, current_worker
+from raycrew.worker_groups._diagnosis.automatic import Diagnoses
+from raycrew.worker_groups.testing import InProcessGroup
+
+
+class Made:
+    """Makes folders in place of diagnoses, at times that are set."""
+
+    def __init__(self, folder):
+        self.folder, self.reasons, self.now = folder, [], 100.0
+        self.diagnoses = Diagnoses(self.make, lambda: self.now)
+
+    def make(self, reason):
+        if reason == "it fails":
+            raise OSError("no space left")
+        self.reasons.append(reason)
+        made = self.folder / str(len(self.reasons))
+        made.mkdir()
+        return SimpleNamespace(folder=made)
+
+
+@pytest.fixture
+def made(tmp_path):
+    return Made(tmp_path)
+
+
+def test_what_happens_at_once_has_one_and_nothing_is_told_of_twice(made, tmp_path):
+    assert made.diagnoses.folder_for("first", ["a"]) == tmp_path / "1"
+    made.now += 9.9
+    assert made.diagnoses.folder_for("second", ["b"]) == tmp_path / "1"
+    made.now += 0.1
+    assert made.diagnoses.folder_for("a again", ["a"]) == tmp_path / "1"
+    assert made.diagnoses.folder_for("both", ["a", "b"]) == tmp_path / "1"
+    assert made.diagnoses.folder_for("third", ["a", "c"]) == tmp_path / "2"
+    assert made.diagnoses.folder_for("a once more", ["a"]) == tmp_path / "2"
+    made.now += 10
+    shutil.rmtree(tmp_path / "2")
+    assert made.diagnoses.folder_for("it is gone", ["c"]) == tmp_path / "3"
+    assert made.reasons == ["first", "third", "it is gone"]
+
+
+def test_the_last_ten_stay(made, tmp_path):
+    for number in range(13):
+        made.now += 10
+        made.diagnoses.folder_for("why", [number])
+    assert sorted(int(path.name) for path in tmp_path.iterdir()) == list(range(4, 14))
+    assert made.diagnoses.folder_for("one of those that went", [0]) == tmp_path / "13"
+
+
+@pytest.mark.hostile
+def test_one_that_fails_hides_nothing_and_is_not_tried_at_once_again(made, caplog):
+    error = ResultTimeoutError("it fails", [0])
+    made.diagnoses.tell(error, "a")
+    assert (error.diagnosis, str(error)) == (None, "it fails")
+    assert "no diagnosis could be made: OSError: no space left" in caplog.text
+    made.diagnoses.tell(error, "a")
+    assert made.diagnoses.folder_for("too soon", ["a"]) is None
+    made.now += 10
+    assert made.diagnoses.folder_for("later", ["a"]) is not None
+
+
+def test_a_call_that_was_cancelled_needs_none(made):
+    error = WorkerFailureError("cancelled", cause=TaskCancelledError())
+    made.diagnoses.tell(error, "a")
+    assert (error.diagnosis, made.reasons) == (None, [])
+
+
+def test_errors_say_where_it_lies_also_from_afar(tmp_path):
+    parts = [WorkerFailureError(f"rank {rank} failed", rank=rank) for rank in range(2)]
+    for error in (ResultTimeoutError("late", [1]), parts[0], WorkerFailuresError("both failed", parts)):
+        without = str(error)
+        assert "lies in" not in without and pickle.loads(pickle.dumps(error)).diagnosis is None
+        error.diagnosis = tmp_path
+        assert str(error) == f"{without}\nwhat all ranks were at lies in {tmp_path}"
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert error.derive(parts[:1]).diagnosis == tmp_path
+
+
+class Sitter:
+    def __init__(self, gate: threading.Event) -> None:
+        self.gate = gate
+
+    def sit(self) -> bool:
+        return self.gate.wait(60)
+
+    def fail(self) -> None:
+        raise ValueError(f"rank {current_worker().rank} fails")
+
+
+def test_a_call_that_is_late_or_fails_and_a_stall_say_what_all_ranks_were_at(tmp_path):
+    gate = threading.Event()
+    with InProcessGroup(FakeCluster([2]), Sitter, gate=gate, diagnose=tmp_path / "bundles") as group:
+        with pytest.raises(WorkerFailuresError) as failed:
+            group.call("fail").get_results()
+        folder = failed.value.diagnosis
+        assert folder.parent == tmp_path / "bundles" and f"lies in {folder}" in str(failed.value)
+        assert "reason: 2 workers of 'Sitter' failed" in (folder / "diagnosis.txt").read_text()
+        sitting = group.on(ranks=[1]).call("sit")
+        try:
+            for _ in range(2):
+                with pytest.raises(ResultTimeoutError) as late:
+                    sitting.get_results(timeout=0.01)
+                assert late.value.diagnosis == folder, "it is of this moment"
+            (error,) = sitting.get_results(timeout=0.01, return_exceptions=True)
+            assert error.diagnosis == folder
+            eventually(lambda: group.detect_stuck_workers(0.01), "it is stuck")
+            assert group.detect_stuck_workers(0.01)[1].diagnosis == folder
+        finally:
+            gate.set()
+        assert sitting.get_results() == [True]
+    assert list((tmp_path / "bundles").iterdir()) == [folder]
+
+
+def test_nothing_is_made_unless_it_is_wanted():
+    with InProcessGroup(FakeCluster([1]), Sitter, gate=threading.Event()) as group:
+        with pytest.raises(WorkerFailureError) as failed:
+            group.call("fail").get_results()
+        assert failed.value.diagnosis is None
+    for wrong in ("", 1, None, b"folder"):
+        with pytest.raises(TypeError, match="diagnose is a folder, True or False"):
+            InProcessGroup(FakeCluster([1]), Sitter, gate=threading.Event(), diagnose=wrong)

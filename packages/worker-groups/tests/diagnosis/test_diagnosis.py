@@ -1,0 +1,145 @@
+"""What a diagnosis says of each rank, whatever is known of it; no Ray is needed."""
+
+import json
+import threading
+
+import pytest
+from patience import eventually
+
+from raycrew.cluster_core.testing import FakeCluster
+from raycrew.worker_groups import RunningCall, WorkerGroupClosedError, WorkerGroupError
+from raycrew.worker_groups._diagnosis.diagnosis import Diagnosis, diagnosed, without
+from raycrew.worker_groups._diagnosis.parts import Found
+from raycrew.worker_groups._diagnosis.writing import new_folder, write
+from raycrew.worker_groups.sharding import WorkerFacts, assign_ranks
+from raycrew.worker_groups.testing import InProcessGroup
+
+FACTS = [
+    WorkerFacts("node-a", "10.0.0.1", 41, "cuda", 3),
+    WorkerFacts("node-a", "10.0.0.1", 42),
+    WorkerFacts("node-b", "10.0.0.2", 43),
+]
+INFOS = assign_ranks([0, 1, 2], FACTS, [5, 6, 7], "trainers")
+BUSY = {"is_alive": True, "is_told": True, "beat_age_s": 0.5, "calls": [("train", 7, 12.34, 3.0)]}
+ANSWERS = [
+    {
+        "seen": BUSY,
+        "stacks": ("in train", "py-spy"),
+        "output": ("loss 1.5", ""),
+        "record": ("/x", b"nccl", ""),
+    },
+    {"seen": {"is_alive": False}, "stacks": ("its process has ended", ""), "output": ("", "no file")},
+    None,
+]
+
+
+@pytest.fixture
+def diagnosis(tmp_path):
+    found = [Found.nothing("its node is gone") if a is None else Found.of(a) for a in ANSWERS]
+    ranks = tuple(map(diagnosed, INFOS, FACTS, found))
+    return Diagnosis("trainers", "mine.Trainer", 2, "no progress", 0.0, ranks, tmp_path)
+
+
+def test_each_rank_is_told_of_with_what_is_missing_and_why(diagnosis):
+    busy, dead, unanswered = diagnosis.ranks
+    assert [rank.state for rank in diagnosis.ranks] == ["busy", "dead", "unanswered"]
+    assert (busy.device, busy.bundle_index, busy.pid) == ("cuda:3", 5, 41)
+    assert busy.calls == (RunningCall("train", 7, 12.34, 3.0),)
+    assert (busy.stacks, busy.told_by, busy.output) == ("in train", "py-spy", "loss 1.5")
+    assert (busy.flight_record, busy.missing) == ("flight-recorder/rank_0", {})
+    assert (dead.stacks, dead.told_by, dead.flight_record) == ("", "", "")
+    assert dead.missing == {"stacks": "its process has ended", "output": "no file"}
+    assert unanswered.missing == {"state": "its node is gone"}
+    assert (unanswered.calls, unanswered.numbers) == ((), {})
+
+
+def test_the_text_has_it_all(diagnosis):
+    head, busy, dead, unanswered = diagnosis.text.split("\n\n")
+    assert head.splitlines() == [
+        "trainers (mine.Trainer), generation 2, at 1970-01-01 00:00:00+00:00",
+        "reason: no progress",
+        "3 ranks: 1 busy, 1 dead, 1 unanswered",
+    ]
+    assert busy.splitlines() == [
+        "== rank 0: busy, 'train' (call 7) for 12.3 s, 3.0 s since its last sign",
+        "pid 41 on 10.0.0.1 (node-a), bundle 5, cuda:3",
+        "beat_age_s 0.5",
+        "-- stacks, by py-spy",
+        "in train",
+        "-- last lines of its output",
+        "loss 1.5",
+        "-- what the recorder of its collectives wrote",
+        "flight-recorder/rank_0",
+    ]
+    assert dead.splitlines() == [
+        "== rank 1: dead",
+        "pid 42 on 10.0.0.1 (node-a), bundle 6, cpu",
+        "-- no stacks, or not all: its process has ended",
+        "-- no output, or not all: no file",
+    ]
+    assert unanswered.splitlines() == [
+        "== rank 2: unanswered",
+        "pid 43 on 10.0.0.2 (node-b), bundle 7, cpu",
+        "how it is can't be told: its node is gone",
+    ]
+
+
+def test_it_is_left_as_text_and_as_json_for_the_user_alone(diagnosis, tmp_path):
+    write(diagnosis, {"flight-recorder/rank_0": b"nccl"})
+    assert (tmp_path / "diagnosis.txt").read_text() == diagnosis.text
+    told = json.loads((tmp_path / "diagnosis.json").read_text())
+    assert told == json.loads(json.dumps(diagnosis.as_dict()))
+    assert (told["version"], told["folder"], told["generation"]) == (1, str(tmp_path), 2)
+    first = told["ranks"][0]
+    assert first["calls"] == [{"method": "train", "sequence": 7, "running_s": 12.34, "silent_s": 3.0}]
+    assert (first["state"], first["stacks"], first["missing"]) == ("busy", "in train", {})
+    assert (tmp_path / "flight-recorder/rank_0").read_bytes() == b"nccl"
+    folders = [new_folder("my/../group", tmp_path / "deep/er") for _ in range(2)]
+    assert len({*folders}) == 2
+    for folder in folders:
+        assert folder.parent == tmp_path / "deep/er"
+        assert folder.name.startswith("raycrew-diagnosis-my_.._group-")
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_values_of_secrets_are_taken_out_unless_they_may_be_any_word():
+    secrets = {"TOKEN": "s3cr3t", "SHORT": "five5", "OTHER": "longer-one"}
+    assert without("s3cr3t, five5, longer-one, s3cr3t", secrets) == "<TOKEN>, five5, <OTHER>, <TOKEN>"
+
+
+class Sitter:
+    def __init__(self, gate: threading.Event) -> None:
+        self.gate = gate
+
+    def sit(self) -> bool:
+        return self.gate.wait(60)
+
+
+def test_a_group_of_this_process_is_diagnosed_too(tmp_path):
+    gate = threading.Event()
+    with InProcessGroup(FakeCluster([2]), Sitter, gate=gate) as group:
+        sitting = group.on(ranks=[1]).call("sit")
+        try:
+            eventually(lambda: group.get_worker_status()[1] == "busy", "it sits")
+            diagnosis = group.diagnose(tmp_path, reason="to see")
+        finally:
+            gate.set()
+        idle, busy = diagnosis.ranks
+        assert (idle.state, busy.state, busy.calls[0].method) == ("ready", "busy", "sit")
+        assert "self.gate.wait(60)" in busy.stacks
+        assert diagnosis.folder.parent == tmp_path
+        assert "reason: to see" in (diagnosis.folder / "diagnosis.txt").read_text()
+        assert sitting.get_results() == [True]
+        with pytest.raises(
+            WorkerGroupError, match="rank 1 of 'Sitter' can't be had: it is this process's own"
+        ):
+            group.logs(1)
+        for rank in (2, -1, "0", None):
+            with pytest.raises(ValueError, match="they are 0 to 1"):
+                group.logs(rank)
+        for lines in (0, -1, 1.5, True):
+            with pytest.raises(ValueError, match="a whole number of at least 1"):
+                group.logs(0, lines)
+    for ask in (group.diagnose, lambda: group.logs(0)):
+        with pytest.raises(WorkerGroupClosedError):
+            ask()
