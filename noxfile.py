@@ -190,7 +190,7 @@ def typecheck(session: nox.Session) -> None:
         *CONSTRAINTS,
     )
     sources = (f"packages/{package}/src" for package in PACKAGES)
-    session.run("mypy", *sources, "integration-tests/typing", "benchmarks/harness.py")
+    session.run("mypy", *sources, "integration-tests/typing", "benchmarks/harness.py", "chaos")
     for program in sorted((ROOT / "examples").glob("*/run.py")):
         if program.parent.name not in LOOSE_EXAMPLES:  # each by itself: all are called `run`
             session.run("mypy", str(program))
@@ -466,6 +466,13 @@ def hostile(session: nox.Session) -> None:
         session.error("some cases failed, or none was tried")
 
 
+@nox.session(python=PYTHONS[0], reuse_venv=True, requires=["build"], default=False)
+def chaos(session: nox.Session) -> None:
+    """Faults against a working group, each answered for: `-- [--seed S] [--faults N] [--resume]`."""
+    session.install(*all_wheels(), *REINSTALL, *TEST_TOOLS, *CONSTRAINTS)
+    session.run("python", "-m", "chaos.run", *session.posargs, env=RAY_ENVIRONMENT)
+
+
 @nox.session(python=PYTHONS[0], requires=["build"], default=False)
 def security(session: nox.Session) -> None:
     """What bandit says of the sources, and known vulnerabilities of what the packages depend on."""
@@ -555,5 +562,5 @@ def quickstart_short(session: nox.Session) -> None:
     ],
 )
 def full(session: nox.Session) -> None:
-    """Everything but benchmarks and mutants, on every Python that is installed."""
+    """Everything but benchmarks, mutants and chaos, on every Python that is installed."""
     session.log("each session stands above")

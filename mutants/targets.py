@@ -247,6 +247,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "errors": WORDS,
         "protocols": WORDS,
         "fan_out/_observing": ON_RAY,
+        "testing/_processes": ON_PROCESSES,
     },
     "tensor-transport": {
         "_bytes/shared/machine": ON_PROCESSES,

@@ -23,6 +23,7 @@ from raycrew.worker_groups._on_nodes.process_table import (
     read_table,
     runs,
 )
+from raycrew.worker_groups.testing import worker_processes
 
 
 @pytest.fixture
@@ -159,3 +160,18 @@ def test_a_process_that_is_being_executed_is_looked_at_until_it_has_its_mark(mon
             assert family.members == {adopted.process}
         finally:
             child.kill()
+
+
+def test_tests_see_what_comes_from_workers():
+    """As a fork, and as what is executed in a session of its own; others are not of workers."""
+    code = "from raycrew.worker_groups._on_nodes import mark_own_process as m; import os, sys; print(m()); "
+    code += "sys.stdout.flush(); p = os.fork(); p or os.setsid(); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as worker:
+        mark = worker.stdout.readline().strip()
+        eventually(lambda: [*worker_processes().values()].count(frozenset({mark})) == 2, "both are seen")
+        found = {pid for pid, marks in worker_processes().items() if mark in marks}
+        assert worker.pid in found and os.getpid() not in found
+        worker.stdin.close()
+        eventually(lambda: not any(mark in marks for marks in worker_processes().values()), "both are gone")

@@ -1,7 +1,7 @@
 """What runs on a node to watch its workers: standard library only, so that it can be sent there by value."""
 
 from raycrew.worker_groups._on_nodes.leavings import RECORDS, read_tail
-from raycrew.worker_groups._on_nodes.marks import mark_own_process
+from raycrew.worker_groups._on_nodes.marks import mark_own_process, marks_of
 from raycrew.worker_groups._on_nodes.page import (
     BEAT,
     BEAT_S,
@@ -21,7 +21,7 @@ from raycrew.worker_groups._on_nodes.page import (
     UNKNOWN,
     make_page,
 )
-from raycrew.worker_groups._on_nodes.process_table import clock_name, own_process, pid_namespace
+from raycrew.worker_groups._on_nodes.process_table import clock_name, own_process, pid_namespace, read_table
 from raycrew.worker_groups._on_nodes.ring import Ring
 from raycrew.worker_groups._on_nodes.sight import on_page
 from raycrew.worker_groups._on_nodes.stacks import offer_stacks
@@ -48,9 +48,11 @@ __all__ = [
     "clock_name",
     "make_page",
     "mark_own_process",
+    "marks_of",
     "offer_stacks",
     "on_page",
     "own_process",
     "pid_namespace",
+    "read_table",
     "read_tail",
 ]

@@ -2,6 +2,8 @@
 
 with InProcessGroup(FakeCluster([2]), Policy, scale=10) as group:
     assert group.call(Policy.step, 4).get_results() == [40, 40]
+
+And what workers on Ray have left behind: `worker_processes`.
 """
 
 import threading
@@ -52,9 +54,10 @@ from raycrew.worker_groups._worker import (
 )
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError, combine
 from raycrew.worker_groups.sharding import RankInfo, WorkerFacts, assign_ranks, final_indices, rank_order
+from raycrew.worker_groups.testing._processes import worker_processes
 from raycrew.worker_groups.testing._threads import ThreadHandle, Threads, WorkerThread, nothing
 
-__all__ = ["InProcessFuture", "InProcessGroup"]
+__all__ = ["InProcessFuture", "InProcessGroup", "worker_processes"]
 
 
 class InProcessFuture(MultiWorkerFuture[Any, Any]):

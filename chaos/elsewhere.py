@@ -1,0 +1,87 @@
+"""Rounds beside the standing group: nodes, drivers and mounts of their own."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+from chaos import rounds
+from chaos.mounts import tried
+from chaos.rounds import Round
+from chaos.standing import RANKS, Work, taken
+from raycrew.cluster_core import RayVirtualCluster
+
+_TOLD = {"startup": "connected", "dispatch": "started", "shutdown": "done"}
+
+
+def killed_node(this: Round) -> None:
+    """A node dies with a group on it; the standing group does not notice."""
+    stands, work = this.stands, Work(this.book)
+    node = stands.nodes.add_node(num_cpus=RANKS, object_store_memory=80 << 20)
+    gone: list[object] = []
+    try:
+        with RayVirtualCluster([RANKS], use_gpus=False) as there, stands.make(there) as group:
+            with this.striking(lambda: gone.append(stands.nodes.remove_node(node, allow_graceful=False))):
+                work.send(this.fault, group)
+            work.send(this.fault, stands.group)
+            work.collect(stands.deadline_s)
+            this.book.send(this.item, True, again=True)
+            with taken(this.book, this.item) as answer:
+                group.shutdown()
+                answer.value = not group.unended
+    finally:
+        if not gone:
+            stands.nodes.remove_node(node, allow_graceful=False)
+
+
+def killed_driver(this: Round) -> None:
+    """A driver dies; what it wrote down counts, and what it owned is lost by Ray's design."""
+    stands = this.stands
+    told = stands.record.with_name(f"driver-{this.fault.number}")
+    command = [sys.executable, "-m", "chaos.driver", stands.nodes.address, str(told)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+        try:
+            _read_until(driver, _TOLD[this.fault.moment])
+            with this.striking(driver.kill):
+                driver.wait(stands.deadline_s)
+        finally:
+            driver.kill()
+    words = [line.split() for line in (told.read_text().splitlines() if told.exists() else ())]
+    sent = {item for verb, item, *_ in words if verb == "sent"}
+    for verb, item, *value in words:
+        if verb == "answered":
+            this.book.send(f"{this.item}-{item}", [item], again=True)
+            this.book.answer(f"{this.item}-{item}", value)
+            sent.discard(item)
+    this.by_design = len(sent)
+
+
+def _read_until(driver: "subprocess.Popen[str]", word: str) -> None:
+    if driver.stdout is not None:
+        for line in driver.stdout:
+            if line.strip() == word:
+                return
+    raise RuntimeError(f"the driver ended before it was {word}")
+
+
+def on_mount(this: Round) -> None:
+    """Something is full: in a process that sees it mounted, and nobody else."""
+    this.began = time.monotonic()
+    said = tried(this.fault.kind, this.stands.record.parent, this.stands.deadline_s)
+    this.book.send(this.item, "as promised", again=True)
+    this.book.answer(this.item, said)
+
+
+ROUNDS: Mapping[str, Callable[[Round], None]] = {
+    "killed worker": rounds.killed_worker,
+    "stopped worker": rounds.stopped_worker,
+    "slow worker": rounds.slow_worker,
+    "flapping worker": rounds.flapping_worker,
+    "stolen port": rounds.stolen_port,
+    "full object store": rounds.full_object_store,
+    "stopped control service": rounds.stopped_service,
+    "killed node": killed_node,
+    "killed driver": killed_driver,
+    "full shared memory": on_mount,
+    "full disk": on_mount,
+}

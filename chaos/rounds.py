@@ -1,0 +1,211 @@
+"""Rounds against the standing group and its guests: work is under way, and the fault happens meanwhile."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import ray
+
+from chaos.accounting import Book
+from chaos.faults import Fault
+from chaos.standing import RANKS, Standing, Work, taken
+from chaos.strike import Strike, kill, slow_down, stop, striking, wait_for
+from chaos.workers import Member
+from raycrew.tensor_transport import TransportError
+from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
+
+Disturb = Callable[[int], object]
+FILLING = [4 << 20] * 24  # more than the object store of a made-up node holds
+
+
+@dataclass
+class Round:
+    """What is known of a round.
+
+    Attributes:
+        began: When the fault happened, on the monotonic clock.
+        by_design: Results that were lost as the driver that owned them was killed.
+        notes: What else there is to say.
+    """
+
+    fault: Fault
+    stands: Standing
+    book: Book = field(init=False)
+    began: float = field(default_factory=time.monotonic)
+    by_design: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.book = Book(self.fault.may_fail)
+
+    @property
+    def item(self) -> str:
+        """The id of the round's only item, where it has one."""
+        return str(self.fault.number)
+
+    @contextlib.contextmanager
+    def striking(self, act: Callable[[], object]) -> Iterator[Strike]:
+        """Let the fault happen during a block."""
+        with striking(self.fault.delay_s, act) as strike:
+            yield strike
+        self.began = strike.began
+
+
+def killed_worker(this: Round) -> None:
+    """A worker is killed."""
+    _of_worker(this, kill)
+
+
+def stopped_worker(this: Round) -> None:
+    """A worker is stopped, and goes on later."""
+    _of_worker(this, partial(stop, lasts_s=this.fault.lasts_s))
+
+
+def slow_worker(this: Round) -> None:
+    """A worker gets a part of its time only."""
+    _of_worker(this, partial(slow_down, lasts_s=this.fault.lasts_s))
+
+
+def stopped_service(this: Round) -> None:
+    """Ray's control service answers nobody for some time."""
+    (server,) = this.stands.nodes.head_node.all_processes["gcs_server"]
+    _of_worker(this, lambda _: stop(server.process.pid, this.fault.lasts_s))
+
+
+def _of_worker(this: Round, disturb: Disturb) -> None:
+    moments = {"startup": _startup, "update": _update, "shutdown": _shutdown}
+    moments.get(this.fault.moment, _calls)(this, disturb)
+
+
+def _calls(this: Round, disturb: Disturb) -> None:
+    stands, work = this.stands, Work(this.book)
+    with this.striking(lambda: disturb(stands.victim(this.fault))) as strike:
+        while not strike.began:  # some items are always under way
+            work.send(this.fault, stands.group)
+            work.collect(stands.deadline_s)
+        work.send(this.fault, stands.group)
+    work.collect(stands.deadline_s)
+
+
+def _update(this: Round, disturb: Disturb) -> None:
+    stands, failed = this.stands, (WorkerFailureError, TransportError)
+    stands.sync()
+    stands.expect_sessions()
+    this.book.send(this.item, [], again=True)
+    with this.striking(lambda: disturb(stands.victim(this.fault))), contextlib.suppress(*failed):
+        stands.sync()
+    with taken(this.book, this.item) as answer:
+        stands.answers()
+        during = set(_served(stands)) - {"none"}
+        last = stands.sync()
+        after = _served(stands)
+        answer.value = [
+            *([f"served {sorted(during)}"] if len(during) > 1 or "mixed" in during else []),
+            *([f"served {after}, not {last}"] if after != [str(last)] * RANKS else []),
+        ]
+
+
+def _served(stands: Standing) -> list[str]:
+    """The version that each rank serves, "none", or "mixed" where its weights are of several."""
+    return [_version(stands, rank) for rank in range(RANKS)]
+
+
+def _version(stands: Standing, rank: int) -> str:
+    future = stands.group.on(ranks=[rank]).call(Member.serve)
+    try:
+        ((version, values),) = future.get_results(timeout=stands.deadline_s)
+    except WorkerFailureError as error:
+        if "holds no version" not in str(error):
+            raise
+        return "none"
+    return str(version) if len(values) == 1 else "mixed"
+
+
+def _startup(this: Round, disturb: Disturb) -> None:
+    stands, known = this.stands, this.stands.ours()
+
+    def strike() -> None:
+        fresh = wait_for(lambda: next(iter(stands.ours() - known), None), stands.deadline_s / 2)
+        time.sleep(this.fault.delay_s)
+        if fresh is not None:
+            disturb(fresh)
+
+    this.book.send(this.item, 1, again=False)
+    with striking(0.0, strike) as begun, taken(this.book, this.item) as answer:
+        with stands.make(stands.guests, start_s=0.3) as guest:
+            one = np.zeros(1, np.uint8)
+            guest.call(Member.once, this.item, one).get_results(timeout=stands.deadline_s)
+        answer.value = _ended(this, guest)
+    this.began = begun.began
+
+
+def _shutdown(this: Round, disturb: Disturb) -> None:
+    guest = this.stands.make(this.stands.guests)
+    (pid,) = guest.call(Member.pid).get_results(timeout=this.stands.deadline_s)
+    this.book.send(this.item, 1, again=True)
+    with this.striking(lambda: disturb(pid)), taken(this.book, this.item) as answer:
+        guest.shutdown(cleanup_method="pid", timeout=10)
+        answer.value = _ended(this, guest)
+
+
+def _ended(this: Round, guest: RayWorkerGroup) -> int:
+    """How many workers of a group have ended, as it says itself."""
+    if guest.unended:
+        this.notes.append(f"not seen to end: {guest.unended}")
+    return guest.world_size - len(guest.unended)
+
+
+def flapping_worker(this: Round) -> None:
+    """A worker is killed, and so is the one that takes its place."""
+    stands, rank, work = this.stands, this.fault.victim % RANKS, Work(this.book)
+
+    def twice() -> None:
+        known = stands.ours()
+        kill(stands.pid_of(rank))
+        again = wait_for(lambda: next(iter(stands.ours() - known), None), stands.deadline_s / 3)
+        if again is not None:
+            kill(again)
+
+    with this.striking(twice) as strike:
+        while not strike.began:
+            time.sleep(0.01)
+        work.send(this.fault, stands.group)
+        work.collect(stands.deadline_s)
+        stands.answers()  # a death that no call fails of is not noticed
+
+
+def stolen_port(this: Round) -> None:
+    """Somebody else listens where the group is to meet; its next rendezvous is elsewhere."""
+    stands, later = this.stands, f"{this.item}-later"
+    (port,) = stands.group.on(ranks=[0]).call(Member.master_port).get_results(timeout=stands.deadline_s)
+    with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        thief.bind(("127.0.0.1", port))
+        thief.listen()
+        this.began = time.monotonic()
+        this.book.send(this.item, "refused", again=False)
+        with taken(this.book, this.item) as answer:
+            answer.value = _host(stands, this.item)
+        this.book.send(later, True, again=False)
+        with taken(this.book, later) as answer:
+            stands.group.renew_rendezvous()
+            answer.value = _host(stands, later) != port
+
+
+def _host(stands: Standing, item: str) -> int:
+    future = stands.group.on(ranks=[0]).call(Member.host, item)
+    return int(future.get_results(timeout=stands.deadline_s)[0][1])
+
+
+def full_object_store(this: Round) -> None:
+    """Calls go on while the store has no room left."""
+    this.began, work = time.monotonic(), Work(this.book)
+    kept = [ray.put(np.zeros(size, np.uint8)) for size in FILLING]
+    held = ray.get(kept, timeout=this.stands.deadline_s)
+    work.send(this.fault, this.stands.group)
+    work.collect(this.stands.deadline_s)
+    del held, kept

@@ -1,0 +1,270 @@
+"""The cluster and the group that stand while faults go by."""
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ray.util.placement_group import placement_group_table
+
+from chaos.accounting import Book
+from chaos.faults import Fault
+from chaos.leaks import (
+    Look,
+    count_actors,
+    leases_of,
+    locks_of,
+    orphans_of,
+    run_processes,
+    shared_files,
+)
+from chaos.workers import Load, Member, Trainer, checksum
+from raycrew.cluster_core import ClusterError, RayVirtualCluster
+from raycrew.cluster_core.testing import connected, simulated_nodes
+from raycrew.tensor_transport import TransportError, WeightDirectory, sync_weights
+from raycrew.tensor_transport.testing import LocalPeers
+from raycrew.tensor_transport.transports import SharedMemoryTransport
+from raycrew.worker_groups import MultiWorkerFuture, RayWorkerGroup, ResultTimeoutError, WorkerGroupError
+from raycrew.worker_groups.testing import worker_processes
+
+RANKS = 2
+# Pauses between restarts double: then the group is ended in order, and another one made.
+RESTARTS = 4
+LOADS = {"dispatch": 64, "transfer": 4 << 20}
+ITEMS = 6
+ARENAS = 2  # of one version of the weights
+# Two for the standing group, one for a guest, one for another driver; what needs two goes to another node.
+HEAD = {"num_cpus": RANKS + 2}
+
+
+@dataclass
+class Standing:
+    """What stands.
+
+    Attributes:
+        run: What marks the processes of this run.
+        nodes: Ray's cluster of made-up nodes.
+        bundles: Where the standing group lives.
+        guests: Room for one more worker.
+        directory: Where weights are announced.
+        record: File with the items that ran and may run once only.
+        shared: Folder of shared memory of this run.
+        deadline_s: The longest that anything may take.
+    """
+
+    run: str
+    nodes: Any
+    bundles: RayVirtualCluster
+    guests: RayVirtualCluster
+    directory: WeightDirectory
+    record: Path
+    shared: Path
+    deadline_s: float
+    group: RayWorkerGroup = field(init=False)
+    pids: list[int] = field(init=False)
+    trainer: Trainer = field(init=False)
+    before: Look = field(init=False)
+    _has_sessions: bool = False
+
+    def __post_init__(self) -> None:
+        self.trainer = Trainer(self.directory, str(self.shared))
+        self.group = self._made()
+        self.answers()
+        self.before = self.look()
+
+    def make(self, bundles: RayVirtualCluster, **options: Any) -> RayWorkerGroup:
+        """A group of members."""
+        return RayWorkerGroup(
+            bundles,
+            Member,
+            record=str(self.record),
+            init_timeout_s=self.deadline_s / 2,
+            progress=False,
+            **options,
+        )
+
+    def _made(self) -> RayWorkerGroup:
+        return self.make(
+            self.bundles,
+            directory=self.directory,
+            shared=str(self.shared),
+            restart_on_failure=True,
+            max_restarts=2 * RESTARTS,
+            idempotent_methods=["answer", "pid", "master_port"],
+        )
+
+    def renew_if_worn(self) -> None:
+        """Another group once this one was restarted often."""
+        if self.group.generation >= RESTARTS:
+            self.renew()
+
+    def renew(self) -> None:
+        """Another group, whatever became of this one."""
+        self.group.shutdown(force=True)
+        self.group = self._made()
+        self.answers()
+
+    def pid_of(self, rank: int) -> int:
+        """The process that was a rank when all answered."""
+        return self.pids[rank]
+
+    def victim(self, fault: Fault) -> int:
+        """The process that is to be disturbed."""
+        return self.pid_of(fault.victim % RANKS)
+
+    def answers(self) -> None:
+        """Return once all ranks answer rightly."""
+        load = np.arange(64, dtype=np.uint8)
+        future = self.group.call(Member.answer, "probe", load)
+        if future.get_results(timeout=self.deadline_s) != [("probe", checksum(load))] * RANKS:
+            raise RuntimeError("the group answers wrongly")
+        self.pids = self.group.call(Member.pid).get_results(timeout=self.deadline_s)
+
+    def ours(self) -> set[int]:
+        """Workers of this run, and what they have started."""
+        return worker_processes().keys() & run_processes(self.run).keys()
+
+    def sync(self) -> int:
+        """Bring all ranks to new weights."""
+        done = sync_weights(
+            LocalPeers([self.trainer]),
+            self.group,
+            directory=self.directory,
+            prepare="prepare_weights",
+            timeout_s=self.deadline_s / 2,
+        )
+        return int(done.version)
+
+    def expect_sessions(self) -> None:
+        """From now on each rank has a session of shared memory, and the trainer arenas for a version or two.
+
+        Arenas are kept to be used again: a version that was given up may leave some, and no later one more.
+        """
+        if not self._has_sessions:
+            now = self.look()
+            self.before = replace(self.before, shared=now.shared + ARENAS, locks=now.locks)
+            self._has_sessions = True
+
+    def look(self) -> Look:
+        """What there is now, but for what the next start of a session removes."""
+        SharedMemoryTransport(directory=self.shared).close()
+        commands = run_processes(self.run)
+        marked = {pid: marks for pid, marks in worker_processes().items() if pid in commands}
+        groups = {name for name, entry in placement_group_table().items() if entry["state"] != "REMOVED"}
+        return Look(
+            tuple(f"{pid}: {_shown(commands[pid])}" for pid in orphans_of(marked, self.pids)),
+            count_actors(commands.values()),
+            frozenset(groups),
+            shared_files(self.shared),
+            leases_of(commands),
+            locks_of(commands.keys()),
+        )
+
+    def ran(self) -> Mapping[str, int]:
+        """How often each item ran that may run once only."""
+        return Counter(self.record.read_text().splitlines()) if self.record.exists() else {}
+
+
+def _shown(command: bytes) -> str:
+    return command.replace(b"\0", b" ").decode(errors="replace").strip()[:120]
+
+
+@contextlib.contextmanager
+def standing(run: str, folder: Path, deadline_s: float) -> Iterator[Standing]:
+    """A small cluster with a group on it; both end with the block."""
+    with (
+        _settings(),
+        _shared_folder() as shared,
+        simulated_nodes([HEAD]) as nodes,
+        connected(nodes.address),
+        RayVirtualCluster([RANKS], use_gpus=False) as bundles,
+        RayVirtualCluster([1], use_gpus=False) as guests,
+        WeightDirectory.start() as directory,
+    ):
+        made = Standing(run, nodes, bundles, guests, directory, folder / "record", shared, deadline_s)
+        try:
+            yield made
+        finally:
+            made.trainer.close()
+            made.group.shutdown(force=True)
+
+
+@contextlib.contextmanager
+def _shared_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="raycrew-chaos-", dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def _settings() -> Iterator[None]:
+    """Ray's workers find this folder."""
+    here = str(Path(__file__).parents[1])
+    before = os.environ.get("PYTHONPATH")
+    found = [here, *filter(None, (before or "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(found))
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+@dataclass
+class Work:
+    """The items of one round, under way."""
+
+    book: Book
+    under_way: dict[str, MultiWorkerFuture[Any, Any]] = field(default_factory=dict)
+
+    def send(self, fault: Fault, group: RayWorkerGroup, ranks: int = RANKS) -> None:
+        """Send items to all ranks, some that may run again and some that may not."""
+        load: Load = np.full(LOADS.get(fault.moment, 64), fault.number % 251, np.uint8)
+        for number in range(ITEMS):
+            item, again = f"{fault.number}-{self.book.sent}", number % 2 == 0
+            self.book.send(item, checksum(load), again=again)
+            to = group.on(ranks=[number // 2 % ranks])
+            self.under_way[item] = to.call("answer" if again else "once", item, load)
+
+    def collect(self, deadline_s: float) -> None:
+        """Take what comes back."""
+        until = time.monotonic() + deadline_s
+        while self.under_way:
+            item, future = self.under_way.popitem()
+            with taken(self.book, item) as answer:
+                ((_, answer.value),) = future.get_results(timeout=max(0.0, until - time.monotonic()))
+
+
+@dataclass
+class Answer:
+    """What is answered, once it is known."""
+
+    value: object = None
+
+
+@contextlib.contextmanager
+def taken(book: Book, item: str) -> Iterator[Answer]:
+    """Write the answer of an item into the book, or the error that its block raises.
+
+    An error of the packages' own names the call; that nothing came before the deadline is no answer, and
+    neither is an error that somebody else raised.
+    """
+    answer = Answer()
+    try:
+        yield answer
+    except (WorkerGroupError, ClusterError, TransportError) as error:
+        book.fail(item, error, named=not isinstance(error, ResultTimeoutError))
+    except Exception as error:  # noqa: BLE001 - it is told of
+        book.fail(item, error, named=False)
+    else:
+        book.answer(item, answer.value)
