@@ -8,9 +8,11 @@ from patience import eventually
 
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import RunningCall, WorkerGroupClosedError, WorkerGroupError
+from raycrew.worker_groups._diagnosis import Wanted, asking
 from raycrew.worker_groups._diagnosis.diagnosis import Diagnosis, diagnosed, without
 from raycrew.worker_groups._diagnosis.parts import Found
 from raycrew.worker_groups._diagnosis.writing import new_folder, write
+from raycrew.worker_groups._health import UnansweredError
 from raycrew.worker_groups.sharding import WorkerFacts, assign_ranks
 from raycrew.worker_groups.testing import InProcessGroup
 
@@ -105,6 +107,23 @@ def test_it_is_left_as_text_and_as_json_for_the_user_alone(diagnosis, tmp_path):
 def test_values_of_secrets_are_taken_out_unless_they_may_be_any_word():
     secrets = {"TOKEN": "s3cr3t", "SHORT": "five5", "OTHER": "longer-one"}
     assert without("s3cr3t, five5, longer-one, s3cr3t", secrets) == "<TOKEN>, five5, <OTHER>, <TOKEN>"
+
+
+@pytest.mark.hostile
+def test_ranks_of_a_node_that_does_not_answer_are_told_of_beside_the_others(monkeypatch):
+    def ask(method, workers, timeout_s, *, details, patience_s):
+        assert (method, list(workers)) == ("examine", [2, 0, 1])
+        assert timeout_s + patience_s == pytest.approx(10)
+        assert details[0] == {"stacks": True, "rank": 0, "prefixes": ["/told_"]}
+        assert details[2]["prefixes"] == []
+        return {"node-a": ANSWERS[:2], "node-b": UnansweredError("it is gone", node_is_gone=True)}
+
+    monkeypatch.setattr(asking, "ask", ask)
+    workers = {rank: FACTS[rank] for rank in (2, 0, 1)}
+    found = asking.examine(workers, {0: ["/told_"]}, Wanted(stacks=True, records=True), 10.0)
+    assert list(found) == [0, 1, 2]
+    assert (found[0].stacks, found[1].seen.state) == ("in train", "dead")
+    assert found[2] == Found(missing={"state": "it is gone"})
 
 
 class Sitter:

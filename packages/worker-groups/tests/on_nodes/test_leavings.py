@@ -1,12 +1,13 @@
-"""What is read of files that a worker has left."""
+"""What is read of files that a worker has left, and what else is found out about one."""
 
+import asyncio
 import os
 
 import pytest
 
-from raycrew.worker_groups._on_nodes import read_tail
+from raycrew.worker_groups._on_nodes import examining, own_process, pid_namespace, read_tail
 from raycrew.worker_groups._on_nodes.leavings import output_of, record_of
-from raycrew.worker_groups._on_nodes.process_table import own_process
+from raycrew.worker_groups._on_nodes.watch import Watch
 
 
 def test_the_last_lines_of_each_file_without_rays_own(tmp_path):
@@ -58,3 +59,48 @@ def test_no_record_of_another_run_or_user_is_taken(tmp_path):
     with path.open("wb") as large:
         large.truncate((8 << 20) + 1)
     assert why() == (str(path), b"", f"{path} has {(8 << 20) + 1} bytes, and is left where it is")
+
+
+def asked(wanted, timeout_s=60.0, namespace=None):
+    process = own_process()
+    told = (*process, "no mark", pid_namespace() if namespace is None else namespace, 0)
+    (found,) = asyncio.run(Watch().examine([told], timeout_s, [wanted]))
+    return found
+
+
+def test_a_watch_finds_out_what_is_wanted_and_no_more(tmp_path):
+    log = tmp_path / "worker.out"
+    log.write_text("one\ntwo\n")
+    (tmp_path / "rank_7").write_bytes(b"record")
+    assert asked({}).keys() == {"seen"}
+    everything = {"stacks": True, "log_paths": [str(log)], "lines": 1}
+    found = asked({**everything, "rank": 7, "prefixes": [f"{tmp_path}/rank_"]})
+    assert found["seen"]["is_alive"]
+    assert found["output"] == ("two", "")
+    assert found["record"] == (str(tmp_path / "rank_7"), b"record", "")
+    assert len(found["stacks"]) == 2
+    elsewhere = asked(everything, namespace="another")
+    assert elsewhere == {"seen": "its process id is of another namespace than its node's"}
+
+
+@pytest.mark.hostile
+def test_a_part_that_fails_or_is_late_says_so_and_the_others_are_there(tmp_path, monkeypatch):
+    async def fails(*_):
+        raise RuntimeError("no stacks")
+
+    async def hangs(*_):
+        await asyncio.sleep(3600)
+
+    (tmp_path / "rank_0").write_bytes(b"record")
+    wanted = {"stacks": True, "log_paths": [], "lines": 1, "rank": 0, "prefixes": [f"{tmp_path}/rank_"]}
+    monkeypatch.setattr(examining, "stacks_of", fails)
+    found = asked(wanted)
+    assert found["stacks"] == ("its node's watch can't find it out: RuntimeError: no stacks", "")
+    assert found["output"] == ("", "its output goes to no file that is known")
+    assert found["record"][1] == b"record"
+    monkeypatch.setattr(asyncio, "to_thread", hangs)
+    found = asked(wanted, timeout_s=0.01)
+    assert (found["output"], found["record"]) == (
+        ("", "it could not be had in time"),
+        ("", b"", "it could not be had in time"),
+    )
