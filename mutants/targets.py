@@ -228,6 +228,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
     "cluster-core": {"errors": WORDS, "protocols": WORDS},
     "worker-groups": {
         "_calls/answers/deaths": ON_RAY,
+        "_calls/answers/telling": ON_RAY,
         "_calls/methods/callees": ON_RAY,
         "_calls/closing": ON_RAY,
         "_calls/methods/declared": ON_RAY,

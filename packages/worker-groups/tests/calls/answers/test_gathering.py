@@ -11,7 +11,7 @@ import pytest
 from raycrew.cluster_core import Session
 from raycrew.worker_groups import MultiWorkerFuture, ResultTimeoutError, WorkerFailureError
 from raycrew.worker_groups._calls import Settled, in_thread
-from raycrew.worker_groups._calls.answers import gathering
+from raycrew.worker_groups._calls.answers import gathering, telling
 from raycrew.worker_groups._calls.answers.ends import first_failure
 from raycrew.worker_groups._calls.answers.recovery import Recovery
 from raycrew.worker_groups._calls.answers.results import Results
@@ -55,7 +55,7 @@ def connect(monkeypatch):
 
         monkeypatch.setattr(gathering, "while_connected", connected)
         monkeypatch.setattr(gathering, "await_some", lambda streams, *_: streams[:1])
-        monkeypatch.setattr(gathering, "check_session", lambda *_: None)
+        monkeypatch.setattr(telling, "check_session", lambda *_: None)
 
     return use
 

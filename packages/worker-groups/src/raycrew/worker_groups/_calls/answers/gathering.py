@@ -3,19 +3,14 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from raycrew.cluster_core import Session
-from raycrew.worker_groups._calls.answers.failures import (
-    Whereabouts,
-    group_failure,
-    group_failures,
-    has_died,
-    too_late,
-)
+from raycrew.worker_groups._calls.answers.failures import has_died
 from raycrew.worker_groups._calls.answers.recovery import Recovery
+from raycrew.worker_groups._calls.answers.telling import Telling
 from raycrew.worker_groups._calls.answers.waiting import (
     GRACE_S,
     Settled,
@@ -26,7 +21,7 @@ from raycrew.worker_groups._calls.answers.waiting import (
     settle,
 )
 from raycrew.worker_groups._health import observed
-from raycrew.worker_groups._ray import call_id, check_session, is_death, is_stored, while_connected
+from raycrew.worker_groups._ray import is_death, is_stored, while_connected
 from raycrew.worker_groups._worker import Join
 from raycrew.worker_groups.errors import (
     ResultJoinError,
@@ -39,23 +34,16 @@ from raycrew.worker_groups.errors import (
 _SLICE_S = 1.0
 _LOOK_S = 0.02
 
-E = TypeVar("E", bound=WorkerGroupError)
 
-
-class Gathering(list[Any]):
+class Gathering(Telling):
     """ObjectRefs of calls (or generators of them), and how their results are waited for."""
 
     called_workers: list[int]
     return_from_workers: list[int]
-    method: str
-    group_name: str
     is_stream: bool
-    _session: Session | None
     _recovery: Recovery | None
     _why: Sequence[str]
     _join: Join | None
-    _places: dict[int, Whereabouts]
-    _sent_at: float
     _deadline: float | None
     _arrived: list[tuple[int, Any]]
     _broken: dict[int, Exception]
@@ -63,10 +51,6 @@ class Gathering(list[Any]):
     _open_streams: dict[int, Any]
     _next: dict[int, Any]
     _turns: threading.Lock
-    _diagnose: Callable[[WorkerGroupError, Hashable], object] | None
-
-    def _check(self) -> None:
-        check_session(self._session, f"{self.group_name}.{self.method}")
 
     @contextmanager
     def _turn(self, deadline: float | None = None) -> Iterator[None]:
@@ -140,9 +124,6 @@ class Gathering(list[Any]):
         """Tell whoever observes calls that the results of this one are there, or its failure."""
         if (observer := observed.by) is not None and self:
             observer.taken(self._own_id(), ok)
-
-    def _own_id(self) -> bytes:
-        return call_id(self[0])
 
     def _in_turn(self, deadline: float | None) -> Iterator[tuple[int, Any]]:
         """Results as they come."""
@@ -298,31 +279,6 @@ class Gathering(list[Any]):
         if not ready:
             raise self._timed_out(sorted(self._open_streams))
         return rank_of[ready[0]]
-
-    def _failed(self, settled: Settled) -> WorkerFailureError:
-        """One error for the failures of some ranks."""
-        self._check()  # else what failed is the connection
-        elapsed = time.monotonic() - self._sent_at
-        return self._told(group_failure(settled, self._places, self.group_name, self.method, elapsed))
-
-    def _failed_each(self, errors: Mapping[int, Exception]) -> dict[int, WorkerFailureError]:
-        """An error for each failure, by rank."""
-        if not errors:
-            return {}
-        self._check()
-        elapsed, settled = time.monotonic() - self._sent_at, Settled(errors=dict(errors))
-        failed = group_failures(settled, self._places, self.group_name, self.method, elapsed)
-        return {rank: self._told(error) for rank, error in failed.items()}
-
-    def _timed_out(self, ranks: Sequence[int]) -> ResultTimeoutError:
-        elapsed = time.monotonic() - self._sent_at
-        return self._told(too_late(f"{self.group_name}.{self.method}", ranks, elapsed))
-
-    def _told(self, error: E) -> E:
-        """An error that says where its group's diagnosis lies, if that makes any; one of each kind a call."""
-        if self._diagnose is not None:
-            self._diagnose(error, (isinstance(error, ResultTimeoutError), self._own_id()))
-        return error
 
     # For balancers.
 
