@@ -23,7 +23,7 @@ def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         "raycrew",
         description="Look at Ray clusters and at what runs on them, and plan what goes where.",
         epilog="Exit codes: 0 fine, 1 a problem was found or a request does not fit, 2 bad usage or no such "
-        "cluster, 130 Ctrl-C. With --json errors are JSON, too, on the standard output.",
+        "cluster, 130 Ctrl-C; of run the command's. With --json errors are JSON, too, on standard output.",
     )
     top.add_argument("--version", action=terminal.ShowVersion, read=lambda: raycrew.cluster_core.__version__)
     parsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -74,6 +74,7 @@ def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         help="take nodes in this order, by their ids or how those begin; the others come last",
     )
     plan.set_defaults(run=commands.run_plan)
+    parsers.add_parser("run", help="run a command that joins a cluster, found or started", add_help=False)
     is_list = not arguments or arguments[0] in ("-h", "--help")
     for name in subcommands.brought():
         parsers.add_parser(name, help=subcommands.summary(name) if is_list else "", add_help=False)
@@ -109,6 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     as_json = "--json" in arguments
     try:
+        if arguments and arguments[0] == "run":
+            from raycrew.cluster_core._command_line.running import run
+
+            return run(arguments[1:])
         if arguments and arguments[0] in subcommands.brought():
             return _run_brought(arguments[0], arguments[1:])
         args = parser(arguments).parse_args(arguments)

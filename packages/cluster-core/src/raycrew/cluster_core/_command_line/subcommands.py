@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from raycrew.cluster_core.errors import ClusterError
 
 GROUP, CLUSTER_GROUP = "raycrew.commands", "raycrew.cluster_commands"
-OWN = frozenset({"doctor", "grid", "plan", "status"})  # Nobody else's, whatever they bring.
+OWN = frozenset({"doctor", "grid", "plan", "run", "status"})  # Nobody else's, whatever they bring.
 
 Subcommand = Callable[[Sequence[str], str], int]
 

@@ -89,7 +89,8 @@ class ClusterConfig:
             value = getattr(self, name)
             accepted = _accepted(value, kind)
             if accepted is _NOTHING:
-                raise TypeError(f"{name} is {_shown(kind)}, not {value!r}")
+                said = type(value).__name__ if name == "secrets" else repr(value)
+                raise TypeError(f"{name} is {_shown(kind)}, not {said}")
             object.__setattr__(self, name, accepted)
         for name, least in (("num_nodes", 1), ("gpus_per_node", 0)):
             if getattr(self, name) < least:

@@ -47,9 +47,27 @@ def prepare_visit(
         found = next((cluster for cluster in clusters if cluster.address == named), None)
     if found is None:
         return address
+    _present(found, environ)
+    return found.address
+
+
+def present_token(
+    address: str,
+    environ: MutableMapping[str, str] = os.environ,
+    running: Callable[[], Iterable[RunningCluster]] = running_clusters,
+) -> None:
+    """Set the variables by which Ray presents the token of a cluster, where it is one of this user's here.
+
+    To be called before Ray is imported. A token that the environment names stays.
+    """
+    found = next((cluster for cluster in running() if cluster.address == address), None)
+    if found is not None:
+        _present(found, environ)
+
+
+def _present(found: RunningCluster, environ: MutableMapping[str, str]) -> None:
     if not authentication(environ):
         environ.update(found.authentication)
-    return found.address
 
 
 def connection_advice(error: Exception) -> str:
