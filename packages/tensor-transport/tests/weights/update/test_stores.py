@@ -3,7 +3,9 @@
 import fcntl
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from models import Model, assert_same, weights
@@ -16,6 +18,7 @@ from raycrew.tensor_transport.transports.shared_memory import SharedMemoryTransp
 from raycrew.tensor_transport.transports.tcp import TcpTransport
 from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver, sync_weights
 from raycrew.tensor_transport.weights._update import as_store
+from raycrew.tensor_transport.weights._update.stores import TransportByteStore
 
 FOLDER = Path("/dev/shm") / f"raycrew-{os.geteuid()}"
 
@@ -133,3 +136,21 @@ def test_a_transport_that_does_not_map_is_pulled(transport):
 def test_what_is_mapped_is_the_store_s_and_what_is_pulled_the_reader_s():
     with SharedMemoryTransport() as mapped, TcpTransport() as pulled:
         assert (as_store(mapped).gives_own_memory, as_store(pulled).gives_own_memory) == (False, True)
+
+
+class Keeping:
+    """A transport that only lends what it is offered, or has a copy."""
+
+    def __init__(self, keeps_copy):
+        self.capabilities = SimpleNamespace(maps=False, keeps_copy=keeps_copy)
+        self.offer = lambda data: data
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("keeps_copy", [False, True])
+def test_what_is_put_stays_as_it_was_when_its_memory_is_written_again(keeps_copy):
+    bucket = np.zeros(4, np.uint8)
+    offered = TransportByteStore(Keeping(keeps_copy)).put(bucket)
+    bucket[:] = 7
+    assert (offered is bucket) is keeps_copy, "one copy is enough"
+    assert keeps_copy or offered.tolist() == [0] * 4
