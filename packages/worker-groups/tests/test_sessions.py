@@ -25,7 +25,7 @@ from raycrew.worker_groups import (
     fan_out,
     fan_out_as_completed,
 )
-from raycrew.worker_groups._calls.answers import gathering
+from raycrew.worker_groups._calls.answers import telling
 from raycrew.worker_groups._ray import check_session
 
 pytestmark = pytest.mark.hostile
@@ -156,7 +156,7 @@ def test_a_shutdown_at_the_moment_at_which_a_wait_begins_ends_it(
         if len(looks) == moment:
             ray.shutdown()
 
-    monkeypatch.setattr(gathering, "check_session", check_and_shut_down)
+    monkeypatch.setattr(telling, "check_session", check_and_shut_down)
     monkeypatch.setenv("RAY_ADDRESS", local_ray_session)  # where Ray would connect by itself
     with pytest.raises(WorkerGroupClosedError, match="connection to Ray"):
         use(calls)

@@ -8,7 +8,7 @@ from ray.exceptions import ActorDiedError
 
 from raycrew.worker_groups import MultiWorkerFuture, WorkerFailureError, WorkerGroupClosedError
 from raycrew.worker_groups._calls import Settled, Whereabouts
-from raycrew.worker_groups._calls.answers import deaths, endings, gathering
+from raycrew.worker_groups._calls.answers import deaths, endings, gathering, telling
 from raycrew.worker_groups._calls.answers.recovery import Recovery
 from raycrew.worker_groups.sharding._ranks import WorkerFacts
 
@@ -40,7 +40,7 @@ def connected(monkeypatch):
         monkeypatch.setattr(module, "while_connected", connection)
         monkeypatch.setattr(module, "await_some", lambda refs, *_, **__: refs)
         monkeypatch.setattr(module, "settle", settled)
-    monkeypatch.setattr(gathering, "check_session", lambda *_: None)
+    monkeypatch.setattr(telling, "check_session", lambda *_: None)
     monkeypatch.setattr(gathering, "is_stored", lambda ref: False)
 
 
