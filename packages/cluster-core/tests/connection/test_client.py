@@ -94,11 +94,13 @@ def run(code, env):
     return done.stdout.strip().splitlines()[-1]
 
 
+@pytest.mark.long  # in short: test_proxy, whose server is made up
 @pytest.mark.slow
 def test_a_driver_behind_a_proxy(proxy):
     assert run(DRIVER, {"RAY_ADDRESS": proxy, "NCCL_DEBUG": "WARN"}) == "done True"
 
 
+@pytest.mark.long  # in short: test_proxy, whose server is made up
 @pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("RAY_AUTH_MODE") != "token", reason="the cluster asks for no token")
 def test_a_wrong_token_behind_a_proxy(proxy):

@@ -169,6 +169,7 @@ def held(_actor):
     return _ray.references_held()
 
 
+@pytest.mark.long  # in short: a killed consumer of the conformance suite
 def test_a_dead_consumer_keeps_nothing(stores):
     """What a consumer has in hand is freed when it was released and the consumer is killed."""
     store, references = stores._stores[ray.get_runtime_context().get_node_id()], RayRefBackend()

@@ -29,15 +29,10 @@ def run(script, address, *again):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
-def outcomes(ray_cluster):
-    """Of each use, without another connection and with one: the error, its text, whether Ray connected."""
-    return run("ended.py", ray_cluster.address), run("ended.py", ray_cluster.address, "again")
-
-
 @pytest.mark.slow
-def test_after_a_shutdown_every_use_says_so_at_once_and_ray_stays_unconnected(outcomes):
-    ended, _ = outcomes
+def test_after_a_shutdown_every_use_says_so_at_once_and_ray_stays_unconnected(ray_cluster):
+    """Of each use: the error, its text, whether Ray connected."""
+    ended = run("ended.py", ray_cluster.address)
     assert ended.pop("the user") == ["", "", True], "the user's own code connects by itself as before"
     assert not [name for name, (_, _, joined) in ended.items() if joined]
     assert {name for name, (error, _, _) in ended.items() if not error} == QUIET
@@ -49,9 +44,10 @@ def test_after_a_shutdown_every_use_says_so_at_once_and_ray_stays_unconnected(ou
         assert IN_WORDS.get(name, "not connected to Ray") in text, name
 
 
+@pytest.mark.long  # in short: test_a_connection_that_ends_while_ray_is_asked_is_named_whatever_ray_says
 @pytest.mark.slow
-def test_over_another_connection_what_belongs_to_the_earlier_says_so(outcomes):
-    _, again = outcomes
+def test_over_another_connection_what_belongs_to_the_earlier_says_so(ray_cluster):
+    again = run("ended.py", ray_cluster.address, "again")
     assert {name for name, (error, _, _) in again.items() if not error} == QUIET
     for name, (error, text, _) in again.items():
         if name not in QUIET:
@@ -60,7 +56,9 @@ def test_over_another_connection_what_belongs_to_the_earlier_says_so(outcomes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("again", [[], ["again"]])
+@pytest.mark.parametrize(
+    "again", [pytest.param([], id="ended"), pytest.param(["again"], id="again", marks=pytest.mark.long)]
+)
 def test_threads_that_wait_for_objects_as_the_connection_ends_say_so(ray_cluster, again):
     found, left, joined = run("waiting.py", ray_cluster.address, *again)
     assert not left and not joined

@@ -123,6 +123,7 @@ def test_waiting_for_bytes_has_a_deadline(ray_cluster):
     ray.cancel(ref, force=True)
 
 
+@pytest.mark.long  # in short: integration-tests/test_weight_updates
 def test_versions_stream_through_a_directory_to_both_nodes(ray_cluster):
     """The driver publishes; a generator on each node fetches meanwhile, and one comes late."""
     with WeightDirectory.start(keep=2, name="weights", fanout=1) as directory:
