@@ -17,7 +17,7 @@ from unwilling import LeavesAndRaises, Moody, Unwilling
 from raycrew.cluster_core import BundlesOccupiedError, RayVirtualCluster
 from raycrew.cluster_core.testing import connected, simulated_nodes
 from raycrew.worker_groups import RayWorkerGroup, UnknownMethodError, WorkerFailureError, WorkerGroupError
-from raycrew.worker_groups._health import ending, watches
+from raycrew.worker_groups._health import ending, questions, watches
 from raycrew.worker_groups._start import bundles
 
 pytestmark = pytest.mark.hostile
@@ -103,8 +103,8 @@ def test_what_carries_no_mark_is_remembered(group):
     orphans = group.call("start_session").get_results()
     os.kill(orphans[0], signal.SIGSTOP)
     facts = dict(enumerate(group._started.facts))
-    watches.follow(list(facts.values()))  # looks at the table at once
-    assert watches.ask("await_exit", facts, 0.0)
+    questions.follow(list(facts.values()))  # looks at the table at once
+    assert questions.ask("await_exit", facts, 0.0)
     for pid in pids:
         psutil.Process(pid).kill()
     eventually(lambda: not running(pids), "the workers are dead")
@@ -137,7 +137,7 @@ def test_a_failed_start_leaves_nothing(cluster, tmp_path):
 def test_a_killed_watch_is_made_anew(group, tmp_path):
     pids = group.call("pid").get_results()
     pids += group.call("start_daemon", str(tmp_path), execute=True).get_results()
-    ray.kill(watches._watch(group.ranks[0].node_id))
+    ray.kill(watches.watch_on(group.ranks[0].node_id))
     assert group.shutdown()
     assert running(pids) == []
 
@@ -147,13 +147,13 @@ def test_a_watch_killed_at_its_work_is_made_anew(group, tmp_path):
     pids = group.call("pid").get_results()
     group.call("hang_at_exit").get_results()
     node_id = group.ranks[0].node_id
-    before = watches._watch(node_id)
+    before = watches.watch_on(node_id)
     with ThreadPoolExecutor() as pool:
         shutdown = pool.submit(group.shutdown, timeout=10)
         eventually(lambda: group._life.state == "closing", "the shutdown has begun")
         ray.kill(before)
         assert not shutdown.result()
-    assert watches._watch(node_id) is not before
+    assert watches.watch_on(node_id) is not before
     assert running(pids) == []
 
 
@@ -184,7 +184,7 @@ def test_workers_end_when_the_clean_up_can_not_be_called(group, cluster, method,
 
 @pytest.mark.long  # in short: test_what_can_not_be_ended_keeps_its_bundle
 def test_a_node_that_can_not_be_asked_is_told(monkeypatch, caplog):
-    monkeypatch.setattr(watches, "_ANSWER_S", 2.0)
+    monkeypatch.setattr(questions, "_ANSWER_S", 2.0)
     monkeypatch.setattr(ending, "KILL_TIMEOUT_S", 2.0)
     with (
         simulated_nodes([{"num_cpus": 2}] * 2) as nodes,
@@ -258,7 +258,7 @@ def test_nodes_that_share_a_machine_and_one_that_dies(caplog, tmp_path, monkeypa
 @pytest.fixture
 def lingering(monkeypatch):
     """For each question about the end of workers, what is left of each; then what is true."""
-    answers, ask = [], watches.ask
+    answers, ask = [], questions.ask
 
     def some_are_left(method, workers, timeout_s, **options):
         found = ask(method, workers, timeout_s, **options)

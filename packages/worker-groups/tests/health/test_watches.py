@@ -10,7 +10,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
 from raycrew.cluster_core import ClusterClosedError
 from raycrew.worker_groups import WorkerGroupError
-from raycrew.worker_groups._health import ending, watches
+from raycrew.worker_groups._health import ending, questions, watches
 from raycrew.worker_groups.sharding._ranks import WorkerFacts
 
 pytestmark = pytest.mark.hostile
@@ -22,6 +22,7 @@ WORKERS = {rank: WorkerFacts(NODES[rank // 2], "10.0.0.1", rank) for rank in ran
 class Time:
     def __init__(self):
         self.now = 100.0
+        self.answer_s = 0.0
 
     def monotonic(self):
         return self.now
@@ -36,13 +37,25 @@ class Session:
     def while_connected(self):
         return contextlib.nullcontext()
 
+    def wait(self, answers, num_returns, timeout):
+        ready = [answer for answer in answers if answer != "deaf"]
+        self.time.now += self.time.answer_s if ready else timeout
+        return ready, [answer for answer in answers if answer == "deaf"]
+
     def get(self, answer, timeout):
         if answer == "deaf":
             self.time.now += timeout
             raise GetTimeoutError("no answer")
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return answer.told
+
+
+class Reference:
+    """Of what a watch has told."""
+
+    def __init__(self, *told):
+        self.told = list(told)
 
 
 class Method:
@@ -50,8 +63,9 @@ class Method:
         self.answer = answer
         self.asked = []
 
-    def remote(self, workers, timeout_s):
+    def remote(self, workers, timeout_s, *more):
         self.asked.append(timeout_s)
+        self.more = more
         return self.answer
 
 
@@ -59,8 +73,8 @@ class Watch:
     """All workers end well, or every question has one and the same answer."""
 
     def __init__(self, *answer):
-        self.end = Method(*answer or ([[], []],))
-        self.await_exit = Method(*answer or ([],))
+        self.end = Method(*answer or (Reference([], []),))
+        self.await_exit = Method(*answer or (Reference(),))
 
 
 @pytest.fixture
@@ -75,12 +89,12 @@ def world(monkeypatch):
             raise found[node_id]
         return found[node_id]
 
-    monkeypatch.setattr(watches, "_watch", watch)
+    monkeypatch.setattr(questions, "watch_on", watch)
     monkeypatch.setattr(watches, "_watches", {(None, node): 1 for node in NODES})
     monkeypatch.setattr(watches, "connection", lambda: None)
-    monkeypatch.setattr(watches, "time", time)
-    monkeypatch.setattr(watches, "current_session", lambda: Session(time))
-    monkeypatch.setattr(watches, "is_alive_node", lambda *_: True)
+    monkeypatch.setattr(questions, "time", time)
+    monkeypatch.setattr(questions, "current_session", lambda: Session(time))
+    monkeypatch.setattr(questions, "is_alive_node", lambda *_: True)
     monkeypatch.setattr(ending, "current_session", lambda: Session(time))
     monkeypatch.setattr(ending, "request_exit", lambda handles: None)
     monkeypatch.setattr(ending, "end_actors", lambda handles: None)
@@ -91,8 +105,8 @@ def world(monkeypatch):
 
 def test_all_deaf_nodes_together_take_one_deadline(world):
     world.update({node: Watch("deaf") for node in NODES})
-    answers = watches.ask("end", WORKERS, 5.0)
-    assert world["time"].now <= 100 + 5 + watches._ANSWER_S
+    answers = questions.ask("end", WORKERS, 5.0)
+    assert world["time"].now <= 100 + 5 + questions._ANSWER_S
     assert list(answers) == NODES
     assert all("does not answer" in str(answer) for answer in answers.values())
 
@@ -100,13 +114,33 @@ def test_all_deaf_nodes_together_take_one_deadline(world):
 def test_a_deaf_node_is_not_waited_for_a_second_time(world):
     world["b"] = Watch("deaf")
     ended = ending.end_workers({rank: object() for rank in WORKERS}, WORKERS, grace_s=1.0)
-    assert world["time"].now <= 100 + 1 + watches._ANSWER_S + 2 * ending.DEAF_S
+    assert world["time"].now <= 100 + 1 + questions._ANSWER_S + 2 * ending.DEAF_S
     assert (list(ended.left), ended.occupied) == ([2, 3], True)
+
+
+def test_a_deaf_node_makes_no_answer_of_another_late(world):
+    world["a"], world["time"].answer_s = Watch("deaf"), 0.5
+    answers = questions.ask_timed("end", WORKERS, 50.0, {rank: 10 * rank for rank in WORKERS}, may_make=True)
+    assert list(answers) == NODES
+    assert "does not answer" in str(answers["a"])
+    for node in ("b", "c"):
+        assert answers[node].told == [[], []]
+        assert (answers[node].asked, answers[node].came) == (100.0, 101.0)
+    assert world["b"].end.more == ([20, 30],)
+
+
+def test_a_watch_that_has_died_is_replaced_while_another_node_is_waited_for(world):
+    world["a"], dead = Watch("deaf"), Watch(RayActorError())
+    world["b"] = dead
+    dead.end.remote = lambda *_: world.update(b=Watch()) or RayActorError()
+    answers = questions.ask("end", WORKERS, 5.0)
+    assert answers["b"] == [[], []]
+    assert world["b"].end.asked[0] > 0.0, "there was time left"
 
 
 def test_what_is_asked_of_watches_that_there_are_makes_none(world):
     del watches._watches[None, "b"]
-    answers = watches.ask_within("end", WORKERS, 2.0, may_make=False)
+    answers = questions.ask_within("end", WORKERS, 2.0, may_make=False)
     assert (answers["a"], answers["c"]) == ([[], []], [[], []])
     assert "it has no watch" in str(answers["b"])
 
@@ -115,8 +149,8 @@ def test_nodes_where_no_watch_can_be_made_take_one_deadline_and_nothing_from_oth
     world.update(a=GetTimeoutError("stopped"), b=GetTimeoutError("stopped"))
     watches._watches.clear()
     watches._watches[None, "c"] = 1
-    answers = watches.ask("end", WORKERS, 5.0)
-    assert world["time"].now <= 100 + 5 + watches._ANSWER_S + watches._LOOK_S
+    answers = questions.ask("end", WORKERS, 5.0)
+    assert world["time"].now <= 100 + 5 + questions._ANSWER_S + questions._LOOK_S
     assert world["c"].end.asked == [5.0]
     assert answers["c"] == [[], []]
     assert list(answers) == NODES
@@ -138,7 +172,7 @@ def test_a_node_that_can_not_be_asked_is_named_by_its_ranks(world, monkeypatch, 
         raise error
 
     if where == "look":
-        monkeypatch.setattr(watches, "is_alive_node", look)
+        monkeypatch.setattr(questions, "is_alive_node", look)
         world["b"] = Watch(RayActorError())
     else:
         world["b"] = error if where == "make" else Watch(error)
@@ -150,7 +184,7 @@ def test_a_node_that_can_not_be_asked_is_named_by_its_ranks(world, monkeypatch, 
 
 def test_a_watch_that_fails_is_kept(world, monkeypatch):
     forgotten = []
-    monkeypatch.setattr(watches, "_forget", lambda *watch: forgotten.append(watch))
+    monkeypatch.setattr(questions, "forget_watch", lambda *watch: forgotten.append(watch))
     world["b"] = Watch(RayTaskError("end", "ValueError: odd", ValueError("odd")))
     left, occupied = ending._kill(WORKERS)
     assert list(left) == [2, 3]
@@ -161,17 +195,17 @@ def test_a_watch_that_fails_is_kept(world, monkeypatch):
 
 def test_a_watch_that_is_out_of_reach_for_a_moment_is_kept_by_who_makes_none(world, monkeypatch):
     forgotten = []
-    monkeypatch.setattr(watches, "_forget", lambda *watch: forgotten.append(watch))
+    monkeypatch.setattr(questions, "forget_watch", lambda *watch: forgotten.append(watch))
     world["b"] = Watch(ActorUnavailableError("out of reach", None))
     world["c"] = gone = Watch(RayActorError())
-    answers = watches.ask_within("end", WORKERS, 2.0, may_make=False)
+    answers = questions.ask_within("end", WORKERS, 2.0, may_make=False)
     assert "out of reach" in str(answers["b"])
     assert forgotten == [("c", gone)]
 
 
 def test_a_node_that_is_gone_has_no_bundles(world, monkeypatch):
     world["b"] = Watch(RayActorError())
-    monkeypatch.setattr(watches, "is_alive_node", lambda *_: False)
+    monkeypatch.setattr(questions, "is_alive_node", lambda *_: False)
     ended = ending.end_workers({rank: object() for rank in WORKERS}, WORKERS)
     assert list(ended.left) == [2, 3]
     assert not ended.occupied

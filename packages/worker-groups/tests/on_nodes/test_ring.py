@@ -89,13 +89,15 @@ def test_a_watch_is_told_of_what_ends_after_it_first_asks():
     beating = Heart(make_page(mark), lambda: os.urandom(24))
     worker, sights = own_process(), Sights()
     assert sights.record(worker._replace(started=1), "0" * 32) is None
+    assert "can't be opened" in sights.record(worker, "0" * 32)
     clock, now, before, count, notes = sights.record(worker, mark)
     assert (clock, before, count, notes) == (clock_name(), 0, 0, [])
     for name in ("one", "two"):
         with Running(as_text(name), beating):
             pass
-    _, later, before, count, notes = sights.record(worker, mark)
-    assert (before, count, [note.method for note in notes]) == (0, 2, ["one", "two"])
+    for _ in range(2):  # an answer may get lost
+        _, later, before, count, notes = sights.record(worker, mark, 0)
+        assert (before, count, [note.method for note in notes]) == (0, 2, ["one", "two"])
     assert now <= notes[0].began <= later
     sights.forget(worker)
     assert sights.record(worker, mark)[2:] == (2, 2, [])
@@ -110,7 +112,7 @@ def test_the_end_of_one_drivers_wish_leaves_anothers():
     sights.record(worker, mark, is_last=True)
     with Running(as_text("one"), beating):
         pass
-    assert [note.method for note in others.record(worker, mark)[4]] == ["one"]
+    assert [note.method for note in others.record(worker, mark, 0)[4]] == ["one"]
     told = open_ring(worker.pid, mark)
     told.want(1e18)
     others.record(worker, mark)

@@ -89,6 +89,16 @@ def test_no_more_are_open_than_there_may_be():
     assert all(call.taken is None for call in (*closed, *unfinished))
 
 
+def test_a_call_of_many_ranks_takes_the_room_of_many():
+    ledger, closed = ledger_and_closed(most=4)
+    for i in range(4):
+        ledger.sent(float(i), "policy", "train", [0, 1], [bytes([i, rank]) * 12 for rank in range(2)])
+    assert [call.sent for call in closed] == [0.0, 1.0]
+    ledger.sent(4.0, "policy", "train", range(9), [bytes([9, rank]) * 12 for rank in range(9)])
+    assert [call.sent for call in closed] == [0.0, 1.0, 2.0, 3.0]
+    assert [call.sent for call in ledger.unfinished()] == [4.0], "the last one is there, however large"
+
+
 def test_a_rank_that_tells_of_a_call_that_was_closed_without_it_amends_the_call():
     AMENDED.clear()
     ledger, closed = ledger_and_closed()

@@ -1,12 +1,13 @@
 """Nodes are asked when calls ran: what they answer, by this process's clock; what is lost is counted."""
 
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 from patience import PATIENCE_S
 
-from raycrew.worker_groups._health import UnansweredError
+from raycrew.worker_groups._health import Answer, UnansweredError
 from raycrew.worker_groups._on_nodes import clock_name
 from raycrew.worker_groups._timeline import questions
 from raycrew.worker_groups._timeline.ledger import Ran
@@ -24,18 +25,20 @@ def nodes(monkeypatch):
     """Answers by node; what was asked."""
     answers, asked = {}, []
 
-    def ask_within(method, workers, _timeout_s, *, may_make):
+    def ask_timed(method, workers, _timeout_s, more, *, may_make):
         meanwhile = getattr(found, "meanwhile", lambda: None)
         meanwhile()
+        found.seen = more
         asked.append((method, sorted(facts.mark for facts in workers.values()), may_make))
         return {
-            node_id: answer
+            node_id: Answer(answer, *found.times) if isinstance(answer, list) else answer
             for node_id, answer in answers.items()
             if node_id in {facts.node_id for facts in workers.values()}
         }
 
-    monkeypatch.setattr(questions, "ask_within", ask_within)
-    found = SimpleNamespace(answers=answers, asked=asked)
+    monkeypatch.setattr(questions, "ask_timed", ask_timed)
+    now = time.monotonic()
+    found = SimpleNamespace(answers=answers, asked=asked, times=(now, now + 0.5))
     return found
 
 
@@ -73,18 +76,19 @@ def test_times_are_of_this_processs_clock_and_those_before_it_began_are_left_out
     assert workers._began <= ran.began - 7 <= workers._began + 60
 
 
-def test_what_was_overwritten_or_whose_answer_got_lost_is_counted(nodes):
+def test_what_was_overwritten_is_counted_and_an_answer_that_got_lost_is_asked_for_again(nodes):
     workers = NodeWorkers()
     nodes.answers["n"] = [(clock_name(), 1.0, 5, 5, [])]
     workers.follow("policy", {0: place("one")})
     nodes.answers["n"] = [(clock_name(), 1.0, 5, 9, [(CALL, "m", 1e9, 1e9, 0.0)])]
     workers.ask()
     assert workers.lost == 3
-    nodes.answers["n"] = [(clock_name(), 1.0, 12, 13, [(CALL, "m", 1e9, 1e9, 0.0)])]
+    assert nodes.seen == {0: 5}
+    nodes.answers["n"] = UnansweredError("its node n does not answer in time", node_is_gone=False)
     workers.ask()
-    assert workers.lost == 6
     workers.ask()
-    assert workers.lost == 6
+    assert nodes.seen == {0: 9}
+    assert workers.lost == 3
 
 
 def test_a_node_that_is_silent_is_said_once_and_asked_again(nodes, caplog):
@@ -95,11 +99,15 @@ def test_a_node_that_is_silent_is_said_once_and_asked_again(nodes, caplog):
     assert caplog.text.count("does not answer") == 1
     nodes.answers["n"] = [(clock_name(), 1.0, 0, 1, [(CALL, "m", 1e9, 1e9, 0.0)])]
     assert len(workers.ask()) == 1
+    workers.follow("policy", {1: place("two", "m")})
+    nodes.answers["m"] = ["it can't be opened"]
     nodes.answers["n"] = [None]
     assert workers.ask() == []
     nodes.asked.clear()
     workers.ask()
     assert nodes.asked == [("record", [], False)], "who is gone is asked no more"
+    assert "rank 1 of policy runs calls is not known: it can't be opened" in caplog.text
+    assert "rank 0" not in caplog.text
 
 
 @pytest.mark.hostile

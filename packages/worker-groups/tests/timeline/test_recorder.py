@@ -1,6 +1,7 @@
 """What is told of calls is noted, put together and told to listeners."""
 
 import threading
+import weakref
 
 import pytest
 from patience import PATIENCE_S
@@ -120,6 +121,36 @@ def test_notes_above_the_most_are_counted(told):
     recorder.spanned(Span("t", "r", "last", "k", 0.0, 1.0))
     recorder.leave(told)
     assert [span.name for span in told.spans] == ["0", "1", "2", "last"]
+
+
+def test_a_call_of_many_ranks_counts_as_many_notes(told):
+    recorder = Recorder(told, most_notes=3)
+    recorder.listen(told)
+    for name in (b"a", b"b"):
+        recorder.sent(1.0, "policy", "train", [0, 1], [name * 24, name * 23 + b"1"])
+    assert recorder.dropped == 1
+    recorder.look()
+    recorder.sent(2.0, "policy", "train", [0, 1], [b"c" * 24, b"d" * 24])
+    assert recorder.dropped == 1, "there is room again"
+    recorder.leave(told)
+
+
+@pytest.mark.hostile
+def test_handles_that_come_and_go_are_not_kept(told):
+    class Places(dict):
+        """What can be seen to be let go of."""
+
+    recorder = Recorder(told)
+    recorder.listen(told)
+    first = Places({0: "here"})
+    gone = weakref.ref(first)
+    recorder.about_to_send("policy", first)
+    del first
+    for _ in range(module.MOST_KNOWN):
+        recorder.about_to_send("policy", {0: "here"})
+    told.followed.clear()
+    assert gone() is None
+    recorder.leave(told)
 
 
 @pytest.mark.hostile

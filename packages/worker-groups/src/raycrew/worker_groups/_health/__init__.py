@@ -3,6 +3,15 @@
 from raycrew.worker_groups._health.ending import Ended, end_workers, end_workers_of
 from raycrew.worker_groups._health.group_health import GroupHealth, SeenByRank, Workers, last_seen, sights_of
 from raycrew.worker_groups._health.observers import LOOK_WITHIN_S, Observer, Span, look_before_end, observed
+from raycrew.worker_groups._health.questions import (
+    Answer,
+    UnansweredError,
+    ask,
+    ask_timed,
+    ask_within,
+    by_node,
+    follow,
+)
 from raycrew.worker_groups._health.reports import (
     MISSED_S,
     RankState,
@@ -23,21 +32,13 @@ from raycrew.worker_groups._health.roster import (
     look,
     take_stacks,
 )
-from raycrew.worker_groups._health.watches import (
-    WATCH,
-    UnansweredError,
-    ask,
-    ask_within,
-    by_node,
-    follow,
-    stand_by,
-    watch_owner,
-)
+from raycrew.worker_groups._health.watches import WATCH, stand_by, watch_owner
 
 __all__ = [
     "LOOK_WITHIN_S",
     "MISSED_S",
     "WATCH",
+    "Answer",
     "Ended",
     "Found",
     "GroupHealth",
@@ -59,6 +60,7 @@ __all__ = [
     "WorkerStatus",
     "Workers",
     "ask",
+    "ask_timed",
     "ask_within",
     "by_node",
     "end_workers",

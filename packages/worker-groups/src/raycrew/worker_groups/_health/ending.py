@@ -10,7 +10,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from raycrew.cluster_core import ClusterClosedError, Session
-from raycrew.worker_groups._health.watches import UnansweredError, ask, by_node
+from raycrew.worker_groups._health.questions import UnansweredError, ask, by_node
 from raycrew.worker_groups._ray import await_end, current_session, end_actors, request_exit
 from raycrew.worker_groups.errors import WorkerGroupError
 from raycrew.worker_groups.sharding import WorkerFacts

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from raycrew.worker_groups._health.observers import observed
+from raycrew.worker_groups._health.questions import UnansweredError, ask_within, by_node
 from raycrew.worker_groups._health.reports import (
     ResourceUsage,
     Seen,
@@ -15,7 +16,6 @@ from raycrew.worker_groups._health.reports import (
     check_threshold,
     why_stuck,
 )
-from raycrew.worker_groups._health.watches import UnansweredError, ask_within, by_node
 from raycrew.worker_groups._ray import ActorState
 from raycrew.worker_groups.sharding import WorkerFacts
 

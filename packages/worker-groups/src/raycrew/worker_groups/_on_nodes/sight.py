@@ -11,14 +11,14 @@ from typing import Any
 
 from raycrew.worker_groups._on_nodes.family import Family
 from raycrew.worker_groups._on_nodes.page import open_page, open_ring, read
-from raycrew.worker_groups._on_nodes.process_table import Process, Table, clock_name, read_entry
+from raycrew.worker_groups._on_nodes.process_table import Process, Table, clock_name, read_entry, runs
 from raycrew.worker_groups._on_nodes.ring import Note, Ring
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SPAN_S = 0.5  # CPU use is told of no shorter time
 _WANTED_S = 15.0  # a worker notes its calls for so long, unless they are asked for again
 
-#: What this node's clock is called, what it shows, how many calls a worker had noted when it was asked before
+#: What this node's clock is called, what it shows, how many calls a worker had noted of those that were seen
 #: and now, and those noted since.
 Ran = tuple[str, float, int, int, list[Note]]
 
@@ -31,17 +31,19 @@ class Sights:
         self._spent: dict[Process, tuple[float, float]] = {}
         self._use: dict[Process, float] = {}
         self._rings: dict[Process, Ring] = {}
-        self._noted: dict[Process, int] = {}
 
     def open(self, worker: Process, mark: str) -> None:
-        """Open a worker's page, which stays readable whatever descriptors the worker closes later."""
+        """Open a worker's page and ring, which stay readable whatever descriptors the worker closes later."""
         page = None if worker in self._pages else open_page(worker.pid, mark)
         if page is not None:
             self._pages[worker] = page
+        ring = None if worker in self._rings else open_ring(worker.pid, mark)
+        if ring is not None:
+            self._rings[worker] = ring
 
     def forget(self, worker: Process) -> None:
         """Let go of what is known of a worker."""
-        for known in (self._pages, self._spent, self._use, self._rings, self._noted):
+        for known in (self._pages, self._spent, self._use, self._rings):
             known.pop(worker, None)
 
     def take_in(self, families: Mapping[Process, Family], table: Table) -> None:
@@ -57,22 +59,22 @@ class Sights:
                 self._use[worker] = max(0.0, spent - before) / (now - at)
             self._spent[worker] = (now, spent)
 
-    def record(self, worker: Process, mark: str, *, is_last: bool = False) -> Ran | None:
-        """The calls that a worker has ended since this was asked last, dead or alive; has it note the next.
+    def record(
+        self, worker: Process, mark: str, seen: int | None = None, *, is_last: bool = False
+    ) -> Ran | str | None:
+        """The calls that a worker, dead or alive, has noted after the first so many; has it note the next.
 
         The last time, the worker is left to stop by itself: another driver may have it note calls, too.
-        The first time there are none. None where there is no ring.
+        None of those before where None were seen. Where there is no ring, why; None of a worker that is gone.
         """
-        ring, now = self._rings.get(worker) or open_ring(worker.pid, mark), time.monotonic()
+        self.open(worker, mark)
+        ring, now = self._rings.get(worker), time.monotonic()
         if ring is None:
-            return None
-        self._rings[worker] = ring
+            return "what it notes of its calls can't be opened" if runs(worker) else None
         if not is_last:
             ring.want(max(ring.wanted, now + _WANTED_S))
-        before = self._noted.get(worker)
-        count, notes = ring.since(before) if before is not None else (ring.count, [])
-        self._noted[worker] = count
-        return clock_name(), now, count if before is None else before, count, notes
+        count, notes = ring.since(seen) if seen is not None else (ring.count, [])
+        return clock_name(), now, count if seen is None else seen, count, notes
 
     def of_gone(self, worker: Process) -> dict[str, Any]:
         """What is still to be seen of a worker whose process is gone: what it was in when it died."""

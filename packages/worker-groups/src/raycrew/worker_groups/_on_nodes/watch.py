@@ -28,6 +28,7 @@ Told = tuple[int, int, str, str, int]
 _LOOK_S = 1.0  # between two looks at the table, and at most one part in 200 of the time is spent on them
 _POLL_S = 0.01
 _MEMORY_S = 0.1  # between two looks at the memory of workers, and at most one part in fifty of the time
+_FOREIGN = "its process id is of another namespace than its node's"
 _ORPHANS_S = 1.0  # for what a worker leaves behind to end by itself, as Python's resource tracker does
 
 
@@ -73,18 +74,28 @@ class Watch:
         self._begin_looking()
         return [self._sight_or_why_not(worker) for worker in workers]
 
-    async def record(self, workers: Sequence[Told], timeout_s: float) -> list[Ran | None]:  # noqa: ARG002 - as all are asked
-        """The calls that each of these has ended since this was asked last; they note the next ones."""
-        return [self._record(worker, is_last=False) for worker in workers]
+    async def record(
+        self,
+        workers: Sequence[Told],
+        timeout_s: float,  # noqa: ARG002 - as all are asked
+        seen: Sequence[int | None],
+    ) -> list[Ran | str | None]:
+        """The calls that each of these has noted after the first so many; they note the next ones."""
+        return [self._record(*one, is_last=False) for one in zip(workers, seen, strict=True)]
 
-    async def record_last(self, workers: Sequence[Told], timeout_s: float) -> list[Ran | None]:  # noqa: ARG002 - as all are asked
+    async def record_last(
+        self,
+        workers: Sequence[Told],
+        timeout_s: float,  # noqa: ARG002 - as all are asked
+        seen: Sequence[int | None],
+    ) -> list[Ran | str | None]:
         """The same, and they note no more after a while, unless somebody else wants it."""
-        return [self._record(worker, is_last=True) for worker in workers]
+        return [self._record(*one, is_last=True) for one in zip(workers, seen, strict=True)]
 
-    def _record(self, worker: Told, *, is_last: bool) -> Ran | None:
+    def _record(self, worker: Told, seen: int | None, *, is_last: bool) -> Ran | str | None:
         if worker[3] != pid_namespace():
-            return None
-        return self._sights.record(Process(worker[0], worker[1]), worker[2], is_last=is_last)
+            return _FOREIGN
+        return self._sights.record(Process(worker[0], worker[1]), worker[2], seen, is_last=is_last)
 
     async def report(self) -> list[tuple[int, int, dict[str, Any] | str]]:
         """Process id, start and sight of each worker that this watch was told of; asked without marks."""
@@ -128,7 +139,7 @@ class Watch:
 
     def _sight_or_why_not(self, worker: Told) -> dict[str, Any] | str:
         if worker[3] != pid_namespace():
-            return "its process id is of another namespace than its node's"
+            return _FOREIGN
         try:
             return self._sight(worker)
         except Exception as error:  # whatever is wrong with one worker, the others are told of

@@ -74,18 +74,19 @@ class Ledger:
     Args:
         closed: Told of each call that is no longer.
         amended: Told of a call that was closed, as it was and as it is, when a rank tells of it later.
-        most: How many may be open; the oldest is closed as it is known where there would be more.
+        most: How many ranks' parts of open calls there may be; the oldest call is closed as it is known where
+            there would be more.
     """
 
     def __init__(
         self,
         closed: Callable[[Call], object],
         amended: Callable[[Call, Call], object],
-        most: int = 100_000,
+        most: int = 200_000,
     ) -> None:
         self._closed, self._amended = closed, amended
         self._late: dict[bytes, _Late] = {}
-        self._most = most
+        self._most, self._n_parts = most, 0
         self._open: dict[bytes, _Open] = {}
         self._calls: dict[_Open, None] = {}
         self._strays: dict[tuple[bytes, int], tuple[float, Ran]] = {}
@@ -103,12 +104,13 @@ class Ledger:
         parts = {call: Part(rank) for call, rank in zip(calls, ranks, strict=True)}
         opened = _Open(group, method, at, parts, untold=len(parts), since=at, context=context)
         self._calls[opened] = None
+        self._n_parts += len(parts)
         self._open |= dict.fromkeys(parts, opened)
         for call, part in parts.items():
             stray = self._strays.pop((call, part.rank), None)
             if stray is not None:
                 self.ran(stray[0], stray[1])
-        while len(self._calls) > self._most:
+        while self._n_parts > self._most and len(self._calls) > 1:
             self._close(next(iter(self._calls)))
 
     def ran(self, now: float, ran: Ran) -> None:
@@ -163,6 +165,7 @@ class Ledger:
 
     def _close(self, opened: _Open) -> None:
         del self._calls[opened]
+        self._n_parts -= len(opened.parts)
         for call in opened.parts:
             del self._open[call]
         late = _Late(opened, opened.closed())

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from raycrew.worker_groups._health import LOOK_WITHIN_S, UnansweredError, ask_within, by_node
+from raycrew.worker_groups._health import LOOK_WITHIN_S, UnansweredError, ask_timed, by_node
 from raycrew.worker_groups._on_nodes import clock_name
 from raycrew.worker_groups._timeline.clocks import Clocks
 from raycrew.worker_groups._timeline.ledger import Ran
@@ -42,6 +42,8 @@ class NodeWorkers:
             for rank, place in places.items()
             if place.facts is not None and place.facts.mark not in self._workers
         }
+        if not added:
+            return
         self._workers |= added
         with self._alone(2 * LOOK_WITHIN_S) as left_s:
             if left_s > 0:
@@ -80,17 +82,17 @@ class NodeWorkers:
     ) -> list[Ran]:
         known = dict(enumerate(workers.values()))
         facts = {key: worker[2] for key, worker in known.items()}
-        nodes, before, found = by_node(facts), time.monotonic(), list[Ran]()
-        for node_id, answer in ask_within(question, facts, timeout_s, may_make=may_make).items():
+        nodes, found = by_node(facts), list[Ran]()
+        seen = {key: self._seen.get(facts[key].mark) for key in facts}
+        for node_id, answer in ask_timed(question, facts, timeout_s, seen, may_make=may_make).items():
             if isinstance(answer, UnansweredError):
                 self._note_silence(node_id, answer)
                 continue
-            after = time.monotonic()
-            for key, told in zip(nodes[node_id], answer, strict=True):
-                if told is None:  # It is gone and forgotten, or another namespace's.
-                    self._workers.pop(facts[key].mark, None)
+            for key, told in zip(nodes[node_id], answer.told, strict=True):
+                if told is None or isinstance(told, str):  # It is gone and forgotten, or can't tell.
+                    self._drop(*known[key], told)
                 else:
-                    found += self._taken_in(known[key], told, before, after)
+                    found += self._taken_in(known[key], told, answer.asked, answer.came)
         return found
 
     def _taken_in(
@@ -99,13 +101,18 @@ class NodeWorkers:
         group, rank, facts = worker
         clock, theirs, first, last, notes = told
         ahead_s = self.clocks.observe(facts.node_id, clock, theirs, before, after).ahead_s
-        self.lost += max(0, last - self._seen.get(facts.mark, first) - len(notes))
+        self.lost += max(0, last - first - len(notes))
         self._seen[facts.mark] = last
         return [
             Ran(call, group, rank, method, began - ahead_s, ended - ahead_s, paused_s)
             for call, method, began, ended, paused_s in notes
             if ended - ahead_s >= self._began
         ]
+
+    def _drop(self, group: str, rank: int, facts: WorkerFacts, why: str | None) -> None:
+        self._seen.pop(facts.mark, None)
+        if self._workers.pop(facts.mark, None) is not None and why is not None:
+            logger.warning("when rank %d of %s runs calls is not known: %s", rank, group, why)
 
     def _note_silence(self, node_id: str, why: UnansweredError) -> None:
         say = logger.debug if node_id in self._silent else logger.warning

@@ -14,8 +14,11 @@ from raycrew.worker_groups._timeline.records import Call
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-#: How many notes may wait to be put together; those above are counted, and forgotten.
+#: How many notes may wait to be put together, one of a call for each rank; those above are counted, and
+#: forgotten.
 MOST_NOTES = 200_000
+#: Of how many groups and handles it is known that their workers are followed; of others that is asked again.
+MOST_KNOWN = 1_000
 
 Note = Callable[[], object]
 
@@ -61,7 +64,7 @@ class Recorder(Observer):
 
     Args:
         workers: Those that know when calls ran.
-        most_notes: How many notes may wait.
+        most_notes: How many notes may wait; one of a call counts as one of each rank.
 
     Attributes:
         dropped: How many notes were forgotten, because too many waited.
@@ -69,9 +72,9 @@ class Recorder(Observer):
 
     def __init__(self, workers: Workers, most_notes: int = MOST_NOTES) -> None:
         self.dropped = 0
-        self._workers, self._most_notes = workers, most_notes
+        self._workers, self._most_notes, self._n_waiting = workers, most_notes, 0
         self._listeners: tuple[Listener, ...] = ()
-        self._notes: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self._notes: deque[tuple[str, tuple[Any, ...], int]] = deque()
         self._capture: Callable[[], Any] | None = None
         self._known: dict[int, Mapping[int, Any]] = {}
         self._ledger = Ledger(self._closed, self._amended)
@@ -85,13 +88,17 @@ class Recorder(Observer):
         """See `Observer`."""
         if id(places) not in self._known:
             self._workers.follow(group, places)
-            self._known[id(places)] = places  # as long as it is kept, no other has its id
+            with self._counting:
+                self._known[id(places)] = places  # as long as it is kept, no other has its id
+                while len(self._known) > MOST_KNOWN:
+                    del self._known[next(iter(self._known))]
         return time.monotonic()
 
     def sent(self, at: float, group: str, method: str, ranks: Sequence[int], calls: Sequence[bytes]) -> None:
         """See `Observer`."""
         capture = self._capture
-        self._note("sent", at, group, method, ranks, calls, None if capture is None else capture())
+        context = None if capture is None else capture()
+        self._note("sent", at, group, method, ranks, calls, context, counts=len(calls))
 
     def ran(
         self, call: bytes, group: str, rank: int, method: str, began: float, ended: float, paused_s: float
@@ -115,12 +122,13 @@ class Recorder(Observer):
         """See `Observer`."""
         self._note("counted", name, labels, value)
 
-    def _note(self, what: str, *told: Any) -> None:
-        if len(self._notes) < self._most_notes:
-            self._notes.append((what, told))
-            return
+    def _note(self, what: str, *told: Any, counts: int = 1) -> None:
         with self._counting:  # not the other: whoever looks has it, and waits for nodes
-            self.dropped += 1
+            if self._n_waiting + counts > self._most_notes:
+                self.dropped += 1
+                return
+            self._n_waiting += counts
+            self._notes.append((what, told, counts))
 
     # Putting together.
 
@@ -194,10 +202,11 @@ class Recorder(Observer):
 
     def _drain(self) -> None:
         while True:
-            try:
-                what, told = self._notes.popleft()
-            except IndexError:
-                return
+            with self._counting:
+                if not self._notes:
+                    return
+                what, told, counts = self._notes.popleft()
+                self._n_waiting -= counts
             getattr(self, f"_take_{what}")(*told)
 
     def _take_sent(self, *told: Any) -> None:
