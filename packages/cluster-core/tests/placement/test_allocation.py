@@ -1,9 +1,12 @@
 """What an allocation does when Ray grants other devices than the wanted ones, without Ray."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from raycrew.cluster_core import NodeState
+from raycrew.cluster_core import AllocationTimeoutError, NodeState, ResourceInsufficientError
 from raycrew.cluster_core._devices import DevicesTakenError
+from raycrew.cluster_core._placement import allocation
 from raycrew.cluster_core._placement.allocation import Allocator, _ray
 from raycrew.cluster_core._planning import PlacementRequest, plan_cluster
 
@@ -30,3 +33,47 @@ def test_an_order_finds_what_it_asks_for_on_nodes_that_are_passed_over(monkeypat
     assert plan_cluster(nodes, request).node_ids == (("a", "a"),)
     options = {"census": lambda label: nodes, "sleep": lambda seconds: None}
     assert TakenAtFirst(request, alias="retried", **options).allocate() == (("b", "b"),)
+
+
+@pytest.fixture
+def never_granting(monkeypatch):
+    """Ray, which lets every group wait; a clock on which waits take their time."""
+    clock = SimpleNamespace(now=0.0)
+    pending = SimpleNamespace(state="PENDING", scheduling_state="PENDING", name="a-node0")
+
+    def await_group(_group, timeout_s):
+        clock.now += timeout_s
+        return False
+
+    for name, instead in {
+        "check_connected": Session,
+        "create_group": lambda *_: object(),
+        "await_group": await_group,
+        "group_state": lambda _group: pending,
+        "withdraw_groups": lambda _groups: None,
+    }.items():
+        monkeypatch.setattr(_ray, name, instead)
+    monkeypatch.setattr(allocation, "holders_by_node", lambda _nodes: {})
+    return clock
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("error", "limit"),
+    [(ResourceInsufficientError, {"max_retries": 1}), (AllocationTimeoutError, {"timeout_s": 5.0})],
+)
+def test_a_failure_says_that_ray_grants_no_order_of_what_fits(never_granting, caplog, error, limit):
+    total = {"CPU": 64.0, "GPU": 2.0}
+    nodes = [NodeState(name, "10.0.0.1", total, total) for name in ("a", "b")]
+    shares = [(0.4, 0.2, 0.6, 0.5), (0.7, 0.5, 0.2, 0.6)]
+    bundles = tuple(tuple({"GPU": share} for share in one) for one in shares)
+    request = PlacementRequest((4, 4), strategy="PACK", bundles=bundles)
+    options = {
+        "census": lambda label: nodes,
+        "clock": lambda: never_granting.now,
+        "sleep": lambda seconds: None,
+    }
+    with pytest.raises(error, match="in no such order do all parts of devices fit") as raised:
+        Allocator(request, alias="parts", **limit, **options).allocate()
+    assert "not granted yet" in raised.value.reasons[0]
+    assert "in no such order" in caplog.text

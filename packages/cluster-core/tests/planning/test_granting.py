@@ -7,6 +7,7 @@ import pytest
 
 from raycrew.cluster_core._planning import PlacementRequest, plan_cluster
 from raycrew.cluster_core._planning.devices import laid
+from raycrew.cluster_core._planning.granting import grant_order
 from raycrew.cluster_core._planning.topology import NodeState
 
 
@@ -92,8 +93,42 @@ def test_nearly_all_that_is_planned_is_granted():
         if plan.feasible:
             planned += 1
             stood += granted(nodes, request, plan, as_they_stand(request))
-            asked += granted(nodes, request, plan, plan.order or as_they_stand(request))
+            is_granted = granted(nodes, request, plan, plan.order or as_they_stand(request))
+            asked += is_granted
+            assert is_granted == (plan.doubt == ""), "and it is known which not"
     assert stood < asked >= 149
+
+
+NO_ORDER_FOR = [(0.4, 0.2, 0.6, 0.5), (0.7, 0.5, 0.2, 0.6)]
+
+
+@pytest.mark.hostile
+def test_a_plan_without_an_order_of_whole_groups_says_so():
+    _, _, plan = told(*NO_ORDER_FOR, strategy="PACK", devices=(2, 2))
+    assert plan.feasible and plan.order
+    assert "Ray grants one logical node after the other, and in no such order" in plan.doubt
+    assert told((0.4, 0.4, 0.6, 0.6))[2].doubt == ""
+
+
+@pytest.mark.hostile
+def test_the_search_for_an_order_ends_however_many_orders_there_are():
+    def calls_for_pairs(number):
+        """How many functions are called for pairs that fit in any order, beside two groups in none."""
+        pairs = [(round(0.51 + i / 200, 3), round(0.49 - i / 200, 3)) for i in range(number)]
+        nodes, _, plan = told(*NO_ORDER_FOR, strategy="PACK", devices=(2, 2))
+        placed = [[int(node_id[1:]) for node_id in one] for one in plan.node_ids]
+        placed += [[0, 2], *[[2, 2]] * number]
+        groups = [*NO_ORDER_FOR, (0.1, 1.0), *pairs]
+        bundles = tuple(tuple({"GPU": share} for share in one) for one in groups)
+        request = PlacementRequest(tuple(map(len, groups)), strategy="PACK", bundles=bundles)
+        found = []
+        calls = calls_of(lambda: found.append(grant_order([*nodes, node(2, number + 1)], placed, request)))
+        return calls, found[0].doubt
+
+    few, _ = calls_for_pairs(12)
+    many, doubt = calls_for_pairs(48)
+    assert "not all orders of logical nodes were tried" in doubt
+    assert many < 2 * few
 
 
 def test_devices_take_shares_as_ray_lays_them():
@@ -103,11 +138,8 @@ def test_devices_take_shares_as_ray_lays_them():
     assert laid((4000, 9000), 10_000) is None and laid((10_000,), 20_000) is None
 
 
-def calls_for(number):
-    """How many functions are called to plan so many logical nodes that are all unlike."""
-    bundles = tuple(({"GPU": 1.0, "CPU": 1 + i / number},) * 2 for i in range(number))
-    request = PlacementRequest((2,) * number, strategy="PACK", bundles=bundles)
-    nodes = [node(i, 2) for i in range(number)]
+def calls_of(what):
+    """How many functions are called."""
     seen = 0
 
     def count(_frame, event, _what):
@@ -116,10 +148,20 @@ def calls_for(number):
 
     sys.setprofile(count)
     try:
-        assert plan_cluster(nodes, request).feasible
+        what()
     finally:
         sys.setprofile(None)
     return seen
+
+
+def calls_for(number):
+    """How many functions are called to plan so many logical nodes that are all unlike."""
+    bundles = tuple(({"GPU": 1.0, "CPU": 1 + i / number},) * 2 for i in range(number))
+    request = PlacementRequest((2,) * number, strategy="PACK", bundles=bundles)
+    nodes, plans = [node(i, 2) for i in range(number)], []
+    calls = calls_of(lambda: plans.append(plan_cluster(nodes, request)))
+    assert plans[0].feasible
+    return calls
 
 
 def test_many_unlike_logical_nodes_look_at_few_nodes_each():

@@ -112,6 +112,7 @@ class Allocator:
         self._clock = clock
         self._sleep = sleep
         self._deadline = 0.0
+        self._doubts: list[str] = []  # Why Ray may never grant what fits.
 
     def allocate(self) -> Allocation:
         """Plan, create and wait until everything is granted; on any failure nothing is left behind.
@@ -138,15 +139,17 @@ class Allocator:
             except (_NotGrantedError, RayError) as error:
                 failed += 1
                 problem = f"{type(error).__name__}: {error}" if isinstance(error, RayError) else str(error)
-            logger.warning("%s: attempt %d failed: %s", self._name, number, problem)
+            logger.warning(
+                "%s: attempt %d failed: %s", self._name, number, "; ".join([problem, *self._doubts])
+            )
             if self._left() <= 0:
                 raise AllocationTimeoutError(
                     f"{self._name} was not granted within {self._timeout_s:g} s:",
-                    [problem, *self._reasons_now()],
+                    [problem, *self._doubts, *self._reasons_now()],
                 )
             if failed > self._max_retries:
                 raise ResourceInsufficientError(
-                    f"{self._name} was not granted in {number} attempts, the last:", [problem]
+                    f"{self._name} was not granted in {number} attempts, the last:", [problem, *self._doubts]
                 )
             if self._passed_over:  # What this attempt held is free again only after a while.
                 self._sleep(min(_SETTLED_S, max(self._left(), 0.0)))
@@ -224,6 +227,7 @@ class Allocator:
         return _ray.create_group(wanted.bundles, wanted.strategy, wanted.name, pins)
 
     def _grant(self, nodes: list[NodeState], plan: PlacementPlan, number: int) -> Allocation:
+        self._doubts = [plan.doubt] if plan.doubt else []
         suffix = f"-try{number}" if number > 1 else ""
         wanted = [
             replace(one, name=one.name + suffix)

@@ -6,10 +6,11 @@ fullest one first; but not in each: two parts of 0.4 go onto the first of two de
 two parts of 0.6.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
+from raycrew.cluster_core._planning.bundle_packing import Effort
 from raycrew.cluster_core._planning.devices import devices_in, laid
 from raycrew.cluster_core._planning.request import Amounts, PlacementRequest, in_steps
 from raycrew.cluster_core._planning.topology import RESOURCES_WITH_DEVICES, NodeState
@@ -17,7 +18,16 @@ from raycrew.cluster_core._planning.topology import RESOURCES_WITH_DEVICES, Node
 T = TypeVar("T")
 Devices = tuple[tuple[int, ...], ...]
 
-_MOST_POINTS = 2000  # To look at for groups that share devices, besides one for each bundle.
+_STEPS = 4_000
+_AT_ONCE = 16  # What is looked at in one step of effort: groups, bundles and rows of devices.
+
+NO_ORDER = (
+    "Ray grants one logical node after the other, and in no such order do all parts of devices fit: ask for "
+    "other parts, or fewer of them on a node"
+)
+MAYBE_NO_ORDER = (
+    "in which order Ray grants all parts of devices was not found: not all orders of logical nodes were tried"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +42,24 @@ class _Asked:
 _Group = tuple[_Asked, ...]
 
 
+class GrantOrder(NamedTuple):
+    """In which order Ray is asked for bundles.
+
+    Attributes:
+        bundles: All, as (logical node, position there); empty where any order does.
+        doubt: Why Ray may not grant them so; empty where it does.
+    """
+
+    bundles: tuple[tuple[int, int], ...] = ()
+    doubt: str = ""
+
+
 def grant_order(
     nodes: Sequence[NodeState], placed: Sequence[Sequence[int]], request: PlacementRequest
-) -> tuple[tuple[int, int], ...]:
-    """All bundles, as (logical node, position there), in an order in which Ray grants them.
+) -> GrantOrder:
+    """An order of all bundles in which Ray grants them, those of a logical node one after the other.
 
-    Those of a logical node follow one another. Where any order does, there is none; those that share devices
-    stand as in the request where that does, or where no other order was found.
+    Those that share devices stand as in the request where that does, or where no other order was found.
 
     Args:
         nodes: The physical nodes, with what is free on them.
@@ -49,7 +70,7 @@ def grant_order(
         name for name in sorted(RESOURCES_WITH_DEVICES) if any(one.get(name, 0) % 1 for one in request.kinds)
     ]
     if not divided or len(request.kinds) == 1:
-        return ()
+        return GrantOrder()
     devices = tuple(devices_in(in_steps(node.free.get(name, 0.0))) for node in nodes for name in divided)
     groups = [
         tuple(
@@ -59,11 +80,10 @@ def grant_order(
         for logical, whole in enumerate(placed)
         if whole
     ]
-    return tuple(
-        (asked.logical, asked.position)
-        for sharing in _sharing(groups)
-        for asked in _some_order(devices, sharing)
-    )
+    effort = Effort(_STEPS)
+    found = [_some_order(devices, sharing, effort) for sharing in _sharing(groups)]
+    bundles = tuple((asked.logical, asked.position) for order, _ in found for asked in order)
+    return GrantOrder(bundles, next((doubt for _, doubt in found if doubt), ""))
 
 
 def _shares(where: int, bundle: Amounts, divided: Sequence[str]) -> Iterator[tuple[int, int]]:
@@ -85,13 +105,28 @@ def _sharing(groups: Iterable[_Group]) -> list[list[_Group]]:
     return _unlike(holders.values(), id)
 
 
-def _some_order(devices: Devices, groups: Sequence[_Group]) -> _Group:
-    """The bundles of groups as they stand where Ray grants them so, else in an order in which it does."""
-    as_they_stand = tuple(asked for group in groups for asked in group)
-    left: Devices | None = devices
+def _some_order(devices: Devices, groups: Sequence[_Group], effort: Effort) -> tuple[_Group, str]:
+    """The bundles of groups as they stand where Ray grants them so, else in an order in which it does.
+
+    With it why Ray may not grant them so, if that is not known.
+    """
+    rows = sorted({row for group in groups for asked in group for row, _ in asked.shares})
+    theirs, known = tuple(devices[row] for row in rows), {row: i for i, row in enumerate(rows)}
+    as_they_stand = tuple(_on_rows(asked, known) for group in groups for asked in group)
+    left: Devices | None = theirs
     for asked in as_they_stand:
-        left = _granted(left, asked) if left else None
-    return as_they_stand if left else _searched(devices, groups) or as_they_stand
+        left = None if left is None else _granted(left, asked)
+    if left is not None:
+        return as_they_stand, ""
+    found = _searched(theirs, [tuple(_on_rows(asked, known) for asked in group) for group in groups], effort)
+    if found:
+        return found, ""
+    return as_they_stand, MAYBE_NO_ORDER if effort.gave_up else NO_ORDER
+
+
+def _on_rows(asked: _Asked, known: Mapping[int, int]) -> _Asked:
+    """A bundle, by the numbers of some rows among themselves."""
+    return replace(asked, shares=tuple((known[row], share) for row, share in asked.shares))
 
 
 def _granted(devices: Devices, asked: _Asked) -> Devices | None:
@@ -105,51 +140,86 @@ def _granted(devices: Devices, asked: _Asked) -> Devices | None:
     return tuple(left)
 
 
+class _Waiting(NamedTuple):
+    """A group that is not begun yet; those that are alike are of one kind, and stand beside one another."""
+
+    kind: int
+    group: _Group
+
+
 @dataclass(frozen=True, slots=True)
 class _Point:
     """What is left on the way: of devices, of the group that was begun, and of those that were not."""
 
     devices: Devices
     begun: _Group
-    waiting: tuple[_Group, ...]
+    waiting: tuple[_Waiting, ...]
 
     @property
     def state(self) -> object:
         """What is the same for points that lead to the same."""
-        return self.devices, _content(self.begun), tuple(sorted(map(_content, self.waiting)))
+        return self.devices, _content(self.begun), tuple(one.kind for one in self.waiting)
+
+    @property
+    def cost(self) -> int:
+        """Steps of effort for a look at what may come next."""
+        return 1 + (len(self.devices) + len(self.begun) + len(self.waiting)) // _AT_ONCE
 
     def steps(self) -> Iterator[tuple[_Asked, "_Point"]]:
         """What may be asked for next, of bundles that are alike only one, and what is left then."""
-        for group in [self.begun] if self.begun else _unlike(self.waiting, _content):
-            waiting = tuple(one for one in self.waiting if one is not group)
-            for asked in _unlike(group, lambda one: one.shares):
-                devices = _granted(self.devices, asked)
-                if devices is not None:
-                    begun = tuple(one for one in group if one is not asked)
-                    yield asked, _Point(devices, begun, waiting)
+        if self.begun:
+            yield from self._steps_in(self.begun, self.waiting)
+            return
+        for chosen in _unlike(self.waiting, lambda one: one.kind):
+            waiting = tuple(one for one in self.waiting if one is not chosen)
+            yield from self._steps_in(chosen.group, waiting)
+
+    def _steps_in(self, group: _Group, waiting: tuple[_Waiting, ...]) -> Iterator[tuple[_Asked, "_Point"]]:
+        for asked in _unlike(group, lambda one: one.shares):
+            devices = _granted(self.devices, asked)
+            if devices is not None:
+                begun = tuple(one for one in group if one is not asked)
+                yield asked, _Point(devices, begun, waiting)
 
 
-def _searched(devices: Devices, groups: Sequence[_Group]) -> _Group:
-    """An order in which Ray grants all, the largest first where that does; none where it was not found."""
-    largest_first = sorted(
-        (tuple(sorted(one, key=_largest)) for one in groups), key=lambda one: _largest(one[0])
-    )
+def _searched(devices: Devices, groups: Sequence[_Group], effort: Effort) -> _Group:
+    """An order in which Ray grants all, the largest first where that does; none where it was not found.
+
+    Args:
+        devices: What is free.
+        groups: What is asked for.
+        effort: Spent on ways that have led nowhere.
+    """
+    start = _Point(devices, (), _in_kinds(groups))
     seen: set[object] = set()
     path: list[_Asked] = []
-    trail = [_Point(devices, (), tuple(largest_first)).steps()]
-    most = _MOST_POINTS + sum(map(len, groups))
-    while trail and len(seen) < most:
-        asked, point = next(trail[-1], (None, None))
+    trail = [(start, start.steps())]
+    while trail and not effort.gave_up:
+        at, steps = trail[-1]
+        asked, point = next(steps, (None, None))
         if asked is None or point is None:
+            effort.spend(at.cost)
             trail.pop()
             path = path[: len(trail) - 1]
         elif not point.begun and not point.waiting:
             return (*path, asked)
-        elif point.state not in seen:
-            seen.add(point.state)
+        elif (state := point.state) in seen:
+            effort.spend(at.cost)
+        else:
+            seen.add(state)
             path.append(asked)
-            trail.append(point.steps())
+            trail.append((point, point.steps()))
     return ()
+
+
+def _in_kinds(groups: Sequence[_Group]) -> tuple[_Waiting, ...]:
+    """Groups, those with the largest bundle first, each with its largest first."""
+    numbers: dict[object, int] = {}
+    sorted_groups = sorted(
+        (tuple(sorted(one, key=_largest)) for one in groups),
+        key=lambda one: (_largest(one[0]), _content(one)),
+    )
+    return tuple(_Waiting(numbers.setdefault(_content(one), len(numbers)), one) for one in sorted_groups)
 
 
 def _largest(asked: _Asked) -> int:

@@ -28,12 +28,14 @@ class PlacementPlan:
             found out, which of more than a few hundred logical nodes may happen.
         order: The bundles, as (logical node, position there), in the order in which Ray grants them; empty
             where any order does.
+        doubt: Why Ray may not grant a plan that fits, as far as is known; empty where nothing is.
     """
 
     node_ids: tuple[tuple[str, ...], ...] = ()
     reasons: tuple[str, ...] = ()
     impossible: bool = False
     order: tuple[tuple[int, int], ...] = ()
+    doubt: str = ""
 
     @property
     def feasible(self) -> bool:
@@ -75,7 +77,8 @@ def plan_cluster(
     placed = _place(nodes, [node.free for node in nodes], request, now)
     if placed is not None:
         node_ids = tuple(tuple(nodes[i].node_id for i in one) for one in placed)
-        return PlacementPlan(node_ids, order=grant_order(nodes, placed, request))
+        order, doubt = grant_order(nodes, placed, request)
+        return PlacementPlan(node_ids, order=order, doubt=doubt)
     in_any_order = replace(request, node_order=None)
     on_empty = _place(nodes, [node.total for node in nodes], in_any_order, ever)
     reasons = explain_request(nodes, request, holders or {})
