@@ -213,13 +213,14 @@ def _named(function, options):
 
 
 @pytest.mark.hostile
-def test_an_update_within_another_one_over_its_route_is_refused_and_the_wait_is_drawn(crew):
+@pytest.mark.parametrize("phase", ["apply", "publish"])  # the trainer is waited for in another thread
+def test_an_update_within_another_one_over_its_route_is_refused_and_the_wait_is_drawn(crew, phase):
     refused = []
 
     def again(step):
-        if step.phase == "apply" and not refused:
-            with pytest.raises(TransportError, match="over this route in this very thread"):
-                crew.sync(2)
+        if step.phase == phase and not refused:
+            with pytest.raises(TransportError, match="over this route in this very thread, or waits for it"):
+                crew.sync(2, timeout_s=5.0)
             refused.append(step)
 
     report = crew.sync(1, progress=again)

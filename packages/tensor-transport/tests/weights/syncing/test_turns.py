@@ -43,6 +43,23 @@ def test_who_has_its_turn_and_asks_again_is_refused_at_once(turns):
         pass
 
 
+def test_a_thread_that_works_for_who_has_its_turn_is_refused_as_long_as_it_does(turns):
+    found = []
+
+    def work(turn):
+        with turn.shared(), pytest.raises(TransportError, match="or waits for it"), turns.turn(None):
+            pass
+        with pytest.raises(TransportTimeoutError), turns.turn(0.0):
+            pass
+        found.append("refused")
+
+    with turns.turn(None) as turn:
+        thread = threading.Thread(target=work, args=(turn,), daemon=True)
+        thread.start()
+        thread.join(60)
+    assert found == ["refused"]
+
+
 def test_a_wait_ends_in_time_or_when_it_is_not_wanted_any_more(turns):
     def unwanted():
         raise KeyError("given up")

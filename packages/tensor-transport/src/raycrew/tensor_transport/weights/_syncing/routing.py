@@ -13,7 +13,7 @@ from raycrew.tensor_transport.transports import Choice, choose_transport
 from raycrew.tensor_transport.weights._routing import Place, Route
 from raycrew.tensor_transport.weights._syncing.calling import ThreadedCalls
 from raycrew.tensor_transport.weights._syncing.session import Member
-from raycrew.tensor_transport.weights._syncing.turns import Turns
+from raycrew.tensor_transport.weights._syncing.turns import Turn, Turns
 
 _KEEPERS = ("object_store", "shared_memory", "process_vm", "tcp")
 """What may keep the buckets that a collective broadcasts, the preferred ones first."""
@@ -76,7 +76,7 @@ class WeightRoute(Closing):
 
     def turn(
         self, timeout_s: float | None = 600.0, check: Callable[[], object] | None = None
-    ) -> AbstractContextManager[None]:
+    ) -> AbstractContextManager[Turn]:
         """One update at a time goes over a route; others wait until it has ended, first come, first served.
 
         Args:
@@ -85,7 +85,7 @@ class WeightRoute(Closing):
 
         Raises:
             TransportTimeoutError: It did not end in time.
-            TransportError: It is an update of this very thread, which would wait for itself.
+            TransportError: It is an update of this very thread, or one that waits for it, for ever.
         """
         return self._turns.turn(timeout_s, check)
 

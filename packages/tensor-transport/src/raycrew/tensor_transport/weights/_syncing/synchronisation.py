@@ -26,6 +26,7 @@ from raycrew.tensor_transport.weights._syncing.session import (
     everyone,
     members_of,
 )
+from raycrew.tensor_transport.weights._syncing.turns import Turn
 from raycrew.tensor_transport.weights._update import Stopwatch, WeightUpdate, join_updates
 
 Generators = PeerGroup | Sequence[PeerGroup]
@@ -64,7 +65,8 @@ class Synchronisation:
         self._watch = Stopwatch()
         self._lock = threading.Lock()
         self._version: int | None = None
-        self._over, self._key, self._has_turn = "", uuid.uuid4().hex, False
+        self._over, self._key = "", uuid.uuid4().hex
+        self._my_turn: Turn | None = None
 
     def run(self) -> WeightSyncReport:
         """All steps."""
@@ -93,9 +95,7 @@ class Synchronisation:
             return
         with contextlib.ExitStack() as turn:
             with self._watch.measure("turn"):
-                turn.enter_context(self.route.turn(self.timeout_s, self._check_wanted))
-            with self._lock:
-                self._has_turn = True
+                self._my_turn = turn.enter_context(self.route.turn(self.timeout_s, self._check_wanted))
             yield
 
     def give_up(self, reason: str) -> None:
@@ -105,7 +105,7 @@ class Synchronisation:
         """
         with self._lock:
             self._over, version = self._over or reason, self._version
-        if self.route is not None and self._has_turn:
+        if self.route is not None and self._my_turn is not None:
             self.route.forget()
         if self.directory is not None and version is not None:
             with contextlib.suppress(DirectoryLostError):
@@ -189,6 +189,11 @@ class Synchronisation:
         return session.call("apply", self.apply, update, changes_weights=True)
 
     def _publish_into(self, publishing: "Future[list[object]]") -> None:
+        """In a thread of its own, which this update waits for."""
+        with contextlib.nullcontext() if self._my_turn is None else self._my_turn.shared():
+            self._publish(publishing)
+
+    def _publish(self, publishing: "Future[list[object]]") -> None:
         try:
             results = everyone(self.trainer).call(self.publish).get_results(timeout=self.timeout_s)
             self._confirm(_joined(results, self.publish))

@@ -13,8 +13,24 @@ _SLICE_S = 0.1
 
 
 @dataclass(eq=False)
-class _Ticket:
-    thread: int = field(default_factory=threading.get_ident)
+class Turn:
+    """Somebody's turn, or their place behind others.
+
+    Attributes:
+        threads: Those that it waits for.
+    """
+
+    threads: set[int] = field(default_factory=lambda: {threading.get_ident()})
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Within, this thread works for whoever has the turn and waits for it: one of its own never comes."""
+        thread = threading.get_ident()
+        self.threads.add(thread)
+        try:
+            yield
+        finally:
+            self.threads.discard(thread)
 
 
 class Turns:
@@ -27,11 +43,11 @@ class Turns:
     def __init__(self, of: str) -> None:
         self._of = of
         self._changed = threading.Condition()
-        self._tickets: deque[_Ticket] = deque()
+        self._tickets: deque[Turn] = deque()
         """Of who has its turn, and of those that wait behind."""
 
     @contextmanager
-    def turn(self, timeout_s: float | None, check: Callable[[], object] | None = None) -> Iterator[None]:
+    def turn(self, timeout_s: float | None, check: Callable[[], object] | None = None) -> Iterator[Turn]:
         """Within, it is the turn of who asks.
 
         Args:
@@ -40,10 +56,10 @@ class Turns:
 
         Raises:
             TransportTimeoutError: It did not come in time.
-            TransportError: This thread has its turn already, and would wait for itself.
+            TransportError: This thread has its turn already, or works for who has, and would wait for itself.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        ticket = _Ticket()
+        ticket = Turn()
         try:
             with self._changed:
                 self._refuse_own(ticket)
@@ -53,18 +69,20 @@ class Turns:
                     check()
                 if deadline is not None and time.monotonic() >= deadline:
                     raise TransportTimeoutError(f"another {self._of}, and did not end within {timeout_s:g} s")
-            yield
+            yield ticket
         finally:
             with self._changed:
                 if ticket in self._tickets:
                     self._tickets.remove(ticket)
                 self._changed.notify_all()
 
-    def _refuse_own(self, ticket: _Ticket) -> None:
-        if self._tickets and self._tickets[0].thread == ticket.thread:
-            raise TransportError(f"another {self._of} in this very thread, and would never end")
+    def _refuse_own(self, ticket: Turn) -> None:
+        if self._tickets and self._tickets[0].threads & ticket.threads:
+            raise TransportError(
+                f"another {self._of} in this very thread, or waits for it, and would never end"
+            )
 
-    def _has_come(self, ticket: _Ticket, deadline: float | None) -> bool:
+    def _has_come(self, ticket: Turn, deadline: float | None) -> bool:
         left = _SLICE_S if deadline is None else min(_SLICE_S, max(0.0, deadline - time.monotonic()))
         with self._changed:
             return self._changed.wait_for(lambda: self._tickets[0] is ticket, left)
