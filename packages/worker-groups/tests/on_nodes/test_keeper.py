@@ -13,6 +13,7 @@ from patience import eventually, is_running
 from raycrew.worker_groups._health import watches
 from raycrew.worker_groups._on_nodes import marks
 from raycrew.worker_groups._on_nodes.keeper import Keeper
+from raycrew.worker_groups._on_nodes.limits import MemoryLimits
 from raycrew.worker_groups._on_nodes.lookout import Lookout
 from raycrew.worker_groups._on_nodes.process_table import read_entry
 
@@ -84,9 +85,25 @@ def lookout(worker):
     return made
 
 
-def test_it_ends_what_is_left_once_watch_and_worker_are_gone(worker, lookout):
+@pytest.fixture
+def limits():
+    return MemoryLimits()
+
+
+def test_it_keeps_limits_of_memory_once_the_watch_is_gone(worker, lookout, limits):
+    keeper, (root,) = Keeper(watches._sources()), lookout.families
+    keeper.tell(lookout, limits)
+    limits.set(root, 1)
+    keeper.tell(lookout, limits)
+    keeper.close()
+    eventually(lambda: worker.process.poll() == -signal.SIGKILL, "the worker is ended for its memory")
+    eventually(lambda: not any(map(is_running, worker.started)), "what it has started is gone")
+    eventually(lambda: not keepers(), "the keeper is gone")
+
+
+def test_it_ends_what_is_left_once_watch_and_worker_are_gone(worker, lookout, limits):
     keeper = Keeper(watches._sources())
-    keeper.tell(lookout)
+    keeper.tell(lookout, limits)
     worker.start_another()  # the keeper is not told
     eventually(lambda: len(keepers()) == 1, "the keeper has started")
     keeper.close()
@@ -98,17 +115,17 @@ def test_it_ends_what_is_left_once_watch_and_worker_are_gone(worker, lookout):
     eventually(lambda: not keepers(), "the keeper is gone")
 
 
-def test_it_ends_itself_when_all_that_it_was_told_of_has_ended(worker, lookout):
+def test_it_ends_itself_when_all_that_it_was_told_of_has_ended(worker, lookout, limits):
     keeper = Keeper(watches._sources())
-    keeper.tell(lookout)
+    keeper.tell(lookout, limits)
     lookout.families.clear()
-    keeper.tell(lookout)
+    keeper.tell(lookout, limits)
     keeper.close()
     eventually(lambda: not keepers(), "the keeper is gone")
     assert is_running(worker.process.pid)
 
 
-def test_a_stopped_keeper_holds_nobody_up(worker, lookout):
+def test_a_stopped_keeper_holds_nobody_up(worker, lookout, limits):
     keeper = Keeper(watches._sources())
     eventually(lambda: len(keepers()) == 1, "the keeper has started")
     [pid] = keepers()
@@ -117,11 +134,13 @@ def test_a_stopped_keeper_holds_nobody_up(worker, lookout):
     members = set(family.members)
     for number in range(5000):
         family.members = {*members, read_entry(os.getpid()).process._replace(started=number)}
-        told = keeper.tell(lookout)
+        told = keeper.tell(lookout, limits)
     assert not told, "it says so where the keeper does not listen"
     family.members = members
     os.kill(pid, signal.SIGCONT)
-    eventually(lambda: keeper.tell(lookout) or keeper._told[family.root] == members, "it listens again")
+    eventually(
+        lambda: keeper.tell(lookout, limits) or keeper._told[family.root] == (members, 0), "it listens again"
+    )
     keeper.close()
     worker.end()
     eventually(lambda: not any(map(is_running, worker.started)), "what it has started is gone")

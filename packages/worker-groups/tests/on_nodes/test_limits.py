@@ -6,18 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
+from patience import PATIENCE_S
 
 from raycrew.worker_groups._on_nodes import limits, sight
 from raycrew.worker_groups._on_nodes.limits import MemoryLimits
 from raycrew.worker_groups._on_nodes.process_table import (
     Process,
+    memory_of,
     own_process,
     pid_namespace,
     read_entry,
 )
-from raycrew.worker_groups._on_nodes.sight import memory_of
 from raycrew.worker_groups._on_nodes.watch import Watch
 
 
@@ -85,6 +87,22 @@ def test_a_worker_that_can_not_be_looked_at_costs_only_itself(child, monkeypatch
     first, second = asyncio.run(kept_watch.see([*told, other], 1.0))
     assert "RuntimeError: no luck" in first
     assert "namespace" in second
+
+
+@pytest.mark.hostile
+def test_a_new_watch_keeps_the_limits_of_whom_it_is_asked_about(child):
+    """As when the one before it was killed."""
+    told = (*read_entry(child.pid).process, "0" * 32, pid_namespace(), 1)
+
+    async def see():
+        await Watch().see([told], 1.0)
+        due = time.monotonic() + PATIENCE_S
+        while child.poll() is None and time.monotonic() < due:
+            await asyncio.sleep(0.05)
+
+    asyncio.run(see())
+    assert child.poll() is not None, "it goes on"
+    assert child.wait() == -signal.SIGKILL
 
 
 def test_no_limit_is_none():

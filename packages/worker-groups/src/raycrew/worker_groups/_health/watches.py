@@ -29,7 +29,7 @@ from raycrew.worker_groups._on_nodes import (
 )
 from raycrew.worker_groups._ray import connection, end_actors, start_actor
 
-_KEEPERS = (process_table, marks, family, lookout, keeper)  # each needs only those before it
+_KEEPERS = (process_table, marks, family, limits, lookout, keeper)  # each needs only those before it
 
 #: How the names of watches begin; whose they are, their nodes and something unique follow, with dashes.
 WATCH = "raycrew-watch-"
@@ -101,6 +101,6 @@ def _sources() -> dict[str, str]:
 
 @functools.cache
 def _actor_class() -> Any:
-    for module in (*_KEEPERS, ring, page, sight, limits, stacks, leavings, examining, watch):
+    for module in (*_KEEPERS, ring, page, sight, stacks, leavings, examining, watch):
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     return ray.remote(num_cpus=0, max_restarts=0)(watch.Watch)

@@ -3,6 +3,7 @@
 A driver that is killed takes its actors along, workers and watches alike, but not what workers have started
 in sessions of their own. The watch tells its keeper what it knows; once the watch is gone, the keeper waits
 until each worker is gone too (a killed watch alone is no reason to end anything), ends the rest, and itself.
+Meanwhile it keeps the workers' limits of memory: nobody may ask for another watch for long.
 
 Standard library only: a node's watch is sent this module by value, and hands its text to the keeper.
 """
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Mapping
 
+from raycrew.worker_groups._on_nodes.limits import MemoryLimits
 from raycrew.worker_groups._on_nodes.lookout import Lookout
 from raycrew.worker_groups._on_nodes.process_table import Process, kill, runs
 
@@ -55,7 +57,7 @@ class Keeper:
 
     def __init__(self, sources: Mapping[str, str]) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._told: dict[Process, set[Process]] = {}
+        self._told: dict[Process, tuple[set[Process], int]] = {}
         with theirs:
             started = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _PROGRAM, f"raycrew-keeper-of-{os.getpid()}"],
@@ -69,20 +71,22 @@ class Keeper:
         self._channel.send(json.dumps(dict(sources)).encode())
         self._channel.setblocking(False)
 
-    def tell(self, lookout: Lookout) -> bool:
+    def tell(self, lookout: Lookout, limits: MemoryLimits) -> bool:
         """Tell what is new; False where some can't be told now, which is told the next time."""
         told = True
-        known = {root: (family.mark, family.members) for root, family in lookout.families.items()}
-        gone: dict[Process, tuple[str, set[Process]]] = {
-            root: ("", set()) for root in {*self._told} - {*known}
+        known = {
+            root: (family.mark, family.members, limits.of(root)) for root, family in lookout.families.items()
         }
-        for root, (mark, members) in {**known, **gone}.items():
-            if self._told.get(root) == members:
+        gone: dict[Process, tuple[str, set[Process], int]] = {
+            root: ("", set(), 0) for root in {*self._told} - {*known}
+        }
+        for root, (mark, members, limit_bytes) in {**known, **gone}.items():
+            if self._told.get(root) == (members, limit_bytes):
                 continue
-            message = json.dumps([root, mark, sorted(members)[:_MOST_MEMBERS]]).encode()
+            message = json.dumps([root, mark, sorted(members)[:_MOST_MEMBERS], limit_bytes]).encode()
             try:
                 self._channel.send(message)
-                self._told[root] = set(members)
+                self._told[root] = set(members), limit_bytes
             except OSError:  # it is stopped, or busy, or somebody killed it
                 told = False
             if root in gone:
@@ -96,13 +100,14 @@ class Keeper:
 
 def serve(channel: socket.socket) -> None:
     """Be the keeper: listen until the watch is gone, end what is left, and return."""
-    lookout = Lookout()
+    lookout, limits = Lookout(), MemoryLimits()
     while message := channel.recv(_MOST_BYTES):
-        _take_in(lookout, message)
+        _take_in(lookout, limits, message)
     channel.close()
     gone_at: dict[Process, float] = {}
     while lookout.families:
         began = time.monotonic()
+        limits.enforce()
         with contextlib.suppress(OSError):  # the table can't be read now; it is tried again
             lookout.look()
             for root in [root for root in lookout.families if not runs(root)]:
@@ -111,13 +116,14 @@ def serve(channel: socket.socket) -> None:
         time.sleep(max(0.1, 2 * spent) if gone_at else max(_LOOK_S, 10 * spent))
 
 
-def _take_in(lookout: Lookout, message: bytes) -> None:
-    root, mark, members = json.loads(message)
+def _take_in(lookout: Lookout, limits: MemoryLimits, message: bytes) -> None:
+    root, mark, members, limit_bytes = json.loads(message)
     if not members:
         lookout.families.pop(Process(*root), None)
         return
     family = lookout.family(Process(*root), mark)
     family.members = {Process(*member) for member in members}
+    limits.set(family.root, limit_bytes)
 
 
 def _end_rest(lookout: Lookout, root: Process, gone_s: float) -> None:

@@ -1,12 +1,11 @@
-"""Limits of workers' private memory, which a node's watch keeps.
+"""Limits of workers' private memory, which a node's watch keeps, and its keeper once the watch is gone.
 
 Standard library only: a node's watch is sent this module by value, whatever its environment has.
 """
 
 import logging
 
-from raycrew.worker_groups._on_nodes.process_table import Process, kill, runs
-from raycrew.worker_groups._on_nodes.sight import memory_of
+from raycrew.worker_groups._on_nodes.process_table import Process, kill, memory_of, runs
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +26,10 @@ class MemoryLimits:
         """Limit a worker from now on."""
         if limit_bytes and worker not in self.exceeded:
             self._limits[worker] = limit_bytes
+
+    def of(self, worker: Process) -> int:
+        """A worker's limit, in bytes; 0 for none."""
+        return self._limits.get(worker, 0)
 
     @property
     def are_set(self) -> bool:

@@ -157,3 +157,14 @@ def clock_name() -> str:
         return f"{boot} {Path('/proc/self/ns/time').readlink()}"
     except OSError:  # a kernel without them
         return boot
+
+
+def memory_of(pid: int) -> dict[str, int]:
+    """The memory of a process, in bytes, by the names of its status; empty if that can't be read."""
+    try:
+        # Bytes: a process's name may be any, and is cut within a letter where it is too long.
+        lines = Path(f"/proc/{pid}/status").read_bytes().splitlines()
+    except OSError:
+        return {}
+    fields = (line.split() for line in lines if line.startswith((b"RssAnon:", b"VmRSS:")))
+    return {name.rstrip(b":").decode(): int(size) * 1024 for name, size, *_ in fields}

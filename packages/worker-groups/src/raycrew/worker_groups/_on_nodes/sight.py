@@ -6,12 +6,18 @@ Standard library only: a node's watch is sent this module by value, whatever its
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from raycrew.worker_groups._on_nodes.family import Family
 from raycrew.worker_groups._on_nodes.page import open_page, open_ring, read
-from raycrew.worker_groups._on_nodes.process_table import Process, Table, clock_name, read_entry, runs
+from raycrew.worker_groups._on_nodes.process_table import (
+    Process,
+    Table,
+    clock_name,
+    memory_of,
+    read_entry,
+    runs,
+)
 from raycrew.worker_groups._on_nodes.ring import Note, Ring
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -109,14 +115,3 @@ def on_page(page: memoryview | None) -> dict[str, Any]:
         "calls": [(c.method, c.number, max(0.0, now - c.began), max(0.0, now - c.ticked)) for c in running],
         "is_told": True,
     }
-
-
-def memory_of(pid: int) -> dict[str, int]:
-    """The memory of a process, in bytes, by the names of its status; empty if that can't be read."""
-    try:
-        # Bytes: a process's name may be any, and is cut within a letter where it is too long.
-        lines = Path(f"/proc/{pid}/status").read_bytes().splitlines()
-    except OSError:
-        return {}
-    fields = (line.split() for line in lines if line.startswith((b"RssAnon:", b"VmRSS:")))
-    return {name.rstrip(b":").decode(): int(size) * 1024 for name, size, *_ in fields}

@@ -63,7 +63,7 @@ class Watch:
                 self._family(worker)
         self._look()
         self._begin_looking()
-        while not (kept := self._keeper is not None and self._keeper.tell(self._lookout)):
+        while not (kept := self._keeper is not None and self._keeper.tell(self._lookout, self._limits)):
             if self._keeper is None or time.monotonic() >= deadline:
                 break
             await asyncio.sleep(_POLL_S)
@@ -71,8 +71,9 @@ class Watch:
 
     async def see(self, workers: Sequence[Told], timeout_s: float) -> list[dict[str, Any] | str]:  # noqa: ARG002 - as all are asked
         """How each of these workers is at this moment, or why that can't be told."""
-        self._begin_looking()
-        return [self._sight_or_why_not(worker) for worker in workers]
+        sights = [self._sight_or_why_not(worker) for worker in workers]
+        self._begin_looking()  # after them: whom a new watch is told of by this may have limits
+        return sights
 
     async def record(
         self,
@@ -205,7 +206,7 @@ class Watch:
     def _look(self) -> None:
         self._sights.take_in(self._lookout.families, self._lookout.look())
         if self._keeper is not None:
-            self._keeper.tell(self._lookout)
+            self._keeper.tell(self._lookout, self._limits)
 
     def _begin_looking(self) -> None:
         if self._looking is None or self._looking.done():
