@@ -20,7 +20,7 @@ from pathlib import Path
 
 from mutations import Mutation, mutations
 from targets import TARGETS
-from trying import Module, Trial
+from trying import ENDLESS, UNNOTICED, Module, Trial
 
 ROOT = Path(__file__).parent.parent
 EQUIVALENT = Path(__file__).parent / "equivalent.toml"
@@ -92,17 +92,16 @@ def tried(copy: Path, package: str, names: Sequence[str], chosen: argparse.Names
         print(told, file=output, flush=True)
 
     places = ["-c", str(copy / "pyproject.toml"), "--rootdir", str(copy), f"--basetemp={copy / 'tmp'}"]
-    missed, failed = Trial([*PYTEST, *places], copy, show).unnoticed(list(modules.values()))
+    found, failed = Trial([*PYTEST, *places], copy, show).outcomes(list(modules.values()))
     output.close()
     for test in failed:
         print(f"left out, as it fails without any mutation: {test}")
     for name, module in modules.items():
-        unnoticed = sum(each is module for each, _ in missed)
-        made = len(module.mutations)
-        print(f"{package + '/' + name:<56} noticed {made - unnoticed:>4} of {made:>4}", flush=True)
-    return sum(len(each.mutations) for each in modules.values()) - len(missed), sum(
-        len(each.mutations) for each in modules.values()
-    )
+        outcomes = [outcome for each, outcome in found if each is module]
+        noticed, endless = len(outcomes) - outcomes.count(UNNOTICED), outcomes.count(ENDLESS)
+        late = f", {endless} of them by no end, or a crash" if endless else ""
+        print(f"{package + '/' + name:<56} noticed {noticed:>4} of {len(outcomes):>4}{late}", flush=True)
+    return sum(outcome != UNNOTICED for _, outcome in found), len(found)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,9 +8,7 @@ the changed source in the file, everything imported anew, all tests of the modul
 """
 
 import contextlib
-import functools
 import gc
-import inspect
 import json
 import os
 import pickle
@@ -24,9 +22,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from codes import Key, caches_of, changed_functions, functions_of, key_of
 from hypothesis import Phase, settings
 from mutations import Mutation
 
@@ -36,8 +35,6 @@ IMPOSSIBLE = 77  # to change in place
 NOTICED, UNNOTICED, ENDLESS, PLAIN = "noticed", "unnoticed", "ended at a limit", "plain"
 OUTCOMES = {0: UNNOTICED, IMPOSSIBLE: PLAIN}
 SHOWN = (UNNOTICED, ENDLESS)
-CACHED = type(functools.cache(len))
-Key = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
@@ -83,46 +80,6 @@ def forked(work: Callable[[], int], limits: Limits) -> int:
 def outcome_of(code: int) -> str:
     """What an exit code says; that of a signal: it did not end by itself."""
     return OUTCOMES.get(code, ENDLESS if code < 0 else NOTICED)
-
-
-def key_of(code: CodeType) -> Key:
-    """By which a function is known."""
-    return code.co_filename, code.co_qualname, code.co_firstlineno
-
-
-def functions(code: CodeType) -> Iterator[tuple[Key, CodeType]]:
-    """All codes below a code, nested ones too."""
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield key_of(each), each
-            yield from functions(each)
-
-
-def at_import(code: CodeType) -> tuple[Any, ...]:
-    """What a module or a class does while it is imported: all but the bodies of functions."""
-    below = (
-        (each.co_name if each.co_flags & inspect.CO_OPTIMIZED else at_import(each))
-        if isinstance(each, CodeType)
-        else repr(each)
-        for each in code.co_consts
-    )
-    return (code.co_code, code.co_names, *below)
-
-
-def changed_functions(before: CodeType, after: CodeType) -> dict[Key, CodeType]:
-    """The functions that a mutation changes; none if it changes more, or what can't be told apart."""
-    old, new = list(functions(before)), list(functions(after))
-    keys = [key for key, _ in old]
-    if at_import(before) != at_import(after) or keys != [key for key, _ in new]:
-        return {}
-    changed = [
-        (key, code)
-        for (key, code), (_, was) in zip(new, old, strict=True)
-        if code != was and code.co_flags & inspect.CO_OPTIMIZED  # the bodies of classes have run
-    ]
-    # What is made within a function, as an expression in parentheses is, changes with that function.
-    clear = {key: code for key, code in changed if keys.count(key) == 1}
-    return clear if all(key in clear or "<locals>" in key[1] for key, _ in changed) else {}
 
 
 @dataclass
@@ -177,6 +134,24 @@ class Module:
     mutations: Sequence[Mutation]
 
 
+class Living(NamedTuple):
+    """What lives of the modules: functions, and those that remember what they gave."""
+
+    functions: Sequence[FunctionType]
+    caches: Sequence[Any]
+
+    @classmethod
+    def of(cls, modules: Sequence[Module]) -> "Living":
+        """Of these modules."""
+        files = {str(module.source) for module in modules}
+        return cls(list(functions_of(files)), list(caches_of(files)))
+
+    def forget(self) -> None:
+        """Else only the first caller would seem to call what is remembered, and get what it gives."""
+        for cache in self.caches:
+            cache.cache_clear()
+
+
 @dataclass
 class InPlace(Selected):
     """A pytest plugin that tries the mutations of several modules instead of running the tests once."""
@@ -196,7 +171,7 @@ class InPlace(Selected):
         sys.setprofile(None)
         forked(lambda: self._learn(session), ALL)
         learnt = pickle.loads(self.learnt.read_bytes())
-        living = list(functions_of({str(module.source) for module in self.modules}))
+        living = Living.of(self.modules)
         gc.freeze()
         for at, module in enumerate(self.modules):
             tests = [
@@ -228,11 +203,10 @@ class InPlace(Selected):
             threading.setprofile(None)  # type: ignore[arg-type]
 
     def _learn(self, session: pytest.Session) -> int:
-        learnt, caches = Learnt(), list(caches_of({str(module.source) for module in self.modules}))
+        learnt, living = Learnt(), Living.of(self.modules)
         for item, following in zip(session.items, [*session.items[1:], None], strict=True):
             started, failed = time.monotonic(), session.testsfailed
-            for cache in caches:  # else only the first caller would seem to call what is remembered
-                cache.cache_clear()
+            living.forget()
             with self.watched(learnt.calls.setdefault(item.nodeid, set())):
                 session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             learnt.took_s[item.nodeid] = time.monotonic() - started
@@ -246,7 +220,7 @@ class InPlace(Selected):
         module: Module,
         tests: Sequence[pytest.Item],
         learnt: Learnt,
-        living: Sequence[FunctionType],
+        living: Living,
         mutation: Mutation,
     ) -> str:
         codes = [
@@ -259,37 +233,26 @@ class InPlace(Selected):
         limits = Limits().scaled(sum(learnt.took_s[item.nodeid] for item in chosen))
         if not chosen:
             return UNNOTICED
-        return outcome_of(forked(lambda: run_changed(session, chosen, living, changed), limits))
-
-
-def functions_of(files: Collection[str]) -> Iterator[FunctionType]:
-    """All functions that live and come from some files."""
-    for each in gc.get_objects():
-        if isinstance(each, FunctionType) and each.__code__.co_filename in files:
-            yield each
-
-
-def caches_of(files: Collection[str]) -> Iterator[Any]:
-    """All functions that live, come from some files, and remember what they gave."""
-    for each in gc.get_objects():
-        wrapped = each.__wrapped__ if type(each) is CACHED else None
-        if isinstance(wrapped, FunctionType) and wrapped.__code__.co_filename in files:
-            yield each
+        code = forked(lambda: run_changed(session, chosen, living, changed), limits)
+        if code < 0:  # once more, as the machine may have been busy
+            code = forked(lambda: run_changed(session, chosen, living, changed), limits)
+        return outcome_of(code)
 
 
 def run_changed(
     session: pytest.Session,
     tests: Sequence[pytest.Item],
-    living: Sequence[FunctionType],
+    living: Living,
     changed: Mapping[Key, CodeType],
 ) -> int:
     """Change the functions, run the tests: 1 at the first that fails."""
-    for function in living:
+    for function in living.functions:
         code = changed.get(key_of(function.__code__))
         if code is not None and code.co_freevars != function.__code__.co_freevars:
             return IMPOSSIBLE
         function.__code__ = code or function.__code__
     for item, following in zip(tests, [*tests[1:], None], strict=True):
+        living.forget()
         session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         if session.testsfailed:
             return 1
@@ -304,19 +267,18 @@ class Trial:
     folder: Path
     show: Callable[[Module, Mutation, str], None]
 
-    def unnoticed(self, modules: Sequence[Module]) -> tuple[list[tuple[Module, Mutation]], list[str]]:
-        """The mutations that no test noticed, and the tests that fail without one.
+    def outcomes(self, modules: Sequence[Module]) -> tuple[list[tuple[Module, str]], list[str]]:
+        """For each mutation its module and what became of it; and the tests that fail without one.
 
         Raises:
             RuntimeError: The tests could not be collected.
         """
-        outcomes, failed = self._in_place(modules)
-        found = [(modules[at], modules[at].mutations[which], outcome) for at, which, outcome in outcomes]
-        missed = [(module, mutation) for module, mutation, outcome in found if outcome == UNNOTICED]
-        for module, mutation, outcome in found:
-            if outcome == PLAIN and self._plain(module, mutation, failed) == UNNOTICED:
-                missed.append((module, mutation))
-        return missed, failed
+        told, failed = self._in_place(modules)
+        found = []
+        for at, which, outcome in told:
+            module, mutation = modules[at], modules[at].mutations[which]
+            found.append((module, self._plain(module, mutation, failed) if outcome == PLAIN else outcome))
+        return found, failed
 
     def _in_place(self, modules: Sequence[Module]) -> tuple[list[tuple[int, int, str]], list[str]]:
         told = self.folder / "told"

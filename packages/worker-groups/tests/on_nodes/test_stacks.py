@@ -3,6 +3,7 @@
 import asyncio
 import os
 import secrets
+import select
 import signal
 import subprocess
 import sys
@@ -41,9 +42,13 @@ MARK = secrets.token_hex(16)
 def process(request):
     mark, what = request.param
     with subprocess.Popen([sys.executable, "-c", PROGRAM, mark, what], stdout=subprocess.PIPE) as started:
-        started.stdout.readline()
-        yield read_entry(started.pid).process
-        started.kill()
+        ready, _, _ = select.select([started.stdout], [], [], PATIENCE_S)
+        try:
+            assert ready, "it says nothing"
+            started.stdout.readline()
+            yield read_entry(started.pid).process
+        finally:
+            started.kill()
 
 
 def taken(process, mark=MARK, timeout_s=PATIENCE_S):

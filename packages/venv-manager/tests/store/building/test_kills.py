@@ -1,5 +1,6 @@
 """SIGKILL at any instant: nothing half built is ever visible, and the next caller builds."""
 
+import json
 import os
 import signal
 import subprocess
@@ -14,13 +15,18 @@ from raycrew.venv_manager.testing import write_project
 pytestmark = pytest.mark.hostile
 
 KILL = """
-import itertools, os, signal, sys
-last, steps = int(sys.argv[1]), itertools.count(1)
+import collections, json, os, signal, sys
+wanted, number = sys.argv[1].split(":")
+counts, before = collections.Counter(), ""
 watched = {"open", "os.rename", "os.remove", "os.mkdir", "os.symlink", "os.rmdir", "subprocess.Popen",
            "fcntl.flock", "os.utime", "shutil.rmtree", "os.scandir"}
 def hook(event, arguments):
-    if armed and event in watched and next(steps) == last:
-        os.kill(os.getpid(), signal.SIGKILL)
+    global before
+    if armed and event in watched:
+        counts.update(("step", event, "after " + before))
+        before = event
+        if counts[wanted] == int(number):
+            os.kill(os.getpid(), signal.SIGKILL)
 from raycrew.venv_manager import EnvironmentSpec, ensure
 import concurrent.futures.thread, raycrew.venv_manager.testing
 
@@ -33,7 +39,7 @@ sys.addaudithook(hook)
 armed = True
 ensure(spec)
 armed = False
-print(next(steps) - 1)
+print(json.dumps(counts))
 """
 
 
@@ -48,38 +54,42 @@ def project(tmp_path):
 @pytest.mark.parametrize(
     ("locked", "spread", "last"),
     [
-        pytest.param(True, 3, 2, id="locked"),
+        pytest.param(True, 3, 0, id="locked"),
         pytest.param(True, 14, 6, id="locked, at many steps", marks=pytest.mark.long),
         pytest.param(False, 14, 6, id="chosen by uv, at many steps", marks=pytest.mark.long),
     ],
 )
 def test_killed_at_any_step_leaves_a_store_that_works(tmp_path, fake_uv, project, locked, spread, last):
-    """Steps spread over a whole build, and its last: opening, renaming, removing, locking, starting uv."""
+    """Steps spread over a whole build, its last, and its publication: opening, renaming and so on."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     environ = {**os.environ, **fake_uv.environ, "TMPDIR": str(scratch), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def run(store, last):
         return subprocess.run(
-            [sys.executable, "-c", KILL, str(last), *([project] if locked else [])],
+            [sys.executable, "-c", KILL, last, *([project] if locked else [])],
             env={**environ, "RAYCREW_VENV_DIR": str(store)}, capture_output=True, text=True, check=False,
         )  # fmt: skip
 
-    whole = run(tmp_path / "whole", 0)
-    steps = int(whole.stdout)
+    counts = json.loads(run(tmp_path / "whole", "step:0").stdout)
+    steps, renames = counts["step"], counts["os.rename"]
     assert steps > 40
     assert {words[0] for words in fake_uv.calls()} == ({"sync", "export"} if locked else {"pip", "venv"})
-    for point in sorted({*range(1, steps, max(1, steps // spread)), *range(steps - last, steps)}):
-        root = tmp_path / f"killed-{point}"
+    spread_out = {*range(1, steps, max(1, steps // spread)), *range(steps - last, steps)}
+    publication = [f"{kind}:{renames}" for kind in ("os.rename", "after os.rename")]
+    for point in [*(f"step:{step}" for step in sorted(spread_out)), *publication]:
+        root = tmp_path / ("killed " + point.replace(":", " "))
         killed = run(root, point)
-        if killed.returncode == 0 and point > steps - 6:  # waiting took fewer looks than at the first time
-            assert int(killed.stdout) < point
+        kind, number = point.split(":")
+        if killed.returncode == 0 and kind == "step" and int(number) > steps - 6:
+            # waiting took fewer looks than at the first time
+            assert json.loads(killed.stdout)["step"] < int(number)
         else:
-            assert killed.returncode == -signal.SIGKILL, f"step {point} was not reached"
+            assert killed.returncode == -signal.SIGKILL, f"{point} was not reached"
         store = Store(root, environ=environ)
         for visible in store.environments():
-            assert whole_fake(visible.path), f"half built after step {point}"
-        after = run(root, 0)
+            assert whole_fake(visible.path), f"half built after {point}"
+        after = run(root, "step:0")
         assert after.returncode == 0, after.stderr
         (built,) = store.environments()
-        assert whole_fake(built.path), f"half built after step {point} and another call"
+        assert whole_fake(built.path), f"half built after {point} and another call"
