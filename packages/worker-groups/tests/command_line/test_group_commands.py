@@ -67,7 +67,7 @@ def test_groups_are_told_of_to_other_drivers(cluster, installed, tmp_path, capsy
     ) as group:
         pids = group.call("pid").get_results()
         sitting = group.on(ranks=[0]).call("sit_until", str(gate))
-        eventually(lambda: group.get_worker_status(PATIENCE_S)[0].method == "sit_until", "it sits")
+        eventually(lambda: group.get_worker_status(5)[0].method == "sit_until", "it sits")
         code, [other] = elsewhere("groups", "pol[i]cy", "--timeout", str(PATIENCE_S))
         first, second = other["workers"]
         assert (code, first["state"], first["method"], second["state"]) == (0, "busy", "sit_until", "ready")

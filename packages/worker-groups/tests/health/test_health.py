@@ -21,8 +21,8 @@ def test_a_busy_worker_is_told_of_at_once(group, tmp_path):
     gate = tmp_path / "gate"
     first = group.call("pid").get_results()
     sitting = group.on(ranks=[0]).call("sit_until", str(gate))
-    eventually(lambda: group.get_worker_status(PATIENCE_S)[0].method == "sit_until", "the call is told")
-    eventually(lambda: group.get_worker_status(PATIENCE_S)[1] == "ready", "the other has answered")
+    eventually(lambda: group.get_worker_status(5)[0].method == "sit_until", "the call is told")
+    eventually(lambda: group.get_worker_status(5)[1] == "ready", "the other has answered")
     busy, ready = group.get_worker_status(PATIENCE_S).values()
     assert (busy, busy.method, len(busy.calls)) == ("busy", "sit_until", 1)
     assert (ready, ready.method, ready.sequence, ready.calls) == ("ready", None, None, ())
@@ -30,7 +30,7 @@ def test_a_busy_worker_is_told_of_at_once(group, tmp_path):
     assert 0 <= busy.silent_s == busy.running_s < PATIENCE_S
     assert all(status.private_bytes > 2**20 and status.beat_age_s < PATIENCE_S for status in (busy, ready))
     eventually(
-        lambda: all(usage.cpu is not None for usage in group.get_resource_usage(PATIENCE_S).values()),
+        lambda: all(usage.cpu is not None for usage in group.get_resource_usage(5).values()),
         "two looks have been taken",
     )
     usage = group.get_resource_usage(PATIENCE_S)[0]
@@ -40,7 +40,7 @@ def test_a_busy_worker_is_told_of_at_once(group, tmp_path):
     sitting.get_results(timeout=PATIENCE_S)
     assert group.on(ranks=[0]).call("tick_in_a_child").get_results(timeout=PATIENCE_S) == [(0, True)]
     os.kill(first[1], signal.SIGKILL)
-    eventually(lambda: group.get_worker_status(PATIENCE_S)[1] == "dead", "the dead one is told")
+    eventually(lambda: group.get_worker_status(5)[1] == "dead", "the dead one is told")
     assert group.get_resource_usage(PATIENCE_S)[1] == ResourceUsage()
     assert 1 not in group.detect_stuck_workers(0.1, PATIENCE_S)
     assert group.restart_failed_workers() == [1]
@@ -57,7 +57,7 @@ def test_stuck_workers_are_found_and_those_that_go_on_are_not(group, tmp_path):
     stuck = {}
 
     def is_found():
-        stuck.update(group.detect_stuck_workers(4, PATIENCE_S))
+        stuck.update(group.detect_stuck_workers(4))
         return 1 in stuck
 
     eventually(is_found, "it sits in one call")
@@ -87,7 +87,7 @@ def test_stuck_workers_are_found_and_those_that_go_on_are_not(group, tmp_path):
 
 
 def reasons(group):
-    return {rank: stuck.reason for rank, stuck in group.detect_stuck_workers(0.1, PATIENCE_S).items()}
+    return {rank: stuck.reason for rank, stuck in group.detect_stuck_workers(0.1).items()}
 
 
 @contextlib.contextmanager
