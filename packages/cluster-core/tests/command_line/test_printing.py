@@ -7,7 +7,7 @@ from rich.text import Text
 from raycrew.cluster_core._command_line import terminal
 from raycrew.cluster_core.commands import run
 
-HOSTILE = "a\x1b]0;mine\x07b\x9b2J\tc\x7f"
+HOSTILE = "a\x1b]0;mine\x07b\x9b2J\u202e\ud800\tc\x7f"
 
 
 @pytest.mark.hostile
@@ -20,7 +20,7 @@ def test_nothing_that_is_shown_steers_the_terminal(capsys):
     terminal.complain("Error", HOSTILE, as_json=False)
     told = capsys.readouterr()
     for text in (told.out, told.err):
-        assert "a]0;mineb2J" in text and not set(text) & set("\x1b\x07\x9b\x7f")
+        assert "a]0;mineb2J" in text and not set(text) & set("\x1b\x07\x9b\x7f\u202e\ud800")
 
 
 @pytest.mark.hostile

@@ -36,6 +36,13 @@ def test_what_is_left_is_read_again():
         '{"version": 2, "name": "policy", "workers": []}',
         '{"version": 1, "workers": [{"rank": 0}]}',
         '{"version": 1, "workers": 7}',
+        "[" * 100_000,
+        RECORD.as_text().replace('"policy"', "null"),
+        RECORD.as_text().replace('"policy"', '["policy"]'),
+        RECORD.as_text().replace('"rank": 1', '"rank": "1"'),
+        RECORD.as_text().replace('"node_id": "node0"', '"node_id": 0'),
+        RECORD.as_text().replace('"generation": 2', '"generation": 2.5'),
+        RECORD.as_text().replace('"device": "cpu"', '"device": null'),
         RECORD.as_text()[:-1],
     ],
 )

@@ -15,7 +15,9 @@ from rich.text import Text
 
 WIDE = 200  # of tables in files and pipes, unless COLUMNS says otherwise
 
-_CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)))  # all but tabs and ends of lines
+# All but tabs and ends of lines; what turns the direction of a line; halves of characters.
+_TURNS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160), *_TURNS, *range(0xD800, 0xE000)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,10 +89,15 @@ def record_of(text: str) -> GroupRecord | None:
             return None
         workers = tuple(WorkerRecord(**_known(WorkerRecord, worker)) for worker in entry.pop("workers"))
         return GroupRecord(**_known(GroupRecord, entry), workers=workers)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
 def _known(kind: type, entry: dict[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in fields(kind)}
-    return {name: value for name, value in entry.items() if name in names}
+    """What a record has of the fields of a kind, each of its type: anybody may leave a record."""
+    types: dict[str, Any] = {field.name: field.type for field in fields(kind)}
+    known = {name: value for name, value in entry.items() if name in types}
+    for name, value in known.items():
+        if not isinstance(value, types[name]):
+            raise TypeError(f"{name} is a {type(value).__name__}")
+    return known
