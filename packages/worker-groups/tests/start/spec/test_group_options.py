@@ -66,6 +66,18 @@ def test_defaults_are_good_and_fixed():
         ({"launchers": {"*": []}}, TypeError, r"launchers\['\*'\]"),
         ({"launchers": {"*": ["nice", ""]}}, TypeError, r"launchers\['\*'\]"),
         ({"launchers": "nice"}, TypeError, "launchers are commands"),
+        ({"launchers": {"*": "   "}}, TypeError, r"launchers\['\*'\] is a command"),
+        (
+            {"launchers": {"*": "nsys -o 'a b"}},
+            ValueError,
+            r"launchers\['\*'\] is no command.*No closing quotation",
+        ),
+        ({"launchers": {"*": ["nice", "a\0b"]}}, ValueError, r"launchers\['\*'\] has a null character"),
+        (
+            {"launchers": {0: "nice"}},
+            TypeError,
+            "launchers are commands by pattern of workers' names, which 0",
+        ),
         ({"load_balancing_strategy": "by_luck"}, ValueError, "by_luck"),
     ],
 )

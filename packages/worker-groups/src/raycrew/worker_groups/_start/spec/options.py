@@ -1,6 +1,7 @@
 """The options of a group: one value, checked where it is made."""
 
 import math
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
@@ -102,9 +103,20 @@ def _check_launchers(launchers: object) -> None:
     if not isinstance(launchers, Mapping):
         raise TypeError(f"launchers are commands by pattern of workers' names, not {launchers!r}")
     for pattern, command in launchers.items():
-        words = [command] if isinstance(command, str) else command
+        if not isinstance(pattern, str):
+            raise TypeError(f"launchers are commands by pattern of workers' names, which {pattern!r} is not")
+        words = _words_of(pattern, command) if isinstance(command, str) else command
         if not isinstance(words, Sequence) or not words or not all(isinstance(w, str) and w for w in words):
             raise TypeError(f"launchers[{pattern!r}] is a command or the list of its words, not {command!r}")
+        if any("\0" in word for word in words):
+            raise ValueError(f"launchers[{pattern!r}] has a null character, which no command can have")
+
+
+def _words_of(pattern: str, command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"launchers[{pattern!r}] is no command that a shell could read: {error}") from None
 
 
 def _check_names(option: str, names: object) -> None:
