@@ -1,5 +1,6 @@
 """`raycrew run`: the command's streams, signals and exit codes are those of a command that runs alone."""
 
+import contextlib
 import json
 import os
 import pty
@@ -142,6 +143,20 @@ def test_a_command_that_ignores_the_wish_is_killed_with_all_of_its_group(tmp_pat
         kill(process.pid, signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGKILL
         eventually(lambda: not any(map(is_running, pids)))
+
+
+def test_what_is_killed_takes_along_what_it_started_in_other_groups(tmp_path):
+    """As a run within a run does, whose own time is longer."""
+    inner = words(tmp_path, "--grace", "600", "--", *python(STUBBORN))
+    with running(tmp_path, "--grace", "0.3", "--", *inner) as process:
+        stubborn = int(told(process))
+        kill(process.pid, signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGKILL
+        try:
+            eventually(lambda: not is_running(stubborn), 20)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                kill(stubborn, signal.SIGKILL)
 
 
 def test_what_a_command_leaves_in_its_group_is_ended(tmp_path):

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from raycrew.cluster_core._command_line.running.signals import Signals
 from raycrew.cluster_core._command_line.running.terminal import Terminal
 
@@ -55,7 +57,7 @@ class Child:
     Args:
         command: The command and its arguments.
         environ: Its environment.
-        grace_s: Seconds from a SIGTERM or SIGHUP until the group is killed.
+        grace_s: Seconds from a SIGTERM or SIGHUP until it is killed, with all that it has started.
 
     Raises:
         CommandError: It can't be started.
@@ -82,7 +84,7 @@ class Child:
             for number in numbers:
                 self._pass_on(number)
             if time.monotonic() >= self._kill_at:
-                self._send(signal.SIGKILL)
+                self._kill()
                 self._kill_at = float("inf")
             self._look_for_stops(terminal)
         return self._end_rest(signals)
@@ -137,6 +139,16 @@ class Child:
             signals.wait(_LOOK_S)
         self._send(signal.SIGKILL)
         return code if code >= 0 else 128 - code
+
+    def _kill(self) -> None:
+        """Kill the group, and what it started in other ones, as a run within this one does."""
+        started: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):
+            started = psutil.Process(self._process.pid).children(recursive=True)
+        self._send(signal.SIGKILL)
+        for one in started:
+            with suppress(psutil.Error):  # It has ended, or is somebody else's.
+                one.kill()
 
     def _is_inhabited(self) -> bool:
         try:
