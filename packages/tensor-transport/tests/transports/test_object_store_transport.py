@@ -1,5 +1,6 @@
 """Bytes in Ray's object store, from actors on two nodes; and the adapters over transports."""
 
+import numpy as np
 import pytest
 import torch
 from actors import ActorPeer
@@ -18,6 +19,19 @@ class Remade:
         return self.make, ()
 
 
+def pulled(_, offer):
+    into = np.zeros(offer.size_bytes, np.uint8)
+    ObjectStoreTransport().pull([offer.whole], [into]).wait(60)
+    return into.tobytes()
+
+
+def test_bytes_that_are_offered_here_are_pulled_on_another_node(peers):
+    source = torch.arange(1000)
+    offer = ObjectStoreTransport().offer(source)
+    assert peers[1].call(pulled, offer) == source.numpy().tobytes()
+
+
+@pytest.mark.long
 @pytest.mark.hostile
 @pytest.mark.slow
 def test_conformance(ray_cluster):
