@@ -35,7 +35,7 @@ class Account:
 class Book:
     """Notes what was sent and what came back.
 
-    Args:
+    Attributes:
         may_fail: Whether calls that may be sent again may fail, too, if the error names them.
     """
 
@@ -43,7 +43,7 @@ class Book:
     _expected: dict[str, object] = field(default_factory=dict)
     _again: set[str] = field(default_factory=set)
     _answers: list[tuple[str, object]] = field(default_factory=list)
-    _failures: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    _failures: dict[str, tuple[str, bool]] = field(default_factory=dict)  # and whether it may
 
     @property
     def sent(self) -> int:
@@ -68,7 +68,8 @@ class Book:
 
     def fail(self, item: str, error: BaseException | str, *, named: bool) -> None:
         """An error came for an item; `named` says whether it tells what failed, and where."""
-        self._failures[item] = (f"{type(error).__name__}: {error}".splitlines()[0], named)
+        may = named and (self.may_fail or item not in self._again)
+        self._failures[item] = (f"{type(error).__name__}: {error}".splitlines()[0], may)
 
     def account(self, runs: Mapping[str, int]) -> Account:
         """The account, given how often each item ran that may run once only."""
@@ -76,7 +77,7 @@ class Book:
         twice = {item for item, count in answers.items() if count > 1}
         twice |= {item for item in self._expected if item not in self._again and runs.get(item, 0) > 1}
         wrong = {item for item, value in self._answers if self._is_wrong(item, value, runs)}
-        failed = {item for item in self._failures if item not in answers and self._may_fail(item)}
+        failed = {item for item in self._failures if item not in answers and self._failures[item][1]}
         lost = {
             item: self._why(item) for item in self._expected if item not in answers and item not in failed
         }
@@ -91,9 +92,6 @@ class Book:
         if item not in self._expected or self._expected[item] != value:
             return True
         return item not in self._again and not runs.get(item)
-
-    def _may_fail(self, item: str) -> bool:
-        return self._failures[item][1] and (self.may_fail or item not in self._again)
 
     def _why(self, item: str) -> str:
         return self._failures.get(item, ("nothing was heard of it", False))[0]

@@ -4,6 +4,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from chaos import rounds
 from chaos.mounts import tried
@@ -16,13 +18,23 @@ _TOLD = {"startup": "connected", "dispatch": "started", "shutdown": "done"}
 
 def killed_node(this: Round) -> None:
     """A node dies with a group on it; the standing group does not notice."""
+    _with_a_node(this, lambda node: this.stands.nodes.remove_node(node, allow_graceful=False))
+
+
+def drained_node(this: Round) -> None:
+    """A node is to be taken back with a group on it, which goes on until then."""
+    _with_a_node(this, lambda node: _drain(this.stands.nodes.address, node.node_id))
+
+
+def _with_a_node(this: Round, disturb: Callable[[Any], object]) -> None:
     stands, work = this.stands, Work(this.book)
     node = stands.nodes.add_node(num_cpus=RANKS, object_store_memory=80 << 20)
-    gone: list[object] = []
     try:
         with RayVirtualCluster([RANKS], use_gpus=False) as there, stands.make(there) as group:
-            with this.striking(lambda: gone.append(stands.nodes.remove_node(node, allow_graceful=False))):
+            with this.striking(lambda: disturb(node)):
                 work.send(this.fault, group)
+            work.collect(stands.deadline_s)
+            this.book.may_fail = False
             work.send(this.fault, stands.group)
             work.collect(stands.deadline_s)
             this.book.send(this.item, True, again=True)
@@ -30,8 +42,17 @@ def killed_node(this: Round) -> None:
                 group.shutdown()
                 answer.value = not group.unended
     finally:
-        if not gone:
+        if node in stands.nodes.list_all_nodes():
             stands.nodes.remove_node(node, allow_graceful=False)
+
+
+def _drain(address: str, node_id: str) -> None:
+    reason = ("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "chaos")
+    ray = str(Path(sys.executable).with_name("ray"))
+    command = [ray, "drain-node", "--address", address, "--node-id", node_id, *reason]
+    subprocess.run(
+        [*command, "--deadline-remaining-seconds", "600"], check=True, capture_output=True, timeout=60
+    )
 
 
 def killed_driver(this: Round) -> None:
@@ -81,6 +102,7 @@ ROUNDS: Mapping[str, Callable[[Round], None]] = {
     "full object store": rounds.full_object_store,
     "stopped control service": rounds.stopped_service,
     "killed node": killed_node,
+    "drained node": drained_node,
     "killed driver": killed_driver,
     "full shared memory": on_mount,
     "full disk": on_mount,

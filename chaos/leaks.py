@@ -14,7 +14,7 @@ RUN = "RAYCREW_CHAOS_RUN"
 
 _TITLE = re.compile(rb"ray::([A-Za-z_]\w*)")
 _LEASE = re.compile(r"(\d+) @raycrew-port-(\d+)$", re.MULTILINE)
-_IDLE = "IDLE"
+_OF_RAY = re.compile(r"IDLE.*|SpillWorker|RestoreWorker")  # Ray keeps them for later
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ def orphans_of(marked: Mapping[int, Collection[str]], living: Iterable[int]) -> 
 
 
 def actor_class(command: bytes) -> str:
-    """The class of an actor by its process's title; empty if it is none."""
+    """The class of an actor by its process's title; empty if it is none, or a worker that Ray keeps."""
     found = _TITLE.match(command)
     name = found[1].decode() if found else ""
-    return "" if name == _IDLE else name
+    return "" if _OF_RAY.fullmatch(name) else name
 
 
 def run_processes(run: str) -> dict[int, bytes]:

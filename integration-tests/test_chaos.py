@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))
 
 from chaos.accounting import Book  # noqa: E402
+from chaos.elsewhere import ROUNDS  # noqa: E402
 from chaos.faults import KINDS, planned, quotas  # noqa: E402
 from chaos.journal import Journal, Outcome  # noqa: E402
 from chaos.leaks import Look, actor_class, count_actors, leases_of, left, locks_of, orphans_of, settled  # noqa: E402
@@ -36,6 +37,10 @@ def test_a_long_plan_has_each_kind_at_each_of_its_moments_within_its_limits():
         assert all(0 <= fault.delay_s <= kind.latest_s for fault in found)
         assert all(kind.lasts_s[0] <= fault.lasts_s <= kind.lasts_s[1] for fault in found)
         assert {fault.may_fail for fault in found} == {kind.may_fail}
+
+
+def test_there_is_a_round_for_each_kind():
+    assert [*ROUNDS] == [kind.name for kind in KINDS]
 
 
 def test_a_plan_of_some_kinds_has_no_others():
@@ -76,6 +81,10 @@ def test_an_error_that_names_nothing_is_a_loss():
     book.fail("unnamed", "?", named=False)
     account = book.account({})
     assert account.failed == 1 and account.lost == ("unnamed (str: ?)",)
+    book.may_fail = False
+    book.send("later", 1, again=True)
+    book.fail("later", "killed", named=True)
+    assert book.account({}).lost == ("unnamed (str: ?)", "later (str: killed)")
 
 
 def test_what_comes_or_runs_twice_and_what_never_ran_or_is_another_answer_is_found():
@@ -122,10 +131,11 @@ def test_processes_are_read_by_their_marks_and_titles():
         b"ray::Member",
         b"ray::Member.answer  \0",
         b"ray::IDLE",
+        b"ray::IDLE_SpillWorker",
         b"python\0run.py",
         b"ray::Watch.look()",
     ]
-    assert [actor_class(title) for title in titles] == ["Member", "Member", "", "", "Watch"]
+    assert [actor_class(title) for title in titles] == ["Member", "Member", "", "", "", "Watch"]
     assert count_actors(titles) == {"Member": 2, "Watch": 1}
 
 
