@@ -131,7 +131,7 @@ def main() -> None:
         run = train(cluster, steps, kill_at=steps // 2)
     console = Console()
     for death in run.deaths:
-        console.print(f"died on the way: {death.message}")
+        console.print(f"died on the way: {death.message}", soft_wrap=True)
     console.print(f"{steps} steps, loss {run.losses[0]:.3f} -> {run.losses[-1]:.3f}")
     console.print(f"weights of each rank: {run.weights}")
 

@@ -126,7 +126,7 @@ def main() -> None:
             for bundle in cluster.bundles:
                 console.print(f"rank {bundle.index} on node {bundle.node_index} ({bundle.node_address})")
             console.print(add_up(cluster, rounds=2 if options.quick else 10))
-        console.print(explain_refusal([1000]))
+        console.print(explain_refusal([1000]), soft_wrap=True)
 
 
 if __name__ == "__main__":

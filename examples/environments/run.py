@@ -78,7 +78,7 @@ def main() -> None:
         for name, results in encode(cluster, specs).items():
             console.print(f"{name}: {results}")
         for line in explain(*map(identify, specs.values())):
-            console.print(f"they differ: {line}")
+            console.print(f"they differ: {line}", soft_wrap=True)
 
 
 if __name__ == "__main__":
