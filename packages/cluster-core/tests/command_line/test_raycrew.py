@@ -126,6 +126,7 @@ def test_errors_are_whole_lines_through_a_pipe():
         (ClusterAuthenticationError("refused", "h:1"), "RAY_AUTH_TOKEN_PATH", "ray start"),
         (ClusterUnreachableError("silent", "h:1"), "Compare the address", "--head"),
         (NoClusterError("none"), "ray start --head", "TOKEN"),
+        (NoClusterError("several", running=("h:1", "h:2")), "--address h:2", "ray start"),
     ],
 )
 def test_advice_fits_the_error(error, advice, not_said, monkeypatch, capsys):
@@ -139,6 +140,20 @@ def test_advice_fits_the_error(error, advice, not_said, monkeypatch, capsys):
     assert main(["status"]) == 2
     said = capsys.readouterr().err
     assert advice in said and not_said not in said
+
+
+@pytest.mark.parametrize(("options", "is_told"), [([], True), (["--local"], False)])
+def test_the_doctor_looks_at_a_machine_with_several_clusters(options, is_told, monkeypatch, capsys):
+    def visit(address):
+        raise NoClusterError("several", running=("h:1", "h:2"))
+
+    monkeypatch.setattr("raycrew.cluster_core._command_line.commands.prepare_visit", visit)
+    code = main(["doctor", *options, "--json"])
+    findings = {found["check"]: found for found in json.loads(capsys.readouterr().out)}
+    assert len(findings) > 3
+    assert ("connection" in findings) == is_told
+    if is_told:
+        assert code == 1 and "--address h:2" in findings["connection"]["advice"]
 
 
 def test_a_drawing_needs_no_style_sheet():

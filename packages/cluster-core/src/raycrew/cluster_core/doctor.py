@@ -113,11 +113,15 @@ def examine(address: str | None = "auto", port_range: tuple[int, int] | None = N
     try:
         connection = init_ray(address)
     except ClusterError as error:
-        advice = f"{connection_advice(error)} --local checks this machine alone.".strip()
-        finding = Finding("connection", "bad", f"{type(error).__name__}: {error}", advice)
-        return [*_examine_nodes(here, port_range), *own, finding]
+        return [*_examine_nodes(here, port_range), *own, no_connection(error)]
     with connection:
         return [*own, *_examine_cluster(connection, here, port_range)]
+
+
+def no_connection(error: ClusterError) -> Finding:
+    """The cluster could not be examined."""
+    advice = f"{connection_advice(error)} --local checks this machine alone.".strip()
+    return Finding("connection", "bad", f"{type(error).__name__}: {error}", advice)
 
 
 def _examine_nodes(facts: Mapping[str, NodeFacts], port_range: tuple[int, int] | None) -> list[Finding]:

@@ -1,6 +1,7 @@
 """The errors of this package, a tree under `ClusterError`."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 _AGAIN = (
     " If the same lines run again, as a cell of a notebook does: the {!r} before lives for as long as a name "
@@ -151,7 +152,20 @@ class ClusterConnectionError(ClusterError, ConnectionError):
 
 
 class NoClusterError(ClusterConnectionError):
-    """No running cluster was found; only this ever leads to a fresh local one."""
+    """No running cluster was found, or several where one was meant.
+
+    That none was found is all that ever leads to a fresh local one.
+
+    Attributes:
+        running: Addresses of the several that were found.
+    """
+
+    def __init__(self, message: str, address: str | None = None, running: tuple[str, ...] = ()) -> None:
+        super().__init__(message, address)
+        self.running = running
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), (self.message, self.address, self.running)
 
 
 class ClusterUnreachableError(ClusterConnectionError, TimeoutError):

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from raycrew.cluster_core._command_line.guests import Report, occupants
 from raycrew.cluster_core._command_line.terminal import Outcome
+from raycrew.cluster_core._connection import prepare_visit
 from raycrew.cluster_core._planning import (
     BOOKKEEPING,
     Bundle,
@@ -23,6 +24,7 @@ from raycrew.cluster_core._planning import (
     PlacementRequest,
     plan_cluster,
 )
+from raycrew.cluster_core.errors import NoClusterError
 
 if TYPE_CHECKING:
     from raycrew.cluster_core._ray import GroupState
@@ -266,9 +268,17 @@ def _row(row: "NodeRow", n_groups: int) -> dict[str, Any]:
 
 def run_doctor(options: argparse.Namespace) -> Outcome:
     """The usual troubles."""
+    address: str | None = None if options.local else options.address
+    unclear: NoClusterError | None = None
+    try:
+        address = address and prepare_visit(address)  # before Ray is imported
+    except NoClusterError as error:
+        address, unclear = None, error
     from raycrew.cluster_core import doctor
 
-    findings = doctor.examine(None if options.local else options.address, port_range=options.port_range)
+    findings = doctor.examine(address, port_range=options.port_range)
+    if unclear is not None:
+        findings.append(doctor.no_connection(unclear))
     bad = any(finding.state == "bad" for finding in findings)
     answer = [finding.as_dict() for finding in findings]
     return Outcome(answer, doctor.table_of(findings), PROBLEM if bad else OK)

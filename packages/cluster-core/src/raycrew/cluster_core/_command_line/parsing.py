@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arguments and arguments[0] in subcommands.brought():
             return _run_brought(arguments[0], arguments[1:])
         args = parser(arguments).parse_args(arguments)
-        if getattr(args, "address", None) and not getattr(args, "local", False):
+        if getattr(args, "address", None) and args.command != "doctor":  # which tells what it finds of that
             args.address = prepare_visit(args.address)
         outcome: terminal.Outcome = args.run(args)
     except KeyboardInterrupt:

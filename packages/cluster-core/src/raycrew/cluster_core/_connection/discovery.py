@@ -158,8 +158,9 @@ def only_one(running: Iterable[RunningCluster]) -> RunningCluster | None:
     """
     clusters = list(running)
     if len(clusters) > 1:
-        addresses = ", ".join(cluster.address for cluster in clusters)
-        raise NoClusterError(f"several of your clusters run on this machine: {addresses}; name one of them")
+        addresses = tuple(cluster.address for cluster in clusters)
+        told = f"several of your clusters run on this machine: {', '.join(addresses)}; name one of them"
+        raise NoClusterError(told, running=addresses)
     return clusters[0] if clusters else None
 
 

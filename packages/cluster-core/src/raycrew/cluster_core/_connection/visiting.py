@@ -77,6 +77,8 @@ def connection_advice(error: Exception) -> str:
             "It runs with tokens: call this as the user who started it, or name the token's file in "
             "RAY_AUTH_TOKEN_PATH, with RAY_AUTH_MODE=token."
         )
+    if isinstance(error, NoClusterError) and error.running:
+        return f"Say which: --address {error.running[-1]}, for the one that was started last."
     if isinstance(error, NoClusterError):
         return "Name one with --address, or start one with init_ray() or `ray start --head`."
     if isinstance(error, ClusterUnreachableError):
