@@ -1,9 +1,13 @@
 """A timeline of a group in this process: what users do with it."""
 
 import json
+import os
+import signal
+import threading
 from types import SimpleNamespace
 
 import pytest
+from patience import PATIENCE_S, eventually
 
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import Timeline, timeline
@@ -144,3 +148,36 @@ def test_files_that_were_not_written_are_written_by_the_next_close(group, tmp_pa
     assert not trace.exists()
     run.close()
     assert trace.exists()
+
+
+@pytest.mark.hostile
+def test_a_forked_process_waits_for_no_lock_of_its_parents_timeline_and_writes_nothing(tmp_path):
+    path, held, free = tmp_path / "run.json", threading.Event(), threading.Event()
+
+    def look_for_long(recorder):
+        with recorder._lock, recorder._counting:
+            held.set()
+            free.wait(PATIENCE_S)
+
+    with timeline(path) as run:
+        looking = threading.Thread(target=look_for_long, args=(run._subscription._recorder,), daemon=True)
+        looking.start()
+        assert held.wait(PATIENCE_S)
+        if not (child := os.fork()):
+            noted = observed.by is not None
+            run.trace()
+            run.close()
+            os._exit(noted)
+        free.set()
+        looking.join()
+        ended = []
+        try:
+            eventually(lambda: ended.append(os.waitpid(child, os.WNOHANG)) or ended[-1][0], "the child ends")
+        finally:
+            if not (ended and ended[-1][0]):
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+        assert ended[-1][1] == 0, "it is told of nothing"
+        assert not path.exists()
+        assert observed.by is not None
+    assert path.exists()

@@ -4,6 +4,7 @@ Standard library only, and below everything that has something to tell.
 """
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -88,6 +89,14 @@ class Observed:
 
 
 observed = Observed()
+
+
+def _observe_nothing() -> None:
+    observed.by = None
+
+
+# What a forked process does is told by nobody: the thread that would is its parent's, and so are its locks.
+os.register_at_fork(after_in_child=_observe_nothing)
 
 
 def look_before_end(left_s: float | None) -> None:

@@ -81,6 +81,7 @@ class Timeline:
         self._losses = self._subscription.losses()
         self._is_open, self._keeps = True, max_spans > 0
         self._is_closed, self._closing = False, threading.RLock()
+        self._pid = os.getpid()
 
     def __enter__(self) -> Self:
         return self
@@ -94,9 +95,13 @@ class Timeline:
     def close(self) -> None:
         """Stop recording, and write the files; once they are written, a second time does nothing.
 
+        Nor does a forked process, whose parent records on.
+
         Raises:
             OSError: A file can't be written; what was recorded can still be asked for.
         """
+        if os.getpid() != self._pid:  # what may hold the lock is not there
+            return
         with self._closing:
             if self._is_closed:
                 return
@@ -178,7 +183,7 @@ class Timeline:
         return page_of(self._kept.spans(), self.statistics(), self._about())
 
     def _look(self) -> None:
-        if self._is_open:
+        if self._is_open and os.getpid() == self._pid:
             self._subscription.look()
             self._losses = self._subscription.losses()
 
