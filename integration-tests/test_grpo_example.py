@@ -1,33 +1,28 @@
 """The main example: its mathematics, a short run of it as a user runs it, and how it ends on bad input."""
 
 import json
-import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
-import uuid
-from pathlib import Path
 
-import psutil
 import pytest
 import torch
+from grpo_runs import EXAMPLE, Run, assert_one_clear_error, driver
 
 from raycrew.cluster_core import ClusterError
 from raycrew.venv_manager import VenvError
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "grpo"
 sys.path.insert(0, str(EXAMPLE))
 
-from grpo import main as program  # noqa: E402
-from grpo.history import PHASES, Evaluation, History, StepRecord  # noqa: E402
-from grpo.loop import split  # noqa: E402
-from grpo.objective import group_advantages, grpo_loss, masked_mean  # noqa: E402
-from grpo.options import parse_options  # noqa: E402
-from grpo.report import write_report  # noqa: E402
-from grpo.task import SortingTask, verify  # noqa: E402
+from grpo import main as program
+from grpo.crew import split
+from grpo.history import PHASES, Evaluation, Event, History, StepRecord
+from grpo.objective import group_advantages, grpo_loss, masked_mean
+from grpo.options import parse_options
+from grpo.report import write_report
+from grpo.task import SortingTask, verify
 
 
 class TestTask:
@@ -152,64 +147,17 @@ def test_report_leaves_a_picture_and_every_figure(tmp_path):
     for step in (1, 2):
         seconds = dict.fromkeys(PHASES, 0.5)
         history.steps.append(StepRecord(step, 0.1 * step, 0.2, 0.0, 0.0, 1e-6, step, 100, seconds))
+    history.events.append(Event(2, "policy 0", 1.5, "step 2: policy 0 died"))
     picture, metrics = write_report(history, {"title": "a test"}, tmp_path)
     assert picture.read_bytes().startswith(b"\x89PNG")
     content = json.loads(metrics.read_text())
     assert [step["tokens_per_s"] for step in content["steps"]] == [200.0, 200.0]
     assert content["seconds"] == dict.fromkeys(PHASES, 1.0)
+    assert content["events"] == [
+        {"step": 2, "worker": "policy 0", "seconds": 1.5, "what": "step 2: policy 0 died"}
+    ]
     assert content["evaluations"][1] == {"step": 2, "reward": 0.5}
     assert history.summary == "held-out reward 0.05 -> 0.50"
-
-
-def heed_interrupts():
-    """A process started in a shell's background ignores them, and so would its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-class Run:
-    """The example in a process of its own, and whatever that leaves behind."""
-
-    def __init__(self, *arguments, script=EXAMPLE / "run.py", env=None):
-        self.mark = uuid.uuid4().hex
-        environment = {**os.environ, **(env or {}), "GRPO_TEST_MARK": self.mark, "COLUMNS": "200"}
-        command = [sys.executable, str(script), *map(str, arguments)]
-        self.process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            preexec_fn=heed_interrupts,
-        )  # fmt: skip
-
-    def finish(self, timeout_s=280):
-        """(exit code, standard output, standard error), and no process may be left."""
-        out, err = self.process.communicate(timeout=timeout_s)
-        assert not self.left_behind(), out + err
-        return self.process.returncode, out, err
-
-    def left_behind(self, patience_s=20.0):
-        """Command lines of processes that still carry this run's mark; Ray's own take a moment to end."""
-        deadline = time.monotonic() + patience_s
-        while (found := self._marked()) and time.monotonic() < deadline:
-            psutil.wait_procs(found, timeout=1)
-        return [" ".join(process.cmdline()) for process in found]
-
-    def _marked(self):
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("GRPO_TEST_MARK") == self.mark:
-                    found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                continue
-        return found
-
-
-def assert_one_clear_error(run, *words):
-    code, out, err = run.finish()
-    lines = [line for line in err.splitlines() if line.startswith("error:")]
-    assert code == 1, out + err
-    assert len(lines) == 1, err
-    assert "Traceback" not in err
-    for word in words:
-        assert word in lines[0]
 
 
 @pytest.mark.long
@@ -242,6 +190,12 @@ def test_two_steps_where_vllm_cannot_be_installed(tmp_path):
 def test_a_folder_that_cannot_be_written_is_said_before_anything_starts(tmp_path):
     (tmp_path / "file").write_text("")
     assert_one_clear_error(Run("--output", tmp_path / "file" / "out"), "output folder", "file/out")
+
+
+def test_nothing_to_go_on_from_is_said_before_anything_starts(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert program.main(["--resume", "--output", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith("error: there is no checkpoint ")
 
 
 @pytest.mark.hostile
@@ -287,34 +241,9 @@ def test_interrupt_leaves_no_process_behind(tmp_path):
         script=driver(tmp_path),
         env={"PYTHONPATH": str(EXAMPLE), "STALL": str(tmp_path / "up")},
     )
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "up").exists():
-        assert run.process.poll() is None, run.finish()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    run.wait_for(tmp_path / "up")
     run.process.send_signal(signal.SIGINT)
     code, out, err = run.finish()
     assert code == 130, out + err
     assert "interrupted" in err
     assert "Traceback" not in err
-
-
-def driver(folder):
-    """The example's own main with another policy worker, which lives beside the driver script."""
-    (folder / "other_policy.py").write_text(
-        "import os, pathlib, time\n"
-        "class Policy:\n"
-        "    def __init__(self, config):\n"
-        "        if not (stall := os.environ.get('STALL')):\n"
-        "            raise RuntimeError('no such checkpoint')\n"
-        "        pathlib.Path(stall).touch()\n"
-        "        time.sleep(600)\n"
-    )
-    script = folder / "other_run.py"
-    script.write_text(
-        "import sys\n"
-        "from grpo.main import main\n"
-        "from grpo.workers import WorkerKind\n"
-        "sys.exit(main(policy=WorkerKind('policy', 'other_policy.Policy', None)))\n"
-    )
-    return script

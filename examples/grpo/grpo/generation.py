@@ -1,5 +1,6 @@
 """What a generator is to the loop; the two kinds differ only in how they sample and how they take weights."""
 
+import os
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,8 +10,8 @@ import torch
 
 from grpo.config import RunConfig
 from grpo.model import build_model, build_tokenizer
-from raycrew.tensor_transport import BatchedDataDict, WeightReceipt, WeightReceiver, WeightUpdate
-from raycrew.worker_groups import current_worker
+from raycrew.tensor_transport import BatchedDataDict, WeightDirectory, WeightReceipt, WeightReceiver
+from raycrew.worker_groups import CurrentWorker, current_worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +27,27 @@ class Generator(ABC):
 
     Args:
         config: The whole run's configuration.
+        directory: Where versions of the weights are found.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, directory: WeightDirectory) -> None:
         torch.set_num_threads(1)
         self.config = config
         self.tokenizer = build_tokenizer()
         with torch.device("meta"):
             shapes = build_model(config.model, config.seed).state_dict()
-        self.receiver = WeightReceiver(self.load_weights, expected=shapes, rollback="shadow")
+        self.receiver = WeightReceiver(
+            self.load_weights,
+            expected=shapes,
+            directory=directory,
+            rollback="shadow",
+            name=f"generator {current_worker().rank}",
+        )
+
+    def on_generation(self, worker: CurrentWorker) -> None:
+        """Catch up with the others after a restart; before their first update there is nothing to catch."""
+        if worker.generation > 0:
+            self.receiver.pull(missing_ok=True)
 
     @abstractmethod
     def sample(
@@ -52,9 +65,13 @@ class Generator(ABC):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replace all weights by those of the trainer, named as in its state dict."""
 
-    def apply_weights(self, update: WeightUpdate) -> WeightReceipt:
-        """Apply a published version, whole or not at all."""
-        return self.receiver.apply(update)
+    def apply_weights(self, version: int) -> WeightReceipt:
+        """Apply a version while it is published: all generators hold it then, or none."""
+        return self.receiver.apply(version)
+
+    def pid(self) -> int:
+        """This worker's process."""
+        return os.getpid()
 
     def generate(
         self, prompts: Sequence[str], *, samples: int = 1, temperature: float = 1.0, seed: int = 0

@@ -1,6 +1,8 @@
 """What a run measured: one record per step, and the held-out reward every few steps."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 PHASES = ("generate", "verify", "train", "sync")
 
@@ -46,12 +48,44 @@ class Evaluation:
     reward: float
 
 
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A worker that died, and was replaced.
+
+    Attributes:
+        step: In which round; 0 before the first.
+        worker: Its group and rank.
+        seconds: From when its death was seen until what it had been asked for was done.
+        what: All that in one line.
+    """
+
+    step: int
+    worker: str
+    seconds: float
+    what: str
+
+
 @dataclass(slots=True)
 class History:
-    """Everything that a run measured so far."""
+    """Everything that a run measured so far, and what happened to it."""
 
     steps: list[StepRecord] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """The history of which `asdict` made this."""
+        return cls(
+            [StepRecord(**step) for step in content["steps"]],
+            [Evaluation(**evaluation) for evaluation in content["evaluations"]],
+            [Event(**event) for event in content["events"]],
+        )
+
+    def go_back_to(self, earlier: "History") -> None:
+        """Forget what was measured since; not what happened."""
+        self.steps[:], self.evaluations[:] = earlier.steps, earlier.evaluations
+        self.events[:] = [*earlier.events, *(e for e in self.events if e not in earlier.events)]
 
     @property
     def summary(self) -> str:

@@ -1,23 +1,25 @@
 """The single-controller loop: one driver tells two groups of workers what to do, step by step."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from grpo.checkpoint import Checkpoint
 from grpo.config import RunConfig
-from grpo.errors import ExampleError
+from grpo.crew import Crew
 from grpo.history import Evaluation, History, StepRecord
 from grpo.objective import group_advantages
 from grpo.task import SortingTask
 from grpo.verification import rewards
-from raycrew.tensor_transport import BatchedDataDict, sync_weights
-from raycrew.worker_groups import RayWorkerGroup
+from raycrew.tensor_transport import WeightUpdateError
+from raycrew.worker_groups import WorkerFailureError
 
 GREEDY, SAMPLED = 0.0, 1.0
-DATA = ("data",)
 
 
 class GrpoLoop:
@@ -25,110 +27,117 @@ class GrpoLoop:
 
     Args:
         config: The run's configuration.
-        policy: Workers of the kind `grpo.policy.PolicyWorker`.
-        generators: Workers of a kind that fits `grpo.generation.Generator`.
+        crew: The two groups.
+        folder: Where checkpoints are written.
+        settings: What a checkpoint has to be of.
+        checkpoint_every: Rounds between two checkpoints.
     """
 
-    def __init__(self, config: RunConfig, policy: RayWorkerGroup, generators: RayWorkerGroup) -> None:
-        self.config = config
-        self.policy = policy
-        self.generators = generators
-        self.history = History()
-        task = SortingTask(config.digits, config.seed)
-        self.train_prompts, held_out = task.split()
+    def __init__(
+        self,
+        config: RunConfig,
+        crew: Crew,
+        folder: Path,
+        settings: Mapping[str, Any],
+        checkpoint_every: int,
+    ) -> None:
+        self.config, self.crew = config, crew
+        self.folder, self.settings, self.checkpoint_every = folder, settings, checkpoint_every
+        self.history = History(events=crew.deaths.events)
+        self.task = SortingTask(config.digits, config.seed)
+        self.train_prompts, held_out = self.task.split()
         self.held_out = held_out[: config.grpo.held_out_prompts]
-        self.rounds = task.rounds(self.train_prompts, config.grpo.prompts_per_step)
-        self.version = 0
+        self.rounds = self._rounds_after(0)
         self._seconds: dict[str, float] = {}
+        self._has_checkpoint = False  # There may be one of another run.
 
-    def warm_up(self, progress: Callable[[int, float], None], chunk: int = 50) -> float:
+    def warm_up(self, progress: Callable[[int, float], None]) -> float:
         """Teach the policy the form of an answer; report (steps done, loss) now and then; the last loss."""
-        shares = split(self.train_prompts, len(self.policy.ranks))
-        for start in range(0, self.config.warmup.steps, chunk):
-            steps = min(chunk, self.config.warmup.steps - start)
-            losses = self.policy.run_all_workers_sharded_data(
-                "warm_up", prompts=shares, common_kwargs={"steps": steps}, in_sharded_axes=DATA
-            ).get_results()
-            progress(start + steps, losses[0])
-        self.policy.call("start_grpo").get_results()
-        return losses[0]
+        return self.crew.warm_up(self.train_prompts, progress)
 
     def run(self, update: Callable[[], None]) -> History:
-        """All rounds, with the held-out reward measured before, in between and after; `update` shows each."""
-        self.synchronise()
-        self.evaluate(0)
-        update()
-        for step in range(1, self.config.grpo.steps + 1):
-            self.history.steps.append(self.round(step, next(self.rounds)))
-            if step % self.config.grpo.evaluate_every == 0 or step == self.config.grpo.steps:
-                self.evaluate(step)
+        """All rounds, with the held-out reward measured before, in between and after; `update` shows each.
+
+        If no rank of the policy survives, it goes back to the last checkpoint.
+        """
+        while not self.history.evaluations or self.step < self.config.grpo.steps:
+            try:
+                self.advance()
+            except (WorkerFailureError, WeightUpdateError):
+                if not (self._has_checkpoint and self.crew.has_lost()):
+                    raise
+                checkpoint = Checkpoint.load(self.folder)
+                self.crew.deaths.tell(self.step + 1, f"gone back to the checkpoint of step {checkpoint.step}")
+                self.restore(checkpoint)
             update()
         return self.history
+
+    @property
+    def step(self) -> int:
+        """How many rounds are done."""
+        return len(self.history.steps)
+
+    def advance(self) -> None:
+        """One round, or what comes before the first."""
+        if self.history.evaluations:
+            self.history.steps.append(self.round(self.step + 1, next(self.rounds)))
+        else:
+            self.crew.synchronise()
+        if self._is_due(self.config.grpo.evaluate_every):
+            self.evaluate(self.step)
+        if self._is_due(self.checkpoint_every):
+            self.save()
 
     def round(self, step: int, prompts: Sequence[str]) -> StepRecord:
         """Generate, verify, train, synchronise."""
         self._seconds = {}
-        config = self.config.grpo
+        config, version = self.config.grpo, self.crew.version
         with self._phase("generate"):
-            batch = self.generate(prompts, config.samples_per_prompt, SAMPLED, step)
+            batch = self.crew.generate(prompts, config.samples_per_prompt, SAMPLED, step, step)
         with self._phase("verify"):
             reward = torch.tensor(rewards(batch["prompts"], batch["completions"]))
         with self._phase("train"):
             batch["advantages"] = group_advantages(reward, config.samples_per_prompt)
-            metrics = self.train(batch)
+            metrics = self.crew.train(batch, step)
         with self._phase("sync"):
             if self.config.synchronise:
-                self.synchronise()
+                self.crew.synchronise()
         return StepRecord(
             step=step,
             reward=reward.mean().item(),
-            weight_version=int(batch["weight_version"].min()),
+            weight_version=version,
             tokens=int(batch["mask"].sum()),
             seconds=self._seconds,
             **metrics,
         )
 
-    def generate(
-        self, prompts: Sequence[str], samples: int, temperature: float, seed: int
-    ) -> BatchedDataDict:
-        """Completions of all prompts, each generator taking its share of them."""
-        shares = split(prompts, len(self.generators.ranks))
-        how = {"samples": samples, "temperature": temperature, "seed": self.config.seed * 1_000_003 + seed}
-        parts = self.generators.run_all_workers_sharded_data(
-            "generate", prompts=shares, common_kwargs=how, in_sharded_axes=DATA
-        )
-        batch = BatchedDataDict.from_batches(parts.get_results())
-        versions = set(batch["weight_version"].tolist())
-        if versions != {self.version}:
-            raise ExampleError(f"generators sampled with weights {versions}, not with version {self.version}")
-        return batch
-
-    def train(self, batch: BatchedDataDict) -> dict[str, float]:
-        """One round's learning, the batch sharded over the policy's ranks."""
-        columns = ("tokens", "mask", "logprobs", "advantages")
-        shards = BatchedDataDict({key: batch[key] for key in columns}).shard(len(self.policy.ranks))
-        done = self.policy.run_all_workers_sharded_data("train", batch=shards, in_sharded_axes=DATA)
-        return done.get_results()[0]
-
-    def synchronise(self) -> None:
-        """Bring every generator to the policy's weights; what they report is checked to be that version."""
-        self.version = sync_weights(self.policy, self.generators).version
-
     def evaluate(self, step: int) -> None:
         """Measure the reward on held-out prompts."""
-        batch = self.generate(self.held_out, 1, GREEDY, seed=0)
+        batch = self.crew.generate(self.held_out, 1, GREEDY, 0, step)
         reward = rewards(batch["prompts"], batch["completions"])
         self.history.evaluations.append(Evaluation(step, sum(reward) / len(reward)))
+
+    def save(self) -> None:
+        """Write a checkpoint in place of the one before."""
+        Checkpoint(self.settings, self.history, self.crew.version, self.crew.state()).save(self.folder)
+        self._has_checkpoint = True
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint, of this run or of one that was stopped."""
+        self.history.go_back_to(checkpoint.history)
+        self.rounds = self._rounds_after(checkpoint.step)
+        self.crew.restore(checkpoint.policy, checkpoint.step, checkpoint.version)
+        self._has_checkpoint = True
+
+    def _rounds_after(self, step: int) -> Iterator[Sequence[str]]:
+        size = self.config.grpo.prompts_per_step
+        return islice(self.task.rounds(self.train_prompts, size), step, None)
+
+    def _is_due(self, every: int) -> bool:
+        return self.step % every == 0 or self.step == self.config.grpo.steps
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
         self._seconds[name] = time.perf_counter() - start
-
-
-def split(items: Sequence[str], parts: int) -> list[Sequence[str]]:
-    """Consecutive parts whose sizes differ by at most one."""
-    size, rest = divmod(len(items), parts)
-    starts = [part * size + min(part, rest) for part in range(parts + 1)]
-    return [items[start:end] for start, end in pairwise(starts)]

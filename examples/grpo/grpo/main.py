@@ -4,28 +4,33 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
+from grpo.checkpoint import Checkpoint, settings_of
+from grpo.crew import Crew
+from grpo.deaths import Deaths
 from grpo.display import RunDisplay
 from grpo.errors import ExampleError
 from grpo.loop import GrpoLoop
 from grpo.options import Options, parse_options
 from grpo.report import prepare_folder, write_report
-from grpo.workers import POLICY, WorkerKind, choose_generator, prepare_environment
+from grpo.workers import POLICY, WorkerKind, choose_generator, prepare_environment, start_workers
 from raycrew.cluster_core import ClusterError, RayVirtualCluster, init_ray
-from raycrew.tensor_transport import TransportError
-from raycrew.venv_manager import RegistryEnvironmentProvider, VenvError
-from raycrew.worker_groups import NamedSharding, RayWorkerGroup, WorkerFailureError, WorkerGroupError
+from raycrew.tensor_transport import TransportError, WeightDirectory
+from raycrew.venv_manager import VenvError
+from raycrew.worker_groups import WorkerFailureError, WorkerGroupError, timeline
 
 CPU_WORKERS = 2
 GROUPS = 2
 VERIFIER_CPUS = 4
+CHECKPOINTS = "checkpoint"
 EXPECTED = (ExampleError, ClusterError, WorkerGroupError, TransportError, VenvError)
 
 
@@ -53,6 +58,10 @@ def run(options: Options, policy_kind: WorkerKind, console: Console) -> None:
     """The whole run, from an empty machine to the report."""
     folder = prepare_folder(options.output)
     n_workers = options.gpus or CPU_WORKERS
+    settings = settings_of(options.config, workers=n_workers, gpus=options.gpus)
+    checkpoint = _checkpoint(options, settings)
+    deaths = Deaths(options.kill, partial(console.print, soft_wrap=True))
+    files = [folder / "timeline.html", folder / "timeline.json"] if options.timeline else []
     with ExitStack() as stack:
         stack.enter_context(init_ray("local", num_cpus=GROUPS * n_workers + VERIFIER_CPUS))
         cluster = stack.enter_context(
@@ -65,38 +74,57 @@ def run(options: Options, policy_kind: WorkerKind, console: Console) -> None:
             )
         )
         prepare_environment(policy_kind, cluster, console)
-        policy = stack.enter_context(_start(cluster, policy_kind, "policy", options))
+        if files:
+            stack.enter_context(timeline(html=files[0], trace=files[1]))
+        directory = stack.enter_context(WeightDirectory.start())
+        start_group = partial(
+            start_workers, cluster, config=options.config, directory=directory, deaths=deaths
+        )
+        policy = stack.enter_context(start_group(policy_kind, "policy"))
         generator_kind = choose_generator(options, cluster, console)
-        generators = stack.enter_context(_start(cluster, generator_kind, "generator", options))
+        settings["generator"] = generator_kind.name
+        if checkpoint is not None:
+            checkpoint.check(settings)
+        generators = stack.enter_context(start_group(generator_kind, "generator"))
         start = time.perf_counter()
         cluster.print_all_worker_groups([policy, generators])
-        loop = GrpoLoop(options.config, policy, generators)
-        _train(loop, console)
+        crew = Crew(options.config, policy, generators, directory, deaths)
+        loop = GrpoLoop(options.config, crew, folder / CHECKPOINTS, settings, options.checkpoint_every)
+        _train(loop, checkpoint, console)
         policy.call("close").get_results(timeout=30)
     about = _about(options, generator_kind, time.perf_counter() - start)
-    files = write_report(loop.history, about, folder)
+    files += write_report(loop.history, about, folder)
     console.print(loop.history.summary)
     for file in files:
         console.print(str(file), soft_wrap=True)
 
 
-def _start(cluster: RayVirtualCluster, kind: WorkerKind, name: str, options: Options) -> RayWorkerGroup:
-    return RayWorkerGroup(
-        cluster,
-        kind.worker,
-        name_prefix=name,
-        sharding_annotations=NamedSharding(list(range(cluster.world_size())), ["data"]),
-        env_vars=dict(kind.env_vars),
-        environments=RegistryEnvironmentProvider(),
-        config=options.config,
-    )
+def _checkpoint(options: Options, settings: Mapping[str, Any]) -> Checkpoint | None:
+    """What to go on from, if anything: seen to be of this run before any time is spent."""
+    if not options.resume:
+        return None
+    checkpoint = Checkpoint.load(options.output / CHECKPOINTS)
+    checkpoint.check(settings)
+    if checkpoint.step > (steps := options.config.grpo.steps):
+        raise ExampleError(
+            f"the checkpoint is at step {checkpoint.step}, beyond the {steps} that are asked for"
+        )
+    if late := [at for at in options.kill.values() if at <= checkpoint.step]:
+        raise ExampleError(
+            f"the checkpoint is at step {checkpoint.step}: nobody can be killed in round {late[0]}"
+        )
+    return checkpoint
 
 
-def _train(loop: GrpoLoop, console: Console) -> None:
-    """The supervised phase, then the rounds of GRPO, shown as they go."""
-    with console.status("warm-up") as status:
-        loss = loop.warm_up(lambda steps, loss: status.update(f"warm-up: step {steps}, loss {loss:.3f}"))
-    console.print(f"warm-up: {loop.config.warmup.steps} supervised steps, loss {loss:.2f}")
+def _train(loop: GrpoLoop, checkpoint: Checkpoint | None, console: Console) -> None:
+    """The supervised phase, unless that is done, then the rounds of GRPO, shown as they go."""
+    if checkpoint is not None:
+        loop.restore(checkpoint)
+        console.print(f"resumed at step {loop.step}, with weights of version {loop.crew.version}")
+    else:
+        with console.status("warm-up") as status:
+            loss = loop.warm_up(lambda steps, loss: status.update(f"warm-up: step {steps}, loss {loss:.3f}"))
+        console.print(f"warm-up: {loop.config.warmup.steps} supervised steps, loss {loss:.2f}")
     with RunDisplay(console, loop.history, loop.config.grpo.steps) as display:
         loop.run(display.update)
     console.print(loop.history.time_split())

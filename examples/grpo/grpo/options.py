@@ -1,11 +1,14 @@
 """The command line."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from grpo.config import RunConfig
+
+VICTIMS = {"generator": "generator", "trainer": "policy"}
+"""Which group `--kill-…-at` means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +20,20 @@ class Options:
         generator: "vllm" or "transformers".
         gpus: How many GPUs to use; 0 for CPUs.
         output: Folder of the files that the run leaves.
+        checkpoint_every: Rounds between two checkpoints.
+        resume: Whether to go on from the checkpoint in `output`.
+        timeline: Whether to record what each worker does when.
+        kill: In which round a worker of a group is killed, by the group's name.
     """
 
     config: RunConfig
     generator: str
     gpus: int
     output: Path
+    checkpoint_every: int
+    resume: bool
+    timeline: bool
+    kill: Mapping[str, int]
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
@@ -51,13 +62,46 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument(
         "--quick", action="store_true", help="a few steps, enough to see that everything works"
     )
+    parser.add_argument(
+        "--checkpoint-every",
+        type=_positive,
+        metavar="N",
+        help="rounds between checkpoints (default: each measurement)",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the checkpoint in the output folder"
+    )
+    parser.add_argument(
+        "--timeline", action="store_true", help="record what each worker does when, as a page"
+    )
+    for name, group in VICTIMS.items():
+        parser.add_argument(
+            f"--kill-{name}-at",
+            type=_positive,
+            metavar="N",
+            dest=f"kill_{group}",
+            help=f"kill a {name} in round N",
+        )
     given = parser.parse_args(arguments)
     config = RunConfig(seed=given.seed, synchronise=not given.no_sync)
     if given.quick:
         config = config.quick()
     if given.steps is not None:
         config = replace(config, grpo=replace(config.grpo, steps=given.steps))
-    return Options(config, given.generator, given.gpus, given.output)
+    kill = {group: at for group in VICTIMS.values() if (at := getattr(given, f"kill_{group}")) is not None}
+    for name, group in VICTIMS.items():
+        if kill.get(group, 0) > config.grpo.steps:
+            parser.error(f"--kill-{name}-at {kill[group]} is beyond the last of {config.grpo.steps} rounds")
+    return Options(
+        config,
+        generator=given.generator,
+        gpus=given.gpus,
+        output=given.output,
+        checkpoint_every=given.checkpoint_every or config.grpo.evaluate_every,
+        resume=given.resume,
+        timeline=given.timeline,
+        kill=kill,
+    )
 
 
 def _natural(text: str) -> int:

@@ -1,86 +1,105 @@
 """The policy workers: one model replica per rank, trained in step with the others."""
 
-import copy
-import random
+import os
 from collections.abc import Sequence
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from grpo.config import RunConfig
-from grpo.model import build_model, build_tokenizer, local_device, token_logprobs
+from grpo.errors import ExampleError
+from grpo.learner import Learner, State
+from grpo.model import build_tokenizer, local_device, token_logprobs
 from grpo.objective import grpo_loss
 from grpo.task import SortingTask
-from raycrew.tensor_transport import BatchedDataDict, WeightPublisher, WeightUpdate
+from raycrew.tensor_transport import BatchedDataDict, WeightDirectory, WeightPublisher, WeightUpdate
+from raycrew.worker_groups import CurrentWorker, current_worker
+
+PATIENCE = timedelta(minutes=2)
 
 
 class PolicyWorker:
     """One data-parallel rank of the policy.
 
+    After each chunk of the warm-up and each round it keeps a copy of what it has learnt. When a rank has
+    died, all go on from the copy of whoever is furthest, and what was interrupted is asked for again: who has
+    done it already then only tells what came out.
+
     Args:
         config: The whole run's configuration, the same on every rank.
+        directory: Where versions of the weights are announced.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, directory: WeightDirectory) -> None:
         torch.set_num_threads(1)
         self.config = config
         self.device = local_device()
-        dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo", init_method="env://")
-        self.rng = random.Random(f"{config.seed}/{dist.get_rank()}")
         self.task = SortingTask(config.digits, config.seed)
         self.tokenizer = build_tokenizer()
-        self.model = build_model(config.model, config.seed).to(self.device)
-        self.replica = DistributedDataParallel(self.model)
-        self.reference = self.model
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=config.warmup.learning_rate, weight_decay=0
-        )
-        self.publisher = WeightPublisher()
+        rank = current_worker().rank
+        self.learner = Learner(config, rank, self.device)
+        self.kept: State = {**self.learner.state(), "random": {}, "done": [0, 0], "metrics": {}}
+        self.publisher = WeightPublisher(directory=directory) if rank == 0 else None
 
-    def warm_up(self, prompts: Sequence[str], steps: int) -> float:
+    def on_generation(self, worker: CurrentWorker) -> None:
+        """Meet the other ranks, at the start and whenever one of them is new."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo", timeout=PATIENCE)
+        done = [[0, 0]] * worker.world_size
+        dist.all_gather_object(done, self.kept["done"])
+        kept = [self.kept]
+        dist.broadcast_object_list(kept, src=done.index(max(done)))
+        self.restore(kept[0])
+        self.replica = DistributedDataParallel(self.learner.model)
+
+    def warm_up(self, prompts: Sequence[str], start: int, steps: int) -> float:
         """Some supervised steps on answers of the right form in random order; the last loss.
 
         Args:
             prompts: This rank's share of the training prompts.
-            steps: How many optimiser steps to take.
+            start: How many optimiser steps were taken before.
+            steps: How many to take.
         """
+        if self._has_done([start, 0], [start + steps, 0]):
+            return float(self.kept["metrics"]["loss"])
         share = self.config.warmup.batch_size // dist.get_world_size()
         loss = torch.zeros(())
         for _ in range(steps):
-            chosen = self.rng.choices(prompts, k=share)
-            texts = [prompt + self.task.shuffled_example(prompt, self.rng) for prompt in chosen]
+            chosen = self.learner.rng.choices(prompts, k=share)
+            texts = [prompt + self.task.shuffled_example(prompt, self.learner.rng) for prompt in chosen]
             ids = self.tokenizer(texts)["input_ids"]
             tokens = torch.tensor([[*row, self.tokenizer.eos_token_id] for row in ids], device=self.device)
             answer = token_logprobs(self.replica, tokens)[:, self.config.digits :]
             loss = -answer.mean()
-            self._step(loss)
-        return self._mean(loss)
+            self.learner.step(loss)
+        if start + steps == self.config.warmup.steps:
+            self.learner.freeze()
+        return self._keep([start + steps, 0], {"loss": self._mean(loss)})["loss"]
 
-    def start_grpo(self) -> None:
-        """Freeze what was learnt so far as the reference, and start a new optimiser."""
-        self.reference = copy.deepcopy(self.model).eval().requires_grad_(False)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=self.config.grpo.learning_rate, weight_decay=0
-        )
-
-    def train(self, batch: BatchedDataDict) -> dict[str, float]:
+    def train(self, batch: BatchedDataDict, step: int) -> dict[str, float]:
         """Learn from this rank's share of a round.
 
         Args:
             batch: `tokens`, `mask`, `logprobs` as a generator returns them, and `advantages`, one per row.
+            step: Which round it is, from 1 on.
 
         Returns:
             Means over all ranks: `loss`, `kl`, `clipped`, and `logprob_difference`, the largest difference
             between the generator's log-probabilities and this policy's own before it learnt anything.
         """
+        warm_up = self.config.warmup.steps
+        if self._has_done([warm_up, step - 1], [warm_up, step]):
+            return dict(self.kept["metrics"])
         tokens, mask, behaviour, advantages = (
             batch[key].to(self.device) for key in ("tokens", "mask", "logprobs", "advantages")
         )
         mask, behaviour = mask[:, 1:], behaviour[:, 1:]
         with torch.no_grad():
-            own = token_logprobs(self.model, tokens)
-            reference = token_logprobs(self.reference, tokens)
+            own = token_logprobs(self.learner.model, tokens)
+            reference = token_logprobs(self.learner.reference, tokens)
         sums: dict[str, torch.Tensor] = {}
         minibatches = torch.arange(len(tokens), device=self.device).chunk(self.config.grpo.minibatches)
         for rows in minibatches:
@@ -93,28 +112,66 @@ class PolicyWorker:
                 clip=self.config.grpo.clip,
                 kl_weight=self.config.grpo.kl_weight,
             )
-            self._step(parts.loss)
+            self.learner.step(parts.loss)
             for name, value in parts.metrics().items():
                 sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value / len(minibatches)
         metrics = {name: self._mean(value) for name, value in sums.items()}
         difference = ((own - behaviour).abs() * mask).max()
         dist.all_reduce(difference, op=dist.ReduceOp.MAX)
-        return {**metrics, "logprob_difference": difference.item()}
+        return self._keep([warm_up, step], {**metrics, "logprob_difference": difference.item()})
 
     def publish_weights(self) -> WeightUpdate | None:
-        """Publish the policy's weights as the next version: rank 0 does, as all ranks hold the same."""
-        return self.publisher.publish(self.model.state_dict()) if dist.get_rank() == 0 else None
+        """Publish the policy's weights as the next version: rank 0 does, as all ranks hold the same.
+
+        A generator that is never to learn gets those that the warm-up ended with.
+        """
+        if self.publisher is None:
+            return None
+        model = self.learner.model if self.config.synchronise else self.learner.reference
+        return self.publisher.publish(model.state_dict())
+
+    def state(self) -> State:
+        """What was learnt by the end of the last round, for `restore`."""
+        return self.kept
+
+    def restore(self, state: State) -> None:
+        """Go on from there."""
+        self.kept = state
+        self.learner.load(state)
+        if (own := state["random"].get(self.learner.rank)) is not None:
+            self.learner.load_random_state(own)
+
+    def done(self) -> list[int]:
+        """How many steps of the warm-up and how many rounds the policy has learnt from."""
+        return list(self.kept["done"])
+
+    def pid(self) -> int:
+        """This worker's process."""
+        return os.getpid()
 
     def close(self) -> None:
         """Leave the process group and give the published weights up."""
-        self.publisher.close()
+        if self.publisher is not None:
+            self.publisher.close()
         dist.destroy_process_group()
 
-    def _step(self, loss: torch.Tensor) -> None:
-        self.optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
+    def _has_done(self, before: list[int], after: list[int]) -> bool:
+        """Whether what leads from one place to another is done already.
+
+        Raises:
+            ExampleError: The policy is somewhere else: no rank survived that had got so far.
+        """
+        done = self.kept["done"]
+        if done not in (before, after):
+            raise ExampleError(f"the policy is at round {done[1]} (warm-up {done[0]}), not at {before[1]}")
+        return bool(done == after)
+
+    def _keep(self, done: list[int], metrics: dict[str, float]) -> dict[str, float]:
+        random = [{}] * dist.get_world_size()
+        dist.all_gather_object(random, self.learner.random_state())
+        numbered = dict(enumerate(random))
+        self.kept = {**self.learner.state(), "random": numbered, "done": done, "metrics": metrics}
+        return metrics
 
     def _mean(self, value: torch.Tensor) -> float:
         """The mean of a scalar over all ranks."""

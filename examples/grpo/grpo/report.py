@@ -43,6 +43,7 @@ def write_report(history: History, about: Mapping[str, Any], folder: Path) -> li
         **about,
         "evaluations": [asdict(evaluation) for evaluation in history.evaluations],
         "seconds": history.phase_totals(),
+        "events": [asdict(event) for event in history.events],
         "steps": [{**asdict(step), "tokens_per_s": step.tokens_per_s} for step in history.steps],
     }
     metrics.write_text(json.dumps(content, indent=1) + "\n")
@@ -59,6 +60,7 @@ def draw(history: History, about: Mapping[str, Any]) -> Figure:
     _draw_divergence(divergence, history)
     _draw_time(time, history)
     time.set_xlabel("step")
+    _mark_events(reward, history)
     for axes in (reward, divergence, time):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color=FAINT, linewidth=0.6)
@@ -83,6 +85,14 @@ def _draw_reward(axes: Axes, history: History) -> None:
     axes.set_ylim(0, 1.02)
     axes.set_ylabel("exact match")
     axes.legend(frameon=False, loc="lower right")
+
+
+def _mark_events(axes: Axes, history: History) -> None:
+    """A line at each round in which a worker died."""
+    for event in history.events:
+        axes.axvline(event.step, color=INK, linewidth=0.8, linestyle=":")
+        text = f" {event.worker} died"
+        axes.text(event.step, 0.25, text, rotation=90, fontsize=7, color=INK, ha="right", va="bottom")
 
 
 def _draw_divergence(axes: Axes, history: History) -> None:

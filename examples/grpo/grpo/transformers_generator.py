@@ -7,13 +7,14 @@ import torch
 from grpo.config import RunConfig
 from grpo.generation import Completion, Generator
 from grpo.model import build_model, local_device
+from raycrew.tensor_transport import WeightDirectory
 
 
 class TransformersGenerator(Generator):
     """Samples with transformers; takes weights by copying them into its module."""
 
-    def __init__(self, config: RunConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: RunConfig, directory: WeightDirectory) -> None:
+        super().__init__(config, directory)
         self.device = local_device()
         self.model = build_model(config.model, config.seed).to(self.device).eval()
 

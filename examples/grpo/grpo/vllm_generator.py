@@ -9,6 +9,7 @@ from vllm import LLM, SamplingParams
 from grpo.config import RunConfig
 from grpo.generation import Completion, Generator
 from grpo.model import llama_config
+from raycrew.tensor_transport import WeightDirectory
 
 CACHE_BYTES = 64 << 20
 
@@ -16,8 +17,8 @@ CACHE_BYTES = 64 << 20
 class VllmGenerator(Generator):
     """Samples with vLLM, whose engine runs in this process; takes weights through its reload call."""
 
-    def __init__(self, config: RunConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: RunConfig, directory: WeightDirectory) -> None:
+        super().__init__(config, directory)
         with tempfile.TemporaryDirectory(prefix="grpo-model-") as folder:
             self.tokenizer.save_pretrained(folder)
             llama_config(config.model, len(self.tokenizer)).save_pretrained(folder)

@@ -1,19 +1,24 @@
 """Which class does which work, and the environment that each of them runs in."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 
+from grpo.config import RunConfig
+from grpo.deaths import Deaths
 from grpo.options import Options
 from raycrew.cluster_core import RayVirtualCluster
+from raycrew.tensor_transport import WeightDirectory
 from raycrew.venv_manager import (
+    RegistryEnvironmentProvider,
     UvNotFoundError,
     VenvError,
     create_local_venv_on_each_node,
     register_actor_environment,
 )
+from raycrew.worker_groups import NamedSharding, RayWorkerGroup
 
 ENVIRONMENTS = Path(__file__).parent.parent / "environments"
 
@@ -28,12 +33,14 @@ class WorkerKind:
         project: Folder under `environments/` whose project file lists what it needs; None for the driver's
             own environment.
         env_vars: Variables that it needs from the start.
+        repeatable: Methods that are called again by themselves after a worker has died.
     """
 
     name: str
     worker: str
     project: str | None
     env_vars: Mapping[str, str] = field(default_factory=dict)
+    repeatable: Sequence[str] = ()
 
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -49,12 +56,14 @@ VLLM_VARIABLES = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
-POLICY = WorkerKind("policy", "grpo.policy.PolicyWorker", "trainer", ONE_THREAD)
+LEARN = ("warm_up", "train", "state", "restore", "done")
+SAMPLE = ("generate",)
+POLICY = WorkerKind("policy", "grpo.policy.PolicyWorker", "trainer", ONE_THREAD, LEARN)
 TRANSFORMERS = WorkerKind(
-    "transformers", "grpo.transformers_generator.TransformersGenerator", "trainer", ONE_THREAD
+    "transformers", "grpo.transformers_generator.TransformersGenerator", "trainer", ONE_THREAD, SAMPLE
 )
-VLLM_CPU = WorkerKind("vLLM", "grpo.vllm_generator.VllmGenerator", "vllm-cpu", VLLM_VARIABLES)
-VLLM_GPU = WorkerKind("vLLM", "grpo.vllm_generator.VllmGenerator", "vllm-gpu", VLLM_VARIABLES)
+VLLM_CPU = WorkerKind("vLLM", "grpo.vllm_generator.VllmGenerator", "vllm-cpu", VLLM_VARIABLES, SAMPLE)
+VLLM_GPU = WorkerKind("vLLM", "grpo.vllm_generator.VllmGenerator", "vllm-gpu", VLLM_VARIABLES, SAMPLE)
 
 
 def prepare_environment(kind: WorkerKind, cluster: RayVirtualCluster, console: Console) -> None:
@@ -83,6 +92,31 @@ def choose_generator(options: Options, cluster: RayVirtualCluster, console: Cons
             return kind
     prepare_environment(TRANSFORMERS, cluster, console)
     return TRANSFORMERS
+
+
+def start_workers(
+    cluster: RayVirtualCluster,
+    kind: WorkerKind,
+    name: str,
+    *,
+    config: RunConfig,
+    directory: WeightDirectory,
+    deaths: Deaths,
+) -> RayWorkerGroup:
+    """A group of one kind, one rank per bundle, whose ranks are replaced when they die."""
+    return RayWorkerGroup(
+        cluster,
+        kind.worker,
+        name_prefix=name,
+        sharding_annotations=NamedSharding(list(range(cluster.world_size())), ["data"]),
+        env_vars=dict(kind.env_vars),
+        environments=RegistryEnvironmentProvider(),
+        restart_on_failure=True,
+        idempotent_methods=kind.repeatable,
+        on_worker_failure=deaths.note,
+        config=config,
+        directory=directory,
+    )
 
 
 def _size(folder: Path) -> str:

@@ -1,0 +1,130 @@
+"""The two groups of workers and what the driver has them do; what dies is replaced, and asked again."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from grpo.config import RunConfig
+from grpo.deaths import Deaths
+from grpo.errors import ExampleError
+from raycrew.tensor_transport import BatchedDataDict, WeightDirectory, WeightUpdateError, sync_weights
+from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
+
+DATA = ("data",)
+
+
+class Crew:
+    """A policy that learns, and generators that sample from it.
+
+    Args:
+        config: The run's configuration.
+        policy: Workers of the kind `grpo.policy.PolicyWorker`.
+        generators: Workers of a kind that fits `grpo.generation.Generator`.
+        directory: Where the policy's versions are, for both groups.
+        deaths: Both groups tell it of their workers' deaths.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        policy: RayWorkerGroup,
+        generators: RayWorkerGroup,
+        directory: WeightDirectory,
+        deaths: Deaths,
+    ) -> None:
+        self.config, self.policy, self.generators = config, policy, generators
+        self.directory, self.deaths = directory, deaths
+        self.done = 0
+        """How many rounds the policy has learnt from, as far as the driver knows."""
+        self._held = self._before = 0
+
+    @property
+    def version(self) -> int:
+        """Of the weights that the generators hold; it goes on where that of a resumed run ended."""
+        return self._before + self._held
+
+    def warm_up(
+        self, prompts: Sequence[str], progress: Callable[[int, float], None], chunk: int = 50
+    ) -> float:
+        """Teach the policy the form of an answer; report (steps done, loss) now and then; the last loss."""
+        shares = split(prompts, len(self.policy.ranks))
+        loss, total = 0.0, self.config.warmup.steps
+        for start in range(0, total, chunk):
+            how = {"start": start, "steps": min(chunk, total - start)}
+            losses = self.policy.run_all_workers_sharded_data(
+                "warm_up", prompts=shares, common_kwargs=how, in_sharded_axes=DATA
+            )
+            loss = losses.get_results()[0]
+            self.deaths.tell(0, "with what the other ranks had learnt")
+            progress(start + how["steps"], loss)
+        return loss
+
+    def generate(
+        self, prompts: Sequence[str], samples: int, temperature: float, seed: int, step: int
+    ) -> BatchedDataDict:
+        """Completions of all prompts, each generator taking its share of them; their weights are checked."""
+        shares = split(prompts, len(self.generators.ranks))
+        how = {"samples": samples, "temperature": temperature, "seed": self.config.seed * 1_000_003 + seed}
+        with self.deaths.strike(self.generators, step):
+            parts = self.generators.run_all_workers_sharded_data(
+                "generate", prompts=shares, common_kwargs=how, in_sharded_axes=DATA
+            )
+        batch = BatchedDataDict.from_batches(parts.get_results())
+        held = set(batch["weight_version"].tolist())
+        if held != {self._held}:
+            raise ExampleError(f"generators sampled with weights {held}, not with version {self._held}")
+        self.deaths.tell(step, f"caught up to version {self.version}")
+        return batch
+
+    def train(self, batch: BatchedDataDict, step: int) -> dict[str, float]:
+        """One round's learning, the batch sharded over the policy's ranks."""
+        columns = ("tokens", "mask", "logprobs", "advantages")
+        shards = BatchedDataDict({key: batch[key] for key in columns}).shard(len(self.policy.ranks))
+        with self.deaths.strike(self.policy, step):
+            done = self.policy.run_all_workers_sharded_data(
+                "train", batch=shards, common_kwargs={"step": step}, in_sharded_axes=DATA
+            )
+        metrics: dict[str, float] = done.get_results()[0]
+        self.done = step
+        self.deaths.tell(step, f"caught up to round {step} from the other ranks")
+        return metrics
+
+    def synchronise(self) -> None:
+        """Bring every generator to the policy's weights, or none; what they report is that version.
+
+        If a worker died meanwhile, and is back, it is done again.
+        """
+        while True:
+            deaths = self.deaths.count
+            try:
+                self._held = sync_weights(self.policy, self.generators, directory=self.directory).version
+            except (WorkerFailureError, WeightUpdateError):
+                if self.deaths.count == deaths or self.has_lost():
+                    raise
+            else:
+                self.deaths.tell(self.done, f"caught up to version {self.version}")
+                return
+
+    def has_lost(self) -> bool:
+        """Whether the policy has forgotten what it had learnt, as none of its ranks survived."""
+        found: list[int] = self.policy.on(ranks=[0]).call("done").get_results()[0]
+        return found < [self.config.warmup.steps, self.done]
+
+    def state(self) -> dict[str, Any]:
+        """What the policy has learnt."""
+        found: dict[str, Any] = self.policy.on(ranks=[0]).call("state").get_results()[0]
+        return found
+
+    def restore(self, state: Any, done: int, version: int) -> None:
+        """Bring both groups to where they were after some rounds."""
+        self.policy.call("restore", state).get_results()
+        self.done = done
+        self.synchronise()
+        self._before = version - self._held
+
+
+def split(items: Sequence[str], parts: int) -> list[Sequence[str]]:
+    """Consecutive parts whose sizes differ by at most one."""
+    size, rest = divmod(len(items), parts)
+    starts = [part * size + min(part, rest) for part in range(parts + 1)]
+    return [items[start:end] for start, end in pairwise(starts)]
