@@ -92,6 +92,7 @@ def test_a_cluster_that_was_started_ends_with_the_command_however_it_ends(number
         assert process.returncode == 0
     else:
         process.send_signal(number)
+        process.wait(240)  # Its input stays open: the end of that would end the command, too.
         process.communicate(timeout=240)
         # Ray has a driver that gets a SIGTERM exit with its number, and that is the command's code.
         assert process.returncode == (-number if number == signal.SIGKILL else int(number))
