@@ -44,8 +44,10 @@ def test_a_run_is_written_as_a_trace_and_a_page(group, tmp_path):
         group.call("add", "s3cret-argument", "x").get_results()
         list(group.balancer.map("add", range(3)))
         list(group.call("count", 2).as_completed())
+        failing = group.call("fail")
+        failing.wait(PATIENCE_S)  # for both ranks, not for the first failure alone
         with pytest.raises(Exception, match="s3cret"):
-            group.call("fail").get_results()
+            failing.get_results()
         with run.span("think"):
             pass
         assert run.statistics().calls >= 4
@@ -110,6 +112,13 @@ def test_too_many_spans_are_counted_and_said(group, tmp_path):
 def test_what_cannot_be_written_is_told_at_once(tmp_path):
     with pytest.raises(FileNotFoundError, match="no folder"):
         timeline(tmp_path / "absent" / "run.json")
+    os.mkfifo(pipe := tmp_path / "pipe")
+    (link := tmp_path / "link").symlink_to(pipe)
+    for special in (pipe, link, tmp_path):
+        with pytest.raises(FileExistsError, match=f"{special.resolve()}.*no regular file"):
+            timeline(html=special)
+    with pytest.raises(OSError, match=r"can't be written.*/proc/run\.json"):
+        timeline("/proc/run.json")
     with pytest.raises(ValueError, match="it is -1"):
         timeline(max_spans=-1)
     assert observed.by is None
@@ -181,3 +190,14 @@ def test_a_forked_process_waits_for_no_lock_of_its_parents_timeline_and_writes_n
         assert not path.exists()
         assert observed.by is not None
     assert path.exists()
+
+
+def test_a_file_that_cannot_be_written_in_the_end_is_named_and_the_other_is_written(group, tmp_path):
+    (folder := tmp_path / "folder").mkdir()
+    (link := tmp_path / "run.html").symlink_to(html := tmp_path / "linked.html")
+    with pytest.raises(FileNotFoundError, match=f"can't be written.*{folder / 'run.json'}'"):  # noqa: SIM117
+        with timeline(folder / "run.json", html=link):
+            group.call("add", 1).get_results()
+            folder.rmdir()
+    assert link.is_symlink() and "add" in html.read_text()
+    assert sorted(tmp_path.iterdir()) == [html, link]

@@ -113,10 +113,12 @@ class Timeline:
             self._is_closed = True
 
     def _write(self) -> None:
-        if self._trace is not None:
-            _write(self._trace, json.dumps(self.trace(), separators=(",", ":"), allow_nan=False))
-        if self._html is not None:
-            _write(self._html, self.html())
+        try:
+            if self._trace is not None:
+                _write(self._trace, json.dumps(self.trace(), separators=(",", ":"), allow_nan=False))
+        finally:  # one that can't be written does not keep the other from being
+            if self._html is not None:
+                _write(self._html, self.html())
 
     @contextmanager
     def span(self, name: str, row: str = "main") -> Iterator[None]:
@@ -222,7 +224,8 @@ def timeline(
             metrics alone.
 
     Raises:
-        FileNotFoundError: There is no such folder to write to.
+        OSError: A file can't be written there: nothing may be, there is no such folder, or there is something
+            of this name that is no regular file.
         ImportError: `open_telemetry` is asked for, and its API is not installed.
         ValueError: `max_spans` is below 0, or is 0 and there is a file to write.
     """
@@ -234,17 +237,32 @@ def timeline(
 
 
 def _writable(path: Path) -> Path:
-    path = path.absolute()
+    """Where a file will be written in the end: where a link leads to, else the link would be replaced."""
+    path = path.resolve()
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path} can't be written in the end: there is no folder {path.parent}")
+    if path.exists() and not path.is_file():  # a device would be replaced by the file
+        raise FileExistsError(f"{path} can't be written in the end: it is no regular file")
+    with _beside(path) as new:
+        new.touch()
     return path
 
 
 def _write(path: Path, text: str) -> None:
     """Write a file whole, or not at all."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with _beside(path) as new:
         new.write_text(text, encoding="utf-8")
         new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A file beside another one while it is made; what goes wrong with it is told of the other."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            yield new
+        finally:
+            new.unlink(missing_ok=True)
+    except OSError as error:
+        raise OSError(error.errno, f"it can't be written: {error.strerror}", str(path)) from error
