@@ -22,3 +22,9 @@ def test_what_has_no_balancer_says_whose_it_would_be():
 def test_what_has_no_name_can_not_be_made():
     with pytest.raises(TypeError, match="name"):
         Nameless()
+
+
+def test_a_balancer_that_was_asked_for_is_given():
+    crew = Crew()
+    crew._balancer = balancer = object()
+    assert crew.balancer is balancer

@@ -124,3 +124,23 @@ def test_closing_a_stream_abandons_what_is_left():
     next(pairs)
     pairs.close()
     assert len(workers.abandoned) == 3
+
+
+def test_a_source_that_has_ended_is_not_asked_again():
+    class Twice:
+        """Ends, and would go on, as a queue that is polled may."""
+
+        asked = 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.asked += 1
+            if self.asked == 3:
+                raise StopIteration
+            return self.asked
+
+    source = Twice()
+    assert sorted(result for _, result in stream_over(FakeWorkers(2), source).pairs()) == [10, 20]
+    assert source.asked == 3

@@ -91,3 +91,18 @@ def test_a_status_of_which_nothing_is_known():
 def test_thresholds_that_are_none(threshold_s, error):
     with pytest.raises(error, match="threshold_s"):
         check_threshold(threshold_s)
+
+
+@pytest.mark.parametrize(
+    ("what", "idle"),
+    [
+        (seen(), True),
+        (seen(0.3, LONG), False),
+        (seen(9.0), False),  # its heart is late, though no call is known of
+        (seen(9.0, LONG), False),
+        (seen(0.3, is_stopped=True), False),
+        (Seen(is_alive=True), True),
+    ],
+)
+def test_who_could_answer_at_once(what, idle):
+    assert what.is_idle is idle

@@ -11,17 +11,20 @@ import pytest
 from patience import eventually
 
 from raycrew.worker_groups._on_nodes import lookout
+from raycrew.worker_groups._on_nodes import marks as marks_module
 from raycrew.worker_groups._on_nodes.marks import VARIABLE, mark_own_process, marks_of
 from raycrew.worker_groups._on_nodes.process_table import (
     Entry,
     Process,
     ancestors,
+    clock_name,
     kill,
     own_process,
     pid_namespace,
     read_entry,
     read_table,
     runs,
+    send,
 )
 from raycrew.worker_groups.testing import worker_processes
 
@@ -175,3 +178,36 @@ def test_tests_see_what_comes_from_workers():
         assert worker.pid in found and os.getpid() not in found
         worker.stdin.close()
         eventually(lambda: not any(mark in marks for marks in worker_processes().values()), "both are gone")
+
+
+def test_a_signal_reaches_the_process_that_is_meant_and_no_later_one(child):
+    process = read_entry(child.pid).process
+    assert send(process, signal.SIGSTOP)
+    eventually(lambda: read_entry(child.pid).state == "T", "it is stopped")
+    assert not send(Process(child.pid, process.started - 1), signal.SIGKILL), "an earlier one of its number"
+    assert send(process, signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert not send(process, signal.SIGKILL)
+
+
+def test_processes_of_one_machine_call_their_clock_the_same():
+    code = "from raycrew.worker_groups._on_nodes.process_table import clock_name; print(clock_name())"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == clock_name()
+    assert Path("/proc/sys/kernel/random/boot_id").read_text().strip() in clock_name()
+
+
+@pytest.mark.parametrize(
+    ("mappings", "environment", "marks"),
+    [
+        ("/memfd:raycrew-worker-ab", "", {"ab"}),  # forked, and its environment is unreadable
+        ("", f"HOME=/\0{VARIABLE}=cd:ef\0", {"cd", "ef"}),
+        ("/lib/x", "HOME=/\0", set()),
+        ("", "", None),  # it is just being executed, or is a zombie
+    ],
+)
+def test_marks_are_in_mappings_or_the_environment(monkeypatch, tmp_path, mappings, environment, marks):
+    (tmp_path / "maps").write_text(mappings)
+    (tmp_path / "environ").write_text(environment)
+    monkeypatch.setattr(marks_module, "Path", lambda name: tmp_path / name.rpartition("/")[2])
+    assert marks_of(1) == (None if marks is None else frozenset(marks))

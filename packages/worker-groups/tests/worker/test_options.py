@@ -1,3 +1,6 @@
+import shlex
+import sys
+
 import pytest
 
 from raycrew.worker_groups._worker.options import (
@@ -111,3 +114,10 @@ def test_variables_that_no_process_can_have_are_refused(variables, error, said):
             merge_options({}, {}, Configured(env_vars=variables), {})
         with pytest.raises(error, match=said):
             merge_options({}, {"runtime_env": {"env_vars": variables}}, Configured(), {})
+
+
+def test_a_launcher_stands_before_the_interpreter_that_the_worker_has_anyway():
+    launched = merged(launcher=["numactl", "--cpunodebind", "a b"]).actor["runtime_env"]
+    assert launched == {"py_executable": f"numactl --cpunodebind 'a b' {shlex.quote(sys.executable)}"}
+    own = merged(launcher=["nsys", "profile"], py_executable="/env/bin/python").actor["runtime_env"]
+    assert own == {"py_executable": "nsys profile /env/bin/python"}

@@ -8,6 +8,7 @@ from declared_workers import Array, Batch, Dealt, Decorated, Handle, Overriding,
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import NamedSharding, ResultJoinError, WorkerFailureError
 from raycrew.worker_groups._calls.encoding import Packer
+from raycrew.worker_groups._worker.declared.splitting import split_rows
 from raycrew.worker_groups.testing import InProcessFuture, InProcessGroup
 
 GRID = NamedSharding([[0, 1], [2, 3]], ["dp", "tp"])
@@ -308,3 +309,11 @@ def test_a_rank_that_fails_is_told_and_errors_stand_in_its_place(group):
     failed, fine = future.get_results(return_exceptions=True)
     assert isinstance(failed, WorkerFailureError)
     assert fine == "x" * 7
+
+
+def test_shares_that_are_all_padding_keep_no_row():
+    split = split_rows({"x": ["a", "b"]}, 4, pad=True, called="Policy.train", axis="dp")
+    assert [part["x"] for part in split.parts] == [["a"], ["b"], ["a"], ["b"]]
+    assert (split.rows, split.kept) == (1, (1, 1, 0, 0))
+    uneven = split_rows({"x": list("abcde")}, 4, pad=True, called="Policy.train", axis="dp")
+    assert (uneven.rows, uneven.kept) == (2, (2, 2, 1, 0))
