@@ -41,7 +41,7 @@ def test_a_busy_worker_is_told_of_at_once(group, tmp_path):
     assert group.on(ranks=[0]).call("tick_in_a_child").get_results(timeout=PATIENCE_S) == [(0, True)]
     os.kill(first[1], signal.SIGKILL)
     eventually(lambda: group.get_worker_status(5)[1] == "dead", "the dead one is told")
-    assert group.get_resource_usage(PATIENCE_S)[1] == ResourceUsage()
+    eventually(lambda: group.get_resource_usage(5)[1] == ResourceUsage(), "nothing is used any more")
     assert 1 not in group.detect_stuck_workers(0.1, PATIENCE_S)
     assert group.restart_failed_workers() == [1]
     assert set(group.get_worker_status(PATIENCE_S).values()) == {"ready"}

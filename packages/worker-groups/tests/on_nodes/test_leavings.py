@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from raycrew.worker_groups._on_nodes import examining, own_process, pid_namespace, read_tail
+from raycrew.worker_groups._on_nodes import own_process, pid_namespace, read_tail
 from raycrew.worker_groups._on_nodes.leavings import output_of, record_of
 from raycrew.worker_groups._on_nodes.watch import Watch
 
@@ -93,7 +93,9 @@ def test_a_part_that_fails_or_is_late_says_so_and_the_others_are_there(tmp_path,
 
     (tmp_path / "rank_0").write_bytes(b"record")
     wanted = {"stacks": True, "log_paths": [], "lines": 1, "rank": 0, "prefixes": [f"{tmp_path}/rank_"]}
-    monkeypatch.setattr(examining, "stacks_of", fails)
+    # Where Ray has loaded a watch in this process, its functions are copies with globals of their own.
+    examine = Watch._examined.__globals__["examine"]
+    monkeypatch.setitem(examine.__globals__, "stacks_of", fails)
     found = asked(wanted)
     assert found["stacks"] == ("its node's watch can't find it out: RuntimeError: no stacks", "")
     assert found["output"] == ("", "its output goes to no file that is known")
