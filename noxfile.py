@@ -547,9 +547,10 @@ def quickstart(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS[0], reuse_venv=True, requires=["build"])
 def quickstart_short(session: nox.Session) -> None:
-    """A few steps of the main job with the transformers generator."""
+    """A few steps of the main job with the transformers generator, which a worker of each group survives."""
+    kills = ("--kill-generator-at", "3", "--kill-trainer-at", "6")
     with tempfile.TemporaryDirectory() as output:
-        run_example(session, "--quick", "--generator", "transformers", "--output", output)
+        run_example(session, "--quick", "--generator", "transformers", *kills, "--output", output)
 
 
 @nox.session(

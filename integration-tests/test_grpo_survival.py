@@ -82,6 +82,7 @@ def stage(request, local_ray, tmp_path):
         yield Stage(cluster, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.hostile
 def test_killed_workers_and_what_is_taken_from_a_checkpoint_change_nothing_of_the_curve(stage):
