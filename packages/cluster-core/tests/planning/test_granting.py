@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from raycrew.cluster_core._planning import PlacementRequest, plan_cluster
+from raycrew.cluster_core._planning import PlacementRequest, granting, plan_cluster
 from raycrew.cluster_core._planning.devices import laid
-from raycrew.cluster_core._planning.granting import grant_order
+from raycrew.cluster_core._planning.granting import _granted, grant_order
 from raycrew.cluster_core._planning.topology import NodeState
 
 
@@ -129,6 +129,33 @@ def test_the_search_for_an_order_ends_however_many_orders_there_are():
     many, doubt = calls_for_pairs(48)
     assert "not all orders of logical nodes were tried" in doubt
     assert many < 2 * few
+
+
+def chain(number):
+    """Nodes, and groups that share devices, each with the next; the first is granted in another order."""
+    groups, placed = [(0.4, 0.4, 0.6, 0.6)], [[0] * 4]
+    for i in range(number):
+        groups.append((1.0, *(round(0.51 + (7 * i + j) % 40 / 100, 2) for j in range(7))))
+        placed.append([i] + [i + 1] * 7)
+    bundles = tuple(tuple({"GPU": share} for share in one) for one in groups)
+    request = PlacementRequest(tuple(map(len, groups)), strategy="PACK", bundles=bundles)
+    return [node(0, 3), *(node(i + 1, 8) for i in range(number))], placed, request
+
+
+@pytest.mark.hostile
+def test_a_search_that_always_gets_on_ends_too(monkeypatch):
+    def searched(number):
+        """How many bundles were laid by the search, and what is said of its end."""
+        nodes, placed, request = chain(number)
+        tried = []
+        monkeypatch.setattr(granting, "_granted", lambda *asked: tried.append(asked) or _granted(*asked))
+        return grant_order(nodes, placed, request).doubt, len(tried)
+
+    assert searched(40)[0] == "", "with what it may take by itself"
+    monkeypatch.setattr(granting, "_STEPS_AHEAD", 500, raising=False)
+    few, many = searched(40), searched(160)
+    assert few[0] == many[0] == granting.MAYBE_NO_ORDER
+    assert many[1] < few[1] < 500
 
 
 def test_devices_take_shares_as_ray_lays_them():

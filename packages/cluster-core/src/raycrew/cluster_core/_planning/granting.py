@@ -19,6 +19,7 @@ T = TypeVar("T")
 Devices = tuple[tuple[int, ...], ...]
 
 _STEPS = 4_000
+_STEPS_AHEAD = 200_000  # About a second: enough for 400 unlike logical nodes of 8 bundles in one row.
 _AT_ONCE = 16  # What is looked at in one step of effort: groups, bundles and rows of devices.
 
 NO_ORDER = (
@@ -40,6 +41,18 @@ class _Asked:
 
 
 _Group = tuple[_Asked, ...]
+
+
+class _Effort(NamedTuple):
+    """What may be spent on a search, on ways that have led nowhere and on steps ahead, each by itself."""
+
+    nowhere: Effort
+    ahead: Effort
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether either was not enough."""
+        return self.nowhere.gave_up or self.ahead.gave_up
 
 
 class GrantOrder(NamedTuple):
@@ -80,7 +93,7 @@ def grant_order(
         for logical, whole in enumerate(placed)
         if whole
     ]
-    effort = Effort(_STEPS)
+    effort = _Effort(Effort(_STEPS), Effort(_STEPS_AHEAD))
     found = [_some_order(devices, sharing, effort) for sharing in _sharing(groups)]
     bundles = tuple((asked.logical, asked.position) for order, _ in found for asked in order)
     return GrantOrder(bundles, next((doubt for _, doubt in found if doubt), ""))
@@ -105,7 +118,7 @@ def _sharing(groups: Iterable[_Group]) -> list[list[_Group]]:
     return _unlike(holders.values(), id)
 
 
-def _some_order(devices: Devices, groups: Sequence[_Group], effort: Effort) -> tuple[_Group, str]:
+def _some_order(devices: Devices, groups: Sequence[_Group], effort: _Effort) -> tuple[_Group, str]:
     """The bundles of groups as they stand where Ray grants them so, else in an order in which it does.
 
     With it why Ray may not grant them so, if that is not known.
@@ -182,13 +195,13 @@ class _Point:
                 yield asked, _Point(devices, begun, waiting)
 
 
-def _searched(devices: Devices, groups: Sequence[_Group], effort: Effort) -> _Group:
+def _searched(devices: Devices, groups: Sequence[_Group], effort: _Effort) -> _Group:
     """An order in which Ray grants all, the largest first where that does; none where it was not found.
 
     Args:
         devices: What is free.
         groups: What is asked for.
-        effort: Spent on ways that have led nowhere.
+        effort: Spent on each step, whether it led somewhere or not.
     """
     start = _Point(devices, (), _in_kinds(groups))
     seen: set[object] = set()
@@ -198,14 +211,15 @@ def _searched(devices: Devices, groups: Sequence[_Group], effort: Effort) -> _Gr
         at, steps = trail[-1]
         asked, point = next(steps, (None, None))
         if asked is None or point is None:
-            effort.spend(at.cost)
+            effort.nowhere.spend(at.cost)
             trail.pop()
             path = path[: len(trail) - 1]
         elif not point.begun and not point.waiting:
             return (*path, asked)
         elif (state := point.state) in seen:
-            effort.spend(at.cost)
+            effort.nowhere.spend(at.cost)
         else:
+            effort.ahead.spend(at.cost)
             seen.add(state)
             path.append(asked)
             trail.append((point, point.steps()))
