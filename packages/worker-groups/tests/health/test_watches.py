@@ -129,6 +129,28 @@ def test_a_deaf_node_makes_no_answer_of_another_late(world):
     assert world["b"].end.more == ([20, 30],)
 
 
+class UnluckySession(Session):
+    """What "b" tells comes when the wait for it is just over."""
+
+    def wait(self, answers, num_returns, timeout):
+        ready = [answer for answer in answers if getattr(answer, "told", None) != ["b"]]
+        self.time.now += self.time.answer_s if ready else timeout
+        return ready, [answer for answer in answers if answer not in ready]
+
+
+@pytest.mark.parametrize("first", [None, RayActorError()], ids=["at once", "of another watch"])
+def test_what_comes_when_the_wait_is_over_has_come_after_it_was_asked_for(world, monkeypatch, first):
+    monkeypatch.setattr(questions, "current_session", lambda: UnluckySession(world["time"]))
+    world["time"].answer_s, last = 0.5, Watch(Reference("b"))
+    world["b"] = last if first is None else Watch(first)
+    if first is not None:
+        world["b"].end.remote = lambda *_: world.update(b=last) or first
+    answers = questions.ask_timed("end", WORKERS, 50.0, dict.fromkeys(WORKERS), may_make=True)
+    assert answers["b"].told == ["b"]
+    assert answers["a"].asked < answers["a"].came <= 101.0
+    assert answers["b"].asked < answers["b"].came == world["time"].now
+
+
 def test_a_watch_that_has_died_is_replaced_while_another_node_is_waited_for(world):
     world["a"], dead = Watch("deaf"), Watch(RayActorError())
     world["b"] = dead

@@ -1,5 +1,6 @@
 """What the clocks of nodes show, from questions and their answers."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,16 @@ def test_the_shortest_round_trip_counts_until_clocks_may_have_drifted():
     assert clocks.bounds() == {"n": (2.1 - 2.0) / 2}
     later = 2.1 + 1.0 / DRIFT
     assert clocks.observe("n", "there", later + 101.0, later - 1.0, later + 1.0).ahead_s == 101.0
+
+
+@pytest.mark.hostile
+def test_an_answer_before_its_question_is_refused_and_changes_nothing():
+    clocks = Clocks("here")
+    known = clocks.observe("n", "there", 105.0, 0.0, 2.0)
+    with pytest.raises(ValueError, match=r"node n.*asked at 2.0 and has answered at 0.0"):
+        clocks.observe("n", "there", 105.0, 2.0, 0.0)
+    assert clocks.bounds() == {"n": 1.0}
+    assert clocks.observe("n", "there", 110.0, 3.0, 3.5).ahead_s != known.ahead_s, "a better one is taken"
 
 
 def test_whoever_shares_the_clock_is_not_ahead():

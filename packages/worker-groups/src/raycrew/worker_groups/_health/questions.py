@@ -189,11 +189,12 @@ class _Question:
         self._due, self._given_up = times
         self._may_make, self._tries = may_make, _TRIES
         self._asked: Any = None
-        self._sent = self.came = 0.0
+        self._sent = 0.0
         self._send()
 
     def _send(self) -> None:
         self.reference = self._failure = None
+        self.came: float | None = None
         self._tries -= 1
         try:
             self._asked = self._watch()
@@ -212,7 +213,8 @@ class _Question:
     def answer(self) -> Answer | UnansweredError | None:
         """What has come, or that nothing has; None where another watch was asked in place of a dead one."""
         try:
-            return Answer(self._take(), self._sent, self.came)
+            told = self._take()  # which may have come since the last look
+            return Answer(told, self._sent, time.monotonic() if self.came is None else self.came)
         except GetTimeoutError:
             return self._unanswered("does not answer")
         except RayTaskError as error:  # It lives, and another one would know less.

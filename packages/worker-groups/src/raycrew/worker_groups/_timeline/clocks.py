@@ -45,7 +45,12 @@ class Clocks:
             theirs: What it showed.
             before: When it was asked.
             after: When its answer was there.
+
+        Raises:
+            ValueError: That was before.
         """
+        if after < before:  # half of that would bound no error, and no later bound would be below it
+            raise ValueError(f"node {node_id} was asked at {before} and has answered at {after}")
         if clock == self._own:
             found = Offset(0.0, 0.0, after)
         else:
