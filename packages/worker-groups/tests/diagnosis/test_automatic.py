@@ -1,18 +1,27 @@
 """Diagnoses that a group makes by itself where something goes wrong; no Ray is needed."""
 
+import gc
+import math
 import pickle
 import shutil
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
-from patience import eventually
+from patience import PATIENCE_S, eventually
 from ray.exceptions import TaskCancelledError
 
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import ResultTimeoutError, WorkerFailureError, WorkerFailuresError, current_worker
+from raycrew.worker_groups._diagnosis import automatic, making
 from raycrew.worker_groups._diagnosis.automatic import Diagnoses
+from raycrew.worker_groups._diagnosis.making import Subjects, tell_of_start
+from raycrew.worker_groups._diagnosis.parts import Found
+from raycrew.worker_groups.sharding import WorkerFacts, assign_ranks
 from raycrew.worker_groups.testing import InProcessGroup
+
+FACTS = WorkerFacts("node-a", "10.0.0.1", 41)
 
 
 class Made:
@@ -22,10 +31,14 @@ class Made:
         self.folder, self.reasons, self.now = folder, [], 100.0
         self.diagnoses = Diagnoses(self.make, lambda: self.now)
 
+    def meanwhile(self):
+        pass
+
     def make(self, reason):
         if reason == "it fails":
             raise OSError("no space left")
         self.reasons.append(reason)
+        self.meanwhile()
         made = self.folder / str(len(self.reasons))
         made.mkdir()
         return SimpleNamespace(folder=made)
@@ -51,12 +64,60 @@ def test_what_happens_at_once_has_one_and_nothing_is_told_of_twice(made, tmp_pat
     assert made.reasons == ["first", "third", "it is gone"]
 
 
-def test_the_last_ten_stay(made, tmp_path):
-    for number in range(13):
+def test_the_first_and_the_last_ten_stay(made, tmp_path):
+    for number in range(14):
         made.now += 10
         made.diagnoses.folder_for("why", [number])
-    assert sorted(int(path.name) for path in tmp_path.iterdir()) == list(range(4, 14))
-    assert made.diagnoses.folder_for("one of those that went", [0]) == tmp_path / "13"
+    assert sorted(int(path.name) for path in tmp_path.iterdir()) == [1, *range(5, 15)]
+    assert made.diagnoses.folder_for("one of those that went", [1]) == tmp_path / "14"
+    assert made.diagnoses.folder_for("the first", [0]) == tmp_path / "1"
+
+
+def test_one_that_was_removed_meanwhile_is_told_to_nobody(made, tmp_path):
+    shutil.rmtree(made.diagnoses.folder_for("first", ["a"]))
+    assert made.diagnoses.folder_for("at once", ["b"]) == tmp_path / "2"
+    assert (tmp_path / "2").exists()
+
+
+@pytest.mark.hostile
+def test_a_handler_of_a_signal_that_comes_while_one_is_made_does_not_wait_for_it(made, tmp_path):
+    """The thread that makes one comes back, and another one waits for what is made."""
+    told, others = [], []
+
+    def handle():
+        told.append(made.diagnoses.folder_for("late, too", ["b"]))
+        others.append(threading.Thread(target=ask_too, daemon=True))
+        others[0].start()
+
+    def ask_too():
+        told.append(made.diagnoses.folder_for("meanwhile", ["c"]))
+
+    made.meanwhile = handle
+    making = threading.Thread(target=lambda: made.diagnoses.folder_for("late", ["a"]), daemon=True)
+    making.start()
+    making.join(PATIENCE_S)
+    assert not making.is_alive(), "it waits for itself"
+    others[0].join(PATIENCE_S)
+    assert told == [None, tmp_path / "1"]
+    assert made.diagnoses.folder_for("late, too", ["b"]) == tmp_path / "1"
+
+
+@pytest.mark.hostile
+def test_who_makes_one_for_too_long_is_not_waited_for(made, monkeypatch):
+    monkeypatch.setattr(automatic, "_WAIT_S", 0.01)
+    asked = []
+
+    def ask_too():
+        asked.append(made.diagnoses.folder_for("meanwhile", ["b"]))
+
+    def hang():
+        other = threading.Thread(target=ask_too, daemon=True)
+        other.start()
+        other.join(PATIENCE_S)
+
+    made.meanwhile = hang
+    assert made.diagnoses.folder_for("late", ["a"]) is not None
+    assert asked == [None]
 
 
 @pytest.mark.hostile
@@ -99,14 +160,58 @@ class Sitter:
         raise ValueError(f"rank {current_worker().rank} fails")
 
 
-def test_a_call_that_is_late_or_fails_and_a_stall_say_what_all_ranks_were_at(tmp_path):
+def test_a_group_that_nobody_has_is_given_back_at_once_though_it_makes_diagnoses(tmp_path, caplog):
+    """Else its workers would live on until Python looks for cycles."""
+    gc.disable()
+    try:
+        group = InProcessGroup(FakeCluster([1]), Sitter, gate=threading.Event(), diagnose=tmp_path)
+        known, failing = weakref.ref(group), group.call("fail")
+        del group
+        assert known() is None
+    finally:
+        gc.enable()
+    (error,) = failing.get_results(return_exceptions=True)
+    assert (str(error.cause), error.diagnosis) == ("rank 0 fails", None)
+    assert (
+        "no diagnosis could be made: WorkerGroupError: the group that it would be of is gone" in caplog.text
+    )
+
+
+def starts_that_fail(folder, count):
+    infos = assign_ranks([0], [FACTS], [0], "mine")
+    for number in range(count):
+        error = WorkerFailureError(f"start {number} failed")
+        tell_of_start(error, "mine", Subjects("mine.Worker", infos, [FACTS], {}), folder)
+        yield error.diagnosis
+
+
+def test_of_starts_that_fail_again_and_again_the_first_and_the_last_ten_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(making, "examine", lambda *_: {0: Found.nothing("its node is gone")})
+    made = list(starts_that_fail(tmp_path, 14))
+    assert {*tmp_path.iterdir()} == {made[0], *made[-10:]}
+
+
+@pytest.mark.hostile
+def test_one_that_can_not_be_written_leaves_nothing(tmp_path, monkeypatch):
+    def fill(diagnosis, records):
+        (diagnosis.folder / "diagnosis.txt").touch()
+        raise OSError("no space left")
+
+    monkeypatch.setattr(making, "examine", lambda *_: {0: Found.nothing("its node is gone")})
+    monkeypatch.setattr(making, "write", fill)
+    assert list(starts_that_fail(tmp_path, 1)) == [None]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_call_that_is_late_or_fails_and_a_stall_say_what_all_ranks_were_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(automatic, "_PAUSE_S", math.inf)
     gate = threading.Event()
     with InProcessGroup(FakeCluster([2]), Sitter, gate=gate, diagnose=tmp_path / "bundles") as group:
-        with pytest.raises(WorkerFailuresError) as failed:
-            group.call("fail").get_results()
+        with pytest.raises(WorkerFailureError) as failed:
+            group.on(ranks=[0]).call("fail").get_results()
         folder = failed.value.diagnosis
         assert folder.parent == tmp_path / "bundles" and f"lies in {folder}" in str(failed.value)
-        assert "reason: 2 workers of 'Sitter' failed" in (folder / "diagnosis.txt").read_text()
+        assert "reason: rank 0 of 'Sitter'" in (folder / "diagnosis.txt").read_text()
         sitting = group.on(ranks=[1]).call("sit")
         try:
             for _ in range(2):

@@ -1,6 +1,7 @@
 """Diagnoses of groups on Ray, some of whose ranks are busy or dead."""
 
 import json
+import math
 import os
 import pickle
 import signal
@@ -10,6 +11,7 @@ from diagnosed_workers import Starter, Talker
 from patience import PATIENCE_S, eventually
 
 from raycrew.worker_groups import RayWorkerGroup, ResultTimeoutError, WorkerFailureError
+from raycrew.worker_groups._diagnosis import automatic
 
 SECRET = "s3cr3t-5f00d1"
 
@@ -17,6 +19,7 @@ SECRET = "s3cr3t-5f00d1"
 @pytest.mark.hostile
 def test_all_ranks_are_told_of_whatever_they_are_at(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("API_TOKEN", SECRET)
+    monkeypatch.setattr(automatic, "_PAUSE_S", math.inf)
     prefix, gate = tmp_path / "nccl_", tmp_path / "gate"
     variables = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(prefix)}
     options = {"secrets": ("API_TOKEN",), "diagnose": tmp_path / "automatic"}

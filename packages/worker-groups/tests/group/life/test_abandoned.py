@@ -24,9 +24,9 @@ from raycrew.worker_groups.testing import InProcessGroup
 pytestmark = pytest.mark.hostile
 
 
-def test_a_group_out_of_scope_gives_back_its_workers_and_slots(local_ray, recwarn):
+def test_a_group_out_of_scope_gives_back_its_workers_and_slots(local_ray, recwarn, tmp_path):
     with RayVirtualCluster([2], use_gpus=False) as cluster:
-        group = RayWorkerGroup(cluster, Worker, enable_load_balancing=True)
+        group = RayWorkerGroup(cluster, Worker, enable_load_balancing=True, diagnose=tmp_path)
         pids = group.call("pid").get_results()
         del group
         with RayWorkerGroup(cluster, Worker) as again:  # waits for the slots

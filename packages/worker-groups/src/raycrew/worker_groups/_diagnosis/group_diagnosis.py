@@ -1,6 +1,7 @@
 """What a group tells of what its workers are at: their output, and bundles of all that can be found out."""
 
 import time
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -8,7 +9,7 @@ from os import PathLike
 
 from raycrew.worker_groups._diagnosis.automatic import Diagnoses
 from raycrew.worker_groups._diagnosis.diagnosis import Diagnosis
-from raycrew.worker_groups._diagnosis.making import ALL, SOON_S, Subjects, begin, make
+from raycrew.worker_groups._diagnosis.making import ALL, SOON_S, Subjects, Where, begin, make
 from raycrew.worker_groups._diagnosis.parts import Found, Wanted
 from raycrew.worker_groups._health import GroupHealth, StuckWorker, Workers
 from raycrew.worker_groups.errors import WorkerGroupError
@@ -23,7 +24,15 @@ class GroupDiagnosis(GroupHealth):
 
     def _begin_diagnoses(self, option: bool | str | PathLike[str]) -> None:
         """From now on make diagnoses where something goes wrong, if that is wanted."""
-        self._diagnoses = begin(option, lambda within, why: self.diagnose(within, SOON_S, reason=why))
+        # The group and its futures hold what makes them: that keeps no group from being given back.
+        diagnose = weakref.WeakMethod(self.diagnose)
+
+        def made(within: Where, why: str) -> Diagnosis:
+            if (of_group := diagnose()) is None:
+                raise WorkerGroupError("the group that it would be of is gone")
+            return of_group(within, SOON_S, reason=why)
+
+        self._diagnoses = begin(option, made)
 
     @property
     def _tell_diagnosis(self) -> Callable[[WorkerGroupError, Hashable], object] | None:

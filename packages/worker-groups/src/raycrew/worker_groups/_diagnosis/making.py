@@ -1,5 +1,6 @@
 """Making a diagnosis of some workers of a group, which may be only just starting."""
 
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -64,7 +65,11 @@ def make(
     reason, generation = without(reason, subjects.secrets), subjects.ranks[0].generation
     folder = new_folder(name, within)
     diagnosis = Diagnosis(name, subjects.worker_class, generation, reason, made_at, tuple(ranks), folder)
-    write(diagnosis, {r.flight_record: found[r.rank].record for r in ranks if r.flight_record})
+    try:
+        write(diagnosis, {r.flight_record: found[r.rank].record for r in ranks if r.flight_record})
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return diagnosis
 
 

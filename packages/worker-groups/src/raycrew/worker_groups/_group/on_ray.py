@@ -103,7 +103,8 @@ class RayWorkerGroup(WorkerGroup):
             True for one among this machine's temporary files. The error says where it lies, as its
             `diagnosis`. That takes up to 5 s before the error is raised, and failures and time-outs may be
             what a program expects; so it is off by default. What happens within 10 s of the last one is told
-            of in that; one call, or stall, is not told of again. The last 10 made so stay.
+            of in that; one call, or stall, is not told of again. Of those that this process makes so
+            in one folder the first and the last 10 stay.
         init_timeout_s: Deadline of the whole start-up.
         ports_per_worker: Ports that each worker leases for itself, besides the group's rendezvous port.
         port_range: First and last port to lease from. While it starts, each worker needs two of them besides
