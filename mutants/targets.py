@@ -50,6 +50,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_worker/declared/rows": ("worker/declared/test_row_values.py", *DECLARED),
         "_worker/declared/splitting": DECLARED,
         "_worker/declared/totals": ("worker/declared/test_totals.py", *DECLARED),
+        "_diagnosis/concealing": ("diagnosis/test_concealing.py",),
         "_diagnosis/diagnosis": ("diagnosis/test_diagnosis.py",),
         "_diagnosis/parts": ("diagnosis/test_diagnosis.py",),
         "_on_nodes/family": ("on_nodes/test_family.py",),

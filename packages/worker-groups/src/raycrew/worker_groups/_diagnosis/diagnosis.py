@@ -164,11 +164,3 @@ def _numbers(seen: Seen) -> dict[str, float | None]:
         "ended_at_bytes",
     )  # fmt: skip
     return {name: getattr(seen, name) for name in names}
-
-
-def without(text: str, secrets: Mapping[str, str]) -> str:
-    """A text without the values of secrets; those of fewer than six letters stay, as they may be any word."""
-    for name, value in secrets.items():
-        if len(value) >= 6:
-            text = text.replace(value, f"<{name}>")
-    return text

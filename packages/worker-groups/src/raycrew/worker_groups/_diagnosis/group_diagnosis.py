@@ -100,8 +100,9 @@ class GroupDiagnosis(GroupHealth):
         process began, to be read with `torchfrtrace`. The watches of the ranks' nodes tell, whatever the
         ranks are at. A part that can't be had in time says why, and the others are there all the same.
 
-        The values of declared secrets (of six letters or more) are taken out; no variables of the
-        environment are read but those that say where that recorder writes. What else workers print is in it.
+        The values of declared secrets are taken out, and each of their lines (of six letters or more), also
+        as `repr` and JSON write them; no variables of the environment are read but those that say where that
+        recorder writes. What else workers print is in it.
 
         Args:
             folder: Where to make the new folder, which gets mode 0700; by default among temporary files.

@@ -8,7 +8,8 @@ from os import PathLike
 
 from raycrew.worker_groups._diagnosis.asking import examine
 from raycrew.worker_groups._diagnosis.automatic import Diagnoses
-from raycrew.worker_groups._diagnosis.diagnosis import Diagnosis, diagnosed, without
+from raycrew.worker_groups._diagnosis.concealing import forms_of, without
+from raycrew.worker_groups._diagnosis.diagnosis import Diagnosis, diagnosed
 from raycrew.worker_groups._diagnosis.parts import Found, Wanted
 from raycrew.worker_groups._diagnosis.writing import new_folder, write
 from raycrew.worker_groups.errors import WorkerGroupError
@@ -58,11 +59,12 @@ def make(
         made_at: When, in seconds since the epoch.
         within: Where to make the folder.
     """
+    forms = forms_of(subjects.secrets)
     ranks = [
-        diagnosed(info, facts, _bare(found[info.rank], subjects.secrets))
+        diagnosed(info, facts, _bare(found[info.rank], forms))
         for info, facts in zip(subjects.ranks, subjects.facts, strict=True)
     ]
-    reason, generation = without(reason, subjects.secrets), subjects.ranks[0].generation
+    reason, generation = without(reason, forms), subjects.ranks[0].generation
     folder = new_folder(name, within)
     diagnosis = Diagnosis(name, subjects.worker_class, generation, reason, made_at, tuple(ranks), folder)
     try:
@@ -99,8 +101,8 @@ def tell_of_start(
         diagnoses.tell(error, name)
 
 
-def _bare(found: Found, secrets: Mapping[str, str]) -> Found:
+def _bare(found: Found, forms: Sequence[tuple[str, str]]) -> Found:
     """What was found, without the values of secrets."""
-    missing = {part: without(why, secrets) for part, why in found.missing.items()}
-    stacks, output = without(found.stacks, secrets), without(found.output, secrets)
+    missing = {part: without(why, forms) for part, why in found.missing.items()}
+    stacks, output = without(found.stacks, forms), without(found.output, forms)
     return replace(found, stacks=stacks, output=output, missing=missing)
