@@ -10,6 +10,7 @@ from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import RunningCall, WorkerGroupClosedError, WorkerGroupError
 from raycrew.worker_groups._diagnosis import Wanted, asking
 from raycrew.worker_groups._diagnosis.diagnosis import Diagnosis, diagnosed
+from raycrew.worker_groups._diagnosis.making import Subjects, make
 from raycrew.worker_groups._diagnosis.parts import Found
 from raycrew.worker_groups._diagnosis.writing import new_folder, write
 from raycrew.worker_groups._health import UnansweredError
@@ -28,7 +29,7 @@ ANSWERS = [
         "seen": BUSY,
         "stacks": ("in train", "py-spy"),
         "output": ("loss 1.5", ""),
-        "record": ("/x", b"nccl", ""),
+        "record": ("/own_0", b"nccl", ""),
     },
     {"seen": {"is_alive": False}, "stacks": ("its process has ended", ""), "output": ("", "no file")},
     None,
@@ -38,7 +39,8 @@ ANSWERS = [
 @pytest.fixture
 def diagnosis(tmp_path):
     found = [Found.nothing("its node is gone") if a is None else Found.of(a) for a in ANSWERS]
-    ranks = tuple(map(diagnosed, INFOS, FACTS, found))
+    told_to_write = [["/told_", "/own_"], [], []]
+    ranks = tuple(map(diagnosed, INFOS, FACTS, found, told_to_write))
     return Diagnosis("trainers", "mine.Trainer", 2, "no progress", 0.0, ranks, tmp_path)
 
 
@@ -49,6 +51,7 @@ def test_each_rank_is_told_of_with_what_is_missing_and_why(diagnosis):
     assert busy.calls == (RunningCall("train", 7, 12.34, 3.0),)
     assert (busy.stacks, busy.told_by, busy.output) == ("in train", "py-spy", "loss 1.5")
     assert (busy.flight_record, busy.missing) == ("flight-recorder/rank_0", {})
+    assert (busy.flight_record_path, busy.flight_record_is_own) == ("/own_0", True)
     assert (dead.stacks, dead.told_by, dead.flight_record) == ("", "", "")
     assert dead.missing == {"stacks": "its process has ended", "output": "no file"}
     assert unanswered.missing == {"state": "its node is gone"}
@@ -71,7 +74,7 @@ def test_the_text_has_it_all(diagnosis):
         "-- last lines of its output",
         "loss 1.5",
         "-- what the recorder of its collectives wrote",
-        "flight-recorder/rank_0",
+        "flight-recorder/rank_0, from /own_0",
     ]
     assert dead.splitlines() == [
         "== rank 1: dead",
@@ -84,6 +87,23 @@ def test_the_text_has_it_all(diagnosis):
         "pid 43 on 10.0.0.2 (node-b), bundle 7, cpu",
         "how it is can't be told: its node is gone",
     ]
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("told_to_write", [[], ["/tmp/own_", "/tmp/nccl_trace_rank_1"]])
+def test_what_another_groups_rank_may_have_recorded_is_not_taken_for_this_ones(tmp_path, told_to_write):
+    """Rank 0 of the trainers and of the generators are on one node, and write to the usual place."""
+    usual = "/tmp/nccl_trace_rank_0"
+    found = {0: Found.of({"seen": BUSY, "record": (usual, b"nccl", "")})}
+    subjects = Subjects("mine.Trainer", INFOS[:1], FACTS[:1], {}, {0: told_to_write} if told_to_write else {})
+    diagnosis = make("trainers", subjects, found, "no progress", 0.0, tmp_path)
+    (rank,) = diagnosis.ranks
+    assert (rank.flight_record_path, rank.flight_record_is_own) == (usual, False)
+    assert (
+        f"rank_0, from {usual}, which rank 0 of another group on that node may have written" in diagnosis.text
+    )
+    (told,) = json.loads((diagnosis.folder / "diagnosis.json").read_text())["ranks"]
+    assert (told["flight_record_path"], told["flight_record_is_own"]) == (usual, False)
 
 
 def test_it_is_left_as_text_and_as_json_for_the_user_alone(diagnosis, tmp_path):
@@ -109,7 +129,8 @@ def test_ranks_of_a_node_that_does_not_answer_are_told_of_beside_the_others(monk
     def ask(method, workers, timeout_s, *, details, patience_s):
         assert (method, list(workers)) == ("examine", [2, 0, 1])
         assert timeout_s + patience_s == pytest.approx(10)
-        assert details[0] == {"stacks": True, "rank": 0, "prefixes": ["/told_"]}
+        share_bytes = asking._ALL_BYTES // 3
+        assert details[0] == {"stacks": True, "rank": 0, "prefixes": ["/told_"], "share_bytes": share_bytes}
         assert details[2]["prefixes"] == []
         return {"node-a": ANSWERS[:2], "node-b": UnansweredError("it is gone", node_is_gone=True)}
 

@@ -41,6 +41,7 @@ def test_all_ranks_are_told_of_whatever_they_are_at(cluster, tmp_path, monkeypat
         assert list(dead.missing) == ["stacks"]
         assert dead.output.endswith("line 8\nthe token is <API_TOKEN>")
         assert (diagnosis.folder / dead.flight_record).read_bytes() == b"made up"
+        assert (dead.flight_record_path, dead.flight_record_is_own) == (f"{prefix}1", True)
         assert json.loads((diagnosis.folder / "diagnosis.json").read_text())["ranks"][1]["state"] == "dead"
         files = [path for path in diagnosis.folder.rglob("*") if path.is_file()]
         assert len(files) == 3 and not any(SECRET.encode() in path.read_bytes() for path in files)

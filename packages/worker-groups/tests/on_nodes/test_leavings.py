@@ -64,8 +64,13 @@ def test_no_record_of_another_run_or_user_is_taken(tmp_path):
 def asked(wanted, timeout_s=60.0, namespace=None):
     process = own_process()
     told = (*process, "no mark", pid_namespace() if namespace is None else namespace, 0)
-    (found,) = asyncio.run(Watch().examine([told], timeout_s, [wanted]))
+    (found,) = asyncio.run(Watch().examine([told], timeout_s, [{"share_bytes": 1 << 28, **wanted}]))
     return found
+
+
+def names_of_examine():
+    """Where Ray has loaded a watch in this process, its functions are copies with globals of their own."""
+    return Watch._examined.__globals__["examine"].__globals__
 
 
 def test_a_watch_finds_out_what_is_wanted_and_no_more(tmp_path):
@@ -83,6 +88,37 @@ def test_a_watch_finds_out_what_is_wanted_and_no_more(tmp_path):
     assert elsewhere == {"seen": "its process id is of another namespace than its node's"}
 
 
+def test_of_a_line_that_does_not_fit_only_the_one_that_is_all_there_is_is_cut(tmp_path):
+    log = str(tmp_path / "worker.out")
+    (tmp_path / "worker.out").write_text("the first line\nthe second line\nlast\n")
+    why = f"only the last 12 bytes of {log} are read"
+    assert output_of([log], 2, most_bytes=12) == ("last", why)
+    assert output_of([log], 1, most_bytes=12) == ("last", "")
+    assert output_of([log], 1, most_bytes=3) == ("st", "")
+
+
+@pytest.mark.hostile
+def test_no_rank_tells_more_than_its_share(tmp_path, monkeypatch):
+    """Else what a thousand ranks tell would be more than their driver's memory."""
+    share_bytes, log, record = 1 << 16, tmp_path / "worker.out", tmp_path / "rank_7"
+    log.write_text("".join(f"line {number} is long\n" for number in range(10_000)))
+    record.write_bytes(bytes(share_bytes))
+
+    async def stacks(*_):
+        return "in train\n" * 10_000, "py-spy"
+
+    monkeypatch.setitem(names_of_examine(), "stacks_of", stacks)
+    everything = {"stacks": True, "log_paths": [str(log)] * 2, "lines": 10_000, "rank": 7}
+    found = asked({**everything, "prefixes": [f"{tmp_path}/rank_"], "share_bytes": share_bytes})
+    (stacks, told_by), (output, why), recorded = found["stacks"], found["output"], found["record"]
+    # stacks and output are written twice
+    assert 2 * len(stacks) + 2 * len(output) + len(recorded[1]) < share_bytes
+    assert stacks.startswith("in train\nin train\n") and told_by == "py-spy"
+    assert stacks.endswith("\nall that follows is left out: these are 90000 letters")
+    assert all(line.startswith("line 9") for line in output.splitlines()) and why.count("only the last") == 2
+    assert recorded == (str(record), b"", f"{record} has {share_bytes} bytes, and is left where it is")
+
+
 @pytest.mark.hostile
 def test_a_part_that_fails_or_is_late_says_so_and_the_others_are_there(tmp_path, monkeypatch):
     async def fails(*_):
@@ -93,9 +129,7 @@ def test_a_part_that_fails_or_is_late_says_so_and_the_others_are_there(tmp_path,
 
     (tmp_path / "rank_0").write_bytes(b"record")
     wanted = {"stacks": True, "log_paths": [], "lines": 1, "rank": 0, "prefixes": [f"{tmp_path}/rank_"]}
-    # Where Ray has loaded a watch in this process, its functions are copies with globals of their own.
-    examine = Watch._examined.__globals__["examine"]
-    monkeypatch.setitem(examine.__globals__, "stacks_of", fails)
+    monkeypatch.setitem(names_of_examine(), "stacks_of", fails)
     found = asked(wanted)
     assert found["stacks"] == ("its node's watch can't find it out: RuntimeError: no stacks", "")
     assert found["output"] == ("", "its output goes to no file that is known")

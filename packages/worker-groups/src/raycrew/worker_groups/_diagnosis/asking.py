@@ -7,6 +7,7 @@ from raycrew.worker_groups._diagnosis.parts import Found, Wanted
 from raycrew.worker_groups._health import UnansweredError, ask, by_node
 from raycrew.worker_groups.sharding import WorkerFacts
 
+_ALL_BYTES = 256 << 20  # that are told of all together: they come by the object store, into one memory
 _PART = 0.8  # of the time, for the nodes' own work; the rest is for their answers' way
 
 
@@ -24,7 +25,13 @@ def examine(
         wanted: What is wanted of each.
         timeout_s: For all of it.
     """
-    details = {rank: _details(rank, facts, prefixes.get(rank, ()), wanted) for rank, facts in workers.items()}
+    details = {
+        rank: {
+            **_details(rank, facts, prefixes.get(rank, ()), wanted),
+            "share_bytes": _ALL_BYTES // len(workers),
+        }
+        for rank, facts in workers.items()
+    }
     patience_s = timeout_s * (1 - _PART)
     answers = ask("examine", workers, timeout_s * _PART, details=details, patience_s=patience_s)
     found: dict[int, Found] = {}

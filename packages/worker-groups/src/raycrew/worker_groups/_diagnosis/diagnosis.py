@@ -1,7 +1,7 @@
 """What a diagnosis of a group says, as text and for programs; pure."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +37,9 @@ class RankDiagnosis:
         output: The last lines of its standard output, then those of its standard error.
         flight_record: Name of the file in the diagnosis's folder that has what the recorder of its collective
             operations wrote; empty where there is none.
+        flight_record_path: Where that lies on the node.
+        flight_record_is_own: Whether that is where this group's `env_vars` have it written, as the group's
+            owner knows; at other places another group's rank of this number may have written it.
         missing: Why a part is not there: "state", "stacks", "output", "record".
         numbers: Seconds since its heart beat, cores, and bytes of memory that it uses, by name.
     """
@@ -53,6 +56,8 @@ class RankDiagnosis:
     told_by: str = ""
     output: str = ""
     flight_record: str = ""
+    flight_record_path: str = ""
+    flight_record_is_own: bool = False
     missing: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[str, float | None] = field(default_factory=dict)
 
@@ -76,8 +81,15 @@ class RankDiagnosis:
             lines.append(f"how it is can't be told: {self.missing['state']}")
         lines += self._part("stacks", self.stacks, f"stacks, by {self.told_by}")
         lines += self._part("output", self.output, "last lines of its output")
-        lines += self._part("record", self.flight_record, "what the recorder of its collectives wrote")
+        lines += self._part("record", self._record(), "what the recorder of its collectives wrote")
         return "\n".join(lines)
+
+    def _record(self) -> str:
+        if not self.flight_record:
+            return ""
+        told = f"{self.flight_record}, from {self.flight_record_path}"
+        doubt = f", which rank {self.rank} of another group on that node may have written"
+        return told if self.flight_record_is_own else told + doubt
 
     def _part(self, part: str, text: str, head: str) -> list[str]:
         why = [f"-- no {part}, or not all: {self.missing[part]}"] if part in self.missing else []
@@ -137,8 +149,10 @@ class Diagnosis:
         }
 
 
-def diagnosed(info: RankInfo, facts: WorkerFacts, found: Found) -> RankDiagnosis:
-    """One rank, from who it is and what was found of it."""
+def diagnosed(
+    info: RankInfo, facts: WorkerFacts, found: Found, prefixes: Sequence[str] = ()
+) -> RankDiagnosis:
+    """One rank, from who it is, what was found of it, and where its recorder was told to write."""
     kind, seen = facts.device_kind, found.seen
     return RankDiagnosis(
         rank=info.rank,
@@ -153,6 +167,8 @@ def diagnosed(info: RankInfo, facts: WorkerFacts, found: Found) -> RankDiagnosis
         told_by=found.told_by,
         output=found.output,
         flight_record=f"{RECORDS}/{_RECORD}{info.rank}" if found.record else "",
+        flight_record_path=found.record_path if found.record else "",
+        flight_record_is_own=found.record_path in [f"{prefix}{info.rank}" for prefix in prefixes],
         missing=found.missing,
         numbers={} if seen is None else _numbers(seen),
     )

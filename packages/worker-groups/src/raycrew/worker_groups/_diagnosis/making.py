@@ -61,7 +61,7 @@ def make(
     """
     forms = forms_of(subjects.secrets)
     ranks = [
-        diagnosed(info, facts, _bare(found[info.rank], forms))
+        diagnosed(info, facts, _bare(found[info.rank], forms), subjects.prefixes.get(info.rank, ()))
         for info, facts in zip(subjects.ranks, subjects.facts, strict=True)
     ]
     reason, generation = without(reason, forms), subjects.ranks[0].generation

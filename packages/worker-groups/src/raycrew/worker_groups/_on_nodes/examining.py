@@ -5,7 +5,7 @@ Standard library only: a node's watch is sent this module by value, whatever its
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from raycrew.worker_groups._on_nodes.leavings import output_of, record_of
@@ -15,8 +15,11 @@ from raycrew.worker_groups._on_nodes.stacks import stacks_of
 T = TypeVar("T")
 
 #: What is wanted of a worker, by name: `log_paths` and `lines` of each, `rank` and `prefixes` of records,
-#: whether `stacks`. Names that are not there are not wanted.
+#: whether `stacks`. Names that are not there are not wanted. All that is told takes `share_bytes` at most,
+#: where what is no record is written twice.
 Wanted = Mapping[str, Any]
+
+_MOST_BYTES = 1 << 20  # of stacks, and of each file of output
 
 
 async def examine(process: Process, mark: str, wanted: Wanted, timeout_s: float) -> dict[str, Any]:
@@ -24,16 +27,25 @@ async def examine(process: Process, mark: str, wanted: Wanted, timeout_s: float)
 
     Each part is there, or says why it is not, after `timeout_s`.
     """
-    parts = {}
+    parts, share_bytes = {}, wanted["share_bytes"]
     if wanted.get("stacks"):
-        parts["stacks"] = _or_why_not(stacks_of(process, mark, timeout_s), lambda why: (why, ""))
+        stacks = _cut(stacks_of(process, mark, timeout_s), min(_MOST_BYTES, share_bytes // 16))
+        parts["stacks"] = _or_why_not(stacks, lambda why: (why, ""))
     if "lines" in wanted:
-        read = _read(timeout_s, output_of, wanted["log_paths"], wanted["lines"])
+        most_bytes = min(_MOST_BYTES, share_bytes // 16)
+        read = _read(timeout_s, output_of, wanted["log_paths"], wanted["lines"], most_bytes)
         parts["output"] = _or_why_not(read, lambda why: ("", why))
     if "rank" in wanted:
-        where = (wanted["rank"], wanted["prefixes"], process.started, os.environ)
+        where = (wanted["rank"], wanted["prefixes"], process.started, os.environ, share_bytes // 2)
         parts["record"] = _or_why_not(_read(timeout_s, record_of, *where), lambda why: ("", b"", why))
     return dict(zip(parts, await asyncio.gather(*parts.values()), strict=True))
+
+
+async def _cut(stacks: Awaitable[tuple[str, str]], most: int) -> tuple[str, str]:
+    text, told_by = await stacks
+    if len(text) <= most:
+        return text, told_by
+    return f"{text[:most]}\nall that follows is left out: these are {len(text)} letters", told_by
 
 
 async def _read(timeout_s: float, read: Callable[..., T], *args: Any) -> T:

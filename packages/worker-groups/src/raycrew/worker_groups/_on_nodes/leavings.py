@@ -35,22 +35,33 @@ def output_of(paths: Sequence[str], lines: int, most_bytes: int = _TAIL_BYTES) -
     problems = [] if paths else ["its output goes to no file that is known"]
     for path in paths:
         try:
-            found += _tail_of(path, most_bytes)[-lines:]
+            tail, is_cut = _tail_of(path, most_bytes)
         except OSError as error:
             problems.append(f"{path} can't be read: {error.strerror or error}")
+            continue
+        found += tail[-lines:]
+        if is_cut and len(tail) < lines:
+            problems.append(f"only the last {most_bytes} bytes of {path} are read")
     return "\n".join(found), "; ".join(problems)
 
 
-def _tail_of(path: str, most_bytes: int) -> list[str]:
+def _tail_of(path: str, most_bytes: int) -> tuple[list[str], bool]:
+    """The last lines of a file, and whether there are more: the one that is cut is told where it is alone."""
     with Path(path).open("rb") as log:
         size = log.seek(0, os.SEEK_END)
         log.seek(max(0, size - most_bytes))
         text = log.read(most_bytes).decode(errors="replace")
-    return [line for line in text.splitlines() if line and not line.startswith(_OWN_OF_RAY)]
+    lines, is_cut = text.splitlines(), size > most_bytes
+    whole = lines[1:] if is_cut and len(lines) > 1 else lines
+    return [line for line in whole if line and not line.startswith(_OWN_OF_RAY)], is_cut
 
 
 def record_of(
-    rank: int, prefixes: Sequence[str], started: int, environ: Mapping[str, str]
+    rank: int,
+    prefixes: Sequence[str],
+    started: int,
+    environ: Mapping[str, str],
+    most_bytes: int = _RECORD_BYTES,
 ) -> tuple[str, bytes, str]:
     """What torch's recorder of collective operations has written for a rank, as it is.
 
@@ -59,6 +70,7 @@ def record_of(
         prefixes: Where it may have been told to write.
         started: When the rank's process was started, in clock ticks since boot: older files are another's.
         environ: Variables that may say where, too.
+        most_bytes: Above that, and above 8 MiB, it is left where it is.
 
     Returns:
         The file, what is in it, and why that is not taken; nothing where none was written.
@@ -66,7 +78,7 @@ def record_of(
     for prefix in (*prefixes, *_usual_prefixes(environ)):
         path = f"{prefix}{rank}"
         try:
-            return _record_at(path, _time_of(started) - _DOUBT_S)
+            return _record_at(path, _time_of(started) - _DOUBT_S, min(most_bytes, _RECORD_BYTES))
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -86,7 +98,7 @@ def _time_of(started: int) -> float:
     return boot + started / os.sysconf("SC_CLK_TCK")
 
 
-def _record_at(path: str, not_before: float) -> tuple[str, bytes, str]:
+def _record_at(path: str, not_before: float, most_bytes: int) -> tuple[str, bytes, str]:
     # Others may write into /tmp.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:  # noqa: PTH123 - it is open already
@@ -95,6 +107,6 @@ def _record_at(path: str, not_before: float) -> tuple[str, bytes, str]:
             return path, b"", f"{path} is no file of this user's"
         if about.st_mtime < not_before:
             return path, b"", f"{path} is older than the process"
-        if about.st_size > _RECORD_BYTES:
+        if about.st_size > most_bytes:
             return path, b"", f"{path} has {about.st_size} bytes, and is left where it is"
-        return path, file.read(_RECORD_BYTES), ""
+        return path, file.read(most_bytes), ""
