@@ -178,3 +178,11 @@ def test_a_group_of_this_process_is_diagnosed_too(tmp_path):
     for ask in (group.diagnose, lambda: group.logs(0)):
         with pytest.raises(WorkerGroupClosedError):
             ask()
+
+
+def test_why_the_state_of_a_rank_of_this_process_is_not_known_is_told(tmp_path, monkeypatch):
+    with InProcessGroup(FakeCluster([1]), Sitter, gate=threading.Event()) as group:
+        monkeypatch.setattr(group, "_sights", lambda *_: {0: "nobody tells"})
+        (rank,) = group.diagnose(tmp_path).ranks
+    assert rank.state == "unanswered"
+    assert rank.missing == {"state": "nobody tells", "output": "it is this process's own"}

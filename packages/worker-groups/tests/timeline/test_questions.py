@@ -91,6 +91,32 @@ def test_what_was_overwritten_is_counted_and_an_answer_that_got_lost_is_asked_fo
     assert workers.lost == 3
 
 
+@pytest.mark.hostile
+def test_what_ran_before_a_first_answer_that_came_too_late_is_told(nodes):
+    workers, now = NodeWorkers(), time.monotonic() + 1
+    nodes.answers["n"] = UnansweredError("its node n does not answer in time", node_is_gone=False)
+    workers.follow("policy", {0: place("one")})
+    assert nodes.seen == {0: None}
+    nodes.answers["n"] = [(clock_name(), now, 0, 2, [(CALL, "m", now, now, 0.0), (CALL, "k", now, now, 0.0)])]
+    assert [ran.method for ran in workers.ask()] == ["m", "k"]
+    assert (nodes.seen, workers.lost) == ({0: 0}, 0)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(("oldest", "lost"), [(0.0, 0), (1e9, 7)], ids=["of before", "of now"])
+def test_of_those_that_were_overwritten_before_it_only_those_count_that_may_be_of_the_timeline(
+    nodes, oldest, lost
+):
+    """The ring may have notes for an earlier timeline: what it has no more is older than what it has."""
+    workers = NodeWorkers()
+    nodes.answers["n"] = UnansweredError("its node n does not answer in time", node_is_gone=False)
+    workers.follow("policy", {0: place("one")})
+    notes = [(CALL, "old", oldest, oldest, 0.0), (CALL, "m", 1e9, 1e9, 0.0)]
+    nodes.answers["n"] = [(clock_name(), 1.0, 0, 9, notes)]
+    assert workers.ask()[-1].method == "m"
+    assert workers.lost == lost
+
+
 def test_a_node_that_is_silent_is_said_once_and_asked_again(nodes, caplog):
     workers = NodeWorkers()
     nodes.answers["n"] = UnansweredError("its node n does not answer", node_is_gone=False)

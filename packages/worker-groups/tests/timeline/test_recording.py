@@ -12,6 +12,7 @@ from patience import PATIENCE_S, eventually
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import Timeline, timeline
 from raycrew.worker_groups._health.observers import observed
+from raycrew.worker_groups._timeline import shared
 from raycrew.worker_groups.testing import InProcessGroup
 
 
@@ -159,6 +160,45 @@ def test_files_that_were_not_written_are_written_by_the_next_close(group, tmp_pa
     assert trace.exists()
 
 
+def code_of(child):
+    """Of a forked process, which is ended where it does not end."""
+    ended = []
+    try:
+        eventually(lambda: ended.append(os.waitpid(child, os.WNOHANG)) or ended[-1][0], "the child ends")
+    finally:
+        if not (ended and ended[-1][0]):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    return ended[-1][1]
+
+
+@pytest.mark.hostile
+def test_a_process_that_is_forked_while_a_timeline_ends_records_its_own():
+    held, free = threading.Event(), threading.Event()
+
+    def end_for_long():
+        with shared._lock:
+            held.set()
+            free.wait(PATIENCE_S)
+
+    ending = threading.Thread(target=end_for_long, daemon=True)
+    ending.start()
+    assert held.wait(PATIENCE_S)
+    if not (child := os.fork()):
+        recorded = []
+        try:
+            with timeline(open_telemetry=False) as run, run.span("mine"):
+                pass
+            recorded += events(run.trace(), name="mine")
+        finally:
+            os._exit(len(recorded) != 1)
+    try:
+        assert code_of(child) == 0, "it has recorded nothing"
+    finally:
+        free.set()
+        ending.join()
+
+
 @pytest.mark.hostile
 def test_a_forked_process_waits_for_no_lock_of_its_parents_timeline_and_writes_nothing(tmp_path):
     path, held, free = tmp_path / "run.json", threading.Event(), threading.Event()
@@ -179,14 +219,7 @@ def test_a_forked_process_waits_for_no_lock_of_its_parents_timeline_and_writes_n
             os._exit(noted)
         free.set()
         looking.join()
-        ended = []
-        try:
-            eventually(lambda: ended.append(os.waitpid(child, os.WNOHANG)) or ended[-1][0], "the child ends")
-        finally:
-            if not (ended and ended[-1][0]):
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-        assert ended[-1][1] == 0, "it is told of nothing"
+        assert code_of(child) == 0, "it is told of nothing"
         assert not path.exists()
         assert observed.by is not None
     assert path.exists()

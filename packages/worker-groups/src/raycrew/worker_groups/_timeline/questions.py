@@ -87,6 +87,8 @@ class NodeWorkers:
         for node_id, answer in ask_timed(question, facts, timeout_s, seen, may_make=may_make).items():
             if isinstance(answer, UnansweredError):
                 self._note_silence(node_id, answer)
+                for key in nodes[node_id]:  # it may note calls all the same: all are asked for the next time
+                    self._seen.setdefault(facts[key].mark, 0)
                 continue
             for key, told in zip(nodes[node_id], answer.told, strict=True):
                 if told is None or isinstance(told, str):  # It is gone and forgotten, or can't tell.
@@ -101,13 +103,15 @@ class NodeWorkers:
         group, rank, facts = worker
         clock, theirs, first, last, notes = told
         ahead_s = self.clocks.observe(facts.node_id, clock, theirs, before, after).ahead_s
-        self.lost += max(0, last - first - len(notes))
         self._seen[facts.mark] = last
-        return [
+        ran = [
             Ran(call, group, rank, method, began - ahead_s, ended - ahead_s, paused_s)
             for call, method, began, ended, paused_s in notes
             if ended - ahead_s >= self._began
         ]
+        if len(ran) == len(notes):  # else what was overwritten is older than this: it was before those
+            self.lost += max(0, last - first - len(notes))
+        return ran
 
     def _drop(self, group: str, rank: int, facts: WorkerFacts, why: str | None) -> None:
         self._seen.pop(facts.mark, None)

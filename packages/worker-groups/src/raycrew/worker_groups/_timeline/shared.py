@@ -1,5 +1,6 @@
 """The one recorder of this process, which is there while anybody listens."""
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,15 @@ from raycrew.worker_groups._timeline.questions import NodeWorkers
 from raycrew.worker_groups._timeline.recorder import Listener, Recorder
 
 _lock = threading.RLock()  # a signal's handler may end a timeline while one is made or ended
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+# A thread that had it is not there in a forked process, which may record its own.
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class WorkerThread:
         known = Found.nothing(seen) if isinstance(seen, str) else Found(seen)
         frame = sys._current_frames().get(self._thread_id) if wanted.stacks else None  # noqa: SLF001 - Python's own
         stacks = "" if frame is None else "".join(traceback.format_stack(frame))
-        missing = {"output": "it is this process's own"}
+        missing = {**known.missing, "output": "it is this process's own"}
         return replace(known, stacks=stacks, told_by="Python" if stacks else "", missing=missing)
 
     def send(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
