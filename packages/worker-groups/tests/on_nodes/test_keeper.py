@@ -1,6 +1,7 @@
 """What ends what workers leave when the driver is killed, and its watches with it."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -47,11 +48,11 @@ def keepers():
 class Worker:
     """Starts a process without a mark, and one with it when it is told to."""
 
-    def __init__(self, mark):
+    def __init__(self, mark, errors):
         self.process = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(WORKER)],
             env={**os.environ, marks.VARIABLE: mark},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors.open("w"), text=True,
         )  # fmt: skip
         self.started = [self.read()]
         self.mark = mark
@@ -69,8 +70,8 @@ class Worker:
 
 
 @pytest.fixture
-def worker():
-    made = Worker(os.urandom(16).hex())
+def worker(tmp_path):
+    made = Worker(os.urandom(16).hex(), tmp_path / "errors")
     yield made
     made.end()
     for pid in filter(is_running, made.started):
@@ -90,13 +91,14 @@ def limits():
     return MemoryLimits()
 
 
-def test_it_keeps_limits_of_memory_once_the_watch_is_gone(worker, lookout, limits):
+def test_it_keeps_limits_of_memory_once_the_watch_is_gone(worker, lookout, limits, tmp_path):
     keeper, (root,) = Keeper(watches._sources()), lookout.families
     keeper.tell(lookout, limits)
     limits.set(root, 1)
     keeper.tell(lookout, limits)
     keeper.close()
     eventually(lambda: worker.process.poll() == -signal.SIGKILL, "the worker is ended for its memory")
+    assert re.search(r"ended for its memory: it has \d+ bytes", (tmp_path / "errors").read_text())
     eventually(lambda: not any(map(is_running, worker.started)), "what it has started is gone")
     eventually(lambda: not keepers(), "the keeper is gone")
 

@@ -1,6 +1,7 @@
 """Limits of private memory, kept in processes of their own."""
 
 import asyncio
+import contextlib
 import mmap
 import os
 import signal
@@ -11,7 +12,7 @@ import time
 import pytest
 from patience import PATIENCE_S
 
-from raycrew.worker_groups._on_nodes import limits, sight
+from raycrew.worker_groups._on_nodes import limits, read_tail, sight
 from raycrew.worker_groups._on_nodes.limits import MemoryLimits
 from raycrew.worker_groups._on_nodes.process_table import (
     Process,
@@ -43,6 +44,45 @@ def test_who_has_more_is_ended_and_the_others_are_not(child):
     assert not kept.are_set
     kept.set(worker, 1)
     assert not kept.are_set, "it has ended"
+
+
+def test_who_is_ended_has_it_in_its_output(tmp_path):
+    """Another watch, or a keeper's, may be asked why it died."""
+    with (tmp_path / "err").open("w") as errors, subprocess.Popen(["sleep", "3600"], stderr=errors) as child:
+        errors.write("half a line")
+        errors.flush()
+        worker, kept = read_entry(child.pid).process, MemoryLimits()
+        kept.set(worker, 4096)
+        kept.enforce()
+    assert read_tail([str(tmp_path / "err")]).splitlines() == [
+        "half a line",
+        f"ended for its memory: it has {kept.exceeded[worker]} bytes of its own, and 4096 is the limit",
+    ]
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("kind", ["closed", "a pipe that is full", "a pipe that nobody reads"])
+def test_who_has_nowhere_to_write_to_is_ended_all_the_same(kind):
+    theirs, ours = os.pipe()
+    if kind == "closed":
+        command = ["sh", "-c", "echo; exec sleep 3600 2>&-"]
+    else:
+        command = ["sh", "-c", "echo; exec sleep 3600"]
+        os.set_blocking(ours, False)
+        with contextlib.suppress(BlockingIOError):
+            while kind == "a pipe that is full":
+                os.write(ours, bytes(1 << 16))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=ours) as child:
+        os.close(ours)
+        if kind == "a pipe that nobody reads":
+            os.close(theirs)
+        child.stdout.readline()
+        kept = MemoryLimits()
+        kept.set(read_entry(child.pid).process, 1)
+        kept.enforce()
+        assert child.wait() == -signal.SIGKILL
+    if kind != "a pipe that nobody reads":
+        os.close(theirs)
 
 
 @pytest.mark.hostile
