@@ -50,6 +50,11 @@ class Book:
         """How many items were sent."""
         return len(self._expected)
 
+    @property
+    def failures(self) -> int:
+        """For how many items an error came."""
+        return len(self._failures)
+
     def send(self, item: str, expected: object, *, again: bool) -> None:
         """An item is sent; `again` says whether it may run more than once.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-Result = Literal["recovered", "broken", "hung", "skipped"]
+Result = Literal["recovered", "broken", "hung", "missed", "skipped"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class Outcome:
         number: Which of the plan.
         kind: Name of its kind.
         moment: In the midst of what it happened.
-        result: Whether everything worked again afterwards; or why the fault was not injected, in `notes`.
+        result: Whether everything worked again afterwards; or that the fault happened to nobody, or was
+            not injected: why is in `notes`.
         sent: Items under way, and how many of them were answered or named in an error.
         answered: See `sent`.
         failed: See `sent`.

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 RUN = "RAYCREW_CHAOS_RUN"
@@ -48,10 +48,20 @@ def left(before: Look, now: Look) -> tuple[str, ...]:
         ("locks of files", before.locks, now.locks),
     )
     return (
-        *(f"process {orphan}" for orphan in now.orphans),
+        *(f"process {orphan}" for orphan in now.orphans if orphan not in before.orphans),
         *(f"actors: {count:+d} {name}" for name, count in changed.items() if count),
         *(f"placement group {one}" for one in sorted(now.placement_groups - before.placement_groups)),
         *(f"{now_ - was} more {what}" for what, was, now_ in counted if now_ > was),
+    )
+
+
+def counted_in(before: Look, now: Look) -> Look:
+    """What is expected from now on: what was, and what is left, which was told of the fault that left it."""
+    return replace(
+        now,
+        shared=max(before.shared, now.shared),
+        leases=max(before.leases, now.leases),
+        locks=max(before.locks, now.locks),
     )
 
 

@@ -21,6 +21,7 @@ class Row:
     leaked: int
     longest_stall_s: float
     by_design: int
+    missed: int
     skipped: int
 
 
@@ -32,25 +33,29 @@ def rows(outcomes: Collection[Outcome]) -> list[Row]:
 
 
 def _row(kind: str, outcomes: Sequence[Outcome]) -> Row:
-    injected = [outcome for outcome in outcomes if outcome.result != "skipped"]
+    injected = [outcome for outcome in outcomes if outcome.result not in ("missed", "skipped")]
     return Row(
         kind,
         len(injected),
         sum(outcome.result == "recovered" for outcome in injected),
-        sum(len(outcome.wrong) for outcome in injected),
-        sum(len(outcome.leaked) for outcome in injected),
+        sum(len(outcome.wrong) for outcome in outcomes),
+        sum(len(outcome.leaked) for outcome in outcomes),
         max((outcome.stall_s for outcome in injected), default=0.0),
         sum(outcome.by_design for outcome in injected),
-        len(outcomes) - len(injected),
+        sum(outcome.result == "missed" for outcome in outcomes),
+        sum(outcome.result == "skipped" for outcome in outcomes),
     )
 
 
 def exit_code(outcomes: Collection[Outcome], planned: int) -> int:
-    """0 if all that was planned was done and nothing was lost, leaked or left broken; 3 if some is to do."""
+    """0 if all that was planned was done and nothing was lost, leaked or left broken; 3 if some is to do.
+
+    What happened to nobody is still to do; what can't be injected here is not.
+    """
     total = rows(outcomes)[-1]
     if total.lost or total.leaked or total.recovered < total.injected:
         return BROKEN
-    return FINE if len(outcomes) == planned and total.injected else UNFINISHED
+    return FINE if len(outcomes) == planned and total.injected and not total.missed else UNFINISHED
 
 
 def table(outcomes: Collection[Outcome]) -> Table:
@@ -58,11 +63,11 @@ def table(outcomes: Collection[Outcome]) -> Table:
     drawn = Table("fault", *(Column(name, justify="right") for name in _COLUMNS), caption=_BY_DESIGN)
     for row in rows(outcomes):
         cells = (row.injected, row.recovered, row.lost, row.leaked, f"{row.longest_stall_s:.1f} s")
-        drawn.add_row(row.kind, *map(str, (*cells, row.by_design, row.skipped)))
+        drawn.add_row(row.kind, *map(str, (*cells, row.by_design, row.missed, row.skipped)))
     return drawn
 
 
-_COLUMNS = ("injected", "recovered", "lost", "leaked", "longest stall", "by design", "skipped")
+_COLUMNS = ("injected", "recovered", "lost", "leaked", "longest stall", "by design", "missed", "skipped")
 _BY_DESIGN = "by design: results that a killed driver owned and had not written down; Ray loses those"
 
 

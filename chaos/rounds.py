@@ -3,7 +3,7 @@
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,6 +20,7 @@ from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
 
 Disturb = Callable[[int], object]
 FILLING = [4 << 20] * 24  # more than the object store of a made-up node holds
+SPARE_S = 0.5
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Round:
     Attributes:
         began: When the fault happened, on the monotonic clock.
         by_design: Results that were lost as the driver that owned them was killed.
+        missed: Why the fault happened to nobody; empty if it did happen.
         notes: What else there is to say.
     """
 
@@ -37,6 +39,7 @@ class Round:
     book: Book = field(init=False)
     began: float = field(default_factory=time.monotonic)
     by_design: int = 0
+    missed: str = ""
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -47,12 +50,19 @@ class Round:
         """The id of the round's only item, where it has one."""
         return str(self.fault.number)
 
+    @property
+    def slow_s(self) -> float:
+        """How long a start or an end has to take so that the fault happens in the midst of it."""
+        return self.fault.delay_s + SPARE_S
+
     @contextlib.contextmanager
-    def striking(self, act: Callable[[], object]) -> Iterator[Strike]:
-        """Let the fault happen during a block."""
-        with striking(self.fault.delay_s, act) as strike:
-            yield strike
-        self.began = strike.began
+    def striking(self, act: Callable[[], object], delay_s: float | None = None) -> Iterator[Strike]:
+        """Let the fault happen during a block; after its own delay unless another one is given."""
+        try:
+            with striking(self.fault.delay_s if delay_s is None else delay_s, act) as strike:
+                yield strike
+        finally:
+            self.began, self.missed = strike.began, strike.missed
 
 
 def killed_worker(this: Round) -> None:
@@ -84,20 +94,18 @@ def _of_worker(this: Round, disturb: Disturb) -> None:
 def _calls(this: Round, disturb: Disturb) -> None:
     stands, work = this.stands, Work(this.book)
     with this.striking(lambda: disturb(stands.victim(this.fault))) as strike:
-        while not strike.began:  # some items are always under way
-            work.send(this.fault, stands.group)
-            work.collect(stands.deadline_s)
+        work.keep_on(this.fault, stands.group, lambda: strike.began > 0, stands.deadline_s)
         work.send(this.fault, stands.group)
     work.collect(stands.deadline_s)
 
 
 def _update(this: Round, disturb: Disturb) -> None:
-    stands, failed = this.stands, (WorkerFailureError, TransportError)
+    stands = this.stands
     stands.sync()
     stands.expect_sessions()
+    with this.striking(lambda: disturb(stands.victim(this.fault))):
+        sync_or_fail(stands, this.fault.lasts_s)
     this.book.send(this.item, [], again=True)
-    with this.striking(lambda: disturb(stands.victim(this.fault))), contextlib.suppress(*failed):
-        stands.sync()
     with taken(this.book, this.item) as answer:
         stands.answers()
         during = set(_served(stands)) - {"none"}
@@ -107,6 +115,31 @@ def _update(this: Round, disturb: Disturb) -> None:
             *([f"served {sorted(during)}"] if len(during) > 1 or "mixed" in during else []),
             *([f"served {after}, not {last}"] if after != [str(last)] * RANKS else []),
         ]
+
+
+def sync_or_fail(stands: Standing, lasts_s: float) -> None:
+    """An update that a fault may make fail; only one that lasts as long may make it hang for all of its time.
+
+    Args:
+        stands: What is updated.
+        lasts_s: How long the fault lasts.
+
+    Raises:
+        Exception: The update's own, where it was given up as time was up.
+    """
+    began = time.monotonic()
+    try:
+        stands.sync()
+    except (WorkerFailureError, TransportError) as error:
+        hung = time.monotonic() - began >= stands.update_s or _is_late(error)
+        if hung and lasts_s < stands.update_s:
+            raise
+
+
+def _is_late(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, TimeoutError):
+        error = error.__cause__
+    return error is not None
 
 
 def _served(stands: Standing) -> list[str]:
@@ -129,26 +162,29 @@ def _startup(this: Round, disturb: Disturb) -> None:
     stands, known = this.stands, this.stands.ours()
 
     def strike() -> None:
-        fresh = wait_for(lambda: next(iter(stands.ours() - known), None), stands.deadline_s / 2)
+        fresh = _fresh(stands, known, stands.deadline_s / 2)
         time.sleep(this.fault.delay_s)
-        if fresh is not None:
-            disturb(fresh)
+        disturb(fresh)
 
     this.book.send(this.item, 1, again=False)
-    with striking(0.0, strike) as begun, taken(this.book, this.item) as answer:
-        with stands.make(stands.guests, start_s=0.3) as guest:
+    with this.striking(strike, delay_s=0.0), taken(this.book, this.item) as answer:
+        with stands.make(stands.guests, slow_s=this.slow_s) as guest:
             one = np.zeros(1, np.uint8)
             guest.call(Member.once, this.item, one).get_results(timeout=stands.deadline_s)
         answer.value = _ended(this, guest)
-    this.began = begun.began
+
+
+def _fresh(stands: Standing, known: Collection[int], timeout_s: float) -> int:
+    """A worker that was not there before, as soon as there is one."""
+    return wait_for("a new worker", lambda: next(iter(stands.ours().difference(known)), None), timeout_s)
 
 
 def _shutdown(this: Round, disturb: Disturb) -> None:
-    guest = this.stands.make(this.stands.guests)
+    guest = this.stands.make(this.stands.guests, slow_s=this.slow_s)
     (pid,) = guest.call(Member.pid).get_results(timeout=this.stands.deadline_s)
     this.book.send(this.item, 1, again=True)
     with this.striking(lambda: disturb(pid)), taken(this.book, this.item) as answer:
-        guest.shutdown(cleanup_method="pid", timeout=10)
+        guest.shutdown(cleanup_method="linger", timeout=10)
         answer.value = _ended(this, guest)
 
 
@@ -161,14 +197,15 @@ def _ended(this: Round, guest: RayWorkerGroup) -> int:
 
 def flapping_worker(this: Round) -> None:
     """A worker is killed, and so is the one that takes its place."""
-    stands, rank, work = this.stands, this.fault.victim % RANKS, Work(this.book)
+    stands, work = this.stands, Work(this.book)
+    first = stands.victim(this.fault)
 
     def twice() -> None:
         known = stands.ours()
-        kill(stands.pid_of(rank))
-        again = wait_for(lambda: next(iter(stands.ours() - known), None), stands.deadline_s / 3)
-        if again is not None:
-            kill(again)
+        kill(first)
+        again = _fresh(stands, known, stands.deadline_s / 3)
+        kill(again)
+        this.notes.append(f"killed {first}, and {again} in its place")
 
     with this.striking(twice) as strike:
         while not strike.began:
@@ -176,6 +213,8 @@ def flapping_worker(this: Round) -> None:
         work.send(this.fault, stands.group)
         work.collect(stands.deadline_s)
         stands.answers()  # a death that no call fails of is not noticed
+    stands.answers()
+    this.notes.append(f"now it is {stands.victim(this.fault)}")
 
 
 def stolen_port(this: Round) -> None:

@@ -3,20 +3,16 @@
 `nox -s chaos -- [--seed S] [--faults N] [--only KIND …] [--minutes M] [--resume]` injects them one by one
 into a small cluster of this machine. After each, every item that was sent is accounted for by its id,
 everything works again before a deadline, and nothing is left behind. The exit code is 0 only when that holds
-for all; 3 when some are still to do, which `--resume` does.
+for all; 3 when some are still to do or found nobody to happen to, which `--resume` does.
 """
 
 import argparse
-import faulthandler
 import os
 import secrets
-import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -24,11 +20,12 @@ from rich.console import Console
 from chaos.elsewhere import ROUNDS
 from chaos.faults import KINDS, Fault, planned
 from chaos.journal import Journal, Outcome, Result
-from chaos.leaks import RUN, run_processes, settled
+from chaos.leaks import RUN, counted_in, settled
 from chaos.mounts import SkippedError
-from chaos.report import BROKEN, exit_code, table, troubles
+from chaos.report import exit_code, table, troubles
 from chaos.rounds import Round
 from chaos.standing import Standing, standing
+from chaos.watchdog import watched
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -43,27 +40,6 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--journal", type=Path, default=Path("chaos.jsonl"), help="what was done (appended)")
     parser.add_argument("--resume", action="store_true", help="go on with what the journal has")
     return parser.parse_args(arguments)
-
-
-@contextmanager
-def watched(fault: Fault, journal: Journal, run: str, limit_s: float) -> Iterator[None]:
-    """End this process and all of its run, with a note of it, should a round never end."""
-
-    def give_up() -> None:
-        faulthandler.dump_traceback(sys.stderr)
-        journal.add(Outcome(fault.number, fault.kind, fault.moment, "hung", stall_s=limit_s))
-        for pid in run_processes(run).keys() - {os.getpid()}:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        os._exit(BROKEN)
-
-    timer = threading.Timer(limit_s, give_up)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def played(fault: Fault, stands: Standing) -> Outcome:
@@ -82,7 +58,10 @@ def played(fault: Fault, stands: Standing) -> Outcome:
     account = this.book.account(stands.ran())
     if result == "broken":
         stands.renew()
-    leaked = settled(stands.before, stands.look)
+    elif this.missed:
+        result = "missed"
+    if leaked := settled(stands.before, stands.look):
+        stands.before = counted_in(stands.before, stands.look())
     troubled = (("lost", account.lost), ("twice", account.twice), ("wrong", account.wrong))
     return Outcome(
         *(fault.number, fault.kind, fault.moment, result, account.sent, account.answered, account.failed),
@@ -91,19 +70,19 @@ def played(fault: Fault, stands: Standing) -> Outcome:
         stall_s=round(recovered - this.began, 3),
         by_design=this.by_design,
         took_s=round(time.monotonic() - began, 3),
-        notes="; ".join(this.notes),
+        notes="; ".join([*this.notes, *filter(None, [this.missed])]),
     )
 
 
 def carry_out(faults: Sequence[Fault], journal: Journal, chosen: argparse.Namespace, screen: Console) -> None:
     """Inject what the journal does not have."""
-    until = time.monotonic() + (chosen.minutes * 60 if chosen.minutes else float("inf"))
+    until = time.monotonic() + (float("inf") if chosen.minutes is None else chosen.minutes * 60)
     run = os.environ[RUN]
     with tempfile.TemporaryDirectory() as folder, standing(run, Path(folder), chosen.deadline) as stands:
         for fault in faults:
             if time.monotonic() >= until:
                 break
-            with watched(fault, journal, run, 4 * chosen.deadline):
+            with watched(fault, journal, run, 4 * chosen.deadline, stands.folders):
                 stands.renew_if_worn()
                 outcome = played(fault, stands)
             journal.add(outcome)
@@ -118,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faults = planned(chosen.seed, chosen.faults, chosen.only)
     run = {"seed": chosen.seed, "faults": chosen.faults, "only": sorted(chosen.only)}
     journal = Journal(chosen.journal, run, resume=chosen.resume)
-    if left := [fault for fault in faults if fault.number not in journal.outcomes]:
+    done = {number for number, outcome in journal.outcomes.items() if outcome.result != "missed"}
+    if left := [fault for fault in faults if fault.number not in done]:
         carry_out(left, journal, chosen, screen)
     outcomes = journal.outcomes.values()
     screen.print(table(outcomes))

@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ class Standing:
         record: File with the items that ran and may run once only.
         shared: Folder of shared memory of this run.
         deadline_s: The longest that anything may take.
+        folders: What is removed in the end.
     """
 
     run: str
@@ -67,6 +68,7 @@ class Standing:
     record: Path
     shared: Path
     deadline_s: float
+    folders: Sequence[Path]
     group: RayWorkerGroup = field(init=False)
     pids: list[int] = field(init=False)
     trainer: Trainer = field(init=False)
@@ -131,6 +133,11 @@ class Standing:
         """Workers of this run, and what they have started."""
         return worker_processes().keys() & run_processes(self.run).keys()
 
+    @property
+    def update_s(self) -> float:
+        """The longest that an update may take."""
+        return self.deadline_s / 2
+
     def sync(self) -> int:
         """Bring all ranks to new weights."""
         done = sync_weights(
@@ -138,7 +145,7 @@ class Standing:
             self.group,
             directory=self.directory,
             prepare="prepare_weights",
-            timeout_s=self.deadline_s / 2,
+            timeout_s=self.update_s,
         )
         return int(done.version)
 
@@ -179,6 +186,7 @@ def _shown(command: bytes) -> str:
 @contextlib.contextmanager
 def standing(run: str, folder: Path, deadline_s: float) -> Iterator[Standing]:
     """A small cluster with a group on it; both end with the block."""
+    given = os.environ.get("RAY_TMPDIR")
     with (
         _settings(),
         _shared_folder() as shared,
@@ -188,7 +196,9 @@ def standing(run: str, folder: Path, deadline_s: float) -> Iterator[Standing]:
         RayVirtualCluster([1], use_gpus=False) as guests,
         WeightDirectory.start() as directory,
     ):
-        made = Standing(run, nodes, bundles, guests, directory, folder / "record", shared, deadline_s)
+        folders = [shared, folder, *([] if given else [Path(os.environ["RAY_TMPDIR"])])]
+        record = folder / "record"
+        made = Standing(run, nodes, bundles, guests, directory, record, shared, deadline_s, folders)
         try:
             yield made
         finally:
@@ -235,6 +245,14 @@ class Work:
             self.book.send(item, checksum(load), again=again)
             to = group.on(ranks=[number // 2 % ranks])
             self.under_way[item] = to.call("answer" if again else "once", item, load)
+
+    def keep_on(
+        self, fault: Fault, group: RayWorkerGroup, until: Callable[[], bool], deadline_s: float
+    ) -> None:
+        """Send and collect until something is so: some items are always under way."""
+        while not until():
+            self.send(fault, group)
+            self.collect(deadline_s)
 
     def collect(self, deadline_s: float) -> None:
         """Take what comes back."""

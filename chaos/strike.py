@@ -11,21 +11,29 @@ from dataclasses import dataclass, field
 SHORT_S = 0.05
 
 
+class MissedError(Exception):
+    """There was nobody to whom something could happen."""
+
+
 @dataclass
 class Strike:
     """Something that happens once, a while after it was armed.
 
     Args:
         delay_s: How long after.
-        act: What happens; it is given a function that waits for seconds, less once the block is over.
+        act: What happens; it raises a `MissedError` if there is nobody to whom it can.
 
     Attributes:
         began: When it happened, on the monotonic clock; 0 before.
+        done: Whether it is over.
+        missed: Why it happened to nobody; empty if it did not miss.
     """
 
     delay_s: float
     act: Callable[[], object]
     began: float = 0.0
+    done: bool = False
+    missed: str = ""
     _errors: list[BaseException] = field(default_factory=list)
 
     def run(self) -> None:
@@ -34,8 +42,12 @@ class Strike:
         self.began = time.monotonic()
         try:
             self.act()
+        except MissedError as error:
+            self.missed = str(error)
         except BaseException as error:  # noqa: BLE001 - it is raised in the thread that has armed it
             self._errors.append(error)
+        finally:
+            self.done = True
 
     def check(self) -> None:
         """Raise what was raised."""
@@ -57,32 +69,46 @@ def striking(delay_s: float, act: Callable[[], object]) -> Iterator[Strike]:
 
 
 def kill(pid: int) -> None:
-    """End a process that was started by this run; one that has ended already is left."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    """End a process that was started by this run; it is a `MissedError` that it has ended already."""
+    _send(pid, signal.SIGKILL)
 
 
 def stop(pid: int, lasts_s: float) -> None:
-    """Stop a process for some time."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            time.sleep(lasts_s)
-        finally:
-            os.kill(pid, signal.SIGCONT)
+    """Stop a process for some time; it is a `MissedError` that it has ended already."""
+    _send(pid, signal.SIGSTOP)
+    try:
+        time.sleep(lasts_s)
+    finally:
+        with contextlib.suppress(MissedError):  # somebody has killed it meanwhile
+            _send(pid, signal.SIGCONT)
 
 
 def slow_down(pid: int, lasts_s: float) -> None:
-    """Let a process run for about a third of some time only."""
+    """Let a process run for about a third of some time only; a `MissedError` if it has ended already."""
     until = time.monotonic() + lasts_s
-    while time.monotonic() < until:
-        stop(pid, SHORT_S)
-        time.sleep(SHORT_S / 2)
+    stop(pid, SHORT_S)
+    with contextlib.suppress(MissedError):
+        while time.monotonic() < until:
+            time.sleep(SHORT_S / 2)
+            stop(pid, SHORT_S)
 
 
-def wait_for(find: Callable[[], int | None], timeout_s: float = 60.0) -> int | None:
-    """What a function finds, as soon as it finds something; None when time is up."""
+def _send(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        raise MissedError(f"process {pid} had ended before") from None
+
+
+def wait_for(what: str, find: Callable[[], int | None], timeout_s: float = 60.0) -> int:
+    """What a function finds, as soon as it finds something.
+
+    Raises:
+        MissedError: It found nothing in time.
+    """
     deadline = time.monotonic() + timeout_s
-    while (found := find()) is None and time.monotonic() < deadline:
+    while (found := find()) is None:
+        if time.monotonic() >= deadline:
+            raise MissedError(f"{what}: not within {timeout_s:g} s")
         time.sleep(0.01)
     return found

@@ -27,17 +27,25 @@ class Member:
 
     Args:
         record: File to which each item that may run once only is appended when it runs.
-        start_s: How long `__init__` takes.
+        slow_s: How long `__init__` takes, and `linger`.
+        item_s: How long each item takes.
         directory: Where weights are announced.
         shared: Folder of shared memory that they come through.
     """
 
-    def __init__(self, record: str, start_s: float = 0.0, directory: Any = None, shared: str = "") -> None:
-        self._record = Path(record)
+    def __init__(
+        self,
+        record: str,
+        slow_s: float = 0.0,
+        item_s: float = 0.0,
+        directory: Any = None,
+        shared: str = "",
+    ) -> None:
+        self._record, self._slow_s, self._item_s = Path(record), slow_s, item_s
         self._directory, self._shared = directory, shared
         self._weights: dict[str, Any] = {}
         self._receiver: Any = None
-        time.sleep(start_s)
+        time.sleep(slow_s)
 
     def pid(self) -> int:
         """The number of this process."""
@@ -46,13 +54,19 @@ class Member:
     def answer(self, item: str, load: Load) -> tuple[str, int]:
         """The item and what came with it; may run again."""
         current_worker().tick()
+        time.sleep(self._item_s)
         return item, checksum(load)
 
     def once(self, item: str, load: Load) -> tuple[str, int]:
         """The same, but it may run once only."""
         with self._record.open("a") as file:
             file.write(f"{item}\n")
+        time.sleep(self._item_s)
         return item, checksum(load)
+
+    def linger(self) -> None:
+        """Take a while to clean up."""
+        time.sleep(self._slow_s)
 
     def host(self, item: str) -> tuple[str, int]:
         """Listen on the master port, as what meets there does."""

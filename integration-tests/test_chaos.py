@@ -15,7 +15,16 @@ from chaos.accounting import Book  # noqa: E402
 from chaos.elsewhere import ROUNDS  # noqa: E402
 from chaos.faults import KINDS, planned, quotas  # noqa: E402
 from chaos.journal import Journal, Outcome  # noqa: E402
-from chaos.leaks import Look, actor_class, count_actors, leases_of, left, locks_of, orphans_of, settled  # noqa: E402
+from chaos.leaks import (  # noqa: E402
+    Look,
+    actor_class,
+    count_actors,
+    leases_of,
+    left,
+    locks_of,
+    orphans_of,
+    settled,
+)
 from chaos.report import exit_code, rows, troubles  # noqa: E402
 from chaos.run import main  # noqa: E402
 
@@ -197,17 +206,23 @@ def test_the_report_counts_by_kind_and_only_a_whole_run_without_losses_is_fine()
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.hostile
-def test_a_short_run_loses_and_leaks_nothing(tmp_path):
+def run_of(tmp_path, *options):
+    """A run in a process of its own, which has to be fine: its outcomes, and its options."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     environ.pop("RAY_ADDRESS", None)
     command = [
-        *(sys.executable, "-m", "chaos.run", "--faults", "2", "--seed", "1"),
-        *("--only", "killed worker", "--journal", str(tmp_path / "journal")),
+        *(sys.executable, "-m", "chaos.run", *options),
+        *("--journal", str(tmp_path / "journal")),
     ]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     outcomes = [json.loads(line) for line in (tmp_path / "journal").read_text().splitlines()[1:]]
+    return outcomes, command[3:]
+
+
+@pytest.mark.slow
+@pytest.mark.hostile
+def test_a_short_run_loses_and_leaks_nothing(tmp_path):
+    outcomes, options = run_of(tmp_path, "--faults", "2", "--seed", "1", "--only", "killed worker")
     assert [each["result"] for each in outcomes] == ["recovered"] * 2
-    assert main([*command[3:], "--resume"]) == 0, "nothing was left to do"
+    assert main([*options, "--resume"]) == 0, "nothing was left to do"
