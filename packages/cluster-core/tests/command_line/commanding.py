@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 KEEPER = """
-import json, sys
+import json, signal, sys
 from pathlib import Path
 asked = json.loads(sys.stdin.readline())
 folder = Path(sys.argv[1])
@@ -25,10 +25,14 @@ if (folder / "refuse").exists():
     answer = {"error": {"kind": "NoClusterError", "message": "there is none", "advice": "start one"}}
 print(json.dumps(answer), flush=True)
 sys.stdin.read()
+if (folder / "stay").exists():
+    signal.alarm(120)  # Whatever becomes of the test.
+    (folder / "staying").touch()
+    signal.pause()
 (folder / "ended").touch()
 """
 COMMAND = """
-import sys
+import os, sys
 from raycrew.cluster_core._command_line.running import keeping, run
 keeping._COMMAND = (sys.executable, "-c", sys.argv[1], sys.argv[2])
 sys.exit(run(sys.argv[3:]))
@@ -40,9 +44,9 @@ def python(code):
     return [sys.executable, "-c", textwrap.dedent(code)]
 
 
-def words(folder, *arguments):
-    """The command line of `raycrew run` with the stand-in, whose marks are in a folder."""
-    return [sys.executable, "-c", COMMAND, KEEPER, str(folder), *arguments]
+def words(folder, *arguments, where=""):
+    """The command line of `raycrew run` with the stand-in, its marks in a folder; runs `where` first."""
+    return [sys.executable, "-c", textwrap.dedent(where) + COMMAND, KEEPER, str(folder), *arguments]
 
 
 def finished(folder, *arguments, **options):
@@ -52,10 +56,10 @@ def finished(folder, *arguments, **options):
 
 
 @contextlib.contextmanager
-def running(folder, *arguments, **options):
+def running(folder, *arguments, where="", **options):
     """Run it until the block ends; yields the process."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-    process = subprocess.Popen(words(folder, *arguments), **options)
+    process = subprocess.Popen(words(folder, *arguments, where=where), **options)
     try:
         yield process
     finally:

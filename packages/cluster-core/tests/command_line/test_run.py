@@ -75,6 +75,8 @@ def test_a_command_gets_its_arguments_input_and_cluster_and_gives_its_code(tmp_p
         (("--grace", "-1", "--", "true"), 125, "--grace"),
         (("num_cpu=1", "--", "true"), 125, "unknown configuration ['num_cpu']"),
         (("num_cpus=few", "--", "true"), 125, "num_cpus is"),
+        (("num_cpus=[", "--", "true"), 125, "override of num_cpus has a value that is not YAML"),
+        (("namespace=x", "num_nodes=4", "--", "true"), 125, "namespace, num_nodes would say nothing"),
         (("--config", "/none.yaml", "--", "true"), 125, "No such file"),
         (("--env-file", "/none.yaml", "--", "true"), 125, "No such file"),
         (("--", "surely-no-such-command"), 127, "no such command"),
@@ -170,6 +172,91 @@ def test_what_a_command_leaves_in_its_group_is_ended(tmp_path):
         left = int(told(process))
         assert process.wait(60) == 5
         eventually(lambda: not is_running(left))
+
+
+def test_what_a_command_leaves_hears_of_the_end_though_it_is_stopped(tmp_path):
+    (tmp_path / "left").write_text("trap 'touch heard; exit' TERM; echo up; while :; do sleep 0.1; done")
+    command = f"cd {tmp_path}; sh left & read go; kill -STOP $!; exit 5"
+    with running(tmp_path, "--grace", "600", "--", "sh", "-c", command, stdin=subprocess.PIPE) as process:
+        assert told(process) == "up"
+        process.communicate("go\n", timeout=60)
+        assert process.returncode == 5 and (tmp_path / "heard").exists()
+
+
+def test_a_signal_after_the_commands_end_cuts_short_what_is_waited_for(tmp_path):
+    (tmp_path / "stay").touch()
+    code = f"""
+        import os, subprocess, sys
+        child = subprocess.Popen([sys.executable, "-c", {python(STUBBORN)[2]!r}], stdout=subprocess.PIPE)
+        print(child.stdout.readline().decode().strip(), os.getpid(), flush=True)
+        sys.exit(5)
+    """
+    where = "from raycrew.cluster_core._command_line.running import keeping; keeping._END_S = 600.0"
+    with running(tmp_path, "--grace", "600", "--", *python(code), where=where) as process:
+        left, command = map(int, told(process).split())
+        eventually(lambda: not Path(f"/proc/{command}").exists())
+        kill(process.pid, signal.SIGINT)
+        eventually(lambda: not is_running(left))
+        eventually((tmp_path / "staying").exists)
+        kill(process.pid, signal.SIGTERM)
+        assert process.wait(60) == 5 and not (tmp_path / "ended").exists()
+
+
+ADOPTS = "import ctypes; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER"
+
+
+def test_as_the_first_process_of_a_container_it_takes_leave_of_what_it_adopts(tmp_path):
+    leave = "(sleep 0 & echo $!) && sleep 600 & read go; exit 5"
+    with running(
+        tmp_path, "--grace", "600", "--", "sh", "-c", leave, where=ADOPTS, stdin=subprocess.PIPE
+    ) as process:
+        adopted = int(told(process))
+        eventually(lambda: not Path(f"/proc/{adopted}").exists())
+        process.communicate("go\n", timeout=60)
+        assert process.returncode == 5
+
+
+def test_what_may_not_be_listed_keeps_nothing_from_being_killed(tmp_path):
+    where = """
+        import psutil
+        def denied(*_, **__):
+            raise psutil.AccessDenied(1)
+        psutil.Process.children = denied
+    """
+    with running(tmp_path, "--grace", "0.3", "--", *python(STUBBORN), where=where) as process:
+        stubborn = int(told(process))
+        kill(process.pid, signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGKILL
+        eventually(lambda: not is_running(stubborn))
+
+
+def test_an_error_of_its_own_leaves_no_command_behind(tmp_path):
+    where = """
+        from raycrew.cluster_core._command_line.running.child import Child
+        def fails(*_):
+            raise RuntimeError("unforeseen")
+        Child._pass_on = fails
+    """
+    with running(tmp_path, "--", *python(STUBBORN), where=where) as process:
+        stubborn = int(told(process))
+        kill(process.pid, signal.SIGUSR1)
+        assert process.wait(60) == 1 and "unforeseen" in process.stderr.read()
+        eventually(lambda: not is_running(stubborn))
+
+
+def test_nothing_is_killed_by_the_number_of_a_group_that_is_empty(tmp_path):
+    where = """
+        import os, sys
+        real = os.killpg
+        def killpg(group, number):
+            with open(sys.argv[2] + "/sent", "a") as file:
+                print(int(number), file=file)
+            real(group, number)
+        os.killpg = killpg
+    """
+    with running(tmp_path, "--", "true", where=where) as process:
+        assert process.wait(60) == 0
+    assert str(int(signal.SIGKILL)) not in (tmp_path / "sent").read_text().split()
 
 
 def test_a_killed_run_ends_its_cluster_and_asks_the_command_to_end(tmp_path):

@@ -23,8 +23,10 @@ JOIN = python("""
 PLAIN = python("""
     import ray
     ray.init()
-    print(ray.get_runtime_context().gcs_address, ray.cluster_resources()["CPU"], sep="|", flush=True)
-    import sys; sys.stdin.readline()
+    import os, sys
+    named = ray.get(ray.remote(lambda: os.environ.get("RAY_ADDRESS")).remote())
+    print(ray.get_runtime_context().gcs_address, ray.cluster_resources()["CPU"], named, sep="|", flush=True)
+    sys.stdin.readline()
 """)
 
 
@@ -75,16 +77,20 @@ def test_a_wrong_token_and_an_address_that_does_not_answer(local_ray_session, en
 @pytest.mark.long
 @pytest.mark.parametrize("number", [None, signal.SIGTERM, signal.SIGKILL])
 def test_a_cluster_that_was_started_ends_with_the_command_however_it_ends(number, environ):
-    settings = ["--num-cpus", "3", f"object_store_memory={80 << 20}"]
+    settings = ["--address", "local", "--num-cpus", "3", f"object_store_memory={80 << 20}"]
+    environ |= {
+        "RAY_ADDRESS": "192.0.2.1:6379",
+        "RAYCREW_RUN_ADDRESS": "192.0.2.1:6379",
+    }  # As within another.
     process = subprocess.Popen(
         [*RUN, *settings, "--", *PLAIN], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    address, cpus = process.stdout.readline().strip().split("|")
+    address, cpus, named = process.stdout.readline().strip().split("|")
     nodes = [
         one for one in psutil.process_iter(["cmdline"])
         if one.info["cmdline"] and f"--gcs-address={address}" in one.info["cmdline"]
     ]  # fmt: skip
-    assert float(cpus) == 3 and nodes
+    assert float(cpus) == 3 and nodes and named in ("None", address)
     token = Path(environ["HOME"], ".ray", "auth_token")
     assert token.stat().st_mode & 0o777 == 0o600
     if number is None:

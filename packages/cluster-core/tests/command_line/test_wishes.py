@@ -70,6 +70,18 @@ def test_the_environment_is_left_to_whoever_looks_for_the_cluster(wish):
     assert wish(["ray_head_node_address=null"], env=ENV) == Wish()
 
 
+def test_options_and_values_in_any_order(wish):
+    found = wish(["num_cpus=1", "--num-gpus", "1", "resources.disk=2"])
+    assert found.start == {"num_cpus": 1, "num_gpus": 1, "resources": {"disk": 2.0}}
+
+
+def test_an_env_yaml_of_another_kind_is_told_with_the_way_around_it(wish):
+    for content in ("kind: Pod\n---\nkind: Service\n", "key: !Ref it", "- a list"):
+        with pytest.raises(ValueError, match=r"^env\.yaml .*; --env-file /dev/null reads none$"):
+            wish(env=content)
+    assert wish(["--env-file", "/dev/null"], env="- a list") == Wish()
+
+
 def test_files_and_arguments_say_what_a_fresh_cluster_has(wish):
     arguments = ["--config", "a.yaml", "--config", "b.yaml", "resources.disk=3", "--num-gpus", "0"]
     files = {

@@ -95,11 +95,15 @@ def test_overrides(file):
         (["label_selector.zone=1"], TypeError, "label_selector"),
         (["resources.thing=many"], TypeError, "resources"),
         (["gpu_ids=[0,one]"], TypeError, "gpu_ids"),
+        (["num_cpus=[hush"], ValueError, "override of num_cpus has a value that is not YAML"),
+        (["secrets=!hush 1"], ValueError, "override of secrets"),
+        (["resources.thing=a: hush: b"], ValueError, "override of resources"),
     ],
 )
 def test_overrides_that_mean_nothing(overrides, error, message):
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as caught:
         ClusterConfig().with_overrides(overrides)
+    assert "hush" not in str(caught.value)
 
 
 @smoke

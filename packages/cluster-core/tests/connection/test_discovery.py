@@ -1,7 +1,10 @@
 """Which running cluster a driver without an address joins, and how the token is handled: no Ray needed."""
 
+import os
 import stat
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from raycrew.cluster_core._connection.addresses import split_address
@@ -13,6 +16,7 @@ from raycrew.cluster_core._connection.discovery import (
     devices_tag,
     parse_node_command,
     recorded_address,
+    running_clusters,
 )
 from raycrew.cluster_core._connection.target import target_of
 from raycrew.cluster_core._connection.token import child_authentication, protect_token, read_token
@@ -25,7 +29,8 @@ ALL = RunningCluster("b:1", {DEVICES_LABEL: "all"})
 HAND = RunningCluster("c:1")
 SLURM = RunningCluster("d:1", {}, frozenset({"CPU", "slurm_managed_ray_cluster"}))
 JOB = RunningCluster("e:1", {SLURM_LABEL: "42"})
-AROUND = RunningCluster("f:1", is_around=True)
+AROUND = RunningCluster("f:1", steps_up=2)
+OUTER = RunningCluster("g:1", steps_up=5)
 
 # running, tag, recorded, slurm job -> chosen, and a word of why
 TABLE = {
@@ -42,6 +47,8 @@ TABLE = {
     "this job before any tag": ((SLURM, JOB), None, None, "42", JOB, "Slurm job 42"),
     "another job": ((JOB,), None, None, "43", None, ""),
     "the one whose worker started this": ((JOB, HAND, AROUND), "0", "c:1", "42", AROUND, "a worker of it"),
+    "of nested ones the innermost": ((OUTER, AROUND), None, None, None, AROUND, "a worker of it"),
+    "of nested ones the innermost, whoever is older": ((AROUND, OUTER), "0", None, None, AROUND, "a worker"),
 }
 
 
@@ -83,10 +90,51 @@ def test_auto_never_means_a_fresh_cluster(tmp_path):
 
 
 def test_nodes_of_one_cluster_are_told_together():
-    first, second = RunningCluster("a:1"), RunningCluster("a:1", {"x": "y"}, is_around=True)
+    first, second = RunningCluster("a:1", steps_up=7), RunningCluster("a:1", {"x": "y"}, steps_up=3)
     for one, other in ((first, second), (second, first)):
         both = one.joined_with(other)
-        assert both.is_around and both.labels == {"x": "y"}
+        assert both.steps_up == 3 and both.labels == {"x": "y"}
+
+
+@pytest.fixture
+def node_processes(monkeypatch):
+    """Puts node processes onto this machine, each above the one before: process id, address and start."""
+
+    def put(*nodes):
+        made, above = [], None
+        for pid, address, began in reversed(nodes):
+            info = {"name": "raylet", "uids": SimpleNamespace(real=os.getuid()), "create_time": began}
+            info["cmdline"] = ["raylet", f"--gcs-address={address}"]
+            parent = (lambda one: lambda: one)(above)
+            above = SimpleNamespace(pid=pid, info=info, environ=dict, parent=parent)
+            made.append(above)
+        monkeypatch.setattr(psutil, "process_iter", lambda _: sorted(made, key=lambda one: one.pid))
+        monkeypatch.setattr(psutil.Process, "parent", lambda _: above)
+
+    return put
+
+
+@pytest.mark.parametrize("pids", [(3, 7), (7, 3)])
+def test_a_cluster_within_a_worker_of_another_is_the_one_of_what_its_workers_start(pids, node_processes):
+    outer, inner = pids
+    node_processes((inner, "inner:1", 2.0), (outer, "outer:1", 1.0))
+    running = running_clusters()
+    assert [one.address for one in running] == ["outer:1", "inner:1"]  # The newest last.
+    chosen, why = choose(running, None, None, None)
+    assert chosen.address == "inner:1" and "a worker of it" in why
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("error", [psutil.AccessDenied, psutil.NoSuchProcess])
+def test_ancestors_that_end_or_are_hidden_hide_no_cluster(error, node_processes, monkeypatch):
+    def ppid(process):
+        raise error(process.pid)
+
+    real = psutil.Process.parent
+    node_processes((4, "a:1", 1.0))
+    monkeypatch.setattr(psutil.Process, "ppid", ppid)
+    monkeypatch.setattr(psutil.Process, "parent", real)
+    assert [one.address for one in running_clusters()] == ["a:1"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from raycrew.cluster_core._connection.config import ClusterConfig
 from raycrew.cluster_core._connection.environment import DEFAULT_POLICY, EnvironmentPolicy, Secrets
-from raycrew.cluster_core._connection.files import ENV_FILE, layers_of
+from raycrew.cluster_core._connection.files import ENV_FILE, Layers, layers_of
 from raycrew.cluster_core._ray import lazy
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ __all__ = [
     "ENV_FILE",
     "ClusterConfig",
     "EnvironmentPolicy",
+    "Layers",
     "RayConnection",
     "Secrets",
     "Target",

@@ -170,7 +170,7 @@ class ClusterConfig:
             if not equals or not name:
                 raise ValueError(f"override {override!r} is not NAME=VALUE")
             _check_names([name])
-            value = yaml.safe_load(text)
+            value = _parsed(name, text)
             if rest:
                 if not isinstance(values[name], Mapping):
                     raise ValueError(f"override {override!r}: {name} has no parts")
@@ -225,6 +225,13 @@ def _check_names(names: Iterable[str]) -> None:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"unknown configuration {unknown}; there are {', '.join(known)}")
+
+
+def _parsed(name: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:  # What it says quotes the value, which may be a secret.
+        raise ValueError(f"the override of {name} has a value that is not YAML") from None
 
 
 def _accepted(value: Any, kind: Any) -> Any:

@@ -6,7 +6,9 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 
 import psutil
@@ -32,7 +34,8 @@ class RunningCluster:
         resources: Names of their resources.
         session_dir: Folder of its session.
         authentication: Variables by which its node processes here find their token.
-        is_around: Whether one of its node processes started this process, or an ancestor of it.
+        steps_up: How many steps above this process its nearest node process is that started this one, or an
+            ancestor of it; infinity where none did.
     """
 
     address: str
@@ -40,7 +43,7 @@ class RunningCluster:
     resources: frozenset[str] = frozenset()
     session_dir: str = ""
     authentication: Mapping[str, str] = field(default_factory=dict, repr=False)
-    is_around: bool = False
+    steps_up: float = inf
 
     @property
     def is_slurm_managed(self) -> bool:
@@ -56,7 +59,7 @@ class RunningCluster:
             resources,
             self.session_dir or other.session_dir,
             self.authentication or other.authentication,
-            self.is_around or other.is_around,
+            min(self.steps_up, other.steps_up),
         )
 
 
@@ -86,8 +89,9 @@ def choose(
 ) -> tuple[RunningCluster, str] | None:
     """Pick the cluster that a driver without an address joins, and say why; None where it starts its own.
 
-    In this order: one whose workers this process belongs to; one that this Slurm job started, or that carries
-    a Slurm tag; the one that `ray start` recorded as current; one that raycrew started for the same devices.
+    In this order: the one whose workers this process belongs to, of nested ones the innermost; one that this
+    Slurm job started, or that carries a Slurm tag; the one that `ray start` recorded as current; one that
+    raycrew started for the same devices.
 
     Args:
         running: Clusters with a node on this machine.
@@ -95,9 +99,9 @@ def choose(
         recorded: Address that `ray start` wrote down, if any.
         slurm_job: This process's Slurm job, if any.
     """
-    clusters = list(running)
+    clusters = sorted(running, key=lambda one: one.steps_up)
     tests: tuple[tuple[str, Callable[[RunningCluster], bool]], ...] = (
-        ("a worker of it started this process", lambda one: one.is_around),
+        ("a worker of it started this process", lambda one: one.steps_up < inf),
         (
             f"Slurm job {slurm_job} started it",
             lambda one: slurm_job is not None and one.labels.get(SLURM_LABEL) == slurm_job,
@@ -130,17 +134,35 @@ def recorded_address(environ: Mapping[str, str], temp_dir: str | None = None) ->
 def running_clusters() -> list[RunningCluster]:
     """Clusters of this user with a node process on this machine, the newest last."""
     found: dict[str, RunningCluster] = {}
-    ancestors = {parent.pid for parent in psutil.Process().parents()}
-    for process in psutil.process_iter(["name", "uids", "cmdline"]):
-        uids, command = process.info["uids"], process.info["cmdline"]
-        if process.info["name"] == "raylet" and uids and uids.real == os.getuid() and command:
-            cluster = parse_node_command(command)
-            if cluster is not None:
-                around = process.pid in ancestors
-                cluster = replace(cluster, authentication=_authentication(process), is_around=around)
-                known = found.get(cluster.address)
-                found[cluster.address] = known.joined_with(cluster) if known else cluster
+    steps_up = _ancestors()
+    for process in _node_processes():
+        cluster = parse_node_command(process.info["cmdline"])
+        if cluster is not None:
+            around = steps_up.get(process.pid, inf)
+            cluster = replace(cluster, authentication=_authentication(process), steps_up=around)
+            known = found.get(cluster.address)
+            found[cluster.address] = known.joined_with(cluster) if known else cluster
     return list(found.values())
+
+
+def _node_processes() -> list[psutil.Process]:
+    """Those of this user, in the order of their starts."""
+    found = []
+    for process in psutil.process_iter(["name", "uids", "cmdline", "create_time"]):
+        uids = process.info["uids"]
+        if process.info["name"] == "raylet" and uids and uids.real == os.getuid() and process.info["cmdline"]:
+            found.append(process)
+    return sorted(found, key=lambda process: process.info["create_time"] or 0.0)
+
+
+def _ancestors() -> dict[int, int]:
+    """How many steps above this process each of its ancestors is, as far up as they live and can be seen."""
+    found: dict[int, int] = {}
+    process: psutil.Process | None = psutil.Process()
+    with suppress(psutil.Error):
+        while process is not None and (process := process.parent()) is not None:
+            found[process.pid] = len(found) + 1
+    return found
 
 
 def _authentication(process: psutil.Process) -> dict[str, str]:

@@ -140,12 +140,17 @@ def cluster_address() -> str:
 def init(**options: Any) -> tuple[Any, dict[str, str]]:
     """`ray.init` without its side effects on the environment, Ray's loggers and the SIGTERM handler.
 
+    The processes of a cluster that is started inherit no address of another one, which all that they start
+    would join.
+
     Returns:
         Ray's context, and the variables that Ray set, which are gone from `os.environ` again.
     """
     environ, logger, handler = dict(os.environ), logging.getLogger("ray"), signal.getsignal(signal.SIGTERM)
     state = (list(logger.handlers), logger.level, logger.propagate)
     try:
+        if options.get("address") == "local":
+            os.environ.pop("RAY_ADDRESS", None)
         context = ray.init(configure_logging=False, **options)
     finally:
         changed = {name: value for name, value in os.environ.items() if environ.get(name) != value}

@@ -6,13 +6,14 @@ import shutil
 import signal
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from raycrew.cluster_core._command_line.running.signals import Signals
+from raycrew.cluster_core._command_line.running.signals import ENDS, Signals
 from raycrew.cluster_core._command_line.running.terminal import Terminal
 
 NOT_FOUND, NOT_RUNNABLE = 127, 126
@@ -78,7 +79,19 @@ class Child:
         self._group = self._process.pid
 
     def run(self, signals: Signals, terminal: Terminal) -> int:
-        """Wait until it has ended; its exit code, or 128 + N where signal N ended it."""
+        """Wait until it has ended; its exit code, or 128 + N where signal N ended it.
+
+        What it leaves in its group is asked to end, too, and killed after the same time, or at once if
+        another signal asks for an end meanwhile.
+        """
+        try:
+            self._wait(signals, terminal)
+            return self._end_rest(signals)
+        except BaseException:  # Nobody else would end it.
+            self._kill()
+            raise
+
+    def _wait(self, signals: Signals, terminal: Terminal) -> None:
         while not self._has_ended():
             numbers, _ = signals.wait(self._until_kill())
             for number in numbers:
@@ -87,7 +100,7 @@ class Child:
                 self._kill()
                 self._kill_at = float("inf")
             self._look_for_stops(terminal)
-        return self._end_rest(signals)
+            self._reap()
 
     def _has_ended(self) -> bool:
         """Whether it has, its process id being kept from others until `_end_rest`."""
@@ -133,24 +146,44 @@ class Child:
 
     def _end_rest(self, signals: Signals) -> int:
         self._send(signal.SIGTERM)
+        self._send(signal.SIGCONT)  # Who is stopped does not hear of it.
+        signals.wait(0)  # What came until now was for the command.
         code = self._process.wait()
         deadline = min(self._kill_at, time.monotonic() + self._grace_s)
-        while self._is_inhabited() and time.monotonic() < deadline:
-            signals.wait(_LOOK_S)
-        self._send(signal.SIGKILL)
+        while self._is_inhabited():
+            if time.monotonic() >= deadline:
+                self._send(signal.SIGKILL)
+                break
+            numbers, _ = signals.wait(_LOOK_S)
+            if not ENDS.isdisjoint(numbers):
+                deadline = 0.0
         return code if code >= 0 else 128 - code
 
     def _kill(self) -> None:
         """Kill the group, and what it started in other ones, as a run within this one does."""
         started: list[psutil.Process] = []
-        with suppress(psutil.NoSuchProcess):
-            started = psutil.Process(self._process.pid).children(recursive=True)
-        self._send(signal.SIGKILL)
+        try:
+            started = _descendants(self._process.pid)
+        finally:
+            self._send(signal.SIGKILL)
         for one in started:
             with suppress(psutil.Error):  # It has ended, or is somebody else's.
                 one.kill()
 
+    def _reap(self) -> None:
+        """Let go of what was adopted and has ended, as only the first process of a container can.
+
+        The keeper may be among that; `Popen` takes it for ended then, too.
+        """
+        with suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if ended.si_pid == self._process.pid:
+                    return
+                os.waitpid(ended.si_pid, os.WNOHANG)
+
     def _is_inhabited(self) -> bool:
+        """Whether somebody is in its group whom nobody has taken for ended."""
+        self._reap()
         try:
             os.killpg(self._group, 0)
         except OSError:
@@ -160,6 +193,17 @@ class Child:
     def _send(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):  # It has ended, or became somebody else's.
             os.killpg(self._group, number)
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    """What a process has started, and what that has, as far as this user may see it."""
+    started = defaultdict(list)
+    for one in psutil.process_iter(["ppid"]):
+        started[one.info["ppid"]].append(one)
+    found = started.pop(pid, [])
+    for one in found:
+        found += started.pop(one.pid, [])
+    return found
 
 
 def _can_be_continued() -> bool:

@@ -8,7 +8,7 @@ so that what a terminal or a shell sends to a whole job does not end the cluster
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 from raycrew.cluster_core._command_line.running.wishes import AROUND, Wish
 from raycrew.cluster_core._connection import (
@@ -21,7 +21,7 @@ from raycrew.cluster_core.errors import ClusterError
 
 def main() -> int:
     """Read, answer, and keep."""
-    asked, told = sys.stdin.readline(), os.dup(1)
+    asked, told = sys.stdin.readline(), os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Whatever else is printed in this process is no answer.
     if not asked:
         return 0  # Given up before it began.
@@ -29,14 +29,22 @@ def main() -> int:
         keep(Wish(**json.loads(asked)), told)
     except BrokenPipeError:
         return 1  # Given up meanwhile.
-    except (ClusterError, ValueError, TypeError, OSError) as error:
-        problem = {"kind": type(error).__name__, "message": str(error), "advice": connection_advice(error)}
-        _tell(told, {"error": problem})
+    except Exception as error:
+        if told.closed:
+            raise  # The command has its cluster; this is for whoever reads what is printed.
+        _tell(told, {"error": _problem(error)})
         return 1
     return 0
 
 
-def keep(wish: Wish, told: int) -> None:
+def _problem(error: Exception) -> dict[str, str]:
+    kind, message = type(error).__name__, str(error)
+    if not isinstance(error, (ClusterError, ValueError, TypeError, OSError)):
+        message = f"no cluster was found or started: {kind}: {message}"
+    return {"kind": kind, "message": message, "advice": connection_advice(error)}
+
+
+def keep(wish: Wish, told: TextIO) -> None:
     """Find or start a cluster, tell of it, and end what was started when the standard input ends."""
     target = target_of(wish.address, os.environ, wish.start.get("temp_dir"))
     options, note = wish.options_for(target)
@@ -57,9 +65,9 @@ def keep(wish: Wish, told: int) -> None:
             sys.stdin.read()
 
 
-def _tell(told: int, answer: dict[str, Any]) -> None:
-    with os.fdopen(told, "w") as pipe:
-        pipe.write(json.dumps(answer) + "\n")
+def _tell(told: TextIO, answer: dict[str, Any]) -> None:
+    with told:
+        told.write(json.dumps(answer) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,12 +11,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from raycrew.cluster_core._command_line.running.signals import Signals
+from raycrew.cluster_core._command_line.running.signals import ENDS, Signals
 from raycrew.cluster_core._command_line.running.wishes import Wish
 
 _START_S, _END_S, _KILL_S = 300.0, 30.0, 5.0
 _COMMAND = (sys.executable, "-P", "-m", "raycrew.cluster_core._command_line.running.keeper")
-_ENDS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
 
 
 class InterruptedStartError(Exception):
@@ -68,9 +66,11 @@ class Keeper:
 
     Args:
         wish: What is wanted.
+        signals: Signals of this process. One that asks for an end cuts short what is waited for.
     """
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, wish: Wish, signals: Signals) -> None:
+        self._signals = signals
         asked, self._input = os.pipe()
         self._output, told = os.pipe()
         stderr = subprocess.DEVNULL if sys.stderr is None else None
@@ -97,7 +97,7 @@ class Keeper:
                 self._process.kill()
                 self._process.wait()
 
-    def found(self, signals: Signals) -> Found:
+    def found(self) -> Found:
         """Wait for the cluster.
 
         Raises:
@@ -106,9 +106,9 @@ class Keeper:
         """
         deadline = time.monotonic() + _START_S
         while not self._told.endswith(b"\n"):
-            numbers, is_readable = signals.wait(max(0.0, deadline - time.monotonic()), [self._output])
+            numbers, is_readable = self._signals.wait(max(0.0, deadline - time.monotonic()), [self._output])
             for number in numbers:
-                if number in _ENDS:
+                if number in ENDS:
                     raise InterruptedStartError(number)
             if is_readable:
                 part = os.read(self._output, 65536)
@@ -128,8 +128,10 @@ class Keeper:
         return self._process.poll() is not None
 
     def _ends_within(self, seconds: float) -> bool:
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+        """Whether it does; nobody waits on once a signal asks for an end."""
+        deadline = time.monotonic() + seconds
+        while not self.has_ended and (left := deadline - time.monotonic()) > 0:
+            numbers, _ = self._signals.wait(left)  # SIGCHLD tells of its end.
+            if not ENDS.isdisjoint(numbers):
+                break
+        return self.has_ended

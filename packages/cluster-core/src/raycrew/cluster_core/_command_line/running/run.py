@@ -38,9 +38,9 @@ def run(arguments: Sequence[str], prog: str = "raycrew run") -> int:
 
 
 def _run(order: Order, prog: str) -> int:
-    with Signals() as signals, Keeper(order.wish) as keeper:
+    with Signals() as signals, Keeper(order.wish, signals) as keeper:
         try:
-            found = keeper.found(signals)
+            found = keeper.found()
         except InterruptedStartError as error:
             return 128 + error.number
         _say(f"{prog}: {sentence(found)}")

@@ -12,6 +12,7 @@ NAMED = (
     *(signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2),
     *(signal.SIGTSTP, signal.SIGCONT, signal.SIGCHLD),
 )
+ENDS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP})  # Which ask for an end.
 
 
 class Signals:
@@ -36,11 +37,11 @@ class Signals:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup_before)
         os.close(self._read)
         os.close(self._write)
+        for number, handler in reversed(self._before.items()):  # SIGINT last, which raises from then on.
+            signal.signal(number, handler)
 
     def wait(self, timeout_s: float | None, beside: Sequence[int] = ()) -> tuple[list[int], bool]:
         """Wait for a signal, for a descriptor that can be read, or for a time.

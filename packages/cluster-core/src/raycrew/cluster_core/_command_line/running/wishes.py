@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from raycrew.cluster_core._connection import ENV_FILE, ClusterConfig, Target, layers_of
+from raycrew.cluster_core._connection import ENV_FILE, ClusterConfig, Layers, Target, layers_of
 
 AROUND = "RAYCREW_RUN_ADDRESS"  # In the environment of a command: the cluster of the `raycrew run` around it.
 FAILED = 125  # As of `env` and `timeout`: not the command, but what was to run it.
@@ -145,7 +145,7 @@ def read_order(arguments: Sequence[str], environ: Mapping[str, str], prog: str =
     """
     words = parser(prog)
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    options = words.parse_args(arguments[:end])
+    options = words.parse_intermixed_args(arguments[:end])
     command = tuple(arguments[end + 1 :])
     if not command:
         words.error(f"which command? It stands behind --, as in: {prog} -- python train.py")
@@ -160,9 +160,7 @@ def wish_of(options: argparse.Namespace, environ: Mapping[str, str]) -> Wish:
         ValueError: A file or an override means nothing.
         TypeError: A value has the wrong type.
     """
-    if options.env_file is not None:
-        options.env_file.stat()  # Only the usual one may be missing.
-    layers = layers_of(options.config, options.env_file or ENV_FILE, "cluster")
+    layers = _layers(options)
     said_by = f"{_ADDRESS} in {layers.origins.get(_ADDRESS)}"
     around = environ.get(AROUND)
     if around and around == environ.get("RAY_ADDRESS"):
@@ -173,6 +171,11 @@ def wish_of(options: argparse.Namespace, environ: Mapping[str, str]) -> Wish:
     overrides = [*options.overrides, *overrides]
     config = ClusterConfig.from_mapping(layers.values).with_overrides(overrides)
     said = dict.fromkeys(map(_name, overrides))
+    if idle := [name for name in said if name not in (_ADDRESS, *_OF_A_START)]:
+        raise ValueError(
+            f"{', '.join(idle)} would say nothing to the command, which may read configuration files itself; "
+            f"of a cluster, the command line names {', '.join((_ADDRESS, *_OF_A_START))}"
+        )
     if _ADDRESS in said:
         said_by = f"{_ADDRESS} on the command line"
     if options.address is not None:
@@ -185,6 +188,20 @@ def wish_of(options: argparse.Namespace, environ: Mapping[str, str]) -> Wish:
         tuple(name for name in said if name in _OF_A_START and name in wanted),
         options.timeout,
     )
+
+
+def _layers(options: argparse.Namespace) -> Layers:
+    """What the files say."""
+    env_file = options.env_file or ENV_FILE
+    if options.env_file is not None:
+        options.env_file.stat()  # Only the usual one may be missing.
+    layers = layers_of(options.config, None, "cluster")
+    try:
+        own = layers_of((), env_file, "cluster")
+    except ValueError as error:
+        raise ValueError(f"{error}; --env-file /dev/null reads none") from None
+    layers.lay(own.values, str(env_file))
+    return layers
 
 
 def _name(override: str) -> str:
