@@ -205,7 +205,7 @@ def test_a_signal_after_the_commands_end_cuts_short_what_is_waited_for(tmp_path)
 ADOPTS = "import ctypes; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER"
 
 
-def test_as_the_first_process_of_a_container_it_takes_leave_of_what_it_adopts(tmp_path):
+def test_as_the_first_process_of_a_container_it_reaps_what_it_adopts(tmp_path):
     leave = "(sleep 0 & echo $!) && sleep 600 & read go; exit 5"
     with running(
         tmp_path, "--grace", "600", "--", "sh", "-c", leave, where=ADOPTS, stdin=subprocess.PIPE
@@ -334,6 +334,27 @@ def test_a_line_that_nobody_reads_keeps_no_command_from_running(tmp_path):
         timeout=120,
     )
     assert (shell.returncode, shell.stdout) == (0, "ran\n")
+
+
+def test_a_line_for_which_there_is_no_room_keeps_no_command_from_running(tmp_path):
+    reading, writing = os.pipe2(os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(writing, bytes(4096)):
+            pass
+    os.set_blocking(writing, True)
+    done = finished(
+        tmp_path,
+        "--",
+        "echo",
+        "ran",
+        capture_output=False,
+        stdout=subprocess.PIPE,
+        stderr=writing,
+        timeout=60,
+    )
+    os.close(reading)
+    os.close(writing)
+    assert (done.returncode, done.stdout) == (0, "ran\n")
 
 
 def test_a_reader_that_has_enough_ends_the_command_as_it_would_alone(tmp_path):

@@ -171,9 +171,9 @@ class Child:
                 one.kill()
 
     def _reap(self) -> None:
-        """Let go of what was adopted and has ended, as only the first process of a container can.
+        """Reap what was adopted, as the first process of a container has to.
 
-        The keeper may be among that; `Popen` takes it for ended then, too.
+        The keeper may be among what has ended; `Popen` takes it for that, too.
         """
         with suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
@@ -182,7 +182,7 @@ class Child:
                 os.waitpid(ended.si_pid, os.WNOHANG)
 
     def _is_inhabited(self) -> bool:
-        """Whether somebody is in its group whom nobody has taken for ended."""
+        """Whether anybody is left in its group."""
         self._reap()
         try:
             os.killpg(self._group, 0)

@@ -1,6 +1,8 @@
 """`raycrew run`: a command beside a cluster."""
 
+import io
 import os
+import select
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,6 +21,8 @@ from raycrew.cluster_core._command_line.running.signals import Signals
 from raycrew.cluster_core._command_line.running.terminal import Terminal
 from raycrew.cluster_core._command_line.running.wishes import FAILED, Order, read_order
 from raycrew.cluster_core._command_line.terminal import Printable
+
+_ROOM_S = 1.0
 
 
 def run(arguments: Sequence[str], prog: str = "raycrew run") -> int:
@@ -60,8 +64,8 @@ def sentence(found: Found) -> str:
 
 
 def _say(text: str, style: str = "") -> None:
-    """Write to the standard error; the command runs even if nobody reads that, or it is closed."""
-    if sys.stderr is None:
+    """Write to the standard error; the command runs even if nobody reads that, or it is full or closed."""
+    if sys.stderr is None or not _has_room():
         return
     console = Console(stderr=True, highlight=False)
     with console.capture() as told:
@@ -69,3 +73,11 @@ def _say(text: str, style: str = "") -> None:
     with suppress(OSError):
         sys.stderr.write(told.get())
         sys.stderr.flush()
+
+
+def _has_room() -> bool:
+    """Whether the standard error takes a line, as a terminal does not that is held by Ctrl-S."""
+    try:
+        return bool(select.select([], [sys.stderr.fileno()], [], _ROOM_S)[1])
+    except io.UnsupportedOperation:  # It is no file.
+        return True
