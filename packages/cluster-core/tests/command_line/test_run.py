@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import select
 import shlex
 import signal
 import subprocess
@@ -396,6 +397,8 @@ class Screen:
 
     def see(self, text):
         while text not in self.seen:
+            ready, _, _ = select.select([self.terminal], [], [], 60)
+            assert ready, f"{text!r} was not seen, but {self.seen!r}"
             self.seen += os.read(self.terminal, 1024)
         self.seen = self.seen.split(text, 1)[1]
 
