@@ -436,6 +436,7 @@ def test_a_command_reads_the_terminal_and_hears_its_keys(tmp_path):
     assert screen.code() == 9
 
 
+@pytest.mark.long
 def test_a_shell_stops_and_continues_it_as_any_job(tmp_path):
     (tmp_path / "job").write_text(f"exec {shlex.join(words(tmp_path, '--', *python(READS)))}\n")
     screen = Screen(["bash", "--norc", "--noprofile", "-o", "pipefail", "-i"])
