@@ -1,6 +1,7 @@
 """What other packages tell of who works on a cluster."""
 
 import pytest
+from distributions import add_distribution
 
 from raycrew.cluster_core._command_line.guests import occupants
 from raycrew.cluster_core._command_line.subcommands import brought
@@ -30,13 +31,12 @@ def gadgets(arguments, prog):
 
 @pytest.fixture
 def guests(tmp_path, monkeypatch):
-    (tmp_path / "guests.py").write_text(GUESTS)
-    info = tmp_path / "guests-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guests\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
+    add_distribution(
+        tmp_path,
+        "guests",
+        GUESTS,
         "[raycrew.occupants]\nb = guests:look\na = guests:fails\nc = guests:half\nd = guests:no_report\n"
-        "[raycrew.cluster_commands]\ngadgets = guests:gadgets\n"
+        "[raycrew.cluster_commands]\ngadgets = guests:gadgets\n",
     )
     monkeypatch.syspath_prepend(tmp_path)
     brought.cache_clear()

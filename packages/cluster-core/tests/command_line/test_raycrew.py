@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from distributions import add_distribution
 
 import raycrew.cluster_core
 from raycrew.cluster_core import ClusterAuthenticationError, ClusterUnreachableError, NoClusterError, doctor
@@ -33,12 +34,11 @@ def main(arguments, prog):
 @pytest.fixture
 def gadgets(tmp_path, monkeypatch):
     """A package with one subcommand that works and one that doesn't."""
-    (tmp_path / "gadgets.py").write_text(COMMAND)
-    info = tmp_path / "gadgets-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: gadgets\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[raycrew.commands]\ngadgets = gadgets:main\nplan = gadgets:main\nwrecks = gadgets:lost\n"
+    add_distribution(
+        tmp_path,
+        "gadgets",
+        COMMAND,
+        "[raycrew.commands]\ngadgets = gadgets:main\nplan = gadgets:main\nwrecks = gadgets:lost\n",
     )
     monkeypatch.syspath_prepend(tmp_path)
     brought.cache_clear()
