@@ -337,6 +337,12 @@ def test_reuse_by_visible_devices(tmp_path):
         ({"forward_env": ["HF_TOKEN"]}, ValueError, "looks like a secret"),
         ({"secrets": ["SURELY_NOT_SET"]}, ValueError, "not set"),
         ({"temp_dir": "/tmp/" + "x" * 60}, ValueError, "65 bytes; sockets below it allow 4"),
+        ({"temp_dir": "/dev/full"}, ValueError, "temp_dir is '/dev/full', and /dev/full is no folder: name"),
+        (
+            {"log_dir": "/dev/full/logs"},
+            ValueError,
+            "log_dir is '/dev/full/logs', and /dev/full is no folder",
+        ),
     ],
 )
 def test_bad_input(arguments, error, message):

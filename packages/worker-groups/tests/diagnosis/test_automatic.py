@@ -236,3 +236,5 @@ def test_nothing_is_made_unless_it_is_wanted():
     for wrong in ("", 1, None, b"folder"):
         with pytest.raises(TypeError, match="diagnose is a folder, True or False"):
             InProcessGroup(FakeCluster([1]), Sitter, gate=threading.Event(), diagnose=wrong)
+    with pytest.raises(ValueError, match="diagnose is '/dev/full', and /dev/full is no folder"):
+        InProcessGroup(FakeCluster([1]), Sitter, gate=threading.Event(), diagnose="/dev/full")

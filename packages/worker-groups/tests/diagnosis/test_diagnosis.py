@@ -165,6 +165,10 @@ def test_a_group_of_this_process_is_diagnosed_too(tmp_path):
         assert diagnosis.folder.parent == tmp_path
         assert "reason: to see" in (diagnosis.folder / "diagnosis.txt").read_text()
         assert sitting.get_results() == [True]
+        (tmp_path / "file").touch()
+        for wrong in (tmp_path / "file", tmp_path / "file" / "deeper"):
+            with pytest.raises(ValueError, match=f"folder is '{wrong}', and {tmp_path}/file is no folder"):
+                group.diagnose(wrong)
         with pytest.raises(
             WorkerGroupError, match="rank 1 of 'Sitter' can't be had: it is this process's own"
         ):

@@ -115,9 +115,13 @@ def test_what_cannot_be_written_is_told_at_once(tmp_path):
         timeline(tmp_path / "absent" / "run.json")
     os.mkfifo(pipe := tmp_path / "pipe")
     (link := tmp_path / "link").symlink_to(pipe)
-    for special in (pipe, link, tmp_path):
-        with pytest.raises(FileExistsError, match=f"{special.resolve()}.*no regular file"):
+    specials = ((pipe, "a pipe"), (link, "a pipe"), (tmp_path, "a folder"), ("/dev/full", "a device"))
+    for special, kind in specials:
+        with pytest.raises(ValueError, match=f"html is '{special}', which is {kind}: name a file"):
             timeline(html=special)
+    with pytest.raises(ValueError, match=f"trace and html are both {tmp_path / 'run'}"):
+        timeline(tmp_path / "run", html=f"{tmp_path}/./run")
+    assert set(tmp_path.iterdir()) == {pipe, link}
     with pytest.raises(OSError, match=r"can't be written.*/proc/run\.json"):
         timeline("/proc/run.json")
     with pytest.raises(ValueError, match="it is -1"):

@@ -185,6 +185,18 @@ class TestRefused:
         assert names_in(tmp_path) == ["batch"]
         assert_same(BatchedDataDict.load(tmp_path / "batch"), everything())
 
+    def test_what_is_no_file_stays(self, tmp_path):
+        os.mkfifo(pipe := tmp_path / "pipe")
+        for special in (pipe, tmp_path, "/dev/full"):
+            with pytest.raises(ValueError, match=f"'{special}' is no regular file: name a file"):
+                BatchedDataDict(x=[1]).save(special)
+        assert pipe.is_fifo() and names_in(tmp_path) == ["pipe"]
+
+    def test_a_link_leads_to_what_is_written(self, tmp_path):
+        (link := tmp_path / "link").symlink_to(tmp_path / "batch")
+        BatchedDataDict(x=[1]).save(link)
+        assert link.is_symlink() and BatchedDataDict.load(tmp_path / "batch")["x"] == [1]
+
     def test_no_folder(self, tmp_path):
         with pytest.raises(FileNotFoundError):
             BatchedDataDict(x=[1]).save(tmp_path / "none" / "batch")

@@ -21,6 +21,7 @@ def check_session_folder(path: str, source: str, environ: Mapping[str, str]) -> 
         raise ValueError(
             f"{source} {path!r} has {len(os.fsencode(path))} bytes; sockets below it allow {longest} at most"
         )
+    check_folder(path, source)
     if not Path(path).is_absolute():
         raise ValueError(f"{source} {path!r} is not absolute, and Ray's processes run in other folders")
     active = environ.get("VIRTUAL_ENV")
@@ -29,6 +30,18 @@ def check_session_folder(path: str, source: str, environ: Mapping[str, str]) -> 
             f"{source} {path!r} lies inside the active virtual environment {active}, where Ray refuses to "
             "keep a session; pass another temp_dir"
         )
+
+
+def check_folder(path: str | os.PathLike[str], source: str) -> None:
+    """Refuse what can be no folder, before a cluster is started for it.
+
+    Raises:
+        ValueError: It, or a part of its path, is something else.
+    """
+    whole = Path(path).absolute()
+    there = next(part for part in (whole, *whole.parents) if part.exists())
+    if not there.is_dir():
+        raise ValueError(f"{source} is {os.fspath(path)!r}, and {there} is no folder: name one, or a new one")
 
 
 def link_logs(log_dir: str | os.PathLike[str] | None, session_dir: str | None) -> None:

@@ -19,7 +19,7 @@ from raycrew.cluster_core._connection.environment import (
     Secrets,
     collect_secrets,
 )
-from raycrew.cluster_core._connection.folders import check_session_folder, link_logs
+from raycrew.cluster_core._connection.folders import check_folder, check_session_folder, link_logs
 from raycrew.cluster_core._connection.proxy import LIMITS, check_proxy_answers, with_tries
 from raycrew.cluster_core._connection.target import Target, target_of
 from raycrew.cluster_core._connection.token import child_authentication, protect_token
@@ -133,7 +133,8 @@ def init_ray(
     asked = collect_secrets(settings.pop("secrets", ()))
     secrets = Secrets({**policy.confidential(os.environ), **asked})
     membership = _Membership(settings.pop("namespace", None), policy, secrets)
-    log_folder = settings.pop("log_dir", None)
+    if (log_folder := settings.pop("log_dir", None)) is not None:
+        check_folder(log_folder, "log_dir")
     start = _StartOptions(**{**settings, "temp_dir": _checked_temp_dir(settings.get("temp_dir"))})
     with changing:
         known = RayConnection.current()

@@ -5,6 +5,7 @@ from raycrew.worker_groups._diagnosis.diagnosis import Diagnosis, RankDiagnosis
 from raycrew.worker_groups._diagnosis.group_diagnosis import GroupDiagnosis
 from raycrew.worker_groups._diagnosis.making import Subjects, tell_of_start
 from raycrew.worker_groups._diagnosis.parts import Found, Wanted
+from raycrew.worker_groups._diagnosis.writing import check_folder
 
 __all__ = [
     "Diagnosis",
@@ -13,6 +14,7 @@ __all__ = [
     "RankDiagnosis",
     "Subjects",
     "Wanted",
+    "check_folder",
     "examine",
     "tell_of_start",
 ]

@@ -11,6 +11,7 @@ from raycrew.worker_groups._diagnosis.automatic import Diagnoses
 from raycrew.worker_groups._diagnosis.diagnosis import Diagnosis
 from raycrew.worker_groups._diagnosis.making import ALL, SOON_S, Subjects, Where, begin, make
 from raycrew.worker_groups._diagnosis.parts import Found, Wanted
+from raycrew.worker_groups._diagnosis.writing import check_folder
 from raycrew.worker_groups._health import GroupHealth, StuckWorker, Workers
 from raycrew.worker_groups.errors import WorkerGroupError
 
@@ -111,9 +112,11 @@ class GroupDiagnosis(GroupHealth):
 
         Raises:
             OSError: It can't be written.
+            ValueError: What is named is no folder.
             WorkerGroupClosedError: The group was shut down.
         """
         self._open()
+        check_folder("folder", folder)
         subjects, made_at = self._to_diagnose(), time.time()
         workers = self._workers()
         found = dict(self._examine(subjects, range(len(subjects.ranks)), ALL, timeout))

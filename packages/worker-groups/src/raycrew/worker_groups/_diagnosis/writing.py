@@ -10,6 +10,18 @@ from pathlib import Path
 from raycrew.worker_groups._diagnosis.diagnosis import Diagnosis
 
 
+def check_folder(option: str, within: str | PathLike[str] | None) -> None:
+    """Refuse what can be no folder, before anything is found out to be left in it.
+
+    Raises:
+        ValueError: It, or a part of its path, is something else.
+    """
+    path = Path(within or ".").absolute()
+    there = next(part for part in (path, *path.parents) if part.exists())
+    if not there.is_dir():
+        raise ValueError(f"{option} is {str(within)!r}, and {there} is no folder: name one, or a new one")
+
+
 def new_folder(group_name: str, within: str | PathLike[str] | None) -> Path:
     """A folder of its own, of mode 0700, in the one that is named, else in that for temporary files."""
     if within is not None:

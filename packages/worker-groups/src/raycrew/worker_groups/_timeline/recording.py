@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Protocol, Self
 
 from raycrew.worker_groups._health import Span
 from raycrew.worker_groups._timeline.drawing import TimelineStatistics, page_of, statistics_of, trace_of
+from raycrew.worker_groups._timeline.files import files_to_write, write
 from raycrew.worker_groups._timeline.kept import Kept
 from raycrew.worker_groups._timeline.metrics import RayMetrics
 from raycrew.worker_groups._timeline.records import DRIVER
@@ -73,7 +73,7 @@ class Timeline:
         metrics: RayMetrics | None,
         spans: OpenTelemetrySpans | None,
     ) -> None:
-        self._trace, self._html = (None if path is None else _writable(Path(path)) for path in (trace, html))
+        self._trace, self._html = files_to_write(trace=trace, html=html)
         self._epoch_s, self._began_s = time.time() - time.monotonic(), time.time()
         self._kept, self._metrics, self._spans = Kept(max_spans), metrics, spans
         listeners = (self._kept if max_spans else None, metrics, spans)
@@ -115,10 +115,10 @@ class Timeline:
     def _write(self) -> None:
         try:
             if self._trace is not None:
-                _write(self._trace, json.dumps(self.trace(), separators=(",", ":"), allow_nan=False))
+                write(self._trace, json.dumps(self.trace(), separators=(",", ":"), allow_nan=False))
         finally:  # one that can't be written does not keep the other from being
             if self._html is not None:
-                _write(self._html, self.html())
+                write(self._html, self.html())
 
     @contextmanager
     def span(self, name: str, row: str = "main") -> Iterator[None]:
@@ -224,45 +224,13 @@ def timeline(
             metrics alone.
 
     Raises:
-        OSError: A file can't be written there: nothing may be, there is no such folder, or there is something
-            of this name that is no regular file.
+        OSError: A file can't be written there: nothing may be, or there is no such folder.
         ImportError: `open_telemetry` is asked for, and its API is not installed.
-        ValueError: `max_spans` is below 0, or is 0 and there is a file to write.
+        ValueError: What is there is a folder, a device or anything else but a file; both files are one; or
+            `max_spans` is below 0, or is 0 and there is a file to write.
     """
     if max_spans < 0 or (max_spans == 0 and (trace is not None or html is not None)):
         raise ValueError(f"max_spans must be at least 1 for a file to write, else 0; it is {max_spans}")
     wants_spans = is_installed() if open_telemetry is None else open_telemetry
     spans = OpenTelemetrySpans() if wants_spans else None
     return Timeline(trace, html, max_spans, RayMetrics() if metrics else None, spans)
-
-
-def _writable(path: Path) -> Path:
-    """Where a file will be written in the end: where a link leads to, else the link would be replaced."""
-    path = path.resolve()
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path} can't be written in the end: there is no folder {path.parent}")
-    if path.exists() and not path.is_file():  # a device would be replaced by the file
-        raise FileExistsError(f"{path} can't be written in the end: it is no regular file")
-    with _beside(path) as new:
-        new.touch()
-    return path
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file whole, or not at all."""
-    with _beside(path) as new:
-        new.write_text(text, encoding="utf-8")
-        new.replace(path)
-
-
-@contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """A file beside another one while it is made; what goes wrong with it is told of the other."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        try:
-            yield new
-        finally:
-            new.unlink(missing_ok=True)
-    except OSError as error:
-        raise OSError(error.errno, f"it can't be written: {error.strerror}", str(path)) from error

@@ -19,7 +19,8 @@ class SavingOperations(ColumnOperations):
 
         The file is of the format safetensors. Tensors, arrays of numbers and the values and lengths of ragged
         columns (`key` and `key/lengths`) are tensors that any reader of the format understands; lists,
-        metadata and attributes are JSON in it. A file of that name is replaced once the new one is on disk.
+        metadata and attributes are JSON in it. A file of that name, or that a link of that name leads to, is
+        replaced once the new one is on disk.
 
         Args:
             path: The file; its folder is there.
@@ -29,8 +30,12 @@ class SavingOperations(ColumnOperations):
                 nor a tensor; the error names it, and nothing is written.
             UnsupportedTensorError: A tensor has no plain bytes.
             OSError: It can't be written; what was there before is still there.
+            ValueError: What is there is a folder, a device or anything else but a file.
         """
-        write_columns(Path(path), self._columns, self.size, all_attributes(self))
+        file = Path(path).resolve()
+        if file.exists() and not file.is_file():  # a device would be replaced by the file
+            raise ValueError(f"{os.fspath(path)!r} is no regular file: name a file, or a new one in a folder")
+        write_columns(file, self._columns, self.size, all_attributes(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

@@ -8,6 +8,7 @@ from numbers import Integral, Real
 from os import PathLike
 from typing import Any, Literal, Self
 
+from raycrew.worker_groups._diagnosis import check_folder
 from raycrew.worker_groups._start.spec.sizes import size_bytes
 from raycrew.worker_groups._worker import CommunicationOptions, check_env_vars
 from raycrew.worker_groups.errors import WorkerFailureError
@@ -67,6 +68,8 @@ class GroupOptions:
             size_bytes("memory_limit", self.memory_limit)
         if not isinstance(self.diagnose, bool | str | PathLike) or self.diagnose == "":
             raise TypeError(f"diagnose is a folder, True or False, not {self.diagnose!r}")
+        if not isinstance(self.diagnose, bool):
+            check_folder("diagnose", self.diagnose)
         _check_number("ports_per_worker", self.ports_per_worker, 0, whole=True)
         if self.port_range is not None:
             _check_ports(self.port_range)
