@@ -4,9 +4,15 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
 from raycrew.worker_groups._calls import MultiWorkerFuture, Results, wait_any
-from raycrew.worker_groups._diagnosis import Diagnosis, RankDiagnosis
 from raycrew.worker_groups._group import GroupHandle, RayWorkerGroup
-from raycrew.worker_groups._health import ResourceUsage, RunningCall, StuckWorker, WorkerStatus
+from raycrew.worker_groups._health import (
+    Diagnosis,
+    RankDiagnosis,
+    ResourceUsage,
+    RunningCall,
+    StuckWorker,
+    WorkerStatus,
+)
 from raycrew.worker_groups._start import RayWorkerBuilder, StartupReport
 from raycrew.worker_groups._timeline import (
     GroupShares,

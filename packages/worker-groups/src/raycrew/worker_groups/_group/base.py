@@ -24,7 +24,6 @@ from raycrew.worker_groups._calls import (
     in_thread,
     left,
 )
-from raycrew.worker_groups._diagnosis import GroupDiagnosis
 from raycrew.worker_groups._group.handles import GroupHandle, Members
 from raycrew.worker_groups._group.life import (
     ABANDONED_S,
@@ -37,7 +36,7 @@ from raycrew.worker_groups._group.life import (
     release_when_free,
     watch_over,
 )
-from raycrew.worker_groups._health import Ended, Workers, look_before_end, observed
+from raycrew.worker_groups._health import Ended, GroupDiagnosis, Workers, look_before_end, observed
 from raycrew.worker_groups._start import (
     GroupFacts,
     GroupOptions,

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from raycrew.worker_groups._calls import Dispatch, MultiWorkerFuture, Recovery, send_to_actors
-from raycrew.worker_groups._diagnosis import Found, Subjects, Wanted, examine
 from raycrew.worker_groups._group.actors import Actors
 from raycrew.worker_groups._group.base import WorkerGroup
 from raycrew.worker_groups._group.handles import Contact, Directory, GroupHandle, RayRoute
@@ -15,10 +14,14 @@ from raycrew.worker_groups._group.life import CopiedLifecycle, Supervision, log_
 from raycrew.worker_groups._group.record import record_of_group
 from raycrew.worker_groups._health import (
     Ended,
+    Findings,
     Seen,
     SeenByRank,
     Span,
+    Subjects,
+    Wanted,
     Workers,
+    examine,
     look_before_end,
     observed,
     sights_of,
@@ -187,7 +190,7 @@ class RayWorkerGroup(WorkerGroup):
 
     def _examine(
         self, subjects: Subjects, ranks: Sequence[int], wanted: Wanted, timeout_s: float
-    ) -> Mapping[int, Found]:
+    ) -> Mapping[int, Findings]:
         return examine({rank: subjects.facts[rank] for rank in ranks}, subjects.prefixes, wanted, timeout_s)
 
     def restart_failed_workers(self) -> list[int]:
@@ -239,15 +242,8 @@ class RayWorkerGroup(WorkerGroup):
         look_before_end(None)
         self._is_torn, began = True, time.monotonic()
         try:
-            next_generation(
-                self._spec,
-                self._claim,
-                self._started,
-                ranks,
-                self._note_stray,
-                self._open,
-                self._take_generation,
-            )
+            note, take = self._note_stray, self._take_generation
+            next_generation(self._spec, self._claim, self._started, ranks, note, self._open, take)
             self._is_torn = False
         finally:
             self._crew.directory.publish(self._members)

@@ -1,5 +1,16 @@
 """What is seen of workers and their calls: how they are and when they have ended, here and from elsewhere."""
 
+from raycrew.worker_groups._health.diagnosis import (
+    Diagnosis,
+    Findings,
+    GroupDiagnosis,
+    RankDiagnosis,
+    Subjects,
+    Wanted,
+    check_folder,
+    examine,
+    tell_of_start,
+)
 from raycrew.worker_groups._health.ending import Ended, end_workers, end_workers_of
 from raycrew.worker_groups._health.group_health import GroupHealth, SeenByRank, Workers, last_seen, sights_of
 from raycrew.worker_groups._health.observers import LOOK_WITHIN_S, Observer, Span, look_before_end, observed
@@ -39,13 +50,17 @@ __all__ = [
     "MISSED_S",
     "WATCH",
     "Answer",
+    "Diagnosis",
     "Ended",
+    "Findings",
     "Found",
+    "GroupDiagnosis",
     "GroupHealth",
     "GroupRecord",
     "GroupSight",
     "Observer",
     "Publication",
+    "RankDiagnosis",
     "RankSight",
     "RankState",
     "ResourceUsage",
@@ -54,8 +69,10 @@ __all__ = [
     "SeenByRank",
     "Span",
     "StuckWorker",
+    "Subjects",
     "UnansweredError",
     "UnknownGroupError",
+    "Wanted",
     "WorkerRecord",
     "WorkerStatus",
     "Workers",
@@ -63,8 +80,10 @@ __all__ = [
     "ask_timed",
     "ask_within",
     "by_node",
+    "check_folder",
     "end_workers",
     "end_workers_of",
+    "examine",
     "follow",
     "last_seen",
     "look",
@@ -73,5 +92,6 @@ __all__ = [
     "sights_of",
     "stand_by",
     "take_stacks",
+    "tell_of_start",
     "watch_owner",
 ]

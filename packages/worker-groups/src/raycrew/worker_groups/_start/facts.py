@@ -9,8 +9,7 @@ from rich.text import Text
 
 from raycrew.cluster_core import Bundle, Claim, Placement
 from raycrew.worker_groups._calls import Whereabouts, unknown_attribute
-from raycrew.worker_groups._diagnosis import Subjects
-from raycrew.worker_groups._health import Seen
+from raycrew.worker_groups._health import Seen, Subjects
 from raycrew.worker_groups._on_nodes import RECORDS
 from raycrew.worker_groups._start.report import StartupReport
 from raycrew.worker_groups._start.spec import GroupSpec, worker_aliases

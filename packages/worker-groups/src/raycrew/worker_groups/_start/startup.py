@@ -24,8 +24,7 @@ from raycrew.worker_groups._calls import (
     settle,
     start_timeout,
 )
-from raycrew.worker_groups._diagnosis import Subjects, tell_of_start
-from raycrew.worker_groups._health import Ended, end_workers_of, follow, stand_by
+from raycrew.worker_groups._health import Ended, Subjects, end_workers_of, follow, stand_by, tell_of_start
 from raycrew.worker_groups._ray import current_session, start_actor, while_connected
 from raycrew.worker_groups._start.arguments import (
     check_arguments,

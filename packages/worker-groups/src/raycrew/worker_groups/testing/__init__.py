@@ -30,9 +30,8 @@ from raycrew.worker_groups._calls import (
     start_timeout,
     when_done,
 )
-from raycrew.worker_groups._diagnosis import Found, Subjects, Wanted
 from raycrew.worker_groups._group import GroupHandle, LocalRoute, WorkerGroup
-from raycrew.worker_groups._health import Seen, SeenByRank, Workers, observed
+from raycrew.worker_groups._health import Findings, Seen, SeenByRank, Subjects, Wanted, Workers, observed
 from raycrew.worker_groups._on_nodes import on_page
 from raycrew.worker_groups._ray import ActorState, unwrap_actor_class
 from raycrew.worker_groups._start import (
@@ -265,7 +264,7 @@ class InProcessGroup(WorkerGroup):
         ranks: Sequence[int],
         wanted: Wanted,
         timeout_s: float,
-    ) -> Mapping[int, Found]:
+    ) -> Mapping[int, Findings]:
         sights = self._sights(self._workers(), timeout_s)
         return {rank: self._crew.workers[rank].found(sights[rank], wanted) for rank in ranks}
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from raycrew.worker_groups._calls import MultiWorkerFuture
-from raycrew.worker_groups._diagnosis import Found, Wanted
-from raycrew.worker_groups._health import Ended, Seen, observed
+from raycrew.worker_groups._health import Ended, Findings, Seen, Wanted, observed
 from raycrew.worker_groups._worker import CurrentWorker, Heart, Running, as_text, be_current, tick
 from raycrew.worker_groups.protocols import ArgumentTransport
 
@@ -50,9 +49,9 @@ class WorkerThread:
 
         return self._submit("__init__", b"", construct)
 
-    def found(self, seen: Seen | str, wanted: Wanted) -> Found:
+    def found(self, seen: Seen | str, wanted: Wanted) -> Findings:
         """What a diagnosis tells of it."""
-        known = Found.nothing(seen) if isinstance(seen, str) else Found(seen)
+        known = Findings.nothing(seen) if isinstance(seen, str) else Findings(seen)
         frame = sys._current_frames().get(self._thread_id) if wanted.stacks else None  # noqa: SLF001 - Python's own
         stacks = "" if frame is None else "".join(traceback.format_stack(frame))
         missing = {**known.missing, "output": "it is this process's own"}

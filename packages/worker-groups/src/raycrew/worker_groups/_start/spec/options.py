@@ -8,7 +8,7 @@ from numbers import Integral, Real
 from os import PathLike
 from typing import Any, Literal, Self
 
-from raycrew.worker_groups._diagnosis import check_folder
+from raycrew.worker_groups._health import check_folder
 from raycrew.worker_groups._start.spec.sizes import size_bytes
 from raycrew.worker_groups._worker import CommunicationOptions, check_env_vars
 from raycrew.worker_groups.errors import WorkerFailureError

@@ -7,12 +7,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 
-from raycrew.worker_groups._diagnosis.automatic import Diagnoses
-from raycrew.worker_groups._diagnosis.diagnosis import Diagnosis
-from raycrew.worker_groups._diagnosis.making import ALL, SOON_S, Subjects, Where, begin, make
-from raycrew.worker_groups._diagnosis.parts import Found, Wanted
-from raycrew.worker_groups._diagnosis.writing import check_folder
-from raycrew.worker_groups._health import GroupHealth, StuckWorker, Workers
+from raycrew.worker_groups._health.diagnosis.automatic import Diagnoses
+from raycrew.worker_groups._health.diagnosis.diagnosis import Diagnosis
+from raycrew.worker_groups._health.diagnosis.making import ALL, SOON_S, Subjects, Where, begin, make
+from raycrew.worker_groups._health.diagnosis.parts import Findings, Wanted
+from raycrew.worker_groups._health.diagnosis.writing import check_folder
+from raycrew.worker_groups._health.group_health import GroupHealth, Workers
+from raycrew.worker_groups._health.reports import StuckWorker
 from raycrew.worker_groups.errors import WorkerGroupError
 
 _DOUBT_S = 0.5  # for who is idle to say that it lives
@@ -54,7 +55,7 @@ class GroupDiagnosis(GroupHealth):
     @abstractmethod
     def _examine(
         self, subjects: Subjects, ranks: Sequence[int], wanted: Wanted, timeout_s: float
-    ) -> Mapping[int, Found]:
+    ) -> Mapping[int, Findings]:
         """What is found of some workers, whatever they are at."""
 
     def logs(self, rank: int, lines: int = 100, timeout: float = 5.0) -> str:
@@ -124,7 +125,7 @@ class GroupDiagnosis(GroupHealth):
             found[rank] = found[rank].of_dead()
         return make(self.name, subjects, found, reason, made_at, folder)
 
-    def _just_died(self, workers: Workers, found: Mapping[int, Found]) -> list[int]:
+    def _just_died(self, workers: Workers, found: Mapping[int, Findings]) -> list[int]:
         """Those whose processes were seen to be idle, and are dead for Ray: they are about to be gone."""
         idle = [rank for rank, own in found.items() if own.is_idle]
         states = self._answers(workers, idle, _DOUBT_S) if idle else {}

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 
-from raycrew.worker_groups._diagnosis.asking import examine
-from raycrew.worker_groups._diagnosis.automatic import Diagnoses
-from raycrew.worker_groups._diagnosis.concealing import forms_of, without
-from raycrew.worker_groups._diagnosis.diagnosis import Diagnosis, diagnosed
-from raycrew.worker_groups._diagnosis.parts import Found, Wanted
-from raycrew.worker_groups._diagnosis.writing import new_folder, write
+from raycrew.worker_groups._health.diagnosis.asking import examine
+from raycrew.worker_groups._health.diagnosis.automatic import Diagnoses
+from raycrew.worker_groups._health.diagnosis.concealing import forms_of, without
+from raycrew.worker_groups._health.diagnosis.diagnosis import Diagnosis, diagnosed
+from raycrew.worker_groups._health.diagnosis.parts import Findings, Wanted
+from raycrew.worker_groups._health.diagnosis.writing import new_folder, write
 from raycrew.worker_groups.errors import WorkerGroupError
 from raycrew.worker_groups.sharding import RankInfo, WorkerFacts
 
@@ -44,7 +44,7 @@ class Subjects:
 def make(
     name: str,
     subjects: Subjects,
-    found: Mapping[int, Found],
+    found: Mapping[int, Findings],
     reason: str,
     made_at: float,
     within: Where,
@@ -101,7 +101,7 @@ def tell_of_start(
         diagnoses.tell(error, name)
 
 
-def _bare(found: Found, forms: Sequence[tuple[str, str]]) -> Found:
+def _bare(found: Findings, forms: Sequence[tuple[str, str]]) -> Findings:
     """What was found, without the values of secrets."""
     missing = {part: without(why, forms) for part, why in found.missing.items()}
     stacks, output = without(found.stacks, forms), without(found.output, forms)

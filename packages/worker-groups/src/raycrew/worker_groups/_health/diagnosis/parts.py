@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from raycrew.worker_groups._health import Seen
+from raycrew.worker_groups._health.reports import Seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Findings:
     """What is found of one worker; `missing` says by part why it is not there, or not whole.
 
     Attributes:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 
-from raycrew.worker_groups._diagnosis.diagnosis import Diagnosis
+from raycrew.worker_groups._health.diagnosis.diagnosis import Diagnosis
 
 
 def check_folder(option: str, within: str | PathLike[str] | None) -> None:

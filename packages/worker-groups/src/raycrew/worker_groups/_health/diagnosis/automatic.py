@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ray.exceptions import TaskCancelledError
 
-from raycrew.worker_groups._diagnosis.diagnosis import Diagnosis
+from raycrew.worker_groups._health.diagnosis.diagnosis import Diagnosis
 from raycrew.worker_groups.errors import WorkerGroupError
 
 logger = logging.getLogger(__name__)

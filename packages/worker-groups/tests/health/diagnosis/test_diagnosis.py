@@ -8,12 +8,12 @@ from patience import eventually
 
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import RunningCall, WorkerGroupClosedError, WorkerGroupError
-from raycrew.worker_groups._diagnosis import Wanted, asking
-from raycrew.worker_groups._diagnosis.diagnosis import Diagnosis, diagnosed
-from raycrew.worker_groups._diagnosis.making import Subjects, make
-from raycrew.worker_groups._diagnosis.parts import Found
-from raycrew.worker_groups._diagnosis.writing import new_folder, write
 from raycrew.worker_groups._health import UnansweredError
+from raycrew.worker_groups._health.diagnosis import Wanted, asking
+from raycrew.worker_groups._health.diagnosis.diagnosis import Diagnosis, diagnosed
+from raycrew.worker_groups._health.diagnosis.making import Subjects, make
+from raycrew.worker_groups._health.diagnosis.parts import Findings
+from raycrew.worker_groups._health.diagnosis.writing import new_folder, write
 from raycrew.worker_groups.sharding import WorkerFacts, assign_ranks
 from raycrew.worker_groups.testing import InProcessGroup
 
@@ -38,7 +38,7 @@ ANSWERS = [
 
 @pytest.fixture
 def diagnosis(tmp_path):
-    found = [Found.nothing("its node is gone") if a is None else Found.of(a) for a in ANSWERS]
+    found = [Findings.nothing("its node is gone") if a is None else Findings.of(a) for a in ANSWERS]
     told_to_write = [["/told_", "/own_"], [], []]
     ranks = tuple(map(diagnosed, INFOS, FACTS, found, told_to_write))
     return Diagnosis("trainers", "mine.Trainer", 2, "no progress", 0.0, ranks, tmp_path)
@@ -94,7 +94,7 @@ def test_the_text_has_it_all(diagnosis):
 def test_what_another_groups_rank_may_have_recorded_is_not_taken_for_this_ones(tmp_path, told_to_write):
     """Rank 0 of the trainers and of the generators are on one node, and write to the usual place."""
     usual = "/tmp/nccl_trace_rank_0"
-    found = {0: Found.of({"seen": BUSY, "record": (usual, b"nccl", "")})}
+    found = {0: Findings.of({"seen": BUSY, "record": (usual, b"nccl", "")})}
     subjects = Subjects("mine.Trainer", INFOS[:1], FACTS[:1], {}, {0: told_to_write} if told_to_write else {})
     diagnosis = make("trainers", subjects, found, "no progress", 0.0, tmp_path)
     (rank,) = diagnosis.ranks
@@ -139,7 +139,7 @@ def test_ranks_of_a_node_that_does_not_answer_are_told_of_beside_the_others(monk
     found = asking.examine(workers, {0: ["/told_"]}, Wanted(stacks=True, records=True), 10.0)
     assert list(found) == [0, 1, 2]
     assert (found[0].stacks, found[1].seen.state) == ("in train", "dead")
-    assert found[2] == Found(missing={"state": "it is gone"})
+    assert found[2] == Findings(missing={"state": "it is gone"})
 
 
 class Sitter:

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from raycrew.worker_groups._diagnosis.parts import Found
-from raycrew.worker_groups._health import RankState, RunningCall, Seen
+from raycrew.worker_groups._health.diagnosis.parts import Findings
+from raycrew.worker_groups._health.reports import RankState, RunningCall, Seen
 from raycrew.worker_groups.sharding import RankInfo, WorkerFacts
 
 _VERSION = 1
@@ -150,7 +150,7 @@ class Diagnosis:
 
 
 def diagnosed(
-    info: RankInfo, facts: WorkerFacts, found: Found, prefixes: Sequence[str] = ()
+    info: RankInfo, facts: WorkerFacts, found: Findings, prefixes: Sequence[str] = ()
 ) -> RankDiagnosis:
     """One rank, from who it is, what was found of it, and where its recorder was told to write."""
     kind, seen = facts.device_kind, found.seen

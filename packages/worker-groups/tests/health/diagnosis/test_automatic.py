@@ -14,10 +14,10 @@ from ray.exceptions import TaskCancelledError
 
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import ResultTimeoutError, WorkerFailureError, WorkerFailuresError, current_worker
-from raycrew.worker_groups._diagnosis import automatic, making
-from raycrew.worker_groups._diagnosis.automatic import Diagnoses
-from raycrew.worker_groups._diagnosis.making import Subjects, tell_of_start
-from raycrew.worker_groups._diagnosis.parts import Found
+from raycrew.worker_groups._health.diagnosis import automatic, making
+from raycrew.worker_groups._health.diagnosis.automatic import Diagnoses
+from raycrew.worker_groups._health.diagnosis.making import Subjects, tell_of_start
+from raycrew.worker_groups._health.diagnosis.parts import Findings
 from raycrew.worker_groups.sharding import WorkerFacts, assign_ranks
 from raycrew.worker_groups.testing import InProcessGroup
 
@@ -186,7 +186,7 @@ def starts_that_fail(folder, count):
 
 
 def test_of_starts_that_fail_again_and_again_the_first_and_the_last_ten_stay(tmp_path, monkeypatch):
-    monkeypatch.setattr(making, "examine", lambda *_: {0: Found.nothing("its node is gone")})
+    monkeypatch.setattr(making, "examine", lambda *_: {0: Findings.nothing("its node is gone")})
     made = list(starts_that_fail(tmp_path, 14))
     assert {*tmp_path.iterdir()} == {made[0], *made[-10:]}
 
@@ -197,7 +197,7 @@ def test_one_that_can_not_be_written_leaves_nothing(tmp_path, monkeypatch):
         (diagnosis.folder / "diagnosis.txt").touch()
         raise OSError("no space left")
 
-    monkeypatch.setattr(making, "examine", lambda *_: {0: Found.nothing("its node is gone")})
+    monkeypatch.setattr(making, "examine", lambda *_: {0: Findings.nothing("its node is gone")})
     monkeypatch.setattr(making, "write", fill)
     assert list(starts_that_fail(tmp_path, 1)) == [None]
     assert list(tmp_path.iterdir()) == []

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raycrew.worker_groups._diagnosis.parts import Found, Wanted
-from raycrew.worker_groups._health import UnansweredError, ask, by_node
+from raycrew.worker_groups._health.diagnosis.parts import Findings, Wanted
+from raycrew.worker_groups._health.questions import UnansweredError, ask, by_node
 from raycrew.worker_groups.sharding import WorkerFacts
 
 _ALL_BYTES = 256 << 20  # that are told of all together: they come by the object store, into one memory
@@ -16,7 +16,7 @@ def examine(
     prefixes: Mapping[int, Sequence[str]],
     wanted: Wanted,
     timeout_s: float,
-) -> dict[int, Found]:
+) -> dict[int, Findings]:
     """What the watches find of some workers, by rank; each is told of, or why it can't be, after `timeout_s`.
 
     Args:
@@ -34,13 +34,13 @@ def examine(
     }
     patience_s = timeout_s * (1 - _PART)
     answers = ask("examine", workers, timeout_s * _PART, details=details, patience_s=patience_s)
-    found: dict[int, Found] = {}
+    found: dict[int, Findings] = {}
     for node_id, ranks in by_node(workers).items():
         answer = answers[node_id]
         if isinstance(answer, UnansweredError):
-            found |= {rank: Found.nothing(str(answer)) for rank in ranks}
+            found |= {rank: Findings.nothing(str(answer)) for rank in ranks}
         else:
-            found |= {rank: Found.of(told) for rank, told in zip(ranks, answer, strict=True)}
+            found |= {rank: Findings.of(told) for rank, told in zip(ranks, answer, strict=True)}
     return dict(sorted(found.items()))
 
 

@@ -11,7 +11,7 @@ from diagnosed_workers import Starter, Talker
 from patience import PATIENCE_S, eventually
 
 from raycrew.worker_groups import RayWorkerGroup, ResultTimeoutError, WorkerFailureError
-from raycrew.worker_groups._diagnosis import automatic
+from raycrew.worker_groups._health.diagnosis import automatic
 
 SECRET = "s3cr3t-5f00d1"
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from raycrew.worker_groups._diagnosis import concealing
-from raycrew.worker_groups._diagnosis.making import Subjects, make
-from raycrew.worker_groups._diagnosis.parts import Found
+from raycrew.worker_groups._health.diagnosis import concealing
+from raycrew.worker_groups._health.diagnosis.making import Subjects, make
+from raycrew.worker_groups._health.diagnosis.parts import Findings
 from raycrew.worker_groups.sharding import WorkerFacts, assign_ranks
 
 FACTS = [WorkerFacts("node-a", "10.0.0.1", 41)]
@@ -53,7 +53,7 @@ def test_the_longest_is_taken_out_first():
 )
 def test_no_line_of_a_secret_is_in_any_file(tmp_path, secret, write):
     told = f"Bearer {write(secret)} was rejected"
-    found = {0: Found(stacks=told, told_by="py-spy", output=told, missing={"record": told})}
+    found = {0: Findings(stacks=told, told_by="py-spy", output=told, missing={"record": told})}
     subjects = Subjects("mine.Worker", assign_ranks([0], FACTS, [0], "mine"), FACTS, {"SECRET": secret})
     diagnosis = make("mine", subjects, found, told, 0.0, tmp_path)
     parts = {line.strip() for line in secret.splitlines() if len(line.strip()) >= 6}
