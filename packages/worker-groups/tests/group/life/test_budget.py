@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 
 from raycrew.worker_groups import WorkerGroupError
-from raycrew.worker_groups._group.life.budget import LONGEST_PAUSE_S, RestartBudget
+from raycrew.worker_groups._group.life.budget import LONGEST_PAUSE_S, QUIET_S, RestartBudget
 
 
 class Clock:
@@ -41,3 +41,27 @@ def test_none_at_all():
 def test_pauses_stay_bounded_however_many_restarts_there_were():
     budget = RestartBudget(3000, clock=lambda: 0.0)
     assert all(math.isfinite(budget.take()) for _ in range(2000))
+
+
+def test_it_begins_anew_after_an_hour_without_a_death():
+    clock = Clock()
+    budget = RestartBudget(2, clock)
+    budget.take()
+    clock.now += QUIET_S - 1
+    assert (budget.take(), budget.used) == (0.0, 2)
+    clock.now += QUIET_S
+    assert (budget.take(), budget.take(), budget.used) == (0.0, 1.0, 2)
+
+
+def test_neither_a_long_restart_nor_refusals_are_an_hour_without_a_death():
+    clock = Clock()
+    budget = RestartBudget(1, clock)
+    budget.take()
+    clock.now += 2 * QUIET_S
+    budget.ended()
+    for _ in range(3):
+        clock.now += QUIET_S - 1
+        with pytest.raises(WorkerGroupError, match="all 1 restarts"):
+            budget.take()
+    clock.now += QUIET_S
+    assert budget.take() == 0.0

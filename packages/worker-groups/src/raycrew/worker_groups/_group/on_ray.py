@@ -92,6 +92,7 @@ class RayWorkerGroup(WorkerGroup):
             Calls of idempotent methods are then sent again, to all ranks that they were for; others, and
             streams, raise once the group is whole again.
         max_restarts: How often; after the first time with pauses of 1 s, 2 s, 4 s and so on between them.
+            After an hour without a death it is counted anew.
         on_worker_failure: Called with the `WorkerFailureError` of each worker of whose death a call is seen
             to fail (seen as above), once and before it is replaced, in the thread that waited for the call,
             or that restarts the group. It is not told of dead workers that no call has failed of, though a

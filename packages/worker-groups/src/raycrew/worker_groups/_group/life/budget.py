@@ -7,13 +7,17 @@ from raycrew.worker_groups.errors import WorkerGroupError
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
+#: After so long without a death restarts are counted anew.
+QUIET_S = 3600.0
 
 
 class RestartBudget:
     """Counts restarts; each begins later after the one before it than that did: 1 s, 2 s, 4 s, … up to 60 s.
 
+    An hour after the last one ended, or was refused, the count begins anew.
+
     Args:
-        most: How many there may be.
+        most: How many there may be without such an hour between them.
         clock: The monotonic clock.
     """
 
@@ -21,7 +25,7 @@ class RestartBudget:
         self.most = most
         self.used = 0
         self._clock = clock
-        self._last = float("-inf")
+        self._last = self._busy_until = float("-inf")
 
     def take(self) -> float:
         """Take one restart; returns the seconds to wait before it.
@@ -29,10 +33,17 @@ class RestartBudget:
         Raises:
             WorkerGroupError: There is none left.
         """
+        now = self._clock()
+        if now - self._busy_until >= QUIET_S:
+            self.used = 0
+        self._busy_until = now
         if self.used >= self.most:
             raise WorkerGroupError(f"all {self.most} restarts of max_restarts are used up")
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self.used - 1, 10))
-        now = self._clock()
         begin = max(now, self._last + pause_s)
         self.used, self._last = self.used + 1, begin
         return begin - now
+
+    def ended(self) -> None:
+        """Take in that a restart is over, well or not: it may have taken longer than it is quiet for."""
+        self._busy_until = self._clock()

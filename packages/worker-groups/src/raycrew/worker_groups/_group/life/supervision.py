@@ -144,6 +144,8 @@ class Supervision:
                 logger.exception("%s was not restarted", self._name)
                 error.add_note(f"its group was not restarted: {described(raised)}")
                 return False
+            finally:
+                self._budget.ended()
         return True
 
     def _wait_until(self, deadline: float) -> None:
