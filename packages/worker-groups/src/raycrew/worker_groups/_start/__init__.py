@@ -16,6 +16,7 @@ from raycrew.worker_groups._start.spec import (
     GroupSpec,
     RayWorkerBuilder,
     check_hook,
+    size_bytes,
     transport_of,
     worker_aliases,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "forwarded_now",
     "init_kwargs_of",
     "next_generation",
+    "size_bytes",
     "start_group",
     "transport_of",
     "without_options",

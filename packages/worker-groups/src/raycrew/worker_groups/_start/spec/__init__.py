@@ -2,6 +2,7 @@
 
 from raycrew.worker_groups._start.spec.options import GroupOptions, kind_of
 from raycrew.worker_groups._start.spec.plugins import interpreter_for, transport_of
+from raycrew.worker_groups._start.spec.sizes import size_bytes
 from raycrew.worker_groups._start.spec.spec import (
     GroupSpec,
     RayWorkerBuilder,
@@ -20,6 +21,7 @@ __all__ = [
     "check_init",
     "interpreter_for",
     "kind_of",
+    "size_bytes",
     "transport_of",
     "worker_aliases",
 ]
