@@ -2,7 +2,7 @@
 
 import sys
 
-from raycrew.worker_groups._command_line import groups, main, stacks, top
+from raycrew.worker_groups._health.command_line import groups, main, stacks, top
 
 __all__ = ["groups", "main", "stacks", "top"]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ray.exceptions import RayError
 
 from raycrew.cluster_core.commands import run
-from raycrew.worker_groups._command_line import commands
+from raycrew.worker_groups._health.command_line import commands
 from raycrew.worker_groups.errors import WorkerGroupError
 
 _FAILURES = (RayError, WorkerGroupError)

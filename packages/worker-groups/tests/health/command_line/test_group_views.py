@@ -6,7 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
-from raycrew.worker_groups._command_line import commands
+from raycrew.worker_groups._health.command_line import commands
 from raycrew.worker_groups._health.roster import Found, UnknownGroupError
 
 OPTIONS = argparse.Namespace(json=False, timeout=5.0, group=["late"], rank=[], sort="rank", interval=0.5)

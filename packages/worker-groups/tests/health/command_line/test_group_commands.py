@@ -20,11 +20,11 @@ from workers import Patient
 from raycrew.cluster_core.__main__ import main as raycrew
 from raycrew.worker_groups import RayWorkerGroup
 from raycrew.worker_groups.__main__ import groups, main, stacks, top
-from raycrew.worker_groups._command_line import commands
 from raycrew.worker_groups._health import watches
+from raycrew.worker_groups._health.command_line import commands
 from raycrew.worker_groups._ray import records
 
-PACKAGE = Path(__file__).parents[2]
+PACKAGE = Path(__file__).parents[3]
 SECRET = "hush-7f3a"
 
 

@@ -13,7 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from raycrew.cluster_core.commands import Outcome, Printable
-from raycrew.worker_groups._health import Found, GroupSight, RankSight, UnknownGroupError, look, take_stacks
+from raycrew.worker_groups._health.roster import (
+    Found,
+    GroupSight,
+    RankSight,
+    UnknownGroupError,
+    look,
+    take_stacks,
+)
 
 _WRONG = {"dead", "stopped", "silent", "unanswered"}
 _STYLES = {"ready": "green", "busy": "cyan", "alive": "", "unanswered": "yellow"}
