@@ -2,7 +2,7 @@
 
 import pytest
 
-from raycrew.cluster_core import DeviceBinding, bind_device
+from raycrew.cluster_core import DeviceBinding, accelerators_of, bind_device, visible_devices
 
 pytestmark = pytest.mark.smoke
 
@@ -132,3 +132,13 @@ def test_several_devices_come_in_physical_order_or_in_that_of_the_mask():
     assert (unknown.device_ids, unknown.device_index, unknown.local_index) == ((B, A), None, 0)
     mixed = bind_device({"GPU": [A, "3"]}, {"CUDA_VISIBLE_DEVICES": f"{A},3"})
     assert mixed.device_ids == ("3", A)
+
+
+def test_accelerators_are_found_among_resources():
+    assert accelerators_of({"CPU": 8.0, "memory": 1e9, "GPU": 0.0}) == ()
+    assert accelerators_of({"CPU": 8.0, "NPU": 4.0, "my_npu": 1.0, "GPU": 1.0}) == ("GPU", "NPU")
+
+
+def test_visible_devices_are_what_an_environment_says_of_them():
+    masks = {"CUDA_VISIBLE_DEVICES": "3", "ASCEND_RT_VISIBLE_DEVICES": ""}
+    assert visible_devices({**masks, "PATH": "/bin", f"{FLAG}CUDA_VISIBLE_DEVICES": "1"}) == masks

@@ -4,7 +4,7 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
 from raycrew.cluster_core._connection import DEFAULT_POLICY, ClusterConfig, EnvironmentPolicy, Secrets
-from raycrew.cluster_core._devices import DeviceBinding, bind_device
+from raycrew.cluster_core._devices import DeviceBinding, accelerators_of, bind_device, visible_devices
 from raycrew.cluster_core._planning import (
     Bundle,
     BundleSpec,
@@ -76,11 +76,13 @@ __all__ = [
     "ResourceInsufficientError",
     "Secrets",
     "Session",
+    "accelerators_of",
     "bind_device",
     "init_ray",
     "lease_ports",
     "node_states",
     "plan_cluster",
+    "visible_devices",
 ]
 
 __version__: str

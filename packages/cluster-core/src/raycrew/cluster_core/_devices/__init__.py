@@ -2,7 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from raycrew.cluster_core._devices.binding import KEEP_FLAGS, VISIBILITY_VARIABLES, DeviceBinding, bind_device
+from raycrew.cluster_core._devices.binding import (
+    KEEP_FLAGS,
+    VISIBILITY_VARIABLES,
+    DeviceBinding,
+    accelerators_of,
+    bind_device,
+    visible_devices,
+)
 from raycrew.cluster_core._ray import lazy
 
 if TYPE_CHECKING:
@@ -14,9 +21,11 @@ __all__ = [
     "VISIBILITY_VARIABLES",
     "DeviceBinding",
     "DevicesTakenError",
+    "accelerators_of",
     "bind_device",
     "held_devices",
     "probe_devices",
+    "visible_devices",
 ]
 
 __getattr__ = lazy(__name__, {"pins": ["DevicesTakenError", "held_devices"], "probe": ["probe_devices"]})

@@ -60,6 +60,24 @@ VISIBILITY_VARIABLES = frozenset(row.visible for row in _ACCELERATORS) | {"ROCR_
 KEEP_FLAGS = frozenset(row.keep_flag for row in _ACCELERATORS)
 
 
+def accelerators_of(resources: Mapping[str, float]) -> tuple[str, ...]:
+    """Which of a node's or bundle's resources are accelerators, in Ray's names: "GPU", "NPU", "TPU", ….
+
+    Args:
+        resources: Amounts by name, such as `NodeState.total` or `Bundle.resources`.
+    """
+    known = dict.fromkeys(row.resource for row in _ACCELERATORS)
+    return tuple(name for name in known if resources.get(name))
+
+
+def visible_devices(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of an environment that say which devices a process with it sees.
+
+    A process that is given them before it uses devices has the same ones.
+    """
+    return {name: environ[name] for name in sorted(VISIBILITY_VARIABLES) if name in environ}
+
+
 def bind_device(
     assigned: Mapping[str, Sequence[str]], environ: Mapping[str, str], inventory: Sequence[str] = ()
 ) -> DeviceBinding:
