@@ -1,6 +1,7 @@
 """The main objects have examples in their docstrings, and these run as they stand there."""
 
 import doctest
+import functools
 import importlib
 import math
 import os
@@ -19,8 +20,9 @@ CLUSTER_CORE = (
 )
 WORKER_GROUPS = (
     *("GroupHandle", "LoadBalancer", "MultiWorkerFuture", "NamedSharding", "RayWorkerBuilder"),
-    *("RayWorkerGroup", "SampleQueue", "current_worker", "fan_out", "fan_out_as_completed", "sharded"),
+    *("RayWorkerGroup", "current_worker", "fan_out", "fan_out_as_completed", "sharded"),
 )
+SCHEDULING = ("Job", "RayRPCServer", "RayScheduler", "SchedulingSpec")
 TENSOR_TRANSPORT = (
     *("BatchedDataDict", "InlineBackend", "PackedTensor", "RTensor", "ShardRegistry", "pack", "remotize"),
 )
@@ -30,6 +32,7 @@ PUBLIC = {
     for package, names in (
         ("cluster_core", CLUSTER_CORE),
         ("worker_groups", WORKER_GROUPS),
+        ("worker_groups.scheduling", SCHEDULING),
         ("tensor_transport", TENSOR_TRANSPORT),
         ("venv_manager", VENV_MANAGER),
     )
@@ -39,12 +42,20 @@ NAMES = {**PUBLIC, "math": math, "os": os, "torch": importlib.import_module("tor
 
 #: The main objects: those without Ray, those of groups, and those that share one cluster.
 ALONE = (
-    *("BatchedDataDict", "EnvironmentSpec", "NamedSharding", "PackedTensor", "RTensor", "lease_ports"),
-    *("pack", "plan_cluster", "register_actor_environment"),
+    *(
+        "BatchedDataDict",
+        "EnvironmentSpec",
+        "Job",
+        "NamedSharding",
+        "PackedTensor",
+        "RTensor",
+        "RayRPCServer",
+    ),
+    *("RayRPCServer", "lease_ports", "pack", "plan_cluster", "register_actor_environment"),
 )
 OF_GROUPS = (
-    *("GroupHandle", "LoadBalancer", "MultiWorkerFuture", "RayWorkerBuilder", "RayWorkerGroup"),
-    *("current_worker", "sharded"),
+    *("GroupHandle", "LoadBalancer", "MultiWorkerFuture", "RayScheduler", "RayWorkerBuilder"),
+    *("RayWorkerGroup", "current_worker", "sharded"),
 )
 ON_RAY = ("BundleSpec", "RayVirtualCluster", "fan_out", "fan_out_as_completed", "init_ray")
 
@@ -67,7 +78,8 @@ def test_examples_run(name: str) -> None:
 
 @pytest.mark.parametrize("name", OF_GROUPS)
 def test_examples_of_groups_run_in_one_process_as_on_ray(name: str) -> None:
-    run(name, cluster=FakeCluster([2]), RayWorkerGroup=InProcessGroup)
+    scheduler = functools.partial(PUBLIC["RayScheduler"], group_class=InProcessGroup)
+    run(name, cluster=FakeCluster([2]), RayWorkerGroup=InProcessGroup, RayScheduler=scheduler)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,6 @@ LAYOUTS = (
     "weights/resharding/test_reshard_plan.py",
     "weights/resharding/test_moving.py",
 )
-SAMPLES = ("samples/test_sample_states.py", "samples/test_sample_queue.py")
 DIGEST = ("spec/test_digest.py", "spec/test_spec.py")
 
 # Module (below the package's import name) and the tests that stand for it (below the package's tests).
@@ -62,18 +61,6 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_group/life/states": ("group/life/test_states.py",),
         "_group/life/budget": ("group/life/test_budget.py",),
         "_on_nodes/ring": ("on_nodes/test_ring.py",),
-        "samples/_batch": SAMPLES,
-        "samples/_coroutines": SAMPLES,
-        "samples/_reasons": SAMPLES,
-        "samples/_requests": SAMPLES,
-        "samples/_telling": SAMPLES,
-        "samples/_states/ledger": SAMPLES,
-        "samples/_states/leases": SAMPLES,
-        "samples/_states/order": SAMPLES,
-        "samples/_states/ready": SAMPLES,
-        "samples/_states/sample": SAMPLES,
-        "samples/_states/versions": SAMPLES,
-        "samples/_tally": SAMPLES,
         "sharding/_ranks": ("sharding/test_ranks.py",),
         "_start/generations": ("start/test_generations.py",),
         "_start/spec/options": ("start/spec/test_group_options.py", "start/test_describing.py"),
@@ -95,6 +82,8 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "fan_out/_batches": ("fan_out/test_fan_out_batches.py",),
         "fan_out/_outcomes": ("fan_out/test_fan_out_outcomes.py",),
         "fan_out/_processes/journal": ("fan_out/test_fan_out_journal.py",),
+        "scheduling/_job": ("scheduling/test_jobs.py",),
+        "scheduling/_plan": ("scheduling/test_role_plans.py",),
         "sharding/_named": ("sharding/test_sharding.py",),
     },
     "cluster-core": {
@@ -255,6 +244,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "_worker/declared/method_types": WORDS,
         "_health/diagnosis/asking": ON_RAY,
         "_group/actors": ON_RAY,
+        "_group/beside": ON_RAY,
         "_group/on_ray": ON_RAY,
         "_group/handles/handle": ON_RAY,
         "_group/handles/members": ON_RAY,
@@ -265,6 +255,9 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "errors": WORDS,
         "protocols": WORDS,
         "fan_out/_observing": ON_RAY,
+        "scheduling/_engines": ON_RAY,
+        "scheduling/_scheduler": ON_RAY,
+        "scheduling/errors": WORDS,
         "testing/_processes": ON_PROCESSES,
     },
     "tensor-transport": {

@@ -24,6 +24,7 @@ from raycrew.worker_groups._calls import (
     in_thread,
     left,
 )
+from raycrew.worker_groups._group.beside import Beside
 from raycrew.worker_groups._group.handles import GroupHandle, Members
 from raycrew.worker_groups._group.life import (
     ABANDONED_S,
@@ -205,6 +206,17 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis):
     def __repr__(self) -> str:
         state = f"{self.world_size} workers" if self._life.state in ("open", "restarting") else "shut down"
         return f"{type(self).__name__}({self.name!r}, {self._started.info.name}, {state})"
+
+    def places_beside(self) -> Beside:
+        """The bundles of this group in rank order, as a cluster for processes beside its workers.
+
+        They take nothing of the bundles, and have to end before this group does.
+
+        Raises:
+            WorkerGroupClosedError: The group was shut down.
+        """
+        self._open()
+        return Beside(self.cluster, self._claim, self._started.order)
 
     def renew_rendezvous(self) -> int:
         """Give the group a new generation with a new master port, its workers staying; returns its number.

@@ -81,6 +81,36 @@ class GroupHealth:
             self._note_death(rank, workers.facts[rank], sights[rank])
         return found
 
+    def ping(self, ranks: Sequence[int] | None = None, timeout: float = 1.0) -> dict[int, WorkerStatus]:
+        """What some ranks are up to, as their nodes' watches see them: the workers themselves are not asked.
+
+        So this answers at once, whatever they are at; `silent_s` is the age of the last tick of the call that
+        runs. A rank whose node does not answer within `timeout` seconds, or can't tell, is left out.
+
+        Args:
+            ranks: Which; None for all.
+            timeout: How long the nodes' watches may take to answer.
+
+        Raises:
+            ValueError: There is no such rank.
+        """
+        self._open()
+        workers = self._workers()
+        asked = range(len(workers.facts)) if ranks is None else ranks
+        if unknown := [rank for rank in asked if not 0 <= rank < len(workers.facts)]:
+            raise ValueError(f"{self.name!r} has no ranks {unknown}, only 0 to {len(workers.facts) - 1}")
+        some = Workers([workers.facts[rank] for rank in asked], [workers.handles[rank] for rank in asked])
+        found = {}
+        for position, seen in self._sights(some, timeout).items():
+            rank = asked[position]
+            if not isinstance(seen, Seen):
+                logger.warning("how rank %d of %s is can't be told: %s", rank, self.name, seen)
+                continue
+            if not seen.is_alive:
+                self._note_death(rank, workers.facts[rank], seen)
+            found[rank] = _status(seen, "ready" if seen.is_idle else "busy")
+        return found
+
     def _await_answers(
         self, workers: Workers, sights: dict[int, Seen | str], timeout_s: float
     ) -> dict[int, ActorState]:

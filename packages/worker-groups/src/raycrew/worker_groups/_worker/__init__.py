@@ -46,6 +46,7 @@ from raycrew.worker_groups._worker.worker_class import (
     fqn_of,
     fqn_of_function,
     held_class,
+    import_class,
     load_class,
     source_of,
 )
@@ -81,6 +82,7 @@ __all__ = [
     "fqn_of",
     "fqn_of_function",
     "held_class",
+    "import_class",
     "is_process_variable",
     "is_shardable",
     "load_class",

@@ -245,7 +245,7 @@ class InProcessGroup(WorkerGroup):
         return [worker.instance for worker in self._crew.workers]
 
     def _sights(self, workers: Workers, timeout_s: float) -> SeenByRank:  # noqa: ARG002 - nobody has to be asked
-        pages = [worker.page for worker in self._crew.workers]
+        pages = [cast("Any", handle).worker.page for handle in workers.handles]
         return {rank: Seen.of({"is_alive": True, **on_page(page)}) for rank, page in enumerate(pages)}
 
     def _answers(

@@ -1,0 +1,209 @@
+"""Creating the workers of a role: its groups at once, under one deadline, all of them or none."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from ray.exceptions import RayError
+
+from raycrew.cluster_core import ClusterError, PortsExhaustedError
+from raycrew.worker_groups._calls import deadline_after, left
+from raycrew.worker_groups._group import RayWorkerGroup, WorkerGroup
+from raycrew.worker_groups._start import RayWorkerBuilder
+from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupError
+from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
+from raycrew.worker_groups.scheduling._ending import end_parts, in_threads
+from raycrew.worker_groups.scheduling._job import Job, SchedulingSpec
+from raycrew.worker_groups.scheduling._plan import GroupPlan, check_colocated, plan_groups
+from raycrew.worker_groups.scheduling._roles import Part, Role, Seat
+from raycrew.worker_groups.scheduling._server import RayRPCServer
+from raycrew.worker_groups.scheduling._sites import Site, Sites
+from raycrew.worker_groups.scheduling.errors import (
+    PortAllocationError,
+    SchedulerError,
+    WorkerConfigurationError,
+    WorkerCreationError,
+    WorkerTimeoutError,
+)
+from raycrew.worker_groups.sharding import RankInfo
+
+_LEAST_S = 0.001  # what is too late is told by who is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What all workers of a scheduler have in common."""
+
+    engine_paths: Sequence[str]
+    environments: EnvironmentProvider | Literal["auto"] | None
+    transport: ArgumentTransport | Literal["auto"] | None
+    secrets: Sequence[str]
+    port_range: tuple[int, int] | None
+    group_class: type[WorkerGroup] = RayWorkerGroup
+
+
+class Creation:
+    """Creates roles on some sites.
+
+    Args:
+        sites: Finds places.
+        wishes: What all workers have in common.
+    """
+
+    def __init__(self, sites: Sites, wishes: Wishes) -> None:
+        self._sites, self._wishes = sites, wishes
+
+    def of_its_own(self, job: Job, timeout_s: float) -> Role:
+        """A role with devices of its own.
+
+        Raises:
+            SchedulerError: It could not be created; nothing of it is left.
+        """
+        with _told_of(job):
+            plans, deadline = plan_groups(job), deadline_after(timeout_s)
+            parts = _all_or_none([partial(self._part, plan, deadline) for plan in plans])
+            return self._role(job, parts)
+
+    def beside(self, job: Job, target: Role, timeout_s: float) -> Role:
+        """A role whose workers are processes of their own on the devices of another's.
+
+        Raises:
+            SchedulerError: It could not be created; nothing of it is left.
+        """
+        with _told_of(job):
+            check_colocated(job, target.job)
+            seats, deadline = target.seats[: job.replicas], deadline_after(timeout_s)
+            places = dict.fromkeys(seat.group for seat in seats)
+            makers, first = [], 0
+            for group in places:
+                ranks = [seat.rank for seat in seats if seat.group is group]
+                specs = job.specs[first : first + len(ranks)]
+                devices = [seat.devices for seat in seats[first : first + len(ranks)]]
+                plan = GroupPlan(job.role if len(places) == 1 else job.worker_ids[first], specs, ())
+                site = Site(group.places_beside(), [[rank] for rank in ranks])
+                makers.append(partial(self._started, plan, site, deadline, devices))
+                first += len(ranks)
+            return self._role(job, _all_or_none(makers))
+
+    @staticmethod
+    def second_name(job: Job, target: Role) -> Role:
+        """A role that is a second name for the workers of another.
+
+        Raises:
+            WorkerConfigurationError: It wants what those don't have.
+        """
+        check_colocated(job, target.job)
+        return Role(job, target.seats[: job.replicas])
+
+    def _part(self, plan: GroupPlan, deadline: float | None) -> Part:
+        site = self._sites.take(plan, max(left(deadline) or 0.0, _LEAST_S))
+        with ExitStack() as undo:
+            undo.callback(site.release)
+            part = self._started(plan, site, deadline)
+            undo.pop_all()
+        return part
+
+    def _started(
+        self,
+        plan: GroupPlan,
+        site: Site,
+        deadline: float | None,
+        devices: Sequence[Mapping[str, str]] = (),
+    ) -> Part:
+        wishes = self._wishes
+        server = RayWorkerBuilder(RayRPCServer, list(wishes.engine_paths), wishes.port_range)
+        group = wishes.group_class(
+            site.cluster,
+            server,
+            name_prefix=plan.name,
+            bundle_indices_list=site.seating,
+            env_vars=variables_of(plan.specs, devices),
+            secrets=wishes.secrets,
+            launchers={"*": plan.specs[0].cmd} if plan.specs[0].cmd else None,
+            environments=wishes.environments,
+            transport=wishes.transport,
+            ports_per_worker=plan.port_count,
+            port_range=wishes.port_range,
+            init_timeout_s=max(left(deadline) or 0.0, _LEAST_S),
+            progress=False,
+        )
+        return Part(group, site.release)
+
+    @staticmethod
+    def _role(job: Job, parts: Sequence[Part]) -> Role:
+        with ExitStack() as undo:
+            undo.callback(end_parts, parts, None, force=True)
+            role = Role(job, _seats(job, [part.group for part in parts]), parts)
+            undo.pop_all()
+        return role
+
+
+def _seats(job: Job, groups: Sequence[WorkerGroup]) -> list[Seat]:
+    places = [(group, rank) for group in groups for rank in range(group.world_size)]
+    devices: list[Mapping[str, str]] = [{}] * len(places)
+    if any(spec.gpu for spec in job.specs):
+        asked = [group.call(RayRPCServer.visible_devices) for group in groups]
+        devices = [told for answer in asked for told in answer.get_results()]
+    return [Seat(*place, own) for place, own in zip(places, devices, strict=True)]
+
+
+def variables_of(
+    specs: Sequence[SchedulingSpec], devices: Sequence[Mapping[str, str]] = ()
+) -> Mapping[str, str] | Callable[[RankInfo], Mapping[str, str]]:
+    """The variables of a group's workers: for all of them, or a function of the rank where they differ."""
+    masks = devices or [{}] * len(specs)
+    each = [{**spec.env_vars, **mask} for spec, mask in zip(specs, masks, strict=True)]
+    return each[0] if all(own == each[0] for own in each) else partial(_of_rank, each)
+
+
+def _of_rank(each: Sequence[Mapping[str, str]], info: RankInfo) -> Mapping[str, str]:
+    return each[info.rank]
+
+
+def _all_or_none(makers: Sequence[Callable[[], Part]]) -> list[Part]:
+    """Parts, all made at once; where one fails, those that were made end, and the first error is raised."""
+    if len(makers) == 1:
+        return [makers[0]()]
+    made = in_threads(_tried, makers)
+    errors = [one for one in made if isinstance(one, Exception)]
+    if errors:
+        end_parts([one for one in made if isinstance(one, Part)], None, force=True)
+        for other in errors[1:]:
+            errors[0].add_note(f"(and another of its {len(makers)} groups: {other})")
+        raise errors[0]
+    return made
+
+
+def _tried(maker: Callable[[], Part]) -> Part | Exception:
+    try:
+        return maker()
+    except Exception as error:  # noqa: BLE001 - raised once all are done
+        return error
+
+
+@contextmanager
+def _told_of(job: Job) -> Iterator[None]:
+    """Within, what keeps a role from being created is raised as an error of the scheduler."""
+    try:
+        yield
+    except SchedulerError:
+        raise
+    except (WorkerGroupError, ClusterError, RayError, ValueError, TypeError) as error:
+        raise creation_error(job, error) from error
+
+
+def creation_error(job: Job, error: Exception) -> SchedulerError:
+    """What an error of groups, clusters or Ray is for who creates a role."""
+    said = f"the workers of {job.role!r} could not be created"
+    known: dict[str, Any] = {"role": job.role, "cause": error}
+    if isinstance(error, TimeoutError):
+        return WorkerTimeoutError(f"{said} in time: {error}", **known)
+    if isinstance(error, WorkerFailureError):
+        known |= {"pid": error.pid, "node_id": error.node_id, "log_tail": error.log_tail}
+        kind = PortAllocationError if isinstance(error.cause, PortsExhaustedError) else WorkerCreationError
+        return kind(f"{said}: {error.message}", **known)
+    if isinstance(error, ValueError | TypeError):
+        return WorkerConfigurationError(f"{said}: {error}", **known)
+    return WorkerCreationError(f"{said}: {error}", **known)

@@ -1,0 +1,206 @@
+"""Engines on the workers of roles: made, called and ended."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from raycrew.worker_groups._calls import deadline_after
+from raycrew.worker_groups.scheduling._roles import Role, Roles, Seat
+from raycrew.worker_groups.scheduling._sending import (
+    call_engine,
+    call_engine_async,
+    gathered,
+    send,
+    told_as,
+)
+from raycrew.worker_groups.scheduling._server import check_path
+from raycrew.worker_groups.scheduling.errors import (
+    EngineCallError,
+    EngineCreationError,
+    EngineImportError,
+    SchedulerError,
+)
+
+
+class EngineCalls:
+    """What a scheduler does with engines; see the methods."""
+
+    _roles: Roles
+    _engine_paths: tuple[str, ...]
+    _call_timeout_s: float
+
+    def create_engine(
+        self,
+        worker_id: str,
+        engine: str,
+        engine_name: str | None = None,
+        *args: Any,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Make an engine on a worker, which may have several.
+
+        Args:
+            worker_id: The worker.
+            engine: Import path of its class, or of a function that makes it: "package.module.Class".
+            engine_name: What it is called on that worker; the worker's id by default.
+            *args: Positional arguments of the class.
+            timeout_s: Deadline; by default the scheduler's `call_timeout_s`.
+            **kwargs: Keyword arguments of the class.
+
+        Raises:
+            EngineImportError: It can't be imported there, or is not allowed; then nothing was sent.
+            EngineCreationError: It has raised, or there is one of this name.
+            WorkerFailedError: The worker has died.
+            WorkerTimeoutError: It was late; it goes on.
+        """
+        check_path(engine, self._engine_paths)
+        role, seat = self._roles.seat(worker_id)
+        name = engine_name or worker_id
+        asked = (engine, name, *args)
+        with _noted(role, name):
+            self._ask(seat, worker_id, "create_engine", EngineCreationError, timeout_s, asked, kwargs)
+
+    async def async_create_engine(
+        self,
+        worker_id: str,
+        engine: str,
+        engine_name: str | None = None,
+        *args: Any,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """`create_engine` without blocking the event loop: with `asyncio.gather`, on many workers at once."""
+        check_path(engine, self._engine_paths)
+        role, seat = self._roles.seat(worker_id)
+        name = engine_name or worker_id
+        with _noted(role, name), told_as(worker_id, "create_engine", EngineCreationError):
+            await send(seat, "create_engine", self._time(timeout_s), (engine, name, *args), kwargs)
+
+    def call_engine(
+        self,
+        worker_id: str,
+        method: str,
+        engine_name: str | None = None,
+        *args: Any,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Call a method of an engine and wait for what it gives.
+
+        The call is sent again only if the connection to the worker broke and it surely never began.
+
+        Args:
+            worker_id: The worker.
+            method: The method.
+            engine_name: Which of its engines; by default the one of the worker's id.
+            *args: Positional arguments of the method.
+            timeout_s: Deadline; by default the scheduler's `call_timeout_s`.
+            **kwargs: Keyword arguments of the method.
+
+        Raises:
+            EngineCallError: It has raised (`cause` is what), or there is no such engine or method.
+            WorkerFailedError: The worker has died, with the last lines of its output.
+            WorkerTimeoutError: It has not returned in time; it goes on.
+            WorkerNotFoundError: There is no such worker.
+        """
+        _, seat = self._roles.seat(worker_id)
+        with told_as(worker_id, method, EngineCallError):
+            return call_engine(seat, engine_name or worker_id, method, self._time(timeout_s), args, kwargs)
+
+    async def async_call_engine(
+        self,
+        worker_id: str,
+        method: str,
+        engine_name: str | None = None,
+        *args: Any,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """`call_engine` without blocking the event loop."""
+        _, seat = self._roles.seat(worker_id)
+        with told_as(worker_id, method, EngineCallError):
+            time_s = self._time(timeout_s)
+            return await call_engine_async(seat, engine_name or worker_id, method, time_s, args, kwargs)
+
+    def call_peers(
+        self,
+        worker_ids: Sequence[str],
+        method: str,
+        engine_name: str | None = None,
+        *args: Any,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Call a method on a data-parallel head and its tensor- and context-parallel peers, all at once.
+
+        Only the head is sent the arguments; its engine, a `Broadcaster`, gives them to the others.
+
+        Args:
+            worker_ids: The head, and the others.
+            method: The method.
+            engine_name: Which of their engines; by default, of each worker, the one of its id.
+            *args: Positional arguments of the method.
+            timeout_s: Deadline; by default the scheduler's `call_timeout_s`.
+            **kwargs: Keyword arguments of the method.
+
+        Returns:
+            What each of them gives, in their order.
+
+        Raises:
+            SchedulerError: One of them failed, as soon as it did, or was late; see `call_engine`.
+        """
+        seats = {worker_id: self._roles.seat(worker_id)[1] for worker_id in worker_ids}
+        time_s, calls = self._time(timeout_s), {}
+        for position, (worker_id, seat) in enumerate(seats.items()):
+            asked = (engine_name or worker_id, method, time_s, not position)
+            given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}) if position else (args, kwargs)
+            with told_as(worker_id, method, EngineCallError):
+                calls[worker_id] = send(seat, "call_with_peers", time_s, (*asked, *given[0]), given[1])
+        results = gathered(calls, method, deadline_after(time_s))
+        return [results[worker_id] for worker_id in worker_ids]
+
+    def destroy_engine(
+        self, worker_id: str, engine_name: str | None = None, timeout_s: float | None = None
+    ) -> bool:
+        """End an engine by its `destroy`, `close` or `shutdown`; tells whether there was one.
+
+        Raises:
+            EngineCallError: That has raised; the engine is gone all the same.
+            SchedulerError: The worker could not be asked.
+        """
+        role, seat = self._roles.seat(worker_id)
+        name = engine_name or worker_id
+        gone = self._ask(seat, worker_id, "destroy", EngineCallError, timeout_s, ([name],), {})
+        if name in role.engines:
+            role.engines.remove(name)
+        return bool(gone)
+
+    def _ask(
+        self,
+        seat: Seat,
+        worker_id: str,
+        method: str,
+        kind: type[SchedulerError],
+        timeout_s: float | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        with told_as(worker_id, method, kind):
+            return send(seat, method, self._time(timeout_s), args, kwargs).get_results()[0]
+
+    def _time(self, timeout_s: float | None) -> float:
+        return self._call_timeout_s if timeout_s is None else timeout_s
+
+
+@contextmanager
+def _noted(role: Role, name: str) -> Iterator[None]:
+    """Within, an engine is made under a role, which may have been when its time is over, too."""
+    try:
+        yield
+    except (EngineCreationError, EngineImportError):
+        raise
+    except BaseException:
+        role.engines.append(name)
+        raise
+    role.engines.append(name)

@@ -1,0 +1,158 @@
+"""From a job to worker groups and bundles; pure."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from raycrew.cluster_core import Bundle, BundleSpec
+from raycrew.worker_groups.scheduling._job import Job, SchedulingSpec
+from raycrew.worker_groups.scheduling.errors import WorkerConfigurationError, WorkerCreationError
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """One worker group of a role.
+
+    Attributes:
+        name: Its name.
+        specs: What each of its workers is given.
+        bundles: What it needs of the cluster.
+        is_deferred: Whether its only worker takes nothing of these, which are for what it starts.
+    """
+
+    name: str
+    specs: tuple[SchedulingSpec, ...]
+    bundles: tuple[BundleSpec, ...]
+    is_deferred: bool = False
+
+    @property
+    def port_count(self) -> int:
+        """Ports that each of its workers leases; some may need fewer."""
+        return max(spec.port_count for spec in self.specs)
+
+
+def plan_groups(job: Job) -> tuple[GroupPlan, ...]:
+    """The worker groups of a role that has devices of its own, in the order of its workers.
+
+    Raises:
+        WorkerConfigurationError: Workers of one group would have to be started in different ways.
+        ValueError: A worker's accelerators can't be deferred.
+    """
+    strategy = job.scheduling_strategy.type
+    if strategy == "deferred":
+        pairs = zip(job.worker_ids, job.specs, strict=True)
+        return tuple(GroupPlan(name, (spec,), deferred_bundles(spec), True) for name, spec in pairs)
+    if strategy == "separate":
+        pairs = zip(job.worker_ids, job.specs, strict=True)
+        return tuple(GroupPlan(name, (spec,), (bundle_of(spec),)) for name, spec in pairs)
+    if len({str(spec.cmd) for spec in job.specs}) > 1:
+        raise WorkerConfigurationError(
+            f"workers of {job.role!r} are started by different commands (cmd), which one group can't be; "
+            "use the strategy 'separate'",
+            role=job.role,
+        )
+    return (GroupPlan(job.role, job.specs, tuple(map(bundle_of, job.specs))),)
+
+
+def bundle_of(spec: SchedulingSpec) -> BundleSpec:
+    """The bundle of one worker."""
+    return BundleSpec(cpus=spec.cpu, gpus=spec.gpu, memory=spec.memory_bytes)
+
+
+def deferred_bundles(spec: SchedulingSpec) -> tuple[BundleSpec, ...]:
+    """A bundle for each accelerator of a worker, or each whole CPU, with its part of everything else.
+
+    Raises:
+        ValueError: It has a part of one.
+    """
+    count = spec.gpu or spec.cpu
+    if count != int(count) or not count:
+        raise ValueError(f"deferred workers have whole accelerators, or whole CPUs, not {count:g}")
+    each = BundleSpec(cpus=spec.cpu / count, gpus=spec.gpu / count, memory=int(spec.memory_bytes // count))
+    return (each,) * int(count)
+
+
+def choose_bundles(
+    bundles: Sequence[Bundle],
+    taken: Collection[int],
+    wanted: Sequence[BundleSpec],
+    *,
+    accelerator: str = "GPU",
+    slots: int = 1,
+) -> list[int]:
+    """Bundles of a cluster for some workers, in their order: the largest choose first, what fits best.
+
+    Args:
+        bundles: Those of the cluster.
+        taken: Indices of those that are not free.
+        wanted: What each worker needs.
+        accelerator: Ray's name of what `gpus` counts.
+        slots: How many groups share each bundle; a worker gets one part.
+
+    Raises:
+        WorkerCreationError: No free bundle is large enough for one of them.
+    """
+    needs = [one.amounts(accelerator) for one in wanted]
+    free = {b.index: {k: v / slots for k, v in b.resources.items()} for b in bundles if b.index not in taken}
+    chosen: dict[int, int] = {}
+    for position in sorted(range(len(wanted)), key=lambda p: _weight(needs[p]), reverse=True):
+        fitting = [index for index, has in free.items() if _fits(needs[position], has)]
+        if not fitting:
+            raise WorkerCreationError(
+                f"no free bundle has {needs[position]} for one more worker; free are {list(free.values())}, "
+                f"and {len(taken)} of {len(bundles)} bundles are taken"
+            )
+        chosen[position] = min(fitting, key=lambda index: (_surplus(needs[position], free[index]), index))
+        del free[chosen[position]]
+    return [chosen[position] for position in range(len(wanted))]
+
+
+def _fits(need: dict[str, float], has: dict[str, float]) -> bool:
+    return all(has.get(name, 0.0) >= amount - 1e-9 for name, amount in need.items())
+
+
+def _surplus(need: dict[str, float], has: dict[str, float]) -> tuple[float, ...]:
+    """What of a bundle would be lost."""
+    return _weight({name: amount - need.get(name, 0.0) for name, amount in has.items()})
+
+
+def _weight(resources: dict[str, float]) -> tuple[float, ...]:
+    """How much it is, accelerators first."""
+    others = sum(v for k, v in resources.items() if k not in ("CPU", "memory"))
+    return others, resources.get("CPU", 0.0), resources.get("memory", 0.0)
+
+
+def check_colocated(job: Job, target: Job) -> None:
+    """Check that a role can be on the devices of another one.
+
+    Raises:
+        WorkerConfigurationError: It has more workers or wants more than those have, or wants what processes
+            that run already can't be given.
+    """
+    said = f"role {job.role!r} can't be on the devices of {target.role!r}"
+    if job.replicas > target.replicas:
+        raise _refused(job, f"{said}: it has {job.replicas} workers, and that one {target.replicas}")
+    for number, (own, theirs) in enumerate(zip(job.specs, target.specs, strict=False)):
+        if own.gpu > theirs.gpu:
+            raise _refused(job, f"{said}: worker {number} wants {own.gpu:g} accelerators, not {theirs.gpu:g}")
+        if not job.scheduling_strategy.fork and (own.env_vars or own.cmd):
+            raise _refused(
+                job, f"{said} with env_vars or cmd of its own: these processes run already; use fork=True"
+            )
+
+
+def _refused(job: Job, why: str) -> WorkerConfigurationError:
+    return WorkerConfigurationError(why, role=job.role)
+
+
+def the_one_accelerator(found: Iterable[str]) -> str:
+    """The only kind of accelerator that there is; "GPU" where there is none, which Ray then says.
+
+    Raises:
+        WorkerConfigurationError: There are several.
+    """
+    kinds = sorted(set(found))
+    if len(kinds) > 1:
+        raise WorkerConfigurationError(
+            f"the cluster has several kinds of accelerators, {', '.join(kinds)}: say which as accelerator="
+        )
+    return kinds[0] if kinds else "GPU"

@@ -1,0 +1,200 @@
+"""Calls on the workers of roles: sent through their group, and errors that name worker and method."""
+
+import itertools
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from ray.exceptions import RayError
+
+from raycrew.worker_groups._calls import (
+    MultiWorkerFuture,
+    deadline_after,
+    dispatch_single,
+    has_died,
+    in_thread,
+    left,
+    log_tail,
+    wait_any,
+)
+from raycrew.worker_groups._group import WorkerGroup
+from raycrew.worker_groups._ray import may_come_back
+from raycrew.worker_groups.errors import (
+    ResultTimeoutError,
+    WorkerFailureError,
+    WorkerGroupClosedError,
+    WorkerGroupError,
+)
+from raycrew.worker_groups.scheduling._roles import Role, Seat
+from raycrew.worker_groups.scheduling.errors import (
+    EngineCallError,
+    SchedulerError,
+    WorkerFailedError,
+    WorkerTimeoutError,
+)
+
+_TRIES = 3
+_SENDER, _numbers = uuid.uuid4().hex, itertools.count()
+
+
+def send(
+    seat: Seat, method: str, timeout_s: float | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> MultiWorkerFuture[Any]:
+    """Call a method of the server on one worker; keyword arguments may have any name, `timeout` too."""
+    group = seat.group
+    dispatch = dispatch_single(group._open(), method, args, kwargs, ranks=[seat.rank])  # noqa: SLF001
+    return group._send(dispatch, timeout_s)  # noqa: SLF001
+
+
+def call_engine(
+    seat: Seat, engine: str, method: str, timeout_s: float, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Call a method of an engine and wait for what it gives; sent again only if it surely never began."""
+    again = Again(seat, timeout_s)
+    while True:
+        arguments = (engine, method, again.left_s, again.number, *args)
+        try:
+            return send(seat, "call", again.left_s, arguments, kwargs).get_results()[0]
+        except WorkerFailureError as error:
+            if not again.may(error):
+                raise
+
+
+async def call_engine_async(
+    seat: Seat, engine: str, method: str, timeout_s: float, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """The same without blocking the event loop; being cancelled cancels the call, if it has not begun."""
+    again = Again(seat, timeout_s)
+    while True:
+        arguments = (engine, method, again.left_s, again.number, *args)
+        try:
+            return (await send(seat, "call", again.left_s, arguments, kwargs))[0]
+        except WorkerFailureError as error:
+            if not await in_thread(partial(again.may, error)):
+                raise
+
+
+def _next_number() -> str:
+    return f"{_SENDER}-{next(_numbers)}"
+
+
+class Again:
+    """Whether a call is sent once more: if its worker was out of reach, lives, and says that it never began.
+
+    A worker runs its calls in the order in which they come, so what it is asked after a call it answers after
+    that, if the call has come at all.
+
+    Args:
+        seat: The worker.
+        timeout_s: Seconds for all tries together.
+    """
+
+    def __init__(self, seat: Seat, timeout_s: float) -> None:
+        self._seat, self._deadline = seat, deadline_after(timeout_s)
+        self._tries = _TRIES
+        self.number = _next_number()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return left(self._deadline) or 0.0
+
+    def may(self, error: WorkerFailureError) -> bool:
+        """Whether a call that failed so surely never began, and may be sent once more."""
+        self._tries -= 1
+        if not self._tries or error.cause is None or not may_come_back(error.cause):
+            return False
+        try:
+            asked = send(self._seat, "has_begun", self.left_s, (self.number,), {})
+            begun: bool = asked.get_results()[0]
+        except (WorkerGroupError, RayError):
+            return False
+        self.number = _next_number()
+        return not begun
+
+
+def gathered(
+    calls: Mapping[str, MultiWorkerFuture[Any]], method: str, deadline: float | None
+) -> dict[str, Any]:
+    """The results of calls on several workers, by worker; the first failure is raised at once.
+
+    Raises:
+        WorkerTimeoutError: Some have not returned in time.
+        SchedulerError: One has failed.
+    """
+    waiting, results = dict(calls), dict[str, Any]()
+    while waiting:
+        ended = wait_any(list(waiting.values()), left(deadline))
+        if not ended:
+            raise WorkerTimeoutError(
+                f"{method} has not returned on {list(waiting)}; it goes on", method=method
+            )
+        for worker_id in [one for one, call in waiting.items() if call in ended]:
+            with told_as(worker_id, method):
+                results[worker_id] = waiting.pop(worker_id).get_results()[0]
+    return results
+
+
+@contextmanager
+def told_as(worker_id: str, method: str, kind: type[SchedulerError] = EngineCallError) -> Iterator[None]:
+    """Within, what worker groups raise of a call is raised as an error of the scheduler.
+
+    Args:
+        worker_id: Whom the call is for.
+        method: What is called, in words.
+        kind: What an error of the worker's code becomes, unless it is a scheduler's error already.
+
+    Raises:
+        SchedulerError: Always one, in place of a worker group's.
+    """
+    try:
+        yield
+    except SchedulerError:
+        raise
+    except (WorkerGroupError, RayError) as error:
+        raise error_of(worker_id, method, error, kind) from error
+
+
+def error_of(
+    worker_id: str, method: str, error: Exception, kind: type[SchedulerError] = EngineCallError
+) -> SchedulerError:
+    """What an error of a worker group's call is for a scheduler."""
+    said = f"{worker_id}: {method}"
+    known: dict[str, Any] = {"worker_id": worker_id, "method": method, "cause": error}
+    if isinstance(error, ResultTimeoutError):
+        return WorkerTimeoutError(f"{said} has not returned in time; it goes on", **known)
+    if isinstance(error, WorkerGroupClosedError):
+        return WorkerFailedError(f"{said}: its workers have ended, or the connection to Ray has", **known)
+    if not isinstance(error, WorkerFailureError):
+        return kind(f"{said} failed: {error}", **known)
+    known |= {"pid": error.pid, "node_id": error.node_id, "log_tail": error.log_tail}
+    if has_died(error):
+        return WorkerFailedError(f"{said}: its process has died. {error.message}", **known)
+    known["cause"] = cause = error.cause or error
+    if isinstance(cause, SchedulerError):
+        return type(cause)(f"{said}: {cause.args[0]}", **{**known, "cause": cause.cause})
+    return kind(f"{said} raised {type(cause).__name__}: {cause}\n{error.traceback}".rstrip(), **known)
+
+
+def check_alive(role: Role, timeout_s: float) -> None:
+    """Raise if a worker of a role is seen to have died.
+
+    Raises:
+        WorkerFailedError: One has.
+    """
+    seated: dict[WorkerGroup, dict[int, str]] = {}
+    for worker_id, seat in zip(role.job.worker_ids, role.seats, strict=True):
+        seated.setdefault(seat.group, {})[seat.rank] = worker_id
+    for group, ids in seated.items():
+        with told_as(next(iter(ids.values())), "ping", WorkerFailedError):
+            told = group.ping(list(ids), timeout_s)
+        for worker_id in [ids[rank] for rank, status in told.items() if status == "dead"]:
+            raise _seen_dead(worker_id, role.seats[role.job.worker_ids.index(worker_id)])
+
+
+def _seen_dead(worker_id: str, seat: Seat) -> WorkerFailedError:
+    facts = seat.group._workers().facts[seat.rank]  # noqa: SLF001
+    known = {"worker_id": worker_id, "pid": facts.pid, "node_id": facts.node_id}
+    return WorkerFailedError(f"{worker_id} has died", log_tail=log_tail(facts), **known)

@@ -1,0 +1,251 @@
+"""What runs in a worker of a role: it makes engines by import path, and calls them on the main thread."""
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Protocol, runtime_checkable
+
+from raycrew.cluster_core import PortLease, lease_ports, visible_devices
+from raycrew.worker_groups._worker import as_portable, check_env_vars, import_class
+from raycrew.worker_groups.scheduling._results import awaited
+from raycrew.worker_groups.scheduling.errors import (
+    EngineCallError,
+    EngineCreationError,
+    EngineImportError,
+    PortAllocationError,
+    WorkerConfigurationError,
+)
+
+_ENDINGS = ("destroy", "close", "shutdown")
+
+
+#: Positional and keyword arguments of a call.
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@runtime_checkable
+class Broadcaster(Protocol):
+    """An engine that can give the arguments of a call to its tensor- and context-parallel peers."""
+
+    def broadcast_arguments(self, arguments: Arguments | None) -> Arguments:
+        """A collective operation of all peers: what the head gives, all get; the others give None."""
+        ...
+
+
+class RayRPCServer:
+    """The worker of a role: a host of engines, each under a name of its own.
+
+    A plain worker class, which a `RayWorkerGroup` starts; `RayScheduler` does so and calls it. Engines run on
+    the main thread of its process, one call after the other, so that CUDA, signals and event loops are where
+    they expect to be. Whether it lives is asked of its node (`RayScheduler.ping`), not of itself.
+
+    Args:
+        engine_paths: Patterns of the classes and functions that may be imported, as in "my.engines.*".
+        port_range: First and last port that `alloc_ports` leases.
+
+    Examples:
+        >>> server = RayRPCServer(engine_paths=["collections.*"])
+        >>> server.create_engine("collections.Counter", "letters", "abca")
+        >>> server.call("letters", "most_common", None, "1", 1)
+        [('a', 2)]
+    """
+
+    def __init__(
+        self, engine_paths: Sequence[str] = ("*",), port_range: tuple[int, int] | None = None
+    ) -> None:
+        self._engine_paths, self._port_range = tuple(engine_paths), port_range
+        self._engines: dict[str, Any] = {}
+        self._leases: list[PortLease] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._begun: deque[str] = deque(maxlen=1000)
+
+    def ping(self) -> list[str]:
+        """The names of the engines, once this worker has time to answer."""
+        return list(self._engines)
+
+    def alloc_ports(self, count: int) -> tuple[int, ...]:
+        """Lease ports until this process ends.
+
+        Raises:
+            PortAllocationError: There are not so many.
+        """
+        try:
+            self._leases.append(lease_ports(count, port_range=self._port_range))
+        except Exception as error:
+            raise PortAllocationError(f"{count} ports can't be leased: {error}", cause=error) from error
+        return self._leases[-1].ports
+
+    def set_env(self, env_vars: Mapping[str, str]) -> None:
+        """Set variables of this process; libraries that were imported before may not look again.
+
+        Raises:
+            WorkerConfigurationError: No environment can hold one.
+        """
+        try:
+            os.environ.update(check_env_vars(env_vars, "env_vars"))
+        except (TypeError, ValueError) as error:
+            raise WorkerConfigurationError(str(error), cause=error) from error
+
+    def configure(self, function: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function by import path, such as one that seeds random numbers; gives what it returns.
+
+        Raises:
+            EngineImportError: It can't be imported here, or is not allowed.
+            WorkerConfigurationError: It has raised.
+        """
+        run = self._load(function)
+        try:
+            return awaited(run(*args, **kwargs), None, self._own_loop)
+        except Exception as error:
+            why = f"{function} raised {type(error).__name__}: {error}"
+            raise WorkerConfigurationError(why, cause=as_portable(error)) from error
+
+    def create_engine(self, path: str, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Make an engine.
+
+        Args:
+            path: Its class, or a function that makes one, such as "package.module.Class".
+            name: What it is called from then on.
+            *args: Positional arguments of the class.
+            **kwargs: Its keyword arguments.
+
+        Raises:
+            EngineImportError: It can't be imported here, or is not allowed.
+            EngineCreationError: It has raised, or there is an engine of this name.
+        """
+        if name in self._engines:
+            raise EngineCreationError(f"there is an engine {name!r} already; destroy it first")
+        make = self._load(path)
+        try:
+            self._engines[name] = awaited(make(*args, **kwargs), None, self._own_loop)
+        except Exception as error:
+            why = f"{path} raised {type(error).__name__}: {error}"
+            raise EngineCreationError(why, cause=as_portable(error)) from error
+
+    def call(
+        self, name: str, method: str, timeout_s: float | None, number: str, /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call a method of an engine; where it gives a future or a coroutine, that is waited for.
+
+        Args:
+            name: The engine.
+            method: Its method.
+            timeout_s: How long to wait for what it gives, if that is a future; None for no limit.
+            number: What tells this call from any other one.
+            *args: Positional arguments of the method.
+            **kwargs: Its keyword arguments.
+
+        Raises:
+            EngineCallError: There is no such engine or method.
+            Exception: Whatever the method raises.
+        """
+        self._begun.append(number)
+        return awaited(self._bound(name, method)(*args, **kwargs), timeout_s, self._own_loop)
+
+    def call_with_peers(
+        self,
+        name: str,
+        method: str,
+        timeout_s: float | None,
+        is_head: bool,
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Call a method of an engine with the arguments that the head of its peers was sent.
+
+        Args:
+            name: The engine, which is a `Broadcaster`.
+            method: Its method.
+            timeout_s: See `call`.
+            is_head: Whether these are the arguments; other workers are sent none.
+            *args: Positional arguments of the method.
+            **kwargs: Its keyword arguments.
+
+        Raises:
+            EngineCallError: There is no such engine or method, or it is no `Broadcaster`.
+            Exception: Whatever the engine raises.
+        """
+        bound, broadcast = self._bound(name, method), self._bound(name, "broadcast_arguments")
+        args, kwargs = broadcast((args, kwargs) if is_head else None)
+        return awaited(bound(*args, **kwargs), timeout_s, self._own_loop)
+
+    def _bound(self, name: str, method: str) -> Callable[..., Any]:
+        if name not in self._engines:
+            raise EngineCallError(f"there is no engine {name!r} on this worker; it has {self.ping()}")
+        bound = getattr(self._engines[name], method, None)
+        if not callable(bound):
+            kind = type(self._engines[name]).__qualname__
+            raise EngineCallError(f"engine {name!r} has no method {method!r}: it is a {kind}")
+        return bound  # type: ignore[no-any-return]
+
+    def has_begun(self, number: str) -> bool:
+        """Whether a call of this number is among the last thousand."""
+        return number in self._begun
+
+    def destroy(self, names: Sequence[str] | None = None) -> list[str]:
+        """End engines, the newest first, by their `destroy`, `close` or `shutdown`; forget them in any case.
+
+        Args:
+            names: Which; those that are not there are skipped. None for all.
+
+        Returns:
+            The names of those that there were.
+
+        Raises:
+            ExceptionGroup: What some of them raised; the others have ended all the same.
+        """
+        found = [name for name in reversed(self._engines) if names is None or name in names]
+        errors = [error for name in found if (error := self._end(name)) is not None]
+        if errors:
+            raise ExceptionGroup(f"{len(errors)} of {len(found)} engines did not end well", errors)
+        return found
+
+    def visible_devices(self) -> dict[str, str]:
+        """The variables that say which devices this process sees."""
+        return visible_devices(os.environ)
+
+    def _end(self, name: str) -> Exception | None:
+        engine = self._engines.pop(name)
+        end: Callable[[], Any] | None = next(
+            (bound for way in _ENDINGS if callable(bound := getattr(engine, way, None))), None
+        )
+        try:
+            if end is not None:
+                awaited(end(), None, self._own_loop)
+        except Exception as error:  # noqa: BLE001 - told with those of the others
+            as_portable(error)
+            return error
+        return None
+
+    def _load(self, path: str) -> Callable[..., Any]:
+        check_path(path, self._engine_paths)
+        try:
+            found = import_class(path)
+        except Exception as error:
+            hint = "is its module on PYTHONPATH on the worker's node, or in its environment?"
+            why = f"{path} can't be imported on the worker: {type(error).__name__}: {error} ({hint})"
+            raise EngineImportError(why, cause=as_portable(error)) from error
+        if not callable(found):
+            raise EngineImportError(f"{path} is neither a class nor a function: {found!r}")
+        return found  # type: ignore[no-any-return]
+
+    def _own_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop
+
+
+def check_path(path: str, allowed: Sequence[str]) -> None:
+    """Check the import path of an engine.
+
+    Raises:
+        EngineImportError: It is no path like "package.module.Class", or fits no pattern of `allowed`.
+    """
+    parts = path.replace(":", ".").split(".") if isinstance(path, str) else []
+    if len(parts) < 2 or not all(parts):
+        raise EngineImportError(f"{path!r} is no import path like 'package.module.Class'")
+    if not any(fnmatchcase(".".join(parts), pattern) for pattern in allowed):
+        raise EngineImportError(f"{path!r} is not among the engines that are allowed: {list(allowed)}")

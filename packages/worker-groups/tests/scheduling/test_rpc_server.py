@@ -1,0 +1,171 @@
+"""The host of engines, without Ray: what it makes, calls and ends, and what it says where that fails."""
+
+import asyncio
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from raycrew.worker_groups.scheduling import (
+    EngineCallError,
+    EngineCreationError,
+    EngineImportError,
+    PortAllocationError,
+    RayRPCServer,
+    WorkerConfigurationError,
+)
+
+ECHO = "engines.Echo"
+
+
+@pytest.fixture
+def server():
+    return RayRPCServer()
+
+
+@pytest.fixture
+def call(server):
+    """Calls a method of the engine "a", which is an `Echo`."""
+    server.create_engine(ECHO, "a", "hey")
+
+    def call(method, /, *args, time_s=5.0, **kwargs):
+        return server.call("a", method, time_s, "1", *args, **kwargs)
+
+    return call
+
+
+def test_several_engines_have_names_of_their_own(server):
+    server.create_engine(ECHO, "a", "one")
+    server.create_engine("engines:Echo", "b", word="two")
+    assert [server.call(name, "say", None, "1")[0] for name in "ab"] == ["one", "two"]
+    assert server.ping() == ["a", "b"]
+    with pytest.raises(EngineCreationError, match="already"):
+        server.create_engine(ECHO, "a")
+    assert server.call("a", "say", None, "1")[0] == "one"
+
+
+def test_arguments_may_have_any_name(call):
+    assert call("say", 1, name="n", method="m", timeout=3)[1:] == (
+        (1,),
+        {"name": "n", "method": "m", "timeout": 3},
+    )
+
+
+def test_results_that_are_futures_are_waited_for(call):
+    assert [call("later", 1), call("future", 2), call("later", 3)] == [1, 2, 3]
+    with pytest.raises(TimeoutError):
+        call("never", time_s=0.01)
+    assert call("later", 4) == 4, "the loop goes on"
+
+
+def test_futures_of_a_loop_that_runs_in_a_thread_are_waited_for_there(server):
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        server._engines["a"] = Threaded(loop)
+        assert server.call("a", "soon", 5.0, "1") == "done"
+        with pytest.raises(TimeoutError):
+            server.call("a", "never", 0.01, "1")
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+class Threaded:
+    """An engine with a loop of its own."""
+
+    def __init__(self, loop):
+        self.loop = loop
+
+    def never(self):
+        return self.loop.create_future()
+
+    def soon(self):
+        future = self.loop.create_future()
+        self.loop.call_soon_threadsafe(future.set_result, "done")
+        return future
+
+
+def test_what_is_not_there_is_named(server, call):
+    with pytest.raises(EngineCallError, match=r"no engine 'b'.*\['a'\]"):
+        server.call("b", "say", None, "1")
+    for name in ("nothing", "word"):
+        with pytest.raises(EngineCallError, match=f"no method '{name}': it is a Echo"):
+            call(name)
+    with pytest.raises(KeyError, match="lost"):
+        call("oops")
+
+
+def test_imports_and_constructors_that_fail_are_told_apart(server):
+    for path in ("engines.Nothing", "no_such_package.Engine"):
+        with pytest.raises(EngineImportError, match="can't be imported"):
+            server.create_engine(path, "a")
+    with pytest.raises(EngineImportError, match="neither a class"):
+        server.create_engine("engines.__doc__", "a")
+    with pytest.raises(EngineCreationError, match="no luck") as caught:
+        server.create_engine(ECHO, "a", fail="no luck")
+    assert isinstance(pickle.loads(pickle.dumps(caught.value)).cause, ValueError)
+    assert server.ping() == []
+
+
+@pytest.mark.parametrize("path", ["os.system", "engines_of_others.Echo", "Echo", "engines..Echo", "", None])
+def test_only_allowed_paths_are_imported(path):
+    server = RayRPCServer(["engines.*"])
+    with pytest.raises(EngineImportError):
+        server.create_engine(path, "a")
+    with pytest.raises(EngineImportError):
+        server.configure(path)
+    server.create_engine(ECHO, "a")
+
+
+def test_which_calls_have_begun_is_known(server, call):
+    call("say")
+    assert (server.has_begun("1"), server.has_begun("2")) == (True, False)
+
+
+def test_engines_end_the_newest_first_and_all_of_them(server, tmp_path):
+    path = tmp_path / "ends"
+    for name, fail in {"a": False, "b": True, "c": False}.items():
+        server.create_engine("engines.Closing", name, path, name, fail=fail)
+    server.create_engine(ECHO, "d")
+    with pytest.raises(ExceptionGroup, match="1 of 4 engines"):
+        server.destroy()
+    assert path.read_text().split() == ["c", "b", "a"]
+    assert (server.ping(), server.destroy()) == ([], [])
+
+
+def test_some_engines_end_by_name(server):
+    for name in "abc":
+        server.create_engine(ECHO, name)
+    assert server.destroy(["b", "nothing"]) == ["b"]
+    assert server.ping() == ["a", "c"]
+
+
+def test_a_worker_is_configured(server, monkeypatch):
+    monkeypatch.setenv("RAYCREW_TEST_SEED", "")
+    server.create_engine(ECHO, "a")
+    assert server.configure("engines.seeded", 7) == 7
+    server.set_env({"RAYCREW_TEST_OTHER": "x"})
+    assert server.call("a", "env", None, "1", "RAYCREW_TEST_SEED", "RAYCREW_TEST_OTHER") == ["7", "x"]
+    monkeypatch.delenv("RAYCREW_TEST_OTHER")
+    with pytest.raises(WorkerConfigurationError, match="no seed"):
+        server.configure("engines.refuses")
+    with pytest.raises(WorkerConfigurationError, match="A=B"):
+        server.set_env({"A=B": "1"})
+
+
+def test_ports_are_leased_and_differ():
+    server = RayRPCServer(port_range=(23000, 23100))
+    ports = [*server.alloc_ports(2), *server.alloc_ports(3)]
+    assert len(set(ports)) == 5
+    with pytest.raises(PortAllocationError, match="200 ports"):
+        server.alloc_ports(200)
+
+
+def test_engines_run_in_the_thread_that_calls(call):
+    assert call("is_main_thread") is True
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(call, "is_main_thread").result() is False
