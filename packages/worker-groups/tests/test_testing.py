@@ -48,6 +48,15 @@ def test_it_is_called_like_a_group_on_ray(group):
     assert isinstance(group, Occupant)
 
 
+def test_a_task_is_shown_by_what_it_calls(group):
+    async def shown():
+        task = asyncio.create_task(group.call(Worker.add, 1))
+        return repr(task), await task
+
+    text, results = asyncio.run(shown())
+    assert "coro=<Worker.add()>" in text and results == [11] * 4
+
+
 @pytest.mark.hostile
 def test_a_workers_method_is_not_the_groups_and_the_error_says_how_to_call_it(group):
     with pytest.raises(

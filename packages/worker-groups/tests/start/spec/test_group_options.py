@@ -1,7 +1,9 @@
 """The options of a group stand in one value, and are checked before anything is started."""
 
+import asyncio
 import inspect
 from dataclasses import FrozenInstanceError, fields
+from typing import Self
 
 import pytest
 from workers import Worker
@@ -24,6 +26,19 @@ def test_the_constructors_signature_is_complete():
     assert inspect.Parameter.empty not in keyword_options(RayWorkerGroup).values()
     for name in names:
         assert f"    {name}:" in RayWorkerGroup.__doc__
+
+
+@pytest.mark.parametrize("group_class", [RayWorkerGroup, InProcessGroup])
+def test_a_start_that_is_awaited_has_the_parameters_of_the_class(group_class):
+    start = inspect.signature(group_class.start)
+    assert start.parameters == inspect.signature(group_class).parameters
+    assert start.return_annotation is Self
+    assert (
+        inspect.iscoroutinefunction(group_class.start)
+        and "see the class" in group_class.start.__doc__.lower()
+    )
+    with pytest.raises(TypeError, match="missing 2 required positional arguments: 'cluster' and 'worker'"):
+        asyncio.run(group_class.start())
 
 
 def test_defaults_are_good_and_fixed():

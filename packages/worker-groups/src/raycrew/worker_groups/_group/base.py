@@ -1,14 +1,15 @@
 """What groups on Ray and in one process have in common: how they are made, what they tell, how they end."""
 
+import inspect
 import logging
 import os
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from os import PathLike
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar
 
 from ray.exceptions import RayError
 
@@ -62,29 +63,32 @@ G = TypeVar("G", bound="WorkerGroup")
 logger = logging.getLogger(__name__)
 
 
-class Starting:
-    """The constructor of a class of groups, as a coroutine function."""
+class Starting(Generic[P]):
+    """Makes a coroutine function the class method that has its class's parameters, for type checkers, too."""
 
-    def __get__(self, group: object, made: Callable[P, G]) -> Callable[P, Coroutine[Any, Any, G]]:
+    def __init__(self, init: Callable[Concatenate[Any, P], None]) -> None:
+        self._init = init
+
+    def __call__(self, start: Callable[..., Coroutine[Any, Any, Any]]) -> Self:
+        self._start = start
+        return self
+
+    def __get__(self, group: object, made: Callable[..., G]) -> Callable[P, Coroutine[Any, Any, G]]:
+        @wraps(self._start)
         async def start(*args: P.args, **kwargs: P.kwargs) -> G:
-            """Make a group without blocking the event loop; see the class for arguments and errors.
+            return await self._start(made, *args, **kwargs)  # type: ignore[no-any-return]
 
-            Being cancelled gives the start up, and waits until no worker is left.
-            """
-            return await in_thread(
-                lambda: made(*args, **kwargs), undo=lambda group: group.shutdown(force=True)
-            )
-
+        signature = inspect.signature(made).replace(return_annotation=Self)
+        start.__signature__ = signature  # type: ignore[attr-defined]
         return start
 
 
 class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis):
     """A group of workers, wherever they run; see `RayWorkerGroup` for the arguments."""
 
-    start = Starting()
-
     def __init__(
         self,
+        /,
         cluster: Cluster,
         worker: Any,
         workers_per_node: int | Sequence[int] | None = None,
@@ -158,6 +162,15 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis):
         if (observer := observed.by) is not None:
             for span in self._started.report.spans(time.monotonic()):
                 observer.spanned(span)
+
+    @Starting(__init__)
+    async def start(cls: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as a class method's
+        """Make a group without blocking the event loop: `await RayWorkerGroup.start(cluster, Policy)`.
+
+        See the class for arguments and errors. Being cancelled gives the start up, and waits until no worker
+        is left.
+        """
+        return await in_thread(lambda: cls(*args, **kwargs), undo=lambda group: group.shutdown(force=True))
 
     _crew: Crew
 

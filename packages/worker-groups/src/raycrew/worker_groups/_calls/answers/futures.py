@@ -135,6 +135,11 @@ class MultiWorkerFuture(Endings, Awaited[J], Generic[R, J]):
     def __repr__(self) -> str:
         return f"MultiWorkerFuture({self.group_name}.{self.method}, ranks={self.called_workers})"
 
+    @property
+    def __name__(self) -> str:
+        """What asyncio calls it where it shows a task."""
+        return f"{self.group_name}.{self.method}"
+
     def _as_argument(self) -> Gathered:
         """What a worker is sent that gets this as an argument."""
         ref_of = dict(zip(self.called_workers, self, strict=True))
@@ -269,9 +274,19 @@ class MultiWorkerFuture(Endings, Awaited[J], Generic[R, J]):
             logger.exception("%r could not be cancelled", self)
 
 
+@overload
 def wait_any(
-    futures: Sequence[MultiWorkerFuture[Any, Any]], timeout: float | None = None
-) -> list[MultiWorkerFuture[Any, Any]]:
+    futures: Sequence[MultiWorkerFuture[R, J]], timeout: float | None = ...
+) -> list[MultiWorkerFuture[R, J]]: ...
+
+
+@overload
+def wait_any(
+    futures: Sequence[MultiWorkerFuture[Any, Any]], timeout: float | None = ...
+) -> list[MultiWorkerFuture[Any, Any]]: ...
+
+
+def wait_any(futures: Sequence[Any], timeout: float | None = None) -> list[Any]:
     """Wait until every call of at least one of some futures has ended, well or not.
 
     A call that is to be sent again, once its group was restarted, has not: this begins the restart.
