@@ -1,11 +1,14 @@
-"""The pages keep up with the packages: errors that they explain, figures that they draw."""
+"""The pages keep up with the packages: errors that they explain, commands, figures that they draw."""
 
 import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from draw_benchmarks import stale
+
+from raycrew.cluster_core.__main__ import main as raycrew
 
 DOCS = Path(__file__).parent
 PACKAGES = ("cluster-core", "worker-groups", "tensor-transport", "venv-manager")
@@ -32,3 +35,40 @@ def test_each_public_error_has_its_row_in_troubleshooting() -> None:
 
 def test_the_page_of_benchmarks_is_drawn_of_todays_results() -> None:
     assert stale() == [], "run python docs/draw_benchmarks.py"
+
+
+class Help:
+    """What `raycrew … --help` says."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *words: str) -> str:
+        with pytest.raises(SystemExit):
+            raycrew([*words, "--help"])
+        return self._capsys.readouterr().out
+
+    def subcommands(self, *words: str) -> list[str]:
+        return re.findall(r"^    (\w+)\b", self(*words), re.MULTILINE)
+
+    def options(self, *words: str) -> set[str]:
+        return set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", self(*words))) - {"--help", "--version"}
+
+
+def test_each_command_and_its_options_are_in_the_reference(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    told = Help(capsys)
+    page = (DOCS / "reference" / "commands.md").read_text()
+    commands = told.subcommands()
+    assert sorted(commands) == sorted(re.findall(r"^## `raycrew (\w+)`$", page, re.MULTILINE))
+    assert {"doctor", "env", "groups"} < set(commands)
+    for command in commands:
+        section = page.split(f"## `raycrew {command}`\n")[1].split("\n## ")[0]
+        options = told.options(command)
+        for sub in told.subcommands(command) if command == "env" else ():
+            assert f"`{sub}" in section
+            options |= told.options(command, sub)
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", section))
+        assert options == named, command

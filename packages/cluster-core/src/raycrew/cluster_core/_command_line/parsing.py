@@ -13,6 +13,10 @@ from raycrew.cluster_core._planning import STRATEGIES
 from raycrew.cluster_core.errors import ClusterError
 
 _GROUPS = re.compile(r"(?:(\d+)x)?(\d+)")
+_CODES = (
+    "Exit codes: 0 fine, 1 a problem was found or a request does not fit, 2 bad usage or no such cluster, "
+    "130 Ctrl-C"
+)
 
 
 def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
@@ -22,33 +26,33 @@ def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     top = terminal.parser_class(arguments)(
         "raycrew",
         description="Look at Ray clusters and at what runs on them, and plan what goes where.",
-        epilog="Exit codes: 0 fine, 1 a problem was found or a request does not fit, 2 bad usage or no such "
-        "cluster, 130 Ctrl-C; of run the command's. With --json errors are JSON, too, on standard output.",
+        epilog=f"{_CODES}; of run the command's. With --json errors are JSON, too, on standard output.",
     )
     top.add_argument("--version", action=terminal.ShowVersion, read=lambda: raycrew.cluster_core.__version__)
     parsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     connected = argparse.ArgumentParser(add_help=False)
     terminal.add_address(connected)
 
-    doctor = parsers.add_parser("doctor", parents=[common, connected], help="find the usual troubles")
+    def command(name: str, text: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        said = f"{text[0].upper()}{text[1:]}."
+        parents = (common, *parents)
+        return parsers.add_parser(name, help=text, description=said, epilog=f"{_CODES}.", parents=parents)
+
+    doctor = command("doctor", "find the usual troubles", connected)
     doctor.add_argument("--local", action="store_true", help="check this machine alone, no cluster")
     doctor.add_argument(
         "--port-range", type=_pair, metavar="FIRST-LAST", help="ports that you mean to lease from"
     )
     doctor.set_defaults(run=commands.run_doctor)
 
-    status = parsers.add_parser("status", parents=[common, connected], help="what there is and who holds it")
+    status = command("status", "show what there is, who holds it, and worker groups", connected)
     status.set_defaults(run=commands.run_status)
 
-    grid = parsers.add_parser(
-        "grid", parents=[common, connected], help="draw placement groups on their nodes"
-    )
+    grid = command("grid", "draw placement groups on their nodes, and who works there", connected)
     grid.add_argument("--svg", type=Path, metavar="FILE", help="draw it into a file, as an SVG image")
     grid.set_defaults(run=commands.run_grid)
 
-    plan = parsers.add_parser(
-        "plan", parents=[common], help="which node takes which bundles; needs no cluster"
-    )
+    plan = command("plan", "say which node takes which bundles; needs no cluster")
     plan.add_argument(
         "--nodes", type=_counts, metavar="NxG,…", help="nodes there are: 100x8,4x4 (count x devices)"
     )

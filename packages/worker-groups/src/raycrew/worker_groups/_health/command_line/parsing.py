@@ -76,7 +76,7 @@ _COMMANDS = {"groups": groups, "top": top, "stacks": stacks}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser("raycrew", description="Look at worker groups that run.", add_help=False)
+    parser = argparse.ArgumentParser("raycrew", description="Look at worker groups that run.")
     parser.add_argument("command", choices=_COMMANDS)
     options = parser.parse_args(arguments[:1])
     return _COMMANDS[options.command](arguments[1:])
