@@ -258,6 +258,49 @@ def test_ranks_go_on_when_the_driver_is_interrupted(crew, method):
 
 
 @pytest.mark.hostile
+@pytest.mark.parametrize("how", ["another's pause fails", "the driver is interrupted"])
+def test_a_rank_with_a_mixture_stays_paused_when_the_next_update_ends_before_it_reaches_it(crew, how):
+    trainers, generators = crew
+    trainer, peers = LocalPeers(trainers), Impatient(generators, "stop", presses=0)
+    generators[1].load = breaks_while_loading
+    with pytest.raises(WeightUpdateError, match="no room"):
+        sync_weights(trainer, peers, pause="stop", resume="go")
+    if how == "the driver is interrupted":
+        peers.left[0] = 1
+    else:
+        generators[0].broken.add("stop")
+    with pytest.raises((RuntimeError, KeyboardInterrupt)) as caught:
+        sync_weights(trainer, peers, pause="stop", resume="go")
+    assert [g.receiver.intact for g in generators] == [True, False]
+    assert generators[0].events[-1] == "go"
+    assert generators[1].events[-2:] == ["apply", "stop"]
+    assert any("rank 1 is not resumed: its weights are" in note for note in caught.value.__notes__)
+    generators[0].broken.clear()
+    generators[1].load = generators[1].model.load
+    sync_weights(trainer, peers, pause="stop", resume="go")
+    assert [g.events[-1] for g in generators] == ["go", "go"]
+    generators[0].broken.add("stop")
+    with pytest.raises(RuntimeError, match="stop failed"):
+        sync_weights(trainer, peers, pause="stop", resume="go")
+    assert generators[1].events[-2:] == ["stop", "go"], "an update has reached it since"
+
+
+class Unhashable(LocalPeers):
+    """A group that can't be remembered from one update to the next."""
+
+    __hash__ = None
+
+
+@pytest.mark.hostile
+def test_a_group_without_a_hash_is_updated_as_others(crew):
+    trainers, generators = crew
+    generators[1].load = breaks_while_loading
+    with pytest.raises(WeightUpdateError, match="no room"):
+        sync_weights(LocalPeers(trainers), Unhashable(generators), pause="stop", resume="go")
+    assert [g.events[-1] for g in generators] == ["go", "apply"]
+
+
+@pytest.mark.hostile
 def test_ranks_of_which_nobody_knows_stay_paused_when_the_driver_is_interrupted_for_good(crew):
     trainers, generators = crew
     peers = Impatient(generators, "apply_weights", presses=2)

@@ -1,11 +1,12 @@
 """Calls on every rank of some groups, and what is known of each rank afterwards."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 from raycrew.tensor_transport.errors import UpdateAbortedError, WeightUpdateError
 from raycrew.tensor_transport.protocols import PeerGroup, Peers
 from raycrew.tensor_transport.weights._syncing.calling import Calls, PlainCalls, ThreadedCalls
+from raycrew.tensor_transport.weights._syncing.mixtures import mixed_ranks
 from raycrew.tensor_transport.weights._syncing.report import SyncProgress
 
 Progress = Callable[[SyncProgress], object]
@@ -15,11 +16,33 @@ Argument = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Member:
-    """One rank of one group; numbered through all groups."""
+    """One rank of one group; numbered through all groups.
+
+    Attributes:
+        number: Through all groups.
+        label: For people.
+        peers: Calls it.
+        rank: Within its group.
+        mixed: The ranks of its group whose weights are, or may be, a mixture.
+    """
 
     number: int
     label: str
     peers: Peers
+    rank: int = 0
+    mixed: set[int] = field(default_factory=set)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether its weights are, or may be, a mixture."""
+        return self.rank in self.mixed
+
+    def note(self, *, is_mixed: bool) -> None:
+        """Remember that, for later updates of its group too."""
+        if is_mixed:
+            self.mixed.add(self.rank)
+        else:
+            self.mixed.discard(self.rank)
 
 
 def members_of(groups: Sequence[PeerGroup], recipients: Sequence[int] | None) -> list[Member]:
@@ -31,10 +54,11 @@ def members_of(groups: Sequence[PeerGroup], recipients: Sequence[int] | None) ->
     found: list[Member] = []
     number = 0
     for index, group in enumerate(groups):
+        mixed = mixed_ranks(group)
         for rank in map(_rank_of, group.ranks):
             label = f"rank {rank}" if len(groups) == 1 else f"rank {rank} of group {index}"
             if recipients is None or number in recipients:
-                found.append(Member(number, label, group.on(ranks=[rank])))
+                found.append(Member(number, label, group.on(ranks=[rank]), rank, mixed))
             number += 1
     if unknown := sorted(set(recipients or ()) - set(range(number))):
         raise ValueError(f"there are no generators {unknown}; there are {number}")
@@ -75,7 +99,6 @@ class Session:
         self._members = {member.number: member for member in members}
         self._timeout_s, self._together, self._progress = timeout_s, together, progress
         self._notes: list[str] = []
-        self._mixed: set[int] = set()
         self._done: dict[str, list[int]] = {}
         self._reached_all = False
 
@@ -92,13 +115,19 @@ class Session:
         Raises:
             BaseException: What `progress` raised, or what interrupted the waiting, once all ranks answered.
         """
+        if changes_weights:  # Until they answer; whatever comes between, nobody resumes them meanwhile.
+            self._note_mixed(set(self._members))
         found = self._call(list(self._members), phase, method, argument)
         self.failures |= found.failures
         self._done[phase] = list(found.results)
         if changes_weights:
             silent = {number for number, error in found.failures.items() if not _is_intact(error)}
-            self._mixed = silent | found.unknown
+            self._note_mixed(silent | found.unknown)
         return found.checked()
+
+    def _note_mixed(self, numbers: Set[int]) -> None:
+        for number, member in self._members.items():
+            member.note(is_mixed=number in numbers)
 
     def drop(self, method: str, version: Argument) -> None:
         """Have ranks that prepared a version, and were not asked to apply it, forget it.
@@ -118,15 +147,16 @@ class Session:
 
     def resume(self, method: str) -> None:
         """Call a method on the ranks whose weights are those of one version."""
-        healthy = [number for number in self._members if number not in self._mixed]
+        healthy = [number for number, member in self._members.items() if not member.is_mixed]
         found = self._call(healthy, "resume", method)
         self._notes += [
             f"{method}() failed on {self._label(number)}: {error!r}"
             for number, error in found.failures.items()
         ]
         self._notes += [
-            f"{self._label(number)} is not resumed: its weights are, or may be, a mixture of two versions"
-            for number in sorted(self._mixed)
+            f"{member.label} is not resumed: its weights are, or may be, a mixture of two versions"
+            for member in self._members.values()
+            if member.is_mixed
         ]
         found.checked()
         if not self.failures:

@@ -62,7 +62,8 @@ def sync_weights(
         pause: Method called on the generators before the update is applied.
         resume: Method called on the generators afterwards, also when a pause or the update failed: on each
             rank but those whose weights are, or may be, a mixture. These stay paused until an update reaches
-            them. It has to bear being called on a rank whose pause failed.
+            them, also where the next one fails before: this process remembers them for as long as there is
+            the group (the very object). It has to bear being called on a rank whose pause failed.
         timeout_s: Deadline of each of the steps; with a directory, of everything up to its decision.
         directory: Where the trainer announces its versions.
         prepare: With a directory: name of the generators' method that takes the version's number and calls
