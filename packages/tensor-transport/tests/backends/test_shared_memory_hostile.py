@@ -14,6 +14,7 @@ import torch
 
 from raycrew.tensor_transport import RTensor, ShardRegistry, StaleHandleError, TransportError
 from raycrew.tensor_transport._bytes.shared.arena_files import Header
+from raycrew.tensor_transport._bytes.shared.mappings import map_for_reading
 from raycrew.tensor_transport.backends.shared_memory import SharedMemoryBackend
 
 pytestmark = pytest.mark.hostile
@@ -182,6 +183,9 @@ def test_a_release_that_comes_late_spares_the_next_generation(backend, monkeypat
         late.setattr(Header, "generation", property(lambda header: first.locator[1]))
         backend.release([first])
     assert float(read(backend, second)[0][0]) == 1.0
+    backend.release([second])
+    backend.release([first])
+    assert backend.stats().shards == 0, "nor does a late one bring back what was released since"
 
 
 def test_a_planted_session_harms_nobody(everybodys):
@@ -250,14 +254,16 @@ def test_a_file_of_another_user_and_a_link_are_not_used(backend):
     moved = arena.with_name("raycrew-moved")
     arena.rename(moved)
     arena.symlink_to(moved)
-    with pytest.raises(TransportError):
-        backend.release([shard])
+    for use in (lambda: read(backend, shard), lambda: backend.release([shard])):
+        with pytest.raises(TransportError):
+            use()
     arena.unlink()
     moved.rename(arena)
     if os.geteuid() == 0:
         os.chown(arena, 65534, 65534)
-        with pytest.raises(TransportError, match="is of user 65534"):
-            backend.release([shard])
+        for use in (lambda: read(backend, shard), lambda: backend.release([shard])):
+            with pytest.raises(TransportError, match="is of user 65534"):
+                use()
         os.chown(arena, 0, 0)
     backend.release([shard])
 
@@ -270,3 +276,17 @@ def test_a_handle_names_no_file_elsewhere(backend, name):
         read(backend, shard)
     with pytest.raises(StaleHandleError, match="is no name of an arena"):
         backend.release([shard])
+
+
+def test_a_descriptor_that_is_another_file_by_now_holds_nothing():
+    """Of a process that is gone the number may be another's, and its descriptors what that has open."""
+    with contextlib.ExitStack() as stack:
+        memory = os.memfd_create("raycrew", os.MFD_CLOEXEC)
+        for fd in (memory, *os.pipe()):
+            stack.callback(os.close, fd)
+            assert map_for_reading(Path(f"/proc/{os.getpid()}/fd/{fd}")) is None
+        os.ftruncate(memory, 1 << 20)
+        assert map_for_reading(Path(f"/proc/{os.getpid()}/fd/{memory}")) is not None
+        if os.geteuid() == 0:
+            os.fchown(memory, 65534, 65534)
+            assert map_for_reading(Path(f"/proc/{os.getpid()}/fd/{memory}")) is None

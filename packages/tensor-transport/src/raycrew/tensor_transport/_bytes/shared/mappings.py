@@ -5,7 +5,6 @@ import errno
 import fcntl
 import mmap
 import os
-import stat
 import threading
 import time
 import weakref
@@ -20,7 +19,7 @@ from raycrew.tensor_transport._bytes.gone import stale
 from raycrew.tensor_transport._bytes.memory import private_copy, tensor_over
 from raycrew.tensor_transport._bytes.shared.arena_files import HEADER_BYTES, Header
 from raycrew.tensor_transport._bytes.shared.forks import remake_in_child
-from raycrew.tensor_transport._bytes.shared.own_files import try_lock
+from raycrew.tensor_transport._bytes.shared.own_files import is_descriptor, open_own, try_lock
 from raycrew.tensor_transport._rows import ShardRead
 from raycrew.tensor_transport.errors import TransportError, TransportTimeoutError
 
@@ -132,17 +131,20 @@ def map_for_reading(path: Path, timeout_s: float | None = None) -> PrivateMap | 
 
     Raises:
         TransportTimeoutError: An owner that is just about to use the arena anew did not let go of it.
-        TransportError: There are no descriptors, or no address space, left.
+        TransportError: There are no descriptors, or no address space, left; or it is another user's.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = open_own(path, os.O_RDWR)
+    except TransportError:
+        if is_descriptor(path):  # The number is another file's by now.
+            return None
+        raise
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise TransportError(f"{path} can't be read: {error}") from error
         return None
     try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_size <= HEADER_BYTES:
+        if os.fstat(fd).st_size <= HEADER_BYTES:
             return None
         if not _share_in_time(fd, timeout_s):
             raise TransportTimeoutError(f"{path} was not let go of within {timeout_s} s")

@@ -61,18 +61,24 @@ def own_folder(directory: Path) -> Path:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Open a file of this user; a link is not followed.
+    """Open a file of this user; a link is not followed, but those in /proc, which stand for open files.
 
     Raises:
         OSError: It cannot be opened.
         TransportError: It is not a plain file, or another user's.
     """
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    follow = 0 if is_descriptor(path) else os.O_NOFOLLOW
+    fd = os.open(path, flags | follow | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     found = os.fstat(fd)
     if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
         os.close(fd)
         raise TransportError(f"{path} is of user {found.st_uid}, or no plain file: it is not used")
     return fd
+
+
+def is_descriptor(path: Path) -> bool:
+    """Whether this is a link of /proc, which stands for what a process has open under a number now."""
+    return str(path).startswith("/proc/")
 
 
 class LockFile:
