@@ -313,13 +313,24 @@ def claim_and_die(cluster):
     os._exit(1)
 
 
+KEPT = []
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def claim_and_keep(cluster):
+    """The task ends, and its worker's process lives on."""
+    KEPT.append(cluster.claim([1], "a living worker"))
+
+
 @pytest.mark.hostile
-def test_what_a_dead_task_held_is_held_until_it_is_released_by_name(local_ray):
+def test_what_a_dead_task_held_is_free_again(local_ray):
     with RayVirtualCluster([2], use_gpus=False) as cluster:
         with pytest.raises(ray.exceptions.WorkerCrashedError):
             ray.get(claim_and_die.remote(cluster), timeout=120)
-        assert cluster.holders() == {0: ("a task",)}, "it ends with its job"
-        assert cluster.release_holder("a task") == 1
+        claim_in_time(cluster, "mine").release()
+        ray.get(claim_and_keep.remote(cluster), timeout=120)
+        assert cluster.holders() == {1: ("a living worker",)}
+        assert cluster.release_holder("a living worker") == 1
         cluster.claim(None, "mine").release()
 
 

@@ -67,7 +67,8 @@ def test_stuck_workers_are_found_and_those_that_go_on_are_not(group, tmp_path):
     assert found.silent_s == found.running_s > 4
     assert (found.pid, found.node_id) == (pids[1], group.ranks[1].node_id)
     assert "rank 1" in str(found)
-    assert group.get_worker_status(PATIENCE_S)[0].silent_s < 4 < group.get_worker_status()[0].running_s
+    goes_on = group.get_worker_status(PATIENCE_S)[0]
+    assert goes_on.running_s > max(4, goes_on.silent_s)
     gate.touch()
     second_gate.touch()
     going.get_results(timeout=PATIENCE_S)

@@ -58,7 +58,7 @@ def test_all_calls_are_settled_by_their_position(connect):
     assert settled.values == {0: "A", 1: "B", 2: "C"}
     assert (settled.errors, settled.pending, sorted(settled.elapsed_s)) == ({}, [], [0, 1, 2])
     assert (done[0], sorted(done)) == (1, [0, 1, 2])
-    assert all(0 <= elapsed < 60 for elapsed in settled.elapsed_s.values())
+    assert all(elapsed >= 0 for elapsed in settled.elapsed_s.values())
 
 
 def test_rounds_in_which_nothing_is_done_do_not_end_a_wait_that_has_time(connect):

@@ -91,7 +91,7 @@ class SharedLedger:
     def take(self, indices: Sequence[int] | None, holder: str) -> Slot:
         """Take one slot on each named bundle (all of them for None), or on none of them.
 
-        The claim ends with this process: an actor's with the actor, any other one's with its job or node.
+        The claim ends with this process, which Ray tells a moment later; behind a proxy with the job.
         """
         slot: Slot = self._call("take", indices, holder, _ray.this_process())
         return slot

@@ -192,9 +192,8 @@ class RayVirtualCluster:
     def claim(self, indices: Sequence[int] | None, holder: str) -> LedgerClaim:
         """Take one slot on each named bundle (all of them for None) for `holder`.
 
-        What is not released ends with the actor or driver that claimed it. A task's ends with its job or
-        node: Ray does not tell whether a task has ended, so `release_holder` is how to give back what one
-        that was killed has held.
+        What is not released ends with the process that claimed it: an actor, a driver, or the worker in which
+        a task ran. Behind a `ray://` proxy it ends with the job; `release_holder` gives it back before.
 
         Raises:
             ValueError: An index is out of range or repeated.

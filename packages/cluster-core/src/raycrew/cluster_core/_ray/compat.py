@@ -170,9 +170,29 @@ def group_records() -> list[bytes]:
         AttributeError: This Ray has no such call.
         TypeError: It is called in another way.
     """
+    accessor = _state_accessor()
+    return [] if accessor is None else list(accessor.get_placement_group_table())
+
+
+def worker_record(worker_id: str) -> bytes | None:
+    """What Ray's control service keeps of a worker's process, serialised; None where it keeps nothing.
+
+    Raises:
+        AttributeError: This Ray has no such call.
+        TypeError: It is called in another way.
+    """
+    accessor = _state_accessor()
+    if accessor is None:
+        return None
+    found: bytes | None = accessor.get_worker_info(ray.WorkerID(bytes.fromhex(worker_id)))
+    return found
+
+
+def _state_accessor() -> Any:
+    """What reads the tables of the control service, or None where that does not answer."""
     state: Any = importlib.import_module("ray._raylet")
     options = state.GcsClientOptions.create(
         cluster_address(), None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
     )
     accessor = state.GlobalStateAccessor(options)
-    return list(accessor.get_placement_group_table()) if accessor.connect() else []
+    return accessor if accessor.connect() else None

@@ -225,7 +225,7 @@ def this_process() -> Process:
 
 
 def gone(processes: Collection[Process]) -> set[Process]:
-    """Those that are no more: actors that died, and whatever belonged to a job or node that is over.
+    """Those that are no more: actors and workers that died, and what belonged to a job or node that is over.
 
     Nobody is gone where this Ray does not tell.
     """
@@ -242,6 +242,7 @@ def _gone(processes: Collection[Process]) -> set[Process]:
     if others:
         nodes, over = questions.live_node_ids(), _finished_jobs()
         found |= {p for p in others if p.job_id in over or (p.node_id and p.node_id not in nodes)}
+        found |= {p for p in others - found if p.worker_id and _worker_is_gone(p.worker_id)}
     return found
 
 
@@ -250,6 +251,13 @@ def _finished_jobs() -> set[str]:
         skip_submission_job_info_field=True, skip_is_running_tasks_field=True, timeout=_ANSWER_S
     )
     return {job_id.hex() for job_id, job in jobs.items() if job.is_dead}
+
+
+def _worker_is_gone(worker_id: str) -> bool:
+    """Whether the process has ended in which tasks ran, or a driver; not before Ray has heard of its end."""
+    table: Any = gcs_pb2.WorkerTableData  # type: ignore[attr-defined]  # Generated code, without annotations.
+    record = compat.worker_record(worker_id)
+    return record is not None and not table.FromString(record).is_alive
 
 
 def _actor_is_gone(process: Process) -> bool:
