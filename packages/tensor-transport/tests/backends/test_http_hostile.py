@@ -215,6 +215,34 @@ def test_a_request_has_one_deadline_whatever_trickles_in(serve):
         thread.join()
 
 
+@pytest.mark.parametrize("answer", ["none", "unknown", "known"])
+def test_the_look_up_of_a_name_counts(monkeypatch, answer):
+    """The resolver keeps no deadline but its own, which may be a minute."""
+    look_up, over = socket.getaddrinfo, threading.Event()
+
+    def resolve(host, port, *args, flags=0, **options):
+        if host != "a.name" or flags & socket.AI_NUMERICHOST:
+            return look_up(host, port, *args, flags=flags, **options)
+        if answer == "none":
+            assert over.wait(60)
+        if answer != "known":
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return look_up("127.0.0.1", port, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    with ShardServer() as server:
+        timeout_s = 0.2 if answer == "none" else 30
+        backend = HttpBackend(f"http://a.name:{server.port}", server.token, timeout_s=timeout_s)
+        if answer == "known":
+            assert backend.stats().shards == 0
+        else:
+            error = TransportTimeoutError if answer == "none" else ShardLostError
+            with pytest.raises(error, match=r"a\.name"):
+                backend.stats()
+        over.set()
+        backend.close()
+
+
 def test_a_reset_of_a_fresh_connection_is_not_the_end():
     def serve(connection, number, over):
         if number <= 2:

@@ -9,7 +9,9 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
@@ -210,9 +212,7 @@ class _Connection(http.client.HTTPConnection):
     def connect(self) -> None:
         """Connect to the first address of the host that answers."""
         failed: OSError = OSError(f"{self.host} has no address")
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            self.host, self.port, type=socket.SOCK_STREAM
-        ):
+        for family, kind, protocol, _, address in self._addresses():
             plain = socket.socket(family, kind, protocol)
             try:
                 self._connect(plain, address)
@@ -229,6 +229,15 @@ class _Connection(http.client.HTTPConnection):
                 return
         raise failed
 
+    def _addresses(self) -> list[Any]:
+        """Those of the host; a name is looked up in a thread, as resolvers keep deadlines of their own."""
+        look_up = partial(socket.getaddrinfo, self.host, self.port, type=socket.SOCK_STREAM)
+        with suppress(socket.gaierror):
+            return look_up(flags=socket.AI_NUMERICHOST)
+        found: Future[list[Any]] = Future()
+        threading.Thread(target=_settle, args=(found, look_up), name="http-look-up", daemon=True).start()
+        return found.result(self.left_s())
+
     def _connect(self, plain: socket.socket, address: Any) -> None:
         plain.settimeout(self.left_s())
         plain.connect(address)
@@ -237,6 +246,13 @@ class _Connection(http.client.HTTPConnection):
             plain.settimeout(self.left_s())
             plain = self._make_context().wrap_socket(plain, server_hostname=self.host)
         self.sock = cast("socket.socket", _DeadlineSocket(self, plain))
+
+
+def _settle(found: Future[list[Any]], look_up: Callable[[], list[Any]]) -> None:
+    try:
+        found.set_result(look_up())
+    except Exception as error:  # noqa: BLE001 - raised in the thread that waits, if it still does
+        found.set_exception(error)
 
 
 class _DeadlineSocket:
