@@ -20,7 +20,7 @@ CLUSTER_CORE = (
 )
 WORKER_GROUPS = (
     *("GroupHandle", "LoadBalancer", "MultiWorkerFuture", "NamedSharding", "RayWorkerBuilder"),
-    *("RayWorkerGroup", "current_worker", "fan_out", "fan_out_as_completed", "sharded"),
+    *("RayWorkerGroup", "SampleQueue", "current_worker", "fan_out", "fan_out_as_completed", "sharded"),
 )
 SCHEDULING = ("Job", "RayRPCServer", "RayScheduler", "SchedulingSpec")
 TENSOR_TRANSPORT = (

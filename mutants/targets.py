@@ -24,6 +24,7 @@ LAYOUTS = (
     "weights/resharding/test_reshard_plan.py",
     "weights/resharding/test_moving.py",
 )
+SAMPLES = ("samples/test_sample_states.py", "samples/test_sample_queue.py")
 DIGEST = ("spec/test_digest.py", "spec/test_spec.py")
 
 # Module (below the package's import name) and the tests that stand for it (below the package's tests).
@@ -61,6 +62,18 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_group/life/states": ("group/life/test_states.py",),
         "_group/life/budget": ("group/life/test_budget.py",),
         "_on_nodes/ring": ("on_nodes/test_ring.py",),
+        "samples/_batch": SAMPLES,
+        "samples/_coroutines": SAMPLES,
+        "samples/_reasons": SAMPLES,
+        "samples/_requests": SAMPLES,
+        "samples/_telling": SAMPLES,
+        "samples/_states/ledger": SAMPLES,
+        "samples/_states/leases": SAMPLES,
+        "samples/_states/order": SAMPLES,
+        "samples/_states/ready": SAMPLES,
+        "samples/_states/sample": SAMPLES,
+        "samples/_states/versions": SAMPLES,
+        "samples/_tally": SAMPLES,
         "sharding/_ranks": ("sharding/test_ranks.py",),
         "_start/generations": ("start/test_generations.py",),
         "_start/spec/options": ("start/spec/test_group_options.py", "start/test_describing.py"),

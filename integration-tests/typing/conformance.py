@@ -4,7 +4,14 @@ from typing import Any
 
 from raycrew.cluster_core import Claim, Cluster, Occupant, RayConnection, RayVirtualCluster
 from raycrew.cluster_core.testing import FakeCluster
-from raycrew.tensor_transport import BatchedDataDict, PeerGroup, TensorArguments, WeightSyncReport
+from raycrew.tensor_transport import (
+    BatchedDataDict,
+    PeerGroup,
+    RTensor,
+    TensorArguments,
+    WeightReceiver,
+    WeightSyncReport,
+)
 from raycrew.venv_manager import NodeRunner, RegistryEnvironmentProvider
 from raycrew.worker_groups import (
     ArgumentTransport,
@@ -12,8 +19,10 @@ from raycrew.worker_groups import (
     MultiWorkerFuture,
     RayWorkerGroup,
     RowBatch,
+    RowHandles,
     Shardable,
     TimedReport,
+    WeightVersions,
 )
 from raycrew.worker_groups.protocols import NodeRunner as WorkerGroupsNodeRunner
 
@@ -44,6 +53,14 @@ def shardables(batch: BatchedDataDict[Any]) -> tuple[Shardable, Shardable]:
 
 def row_batches(batch: BatchedDataDict[Any]) -> RowBatch:
     return batch
+
+
+def row_handles(handle: RTensor) -> RowHandles:
+    return handle
+
+
+def weight_versions(receiver: WeightReceiver) -> WeightVersions:
+    return receiver
 
 
 def timed_reports(report: WeightSyncReport) -> TimedReport:

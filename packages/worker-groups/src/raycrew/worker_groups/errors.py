@@ -62,6 +62,30 @@ class ResultTimeoutError(WorkerGroupError, TimeoutError):
         return type(self), (self.message, self.pending), self._state
 
 
+class SampleQueueError(WorkerGroupError):
+    """A queue of samples can't do what was asked."""
+
+
+class SampleQueueClosedError(SampleQueueError):
+    """A queue of samples was used after it was closed, or its actor is gone."""
+
+
+class SampleQueueEndedError(SampleQueueError):
+    """No more samples come and none is left, or one was put after the end."""
+
+
+class SampleQueueTimeoutError(SampleQueueError, TimeoutError):
+    """Not enough samples, no room for new ones, or no answer in time; the message says which."""
+
+
+class SampleLeaseError(SampleQueueError):
+    """A batch was settled whose samples may belong to another consumer by now."""
+
+
+class SampleJournalError(SampleQueueError):
+    """What a queue wrote down can't be used: damaged, of another queue, or in use by another process."""
+
+
 class WorkerFailureError(WorkerGroupError):
     """A worker failed: its code raised, its process died, or it did not start in time.
 

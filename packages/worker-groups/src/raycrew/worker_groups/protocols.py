@@ -72,3 +72,30 @@ class RowBatch(Protocol):
     def concat(cls, parts: Sequence[Any]) -> Any:
         """Join batches, in order."""
         ...
+
+
+@runtime_checkable
+class RowHandles(Protocol):
+    """Stands for rows that are elsewhere, as a column of a `SampleQueue`; never changed in place."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        ...
+
+    def select(self, rows: Sequence[int]) -> Any:
+        """A handle on the rows of these numbers, in their order."""
+        ...
+
+    def join_rows(self, others: Sequence[Any]) -> Any:
+        """A handle on these rows and those of other handles, one after another."""
+        ...
+
+
+@runtime_checkable
+class WeightVersions(Protocol):
+    """Holds weights: the version that samples are made by, or that they are compared with."""
+
+    @property
+    def version(self) -> int | None:
+        """The version that is held; None for none yet."""
+        ...

@@ -1,0 +1,115 @@
+"""How requests reach a queue's keeper, and who waits there until one is possible."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+from raycrew.worker_groups.errors import SampleQueueTimeoutError
+from raycrew.worker_groups.samples._keeper import Keeper
+from raycrew.worker_groups.samples._requests import Request
+
+_LONGEST_S = 3600.0
+
+
+class Channel(Protocol):
+    """The way to a queue."""
+
+    def ask(self, request: Request, timeout_s: float | None) -> Any:
+        """Have an operation done as soon as it is possible.
+
+        Raises:
+            SampleQueueTimeoutError: It was not, in time.
+            SampleQueueError: It never will be.
+        """
+        ...
+
+    async def ask_async(self, request: Request, timeout_s: float | None) -> Any:
+        """The same without blocking the event loop."""
+        ...
+
+    def tell(self, request: Request) -> None:
+        """Have an operation done, and neither wait for it nor hear of it."""
+        ...
+
+    def close(self) -> None:
+        """End the queue; idempotent."""
+        ...
+
+
+class LocalChannel:
+    """To a keeper in this process.
+
+    Args:
+        keeper: It.
+    """
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+
+    def __reduce__(self) -> str:
+        raise TypeError("this queue is of this process and can't be passed on")
+
+    def ask(self, request: Request, timeout_s: float | None) -> Any:
+        """See `Channel`."""
+        if (answer := self._try(request)) is not None:
+            return answer
+        deadline, changed = _deadline(timeout_s), threading.Event()
+        self._keeper.listen(changed, changed.set)
+        try:
+            while (answer := self._try(request)) is None:
+                changed.wait(self._wait_s(request, deadline))
+                changed.clear()
+            return answer
+        finally:
+            self._keeper.leave(changed)
+
+    async def ask_async(self, request: Request, timeout_s: float | None) -> Any:
+        """See `Channel`."""
+        if (answer := self._try(request)) is not None:
+            return answer
+        deadline, changed = _deadline(timeout_s), asyncio.Event()
+        self._keeper.listen(changed, _in_loop(changed.set))
+        try:
+            while (answer := self._try(request)) is None:
+                wait_s = self._wait_s(request, deadline)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), wait_s)
+                changed.clear()
+            return answer
+        finally:
+            self._keeper.leave(changed)
+
+    def tell(self, request: Request) -> None:
+        """See `Channel`."""
+        self._try(request)
+
+    def close(self) -> None:
+        """See `Channel`."""
+        self._keeper.close()
+
+    def _try(self, request: Request) -> Any:
+        return getattr(self._keeper, request.operation)(**request.arguments)
+
+    def _wait_s(self, request: Request, deadline: float) -> float:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise SampleQueueTimeoutError(self._keeper.why_not(request.operation, request.arguments))
+        return min(left, self._keeper.next_end_s(), _LONGEST_S)
+
+
+def _deadline(timeout_s: float | None) -> float:
+    return float("inf") if timeout_s is None else time.monotonic() + timeout_s
+
+
+def _in_loop(call: Callable[[], object]) -> Callable[[], None]:
+    """The function, called in the running event loop by whichever thread."""
+    loop = asyncio.get_running_loop()
+
+    def call_in_loop() -> None:
+        with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            loop.call_soon_threadsafe(call)
+
+    return call_in_loop

@@ -1,0 +1,316 @@
+"""A queue's state: ledger and rows together, one operation at a time. Nothing here waits."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from raycrew.worker_groups.errors import SampleQueueClosedError, SampleQueueEndedError
+from raycrew.worker_groups.samples._options import QueueOptions
+from raycrew.worker_groups.samples._reasons import why_not_get, why_not_put
+from raycrew.worker_groups.samples._requests import Columns, Handed, Wanted
+from raycrew.worker_groups.samples._states import (
+    GOES_ON,
+    NO_FLOOR,
+    WHOLE,
+    Ledger,
+    Sample,
+    Use,
+    extended,
+    first_runs,
+    order_of,
+)
+from raycrew.worker_groups.samples._storage import Rows, SpilledRows, size_of
+from raycrew.worker_groups.samples._tally import TALLIED, SampleStats
+
+
+class Keeper:
+    """The samples of one queue.
+
+    An operation that is not possible now, but may be later, gives None. Thread-safe.
+
+    Args:
+        options: The queue's.
+        clock: The monotonic clock.
+        tell: Called with what has happened, by name and how often, now and then.
+    """
+
+    def __init__(
+        self, options: QueueOptions, clock: Callable[[], float], tell: Callable[[Mapping[str, float]], None]
+    ) -> None:
+        self._options, self._clock, self._tell = options, clock, tell
+        self._ledger = Ledger(
+            order_of(options.shuffle_seed, options.shuffle_window),
+            options.stale,
+            options.mask_of(options.rescored),
+        )
+        self._rows = Rows(options.max_bytes, SpilledRows.of(options.spill))
+        self._index = {name: i for i, name in enumerate(options.columns)}
+        self._tally: Counter[str] = Counter()
+        self._is_ended = self._is_closed = False
+        self._lock = threading.RLock()
+        self._listeners: dict[object, Callable[[], object]] = {}
+
+    # Operations
+
+    def put(
+        self, columns: Columns, version: int, lengths: Sequence[int] | None, n: int, *, is_whole: bool
+    ) -> list[int] | None:
+        """Take new samples; None where there is no room."""
+        with self._operation():
+            if self._is_ended:
+                raise SampleQueueEndedError(f"{self._options.name} has ended: nothing can be put any more")
+            if self._options.max_samples is not None and n > self._options.max_samples:
+                raise ValueError(f"{n} samples at once are more than max_samples={self._options.max_samples}")
+            self._ledger.advance(version)
+            if not self._has_room(n, size_of(columns.values())):
+                return None
+            mask = self._options.mask_of(list(columns)) | (WHOLE if is_whole else 0)
+            kept = self._kept(columns, range(n))
+            rows = [[of_sample.get(i) for i in range(len(self._index))] for of_sample in kept]
+            new = self._ledger.put(first_runs(version, lengths, n), [mask] * n, rows, self._clock())
+            self._tally["produced"] += n
+            return [sample.id for sample in new]
+
+    def add(self, ids: Sequence[int], columns: Columns, version: int | None, lease: str | None) -> list[int]:
+        """Add columns to samples; the numbers of those that did not take them."""
+        with self._operation():
+            mask = self._options.mask_of(list(columns))
+            samples = self._ledger.lacking(ids, mask, lease)
+            position = {sample: i for i, sample in enumerate(ids)}
+            kept = self._kept(columns, [position[sample.id] for sample in samples])
+            for sample, of_sample in zip(samples, kept, strict=True):
+                self._fill(sample, of_sample)
+            self._ledger.add(samples, mask, version)
+            if lease is not None:
+                self._ledger.give_back(lease, ids)
+            taken = {sample.id for sample in samples}
+            return [i for i in ids if i not in taken]
+
+    def go_on(
+        self,
+        ids: Sequence[int],
+        columns: Columns,
+        version: int,
+        lengths: Sequence[int],
+        lease: str,
+        *,
+        is_whole: bool,
+    ) -> list[int]:
+        """Put rollouts that have gone on in place of their parts; the numbers of those that are gone."""
+        with self._operation():
+            self._ledger.leases.check(lease, ids, WHOLE)
+            mask = self._options.mask_of(list(columns)) | (WHOLE if is_whole else 0)
+            held = [(i, s) for i, s in enumerate(map(self._ledger.samples.get, ids)) if s is not None]
+            runs = [extended(sample.runs, version, lengths[i]) for i, sample in held]
+            kept = self._kept(columns, [i for i, _ in held])
+            for (_, sample), of_sample, rows in zip(held, runs, kept, strict=True):
+                self._fill(sample, rows)
+                self._ledger.go_on(sample, of_sample, sample.mask | mask)
+            self._ledger.give_back(lease, ids)
+            there = {sample.id for _, sample in held}
+            return [i for i in ids if i not in there]
+
+    def get(self, wanted: Wanted) -> Handed | None:
+        """Hand samples out; None where there are not enough."""
+        with self._operation(is_change=False):
+            self._ledger.advance(wanted.version)
+            use, floor = self._use_of(wanted), self._floor_of(wanted.max_staleness)
+            self._ledger.take_stale(use, floor)
+            if not self._are_enough(wanted, use, floor):
+                return None
+            until = self._clock() + wanted.lease_s
+            taken = self._ledger.lease(wanted.lease, use, wanted.n, floor, until)
+            try:
+                handed = self._handed(taken, wanted.columns)
+            except OSError:
+                self._ledger.give_back(wanted.lease, None)
+                raise
+            if not use.adds:
+                self._tally_age(taken)
+            return handed
+
+    def done(self, lease: str, ids: Sequence[int] | None) -> int:
+        """Samples were used up; how many."""
+        with self._operation():
+            return self._ledger.done(lease, ids)
+
+    def give_back(self, lease: str, ids: Sequence[int] | None) -> int:
+        """Samples are to be handed out again; how many."""
+        with self._operation():
+            n = self._ledger.give_back(lease, ids)
+            self._tally["returned"] += n
+            return n
+
+    def withdraw(self, lease: str) -> int:
+        """Give a lease back that nobody has waited for, if there is one."""
+        with self._operation():
+            return self._ledger.give_back(lease, None) if lease in self._ledger.leases else 0
+
+    def renew(self, lease: str, lease_s: float) -> bool:
+        """Have a lease last so long from now on."""
+        with self._operation():
+            self._ledger.leases.renew(lease, self._clock() + lease_s)
+            return True
+
+    def advance(self, version: int) -> int:
+        """There is that version of the weights; which is the newest."""
+        with self._operation():
+            self._ledger.advance(version)
+            return self._ledger.version
+
+    def discard(self, max_staleness: int) -> int:
+        """Drop what is older and in nobody's hands, whatever it has and lacks; how many."""
+        with self._operation():
+            floor = self._floor_of(max_staleness)
+            old = [s for s in self._ledger.samples.values() if s.tag < floor and not s.busy]
+            for sample in old:
+                self._ledger.drop(sample)
+            return len(old)
+
+    def end(self) -> bool:
+        """Nothing more is put."""
+        with self._operation():
+            self._is_ended = True
+            return True
+
+    def stats(self) -> SampleStats:
+        """What is held, and what has happened."""
+        with self._operation(is_change=False):
+            held = self._ledger.samples.values()
+            return SampleStats(
+                version=self._ledger.version,
+                held=len(held),
+                leased=len(self._ledger.leases),
+                partial=sum(not sample.mask & WHOLE for sample in held),
+                in_memory_bytes=self._rows.in_memory_bytes,
+                on_disk_bytes=self._rows.on_disk_bytes,
+                **{name: self._tally[name] for name in TALLIED},
+            )
+
+    def close(self) -> None:
+        """Hold nothing any more; idempotent."""
+        with self._lock:
+            self._is_closed = True
+            self._rows.close()
+        self._notify()
+
+    # For those who wait
+
+    def listen(self, key: object, listener: Callable[[], object]) -> None:
+        """Call a function after each change, until `leave`; it must not wait."""
+        with self._lock:
+            self._listeners[key] = listener
+
+    def leave(self, key: object) -> None:
+        """Call it no more."""
+        with self._lock:
+            self._listeners.pop(key, None)
+
+    def next_end_s(self) -> float:
+        """Seconds until a lease ends, after which more may be possible."""
+        with self._lock:
+            end = self._ledger.leases.next_end()
+            return float("inf") if end is None else max(0.0, end - self._clock())
+
+    def why_not(self, operation: str, arguments: Mapping[str, Any]) -> str:
+        """Why an operation is not possible now."""
+        if operation != "get":
+            return why_not_put(self._options, self.stats(), arguments["n"])
+        wanted: Wanted = arguments["wanted"]
+        with self._lock:
+            use, floor = self._use_of(wanted), self._floor_of(wanted.max_staleness)
+            ready, of_any_age = (self._ledger.count(use, least) for least in (floor, NO_FLOOR))
+        return why_not_get(self._options, self.stats(), use, wanted.at_least, ready, of_any_age)
+
+    # What they are made of
+
+    @contextmanager
+    def _operation(self, *, is_change: bool = True) -> Iterator[None]:
+        """Take back what is late before, clear away what is gone after, and tell."""
+        with self._lock:
+            if self._is_closed:
+                raise SampleQueueClosedError(f"{self._options.name} was closed")
+            expired = self._ledger.expire(self._clock())
+            self._tally["returned"] += expired
+            try:
+                yield
+            finally:
+                is_change = self._clear() or is_change or bool(expired)
+                self._tell(self._tally)
+        if is_change:
+            self._notify()
+
+    def _clear(self) -> bool:
+        """Give up rows of samples that are gone, and columns that are to be scored anew."""
+        gone, stripped = self._ledger.taken_off()
+        for sample, why in gone:
+            self._rows.free(sample.rows)
+            self._tally[why] += 1
+        for sample in stripped:
+            for name in self._options.rescored:
+                self._rows.free([sample.rows[self._index[name]]])
+                sample.rows[self._index[name]] = None
+        self._tally["rescored"] += len(stripped)
+        return bool(gone or stripped)
+
+    def _notify(self) -> None:
+        for listener in list(self._listeners.values()):
+            listener()
+
+    def _has_room(self, n: int, size_bytes: int) -> bool:
+        held, most = len(self._ledger.samples), self._options.max_samples
+        return (most is None or held + n <= most) and self._rows.has_room(size_bytes)
+
+    def _kept(self, columns: Columns, positions: Sequence[int]) -> list[dict[int, Any]]:
+        """What stands for the rows at some positions, by the number of the column; all or none."""
+        kept: list[dict[int, Any]] = [{} for _ in positions]
+        try:
+            for name, rows in columns.items():
+                for of_sample, position in zip(kept, positions, strict=True):
+                    of_sample[self._index[name]] = self._rows.keep(rows[position])
+        except OSError:
+            for of_sample in kept:
+                self._rows.free(of_sample.values())
+            raise
+        return kept
+
+    def _fill(self, sample: Sample, kept: Mapping[int, Any]) -> None:
+        for i, row in kept.items():
+            self._rows.free([sample.rows[i]])
+            sample.rows[i] = row
+
+    def _use_of(self, wanted: Wanted) -> Use:
+        if wanted.is_to_go_on:
+            return GOES_ON
+        adds = self._options.mask_of(wanted.adds)
+        if wanted.columns is not None:
+            return Use(self._options.mask_of(wanted.columns) | WHOLE, adds)
+        return Use(WHOLE if adds else self._options.every, adds)
+
+    def _floor_of(self, max_staleness: int | None) -> int:
+        return NO_FLOOR if max_staleness is None else self._ledger.version - max_staleness
+
+    def _are_enough(self, wanted: Wanted, use: Use, floor: int) -> bool:
+        ready = self._ledger.count(use, floor)
+        if ready >= wanted.at_least or not self._is_ended or self._ledger.may_come(use, floor):
+            return ready >= wanted.at_least
+        if not ready:
+            raise SampleQueueEndedError(f"{self._options.name} has ended, and has no more such samples")
+        return True
+
+    def _tally_age(self, taken: Sequence[Sample]) -> None:
+        now, version = self._clock(), self._ledger.version
+        self._tally["handed_out"] += len(taken)
+        self._tally["versions_behind"] += sum(version - sample.tag for sample in taken)
+        self._tally["waited_s"] += sum(now - sample.born for sample in taken)  # type: ignore[assignment]
+
+    def _handed(self, taken: Sequence[Sample], columns: Sequence[str] | None) -> Handed:
+        there = -1
+        for sample in taken:
+            there &= sample.mask
+        names = self._options.names_of(there) if columns is None else columns
+        rows = {name: [self._rows.read(s.rows[self._index[name]]) for s in taken] for name in names}
+        behind = [self._ledger.version - sample.tag for sample in taken]
+        return Handed([s.id for s in taken], [s.runs for s in taken], behind, rows)

@@ -1,0 +1,194 @@
+"""What is asked of a queue: checked, and with rows encoded, before it is sent. Pure but for the encoding."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from raycrew.worker_groups.samples._codec import encode
+from raycrew.worker_groups.samples._options import QueueOptions, check_count, check_seconds
+from raycrew.worker_groups.samples._states import Runs, number_of
+from raycrew.worker_groups.samples._storage import Row
+
+
+class Request(NamedTuple):
+    """An operation of a `Keeper`, with its arguments."""
+
+    operation: str
+    arguments: Mapping[str, Any]
+
+
+Columns = Mapping[str, Sequence[Row]]
+
+
+class Handed(NamedTuple):
+    """Samples as they are handed out.
+
+    Attributes:
+        ids: Their numbers.
+        runs: Which version has made which tokens.
+        behind: How many versions each is behind, counted from when it was last scored.
+        rows: By column.
+    """
+
+    ids: list[int]
+    runs: list[Runs]
+    behind: list[int]
+    rows: dict[str, list[Row]]
+
+
+class Wanted(NamedTuple):
+    """What somebody asks for.
+
+    Attributes:
+        lease: The name that the lease will have.
+        n: How many samples.
+        at_least: How many will do.
+        columns: The columns that samples must have, and whose rows are wanted; None for all that are there.
+        adds: The columns that they must lack.
+        is_to_go_on: Whether these are parts of rollouts.
+        max_staleness: How many versions they may be behind; None for any.
+        version: A version that there is.
+        lease_s: How long the lease lasts.
+    """
+
+    lease: str
+    n: int
+    at_least: int
+    columns: Sequence[str] | None
+    adds: Sequence[str]
+    is_to_go_on: bool
+    max_staleness: int | None
+    version: int
+    lease_s: float
+
+
+def putting(
+    options: QueueOptions, columns: Any, version: Any, lengths: Sequence[int] | None, *, partial: bool
+) -> Request:
+    """To put new samples.
+
+    Raises:
+        TypeError: See `SampleQueue.put`.
+        ValueError: See `SampleQueue.put`.
+    """
+    encoded, n = encode(columns)
+    options.mask_of(list(encoded))
+    if lengths is not None:
+        lengths = checked_lengths(lengths, n)
+    elif partial:
+        raise ValueError("parts of rollouts need `lengths`: how many tokens each has so far")
+    arguments = {"columns": encoded, "version": number_of(version), "lengths": lengths, "n": n}
+    return Request("put", {**arguments, "is_whole": not partial})
+
+
+def adding(
+    options: QueueOptions, ids: Sequence[int], columns: Any, version: Any, lease: str | None = None
+) -> Request:
+    """To add columns to samples.
+
+    Raises:
+        TypeError: See `SampleQueue.add`.
+        ValueError: See `SampleQueue.add`.
+    """
+    encoded = _for_samples(options, ids, columns)
+    number = None if version is None else number_of(version)
+    if number is None and (scored := [name for name in encoded if name in options.rescored]):
+        raise ValueError(
+            f"column {scored[0]!r} is scored anew where it is too old, so `version` has to be said"
+        )
+    arguments = {"ids": list(ids), "columns": encoded, "version": number, "lease": lease}
+    return Request("add", arguments)
+
+
+def going_on(
+    options: QueueOptions,
+    ids: Sequence[int],
+    columns: Any,
+    version: Any,
+    lengths: Sequence[int],
+    lease: str,
+    *,
+    partial: bool,
+) -> Request:
+    """To put rollouts in place of their parts.
+
+    Raises:
+        TypeError: See `SampleBatch.put`.
+        ValueError: See `SampleBatch.put`.
+    """
+    arguments = {
+        "ids": list(ids),
+        "columns": _for_samples(options, ids, columns),
+        "version": number_of(version),
+    }
+    more = {"lengths": checked_lengths(lengths, len(ids)), "lease": lease, "is_whole": not partial}
+    return Request("go_on", {**arguments, **more})
+
+
+def getting(
+    options: QueueOptions,
+    n: int,
+    *,
+    at_least: int | None = None,
+    columns: Sequence[str] | None = None,
+    adds: Sequence[str] = (),
+    is_to_go_on: bool = False,
+    max_staleness: int | None = None,
+    version: Any = None,
+    lease_s: float | None = None,
+) -> Request:
+    """To get samples.
+
+    Raises:
+        TypeError: See `SampleQueue.get`.
+        ValueError: See `SampleQueue.get`.
+    """
+    check_count("batch", n, 1)
+    if at_least is not None:
+        check_count("at_least", at_least, 1)
+    if max_staleness is not None:
+        check_count("max_staleness", max_staleness, 0)
+    if lease_s is not None:
+        check_seconds("lease_s", lease_s)
+    for names in (columns or (), adds):
+        if isinstance(names, str):
+            raise TypeError(f"columns are a sequence of names, as in [{names!r}]")
+        options.mask_of(names)
+    if both := set(columns or ()) & set(adds):
+        raise ValueError(f"samples can't both have and lack {sorted(both)[0]!r}")
+    wanted = Wanted(
+        uuid.uuid4().hex,
+        n,
+        min(n, at_least or n),
+        columns,
+        adds,
+        is_to_go_on,
+        max_staleness,
+        0 if version is None else number_of(version),
+        lease_s or options.lease_s,
+    )
+    return Request("get", {"wanted": wanted})
+
+
+def checked_lengths(lengths: Sequence[int], n: int) -> list[int]:
+    """How many tokens samples have.
+
+    Raises:
+        TypeError: One is no whole number.
+        ValueError: There are more or fewer than samples, or one is negative.
+    """
+    if len(lengths) != n:
+        raise ValueError(f"lengths has {len(lengths)} numbers for {n} samples")
+    for length in lengths:
+        check_count("a length", length, 0)
+    return list(lengths)
+
+
+def _for_samples(options: QueueOptions, ids: Sequence[int], columns: Any) -> dict[str, list[Row]]:
+    encoded, n = encode(columns)
+    options.mask_of(list(encoded))
+    if n != len(ids):
+        raise ValueError(f"columns have {n} rows for {len(ids)} samples")
+    if len(set(ids)) < n:
+        raise ValueError("a sample is named twice")
+    return encoded
