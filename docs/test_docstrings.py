@@ -51,7 +51,7 @@ ALONE = (
         "RTensor",
         "RayRPCServer",
     ),
-    *("RayRPCServer", "lease_ports", "pack", "plan_cluster", "register_actor_environment"),
+    *("SampleQueue", "lease_ports", "pack", "plan_cluster", "register_actor_environment"),
 )
 OF_GROUPS = (
     *("GroupHandle", "LoadBalancer", "MultiWorkerFuture", "RayScheduler", "RayWorkerBuilder"),

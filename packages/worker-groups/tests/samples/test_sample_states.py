@@ -1,12 +1,15 @@
 """Which samples are handed out, to whom and when: random uses against a plain account of them."""
 
 from collections import Counter
+from tempfile import TemporaryDirectory
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raycrew.worker_groups.errors import SampleLeaseError
+from raycrew.worker_groups.samples._codec import decode
 from raycrew.worker_groups.samples._keeper import Keeper
 from raycrew.worker_groups.samples._options import QueueOptions
 from raycrew.worker_groups.samples._requests import adding, getting, going_on, putting
@@ -14,6 +17,7 @@ from raycrew.worker_groups.samples._states import VersionRun, order_of
 from raycrew.worker_groups.samples._states.ready import Ready
 from raycrew.worker_groups.samples._states.sample import is_ready
 from raycrew.worker_groups.samples._states.versions import extended, per_token
+from raycrew.worker_groups.samples._storage import durable, journal
 
 DEFAULTS = {
     "columns": ("tokens", "reward"),
@@ -25,6 +29,8 @@ DEFAULTS = {
     "max_samples": None,
     "max_memory": None,
     "spill": False,
+    "directory": None,
+    "fsync": False,
     "lease_s": 10.0,
 }
 
@@ -38,9 +44,16 @@ class World:
         self.keeper = Keeper(self.options, lambda: self.now, lambda tally: None)
         self.version = 0
         self.oldest = {}  # by sample: its oldest version
+        self.tokens = {}
         self.scored = {}  # by sample: the version that has scored it
         self.leases = []  # lease, ids, until, adds, is of parts
         self.done = Counter()
+
+    def reopen(self):
+        self.keeper.close()
+        self.keeper = Keeper(self.options, lambda: self.now, lambda tally: None)
+        self.leases = [(name, ids, self.now, *rest) for name, ids, _, *rest in self.leases]
+        assert self.keeper.stats().version == self.version
 
     def ask(self, request):
         return getattr(self.keeper, request.operation)(**request.arguments)
@@ -50,10 +63,11 @@ class World:
 
     def put(self, n, lag, partial):
         version = max(0, self.version - lag)
-        rows = {"tokens": list(range(n))}
+        rows = {"tokens": [f"{self.version} {i}" for i in range(n)]}
         ids = self.ask(putting(self.options, rows, version, [4] * n, partial=partial))
         assert not set(ids) & self.oldest.keys()
         self.oldest |= dict.fromkeys(ids, version)
+        self.tokens |= dict(zip(ids, rows["tokens"], strict=True))
 
     def get(self, n, staleness, use):
         wanted = {"learn": {}, "score": {"adds": ["reward"]}, "go on": {"is_to_go_on": True}}[use]
@@ -68,6 +82,7 @@ class World:
             assert behind == self.version - counts_from
             assert staleness is None or behind <= staleness, "nothing older than that is handed out"
         assert not self.done.keys() & set(handed.ids), "what is done never comes again"
+        assert decode(handed.rows["tokens"]) == [self.tokens[i] for i in handed.ids]
         lease = request.arguments["wanted"].lease
         self.leases.append((lease, handed.ids, self.now + 10.0, use == "score", use == "go on"))
 
@@ -89,8 +104,9 @@ class World:
                 refused = self.ask(adding(self.options, ids, rows, version, lease))
                 self.scored |= {i: version for i in anew if i not in refused}
             elif parts:
-                rows = {"tokens": ids}
+                rows = {"tokens": [f"more {i}" for i in ids]}
                 self.ask(going_on(self.options, ids, rows, version, [8] * len(ids), lease, partial=False))
+                self.tokens |= dict(zip(ids, rows["tokens"], strict=True))
                 self.oldest |= {i: min(self.oldest[i], version) for i in ids}
             else:
                 self.keeper.done(lease, None)
@@ -127,6 +143,7 @@ OPERATIONS = st.one_of(
         st.integers(0, 1),
     ),
     st.tuples(st.just("advance")),
+    st.tuples(st.just("reopen")),
     st.tuples(st.just("wait"), st.floats(0.5, 11.0)),
 )
 
@@ -140,6 +157,25 @@ OPERATIONS = st.one_of(
 def test_random_producers_consumers_and_deaths(operations, stale, seed):
     rescored = ["reward"] if stale == "rescore" else []
     world = World(stale=stale, rescored=rescored, shuffle_seed=seed)
+    run(world, [operation for operation in operations if operation != ("reopen",)])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(OPERATIONS, max_size=40), st.sampled_from(["keep", "drop", "rescore"]), st.booleans())
+def test_random_ends_of_the_process_that_writes_all_down(operations, stale, is_memory_full):
+    rescored = ["reward"] if stale == "rescore" else []
+    memory = 1 if is_memory_full else None
+    with (
+        TemporaryDirectory() as folder,
+        mock.patch.object(journal, "SEGMENT_BYTES", 600),
+        mock.patch.object(durable, "_SLACK_BYTES", 600),
+    ):
+        world = World(stale=stale, rescored=rescored, directory=folder, max_memory=memory)
+        run(world, [*operations, ("reopen",)])
+        world.keeper.close()
+
+
+def run(world, operations):
     for name, *arguments in operations:
         if name == "advance":
             world.version += 1

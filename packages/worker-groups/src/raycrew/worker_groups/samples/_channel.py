@@ -1,13 +1,14 @@
 """How requests reach a queue's keeper, and who waits there until one is possible."""
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
-from raycrew.worker_groups.errors import SampleQueueTimeoutError
+from raycrew.worker_groups.errors import SampleQueueClosedError, SampleQueueTimeoutError
 from raycrew.worker_groups.samples._keeper import Keeper
 from raycrew.worker_groups.samples._requests import Request
 
@@ -47,7 +48,7 @@ class LocalChannel:
     """
 
     def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
+        self._keeper, self._pid = keeper, os.getpid()
 
     def __reduce__(self) -> str:
         raise TypeError("this queue is of this process and can't be passed on")
@@ -91,6 +92,8 @@ class LocalChannel:
         self._keeper.close()
 
     def _try(self, request: Request) -> Any:
+        if os.getpid() != self._pid:
+            raise SampleQueueClosedError("this queue is of the process that this one was forked from")
         return getattr(self._keeper, request.operation)(**request.arguments)
 
     def _wait_s(self, request: Request, deadline: float) -> float:

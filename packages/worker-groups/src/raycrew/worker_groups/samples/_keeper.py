@@ -1,12 +1,18 @@
 """A queue's state: ledger and rows together, one operation at a time. Nothing here waits."""
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from raycrew.worker_groups.errors import SampleQueueClosedError, SampleQueueEndedError
+from raycrew.worker_groups.errors import (
+    SampleJournalError,
+    SampleLeaseError,
+    SampleQueueClosedError,
+    SampleQueueEndedError,
+)
 from raycrew.worker_groups.samples._options import QueueOptions
 from raycrew.worker_groups.samples._reasons import why_not_get, why_not_put
 from raycrew.worker_groups.samples._requests import Columns, Handed, Wanted
@@ -21,8 +27,11 @@ from raycrew.worker_groups.samples._states import (
     first_runs,
     order_of,
 )
-from raycrew.worker_groups.samples._storage import Rows, SpilledRows, size_of
+from raycrew.worker_groups.samples._storage import Standing, size_of
+from raycrew.worker_groups.samples._table import Table, rows_of
 from raycrew.worker_groups.samples._tally import TALLIED, SampleStats
+
+_MOST_WITHDRAWN = 256
 
 
 class Keeper:
@@ -45,12 +54,15 @@ class Keeper:
             options.stale,
             options.mask_of(options.rescored),
         )
-        self._rows = Rows(options.max_bytes, SpilledRows.of(options.spill))
-        self._index = {name: i for i, name in enumerate(options.columns)}
+        self._rows = rows_of(options)
+        self._table = Table(options, self._rows)
+        self._withdrawn: deque[str] = deque(maxlen=_MOST_WITHDRAWN)
         self._tally: Counter[str] = Counter()
         self._is_ended = self._is_closed = False
+        self._broken: SampleJournalError | None = None
         self._lock = threading.RLock()
         self._listeners: dict[object, Callable[[], object]] = {}
+        self._recover()
 
     # Operations
 
@@ -67,9 +79,10 @@ class Keeper:
             if not self._has_room(n, size_of(columns.values())):
                 return None
             mask = self._options.mask_of(list(columns)) | (WHOLE if is_whole else 0)
-            kept = self._kept(columns, range(n))
-            rows = [[of_sample.get(i) for i in range(len(self._index))] for of_sample in kept]
+            kept = self._table.kept(columns, range(n))
+            rows = [self._table.row(of_sample) for of_sample in kept]
             new = self._ledger.put(first_runs(version, lengths, n), [mask] * n, rows, self._clock())
+            self._note(partial(self._rows.came, new, self._table.positions(columns), is_new=True))
             self._tally["produced"] += n
             return [sample.id for sample in new]
 
@@ -79,10 +92,11 @@ class Keeper:
             mask = self._options.mask_of(list(columns))
             samples = self._ledger.lacking(ids, mask, lease)
             position = {sample: i for i, sample in enumerate(ids)}
-            kept = self._kept(columns, [position[sample.id] for sample in samples])
+            kept = self._table.kept(columns, [position[sample.id] for sample in samples])
             for sample, of_sample in zip(samples, kept, strict=True):
-                self._fill(sample, of_sample)
+                self._table.fill(sample, of_sample)
             self._ledger.add(samples, mask, version)
+            self._note(partial(self._rows.came, samples, self._table.positions(columns)))
             if lease is not None:
                 self._ledger.give_back(lease, ids)
             taken = {sample.id for sample in samples}
@@ -104,10 +118,11 @@ class Keeper:
             mask = self._options.mask_of(list(columns)) | (WHOLE if is_whole else 0)
             held = [(i, s) for i, s in enumerate(map(self._ledger.samples.get, ids)) if s is not None]
             runs = [extended(sample.runs, version, lengths[i]) for i, sample in held]
-            kept = self._kept(columns, [i for i, _ in held])
+            kept = self._table.kept(columns, [i for i, _ in held])
             for (_, sample), of_sample, rows in zip(held, runs, kept, strict=True):
-                self._fill(sample, rows)
+                self._table.fill(sample, rows)
                 self._ledger.go_on(sample, of_sample, sample.mask | mask)
+            self._note(partial(self._rows.came, [s for _, s in held], self._table.positions(columns)))
             self._ledger.give_back(lease, ids)
             there = {sample.id for _, sample in held}
             return [i for i in ids if i not in there]
@@ -115,6 +130,8 @@ class Keeper:
     def get(self, wanted: Wanted) -> Handed | None:
         """Hand samples out; None where there are not enough."""
         with self._operation(is_change=False):
+            if wanted.lease in self._withdrawn:
+                raise SampleLeaseError("whoever asked for this batch does not wait for it any more")
             self._ledger.advance(wanted.version)
             use, floor = self._use_of(wanted), self._floor_of(wanted.max_staleness)
             self._ledger.take_stale(use, floor)
@@ -146,7 +163,10 @@ class Keeper:
     def withdraw(self, lease: str) -> int:
         """Give a lease back that nobody has waited for, if there is one."""
         with self._operation():
-            return self._ledger.give_back(lease, None) if lease in self._ledger.leases else 0
+            if lease in self._ledger.leases:
+                return self._ledger.give_back(lease, None)
+            self._withdrawn.append(lease)  # it may have been overtaken
+            return 0
 
     def renew(self, lease: str, lease_s: float) -> bool:
         """Have a lease last so long from now on."""
@@ -231,13 +251,14 @@ class Keeper:
         """Take back what is late before, clear away what is gone after, and tell."""
         with self._lock:
             if self._is_closed:
-                raise SampleQueueClosedError(f"{self._options.name} was closed")
+                raise self._broken or SampleQueueClosedError(f"{self._options.name} was closed")
             expired = self._ledger.expire(self._clock())
             self._tally["returned"] += expired
             try:
                 yield
             finally:
                 is_change = self._clear() or is_change or bool(expired)
+                self._note(lambda: None)
                 self._tell(self._tally)
         if is_change:
             self._notify()
@@ -245,41 +266,45 @@ class Keeper:
     def _clear(self) -> bool:
         """Give up rows of samples that are gone, and columns that are to be scored anew."""
         gone, stripped = self._ledger.taken_off()
-        for sample, why in gone:
+        self._table.clear(stripped, self._options.rescored)
+        for sample, _ in gone:
             self._rows.free(sample.rows)
-            self._tally[why] += 1
-        for sample in stripped:
-            for name in self._options.rescored:
-                self._rows.free([sample.rows[self._index[name]]])
-                sample.rows[self._index[name]] = None
+        self._note(partial(self._rows.lost_columns, stripped))
+        self._note(partial(self._rows.went, gone, self._ledger.samples))
+        self._tally.update(Counter(why for _, why in gone))
         self._tally["rescored"] += len(stripped)
         return bool(gone or stripped)
+
+    def _note(self, write: Callable[[], None]) -> None:
+        """Have something written down; what can't be leaves a queue that nobody may rely on."""
+        try:
+            self._rows.stands(Standing(self._ledger.version, self._ledger.next_id, dict(self._tally)))
+            write()
+        except OSError as error:
+            self._is_closed = True
+            self._rows.close()
+            self._broken = SampleJournalError(
+                f"{self._options.name} can't write to {self._options.directory} ({error}), "
+                "and is closed: what was written before can be opened again"
+            )
+            raise self._broken from error
 
     def _notify(self) -> None:
         for listener in list(self._listeners.values()):
             listener()
 
+    def _recover(self) -> None:
+        samples, standing = self._rows.recovered()
+        for sample in samples:
+            sample.born = self._clock()
+            self._ledger.restore(sample)
+        self._ledger.next_id = max(self._ledger.next_id, standing.next_id)
+        self._ledger.advance(standing.version)
+        self._tally.update(standing.tally)
+
     def _has_room(self, n: int, size_bytes: int) -> bool:
         held, most = len(self._ledger.samples), self._options.max_samples
         return (most is None or held + n <= most) and self._rows.has_room(size_bytes)
-
-    def _kept(self, columns: Columns, positions: Sequence[int]) -> list[dict[int, Any]]:
-        """What stands for the rows at some positions, by the number of the column; all or none."""
-        kept: list[dict[int, Any]] = [{} for _ in positions]
-        try:
-            for name, rows in columns.items():
-                for of_sample, position in zip(kept, positions, strict=True):
-                    of_sample[self._index[name]] = self._rows.keep(rows[position])
-        except OSError:
-            for of_sample in kept:
-                self._rows.free(of_sample.values())
-            raise
-        return kept
-
-    def _fill(self, sample: Sample, kept: Mapping[int, Any]) -> None:
-        for i, row in kept.items():
-            self._rows.free([sample.rows[i]])
-            sample.rows[i] = row
 
     def _use_of(self, wanted: Wanted) -> Use:
         if wanted.is_to_go_on:
@@ -311,6 +336,6 @@ class Keeper:
         for sample in taken:
             there &= sample.mask
         names = self._options.names_of(there) if columns is None else columns
-        rows = {name: [self._rows.read(s.rows[self._index[name]]) for s in taken] for name in names}
+        rows = self._table.read(taken, names)
         behind = [self._ledger.version - sample.tag for sample in taken]
         return Handed([s.id for s in taken], [s.runs for s in taken], behind, rows)

@@ -3,12 +3,28 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
-from typing import Any, Self, get_args
+from typing import Any, Self, TypedDict, get_args
 
 from raycrew.worker_groups._start import size_bytes
 from raycrew.worker_groups.samples._states import WHOLE, Stale
 
 _MOST_COLUMNS = 62
+
+
+class QueueKeywords(TypedDict, total=False):
+    """The keyword options of a queue."""
+
+    name: str
+    stale: Stale
+    rescored: Sequence[str]
+    shuffle_seed: int | None
+    shuffle_window: int
+    max_samples: int | None
+    max_memory: int | str | None
+    spill: bool | str | PathLike[str]
+    directory: str | PathLike[str] | None
+    fsync: bool
+    lease_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +45,8 @@ class QueueOptions:
     max_samples: int | None
     max_memory: int | str | None
     spill: bool | str | PathLike[str]
+    directory: str | PathLike[str] | None
+    fsync: bool
     lease_s: float
 
     @classmethod
@@ -51,6 +69,10 @@ class QueueOptions:
         _check_whole("max_samples", self.max_samples, 1)
         if self.spill and self.max_memory is None:
             raise ValueError("`spill` goes with a bound on memory, `max_memory`")
+        if self.spill and self.directory is not None:
+            raise ValueError("a queue with a `directory` spills there: leave `spill` out")
+        if self.fsync and self.directory is None:
+            raise ValueError("`fsync` goes with a `directory`")
         if self.max_memory is not None:
             size_bytes("max_memory", self.max_memory)
         check_seconds("lease_s", self.lease_s)

@@ -52,11 +52,18 @@ class SampleQueue(QueueCoroutines):
             always find room.
         spill: Whether they go there: True for the folder of temporary files, or a folder. The files have no
             names, and are gone with the process.
+        directory: A folder in which rows and what becomes of samples are written down, for this user alone. A
+            later queue of the same columns in that folder goes on where this one was, however it ended; all
+            leases are over then. Rows are values, not handles, as what these stand for may end earlier.
+        fsync: Whether each operation is on the disk itself before it returns: it then outlives a failure of
+            the machine, too, not just the process.
         lease_s: How long a batch is a consumer's, where it does not say itself.
 
     Raises:
         TypeError: An option is of a wrong kind.
         ValueError: It is out of range, or does not go with another.
+        SampleJournalError: The folder is in use, of a queue with other columns, damaged, or not this user's.
+        OSError: A folder can't be written to.
 
     Examples:
         >>> queue = SampleQueue(["tokens", "reward"], stale="drop")
@@ -80,6 +87,8 @@ class SampleQueue(QueueCoroutines):
         max_samples: int | None = None,
         max_memory: int | str | None = None,
         spill: bool | str | PathLike[str] = False,
+        directory: str | PathLike[str] | None = None,
+        fsync: bool = False,
         lease_s: float = 600.0,
     ) -> None:
         options = QueueOptions.among(locals())

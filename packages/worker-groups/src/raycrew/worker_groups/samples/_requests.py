@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from raycrew.worker_groups.samples._codec import encode
 from raycrew.worker_groups.samples._options import QueueOptions, check_count, check_seconds
 from raycrew.worker_groups.samples._states import Runs, number_of
-from raycrew.worker_groups.samples._storage import Row
+from raycrew.worker_groups.samples._storage import Held, Row
 
 
 class Request(NamedTuple):
@@ -71,8 +71,7 @@ def putting(
         TypeError: See `SampleQueue.put`.
         ValueError: See `SampleQueue.put`.
     """
-    encoded, n = encode(columns)
-    options.mask_of(list(encoded))
+    encoded, n = _encoded(options, columns)
     if lengths is not None:
         lengths = checked_lengths(lengths, n)
     elif partial:
@@ -184,9 +183,21 @@ def checked_lengths(lengths: Sequence[int], n: int) -> list[int]:
     return list(lengths)
 
 
-def _for_samples(options: QueueOptions, ids: Sequence[int], columns: Any) -> dict[str, list[Row]]:
+def _encoded(options: QueueOptions, columns: Any) -> tuple[dict[str, list[Row]], int]:
     encoded, n = encode(columns)
     options.mask_of(list(encoded))
+    if options.directory is not None:
+        for name, rows in encoded.items():
+            if any(isinstance(row, Held) for row in rows):
+                raise TypeError(
+                    f"column {name!r} has handles, which may outlive what they stand for in the folder of "
+                    f"{options.name}: put the values themselves"
+                )
+    return encoded, n
+
+
+def _for_samples(options: QueueOptions, ids: Sequence[int], columns: Any) -> dict[str, list[Row]]:
+    encoded, n = _encoded(options, columns)
     if n != len(ids):
         raise ValueError(f"columns have {n} rows for {len(ids)} samples")
     if len(set(ids)) < n:

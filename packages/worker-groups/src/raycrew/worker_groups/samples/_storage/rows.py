@@ -1,12 +1,10 @@
-"""The rows of samples: in memory as far as they fit, the newest on disk."""
+"""The rows of samples, in memory."""
 
-import os
-import tempfile
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-SEGMENT_BYTES = 64 * 1024 * 1024
+from raycrew.worker_groups.samples._states import Sample
 
 
 class Held(NamedTuple):
@@ -32,117 +30,53 @@ class Place(NamedTuple):
 Row = bytes | Held
 
 
-class SpilledRows:
-    """Rows in files without names, which are gone with the process however it ends.
+class Standing(NamedTuple):
+    """What is known of a queue besides its samples.
 
-    Args:
-        directory: Where; None for the one of temporary files.
+    Attributes:
+        version: The newest version of the weights.
+        next_id: The number of the next sample.
+        tally: What has happened.
     """
 
-    def __init__(self, directory: Path | None) -> None:
-        self._directory = directory
-        self._files: dict[int, tuple[Any, int]] = {}  # and how many rows in it are still wanted
-        self._current, self._end = -1, SEGMENT_BYTES
-
-    @classmethod
-    def of(cls, spill: bool | str | os.PathLike[str]) -> "SpilledRows | None":
-        """As an option says: not at all, somewhere, or in a folder.
-
-        Raises:
-            OSError: Nothing can be written there.
-        """
-        if spill is False:
-            return None
-        made = cls(None if spill is True else Path(spill))
-        made.free(made.write(b""))
-        return made
-
-    def write(self, row: bytes) -> Place:
-        """Put a row away.
-
-        Raises:
-            OSError: There is no room.
-        """
-        if self._end >= SEGMENT_BYTES:
-            file: Any = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115
-            self._forget(self._current)
-            self._current, self._end = self._current + 1, 0
-            self._files[self._current] = (file, 0)
-        file, n_rows = self._files[self._current]
-        _write_all(file.fileno(), row, self._end)
-        place = Place(self._current, self._end, len(row))
-        self._files[self._current] = (file, n_rows + 1)
-        self._end += len(row)
-        return place
-
-    def read(self, place: Place) -> bytes:
-        """The row at a place."""
-        return read_all(self._files[place.segment][0].fileno(), place)
-
-    def free(self, place: Place) -> None:
-        """Want a row no longer; a file goes with its last one."""
-        file, n_rows = self._files[place.segment]
-        self._files[place.segment] = (file, n_rows - 1)
-        if place.segment != self._current:
-            self._forget(place.segment)
-
-    def _forget(self, segment: int) -> None:
-        file, n_rows = self._files.get(segment, (None, 0))
-        if file is not None and not n_rows:
-            file.close()
-            del self._files[segment]
-
-    def close(self) -> None:
-        """Give all files up."""
-        for file, _ in self._files.values():
-            file.close()
-        self._files.clear()
+    version: int = 0
+    next_id: int = 0
+    tally: Mapping[str, float] = MappingProxyType({})
 
 
-def _write_all(descriptor: int, data: bytes, offset: int) -> None:
-    rest = memoryview(data)
-    while rest:
-        written = os.pwrite(descriptor, rest, offset)
-        offset += written
-        rest = rest[written:]
+class Recovered(NamedTuple):
+    """What an earlier process has left.
 
-
-def read_all(descriptor: int, place: Place) -> bytes:
-    """The bytes at a place in a file.
-
-    Raises:
-        OSError: They are not all there.
+    Attributes:
+        samples: Those that were held, in order.
+        standing: What else was known.
     """
-    data = os.pread(descriptor, place.size, place.offset)
-    while len(data) < place.size:
-        more = os.pread(descriptor, place.size - len(data), place.offset + len(data))
-        if not more:
-            raise OSError(
-                f"a row of {place.size} bytes at {place.offset} is cut short; was its file truncated?"
-            )
-        data += more
-    return data
+
+    samples: Sequence[Sample] = ()
+    standing: Standing = Standing()
 
 
 class Rows:
-    """Keeps rows, and says how many bytes they take.
+    """Keeps rows in memory, and says how many bytes they take.
 
     Args:
         max_bytes: Most bytes in memory; None for no bound.
-        spilled: Where others go; None where they have to wait.
 
     Attributes:
         in_memory_bytes: Of rows in memory.
         on_disk_bytes: Of rows that are only on disk.
+        overflows: Whether there is room on disk for what does not fit.
     """
 
-    def __init__(self, max_bytes: int | None, spilled: SpilledRows | None) -> None:
+    overflows = False
+
+    def __init__(self, max_bytes: int | None) -> None:
         self.in_memory_bytes = self.on_disk_bytes = 0
-        self._max_bytes, self._spilled = max_bytes, spilled
+        self._max_bytes = max_bytes
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether so much more may come."""
-        return self._spilled is not None or self._fits(size_bytes) or not self.in_memory_bytes
+        return self.overflows or self._fits(size_bytes) or not self.in_memory_bytes
 
     def _fits(self, size_bytes: int) -> bool:
         return self._max_bytes is None or self.in_memory_bytes + size_bytes <= self._max_bytes
@@ -153,20 +87,17 @@ class Rows:
         Raises:
             OSError: There is no room on disk.
         """
-        if isinstance(row, Held):
-            return row
-        if self._spilled is not None and not self._fits(len(row)):
-            place = self._spilled.write(row)
-            self.on_disk_bytes += place.size
-            return place
-        self.in_memory_bytes += len(row)
+        if isinstance(row, bytes):
+            self.in_memory_bytes += len(row)
         return row
 
     def read(self, kept: Row | Place) -> Row:
-        """The row that something stands for."""
-        if isinstance(kept, Place) and self._spilled is not None:
-            return self._spilled.read(kept)
-        return kept  # type: ignore[return-value]
+        """The row that something stands for.
+
+        Raises:
+            OSError: It can't be read.
+        """
+        return self._at(kept) if isinstance(kept, Place) else kept
 
     def free(self, kept: Iterable[Row | Place | None]) -> None:
         """Want rows no longer."""
@@ -175,13 +106,38 @@ class Rows:
                 self.in_memory_bytes -= len(row)
             elif isinstance(row, Place):
                 self.on_disk_bytes -= row.size
-                if self._spilled is not None:
-                    self._spilled.free(row)
+                self._free_place(row)
+
+    def _at(self, place: Place) -> bytes:
+        raise OSError(f"nothing is on disk, and so nothing at {place}")
+
+    def _free_place(self, place: Place) -> None:
+        pass
+
+    # What whoever keeps rows tells of their samples
+
+    def recovered(self) -> Recovered:
+        """What an earlier process has left."""
+        return Recovered()
+
+    def came(self, samples: Sequence[Sample], columns: Sequence[int], *, is_new: bool = False) -> None:
+        """Samples, or rows of some columns of theirs, are there now.
+
+        Raises:
+            OSError: They can't be written down.
+        """
+
+    def lost_columns(self, samples: Sequence[Sample]) -> None:
+        """Samples have lost columns; as `came`."""
+
+    def went(self, samples: Sequence[tuple[Sample, str]], held: Mapping[int, Sample]) -> None:
+        """Samples are no longer held, for a reason; as `came`."""
+
+    def stands(self, standing: Standing) -> None:
+        """What is known besides samples; as `came`."""
 
     def close(self) -> None:
-        """Give up what is on disk."""
-        if self._spilled is not None:
-            self._spilled.close()
+        """Give up what is on disk; idempotent."""
 
 
 def size_of(rows: Iterable[Sequence[Row]]) -> int:
