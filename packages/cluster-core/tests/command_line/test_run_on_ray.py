@@ -46,7 +46,8 @@ def run(*arguments, env):
 
 
 def test_a_run_within_a_run_joins_its_cluster_with_its_token(local_ray_session, environ, tmp_path):
-    (tmp_path / "env.yaml").write_text(f"ray_head_node_address: {local_ray_session}\napi_key: hush\n")
+    spelled = f"localhost:{local_ray_session.rpartition(':')[2]}"
+    (tmp_path / "env.yaml").write_text(f"ray_head_node_address: {spelled}\napi_key: hush\n")
     done = run("--env-file", str(tmp_path / "env.yaml"), "--", *RUN, "--", *JOIN, env=environ)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"{local_ray_session}|False|RAY_ADDRESS names it"

@@ -2,17 +2,19 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
+from dataclasses import replace
 
 import pytest
 import ray
 
 from raycrew.cluster_core import NoClusterError
 from raycrew.cluster_core._connection.discovery import RunningCluster
-from raycrew.cluster_core._connection.visiting import prepare_visit
+from raycrew.cluster_core._connection.visiting import prepare_visit, present_token
 
 pytestmark = pytest.mark.hostile
 
@@ -45,6 +47,28 @@ def test_a_token_goes_to_no_cluster_but_its_own(tmp_path):
     assert prepare_visit("auto", {**environ, "RAY_ADDRESS": OTHER.address}, lambda: [PLAIN, OTHER])
     assert prepare_visit("auto", environ, list) == "auto"
     assert environ == {"RAY_TMPDIR": str(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "127.0.0.1", "127.0.0.2", "[::1]", "0.0.0.0", socket.gethostname()]
+)
+def test_the_token_of_a_cluster_here_is_presented_however_it_is_spelled(host, tmp_path):
+    mine = replace(PLAIN, address="127.0.0.1:1000")
+    environ = {"RAY_TMPDIR": str(tmp_path)}
+    if host == socket.gethostname():  # which the machine may have as the name of its network's interface
+        mine = replace(mine, address=f"{socket.gethostbyname(host)}:1000")
+    assert prepare_visit(f"{host}:1000", environ, lambda: [OTHER, mine]) == mine.address
+    assert environ.items() >= TOKEN.items()
+    assert present_token(f"{host}:1000", {}, lambda: [OTHER, mine]) == mine.address
+    for port in (999, 2000):
+        unknown = f"{host}:{port}"
+        assert present_token(unknown, environ := {}, lambda: [OTHER, mine]) == unknown and environ == {}
+
+
+def test_the_spelling_of_a_cluster_goes_before_what_it_leads_to():
+    first, second = replace(PLAIN, address="127.0.0.1:1000"), replace(PLAIN, address="localhost:1000")
+    for one in (first, second):
+        assert present_token(one.address, {}, lambda: [first, second]) == one.address
 
 
 def test_several_clusters_are_named_unless_one_is_for_these_devices(tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 
 from raycrew.cluster_core import _ray
 from raycrew.cluster_core._connection import discovery as _discovery
-from raycrew.cluster_core._connection.addresses import check_address, check_reachable
+from raycrew.cluster_core._connection.addresses import check_address, check_reachable, is_same
 from raycrew.cluster_core._connection.config import ClusterConfig
 from raycrew.cluster_core._connection.connection import RayConnection, changing
 from raycrew.cluster_core._connection.environment import (
@@ -216,7 +216,7 @@ def _reuse(current: RayConnection | None, address: str | None, membership: _Memb
         secrets=membership.secrets,
         authentication=child_authentication(os.environ),
     )
-    if address not in (None, "auto", "local", connection.address):
+    if address not in (None, "auto", "local") and not is_same(address, connection.address):
         raise ValueError(
             f"this process is connected to {connection.address}; close that before joining {address}"
         )
@@ -276,7 +276,9 @@ def _join(address: str, why: str, membership: _Membership, timeout_s: float) -> 
     except ConnectionError as error:
         raise ClusterUnreachableError(f"joining {address} failed: {error}", address) from error
     return RayConnection(
-        address=address,
+        address=address
+        if "://" in address
+        else _ray.cluster_address(),  # "localhost" is another one elsewhere
         started_here=False,
         why=why,
         owns_driver=True,

@@ -2,8 +2,9 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 
+from raycrew.cluster_core._connection.addresses import is_same
 from raycrew.cluster_core._connection.discovery import (
     RunningCluster,
     choose,
@@ -44,25 +45,37 @@ def prepare_visit(
         chosen = choose(clusters, devices_tag(environ), recorded, job)
         found = chosen[0] if chosen else only_one(clusters)
     else:
-        found = next((cluster for cluster in clusters if cluster.address == named), None)
+        found = _meant(named, clusters)
     if found is None:
         return address
     _present(found, environ)
     return found.address
 
 
+def _meant(address: str, clusters: Sequence[RunningCluster]) -> RunningCluster | None:
+    """The cluster that an address means: sooner by its own spelling than by another one."""
+    by_spelling = (cluster for cluster in clusters if cluster.address == address)
+    return next(by_spelling, None) or next((one for one in clusters if is_same(address, one.address)), None)
+
+
 def present_token(
     address: str,
     environ: MutableMapping[str, str] = os.environ,
     running: Callable[[], Iterable[RunningCluster]] = running_clusters,
-) -> None:
+) -> str:
     """Set the variables by which Ray presents the token of a cluster, where it is one of this user's here.
 
     To be called before Ray is imported. A token that the environment names stays.
+
+    Returns:
+        The cluster's own address, to be joined at: where an address that is spelled otherwise leads to may
+        change, and the token is for no other cluster.
     """
-    found = next((cluster for cluster in running() if cluster.address == address), None)
-    if found is not None:
-        _present(found, environ)
+    found = _meant(address, list(running()))
+    if found is None:
+        return address
+    _present(found, environ)
+    return found.address
 
 
 def _present(found: RunningCluster, environ: MutableMapping[str, str]) -> None:

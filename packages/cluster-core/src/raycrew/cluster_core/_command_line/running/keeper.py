@@ -8,6 +8,7 @@ so that what a terminal or a shell sends to a whole job does not end the cluster
 import json
 import os
 import sys
+from dataclasses import replace
 from typing import Any, TextIO
 
 from raycrew.cluster_core._command_line.running.wishes import AROUND, Wish
@@ -47,9 +48,9 @@ def _problem(error: Exception) -> dict[str, str]:
 def keep(wish: Wish, told: TextIO) -> None:
     """Find or start a cluster, tell of it, and end what was started when the standard input ends."""
     target = target_of(wish.address, os.environ, wish.start.get("temp_dir"))
-    options, note = wish.options_for(target)
     if target.address is not None:
-        present_token(target.address)
+        target = replace(target, address=present_token(target.address))
+    options, note = wish.options_for(target)
     from raycrew.cluster_core._connection import init_ray  # Ray reads the token as it is imported.
 
     with init_ray(**options, forward_env=None, timeout_s=wish.timeout_s) as connection:
