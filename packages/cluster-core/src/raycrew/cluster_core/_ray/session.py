@@ -80,17 +80,24 @@ class Session:
             return ray.get(refs, timeout=left)
 
     def wait(
-        self, refs: Sequence[Any], *, num_returns: int = 1, timeout: float | None = None
+        self,
+        refs: Sequence[Any],
+        *,
+        num_returns: int = 1,
+        timeout: float | None = None,
+        fetch_local: bool = True,
     ) -> tuple[list[Any], list[Any]]:
         """The same as `ray.wait`, over this session and no other one.
+
+        Without `fetch_local` what is ready may be on another node, and stays there.
 
         Raises:
             ClusterClosedError: It has ended, perhaps while this waited.
         """
         with self.while_connected():
             if self._is_beside():
-                return self._look_until(list(refs), num_returns, timeout)
-            return _ready(refs, num_returns, timeout)
+                return self._look_until(list(refs), num_returns, timeout, fetch_local)
+            return _ready(refs, num_returns, timeout, fetch_local)
 
     @contextmanager
     def while_connected(self) -> Iterator[None]:
@@ -149,14 +156,14 @@ class Session:
         return threading.current_thread() is not threading.main_thread() and not is_client()
 
     def _look_until(
-        self, refs: list[Any], num_returns: int, timeout: float | None
+        self, refs: list[Any], num_returns: int, timeout: float | None, fetch_local: bool = True
     ) -> tuple[list[Any], list[Any]]:
         """Look now and then, as long as no shutdown is under way; the pause is a twentieth of the time."""
         began = time.monotonic()
         while True:
             with no_shutdown():
                 self.check()
-                ready, pending = _ready(refs, num_returns, 0)
+                ready, pending = _ready(refs, num_returns, 0, fetch_local)
             self.check_wanted()
             waited = time.monotonic() - began
             left = math.inf if timeout is None else timeout - waited
@@ -174,5 +181,7 @@ class Session:
         return None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
 
 
-def _ready(refs: Sequence[Any], num_returns: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
-    return ray.wait(list(refs), num_returns=num_returns, timeout=timeout)
+def _ready(
+    refs: Sequence[Any], num_returns: int, timeout: float | None, fetch_local: bool
+) -> tuple[list[Any], list[Any]]:
+    return ray.wait(list(refs), num_returns=num_returns, timeout=timeout, fetch_local=fetch_local)

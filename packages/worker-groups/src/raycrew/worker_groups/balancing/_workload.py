@@ -177,7 +177,8 @@ class StreamedCalls:
     def wait(self, sent: Sequence[Sent]) -> Sequence[Sent]:
         """See `Workers`."""
         deadlines = [one.deadline for one in sent if one.deadline is not None]
-        done = _done(sent, 1, timeout_s=left(min(deadlines)) if deadlines else None)
+        timeout_s = left(min(deadlines)) if deadlines else None
+        done = _done(sent, 1, timeout_s, fetch_local=True)
         if not done:  # its time is over: collecting it says so
             return [min((one for one in sent if one.deadline is not None), key=lambda one: one.deadline or 0)]
         return done
@@ -201,8 +202,12 @@ class StreamedCalls:
             one.future.cancel()
 
 
-def _done(sent: Sequence[Sent], count: int, timeout_s: float | None) -> list[Sent]:
+def _done(
+    sent: Sequence[Sent], count: int, timeout_s: float | None, *, fetch_local: bool = False
+) -> list[Sent]:
     """Those of some calls that have ended, once as many have or the time is over."""
     by_end = {one.end: one for one in sent}
-    done = sent[0].future._wait_for(list(by_end), count, timeout_s)  # noqa: SLF001
+    done = sent[0].future._wait_for(  # noqa: SLF001
+        list(by_end), count, timeout_s, fetch_local=fetch_local
+    )
     return [by_end[end] for end in done]

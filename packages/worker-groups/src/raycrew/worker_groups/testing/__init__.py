@@ -74,7 +74,14 @@ class InProcessFuture(MultiWorkerFuture[Any, Any]):
     def _ends(self) -> list[Any]:
         return list(self)
 
-    def _wait_for(self, ends: Sequence[Any], count: int, timeout: float | None) -> Collection[Any]:
+    def _wait_for(
+        self,
+        ends: Sequence[Any],
+        count: int,
+        timeout: float | None,
+        *,
+        fetch_local: bool = False,  # noqa: ARG002 - all are of this process
+    ) -> Collection[Any]:
         # Balancers ask for one or for all.
         return wait(ends, timeout, FIRST_COMPLETED if count == 1 else ALL_COMPLETED).done
 

@@ -47,8 +47,8 @@ class Endings(Gathering):
         """Whether every call has ended, well or not.
 
         A call that is to be sent again, once its group was restarted, has not: this begins the restart, and
-        does not wait for it. Large results are not loaded into this process, but behind a `ray://` proxy, for
-        calls of idempotent methods.
+        does not wait for it. Large results stay on their nodes, and are loaded behind a `ray://` proxy only,
+        for calls of idempotent methods.
 
         Raises:
             WorkerGroupClosedError: The connection to Ray has ended, and the calls with it.
@@ -101,7 +101,8 @@ class Endings(Gathering):
         """Wait for the end of all calls, of those sent again too; the deadline may change meanwhile."""
         while self:
             sent, ends = list(self), self._ends
-            if len(await_some(ends, deadline(), self._check, count=len(ends))) < len(ends):
+            count, until = len(ends), deadline()
+            if len(await_some(ends, until, self._check, count=count, fetch_local=False)) < count:
                 return False
             if self._are_final(sent, ends):
                 return True

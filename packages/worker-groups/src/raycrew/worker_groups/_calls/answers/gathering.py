@@ -287,9 +287,15 @@ class Gathering(Telling):
         """What is ready when a call has ended: its result, or the end of its stream."""
         return [call.completed() for call in self] if self.is_stream else list(self)
 
-    def _wait_for(self, ends: Sequence[Any], count: int, timeout: float | None) -> Collection[Any]:
-        """Wait for as many of some `_ends` and no longer than `timeout`; gives those that are ready."""
-        return await_some(ends, deadline_after(timeout), self._check, count=count)
+    def _wait_for(
+        self, ends: Sequence[Any], count: int, timeout: float | None, *, fetch_local: bool = False
+    ) -> Collection[Any]:
+        """Wait for as many of some `_ends` and no longer than `timeout`; gives those that are ready.
+
+        What is about to be taken is better fetched to this node meanwhile; else it stays where it is.
+        """
+        deadline = deadline_after(timeout)
+        return await_some(ends, deadline, self._check, count=count, fetch_local=fetch_local)
 
     def _note_loss(self) -> None:
         """Tell whoever sent this that its worker was lost."""

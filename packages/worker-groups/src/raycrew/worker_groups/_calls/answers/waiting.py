@@ -51,7 +51,12 @@ def left(deadline: float | None, at_most: float | None = None) -> float | None:
 
 
 def await_some(
-    refs: Sequence[Any], deadline: float | None, go_on: Callable[[], object], *, count: int = 1
+    refs: Sequence[Any],
+    deadline: float | None,
+    go_on: Callable[[], object],
+    *,
+    count: int = 1,
+    fetch_local: bool = True,
 ) -> list[Any]:
     """Wait until as many of some calls are done, or the deadline is over; gives those that are done.
 
@@ -60,11 +65,13 @@ def await_some(
         deadline: Of the monotonic clock, or None.
         go_on: Called now and then; waiting ends with what it raises.
         count: How many are waited for.
+        fetch_local: Whether their results are to be on this node then; else they stay where they are.
     """
     with while_connected(go_on) as session:
         while True:
             go_on()
-            ready, _ = session.wait(refs, num_returns=count, timeout=left(deadline, _POLL_S))
+            within_s = left(deadline, _POLL_S)
+            ready, _ = session.wait(refs, num_returns=count, timeout=within_s, fetch_local=fetch_local)
             if len(ready) >= count or left(deadline) == 0.0:
                 return ready
 
