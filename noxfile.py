@@ -444,7 +444,9 @@ def run_first_block(session: nox.Session, package: str, index: Path) -> None:
 @nox.session(python=PYTHONS[0], requires=["build"], default=False)
 def hostile(session: nox.Session) -> None:
     """All cases of hostile use as a suite of their own: tried and failed per area."""
-    session.install(*all_wheels(), *TEST_TOOLS, "matplotlib", *CONSTRAINTS)
+    wheels = [requirement(package, TESTED_EXTRAS[package]) for package in PACKAGES]
+    used = {library for package in PACKAGES for library in libraries(session, package)}
+    session.install(*wheels, *sorted(used), *TEST_TOOLS, "matplotlib", *CONSTRAINTS)
     areas = {package: ROOT / "packages" / package / "tests" for package in PACKAGES}
     rows = []
     for area, tests in (areas | {"together": ROOT / "integration-tests"}).items():

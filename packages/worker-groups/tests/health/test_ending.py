@@ -243,7 +243,9 @@ def test_nodes_that_share_a_machine_and_one_that_dies(caplog, tmp_path, monkeypa
         head = ray.get_runtime_context().get_node_id()
         [rank] = [info.rank for info in lost.ranks if info.node_id != head]
         [node] = [n for n in nodes.list_all_nodes() if n.node_id != head]
+        its = psutil.Process(node.all_processes["raylet"][0].process.pid).children(recursive=True)
         nodes.remove_node(node, allow_graceful=False)
+        eventually(lambda: not running([one.pid for one in its]), "nobody there can answer any more")
         assert not lost.shutdown(timeout=60)
         assert list(lost.unended) == [rank]
         assert f"rank {rank} is not known to have ended" in caplog.text

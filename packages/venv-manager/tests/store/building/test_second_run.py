@@ -2,9 +2,9 @@
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -40,10 +40,13 @@ class Driver:
             module = Path(importlib.util.find_spec(name).origin)
             place = module.parent if module.name == "__init__.py" else module
             (needed / place.name).symlink_to(place)
-        here = Path(raycrew.venv_manager.__file__).parents[2]
+        (needed / "raycrew").mkdir()
+        (needed / "raycrew" / "venv_manager").symlink_to(Path(raycrew.venv_manager.__file__).parent)
+        own = Path(str(distribution("raycrew-venv-manager").locate_file("")))
+        for info in own.glob("raycrew_venv_manager-*.dist-info"):
+            (needed / info.name).symlink_to(info)
         self.environ = environ | {
-            "PYTHONPATH": f"{here}{os.pathsep}{needed}", "RAYCREW_UV": str(logged),
-            "RAYCREW_VENV_DIR": str(folder / "store"),
+            "PYTHONPATH": str(needed), "RAYCREW_UV": str(logged), "RAYCREW_VENV_DIR": str(folder / "store"),
         }  # fmt: skip
         self.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
