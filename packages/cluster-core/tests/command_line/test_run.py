@@ -138,6 +138,27 @@ def test_each_signal_reaches_the_command_once(tmp_path):
         assert process.stdout.read() == ""
 
 
+def test_a_signal_to_a_job_that_is_only_just_forking_does_not_come_twice(tmp_path):
+    """What is forked is of the job still, with its parent's handlers; what the parent gets is passed on."""
+    where = """
+        import os, signal
+        from raycrew.cluster_core._command_line.running import child
+        begin = child._asked_to_end_with_this_process
+        def late(*arguments):
+            begun = begin(*arguments)
+            def signalled():
+                os.kill(os.getpid(), signal.SIGUSR1)
+                begun()
+            return signalled
+        child._asked_to_end_with_this_process = late
+    """
+    with running(tmp_path, "--", *python(NOTES), where=where) as process:
+        assert told(process).isdigit()
+        process.send_signal(signal.SIGTERM)
+        assert told(process) == "SIGTERM"
+        assert process.wait(60) == 7
+
+
 def test_a_command_that_ignores_the_wish_is_killed_with_all_of_its_group(tmp_path):
     code = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {python(STUBBORN)[2]!r}])\n"
     with running(tmp_path, "--grace", "0.3", "--", *python(code + python(STUBBORN)[2])) as process:

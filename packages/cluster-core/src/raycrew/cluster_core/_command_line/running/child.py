@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from raycrew.cluster_core._command_line.running.signals import ENDS, Signals
+from raycrew.cluster_core._command_line.running.signals import ENDS, Signals, held_back
 from raycrew.cluster_core._command_line.running.terminal import Terminal
 
 NOT_FOUND, NOT_RUNNABLE = 127, 126
@@ -67,12 +67,13 @@ class Child:
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], grace_s: float) -> None:
         self._grace_s, self._kill_at = grace_s, float("inf")
         try:
-            self._process = subprocess.Popen(
-                command,
-                env=dict(environ),
-                process_group=0,
-                preexec_fn=_asked_to_end_with_this_process(),  # As this process has one thread.
-            )
+            with held_back() as be_itself:
+                self._process = subprocess.Popen(
+                    command,
+                    env=dict(environ),
+                    process_group=0,
+                    preexec_fn=_asked_to_end_with_this_process(be_itself),  # As this process has one thread.
+                )
         except OSError as error:
             code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUNNABLE
             raise CommandError(f"{command[0]}: {error.strerror}", code) from error
@@ -211,7 +212,7 @@ def _can_be_continued() -> bool:
     return os.getsid(0) != os.getpid()
 
 
-def _asked_to_end_with_this_process() -> Callable[[], None]:
+def _asked_to_end_with_this_process(be_itself: Callable[[], None]) -> Callable[[], None]:
     """What a command does before it begins, so that it hears of this process's death, even by SIGKILL."""
     library, parent = ctypes.CDLL(None, use_errno=True), os.getpid()
 
@@ -219,5 +220,6 @@ def _asked_to_end_with_this_process() -> Callable[[], None]:
         library.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
         if os.getppid() != parent:
             os._exit(NOT_RUNNABLE)  # It died before.
+        be_itself()
 
     return ask

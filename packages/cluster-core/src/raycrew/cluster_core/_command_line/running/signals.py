@@ -3,7 +3,8 @@
 import os
 import select
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -52,6 +53,29 @@ class Signals:
         ready, _, _ = select.select([self._read, *beside], [], [], timeout_s)
         numbers = list(os.read(self._read, _SIZE)) if self._read in ready else []
         return numbers, any(one in ready for one in beside)
+
+
+@contextmanager
+def held_back() -> Iterator[Callable[[], None]]:
+    """What comes meanwhile comes afterwards, and to this process alone.
+
+    A process that is forked in here calls what this gives: it gets none of what its parent gets and passes
+    on, and tells the parent of none, through the pipe that they share.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, NAMED)
+
+    def be_itself() -> None:
+        signal.set_wakeup_fd(-1)
+        for number in NAMED:
+            if signal.getsignal(number) is _note:
+                signal.signal(number, signal.SIG_IGN)  # which forgets what has come
+                signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    try:
+        yield be_itself
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _note(number: int, frame: FrameType | None) -> None:
