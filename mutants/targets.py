@@ -265,6 +265,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "_group/handles/handle": ON_RAY,
         "_group/handles/members": ON_RAY,
         "_health/group_health": ON_RAY,
+        "_group/record": ON_RAY,
         "_start/copies": ON_RAY,
         "_start/spec/spec": ON_RAY,
         "balancing/_balancer": ON_RAY,

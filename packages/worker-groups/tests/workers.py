@@ -392,6 +392,16 @@ class SlowMortal(Mortal):
             await_file(gate)
 
 
+class Latecomer:
+    """Rank 1 does not start before there is a file, and not at all without one to wait for."""
+
+    def __init__(self, gate):
+        if current_worker().rank == 1:
+            if not gate:
+                raise ValueError("rank 1 can't start")
+            await_file(gate)
+
+
 class Patient:
     """Is slow, or stuck in several ways."""
 

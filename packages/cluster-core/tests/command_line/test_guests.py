@@ -3,7 +3,7 @@
 import pytest
 from distributions import add_distribution
 
-from raycrew.cluster_core._command_line.guests import occupants
+from raycrew.cluster_core._command_line.guests import check_occupants, occupants
 from raycrew.cluster_core._command_line.subcommands import brought
 
 GUESTS = '''
@@ -42,6 +42,31 @@ def guests(tmp_path, monkeypatch):
     brought.cache_clear()
     yield
     brought.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("states", "note", "problems", "state", "said"),
+    [
+        ({"ready": 3, "busy": 1}, "", [], "good", "1 with 4 ranks, none starting or amiss"),
+        (
+            {"starting": 4},
+            "starting for 9 s: processes",
+            [],
+            "doubtful",
+            "policy: starting for 9 s: processes",
+        ),
+        ({"ready": 1, "dead": 2, "silent": 1}, "", [], "doubtful", "policy: 2 dead, 1 silent"),
+        ({"ready": 1}, "", ["they can't be told"], "doubtful", "they can't be told"),
+    ],
+)
+def test_the_doctor_hears_of_groups_that_do_not_work(states, note, problems, state, said):
+    finding = check_occupants([{"name": "policy", "states": states, "workers": [], "note": note}], problems)
+    assert (finding.state, finding.detail) == (state, said)
+    assert ("raycrew stacks" in finding.advice) == said.startswith("policy")
+
+
+def test_without_groups_the_doctor_has_nothing_to_look_at():
+    assert check_occupants([]).state == "skipped"
 
 
 def test_each_package_is_asked_and_one_that_fails_is_named(guests):

@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -99,12 +99,17 @@ def read_node_facts() -> NodeFacts:
     )
 
 
-def examine(address: str | None = "auto", port_range: tuple[int, int] | None = None) -> list[Finding]:
+def examine(
+    address: str | None = "auto",
+    port_range: tuple[int, int] | None = None,
+    beside: Callable[[], Sequence[Finding]] = tuple,
+) -> list[Finding]:
     """Check this machine, and the cluster at an address.
 
     Args:
         address: Where the cluster is; None checks this machine alone.
         port_range: Ports that are going to be leased; by default the default range.
+        beside: What else is found while this process is connected to the cluster.
     """
     here = {"this machine": read_node_facts()}
     own = [check_token_file(os.environ), check_uv_run(os.environ, _ancestors())]
@@ -115,7 +120,7 @@ def examine(address: str | None = "auto", port_range: tuple[int, int] | None = N
     except ClusterError as error:
         return [*_examine_nodes(here, port_range), *own, no_connection(error)]
     with connection:
-        return [*own, *_examine_cluster(connection, here, port_range)]
+        return [*own, *_examine_cluster(connection, here, port_range), *beside()]
 
 
 def no_connection(error: ClusterError) -> Finding:

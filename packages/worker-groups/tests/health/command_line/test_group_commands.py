@@ -4,10 +4,12 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -15,10 +17,10 @@ import pytest
 import ray
 from patience import PATIENCE_S, eventually
 from rich.console import Console
-from workers import Patient
+from workers import Latecomer, Patient
 
 from raycrew.cluster_core.__main__ import main as raycrew
-from raycrew.worker_groups import RayWorkerGroup
+from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
 from raycrew.worker_groups.__main__ import groups, main, stacks, top
 from raycrew.worker_groups._health import watches
 from raycrew.worker_groups._health.command_line import commands
@@ -140,6 +142,34 @@ def test_a_node_that_does_not_answer_is_not_waited_for(cluster, capsys):
         eventually(lambda: told(capsys, groups)[0] == 0, "it answers again")
 
 
+def test_a_group_that_hangs_in_its_start_is_told_of_until_that_ends(cluster, installed, tmp_path, capsys):
+    def begun():
+        return [worker["method"] for one in told(capsys, groups)[1] for worker in one["workers"]]
+
+    with ThreadPoolExecutor(1) as beside:
+        starting = beside.submit(RayWorkerGroup, cluster, Latecomer, gate=str(tmp_path / "gate"))
+        try:
+            eventually(lambda: begun() == [None, "__init__"], "one waits in it, the other one is done")
+            note = r"starting for \d+ s: import and __init__, 1 of 2 ranks are done, not rank 1"
+            eventually(lambda: re.fullmatch(note, told(capsys, groups)[1][0]["note"]), "that is said")
+            code, [found] = told(capsys, groups)
+            assert (code, found["states"]) == (0, {"starting": 1, "busy": 1})
+            code, [_, hanging] = told(capsys, stacks, "--timeout", str(PATIENCE_S))
+            assert "await_file" in hanging["text"]
+            findings = {one["check"]: one for one in told(capsys, raycrew, "doctor")[1]}
+            assert "not rank 1" in findings["worker groups"]["detail"]
+            assert raycrew(["status"]) == 0 and groups([]) == 0
+            assert capsys.readouterr().out.count("starting for") == 2
+        finally:
+            (tmp_path / "gate").touch()
+        with starting.result(PATIENCE_S):
+            _, [found] = told(capsys, groups)
+            assert (found["note"], found["states"]) == ("", {"ready": 2})
+    with pytest.raises(WorkerFailureError, match="rank 1 can't start"):
+        RayWorkerGroup(cluster, Latecomer, gate="")
+    assert records("group/") == {}
+
+
 DRIVER = """
 import sys
 from raycrew.cluster_core import RayVirtualCluster, init_ray
@@ -150,18 +180,40 @@ group = RayWorkerGroup(RayVirtualCluster([1], use_gpus=False), Patient, name_pre
 print("started", flush=True)
 sys.stdin.read()
 """
+STARTS = """
+import sys
+from raycrew.cluster_core import RayVirtualCluster, init_ray
+from raycrew.worker_groups import RayWorkerGroup
+from workers import Patient
+init_ray(sys.argv[1])
+class Never:
+    def python_for(self, *_):
+        print("started", flush=True)
+        sys.stdin.read()
+RayWorkerGroup(
+    RayVirtualCluster([1], use_gpus=False), Patient, name_prefix="orphans", environments=Never()
+)
+"""
 
 
 @pytest.mark.hostile
-def test_a_group_whose_driver_was_killed_is_not_told_of(local_ray, capsys):
+@pytest.mark.parametrize(
+    ("driver", "states"),
+    [
+        pytest.param(DRIVER, {"ready": 1}, id="stands"),
+        pytest.param(STARTS, {"starting": 1}, id="starts", marks=pytest.mark.long),
+    ],
+)
+def test_a_group_whose_driver_was_killed_is_not_told_of(local_ray, capsys, driver, states):
     address = ray.get_runtime_context().gcs_address
     with subprocess.Popen(
-        [sys.executable, "-c", DRIVER, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as driver:
-        assert driver.stdout.readline() == "started\n"
+        [sys.executable, "-c", driver, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "started\n"
+        eventually(lambda: told(capsys, groups)[1], "it is told of")
         [found] = told(capsys, groups)[1]
-        assert (found["name"], found["states"]) == ("orphans", {"ready": 1})
-        driver.kill()
+        assert (found["name"], found["states"]) == ("orphans", states)
+        process.kill()
     eventually(lambda: told(capsys, groups) == (0, []), "nothing of it lives")
     assert records("group/") == {}
 

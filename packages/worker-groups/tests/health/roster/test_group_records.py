@@ -1,10 +1,11 @@
 """What a group leaves of itself to read."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from raycrew.worker_groups._health.roster.records import GroupRecord, WorkerRecord, record_of
+from raycrew.worker_groups._health.roster.records import GroupRecord, StartRecord, WorkerRecord, record_of
 
 WORKERS = (
     WorkerRecord(0, "policy-0-0-ab", "node0", "10.0.0.1", 11, 100, 0, "cuda:3", 0, "pg", 0),
@@ -12,11 +13,14 @@ WORKERS = (
 )
 RECORD = GroupRecord("policy", "app.Policy", "spaces", "me", 2, WORKERS)
 WATCH = "watch-me-"
+START = StartRecord("import and __init__", 100.0, 400.0, 4, 3, "rank 2", "0100")
+STARTING = replace(RECORD, workers=(), generation=0, start=START)
 
 
 def test_what_is_left_is_read_again():
     text = RECORD.as_text()
     assert record_of(text) == RECORD
+    assert record_of(STARTING.as_text()) == STARTING
     entry = json.loads(text)
     assert entry["workers"][1]["pid"] == 12
     entry["later"] = entry["workers"][0]["later"] = "what a later version adds"
@@ -44,10 +48,28 @@ def test_what_is_left_is_read_again():
         RECORD.as_text().replace('"generation": 2', '"generation": 2.5'),
         RECORD.as_text().replace('"device": "cpu"', '"device": null'),
         RECORD.as_text()[:-1],
+        STARTING.as_text().replace('"job": "0100"', '"job": 100'),
+        STARTING.as_text().replace('"until": 400.0', '"until": "soon"'),
+        RECORD.as_text().replace('"start": null', '"start": 7'),
     ],
 )
 def test_what_is_no_record_is_none(text):
     assert record_of(text) is None
+
+
+def test_how_far_a_start_has_got_is_said_in_words():
+    assert START.note(112.4) == ("starting for 12 s: import and __init__, 3 of 4 ranks are done, not rank 2")
+    assert replace(START, step="environment", n_answered=4, missing="").note(0.0) == (
+        "starting for 0 s: environment"
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "jobs", "is_over"),
+    [(399.0, {"0100"}, False), (399.0, None, False), (401.0, {"0100"}, True), (101.0, {"0200"}, True)],
+)
+def test_a_start_is_over_with_its_driver_and_its_time(now, jobs, is_over):
+    assert START.is_over(now, jobs) is is_over
 
 
 @pytest.mark.parametrize(

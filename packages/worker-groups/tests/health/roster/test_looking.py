@@ -5,7 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from test_group_records import RECORD, WATCH, WORKERS
+from test_group_records import RECORD, STARTING, WATCH, WORKERS
 
 from raycrew.worker_groups._health.roster import looking
 
@@ -65,6 +65,19 @@ def test_what_the_dead_have_left_is_dropped_and_what_cannot_be_read_is_counted(b
     found = looking.look(9.0)
     assert ([group.record.name for group in found], found.n_unread) == (["policy"], 1)
     assert set(board.texts) == {"group/a", "group/c"}
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("now", "jobs", "is_there"), [(110.0, {"0100"}, True), (110.0, set(), False), (999.0, {"0100"}, False)]
+)
+def test_a_group_that_starts_has_no_actors_yet(board, monkeypatch, now, jobs, is_there):
+    board.texts["group/a"] = STARTING.as_text()
+    monkeypatch.setattr(looking, "living_jobs", lambda _: jobs)
+    monkeypatch.setattr(looking.time, "time", lambda: now)
+    found = looking.look(9.0)
+    assert [group.note[:17] for group in found] == ["starting for 10 s"] * is_there
+    assert set(board.texts) == {"group/a"} & ({"group/a"} if is_there else set())
 
 
 @pytest.mark.hostile

@@ -1,15 +1,51 @@
 """A group's record, left for others and taken away again, however late Ray answers."""
 
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from patience import eventually
-from test_group_records import RECORD
+from test_group_records import RECORD, STARTING
 
 from raycrew.cluster_core import Session
 from raycrew.worker_groups._health.roster import Publication, publishing
 from raycrew.worker_groups._ray import bulletin
+
+
+@pytest.fixture
+def board(monkeypatch):
+    """What is left there; a text that is put waits for its gate, where it has one."""
+    kept, gates = {}, {}
+
+    def put(key, text, **_):
+        if (gate := gates.pop(text, None)) is not None:
+            gate.wait(60)
+        kept[key] = text
+
+    fake = SimpleNamespace(_internal_kv_put=put, _internal_kv_del=lambda key, **_: kept.pop(key, None))
+    monkeypatch.setattr(bulletin, "internal_kv", fake)
+    monkeypatch.setattr(Session, "current", lambda: Session("one"))
+    monkeypatch.setattr(publishing, "_ANSWER_S", 0.2)
+    return SimpleNamespace(kept=kept, gates=gates)
+
+
+@pytest.mark.hostile
+def test_what_is_told_of_a_start_never_comes_over_the_group(board):
+    publication, late = Publication(), replace(STARTING, generation=9)
+    publication.announce(STARTING)
+    assert list(board.kept.values()) == [STARTING.as_text().encode()]
+    board.gates[late.as_text().encode()] = gate = threading.Event()
+    publication.announce(late)
+    publication.publish(RECORD)
+    board.kept.clear()
+    gate.set()
+    eventually(lambda: list(board.kept.values()) == [RECORD.as_text().encode()], "it is put right")
+    publication.announce(STARTING)
+    assert list(board.kept.values()) == [RECORD.as_text().encode()]
+    publication.end()
+    publication.announce(STARTING)
+    assert board.kept == {}
 
 
 @pytest.mark.hostile

@@ -1,9 +1,10 @@
 """What is seen of ranks, from records, Ray's word and what watches tell."""
 
 import json
+from dataclasses import replace
 
 import pytest
-from test_group_records import RECORD, WORKERS
+from test_group_records import RECORD, START, STARTING, WORKERS
 
 from raycrew.worker_groups._health import RunningCall, Seen
 from raycrew.worker_groups._health.roster.sights import GroupSight, group_sight, key_of
@@ -18,7 +19,7 @@ def seen(**known):
 
 def sight(told, living=LIVING, silent=None) -> GroupSight:
     reports = {key_of(WORKERS[0]): told} if told is not None else {}
-    return group_sight(RECORD, living, {**reports, key_of(WORKERS[1]): seen()}, silent or {})
+    return group_sight(RECORD, living, {**reports, key_of(WORKERS[1]): seen()}, silent or {}, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,17 @@ def test_a_process_that_nobody_tells_of_is_dead_once_its_actor_is():
     assert sight("can't be looked at", gone).ranks[0].state == "dead"
 
 
+def test_of_a_group_that_starts_ranks_are_starting_unless_more_is_known():
+    told = {key_of(WORKERS[0]): seen(), key_of(WORKERS[1]): seen(calls=(replace(CALL, method="__init__"),))}
+    found = group_sight(replace(RECORD, start=START), LIVING, told, {}, 112.0)
+    assert [rank.state for rank in found.ranks] == ["starting", "busy"]
+    assert found.counts == {"starting": 3, "busy": 1} and found.as_dict()["note"].startswith(
+        "starting for 12 s"
+    )
+    nobody_yet = group_sight(STARTING, set(), {}, {}, 112.0)
+    assert (nobody_yet.ranks, nobody_yet.counts) == ((), {"starting": 4})
+
+
 def test_why_nothing_is_known_is_told():
     assert "did not answer" in sight(None, silent={"node0": "its node did not answer"}).ranks[0].note
     assert "no watch" in sight(None).ranks[0].note
@@ -56,7 +68,7 @@ def test_why_nothing_is_known_is_told():
 
 def test_a_later_process_of_the_number_is_another():
     other = {("node0", 11, 101): seen(), ("node1", 11, 100): seen()}
-    assert group_sight(RECORD, LIVING, other, {}).ranks[0].state == "unanswered"
+    assert group_sight(RECORD, LIVING, other, {}, 0.0).ranks[0].state == "unanswered"
 
 
 def test_what_programs_get():

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from raycrew.cluster_core._command_line.guests import Report, occupants
+from raycrew.cluster_core._command_line.guests import Report, check_occupants, occupants
 from raycrew.cluster_core._command_line.terminal import Outcome
 from raycrew.cluster_core._connection import prepare_visit
 from raycrew.cluster_core._planning import (
@@ -176,7 +176,8 @@ def _groups_shown(groups: Sequence[Report]) -> list[RenderableType]:
         up_to = ", ".join(f"{count} {state}" for state, count in states.items())
         known = [worker["private_bytes"] for worker in workers if worker["private_bytes"] is not None]
         memory = filesize.decimal(sum(known)) if known else ""
-        table.add_row(Text(group["name"]), str(len(workers)), up_to, memory)
+        note = f" ({group['note']})" if group.get("note") else ""
+        table.add_row(Text(group["name"]), str(sum(states.values())), Text(up_to + note), memory)
     return [table]
 
 
@@ -276,7 +277,7 @@ def run_doctor(options: argparse.Namespace) -> Outcome:
         address, unclear = None, error
     from raycrew.cluster_core import doctor
 
-    findings = doctor.examine(address, port_range=options.port_range)
+    findings = doctor.examine(address, options.port_range, lambda: [check_occupants(*occupants(LOOK_S))])
     if unclear is not None:
         findings.append(doctor.no_connection(unclear))
     bad = any(finding.state == "bad" for finding in findings)

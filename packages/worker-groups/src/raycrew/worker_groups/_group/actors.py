@@ -28,7 +28,7 @@ class Actors:
     handles: list[Handle]
     facts: list[WorkerFacts]
     directory: Directory
-    publication: Publication = field(default_factory=Publication)
+    publication: Publication
     strays: list[Ended] = field(default_factory=list)
 
     def end(self, timeout_s: float, force: bool) -> Ended:

@@ -15,6 +15,7 @@ from raycrew.worker_groups._group.record import record_of_group
 from raycrew.worker_groups._health import (
     Ended,
     Findings,
+    Publication,
     Seen,
     SeenByRank,
     Span,
@@ -141,11 +142,10 @@ class RayWorkerGroup(WorkerGroup):
     """
 
     def _start(self) -> Started:
-        self._session = current_session()
-        started = start_group(self._spec, self._claim, self._note_end, self._check_connection)
-        self._crew: Actors = Actors(
-            self.name, self._session, started.handles, started.facts, Directory(self.name)
-        )
+        self._session, told = current_session(), Publication()
+        started = start_group(self._spec, self._claim, self._note_end, self._check_connection, told)
+        directory = Directory(self.name)
+        self._crew: Actors = Actors(self.name, self._session, started.handles, started.facts, directory, told)
         self._in_order = runs_in_order(started.info.is_async, started.options[0].actor)
         self._is_torn = False
         self._supervision = Supervision(self.name, self._spec.options, self._life)

@@ -67,6 +67,25 @@ def _records(prefix: bytes) -> dict[bytes, bytes]:
     return {key: text for key, text in texts.items() if text is not None}  # else taken away meanwhile
 
 
+def living_jobs(timeout_s: float = ANSWER_S) -> set[str] | None:
+    """All jobs whose drivers live; None where this is not known, as behind a `ray://` proxy.
+
+    Raises:
+        GetTimeoutError: Ray's control service does not answer.
+    """
+    client_of: Any = internal_kv.internal_kv_get_gcs_client
+    client = client_of()
+    if client is None:
+        return None
+    jobs = ask(
+        lambda: client.get_all_job_info(
+            skip_submission_job_info_field=True, skip_is_running_tasks_field=True, timeout=timeout_s
+        ),
+        timeout_s=timeout_s,
+    )
+    return {job_id.hex() for job_id, job in jobs.items() if not job.is_dead}
+
+
 def named_actors(timeout_s: float = ANSWER_S) -> set[ActorName]:
     """All actors of the cluster that live and have a name.
 

@@ -31,6 +31,11 @@ def own_namespace() -> str:
     return str(ray.get_runtime_context().namespace)
 
 
+def own_job() -> str:
+    """The job that this process works for."""
+    return str(ray.get_runtime_context().get_job_id())
+
+
 def assigned_accelerators() -> dict[str, list[str]]:
     """The accelerator ids that Ray assigned to this process, by resource name."""
     return ray.get_runtime_context().get_accelerator_ids()

@@ -9,6 +9,7 @@ from raycrew.worker_groups._start.arguments import (
 from raycrew.worker_groups._start.copies import for_the_way, without_options
 from raycrew.worker_groups._start.facts import GroupFacts
 from raycrew.worker_groups._start.generations import next_generation
+from raycrew.worker_groups._start.record import record_of, workers_of
 from raycrew.worker_groups._start.report import StartupReport, Stopwatch
 from raycrew.worker_groups._start.spec import (
     HOOK,
@@ -39,9 +40,11 @@ __all__ = [
     "forwarded_now",
     "init_kwargs_of",
     "next_generation",
+    "record_of",
     "size_bytes",
     "start_group",
     "transport_of",
     "without_options",
     "worker_aliases",
+    "workers_of",
 ]

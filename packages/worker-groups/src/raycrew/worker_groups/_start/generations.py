@@ -9,8 +9,9 @@ from raycrew.worker_groups._calls import Whereabouts
 from raycrew.worker_groups._health import Ended, end_workers
 from raycrew.worker_groups._ray import while_connected
 from raycrew.worker_groups._start.arguments import of_each_rank
+from raycrew.worker_groups._start.report import starting
 from raycrew.worker_groups._start.spec import GroupSpec, interpreter_for
-from raycrew.worker_groups._start.startup import Launch, Started, starting
+from raycrew.worker_groups._start.startup import Launch, Started
 from raycrew.worker_groups._worker import ClassInfo
 from raycrew.worker_groups.errors import WorkerGroupError
 from raycrew.worker_groups.sharding import WorkerFacts, assign_ranks, final_indices

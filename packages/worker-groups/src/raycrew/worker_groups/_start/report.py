@@ -5,13 +5,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from ray.exceptions import GetTimeoutError
 from rich.console import Console
 from rich.errors import LiveError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from raycrew.worker_groups._health import Span
+from raycrew.worker_groups._health import Span, WorkerRecord
+from raycrew.worker_groups._start.spec import GroupSpec
+from raycrew.worker_groups.errors import WorkerStartTimeoutError
 
 #: Phases in the order that a worker goes through them.
 PHASES = ("environment", "placement", "process", "import", "init")
@@ -85,13 +88,16 @@ class StartupProgress:
         self._name = group_name
         self._task = None if progress is None else progress.add_task(group_name, total=n_workers)
 
-    def step(self, what: str) -> None:
-        """Begin a step."""
+    def step(self, what: str, names: Sequence[str] = ()) -> None:  # noqa: ARG002 - for those that tell them
+        """Begin a step, which who is named has to do."""
         if self._progress is not None and self._task is not None:
             self._progress.reset(self._task, description=f"{self._name}: {what}")
 
-    def advance(self, _position: int = 0) -> None:
-        """One worker has done the step."""
+    def located(self, workers: Sequence[WorkerRecord]) -> None:
+        """It is known who the workers are, and where."""
+
+    def advance(self, position: int = 0) -> None:  # noqa: ARG002
+        """One worker has done the step: that with the name at this position."""
         if self._progress is not None and self._task is not None:
             self._progress.advance(self._task)
 
@@ -112,6 +118,16 @@ def startup_progress(group_name: str, n_workers: int, shown: bool | None) -> Ite
         yield StartupProgress(group_name, n_workers, progress)
     finally:
         progress.stop()
+
+
+@contextmanager
+def starting(spec: GroupSpec, n_workers: int) -> Iterator[StartupProgress]:
+    """Show the progress of a start-up; where Ray itself does not answer, that was late, too."""
+    try:
+        with startup_progress(spec.name, n_workers, spec.options.progress) as progress:
+            yield progress
+    except GetTimeoutError as error:
+        raise WorkerStartTimeoutError(f"{spec.name}: {error}", group_name=spec.name) from error
 
 
 class Stopwatch:

@@ -2,14 +2,13 @@
 
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError
 
 from raycrew.cluster_core import Claim, NodeLostError, Session
 from raycrew.worker_groups._calls import (
@@ -24,8 +23,17 @@ from raycrew.worker_groups._calls import (
     settle,
     start_timeout,
 )
-from raycrew.worker_groups._health import Ended, Subjects, end_workers_of, follow, stand_by, tell_of_start
+from raycrew.worker_groups._health import (
+    Ended,
+    Publication,
+    Subjects,
+    end_workers_of,
+    follow,
+    stand_by,
+    tell_of_start,
+)
 from raycrew.worker_groups._ray import current_session, start_actor, while_connected
+from raycrew.worker_groups._start.announcing import announced
 from raycrew.worker_groups._start.arguments import (
     check_arguments,
     init_kwargs_of,
@@ -34,7 +42,8 @@ from raycrew.worker_groups._start.arguments import (
 )
 from raycrew.worker_groups._start.bundles import BundleLook
 from raycrew.worker_groups._start.describing import describe_worker
-from raycrew.worker_groups._start.report import StartupProgress, StartupReport, Stopwatch, startup_progress
+from raycrew.worker_groups._start.record import workers_of
+from raycrew.worker_groups._start.report import StartupProgress, StartupReport, Stopwatch, starting
 from raycrew.worker_groups._start.spec import HOOK, GroupSpec, check_hook, interpreter_for, worker_aliases
 from raycrew.worker_groups._worker import (
     ClassInfo,
@@ -47,7 +56,7 @@ from raycrew.worker_groups._worker import (
     shell_class,
     source_of,
 )
-from raycrew.worker_groups.errors import WorkerFailureError, WorkerStartTimeoutError
+from raycrew.worker_groups.errors import WorkerFailureError
 from raycrew.worker_groups.sharding import RankInfo, WorkerFacts, assign_ranks, final_indices, rank_order
 
 logger = logging.getLogger(__name__)
@@ -76,7 +85,11 @@ class Started:
 
 
 def start_group(
-    spec: GroupSpec, claim: Claim, on_end: Callable[[Ended], None], go_on: Callable[[], object]
+    spec: GroupSpec,
+    claim: Claim,
+    on_end: Callable[[Ended], None],
+    go_on: Callable[[], object],
+    publication: Publication,
 ) -> Started:
     """Start all workers at once and wait until `__init__` has returned on every rank.
 
@@ -85,6 +98,7 @@ def start_group(
         claim: Where.
         on_end: Told what became of the workers, when the start fails.
         go_on: Called now and then; what it raises ends the workers.
+        publication: Others see there how far this is; nothing any more, should it fail.
 
     Raises:
         WorkerFailureError: A worker failed or was late; all have been ended.
@@ -92,18 +106,9 @@ def start_group(
         ValueError: An option can't be satisfied, or the arguments don't fit `__init__`.
         EnvironmentProviderError: There is no interpreter for the workers.
     """
-    with starting(spec, len(spec.plan.seats)) as progress:
-        return Launch(spec, claim, progress, range(len(spec.plan.seats)), on_end, go_on).run()
-
-
-@contextmanager
-def starting(spec: GroupSpec, n_workers: int) -> Iterator[StartupProgress]:
-    """Show the progress of a start-up; where Ray itself does not answer, that was late, too."""
-    try:
-        with startup_progress(spec.name, n_workers, spec.options.progress) as progress:
-            yield progress
-    except GetTimeoutError as error:
-        raise WorkerStartTimeoutError(f"{spec.name}: {error}", group_name=spec.name) from error
+    n_ranks = len(spec.plan.seats)
+    with starting(spec, n_ranks) as shown, announced(spec, publication, n_ranks, shown) as progress:
+        return Launch(spec, claim, progress, range(n_ranks), on_end, go_on).run()
 
 
 class Launch:
@@ -150,15 +155,16 @@ class Launch:
             order = rank_order(self.spec.plan, indices)
             ranks = assign_ranks(order, facts, indices, self.spec.name)
             told = of_each_rank(self.spec, info, options, order, ranks, self.positions)
+            names = [self.names[position] for position in order]
+            here = [facts[position] for position in order]
+            self.progress.located(workers_of(self.claim, order, names, ranks, here, {}))
             timings = self._begin(order, ranks, facts, told)
             handles = [self.handles[position] for position in order]
-            here = [facts[position] for position in order]
             self._tell(info, handles, ranks, here)
         except BaseException:
             self._end()
             raise
         self._note_phases(order, facts, timings)
-        names = [self.names[position] for position in order]
         return Started(handles, ranks, here, order, info, options, self.report, here[0].spare_port, names)
 
     def _options(self, info: ClassInfo, position: int, python: str | None) -> WorkerOptions:
@@ -200,7 +206,7 @@ class Launch:
         stand_by([bundle.node_id for bundle in self.claim.bundles])
 
     def _locate(self) -> dict[int, WorkerFacts]:
-        self.progress.step("processes")
+        self.progress.step("processes", [self.aliases[position] for position in self.positions])
         ports = (self.spec.options.ports_per_worker, self.spec.options.port_range)
         handles: list[Any] = [self.handles[position] for position in self.positions]
         with while_connected(self.go_on):
@@ -221,8 +227,8 @@ class Launch:
         facts: Sequence[WorkerFacts],
         options: Sequence[WorkerOptions],
     ) -> dict[int, tuple[float, float]]:
-        self.progress.step("import and __init__")
         info_of = dict(zip(order, ranks, strict=True))
+        self.progress.step("import and __init__", [f"rank {info_of[p].rank}" for p in self.positions])
         refs = []
         with while_connected(self.go_on):
             packer, source = Packer(self.spec.transport), SharedStore().share(self.source)
@@ -266,7 +272,7 @@ class Launch:
         """
         if not self._has_hook(info):
             return
-        self.progress.step(HOOK)
+        self.progress.step(HOOK, [f"rank {rank.rank}" for rank in ranks])
         communication = self.spec.options.communication
         told: list[Orders | CurrentWorker] = [
             as_current(rank, fact, communication) for rank, fact in zip(ranks, facts, strict=True)

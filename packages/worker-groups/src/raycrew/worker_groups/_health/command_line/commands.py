@@ -57,7 +57,8 @@ def _remarks(found: Found[Any]) -> list[Text]:
 
 def _table(group: GroupSight, order: str) -> Table:
     states = ", ".join(f"{count} {state}" for state, count in group.counts.items())
-    title = f"{group.record.name}: {len(group.ranks)} ranks ({states}), driver {group.record.driver}"
+    title = f"{group.record.name}: {group.n_ranks} ranks ({states}), driver {group.record.driver}"
+    title += f", {group.note}" if group.note else ""
     generation = group.record.generation
     table = Table(title=Text(f"{title}, generation {generation}" if generation else title))
     for column in ("rank", "state", "in", "for", "cores", "memory", "devices'", "pid", "node", "on"):

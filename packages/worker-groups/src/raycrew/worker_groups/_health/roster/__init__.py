@@ -2,7 +2,7 @@
 
 from raycrew.worker_groups._health.roster.looking import Found, UnknownGroupError, look, take_stacks
 from raycrew.worker_groups._health.roster.publishing import Publication
-from raycrew.worker_groups._health.roster.records import GroupRecord, WorkerRecord
+from raycrew.worker_groups._health.roster.records import GroupRecord, StartRecord, WorkerRecord
 from raycrew.worker_groups._health.roster.sights import GroupSight, RankSight, Stacks
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Publication",
     "RankSight",
     "Stacks",
+    "StartRecord",
     "UnknownGroupError",
     "WorkerRecord",
     "look",

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ray.exceptions import GetTimeoutError, RayError
@@ -18,6 +18,7 @@ from raycrew.worker_groups._ray import (
     current_session,
     drop_records,
     find_actors,
+    living_jobs,
     named_actors,
     records,
 )
@@ -48,7 +49,8 @@ class Found(list[T]):
 def look(timeout_s: float = 5.0, names: Sequence[str] = ()) -> Found[GroupSight]:
     """All groups of the cluster that this process is connected to, or those of some names, by name.
 
-    Groups whose drivers were killed are left out. A rank whose node does not tell in time is "unanswered".
+    Groups that are starting are there, too; those whose drivers were killed are left out. A rank whose node
+    does not tell in time is "unanswered".
 
     Args:
         timeout_s: For Ray's control service and all nodes together.
@@ -76,7 +78,8 @@ def look(timeout_s: float = 5.0, names: Sequence[str] = ()) -> Found[GroupSight]
                 reports.setdefault((node_id, pid, started), seen)
             else:
                 reports[node_id, pid, started] = Seen.of(seen)
-    return Found((group_sight(record, living, reports, silent) for record in found), found.n_unread)
+    now = time.time()
+    return Found((group_sight(record, living, reports, silent, now) for record in found), found.n_unread)
 
 
 def take_stacks(
@@ -141,7 +144,9 @@ def _groups(
     texts = records(GROUPS, time_left())
     living = named_actors(time_left())  # later: a group that is there has its actors by now
     read = {key: record for key, text in texts.items() if (record := record_of(text)) is not None}
-    left_over = {key: texts[key] for key, record in read.items() if _is_left_over(record, living)}
+    lifeless = {key: record for key, record in read.items() if _is_left_over(record, living)}
+    starting = _starting(lifeless.values(), time_left)
+    left_over = {key: texts[key] for key, record in lifeless.items() if record not in starting}
     if left_over:
         _drop(left_over, time_left)
     found = [record for key, record in read.items() if key not in left_over]
@@ -158,6 +163,14 @@ def _groups(
 
 def _is_left_over(record: GroupRecord, living: set[ActorName]) -> bool:
     return record.is_left_over(living, f"{WATCH}{record.owner}-")
+
+
+def _starting(lifeless: Collection[GroupRecord], time_left: Callable[[], float]) -> list[GroupRecord]:
+    """Those that have no actor yet."""
+    if not any(record.start for record in lifeless):
+        return []
+    jobs, now = living_jobs(time_left()), time.time()
+    return [record for record in lifeless if record.start and not record.start.is_over(now, jobs)]
 
 
 def _drop(left_over: Mapping[str, str], time_left: Callable[[], float]) -> None:

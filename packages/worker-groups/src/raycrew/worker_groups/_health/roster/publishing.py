@@ -3,6 +3,7 @@
 import logging
 import threading
 import uuid
+from functools import partial
 
 from raycrew.worker_groups._health.roster.records import GroupRecord
 from raycrew.worker_groups._ray import drop_records, put_record
@@ -21,20 +22,34 @@ class Publication:
     def __init__(self) -> None:
         self._key = f"{GROUPS}{uuid.uuid4().hex}"
         self._is_over = False
+        self._standing: GroupRecord | None = None
         self._lock = threading.Lock()
+
+    def announce(self, record: GroupRecord) -> None:
+        """This is the record as long as the group is starting."""
+        with self._lock:
+            if self._standing is None and not self._is_over:
+                self._put(record)
 
     def publish(self, record: GroupRecord) -> None:
         """From now on this is the record, unless the group has ended meanwhile."""
         with self._lock:
-            try:
-                put_record(self._key, record.as_text(), _ANSWER_S, self._drop_if_over)
-                self._drop_if_over()
-            except Exception as error:  # noqa: BLE001 - whatever Ray says, the group goes on without it
-                logger.info("%s: others can't be told of its ranks: %s", record.name, error)
+            self._standing = record
+            self._put(record)
 
-    def _drop_if_over(self) -> None:
+    def _put(self, record: GroupRecord) -> None:
+        try:
+            put_record(self._key, record.as_text(), _ANSWER_S, partial(self._amend, record))
+            self._amend(record)
+        except Exception as error:  # noqa: BLE001 - whatever Ray says, the group goes on without it
+            logger.info("%s: others can't be told of its ranks: %s", record.name, error)
+
+    def _amend(self, came: GroupRecord) -> None:
+        """Put right what a record has come over, perhaps late."""
         if self._is_over:
             drop_records([self._key], _ANSWER_S)
+        elif (standing := self._standing) is not None and standing is not came:
+            put_record(self._key, standing.as_text(), _ANSWER_S, partial(self._amend, standing))
 
     def end(self) -> None:
         """Take the record away, for good; waits for no lock, as a signal handler may come in between."""

@@ -40,6 +40,49 @@ class WorkerRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class StartRecord:
+    """How far the start of a group has got.
+
+    Attributes:
+        step: What is waited for.
+        began: When the start began, in seconds since the epoch.
+        until: When it has ended by its own deadline, however it ended; the same.
+        n_ranks: How many ranks the group is to have.
+        n_answered: How many of them have done the step.
+        missing: Names of some that have not.
+        job: The job of the driver, as Ray names it.
+    """
+
+    step: str
+    began: float
+    until: float
+    n_ranks: int
+    n_answered: int
+    missing: str
+    job: str
+
+    def note(self, now: float) -> str:
+        """How far it has got, in words.
+
+        Args:
+            now: Seconds since the epoch.
+        """
+        said = f"starting for {max(0.0, now - self.began):.0f} s: {self.step}"
+        if self.n_answered == self.n_ranks or not self.missing:
+            return said
+        return f"{said}, {self.n_answered} of {self.n_ranks} ranks are done, not {self.missing}"
+
+    def is_over(self, now: float, living_jobs: Set[str] | None) -> bool:
+        """Whether it has ended, though nobody has said so: its driver was killed, say.
+
+        Args:
+            now: Seconds since the epoch.
+            living_jobs: All jobs whose drivers live; None where that is not known.
+        """
+        return now > self.until or (living_jobs is not None and self.job not in living_jobs)
+
+
+@dataclass(frozen=True, slots=True)
 class GroupRecord:
     """One group in one generation.
 
@@ -51,6 +94,7 @@ class GroupRecord:
         generation: Grows with every restart.
         workers: In rank order.
         driver: Host and process id of its driver, as in "login-1:4711".
+        start: How far its start has got; None for a group that stands.
     """
 
     name: str
@@ -60,6 +104,7 @@ class GroupRecord:
     generation: int
     workers: tuple[WorkerRecord, ...]
     driver: str = ""
+    start: StartRecord | None = None
 
     def is_meant_by(self, name: str) -> bool:
         """Whether it is chosen by this: its name, or "name@driver" where several bear that."""
@@ -70,7 +115,9 @@ class GroupRecord:
         return json.dumps({"version": _VERSION, **asdict(self)})
 
     def is_left_over(self, living: Set[tuple[str, str]], watch: str) -> bool:
-        """Whether nothing lives of this group: its driver was killed, say, and its actors with it.
+        """Whether no actor lives of this group: its driver was killed, say, and its actors with it.
+
+        One that is starting may not have any yet.
 
         Args:
             living: Namespaces and names of all actors that live.
@@ -88,7 +135,9 @@ def record_of(text: str) -> GroupRecord | None:
         if entry.pop("version") != _VERSION:
             return None
         workers = tuple(WorkerRecord(**_known(WorkerRecord, worker)) for worker in entry.pop("workers"))
-        return GroupRecord(**_known(GroupRecord, entry), workers=workers)
+        start = entry.pop("start", None)
+        begun = None if start is None else StartRecord(**_known(StartRecord, start))
+        return GroupRecord(**_known(GroupRecord, entry), workers=workers, start=begun)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from raycrew.worker_groups._health.reports import RankState, Seen
 from raycrew.worker_groups._health.roster.records import GroupRecord, WorkerRecord
@@ -11,7 +11,10 @@ from raycrew.worker_groups._health.roster.records import GroupRecord, WorkerReco
 #: Node, process id and start: one process of the whole cluster.
 ProcessKey = tuple[str, int, int]
 
-STATES: tuple[RankState, ...] = ("ready", "busy", "stopped", "silent", "alive", "dead", "unanswered")
+#: "starting": of a group that does not stand yet.
+State = RankState | Literal["starting"]
+
+STATES: tuple[State, ...] = ("starting", "ready", "busy", "stopped", "silent", "alive", "dead", "unanswered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class RankSight:
     """
 
     worker: WorkerRecord
-    state: RankState
+    state: State
     seen: Seen | None = None
     note: str = ""
 
@@ -55,16 +58,24 @@ class GroupSight:
 
     Attributes:
         record: What it tells of itself.
-        ranks: In rank order.
+        ranks: In rank order, as far as it is known who they are.
+        note: How far its start has got; empty for a group that stands.
     """
 
     record: GroupRecord
     ranks: tuple[RankSight, ...]
+    note: str = ""
 
     @property
-    def counts(self) -> dict[RankState, int]:
+    def n_ranks(self) -> int:
+        """How many ranks it has, or is to have."""
+        return len(self.ranks) if self.record.start is None else self.record.start.n_ranks
+
+    @property
+    def counts(self) -> dict[State, int]:
         """How many ranks are in each state that any is in."""
-        counted = Counter(rank.state for rank in self.ranks)
+        counted: Counter[State] = Counter(rank.state for rank in self.ranks)
+        counted["starting"] += self.n_ranks - len(self.ranks)
         return {state: counted[state] for state in STATES if counted[state]}
 
     def as_dict(self) -> dict[str, Any]:
@@ -76,6 +87,7 @@ class GroupSight:
             "namespace": record.namespace,
             "driver": record.driver,
             "generation": record.generation,
+            "note": self.note,
             "states": dict(self.counts),
             "workers": [rank.as_dict() for rank in self.ranks],
         }
@@ -117,6 +129,7 @@ def group_sight(
     living: Set[tuple[str, str]],
     reports: Mapping[ProcessKey, Seen | str],
     silent: Mapping[str, str],
+    now: float,
 ) -> GroupSight:
     """A group as it is seen.
 
@@ -125,15 +138,17 @@ def group_sight(
         living: Namespaces and names of all actors that live.
         reports: What watches tell of each process, or why they can't.
         silent: By node, why no watch there has told anything.
+        now: Seconds since the epoch.
     """
     ranks = []
     for worker in record.workers:
         told = reports.get(key_of(worker))
         if isinstance(told, Seen):
-            ranks.append(RankSight(worker, told.state, told))
+            is_waiting = record.start is not None and told.state in ("ready", "alive")
+            ranks.append(RankSight(worker, "starting" if is_waiting else told.state, told))
         elif (record.namespace, worker.actor) not in living:
             ranks.append(RankSight(worker, "dead"))
         else:
             note = told or silent.get(worker.node_id, "no watch on its node knows it")
             ranks.append(RankSight(worker, "unanswered", note=note))
-    return GroupSight(record, tuple(ranks))
+    return GroupSight(record, tuple(ranks), "" if record.start is None else record.start.note(now))
