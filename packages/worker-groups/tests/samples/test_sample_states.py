@@ -95,7 +95,10 @@ class World:
             if how == "die":
                 self.leases.append(entry)
                 return
-            if how == "give back":
+            if how == "renew":
+                self.keeper.renew(lease, 12.0)
+                self.leases.append((lease, ids, self.now + 12.0, adds, parts))
+            elif how == "give back":
                 self.keeper.give_back(lease, None)
             elif adds:
                 held = self.keeper._ledger.samples
@@ -139,12 +142,12 @@ OPERATIONS = st.one_of(
     st.tuples(
         st.just("settle"),
         st.integers(0, 9),
-        st.sampled_from(["well", "well", "give back", "die"]),
+        st.sampled_from(["well", "well", "give back", "renew", "die"]),
         st.integers(0, 1),
     ),
     st.tuples(st.just("advance")),
     st.tuples(st.just("reopen")),
-    st.tuples(st.just("wait"), st.floats(0.5, 11.0)),
+    st.tuples(st.just("wait"), st.floats(0.5, 13.0)),
 )
 
 

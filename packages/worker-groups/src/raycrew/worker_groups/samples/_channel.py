@@ -77,7 +77,8 @@ class LocalChannel:
             while (answer := self._try(request)) is None:
                 wait_s = self._wait_s(request, deadline)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), wait_s)
+                    async with asyncio.timeout(wait_s):  # `wait_for` may swallow that we are cancelled
+                        await changed.wait()
                 changed.clear()
             return answer
         finally:
@@ -89,7 +90,8 @@ class LocalChannel:
 
     def close(self) -> None:
         """See `Channel`."""
-        self._keeper.close()
+        if os.getpid() == self._pid:  # else its lock may be held by a thread that there is not
+            self._keeper.close()
 
     def _try(self, request: Request) -> Any:
         if os.getpid() != self._pid:

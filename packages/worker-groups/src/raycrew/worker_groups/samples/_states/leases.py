@@ -101,7 +101,7 @@ class Leases:
             heapify(self._ends)
 
     def ended(self, now: float) -> Iterator[tuple[str, Lease]]:
-        """Leases whose time is over; each is to be taken back by `take`."""
+        """Leases whose time is over; each is to be taken back by `take` before the next is asked for."""
         while self._ends and self._ends[0][0] <= now:
             _, name = heappop(self._ends)
             lease = self._leases.get(name)

@@ -182,7 +182,7 @@ class Ledger:
 
     def expire(self, now: float) -> int:
         """Take back what was not settled in time; how many samples."""
-        return sum(self.give_back(name, None) for name, _ in list(self.leases.ended(now)))
+        return sum(self.give_back(name, None) for name, _ in self.leases.ended(now))
 
     def taken_off(self) -> tuple[list[tuple[Sample, str]], list[Sample]]:
         """Samples that are held no longer since this was asked last, and why; and those that lost columns."""
