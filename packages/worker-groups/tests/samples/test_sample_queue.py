@@ -167,10 +167,29 @@ def test_producers_wait_for_room():
             put(queue, 3, 4, timeout_s=0)
         with pytest.raises(ValueError, match="more than max_samples"):
             put(queue, 1, 2, 3, 4)
+        with pytest.raises(ValueError, match="there never are 4 samples"):
+            queue.get(4)
         waiting = threads.submit(put, queue, 3, 4)
         queue.get(1).done()
         assert waiting.result(10) == [2, 3]
         assert queue.stats().produced == 4, "what found no room has no trace"
+
+
+@pytest.mark.parametrize("operation", ["put", "get"])
+def test_who_waits_tries_again_only_when_something_has_changed(operation):
+    with SampleQueue(["tokens"], max_samples=2) as queue:
+        queue.put({"tokens": [1, 2]}, version=0)
+        held = queue.get(2)
+        keeper, tries = queue._channel._keeper, []
+        try_once = getattr(keeper, operation)
+        setattr(keeper, operation, lambda **arguments: tries.append(1) or try_once(**arguments))
+        with pytest.raises(SampleQueueTimeoutError):
+            if operation == "put":
+                queue.put({"tokens": [3]}, version=0, timeout_s=0.3)
+            else:
+                queue.get(1, timeout_s=0.3)
+        assert len(tries) < 5
+        held.done()
 
 
 def test_memory_is_bounded_and_the_newest_rows_go_to_disk(tmp_path):

@@ -58,7 +58,7 @@ class Keeper:
         self._table = Table(options, self._rows)
         self._withdrawn: deque[str] = deque(maxlen=_MOST_WITHDRAWN)
         self._tally: Counter[str] = Counter()
-        self._is_ended = self._is_closed = False
+        self._is_ended = self._is_closed = self._is_changed = False
         self._broken: SampleJournalError | None = None
         self._lock = threading.RLock()
         self._listeners: dict[object, Callable[[], object]] = {}
@@ -70,7 +70,7 @@ class Keeper:
         self, columns: Columns, version: int, lengths: Sequence[int] | None, n: int, *, is_whole: bool
     ) -> list[int] | None:
         """Take new samples; None where there is no room."""
-        with self._operation():
+        with self._operation(is_change=False):
             if self._is_ended:
                 raise SampleQueueEndedError(f"{self._options.name} has ended: nothing can be put any more")
             if self._options.max_samples is not None and n > self._options.max_samples:
@@ -84,6 +84,7 @@ class Keeper:
             new = self._ledger.put(first_runs(version, lengths, n), [mask] * n, rows, self._clock())
             self._note(partial(self._rows.came, new, self._table.positions(columns), is_new=True))
             self._tally["produced"] += n
+            self._is_changed = True
             return [sample.id for sample in new]
 
     def add(self, ids: Sequence[int], columns: Columns, version: int | None, lease: str | None) -> list[int]:
@@ -254,10 +255,11 @@ class Keeper:
                 raise self._broken or SampleQueueClosedError(f"{self._options.name} was closed")
             expired = self._ledger.expire(self._clock())
             self._tally["returned"] += expired
+            self._is_changed = is_change or bool(expired)
             try:
                 yield
             finally:
-                is_change = self._clear() or is_change or bool(expired)
+                is_change = self._clear() or self._is_changed
                 self._note(lambda: None)
                 self._tell(self._tally)
         if is_change:

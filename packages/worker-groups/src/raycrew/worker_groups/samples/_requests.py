@@ -147,6 +147,10 @@ def getting(
         check_count("at_least", at_least, 1)
     if max_staleness is not None:
         check_count("max_staleness", max_staleness, 0)
+    if options.max_samples is not None and min(n, at_least or n) > options.max_samples:
+        raise ValueError(
+            f"there never are {min(n, at_least or n)} samples: max_samples={options.max_samples}"
+        )
     if lease_s is not None:
         check_seconds("lease_s", lease_s)
     for names in (columns or (), adds):
