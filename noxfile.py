@@ -33,7 +33,7 @@ TEST_TOOLS = ("pytest>=8", "pytest-timeout", "pytest-xdist>=3.6", "hypothesis")
 # Tests on a Ray mostly wait, so two files can run at a time. Each lane has a Ray of its own, the tests of
 # one file stay in one lane, and a lane that dies ends the run. RAYCREW_TEST_LANES says how many for all.
 LANES = ("--dist", "loadfile", "--max-worker-restart", "0", "-n")
-SHORT_LANES = "2"
+TWO_LANES = "2"
 # Examples whose modules are found by the folder that they lie in, and are not checked in strict mode.
 LOOSE_EXAMPLES = ("grpo", "verifier")
 WITHOUT_LONG = ("-m", "not long")
@@ -111,7 +111,7 @@ def all_wheels() -> list[str]:
     return [requirement(package, EXTRAS[package]) for package in PACKAGES]
 
 
-def lanes(default: str = "0") -> tuple[str, ...]:
+def lanes(default: str = TWO_LANES) -> tuple[str, ...]:
     """In how many lanes the tests of a session run."""
     return (*LANES, os.environ.get("RAYCREW_TEST_LANES", default))
 
@@ -121,7 +121,7 @@ def modules_of(tests: Path) -> str:
     return os.pathsep.join(map(str, [tests, *sorted(path for path in tests.rglob("*") if path.is_dir())]))
 
 
-def pytest_alone(session: nox.Session, package: str, *arguments: str, in_lanes: str = "0") -> None:
+def pytest_alone(session: nox.Session, package: str, *arguments: str, in_lanes: str = TWO_LANES) -> None:
     """Run a package's tests from an empty folder; Ray's workers find the test modules by PYTHONPATH."""
     tests = ROOT / "packages" / package / "tests"
     with tempfile.TemporaryDirectory() as empty:
@@ -294,7 +294,7 @@ def short(session: nox.Session, package: str) -> None:
     """`tests` without those that only `full` runs."""
     wheels = with_siblings(package, TESTED_EXTRAS[package])
     session.install(*wheels, *libraries(session, package), *TEST_TOOLS, *CONSTRAINTS)
-    pytest_alone(session, package, *WITHOUT_LONG, in_lanes=SHORT_LANES)
+    pytest_alone(session, package, *WITHOUT_LONG)
 
 
 @nox.session(python=PYTHONS[1:], requires=["build"])
@@ -304,7 +304,7 @@ def smoke(session: nox.Session, package: str) -> None:
     skip_without_torch(session, package)
     session.install(*with_siblings(package, EXTRAS[package]), *TEST_TOOLS, *CONSTRAINTS)
     # Two lanes would start two Rays for a handful of tests.
-    in_lanes = "0" if package == "worker-groups" else SHORT_LANES
+    in_lanes = "0" if package == "worker-groups" else TWO_LANES
     pytest_alone(session, package, "-m", "smoke", in_lanes=in_lanes)
 
 
@@ -357,16 +357,16 @@ def tests_together(session: nox.Session) -> None:
 @nox.session(python=PYTHONS[0], requires=["build"])
 def short_together(session: nox.Session) -> None:
     """`tests_together` without those that only `full` runs."""
-    pytest_together(session, *WITHOUT_LONG, in_lanes=SHORT_LANES)
+    pytest_together(session, *WITHOUT_LONG)
 
 
-def pytest_together(session: nox.Session, *arguments: str, in_lanes: str = "0") -> None:
+def pytest_together(session: nox.Session, *arguments: str) -> None:
     """Run the integration tests with all wheels."""
     session.install(*all_wheels(), *TEST_TOOLS, "matplotlib", *CONSTRAINTS)
     tests = ROOT / "integration-tests"
     environment = RAY_ENVIRONMENT | {"PYTHONPATH": str(tests)}
     session.run(
-        *("python", "-m", "pytest", str(tests), *lanes(in_lanes), "--durations=30", "--durations-min=2"),
+        *("python", "-m", "pytest", str(tests), *lanes(), "--durations=30", "--durations-min=2"),
         *arguments,
         *session.posargs,
         env=environment,
@@ -525,7 +525,7 @@ def docs(session: nox.Session) -> None:
     session.run(
         "mkdocs", "build", "--strict", "--site-dir", str(ROOT / "site"), env={"NO_MKDOCS_2_WARNING": "1"}
     )
-    session.run("python", "-m", "pytest", "docs", *lanes(SHORT_LANES), *session.posargs, env=RAY_ENVIRONMENT)
+    session.run("python", "-m", "pytest", "docs", *lanes(), *session.posargs, env=RAY_ENVIRONMENT)
 
 
 @nox.session(python=PYTHONS[0], reuse_venv=True, requires=["build"], default=False)
