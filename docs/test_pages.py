@@ -1,11 +1,13 @@
 """The pages keep up with the packages: errors that they explain, commands, figures that they draw."""
 
+import ast
 import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from blocks import PAGES
 from draw_benchmarks import stale
 
 from raycrew.cluster_core.__main__ import main as raycrew
@@ -72,3 +74,12 @@ def test_each_command_and_its_options_are_in_the_reference(
             options |= told.options(command, sub)
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", section))
         assert options == named, command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS.parent)))
+def test_no_page_shows_python_as_plain_text_that_nobody_runs(page: Path) -> None:
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    for text in (text.replace("…", "...") for language, text in blocks if language in ("", "text")):
+        with pytest.raises(SyntaxError):
+            compile(text, str(page), "exec", flags)
