@@ -23,6 +23,7 @@ from raycrew.worker_groups import (
 )
 from raycrew.worker_groups._ray import gate as gate
 from raycrew.worker_groups._ray.gate import ask
+from raycrew.worker_groups._ray.nodes import run_on_node
 
 pytestmark = pytest.mark.hostile
 
@@ -91,6 +92,31 @@ def test_what_comes_too_late_is_undone_in_its_own_session(sessions, reconnected)
     for thread in threads:
         thread.join(60)
     assert undone == ([] if reconnected else ["made"])
+
+
+class LateTask:
+    """A function that Ray starts only when it may."""
+
+    def __init__(self, may_start):
+        self.may_start = may_start
+
+    def remote(self, *arguments):
+        self.may_start.wait(60)
+        return "its reference"
+
+
+def test_a_task_that_is_started_too_late_is_cancelled(sessions, monkeypatch):
+    may_start, cancelled = threading.Event(), []
+    monkeypatch.setattr(ray, "remote", lambda **options: lambda function: LateTask(may_start))
+    monkeypatch.setattr(ray, "cancel", lambda started, force: cancelled.append((started, force)))
+    monkeypatch.setitem(ask.__kwdefaults__, "timeout_s", 0.01)
+    with pytest.raises(GetTimeoutError, match="did not answer within"):
+        run_on_node(max, [1, 2], node_id=None)
+    threads = [t for t in threading.enumerate() if t.name == "raycrew-answer"]
+    may_start.set()
+    for thread in threads:
+        thread.join(60)
+    assert cancelled == [("its reference", True)]
 
 
 def test_an_undo_that_fails_is_told(sessions, caplog):

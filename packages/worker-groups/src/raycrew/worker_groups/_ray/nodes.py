@@ -41,7 +41,8 @@ def run_on_node(
         own_process: Whether its process ends after it; else one that is idle does, and stays.
 
     Raises:
-        GetTimeoutError: Ray's control service, which the function goes to first, does not answer.
+        GetTimeoutError: Ray's control service, which the function goes to first, does not answer; a task that
+            is started later is cancelled.
     """
     options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0}
     if own_process:
@@ -50,7 +51,9 @@ def run_on_node(
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=False)
     if runtime_env:
         options["runtime_env"] = dict(runtime_env)
-    return ask(lambda: ray.remote(**options)(fn).remote(*args))
+    return ask(
+        lambda: ray.remote(**options)(fn).remote(*args), undo=lambda started: ray.cancel(started, force=True)
+    )
 
 
 def living_nodes(timeout_s: float = ANSWER_S) -> list[Mapping[str, Any]]:
