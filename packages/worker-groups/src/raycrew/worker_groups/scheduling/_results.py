@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from raycrew.worker_groups._calls import MultiWorkerFuture, refuse_stream
+from raycrew.worker_groups._ray import current_session
 
 
 async def _result_of(awaitable: Awaitable[Any], timeout_s: float | None) -> Any:
@@ -30,7 +31,7 @@ def awaited(result: Any, timeout_s: float | None, loop: Callable[[], asyncio.Abs
         refuse_stream(result)
         return result.get_results(timeout=timeout_s)
     if isinstance(result, ray.ObjectRef):
-        return ray.get(result, timeout=timeout_s)
+        return current_session().get(result, timeout=timeout_s)
     if isinstance(result, Future):
         return result.result(timeout_s)
     if isinstance(result, asyncio.Future) and result.get_loop().is_running():  # an engine's own, in a thread
