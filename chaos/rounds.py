@@ -93,6 +93,7 @@ def _of_worker(this: Round, disturb: Disturb) -> None:
 
 def _calls(this: Round, disturb: Disturb) -> None:
     stands, work = this.stands, Work(this.book)
+    work.send(this.fault, stands.group)
     with this.striking(lambda: disturb(stands.victim(this.fault))) as strike:
         work.keep_on(this.fault, stands.group, lambda: strike.began > 0, stands.deadline_s)
         work.send(this.fault, stands.group)
@@ -207,12 +208,11 @@ def flapping_worker(this: Round) -> None:
         kill(again)
         this.notes.append(f"killed {first}, and {again} in its place")
 
+    work.send(this.fault, stands.group)
     with this.striking(twice) as strike:
-        while not strike.began:
-            time.sleep(0.01)
-        work.send(this.fault, stands.group)
-        work.collect(stands.deadline_s)
-        stands.answers()  # a death that no call fails of is not noticed
+        # As long as that takes: a death that no call fails of is not noticed, and nobody takes the place.
+        work.keep_on(this.fault, stands.group, lambda: strike.done, stands.deadline_s)
+    work.collect(stands.deadline_s)
     stands.answers()
     this.notes.append(f"now it is {stands.victim(this.fault)}")
 

@@ -249,16 +249,20 @@ class Work:
     def keep_on(
         self, fault: Fault, group: RayWorkerGroup, until: Callable[[], bool], deadline_s: float
     ) -> None:
-        """Send and collect until something is so: some items are always under way."""
+        """Send and collect until something is so; the next items are sent before the last are collected."""
         while not until():
+            before, self.under_way = self.under_way, {}
             self.send(fault, group)
-            self.collect(deadline_s)
+            self._take(before, deadline_s)
 
     def collect(self, deadline_s: float) -> None:
         """Take what comes back."""
+        self._take(self.under_way, deadline_s)
+
+    def _take(self, under_way: dict[str, MultiWorkerFuture[Any, Any]], deadline_s: float) -> None:
         until = time.monotonic() + deadline_s
-        while self.under_way:
-            item, future = self.under_way.popitem()
+        while under_way:
+            item, future = under_way.popitem()
             with taken(self.book, item) as answer:
                 ((_, answer.value),) = future.get_results(timeout=max(0.0, until - time.monotonic()))
 

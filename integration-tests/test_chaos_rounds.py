@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 import types
 from functools import partial
 from pathlib import Path
@@ -13,15 +14,16 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))
 
-from chaos import driver, run  # noqa: E402
+from chaos import driver, rounds, run  # noqa: E402
 from chaos.elsewhere import ROUNDS  # noqa: E402
 from chaos.faults import Fault  # noqa: E402
 from chaos.journal import Journal, Outcome  # noqa: E402
 from chaos.leaks import Look, left, run_processes, settled  # noqa: E402
 from chaos.report import exit_code, rows, troubles  # noqa: E402
-from chaos.rounds import sync_or_fail  # noqa: E402
+from chaos.rounds import Round, sync_or_fail  # noqa: E402
 from chaos.run import main  # noqa: E402
 from chaos.strike import MissedError, kill, slow_down, stop, striking, wait_for  # noqa: E402
+from chaos.workers import checksum  # noqa: E402
 
 from raycrew.tensor_transport import TransportError, TransportTimeoutError  # noqa: E402
 from raycrew.worker_groups import WorkerFailureError  # noqa: E402
@@ -208,6 +210,47 @@ def test_a_round_that_hangs_leaves_no_process_and_no_folder(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["journal"]
     assert Journal(tmp_path / "journal", {}, resume=True).outcomes[0].result == "hung"
     assert int(done.stdout) not in run_processes(f"hangs {os.getpid()}")
+
+
+class Answering:
+    """A group without Ray that answers a little late; tells how many items are under way."""
+
+    def __init__(self):
+        self.under_way = 0
+
+    def on(self, ranks):
+        return self
+
+    def call(self, _method, item, load):
+        self.under_way += 1
+
+        def get_results(timeout):
+            time.sleep(0.001)
+            self.under_way -= 1
+            return [(item, checksum(load))]
+
+        return types.SimpleNamespace(get_results=get_results)
+
+
+@pytest.mark.parametrize("kind", ["killed worker", "flapping worker"])
+def test_a_worker_is_struck_while_items_are_under_way(kind, monkeypatch):
+    stands, struck = Stands(), []
+    stands.group = group = Answering()
+    monkeypatch.setattr(rounds, "_fresh", lambda *_: NOBODY - 1)
+    monkeypatch.setattr(stands, "ours", set, raising=False)
+
+    def strike(pid):
+        for _ in range(100):
+            struck.append((pid, group.under_way))
+            time.sleep(0.0005)
+
+    monkeypatch.setattr(rounds, "kill", strike)
+    done = Round(fault(kind), stands)
+    ROUNDS[kind](done)
+    assert {pid for pid, _ in struck} == ({NOBODY} if kind == "killed worker" else {NOBODY, NOBODY - 1})
+    assert all(n_items > 0 for _, n_items in struck)
+    assert group.under_way == 0 and not done.missed
+    assert done.book.account({}).lost == ()
 
 
 def test_a_driver_always_has_items_under_way():
