@@ -44,6 +44,17 @@ class Rollout:
             os._exit(7)
         return current_worker().generation
 
+    def mark(self, folder, token, gate=""):
+        """Leaves a mark of the token, and another one should it run twice."""
+        mark = Path(folder, f"{token}-{current_worker().rank}")
+        try:
+            mark.touch(exist_ok=False)
+        except FileExistsError:
+            Path(folder, f"twice-{mark.name}").touch()
+        if gate:
+            await_file(gate)
+        return token, current_worker().rank
+
     def once(self, item):
         """Ends its process unless there is a mark; gives the item and its generation."""
         folder, number = item

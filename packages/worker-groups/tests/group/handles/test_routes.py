@@ -1,14 +1,17 @@
-from concurrent.futures import Future
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from handled_workers import Rollout
-from ray.exceptions import GetTimeoutError
+from patience import PATIENCE_S
+from ray.exceptions import ActorDiedError, GetTimeoutError
 
 from raycrew.cluster_core import ClusterClosedError
-from raycrew.worker_groups import GroupHandle, WorkerGroupClosedError, WorkerGroupError
+from raycrew.worker_groups import GroupHandle, WorkerFailureError, WorkerGroupClosedError, WorkerGroupError
 from raycrew.worker_groups._calls import MultiWorkerFuture, Recovery
 from raycrew.worker_groups._calls.answers import endings
 from raycrew.worker_groups._group.handles import Contact, Members, RayRoute, directory, routes
@@ -82,6 +85,80 @@ def test_who_does_not_answer_is_not_asked_at_each_look():
     assert who.asked == 1
 
 
+def test_of_several_threads_one_asks_who_does_not_answer():
+    begun = threading.Barrier(8)
+
+    class Silent(Asked):
+        def newer_than(self, generation, check=None):
+            time.sleep(0.05)
+            return super().newer_than(generation)
+
+    who = Silent(*[GetTimeoutError("no answer")] * 8)
+    handle = handle_of(who)
+    handle._route._misses_some = True
+
+    def look(_):
+        begun.wait(PATIENCE_S)
+        error = WorkerFailureError("rank 1 died", cause=ActorDiedError())
+        assert handle.generation == 0 and not handle._route._after_death(0, error)
+        return error.__notes__[0]
+
+    with ThreadPoolExecutor(8) as threads:
+        notes = list(threads.map(look, range(8)))
+    assert who.asked == 1
+    assert all("who the group's members are now is not known" in note for note in notes)
+
+
+def test_a_forked_process_waits_for_no_lock_of_another_thread():
+    def ended():
+        raise WorkerGroupClosedError("this process is not connected to Ray")
+
+    held, done = threading.Event(), threading.Event()
+    handle = handle_of(Asked(), SimpleNamespace(check=ended))
+    handle._route._misses_some = True
+
+    def hold():
+        with handle._route._lock:
+            held.set()
+            done.wait(PATIENCE_S)
+
+    with ThreadPoolExecutor(2) as threads:
+        threads.submit(hold)
+        assert held.wait(PATIENCE_S)
+        for use in (lambda: handle.generation, lambda: handle.call("pid"), handle.refresh):
+            with pytest.raises(WorkerGroupClosedError, match="not connected"):
+                threads.submit(use).result(PATIENCE_S)
+        done.set()
+
+
+def other_members(generation):
+    return "another key", members(9)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        SimpleNamespace(),
+        SimpleNamespace(newer_than=lambda generation: None),
+        SimpleNamespace(newer_than=SimpleNamespace(remote=lambda: None)),
+        SimpleNamespace(newer_than=SimpleNamespace(remote=other_members)),
+        SimpleNamespace(newer_than=SimpleNamespace(remote=lambda generation: members(9))),
+        SimpleNamespace(newer_than=SimpleNamespace(remote=lambda generation: None)),
+    ],
+)
+def test_an_actor_of_others_that_has_got_the_name_is_not_believed(monkeypatch, others):
+    session = SimpleNamespace(
+        check=lambda: None, while_connected=nullcontext, get=lambda found, timeout: found
+    )
+    monkeypatch.setattr(sessions, "current_session", lambda: session)
+    monkeypatch.setattr(directory, "find_actor", lambda *_: others)
+    monkeypatch.setattr(routes, "actor_states", lambda *_: {0: "ready", 1: "ready"})
+    handle = handle_of(Address("policy", "actor", "namespace", "key"), session)
+    with pytest.raises(WorkerGroupError, match="is another actor now"):
+        handle.refresh()
+    assert handle.generation == 0
+
+
 @pytest.mark.parametrize("states", [("dead", "busy"), ("ready", "ready")])
 def test_a_group_whose_members_live_has_not_ended_with_its_directory(monkeypatch, states):
     monkeypatch.setattr(routes, "actor_states", lambda *_: dict(enumerate(states)), raising=False)
@@ -136,7 +213,7 @@ def test_the_end_of_the_connection_is_told_as_such(monkeypatch):
     who = SimpleNamespace(newer_than=SimpleNamespace(remote=lambda generation: None))
     monkeypatch.setattr(directory, "find_actor", lambda *_: who)
     with pytest.raises(WorkerGroupClosedError, match="the connection has ended"):
-        handle_of(Address("policy", "actor", "namespace"), session).refresh()
+        handle_of(Address("policy", "actor", "namespace", "key"), session).refresh()
 
 
 @pytest.mark.parametrize("ways", [("wait",), ("done", "done"), ("wait", "done", "wait")])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import ClusterError
@@ -45,11 +45,13 @@ class Address:
         group_name: Name of the group.
         actor: Name of the actor.
         namespace: The namespace of that name.
+        key: What no other actor says, which may get that name once this one is gone.
     """
 
     group_name: str
     actor: str
     namespace: str
+    key: str
 
     def newer_than(self, generation: int, check: Callable[[], object]) -> Members | None:
         """The members of the group, if they are of a later generation.
@@ -69,7 +71,10 @@ class Address:
                 raise DirectoryGoneError(f"nobody knows the members of {self.group_name!r} any more")
             try:
                 asked = handle.newer_than.remote(generation)
-                found: Members | None = session.get(asked, timeout=_ANSWER_S)
+                found: Members | None = self._own(session.get(asked, timeout=_ANSWER_S))
+            except (AttributeError, TypeError, ValueError, RayTaskError) as error:
+                other = f"{self.actor!r}, which knew the members of {self.group_name!r}, is another actor now"
+                raise DirectoryGoneError(other) from error
             except GetTimeoutError as error:
                 late = f"who knows the members of {self.group_name!r} did not answer within {_ANSWER_S:g} s"
                 raise WorkerGroupError(late) from error
@@ -80,20 +85,26 @@ class Address:
                 raise DirectoryGoneError(gone) from error
         return found
 
+    def _own(self, answer: tuple[str, Members | None]) -> Members | None:
+        key, found = answer
+        if key != self.key:
+            raise ValueError("it is of others")
+        return found
+
 
 class MemberList:
     """The actor itself."""
 
-    def __init__(self, members: Members) -> None:
-        self._members = members
+    def __init__(self, key: str, members: Members) -> None:
+        self._key, self._members = key, members
 
     def replace(self, members: Members) -> None:
         """From now on these are the members."""
         self._members = members
 
-    def newer_than(self, generation: int) -> Members | None:
-        """The members, if they are of a later generation."""
-        return self._members if self._members.generation > generation else None
+    def newer_than(self, generation: int) -> tuple[str, Members | None]:
+        """Whose members these are, and who, if they are of a later generation."""
+        return self._key, self._members if self._members.generation > generation else None
 
 
 class Directory:
@@ -105,7 +116,8 @@ class Directory:
 
     def __init__(self, group_name: str) -> None:
         self._group_name = group_name
-        self._name = f"{group_name}-members-{uuid.uuid4().hex[:8]}"
+        self._key = uuid.uuid4().hex
+        self._name = f"{group_name}-members-{self._key[:8]}"
         self._actor: Any = None
         self._is_over = False
         self._lock = threading.Lock()
@@ -123,7 +135,7 @@ class Directory:
                 self._tell_or_log(now, may_fail=self._actor is not None)
             if self._is_over:
                 raise WorkerGroupClosedError(f"worker group {self._group_name!r} was shut down")
-            return Address(self._group_name, self._name, own_namespace()), now
+            return Address(self._group_name, self._name, own_namespace(), self._key), now
 
     def publish(self, members: Callable[[], Members]) -> None:
         """Tell who the members are, where anybody has a handle; that nobody can be told is logged."""
@@ -159,7 +171,7 @@ class Directory:
         if not is_behind_proxy():  # beside its owner, which is the last that should be lost
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(own_node()[0], soft=True)
         remote: Any = ray.remote
-        self._actor = start_actor(remote(MemberList), options, arguments=[members])
+        self._actor = start_actor(remote(MemberList), options, arguments=[self._key, members])
         if self._is_over:  # meanwhile
             self.end()
 

@@ -116,6 +116,10 @@ class Contact:
     session: Session | None
 
 
+class _QuietError(WorkerGroupError):
+    """Nobody is asked now."""
+
+
 class _Known:
     """Members, and what follows from who they are."""
 
@@ -203,8 +207,7 @@ class RayRoute(Route):
     def _after_death(self, generation: int, error: WorkerFailureError) -> bool:
         """Find out who the members are now; what may have run is never sent again."""
         try:
-            if self._known.members.generation <= generation:
-                self._ask()
+            self._ask_beyond(generation)
         except (WorkerGroupError, RayError) as unknown:
             error.add_note(f"who the group's members are now is not known: {unknown}")
         died = any(part.cause is not None and not may_come_back(part.cause) for part in parts_of(error))
@@ -226,15 +229,30 @@ class RayRoute(Route):
         return is_last
 
     def _ask_again(self) -> None:
-        if time.monotonic() < self._quiet_until:
-            return
         try:
-            self._ask()
+            self._ask_beyond(self._known.members.generation)
         except WorkerGroupClosedError:
             raise
+        except _QuietError:
+            pass
         except (WorkerGroupError, RayError) as error:
-            self._quiet_until = time.monotonic() + _QUIET_S
             logger.warning("who the members of %s are now is not known: %s", self.name, error)
+
+    def _ask_beyond(self, generation: int) -> None:
+        """Ask for members of a later generation; of several threads one asks, also where nobody answers."""
+        self._check()  # first: a forked process waits for no lock
+        with self._lock:
+            if self._known.members.generation > generation:
+                return
+            if time.monotonic() < self._quiet_until:
+                raise _QuietError(f"who knows the members of {self.name!r} did not answer a moment ago")
+            try:
+                self._ask()
+            except WorkerGroupClosedError:
+                raise
+            except (WorkerGroupError, RayError):
+                self._quiet_until = time.monotonic() + _QUIET_S
+                raise
 
     def _ask(self) -> None:
         with self._lock:
