@@ -196,3 +196,6 @@ class Follower:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def leave(self) -> None:
+        self.receiver.close()

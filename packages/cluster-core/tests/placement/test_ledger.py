@@ -3,8 +3,9 @@
 import pytest
 
 from raycrew.cluster_core import Bundle
-from raycrew.cluster_core._placement import SlotLedger
+from raycrew.cluster_core._placement import LedgerClaim, SlotLedger
 from raycrew.cluster_core._placement.ledger import check_indices
+from raycrew.cluster_core.testing import FakeCluster
 
 
 def test_devices_are_those_of_the_clusters_accelerator():
@@ -48,3 +49,29 @@ def test_all_that_a_holder_has_is_given_back_and_nothing_of_others():
     assert ledger.release_holder("b") == 2
     assert ledger.holders() == {1: ("a",), 3: ("c",)}
     assert ledger.release_holder("b") == 0
+
+
+def test_some_bundles_of_a_claim_are_given_back_alone():
+    cluster = FakeCluster([3])
+    claim = cluster.claim([0, 2], "holder")
+    claim.give_back([1])
+    claim.give_back([1])
+    assert cluster.holders() == {0: ("holder",)}
+    assert [bundle.index for bundle in claim.bundles] == [0, 2], "positions stay"
+    other = cluster.claim([2], "other")
+    claim.give_back([1])
+    assert cluster.holders() == {0: ("holder",), 2: ("other",)}, "what another one took meanwhile stays"
+    claim.release()
+    other.release()
+    assert cluster.holders() == {}
+
+
+def test_a_claim_looks_after_the_bundles_alone_that_it_still_has():
+    looked, ledger = [], SlotLedger(FakeCluster([3]).bundles, 1)
+    claim = LedgerClaim(lambda: ledger, ledger.take(None, "holder"), str, looked.append)
+    claim.give_back([1])
+    claim.check()
+    assert looked == [[0, 2]]
+    claim.give_back([0, 2])
+    claim.check()
+    assert (looked, ledger.holders()) == ([[0, 2]], {}), "nothing is left to look after"

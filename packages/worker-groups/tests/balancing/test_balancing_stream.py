@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from raycrew.worker_groups import WorkerFailureError
 from raycrew.worker_groups.balancing import WorkerLoad, strategy_of
-from raycrew.worker_groups.balancing._stream import LostWorkerError, Stream
+from raycrew.worker_groups.balancing._stream import GoneWorkerError, LostWorkerError, Stream
 
 
 class FakeWorkers:
@@ -144,3 +144,34 @@ def test_a_source_that_has_ended_is_not_asked_again():
     source = Twice()
     assert sorted(result for _, result in stream_over(FakeWorkers(2), source).pairs()) == [10, 20]
     assert source.asked == 3
+
+
+class Leaving(FakeWorkers):
+    """The last worker leaves each time that it was chosen and before anything is sent to it."""
+
+    def send(self, rank, item):
+        if rank == self.ranks[-1] and len(self.ranks) > 1:
+            self.ranks.pop()
+            raise GoneWorkerError
+        return super().send(rank, item)
+
+
+@pytest.mark.parametrize("strategy", ["round_robin", "consistent_hash"])
+def test_items_go_to_others_where_workers_leave_before_they_get_them(strategy):
+    workers = Leaving(4)
+    pairs = sorted(stream_over(workers, range(40), strategy, most=1).pairs())
+    assert pairs == [(i, i * 10) for i in range(40)]
+    assert workers.ranks == [0]
+
+
+def test_items_go_to_workers_that_join_and_the_window_grows_with_them():
+    workers, seen = FakeWorkers(1), []
+    stream = stream_over(workers, range(60), most=4, window=lambda: 2 * len(workers.ranks))
+    for pair in stream.pairs():
+        seen.append(pair)
+        stream.given += 1
+        if len(seen) == 10:
+            assert workers.most == {0: 2}
+            workers.ranks = [0, 1, 2]
+    assert len(seen) == 60
+    assert sum(workers.most.values()) == 6

@@ -12,7 +12,7 @@ from raycrew.worker_groups import (
     WorkerGroupClosedError,
     WorkerGroupError,
 )
-from raycrew.worker_groups._group import on_ray
+from raycrew.worker_groups._group import renewal
 from raycrew.worker_groups._group.handles import Directory
 from raycrew.worker_groups._group.life import Lifecycle
 from raycrew.worker_groups._start import HOOK, generations, startup
@@ -145,7 +145,7 @@ def test_calls_wait_from_the_start_of_a_generation_that_workers_hear_of(monkeypa
             except WorkerGroupError:  # the restart itself would wait for its own end
                 waiting.append(rank)
 
-    monkeypatch.setattr(on_ray, "next_generation", build)
+    monkeypatch.setattr(renewal, "next_generation", build)
     assert group.renew_rendezvous() == 1
     assert waiting == held
 
@@ -159,10 +159,10 @@ def test_a_group_that_was_shut_down_meanwhile_gets_no_new_workers(monkeypatch):
     launch.positions, launch.handles, launch.aliases, launch.deadline = [0], {}, {0: "policy"}, None
     launch.claim = SimpleNamespace(bundles=[])
     launch.go_on, launch._end = life.check, lambda: None
-    monkeypatch.setattr(generations, "interpreter_for", lambda *_: life.close(lambda: True))
+    life.close(lambda: True)
     monkeypatch.setattr(startup, "shell_class", lambda _: Listener)
     monkeypatch.setattr(startup, "start_actor", lambda *_: made.append("a worker"))
     worker = SimpleNamespace(actor={})
     with pytest.raises(WorkerGroupClosedError):
-        launch.build(SimpleNamespace(order=[0], options=[worker], info=None))
+        launch.succeed(SimpleNamespace(order=[0], options=[worker], info=None), print)
     assert not made

@@ -1,6 +1,6 @@
 """What a consumer needs of a cluster, and what a drawing needs of an occupant."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from raycrew.cluster_core._planning import Bundle, Placement, Rendezvous
@@ -37,8 +37,15 @@ class Claim(Protocol):
         """
         ...
 
+    def give_back(self, positions: Collection[int]) -> None:
+        """Give the slots on some of `bundles` back, and keep the others, whose positions stay; idempotent.
+
+        Without any left, it is as `release`.
+        """
+        ...
+
     def release(self) -> None:
-        """Give the slots back; idempotent."""
+        """Give all slots back; idempotent."""
         ...
 
 

@@ -4,7 +4,7 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
 from raycrew.worker_groups._calls import MultiWorkerFuture, Results, wait_any
-from raycrew.worker_groups._group import GroupHandle, RayWorkerGroup
+from raycrew.worker_groups._group import GroupHandle, RayWorkerGroup, Resized
 from raycrew.worker_groups._health import (
     Diagnosis,
     RankDiagnosis,
@@ -36,6 +36,7 @@ from raycrew.worker_groups._worker import (
 from raycrew.worker_groups.balancing import LoadBalancer, WorkerLoad
 from raycrew.worker_groups.errors import (
     EnvironmentProviderError,
+    GroupResizedError,
     ResultJoinError,
     ResultTimeoutError,
     SampleJournalError,
@@ -86,6 +87,7 @@ __all__ = [
     "FanOutError",
     "FunctionLoadError",
     "GroupHandle",
+    "GroupResizedError",
     "GroupShares",
     "ItemCrashedError",
     "ItemError",
@@ -99,6 +101,7 @@ __all__ = [
     "RankInfo",
     "RayWorkerBuilder",
     "RayWorkerGroup",
+    "Resized",
     "ResourceUsage",
     "ResultJoinError",
     "ResultTimeoutError",

@@ -31,6 +31,10 @@ class WorkerGroupClosedError(WorkerGroupError):
     """A worker group was used after its shutdown."""
 
 
+class GroupResizedError(WorkerGroupError, ValueError):
+    """The group got fewer or more workers after a call was made for those before; nothing was sent."""
+
+
 class UnknownMethodError(WorkerGroupError, AttributeError):
     """The worker class has no method of that name."""
 

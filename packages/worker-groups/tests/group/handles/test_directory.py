@@ -112,5 +112,5 @@ def test_workers_are_ended_before_what_knows_them(monkeypatch):
     monkeypatch.setattr(actors, "end_workers_of", end_workers)
     monkeypatch.setattr(actors.Session, "current", lambda: None)
     who = SimpleNamespace(end=lambda: order.append("directory"))
-    Actors("policy", None, [], [], who, Publication()).end(1.0, force=True)
+    Actors("policy", None, [], [], None, who, Publication()).end(1.0, force=True)
     assert order == ["workers", "directory"]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from handled_workers import Rollout
-from patience import PATIENCE_S
+from patience import PATIENCE_S, eventually
 from ray.exceptions import ActorDiedError, GetTimeoutError
 
 from raycrew.cluster_core import ClusterClosedError
@@ -231,3 +231,38 @@ def test_who_only_waits_for_the_end_of_a_call_tells_once_of_its_lost_worker(monk
     call = Ended(["a call"], [0], session=STEADY, recovery=recovery)
     assert all(getattr(call, way)() for way in ways)
     assert told == ["lost"]
+
+
+def resized(generation, n):
+    ranks = [replace(FIRST, rank=rank, generation=generation, world_size=n) for rank in range(n)]
+    process = SimpleNamespace(node_id="node", pid=1)
+    return Members([None] * n, ranks, [process] * n, [[rank] for rank in range(n)])
+
+
+def test_a_handle_hears_of_who_joins_and_leaves_though_nobody_has_died(monkeypatch):
+    address = Asked(resized(1, 3), None, resized(2, 1))
+    handle = handle_of(address)
+    handle._open()
+    assert (handle.world_size, address.asked) == (2, 0), "not before it is time to"
+    monkeypatch.setattr(routes, "_FOLLOW_S", 0.0)
+    assert handle._open().world_size <= 3
+    eventually(lambda: handle.world_size == 3, "it has heard of a newcomer")
+    eventually(lambda: handle._open().world_size == 1, "and of who left")
+    eventually(lambda: handle.generation == 2, "it is of that generation")
+
+
+def test_a_handle_that_hears_nothing_goes_on_with_whom_it_knows(monkeypatch):
+    monkeypatch.setattr(routes, "_FOLLOW_S", 0.0)
+    address = Asked(DirectoryGoneError("gone"), WorkerGroupError("late"))
+    handle = handle_of(address)
+    for asked in (1, 2):
+        handle._open()
+        eventually(lambda asked=asked: address.asked == asked, "it has asked")
+    assert (handle.world_size, handle.generation) == (2, 0)
+
+
+def test_what_an_older_answer_says_is_not_taken():
+    handle = handle_of(Asked(resized(1, 3), resized(0, 1)))
+    handle._route._follow()
+    handle._route._follow()
+    assert (handle.world_size, handle.generation) == (3, 1)

@@ -95,9 +95,7 @@ class Claims:
         with self._sharing:
             slot = self._ledger.take(indices, holder)
         held = partial(getattr, self, "are_held")
-        return LedgerClaim(
-            lambda: self._ledger, slot, self._strategy_of, partial(check, slot.seats), held, self._ask
-        )
+        return LedgerClaim(lambda: self._ledger, slot, self._strategy_of, check, held, self._ask)
 
     def _settle(self, indices: Sequence[int]) -> None:
         """Learn the devices of nodes of which only some bundles are named: their order decides which."""

@@ -138,10 +138,13 @@ class SlotLedger:
             self._taken[slot.token] = slot
             return slot
 
-    def release(self, token: int) -> None:
-        """Give slots back; idempotent."""
+    def release(self, token: int, seats: Collection[int] | None = None) -> None:
+        """Give slots back: all of a claim, or those on some seats; idempotent."""
         with self._lock:
-            self._taken.pop(token, None)
+            slot = self._taken.pop(token, None)
+            if slot is not None and seats is not None:
+                kept = tuple(seat for seat in slot.seats if seat not in seats)
+                self._taken[token] = replace(slot, seats=kept)
 
     def release_holder(self, holder: str) -> int:
         """Give back all slots of a holder; return how many claims that were."""
@@ -230,7 +233,7 @@ class Ledger(Protocol):
         """Note which physical device each seat holds."""
         ...
 
-    def release(self, token: int) -> None:
+    def release(self, token: int, seats: Collection[int] | None = None) -> None:
         """Give slots back."""
         ...
 
@@ -242,8 +245,8 @@ class LedgerClaim:
         ledger: Gives the ledger, which moves to another process when the cluster is shared.
         slot: What this claim holds there.
         strategy_of: Ray scheduling strategy that leads to a seat.
-        check: Raises if bundles are gone. Its cluster is not forgotten until the claim is released or
-            forgotten itself.
+        check: Raises if bundles on some seats are gone. Its cluster is not forgotten until the claim is
+            released or forgotten itself.
         is_held: Whether there still is anything that has to be given back if the claim is forgotten.
         ask: Learns which devices some seats hold, of those of which it is not known.
     """
@@ -253,7 +256,7 @@ class LedgerClaim:
         ledger: Callable[[], Ledger],
         slot: Slot,
         strategy_of: Callable[[int], Any],
-        check: Callable[[], object] = tuple,
+        check: Callable[[Collection[int]], object] = tuple,
         is_held: Callable[[], bool] = bool,
         ask: Callable[[Collection[int]], object] = tuple,
     ) -> None:
@@ -261,6 +264,8 @@ class LedgerClaim:
         self._ask = ask
         self._ledger = ledger
         self._slot = slot
+        self._given_back = frozenset[int]()
+        self._lock = RLock()
         self._strategy_of = strategy_of
         what = f"a claim of {slot.holder!r} was forgotten without release(); its slots are given back"
         self._unwatch = give_back_when_forgotten(self, what, lambda: ledger().release(slot.token), is_held)
@@ -289,7 +294,7 @@ class LedgerClaim:
         Raises:
             ClusterError: Not every bundle answered.
         """
-        self._ask(self._slot.seats)
+        self._ask(self._held_seats)
 
     def check(self) -> None:
         """Make sure that the bundles are still there; what became of others of the cluster is of no matter.
@@ -297,10 +302,27 @@ class LedgerClaim:
         Raises:
             ClusterError: Some are not; says which, and what became of them.
         """
-        self._check()
+        self._check(self._held_seats)
+
+    @property
+    def _held_seats(self) -> list[int]:
+        return [seat for seat in self._slot.seats if seat not in self._given_back]
+
+    def give_back(self, positions: Collection[int]) -> None:
+        """Give the slots on some of `bundles` back, and keep the others, whose positions stay; idempotent.
+
+        Without any left, it is as `release`.
+        """
+        seats = {self._slot.seats[position] for position in positions}
+        self._ledger().release(self._slot.token, seats)
+        with self._lock:
+            self._given_back |= seats
+            is_empty = not self._held_seats
+        if is_empty:
+            self.release()
 
     def release(self) -> None:
-        """Give the slots back; idempotent."""
+        """Give all slots back; idempotent."""
         self._ledger().release(self._slot.token)
         self._unwatch()
         self._check = tuple

@@ -1,6 +1,6 @@
 """One ledger for all processes that hold a copy of a virtual cluster."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -96,10 +96,10 @@ class SharedLedger:
         slot: Slot = self._call("take", indices, holder, _ray.this_process())
         return slot
 
-    def release(self, token: int) -> None:
+    def release(self, token: int, seats: Collection[int] | None = None) -> None:
         """Give slots back; idempotent. With the owner or the connection they went back by themselves."""
         with suppress(ClusterClosedError):
-            self._call("release", token)
+            self._call("release", token, seats)
 
     def release_holder(self, holder: str) -> int:
         """Give back all slots of a holder; return how many claims that were."""

@@ -65,7 +65,7 @@ class FakeCluster:
         """
         ledger = self._open()
         slot, held = ledger.take(indices, holder), lambda: not self.closed
-        return LedgerClaim(lambda: ledger, slot, lambda _seat: "DEFAULT", self._open, held)
+        return LedgerClaim(lambda: ledger, slot, lambda _seat: "DEFAULT", lambda _seats: self._open(), held)
 
     def rendezvous(self, bundle_index: int = 0, n_ports: int = 1) -> Rendezvous:
         """Hand out port numbers that this cluster never handed out before; nothing listens on them."""
@@ -113,6 +113,13 @@ def check_cluster(cluster: Cluster) -> None:
     _check(isinstance(whole, Claim), "a claim lacks something of `raycrew.cluster_core.Claim`")
     _check(len(whole.bundles) == len(bundles), "a claim on None is not a claim on all bundles")
     _check(_refuses(cluster, [0], "late"), "a full bundle took one claim more")
+    whole.give_back([0])
+    whole.give_back([0])
+    _check(not _refuses(cluster, [0], "next"), "a bundle that was given back alone is not free")
+    whole.check()
+    _check(len(whole.bundles) == len(bundles), "positions changed when one bundle was given back")
+    rest = range(1, len(bundles))
+    _check(all(_refuses(cluster, [i], "late") for i in rest), "the others went back with it")
     whole.release()
     whole.release()
     one = cluster.claim([len(bundles) - 1], "one")

@@ -3,6 +3,16 @@
 from raycrew.worker_groups._group.base import WorkerGroup
 from raycrew.worker_groups._group.beside import Beside
 from raycrew.worker_groups._group.handles import GroupHandle, LocalRoute
+from raycrew.worker_groups._group.life import claim_more
 from raycrew.worker_groups._group.on_ray import RayWorkerGroup
+from raycrew.worker_groups._group.resizing import Resized
 
-__all__ = ["Beside", "GroupHandle", "LocalRoute", "RayWorkerGroup", "WorkerGroup"]
+__all__ = [
+    "Beside",
+    "GroupHandle",
+    "LocalRoute",
+    "RayWorkerGroup",
+    "Resized",
+    "WorkerGroup",
+    "claim_more",
+]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from raycrew.cluster_core import Session
+from raycrew.cluster_core import Claim, Session
 from raycrew.worker_groups._group.handles import Directory
 from raycrew.worker_groups._health import Ended, Publication, end_workers_of
 from raycrew.worker_groups._start import Handle
@@ -18,15 +18,18 @@ class Actors:
         session: The connection that they belong to.
         handles: In rank order.
         facts: What is known of their processes, in rank order.
+        claim: Their bundles.
         directory: Says who they are now to those who have a handle of the group.
         publication: Says who they are to all who look at the cluster.
-        strays: New workers of failed restarts that could not be ended, by rank.
+        strays: New workers of failed restarts that could not be ended, and removed ones that have not ended
+            yet, by rank.
     """
 
     name: str
     session: Session
     handles: list[Handle]
     facts: list[WorkerFacts]
+    claim: Claim
     directory: Directory
     publication: Publication
     strays: list[Ended] = field(default_factory=list)

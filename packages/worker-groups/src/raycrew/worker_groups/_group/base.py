@@ -13,13 +13,14 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar
 
 from ray.exceptions import RayError
 
-from raycrew.cluster_core import Cluster
+from raycrew.cluster_core import Claim, Cluster
 from raycrew.worker_groups._calls import (
     Closing,
     Dispatch,
     GroupCalls,
     GroupShape,
     MultiWorkerFuture,
+    Whereabouts,
     deadline_after,
     dispatch_single,
     in_thread,
@@ -38,11 +39,13 @@ from raycrew.worker_groups._group.life import (
     release_when_free,
     watch_over,
 )
+from raycrew.worker_groups._group.resizing import Resizing
 from raycrew.worker_groups._health import Ended, GroupDiagnosis, Workers, look_before_end, observed
 from raycrew.worker_groups._start import (
     GroupFacts,
     GroupOptions,
     GroupSpec,
+    Layout,
     RayWorkerBuilder,
     Started,
     check_launchers,
@@ -83,7 +86,7 @@ class Starting(Generic[P]):
         return start
 
 
-class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis):
+class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis, Resizing):
     """A group of workers, wherever they run; see `RayWorkerGroup` for the arguments."""
 
     def __init__(
@@ -138,25 +141,19 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis):
         balancer = self._make_balancer()
         self._balancer = balancer if enable_load_balancing else None
         self.cluster = cluster
-        self.sharding_annotations = sharding_annotations
         self._life: Lifecycle = Lifecycle(self._spec.name)
         self._ended: Ended | None = None
         self._orderly = False
-        self._claim = claim_bundles(cluster, plan.indices, self._spec.name)
+        self._claim: Claim = claim_bundles(cluster, plan.indices, self._spec.name)
         try:
             self._started: Started = self._start()
         except BaseException:
             release_when_free(self._ended or Ended(), self._claim)
             raise
         self._in_use: InUse | None = (in_use := InUse())
-        give_back = partial(end_and_release, self._crew, self._claim, ABANDONED_S, force=False)
+        give_back = partial(end_and_release, self._crew, ABANDONED_S, force=False)
         self._unwatch = watch_over(in_use, f"worker group {self.name!r}", give_back)
-        rank_of = {position: rank for rank, position in enumerate(self._started.order)}
-        self._tied_groups = [[rank_of[p] for p in group] for group in plan.tied_groups]
-        if not plan.ordered:
-            self._tied_groups.sort()
-        self._shape = GroupShape(self._started.info, len(plan.seats), self._tied_groups, sharding_annotations)
-        self._note_places()
+        self._take_layout(Layout(self._spec, self._claim, self._started))
         self._begin_diagnoses(diagnose)
         self._life.opened()
         if (observer := observed.by) is not None:
@@ -173,6 +170,19 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis):
         return await in_thread(lambda: cls(*args, **kwargs), undo=lambda group: group.shutdown(force=True))
 
     _crew: Crew
+
+    def _take_layout(self, layout: Layout) -> None:
+        """From now on these are the workers, on these bundles."""
+        placements, started = layout.placements, layout.started  # before anything is another
+        places = zip(started.ranks, started.facts, strict=True)
+        self._placements = placements
+        self._places = {info.rank: Whereabouts(layout.spec.name, info, facts) for info, facts in places}
+        self._spec, self._claim, self._started = layout
+        self._crew.claim = layout.claim
+        self._tied_groups = layout.tied_groups
+        self.sharding_annotations = layout.spec.options.sharding_annotations
+        n, axes = len(started.ranks), self.sharding_annotations
+        self._shape = GroupShape(started.info, n, self._tied_groups, axes)
 
     @abstractmethod
     def _start(self) -> Started:
@@ -291,7 +301,7 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis):
             if not again:
                 clean = cleanup_method is None or force or self._clean_up(cleanup_method, left(deadline))
         finally:
-            self._ended = end_and_release(self._crew, self._claim, left(deadline) or 0.0, force)
+            self._ended = end_and_release(self._crew, left(deadline) or 0.0, force)
             if not again:
                 self._orderly = clean and (force or not self._ended.late)
         return self._orderly and not self._ended.left

@@ -1,6 +1,6 @@
 """Places beside workers: the same bundles, of which nothing is taken."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from raycrew.cluster_core import Bundle, Claim, Cluster, Rendezvous
@@ -85,6 +85,9 @@ class ClaimBeside:
             ClusterError: Some are not.
         """
         self._claim.check()
+
+    def give_back(self, positions: Collection[int]) -> None:
+        """Nothing: the bundles are another's."""
 
     def release(self) -> None:
         """Nothing: the bundles are another's."""

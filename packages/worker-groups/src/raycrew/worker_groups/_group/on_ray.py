@@ -1,30 +1,23 @@
 """A group of workers on Ray, one actor per rank, called as a unit."""
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from raycrew.worker_groups._calls import Dispatch, MultiWorkerFuture, Recovery, send_to_actors
 from raycrew.worker_groups._group.actors import Actors
-from raycrew.worker_groups._group.base import WorkerGroup
 from raycrew.worker_groups._group.handles import Contact, Directory, GroupHandle, RayRoute
-from raycrew.worker_groups._group.life import CopiedLifecycle, Supervision, log_left
-from raycrew.worker_groups._group.record import record_of_group
+from raycrew.worker_groups._group.life import CopiedLifecycle, Supervision
+from raycrew.worker_groups._group.renewal import RenewedGroup, Replaceable
 from raycrew.worker_groups._health import (
-    Ended,
     Findings,
     Publication,
-    Seen,
     SeenByRank,
-    Span,
     Subjects,
     Wanted,
     Workers,
     examine,
-    look_before_end,
-    observed,
     sights_of,
 )
 from raycrew.worker_groups._ray import (
@@ -36,22 +29,18 @@ from raycrew.worker_groups._ray import (
     while_connected,
 )
 from raycrew.worker_groups._start import (
-    HOOK,
     Started,
     for_the_way,
-    next_generation,
     start_group,
     without_options,
 )
-from raycrew.worker_groups.balancing import ProcessUsage
-from raycrew.worker_groups.errors import WorkerGroupError
 
 logger = logging.getLogger(__name__)
 
 _STATUS_S = 1.0
 
 
-class RayWorkerGroup(WorkerGroup):
+class RayWorkerGroup(RenewedGroup):
     """One actor per rank on the bundles of a cluster.
 
     When the constructor returns, `__init__` has returned on every rank. On any failure no actor is left and
@@ -144,22 +133,12 @@ class RayWorkerGroup(WorkerGroup):
     def _start(self) -> Started:
         self._session, told = current_session(), Publication()
         started = start_group(self._spec, self._claim, self._note_end, self._check_connection, told)
-        directory = Directory(self.name)
-        self._crew: Actors = Actors(self.name, self._session, started.handles, started.facts, directory, told)
+        crew = (self.name, self._session, started.handles, started.facts, self._claim)
+        self._crew: Actors = Actors(*crew, Directory(self.name), told)
         self._in_order = runs_in_order(started.info.is_async, started.options[0].actor)
         self._is_torn = False
         self._supervision = Supervision(self.name, self._spec.options, self._life)
         return started
-
-    def _note_places(self) -> None:
-        super()._note_places()
-        self._usage = self._make_usage()
-        tied = self.worker_to_tied_group_index if len(self._tied_groups) < self.world_size else {}
-        self._crew.publication.publish(record_of_group(self._spec, self._started, self._claim, tied))
-
-    def _make_usage(self) -> ProcessUsage:
-        places = zip(self._started.ranks, self._started.facts, strict=True)
-        return ProcessUsage({info.rank: (facts.node_id, facts.pid) for info, facts in places})
 
     def __getstate__(self) -> dict[str, Any]:
         # No copy knows a new worker before that has heard of its generation.
@@ -194,71 +173,6 @@ class RayWorkerGroup(WorkerGroup):
     ) -> Mapping[int, Findings]:
         return examine({rank: subjects.facts[rank] for rank in ranks}, subjects.prefixes, wanted, timeout_s)
 
-    def restart_failed_workers(self) -> list[int]:
-        """Replace dead workers: same rank, bundle and arguments, new process; returns their ranks.
-
-        Where one rank of a tied group is dead, all of that tied group are replaced. The group gets a new
-        generation and a new master port. Workers that live keep their state; they see the new generation in
-        `current_worker()` once their running call is over. Where the class has an `on_generation(worker)`,
-        this waits until it has returned on every rank, in any order among them; calls wait meanwhile. Without
-        one, calls on the ranks that are replaced wait, those on others go on. While another thread restarts
-        the group, this waits for it and has the same outcome.
-
-        Raises:
-            WorkerFailureError: A new worker failed or was late; this can be tried again. Or `on_generation`
-                failed on a rank: dead ones can be restarted again, the living called again by
-                `renew_rendezvous()`.
-            WorkerGroupClosedError: The group was shut down, perhaps meanwhile; no new worker is left.
-        """
-        return self._life.restart(self._replace_dead)
-
-    def _replace_dead(self, before: Callable[[], object] | None = None) -> list[int]:
-        dead = self._dead()
-        ranks = sorted(rank for tied in self._tied_groups if dead.intersection(tied) for rank in tied)
-        if not ranks and (before is None or not self._is_torn):
-            return []
-        self._life.replacing(ranks)
-        if before is not None:
-            before()
-        if ranks:
-            logger.warning("%s: ranks %s are dead, restarting %s", self.name, sorted(dead), ranks)
-            self._supervision.expect((r, self._started.facts[r].pid) for r in ranks if r not in dead)
-        self._next_generation(ranks)
-        return ranks
-
-    def _dead(self) -> set[int]:
-        """Ranks that are dead for Ray, or whose processes are gone; one may be known before the other."""
-        self._open()
-        workers = self._workers()
-        states = self._answers(workers, range(self.world_size), _STATUS_S)
-        sights = self._sights(workers, _STATUS_S)
-        gone = {rank for rank, seen in sights.items() if isinstance(seen, Seen) and not seen.is_alive}
-        return gone | {rank for rank, state in states.items() if state == "dead"}
-
-    def _next_generation(self, ranks: Sequence[int]) -> None:
-        # No call may come between a survivor's new place and its `on_generation`.
-        is_heard = HOOK in self._started.info.methods
-        self._life.replacing(range(self.world_size) if is_heard else ranks)
-        self._end_strays()
-        look_before_end(None)
-        self._is_torn, began = True, time.monotonic()
-        try:
-            note, take = self._note_stray, self._take_generation
-            next_generation(self._spec, self._claim, self._started, ranks, note, self._open, take)
-            self._is_torn = False
-        finally:
-            self._crew.directory.publish(self._members)
-            self._note_generation(ranks, began)
-
-    def _note_generation(self, ranks: Sequence[int], began: float) -> None:
-        if (observer := observed.by) is None:
-            return
-        what = f"restart of {sorted(ranks)}" if ranks else "new rendezvous"
-        detail = {"generation": self.generation, "outcome": "failed" if self._is_torn else "ok"}
-        now = time.monotonic()
-        observer.spanned(Span(self.name, "restarts", what, "restart", began, now, detail))
-        observer.counted("restarts", {"group": self.name}, len(ranks))
-
     def handle(self) -> GroupHandle:
         """See `WorkerGroup.handle`."""
         self._life.check_owner("handle")
@@ -277,34 +191,17 @@ class RayWorkerGroup(WorkerGroup):
         )
         return GroupHandle(RayRoute(contact, members))
 
-    def _end_strays(self) -> None:
-        left = {rank: why for stray in self._crew.end_strays() for rank, why in stray.left.items()}
-        if left:
-            who = "; ".join(f"rank {rank}: {why}" for rank, why in left.items())
-            raise WorkerGroupError(f"{self.name}: workers of a failed restart have not ended yet ({who})")
-
-    def _note_stray(self, ended: Ended) -> None:
-        """Take in what became of new workers whose start failed."""
-        ended = ended.renamed({position: rank for rank, position in enumerate(self._started.order)})
-        log_left(self.name, ended)
-        if ended.occupied:
-            self._crew.strays.append(ended)
-
-    def _take_generation(self, started: Started) -> None:
-        self._started = started
-        self._crew.handles, self._crew.facts = started.handles, started.facts
-        self._note_places()
-
     def _deliver(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any, Any]:
         if not self._supervision.is_needed:
             return self._send_to_actors(dispatch, timeout)
         send_again = partial(self._send_to_actors, dispatch, None)
-        recovery = self._supervision.recovery(dispatch.method, _Replaceable(self), send_again)
+        recovery = self._supervision.recovery(dispatch.method, Replaceable(self), send_again)
         return self._send_to_actors(dispatch, timeout, recovery)
 
     def _send_to_actors(
         self, dispatch: Dispatch, timeout: float | None, recovery: Recovery | None = None
     ) -> MultiWorkerFuture[Any, Any]:
+        dispatch.check_size(self.world_size, self.name)
         return send_to_actors(
             dispatch,
             self._started.handles,
@@ -318,29 +215,3 @@ class RayWorkerGroup(WorkerGroup):
             recovery=recovery,
             diagnose=self._tell_diagnosis,
         )
-
-
-class _Replaceable:
-    """A group as its supervision sees it."""
-
-    def __init__(self, group: RayWorkerGroup) -> None:
-        self._group = group
-
-    def replace_dead(self, before: Callable[[], object]) -> list[int]:
-        """Replace dead workers as `restart_failed_workers` does, and to the end if nobody waits any more."""
-        group = self._group
-        return group._life.restart(lambda: group._replace_dead(before), apart=True)  # noqa: SLF001
-
-    @property
-    def is_torn(self) -> bool:
-        """Whether the group's last new generation failed."""
-        return self._group._is_torn  # noqa: SLF001
-
-    def is_present(self, rank: int | None, pid: int | None) -> bool:
-        """Whether a process is the one that a rank has now."""
-        return rank is not None and self._group._started.facts[rank].pid == pid  # noqa: SLF001
-
-    def status(self, rank: int) -> ActorState:
-        """What a rank's worker is up to."""
-        self._group._open()  # noqa: SLF001
-        return actor_states([self._group._started.handles[rank]], _STATUS_S)[0]  # noqa: SLF001

@@ -8,14 +8,14 @@ from raycrew.worker_groups._start import GroupSpec, Started, record_of, workers_
 
 
 def record_of_group(
-    spec: GroupSpec, started: Started, claim: Claim, tied_groups: Mapping[int, int]
+    spec: GroupSpec, claim: Claim, started: Started, tied_groups: Mapping[int, int]
 ) -> GroupRecord:
     """What a started group tells everybody of itself.
 
     Args:
         spec: What it is to be.
-        started: Who its workers are.
-        claim: Where they are.
+        claim: Where its workers are.
+        started: Who they are.
         tied_groups: The tied group of each rank, where ranks are tied.
     """
     known = (started.order, started.names, started.ranks, started.facts)

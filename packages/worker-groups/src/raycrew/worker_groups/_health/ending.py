@@ -1,6 +1,7 @@
 """The end of workers: asked first, killed at the deadline, and over when the process table says so."""
 
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 KILL_TIMEOUT_S = 10.0
 DEAF_S = 4.0
 """For a node that has just not answered to end workers, and to answer now."""
+_LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +65,12 @@ def end_workers_of(
     handles: Mapping[int, ActorHandle[Any]],
     facts: Mapping[int, WorkerFacts],
     grace_s: float = 0.0,
+    is_enough: Callable[[], bool] = bool,
 ) -> Ended:
     """The same as `end_workers` for workers of a session, which may have ended or end meanwhile."""
     try:
         if Session.current() == session:
-            return end_workers(handles, facts, grace_s)
+            return end_workers(handles, facts, grace_s, is_enough)
     except (WorkerGroupError, ClusterClosedError, RayError):
         if Session.current() == session:
             raise
@@ -76,7 +79,10 @@ def end_workers_of(
 
 
 def end_workers(
-    handles: Mapping[int, ActorHandle[Any]], facts: Mapping[int, WorkerFacts], grace_s: float = 0.0
+    handles: Mapping[int, ActorHandle[Any]],
+    facts: Mapping[int, WorkerFacts],
+    grace_s: float = 0.0,
+    is_enough: Callable[[], bool] = bool,
 ) -> Ended:
     """End workers with all that they have started.
 
@@ -84,12 +90,13 @@ def end_workers(
         handles: The workers.
         facts: What is known of their processes; Ray's word is taken for a worker that is missing here.
         grace_s: How long they may take to end by themselves.
+        is_enough: Asked now and then whether they have had time enough before that.
     """
     late, deaf, session = list(handles), set[str](), current_session()
     try:
         if grace_s > 0:
             request_exit(list(handles.values()))
-            late, deaf = _await_exit(handles, facts, grace_s)
+            late, deaf = _await_exits(handles, facts, grace_s, is_enough)
     finally:
         end_actors([handles[key] for key in late])
     left, occupied = _kill({key: facts[key] for key in handles if key in facts}, deaf)
@@ -99,6 +106,20 @@ def end_workers(
     known = {key: facts[key] for key in left if key in facts}
     again = partial(end_workers_of, session, {key: handles[key] for key in left}, known) if left else None
     return Ended(tuple(late), left, occupied or bool(stubborn), again)
+
+
+def _await_exits(
+    handles: Mapping[int, ActorHandle[Any]],
+    facts: Mapping[int, WorkerFacts],
+    grace_s: float,
+    is_enough: Callable[[], bool],
+) -> tuple[list[int], set[str]]:
+    """`_await_exit`, asked again while there is time."""
+    late, deaf, deadline = list(handles), set[str](), time.monotonic() + grace_s
+    step_s = grace_s if is_enough is bool else _LOOK_S
+    while late and not deaf and not is_enough() and (left_s := deadline - time.monotonic()) > 0:
+        late, deaf = _await_exit({key: handles[key] for key in late}, facts, min(step_s, left_s))
+    return late, deaf
 
 
 def _await_exit(

@@ -8,7 +8,8 @@ from raycrew.worker_groups._start.arguments import (
 )
 from raycrew.worker_groups._start.copies import for_the_way, without_options
 from raycrew.worker_groups._start.facts import GroupFacts
-from raycrew.worker_groups._start.generations import next_generation
+from raycrew.worker_groups._start.generations import add_workers, next_generation
+from raycrew.worker_groups._start.layout import JoinedClaim, Layout
 from raycrew.worker_groups._start.record import record_of, workers_of
 from raycrew.worker_groups._start.report import StartupReport, Stopwatch
 from raycrew.worker_groups._start.spec import (
@@ -29,10 +30,13 @@ __all__ = [
     "GroupOptions",
     "GroupSpec",
     "Handle",
+    "JoinedClaim",
+    "Layout",
     "RayWorkerBuilder",
     "Started",
     "StartupReport",
     "Stopwatch",
+    "add_workers",
     "check_arguments",
     "check_hook",
     "check_launchers",

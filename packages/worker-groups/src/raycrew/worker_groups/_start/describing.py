@@ -28,15 +28,17 @@ def describe_worker(
     python: str | None,
     deadline: float | None,
     go_on: Callable[[], object],
+    positions: Sequence[int],
 ) -> ClassInfo:
     """The worker class of a group, described here where it is held already, else in its own environment.
 
-    `go_on` is called now and then; waiting ends with what it raises.
+    What it says of single workers is asked for some positions alone, and is in their order. `go_on` is called
+    now and then; waiting ends with what it raises.
 
     Raises:
         WorkerFailureError: It can't be imported there, or that took too long (`WorkerStartTimeoutError`).
     """
-    requests = [_request(spec, claim, position) for position in range(len(spec.plan.seats))]
+    requests = [_request(spec, claim, position) for position in positions]
     held = held_class(spec.builder.worker)
     if held is not None:
         return describe_class(*unwrap_actor_class(held), requests)

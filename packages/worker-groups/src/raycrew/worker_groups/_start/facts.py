@@ -1,13 +1,12 @@
 """What a started group tells of itself."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from raycrew.cluster_core import Bundle, Claim, Placement
+from raycrew.cluster_core import Claim, Placement
 from raycrew.worker_groups._calls import Whereabouts, unknown_attribute
 from raycrew.worker_groups._health import Seen, Subjects
 from raycrew.worker_groups._on_nodes import RECORDS
@@ -24,6 +23,8 @@ class GroupFacts:
     _started: Started
     _claim: Claim
     _tied_groups: list[list[int]]
+    _places: dict[int, Whereabouts]
+    _placements: list[Placement]
 
     if not TYPE_CHECKING:  # Type checkers are to find what is misspelt.
 
@@ -31,12 +32,6 @@ class GroupFacts:
             """Point at the way to call a method of the workers, which a group does not have itself."""
             started = vars(self).get("_started")
             raise unknown_attribute(self, name, () if started is None else started.info.methods)
-
-    def _note_places(self) -> None:
-        shares = (_share(self._claim.bundles[p], self._claim.actor_options(p)) for p in self._started.order)
-        self._shares = list(shares)
-        places = zip(self._started.ranks, self._started.facts, strict=True)
-        self._places = {info.rank: Whereabouts(self.name, info, facts) for info, facts in places}
 
     def _note_death(self, rank: int, facts: WorkerFacts, seen: Seen | str) -> None:
         place = self._places.get(rank)
@@ -106,12 +101,7 @@ class GroupFacts:
     @property
     def placements(self) -> list[Placement]:
         """Which bundle each rank occupies, and how much of it."""
-        tied = self.worker_to_tied_group_index
-        placements = []
-        for info, share in zip(self._started.ranks, self._shares, strict=True):
-            group = tied[info.rank] if len(self._tied_groups[tied[info.rank]]) > 1 else None
-            placements.append(Placement(info.rank, info.bundle_index, share, group))
-        return placements
+        return list(self._placements)
 
     @property
     def worker_metadata(self) -> list[dict[str, Any]]:
@@ -160,10 +150,3 @@ class GroupFacts:
     def print_startup(self, console: Console | None = None) -> None:
         """Print how long each phase of the start-up took."""
         (console or Console()).print(self.startup.table())
-
-
-def _share(bundle: Bundle, options: Mapping[str, Any]) -> float:
-    for resource, option in (("GPU", "num_gpus"), ("CPU", "num_cpus")):
-        if bundle.resources.get(resource):
-            return float(options.get(option, 0) / bundle.resources[resource])
-    return 1.0

@@ -9,10 +9,10 @@ from raycrew.worker_groups._calls import Whereabouts
 from raycrew.worker_groups._health import Ended, end_workers
 from raycrew.worker_groups._ray import while_connected
 from raycrew.worker_groups._start.arguments import of_each_rank
+from raycrew.worker_groups._start.layout import Layout
 from raycrew.worker_groups._start.report import starting
 from raycrew.worker_groups._start.spec import GroupSpec, interpreter_for
 from raycrew.worker_groups._start.startup import Launch, Started
-from raycrew.worker_groups._worker import ClassInfo
 from raycrew.worker_groups.errors import WorkerGroupError
 from raycrew.worker_groups.sharding import WorkerFacts, assign_ranks, final_indices
 
@@ -51,9 +51,36 @@ def next_generation(
         if ranks:
             _end_old(spec.name, started, ranks)
         launch = _Succession(spec, claim, progress, positions, on_end, go_on)
-        successor, told = launch.build(started)
-        on_built(successor)
-        launch.tell(successor, told)
+        # A node that joined since the start may not have the environment yet.
+        interpreter_for(spec.options.environments, spec.builder.fqn, spec.cluster)
+        launch.succeed(started, on_built)
+
+
+def add_workers(
+    layout: Layout,
+    on_end: Callable[[Ended], None],
+    go_on: Callable[[], object],
+    before_told: Callable[[], object],
+    on_built: Callable[[Started], None],
+) -> None:
+    """Start workers at the positions that have none, as ranks after the others, in a new generation for all.
+
+    Args:
+        layout: The group with these positions.
+        on_end: Told what became of the new workers, when their start fails.
+        go_on: Called now and then; what it raises ends the new workers.
+        before_told: Called once they stand, before anybody hears of the generation.
+        on_built: See `next_generation`.
+
+    Raises:
+        WorkerFailureError: See `next_generation`.
+        TypeError: Arguments don't fit `__init__`.
+    """
+    spec, claim, started = layout
+    positions = range(len(started.order), len(spec.plan.seats))
+    with starting(spec, len(positions)) as progress:
+        launch = _Succession(spec, claim, progress, positions, on_end, go_on)
+        launch.succeed(launch.prepared(started), on_built, before_told)
 
 
 def _end_old(group_name: str, started: Started, ranks: Sequence[int]) -> None:
@@ -66,48 +93,76 @@ def _end_old(group_name: str, started: Started, ranks: Sequence[int]) -> None:
 class _Succession(Launch):
     """One replacement of the workers at some positions, step by step."""
 
-    def build(self, started: Started) -> tuple[Started, dict[int, Any]]:
-        """The new generation, and by rank the calls in which those that live take their place in it.
+    def prepared(self, started: Started) -> Started:
+        """The same workers, and what is told to those at further positions."""
+        python = interpreter_for(self.spec.options.environments, self.spec.builder.fqn, self.spec.cluster)
+        own = self._describe(python).configured
+        info = replace(started.info, configured=(*started.info.configured, *own))
+        options = [self._options(info, position, python) for position in self.positions]
+        self._check_init(info, options)
+        return replace(started, info=info, options=[*started.options, *options])
 
-        Where their class hears of it, they take it only then, and these calls come before that.
-        """
-        # A node that joined since the start may not have the environment yet.
-        interpreter_for(self.spec.options.environments, self.spec.builder.fqn, self.spec.cluster)
-        order, options = started.order, started.options
+    def succeed(
+        self,
+        started: Started,
+        on_built: Callable[[Started], None],
+        before_told: Callable[[], object] = bool,
+    ) -> None:
+        """Start the new workers, and have all told of the generation."""
         try:
-            self._create(started.info, options)
-            facts = self._facts(started)
-            generation = started.ranks[0].generation + 1
-            indices = final_indices(self.claim, facts)
-            ranks = assign_ranks(order, facts, indices, self.spec.name, generation)
-            own = of_each_rank(self.spec, started.info, options, order, ranks, self.positions)
-            timings = self._begin(order, ranks, facts, own)
-            handles = [self.handles.get(p, handle) for p, handle in zip(order, started.handles, strict=True)]
-            here = [facts[position] for position in order]
-            self.orders = {
-                rank: self._orders(ranks[rank], here[rank], own[position])
-                for rank, position in enumerate(order)
-                if position not in self.handles
-            }
-            told = self._tell_places(started.info, handles)
+            successor = self._build(started)
+            before_told()
+            told = self._tell_places(successor)
         except BaseException:
             self._end()
             raise
-        self._note_phases(order, facts, timings)
-        spare_port: Any = here[0].spare_port
         if 0 in told:
-            spare_port = None if self._has_hook(started.info) else told[0]
-        names = [self.names.get(p, name) for p, name in zip(order, started.names, strict=True)]
-        info, report = started.info, self.report
-        return Started(handles, ranks, here, order, info, options, report, spare_port, names), told
+            successor.spare_port = None if self._has_hook(successor.info) else told[0]
+        on_built(successor)
+        self._await_places(successor, told)
 
-    def _tell_places(self, info: ClassInfo, handles: Sequence[Any]) -> dict[int, Any]:
-        if not self._has_hook(info):
-            return {rank: self._prepare(handles[rank], orders) for rank, orders in self.orders.items()}
+    def _build(self, started: Started) -> Started:
+        new = [position for position in self.positions if position not in started.order]
+        order, options, info = [*started.order, *new], started.options, started.info
+        self._create(info, options)
+        facts = self._facts(started)
+        generation = started.ranks[0].generation + 1
+        indices = final_indices(self.claim, facts)
+        ranks = assign_ranks(order, facts, indices, self.spec.name, generation)
+        own = of_each_rank(self.spec, info, options, order, ranks, self.positions)
+        timings = self._begin(order, ranks, facts, own)
+        here = [facts[position] for position in order]
+        self.orders = {
+            rank: self._orders(ranks[rank], here[rank], own[position])
+            for rank, position in enumerate(order)
+            if position not in self.handles
+        }
+        self._note_phases(order, facts, timings)
+        handles = dict(zip(started.order, started.handles, strict=True)) | self.handles
+        names = dict(zip(started.order, started.names, strict=True)) | self.names
+        return Started(
+            [handles[position] for position in order],
+            ranks,
+            here,
+            order,
+            info,
+            options,
+            self.report,
+            here[0].spare_port,
+            [names[position] for position in order],
+        )
+
+    def _tell_places(self, started: Started) -> dict[int, Any]:
+        """By rank, the calls in which those that live take their place in the new generation.
+
+        Where their class hears of it, they take it only then, and these calls come before that.
+        """
+        if not self._has_hook(started.info):
+            return {r: self._prepare(started.handles[r], orders) for r, orders in self.orders.items()}
         with while_connected(self.go_on):
-            return {rank: handles[rank].__ray_ready__.remote() for rank in self.orders}
+            return {rank: started.handles[rank].__ray_ready__.remote() for rank in self.orders}
 
-    def tell(self, started: Started, told: dict[int, Any]) -> None:
+    def _await_places(self, started: Started, told: dict[int, Any]) -> None:
         """Have all workers do what their class does in a new generation, where it does anything."""
         if self._has_hook(started.info):
             places = [Whereabouts(self.spec.name, started.ranks[rank], started.facts[rank]) for rank in told]

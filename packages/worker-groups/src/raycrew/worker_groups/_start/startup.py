@@ -142,7 +142,7 @@ class Launch:
     def run(self) -> Started:
         self.progress.step("environment")
         python = interpreter_for(self.spec.options.environments, self.spec.builder.fqn, self.spec.cluster)
-        info = describe_worker(self.spec, self.claim, self.source, python, self.deadline, self.go_on)
+        info = self._describe(python)
         options = [self._options(info, position, python) for position in range(len(self.spec.plan.seats))]
         self._check_init(info, options)
         check_hook(info)
@@ -166,6 +166,10 @@ class Launch:
             raise
         self._note_phases(order, facts, timings)
         return Started(handles, ranks, here, order, info, options, self.report, here[0].spare_port, names)
+
+    def _describe(self, python: str | None) -> ClassInfo:
+        claim, positions = self.claim, self.positions
+        return describe_worker(self.spec, claim, self.source, python, self.deadline, self.go_on, positions)
 
     def _options(self, info: ClassInfo, position: int, python: str | None) -> WorkerOptions:
         options = merge_options(

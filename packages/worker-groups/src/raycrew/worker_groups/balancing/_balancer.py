@@ -7,7 +7,7 @@ from typing import Any, Concatenate, TypeVar, overload
 from raycrew.worker_groups._calls import MultiWorkerFuture, Results, method_name
 from raycrew.worker_groups._worker import AsyncOrDeclared, SyncMethod
 from raycrew.worker_groups.balancing._strategies import WorkerLoad, key_bytes, strategy_of
-from raycrew.worker_groups.balancing._stream import Stream
+from raycrew.worker_groups.balancing._stream import GoneWorkerError, Stream
 from raycrew.worker_groups.balancing._workload import BalancedGroup, Sent, StreamedCalls, Workload
 
 R = TypeVar("R")
@@ -98,11 +98,12 @@ class LoadBalancer(Workload):
         """
         if self._strategy.needs_key:
             key_bytes(key)
-        with self._lock:
-            rank = self._strategy.choose(self.loads(), key)
-            sent = self.send(rank, method_name(method), args, kwargs, timeout)
-            self._singles.append(sent)
-        return sent.future
+        while True:
+            with self._lock, contextlib.suppress(GoneWorkerError):
+                rank = self._strategy.choose(self.loads(), key)
+                sent = self.send(rank, method_name(method), args, kwargs, timeout)
+                self._singles.append(sent)
+                return sent.future
 
     @overload
     def map(
@@ -174,10 +175,10 @@ class LoadBalancer(Workload):
             ResultTimeoutError: While iterating: an item took longer than `timeout`.
         """
         _check_count("max_outstanding", max_outstanding)
-        if window is None:
-            window = 8 * max_outstanding * len(self._leaders())
-        _check_count("window", window)
-        stream = self._stream(method, items, key, max_outstanding, window, timeout, common_kwargs)
+        if window is not None:
+            _check_count("window", window)
+        wanted = window or (lambda: 8 * max_outstanding * len(self._leaders()))
+        stream = self._stream(method, items, key, max_outstanding, wanted, timeout, common_kwargs)
         return Results(_in_order(stream))
 
     @overload
@@ -250,7 +251,7 @@ class LoadBalancer(Workload):
         items: Iterable[Any],
         key: Callable[[Any], Any] | None,
         max_outstanding: int,
-        window: int | None,
+        window: int | Callable[[], int] | None,
         timeout: float | None,
         common_kwargs: Mapping[str, Any] | None,
     ) -> Stream[Sent]:

@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from raycrew.worker_groups.balancing._strategies import Strategy, WorkerLoad
@@ -15,6 +16,10 @@ MAX_RESENDS = 1
 
 class LostWorkerError(Exception):
     """The worker that held an item is gone; `__cause__` is what the caller would be told."""
+
+
+class GoneWorkerError(Exception):
+    """The worker that was chosen has left its group since; nothing was sent to it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -35,7 +40,11 @@ class Workers(Protocol[S]):
         ...
 
     def send(self, rank: int, item: Item) -> S:
-        """Send an item to a worker."""
+        """Send an item to a worker.
+
+        Raises:
+            GoneWorkerError: It has left since it was chosen.
+        """
         ...
 
     def wait(self, sent: Sequence[S]) -> Sequence[S]:
@@ -64,7 +73,8 @@ class Stream(Generic[S]):
         items: The source, read as late as possible.
         key: Makes the strategy's key of an item.
         max_outstanding: Most items of this stream per worker.
-        window: Most items taken from the source and not counted in `given`; None for no bound.
+        window: Most items taken from the source and not counted in `given`, or tells how many that are now;
+            None for no bound.
 
     Attributes:
         given: How many results, in the items' order, the caller has given on.
@@ -77,7 +87,7 @@ class Stream(Generic[S]):
         items: Iterable[Any],
         key: Callable[[Any], Any],
         max_outstanding: int,
-        window: int | None = None,
+        window: int | Callable[[], int] | None = None,
     ) -> None:
         self.given = 0
         self._workers = workers
@@ -85,7 +95,7 @@ class Stream(Generic[S]):
         self._source = iter(items)
         self._key = key
         self._max_outstanding = max_outstanding
-        self._window = window
+        self._window = window if window is None or callable(window) else partial(int, window)
         self._taken = 0
         self._exhausted = False
         self._again: deque[Item] = deque()
@@ -124,10 +134,8 @@ class Stream(Generic[S]):
                 return
             offered = loads if self._strategy.sticky else [x for x in loads if self._has_room(x.rank)]
             rank = self._strategy.choose(offered, item.key)
-            if self._has_room(rank):
-                self._send(rank, item)
-            else:
-                self._parked.setdefault(rank, deque()).append(item)
+            self._parked.setdefault(rank, deque()).append(item)
+            self._unpark_of(rank)
             loads = self._workers.loads()
 
     def _unpark(self, living: set[int]) -> None:
@@ -137,10 +145,20 @@ class Stream(Generic[S]):
             if rank not in living:
                 self._again.extend(waiting)
                 waiting.clear()
-            while waiting and self._has_room(rank):
-                self._send(rank, waiting.popleft())
-            if not waiting:
-                del self._parked[rank]
+            self._unpark_of(rank)
+
+    def _unpark_of(self, rank: int) -> None:
+        waiting = self._parked[rank]
+        while waiting and self._has_room(rank):
+            try:
+                self._send(rank, waiting[0])
+            except GoneWorkerError:
+                self._again.extend(waiting)
+                waiting.clear()
+            else:
+                waiting.popleft()
+        if not waiting:
+            del self._parked[rank]
 
     def _may_park(self, n_workers: int) -> bool:
         return sum(map(len, self._parked.values())) < 2 * self._max_outstanding * n_workers
@@ -151,7 +169,7 @@ class Stream(Generic[S]):
     def _next(self) -> Item | None:
         if self._again:
             return self._again.popleft()
-        if self._exhausted or (self._window is not None and self._taken - self.given >= self._window):
+        if self._exhausted or (self._window is not None and self._taken - self.given >= self._window()):
             return None
         try:
             value = next(self._source)

@@ -11,8 +11,8 @@ from raycrew.worker_groups._calls import MultiWorkerFuture, deadline_after, left
 from raycrew.worker_groups._health import observed
 from raycrew.worker_groups._ray import is_death
 from raycrew.worker_groups.balancing._strategies import WorkerLoad
-from raycrew.worker_groups.balancing._stream import Item, LostWorkerError
-from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupError
+from raycrew.worker_groups.balancing._stream import GoneWorkerError, Item, LostWorkerError
+from raycrew.worker_groups.errors import GroupResizedError, WorkerFailureError, WorkerGroupError
 from raycrew.worker_groups.sharding import RankInfo
 
 REPORT_INTERVAL_S = 2.0
@@ -108,8 +108,17 @@ class Workload:
     def send(
         self, rank: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float | None
     ) -> Sent:
-        """Send one call to one worker and count it."""
-        future = self._group.on([rank], timeout=timeout).call(method, *args, **kwargs)
+        """Send one call to one worker and count it.
+
+        Raises:
+            GoneWorkerError: It has left the group since it was chosen; nothing was sent.
+        """
+        try:
+            future = self._group.on([rank], timeout=timeout).call(method, *args, **kwargs)
+        except ValueError as error:
+            if isinstance(error, GroupResizedError) or rank not in self._leaders():
+                raise GoneWorkerError from error
+            raise
         if (observer := observed.by) is not None:
             observer.labelled(future._own_id(), "balancer")  # noqa: SLF001 - made for this
         place = future._places.get(rank)  # noqa: SLF001 - of whom it was sent to, whoever they are by now
@@ -138,7 +147,7 @@ class Workload:
 
     def _living(self) -> list[int]:
         now = self._generations()
-        return [rank for rank in self._leaders() if self._lost.get(rank) != now[rank]]
+        return [rank for rank in self._leaders() if rank in now and self._lost.get(rank) != now[rank]]
 
     def _reap_singles(self) -> None:
         if not self._singles:

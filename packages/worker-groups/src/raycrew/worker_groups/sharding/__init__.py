@@ -1,6 +1,9 @@
 """Ranks: which worker gets which from where it is, and named axes over them."""
 
 from raycrew.worker_groups.sharding._named import NamedSharding
+from raycrew.worker_groups.sharding._places import first_seats as first_seats
+from raycrew.worker_groups.sharding._places import resized as resized
+from raycrew.worker_groups.sharding._places import with_seats as with_seats
 from raycrew.worker_groups.sharding._ranks import RankInfo as RankInfo
 from raycrew.worker_groups.sharding._ranks import Seat as Seat
 from raycrew.worker_groups.sharding._ranks import SeatPlan as SeatPlan

@@ -1,8 +1,8 @@
 """Who sits where before start-up, and which rank each worker gets from where it really is; pure."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from raycrew.cluster_core import Bundle, Claim
@@ -59,6 +59,7 @@ class Seat:
         place_in_group: Place in its tied group; 0 is the leader.
         tied_bundles: What `configure_worker` is told: for the leader of a tied group, the node and the
             bundles of the group, else those of the worker; None for the others of a tied group.
+        number_on_node: Its number among the group's seats on its logical node.
     """
 
     position: int
@@ -66,6 +67,7 @@ class Seat:
     tied_group: int
     place_in_group: int = 0
     tied_bundles: tuple[int, list[int]] | None = None
+    number_on_node: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,17 @@ def plan_seats(
 
 def _seats(chosen: Sequence[Bundle], by_node: Sequence[Sequence[Bundle]]) -> tuple[Seat, ...]:
     places = {bundle.index: (n, [i]) for n, node in enumerate(by_node) for i, bundle in enumerate(node)}
-    return tuple(Seat(i, bundle, i, 0, places[bundle.index]) for i, bundle in enumerate(chosen))
+    seats = (Seat(i, bundle, i, 0, places[bundle.index]) for i, bundle in enumerate(chosen))
+    return _numbered(seats)
+
+
+def _numbered(seats: Iterable[Seat]) -> tuple[Seat, ...]:
+    seen: Counter[int] = Counter()
+    numbered = []
+    for seat in seats:
+        numbered.append(replace(seat, number_on_node=seen[seat.bundle.node_index]))
+        seen[seat.bundle.node_index] += 1
+    return tuple(numbered)
 
 
 def _by_node(bundles: Sequence[Bundle]) -> list[list[Bundle]]:
@@ -202,7 +214,7 @@ def _tied_plan(
     indices = tuple(seat.bundle.index for seat in seats)
     if twice := [index for index, n in Counter(indices).items() if n > 1]:
         raise ValueError(f"bundle_indices_list names bundle(s) {twice} more than once")
-    return SeatPlan(tuple(seats), indices, ordered=True)
+    return SeatPlan(_numbered(seats), indices, ordered=True)
 
 
 def _node_and_indices(entry: TiedBundles | Sequence[int]) -> tuple[int | None, list[int]]:

@@ -8,35 +8,27 @@ And what workers on Ray have left behind: `worker_processes`.
 
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import (
-    ALL_COMPLETED,
-    FIRST_COMPLETED,
-    CancelledError,
-    Future,
-    wait,
-)
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import replace
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from raycrew.worker_groups._calls import (
     Dispatch,
     MultiWorkerFuture,
     Whereabouts,
-    failure,
-    first_failure,
-    left,
     refuse_stream,
     start_timeout,
-    when_done,
 )
-from raycrew.worker_groups._group import GroupHandle, LocalRoute, WorkerGroup
+from raycrew.worker_groups._group import GroupHandle, LocalRoute, WorkerGroup, claim_more
 from raycrew.worker_groups._health import Findings, Seen, SeenByRank, Subjects, Wanted, Workers, observed
 from raycrew.worker_groups._on_nodes import on_page
 from raycrew.worker_groups._ray import ActorState, unwrap_actor_class
 from raycrew.worker_groups._start import (
     HOOK,
     Handle,
+    JoinedClaim,
+    Layout,
     Started,
     StartupReport,
     Stopwatch,
@@ -51,100 +43,20 @@ from raycrew.worker_groups._worker import (
     describe_class,
     load_class,
 )
-from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError, combine
-from raycrew.worker_groups.sharding import RankInfo, WorkerFacts, assign_ranks, final_indices, rank_order
+from raycrew.worker_groups.errors import ResultTimeoutError
+from raycrew.worker_groups.sharding import (
+    RankInfo,
+    Seat,
+    WorkerFacts,
+    assign_ranks,
+    final_indices,
+    rank_order,
+)
+from raycrew.worker_groups.testing._futures import InProcessFuture
 from raycrew.worker_groups.testing._processes import worker_processes
 from raycrew.worker_groups.testing._threads import ThreadHandle, Threads, WorkerThread, nothing
 
 __all__ = ["InProcessFuture", "InProcessGroup", "worker_processes"]
-
-
-class InProcessFuture(MultiWorkerFuture[Any, Any]):
-    """A `MultiWorkerFuture` of this process: a list of `concurrent.futures.Future`, not for `ray.get`.
-
-    Items of generator methods come when the generator has ended.
-    """
-
-    def cancel(self) -> None:
-        """See `MultiWorkerFuture.cancel`; the cause is `concurrent.futures.CancelledError` here."""
-        for call in self:
-            call.cancel()
-
-    @property
-    def _ends(self) -> list[Any]:
-        return list(self)
-
-    def _wait_for(
-        self,
-        ends: Sequence[Any],
-        count: int,
-        timeout: float | None,
-        *,
-        fetch_local: bool = False,  # noqa: ARG002 - all are of this process
-    ) -> Collection[Any]:
-        # Balancers ask for one or for all.
-        return wait(ends, timeout, FIRST_COMPLETED if count == 1 else ALL_COMPLETED).done
-
-    def _died(self, end: Any) -> bool:  # noqa: ARG002
-        return False
-
-    def _own_id(self) -> bytes:
-        return getattr(self[0], "call_id", b"")  # `__init__` is no call
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """See `MultiWorkerFuture.wait`."""
-        return not wait(self, left(self._until(timeout))).not_done
-
-    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
-        """See `MultiWorkerFuture.add_done_callback`."""
-        when_done(list(self), lambda: callback(self), f"the callback of {self!r}")
-
-    def _check(self) -> None:
-        pass
-
-    async def _quick(self) -> None:
-        await first_failure(list(self), self._deadline, self._check)
-
-    def _gathered(self, deadline: float | None) -> dict[int, Any]:
-        return dict(self._done_in_turn(deadline))
-
-    def _outcomes(self, deadline: float | None) -> dict[int, Any]:
-        wait(self, left(deadline))
-        by_rank = dict(zip(self.called_workers, self, strict=True))
-        late = {rank: self._timed_out([rank]) for rank, call in by_rank.items() if not call.done()}
-        errors = {rank: _error_of(call) for rank, call in by_rank.items() if rank not in late}
-        failed = {rank: self._told(self._failure(rank, error)) for rank, error in errors.items() if error}
-        well = {rank: by_rank[rank].result() for rank in errors if rank not in failed}
-        return {**late, **failed, **well}
-
-    def _pairs(self, timeout: float | None) -> Generator[tuple[int, Any], None, None]:
-        for rank, value in self._done_in_turn(self._until(timeout)):
-            if rank in self.return_from_workers:
-                yield from (
-                    ((rank, item) for item in value) if self.is_stream else [(rank, self._own(rank, value))]
-                )
-
-    def _done_in_turn(self, deadline: float | None) -> Iterator[tuple[int, Any]]:
-        rank_of = dict(zip(self, self.called_workers, strict=True))
-        waiting = set(self)
-        while waiting:
-            done, waiting = wait(waiting, timeout=left(deadline), return_when=FIRST_COMPLETED)
-            if not done:
-                raise self._timed_out([rank_of[call] for call in waiting])
-            failed = {rank_of[call]: error for call in done if (error := _error_of(call))}
-            if failed:
-                raise self._told(combine([self._failure(*each) for each in sorted(failed.items())]))
-            yield from [(rank_of[call], call.result()) for call in done]
-
-    def _failure(self, rank: int, error: BaseException) -> WorkerFailureError:
-        return failure(self._places[rank], error, self.method, elapsed_s=time.monotonic() - self._sent_at)
-
-
-def _error_of(call: Future[Any]) -> BaseException | None:
-    try:
-        return call.exception()
-    except CancelledError as error:
-        return error
 
 
 class InProcessGroup(WorkerGroup):
@@ -174,11 +86,7 @@ class InProcessGroup(WorkerGroup):
     def _start(self) -> Started:
         watch, spec = Stopwatch(), self._spec
         cls, options = _class_of(spec.builder.worker)
-        requests = [
-            {"num_gpus": 0, "bundle_indices": seat.tied_bundles, "num_gpus_per_node": 0}
-            for seat in spec.plan.seats
-        ]
-        info = describe_class(cls, options, requests)
+        info = describe_class(cls, options, _requests(spec.plan.seats))
         whole = not callable(spec.options.init)
         for own in info.configured:
             check_arguments(spec, info, {**init_kwargs_of(spec), **own.init_kwargs}, whole=whole)
@@ -190,20 +98,10 @@ class InProcessGroup(WorkerGroup):
         ranks = assign_ranks(order, facts, indices, spec.name)
         here = [facts[position] for position in order]
         kwargs = self._init_kwargs(info, order, ranks)
-        self._crew: Threads = Threads(spec.name)
-        self._crew.workers = [
-            WorkerThread(as_current(rank, fact, spec.options.communication), spec.transport)
-            for rank, fact in zip(ranks, here, strict=True)
-        ]
-        calls = [
-            worker.start(cls, spec.builder.args, own)
-            for worker, own in zip(self._crew.workers, kwargs, strict=True)
-        ]
-        places = {
-            info.rank: Whereabouts(spec.name, info, fact) for info, fact in zip(ranks, here, strict=True)
-        }
+        self._crew: Threads = Threads(spec.name, self._claim)
+        self._crew.workers = self._threads(ranks, here)
         try:
-            init_s = self._await_start("__init__", calls, places)
+            init_s = self._construct(self._crew.workers, cls, ranks, here, kwargs)
             self._tell_generation(info, ranks, here)
         except BaseException:
             self._crew.end(0.0, force=True)
@@ -214,10 +112,30 @@ class InProcessGroup(WorkerGroup):
         handles = [cast("Handle", ThreadHandle(worker)) for worker in self._crew.workers]
         return Started(handles, ranks, here, order, info, [], report)
 
+    def _threads(self, ranks: Sequence[RankInfo], facts: Sequence[WorkerFacts]) -> list[WorkerThread]:
+        wishes, transport = self._spec.options.communication, self._spec.transport
+        pairs = zip(ranks, facts, strict=True)
+        return [WorkerThread(as_current(rank, fact, wishes), transport) for rank, fact in pairs]
+
+    def _construct(
+        self,
+        workers: Sequence[WorkerThread],
+        cls: type,
+        ranks: Sequence[RankInfo],
+        facts: Sequence[WorkerFacts],
+        kwargs: Sequence[Mapping[str, Any]],
+    ) -> list[float]:
+        """Construct workers; gives the seconds of each."""
+        args, name = self._spec.builder.args, self._spec.name
+        calls = [worker.start(cls, args, own) for worker, own in zip(workers, kwargs, strict=True)]
+        known = zip(ranks, facts, strict=True)
+        places = {info.rank: Whereabouts(name, info, fact) for info, fact in known}
+        return self._await_start("__init__", calls, places)
+
     def _init_kwargs(
         self, info: ClassInfo, order: Sequence[int], ranks: Sequence[RankInfo]
     ) -> list[dict[str, Any]]:
-        """Keyword arguments of `__init__` in rank order."""
+        """Keyword arguments of `__init__` of some ranks."""
         found = []
         for rank, position in zip(ranks, order, strict=True):
             found.append({**init_kwargs_of(self._spec, rank), **info.configured[position].init_kwargs})
@@ -228,7 +146,7 @@ class InProcessGroup(WorkerGroup):
         self, method: str, calls: Sequence[Future[Any]], places: Mapping[int, Whereabouts]
     ) -> list[Any]:
         name, timeout_s = self._spec.name, self._spec.options.init_timeout_s
-        starting = InProcessFuture(calls, method=method, group_name=name, places=places)
+        starting = InProcessFuture(calls, list(places), method=method, group_name=name, places=places)
         try:
             return starting.get_results(timeout=timeout_s)  # type: ignore[no-any-return]
         except ResultTimeoutError as late:
@@ -281,16 +199,67 @@ class InProcessGroup(WorkerGroup):
         return self._life.restart(list)
 
     def _next_generation(self, ranks: Sequence[int]) -> None:  # noqa: ARG002 - never any
-        old = self._started
-        port = self.cluster.rendezvous(old.ranks[0].bundle_index).ports[0]
-        generation = old.ranks[0].generation + 1
-        infos = [replace(info, master_port=port, generation=generation) for info in old.ranks]
-        self._started = replace(old, ranks=infos)
-        self._note_places()
         self._life.replacing(range(self.world_size))
-        for worker, info, facts in zip(self._crew.workers, infos, old.facts, strict=True):
+        layout = Layout(self._spec, self._claim, self._started)
+        self._renew(self._succeeding(layout, layout.started.facts), self._crew.workers)
+
+    def _succeeding(self, layout: Layout, facts: Sequence[WorkerFacts]) -> Layout:
+        """The next generation, of workers of which this is known in rank order, at another port."""
+        old, indices = layout.started, [bundle.index for bundle in layout.claim.bundles]
+        order = [*old.order, *range(len(old.order), len(facts))]
+        at = dict(zip(order, facts, strict=True))
+        by_position = [at[position] for position in range(len(order))]
+        ranks = assign_ranks(order, by_position, indices, layout.spec.name, old.ranks[0].generation + 1)
+        port = self.cluster.rendezvous(old.ranks[0].bundle_index).ports[0]
+        ranks = [replace(info, master_port=port) for info in ranks]
+        return layout._replace(started=replace(old, ranks=ranks, facts=list(facts), order=order))
+
+    def _renew(self, layout: Layout, workers: list[WorkerThread]) -> None:
+        started = layout.started
+        started.handles = [cast("Handle", ThreadHandle(worker)) for worker in workers]
+        self._crew.workers = workers
+        self._take_layout(layout)
+        for worker, info, facts in zip(workers, started.ranks, started.facts, strict=True):
             worker.thread.submit(be_current, as_current(info, facts, self._spec.options.communication))
-        self._tell_generation(old.info, infos, old.facts)
+        self._tell_generation(started.info, started.ranks, started.facts)
+
+    def _grow(self, n: int) -> None:
+        before, workers = self.world_size, list[WorkerThread]()
+        more = claim_more(self.cluster, self._claim, n - before, self.name)
+        try:
+            layout = Layout(self._spec, self._claim, self._started).with_bundles(more)
+            cls, options = _class_of(self._spec.builder.worker)
+            own = describe_class(cls, options, _requests(layout.spec.plan.seats[before:])).configured
+            known = layout.started.info
+            info = replace(known, configured=(*known.configured, *own))
+            facts = [*layout.started.facts, *(self._facts(bundle.index) for bundle in more.bundles)]
+            layout = self._succeeding(layout, facts)
+            layout.started.info, ranks = info, layout.started.ranks[before:]
+            kwargs = self._init_kwargs(info, range(before, n), ranks)
+            workers = self._threads(ranks, facts[before:])
+            self._construct(workers, cls, ranks, facts[before:], kwargs)
+            self._life.replacing(range(n))
+        except BaseException:
+            Threads(self.name, more, workers).end(0.0, force=True)
+            more.release()
+            raise
+        self._renew(layout, [*self._crew.workers, *workers])
+
+    def _shrink(self, n: int, cleanup_method: str | None, timeout_s: float) -> tuple[int, ...]:
+        self._life.replacing(range(self.world_size))
+        before = Layout(self._spec, self._claim, self._started)
+        bundles = JoinedClaim.of(before.claim).at(before.started.order[n:])
+        leaving, layout = Threads(self.name, bundles, self._crew.workers[n:]), before.first(n)
+        try:
+            self._renew(self._succeeding(layout, layout.started.facts), self._crew.workers[:n])
+        finally:
+            self._life.replacing(())
+            if cleanup_method is not None:
+                for worker in leaving.workers:
+                    worker.send(cleanup_method, [], {})
+            ended = leaving.end(timeout_s, force=False)
+            bundles.release()
+        return tuple(n + position for position in ended.late)
 
     def _tell_generation(
         self, info: ClassInfo, ranks: Sequence[RankInfo], facts: Sequence[WorkerFacts]
@@ -325,6 +294,7 @@ class InProcessGroup(WorkerGroup):
         for send in dispatch.sends:
             for value in (*send.args, *send.kwargs.values()):
                 refuse_stream(value)
+        dispatch.check_size(self.world_size, self.name)
         name, at = dispatch.method.name, time.monotonic()
         calls = [self._crew.workers[s.rank].send(name, s.args, s.kwargs) for s in dispatch.sends]
         ranks = [send.rank for send in dispatch.sends]
@@ -344,6 +314,11 @@ class InProcessGroup(WorkerGroup):
             join=dispatch.join,
             diagnose=self._tell_diagnosis,
         )
+
+
+def _requests(seats: Sequence[Seat]) -> list[dict[str, Any]]:
+    """What `configure_worker` is told, where nothing is a device."""
+    return [{"num_gpus": 0, "bundle_indices": seat.tied_bundles, "num_gpus_per_node": 0} for seat in seats]
 
 
 def _class_of(worker: Any) -> tuple[type, dict[str, Any]]:

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from raycrew.cluster_core import Claim
 from raycrew.worker_groups._calls import MultiWorkerFuture
 from raycrew.worker_groups._health import Ended, Findings, Seen, Wanted, observed
 from raycrew.worker_groups._worker import CurrentWorker, Heart, Running, as_text, be_current, tick
@@ -114,6 +115,7 @@ class Threads:
     """The workers of a group in this process, without the group."""
 
     name: str
+    claim: Claim
     workers: list[WorkerThread] = field(default_factory=list)
     ended: bool = False
 

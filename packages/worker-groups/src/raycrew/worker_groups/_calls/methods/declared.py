@@ -83,7 +83,8 @@ def _sharded(
     wanted = dict(declared.results_at)
     fixed = {axis: _coordinate(sharding, axis, wanted) for axis in sharding.names if axis != declared.axis}
     ranks = tuple(sharding.get_rank(**{declared.axis: i}, **fixed) for i in range(n))
-    return Dispatch(method, sends, ranks, join=Join(called, ranks, declared.collect, rows, kept))
+    join = Join(called, ranks, declared.collect, rows, kept)
+    return Dispatch(method, sends, ranks, join=join, world_size=shape.world_size)
 
 
 def _per_rank(
@@ -98,7 +99,8 @@ def _per_rank(
         bound.arguments.update({name: column[rank] for name, column in columns.items()})
         sends.append(Send(rank, bound.args, bound.kwargs))
     ranks = tuple(range(shape.world_size))
-    return Dispatch(method, tuple(sends), ranks, join=Join(called, ranks, declared.collect))
+    join = Join(called, ranks, declared.collect)
+    return Dispatch(method, tuple(sends), ranks, join=join, world_size=shape.world_size)
 
 
 def _replicated(
@@ -108,7 +110,8 @@ def _replicated(
     called = range(1 if declared.kind == "rank_zero" else shape.world_size)
     ranks = (0,) if declared.collect == "first" else tuple(called)
     join = Join(f"{shape.info.name}.{method.name}", ranks, declared.collect)
-    return Dispatch(method, tuple(Send(rank, args, kwargs) for rank in called), ranks, join=join)
+    sends = tuple(Send(rank, args, kwargs) for rank in called)
+    return Dispatch(method, sends, ranks, join=join, world_size=shape.world_size)
 
 
 _DISPATCHES: Mapping[str, Callable[..., Dispatch]] = {

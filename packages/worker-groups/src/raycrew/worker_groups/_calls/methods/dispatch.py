@@ -38,7 +38,7 @@ def dispatch_single(
     else:
         called, returning = _targets(shape, only_on, run_rank_0_only_axes)
     sends = tuple(Send(rank, args, kwargs) for rank in called)
-    return Dispatch(method, sends, returning, only_on != "all")
+    return Dispatch(method, sends, returning, only_on != "all", world_size=shape.world_size)
 
 
 def dispatch_multiple(
@@ -81,7 +81,8 @@ def dispatch_multiple(
     for send in sends:
         _check_signature(shape, method, send.args, send.kwargs)
     reached = {send.rank for send in sends}
-    return Dispatch(method, tuple(sends), tuple(r for r in returning if r in reached), per_group)
+    returned = tuple(rank for rank in returning if rank in reached)
+    return Dispatch(method, tuple(sends), returned, per_group, world_size=shape.world_size)
 
 
 def dispatch_sharded(
@@ -140,7 +141,7 @@ def dispatch_sharded(
             returning.append(rank)
     for send in sends[:1] if not allow_partial else sends:
         _check_signature(shape, method, send.args, send.kwargs)
-    return Dispatch(method, tuple(sends), tuple(returning))
+    return Dispatch(method, tuple(sends), tuple(returning), world_size=shape.world_size)
 
 
 def bind_arguments(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raycrew.worker_groups._worker import ClassInfo, Join, MethodInfo
-from raycrew.worker_groups.errors import UnknownMethodError
+from raycrew.worker_groups.errors import GroupResizedError, UnknownMethodError
 from raycrew.worker_groups.sharding import NamedSharding
 
 
@@ -28,6 +28,7 @@ class Dispatch:
         return_from: Ranks whose results the caller wants, in the order of the results.
         respect_tied_workers: Whether that is one rank per tied group.
         join: Makes one value of these results, where the method declares that.
+        world_size: Number of ranks that the group had when this was made; 0 where that is of no matter.
     """
 
     method: MethodInfo
@@ -35,6 +36,24 @@ class Dispatch:
     return_from: tuple[int, ...]
     respect_tied_workers: bool = False
     join: Join | None = None
+    world_size: int = 0
+
+    def check_size(self, world_size: int, group_name: str) -> None:
+        """Make sure that a group still has the ranks that this was made for: each, and all if it is for all.
+
+        Raises:
+            GroupResizedError: It has others by now.
+        """
+        made_for = self.world_size
+        if made_for in (0, world_size) or not self.sends:
+            return
+        last = self.sends[-1].rank
+        if last >= world_size or len(self.sends) == made_for:
+            what = f"rank {last}" if len(self.sends) == 1 else f"{len(self.sends)} of {made_for} ranks"
+            raise GroupResizedError(
+                f"{group_name!r} has {world_size} workers by now; a call of {self.method.name} for {what} "
+                "was made before, and nothing was sent: call again"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 0.25
 _STATUS_S = 1.0
 _QUIET_S = 10.0  # after a question that nobody answered
+_FOLLOW_S = 5.0  # between two looks at whether anybody has joined or left
 
 Strategy = str | Callable[[Sequence[WorkerLoad], Any], int]
 
@@ -129,6 +130,7 @@ class _Known:
         name = contact.address.group_name
         self.places = {info.rank: Whereabouts(name, info, facts) for info, facts in pairs}
         self.shape = GroupShape(contact.info, len(pairs), members.tied_groups, members.sharding)
+        self.may_be_resized = len(members.tied_groups) == len(pairs)
         self.usage = ProcessUsage({info.rank: (facts.node_id, facts.pid) for info, facts in pairs})
 
 
@@ -146,6 +148,7 @@ class RayRoute(Route):
         self._lock = threading.RLock()
         self._misses_some = False
         self._asked_at = self._quiet_until = float("-inf")
+        self._followed_at = time.monotonic()
         self.name, self.info = contact.address.group_name, contact.info
         self.strategy, self.idempotent_methods = contact.strategy, contact.idempotent_methods
 
@@ -159,6 +162,9 @@ class RayRoute(Route):
         self._check()
         if self._misses_some:
             self._ask_again()
+        elif self._known.may_be_resized and time.monotonic() - self._followed_at >= _FOLLOW_S:
+            self._followed_at = time.monotonic()
+            threading.Thread(target=self._follow, name="raycrew-follow", daemon=True).start()
         return self._known.shape
 
     def known(self) -> Members:
@@ -179,6 +185,7 @@ class RayRoute(Route):
     def send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any, Any]:
         """See `Route`."""
         known, contact = self._known, self._contact
+        dispatch.check_size(len(known.members.ranks), self.name)
         if dispatch.join is not None:
             dispatch = replace(dispatch, join=replace(dispatch.join, transport=contact.transport))
         return send_to_actors(
@@ -237,6 +244,17 @@ class RayRoute(Route):
             pass
         except (WorkerGroupError, RayError) as error:
             logger.warning("who the members of %s are now is not known: %s", self.name, error)
+
+    def _follow(self) -> None:
+        """Find out who the members are now, while calls go on."""
+        try:
+            newer = self._contact.address.newer_than(self._known.members.generation, self._check)
+        except (WorkerGroupError, RayError) as error:  # as long as nobody has died, it does not matter
+            logger.debug("who the members of %s are now is not known: %s", self.name, error)
+            return
+        with self._lock:
+            if newer is not None and newer.generation > self._known.members.generation:
+                self._known, self._misses_some = _Known(self._contact, newer), False
 
     def _ask_beyond(self, generation: int) -> None:
         """Ask for members of a later generation; of several threads one asks, also where nobody answers."""

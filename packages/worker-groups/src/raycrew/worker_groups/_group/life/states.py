@@ -50,6 +50,7 @@ class Lifecycle:
         self._restart: _Running | None = None
         self._restarter = 0
         self._replaced: frozenset[int] = frozenset()
+        self._others = Future[None]()  # done once others are replaced
         self._senders: set[object] = set()
         self._ending: Future[bool] | None = None
         self._closer = 0
@@ -95,7 +96,12 @@ class Lifecycle:
         self.check()
 
     def restart(
-        self, work: Callable[[], list[int]], name: str = "restart_failed_workers", *, apart: bool = False
+        self,
+        work: Callable[[], list[int]],
+        name: str = "restart_failed_workers",
+        *,
+        apart: bool = False,
+        shared: bool = True,
     ) -> list[int]:
         """Do a restart; where another thread does the same, wait for it and give its outcome.
 
@@ -104,6 +110,7 @@ class Lifecycle:
             name: What is done, as it is called.
             apart: Whether a thread of its own does it, so that it goes on where this one gives up waiting. It
                 takes the outcome of another such restart alone.
+            shared: Whether another thread that does the same does it for this one, too; else it comes later.
 
         Raises:
             WorkerGroupClosedError: The group is shut down.
@@ -113,7 +120,7 @@ class Lifecycle:
         while (running := self._begin(own)) is not None:
             self._refuse_own("restarted")
             is_done(running.outcome)
-            if running.name == name and (running.apart or not apart):
+            if shared and running.name == name and (running.apart or not apart):
                 return list(running.outcome.result())
         if apart:
             self._run_apart(work, own.outcome)
@@ -154,18 +161,27 @@ class Lifecycle:
 
     def _restarted(self) -> None:
         with self._lock:
-            self._restart, self._replaced = None, frozenset()
+            self._restart = None
+            self._replace(())
             if self._state == "restarting":
                 self._state = "open"
 
+    def _replace(self, ranks: Collection[int]) -> None:
+        self._replaced, before = frozenset(ranks), self._others
+        self._others = Future()
+        before.set_result(None)
+
     def replacing(self, ranks: Collection[int]) -> None:
-        """From now on calls on these ranks wait until the restart is over; who was sending some has done so.
+        """From now on calls on these ranks wait until the restart is over, or others are named instead.
+
+        Who was sending some has done so.
 
         Raises:
             WorkerGroupClosedError: The group was shut down meanwhile.
         """
         with self._lock:
-            self._replaced, before = frozenset(ranks), set(self._senders)
+            self._replace(ranks)
+            before = set(self._senders)
         deadline = time.monotonic() + UNWIND_S
         while time.monotonic() < deadline:
             with self._lock:
@@ -233,9 +249,14 @@ class Lifecycle:
         self._refuse_own("called")
         replaced = sorted(self._replaced.intersection(ranks))
         _warn_in_loop(f"a call on ranks {replaced} of {self._name!r} waits for their restart")
-        if not is_done(running.outcome, timeout_s):
-            said = f"{self._name}: ranks {replaced} are still being restarted after {timeout_s:g} s"
-            raise ResultTimeoutError(f"{said}; nothing was sent", replaced)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            others = self._others
+            if self._restart is not running or self._replaced.isdisjoint(ranks):
+                break
+            if not is_done(others, None if deadline is None else max(0.0, deadline - time.monotonic())):
+                said = f"{self._name}: ranks {replaced} are still being restarted after {timeout_s:g} s"
+                raise ResultTimeoutError(f"{said}; nothing was sent", replaced)
         self.check()
 
     def close(self, work: Callable[[], bool], left: Callable[[], bool] | None = None) -> bool:
@@ -292,6 +313,7 @@ class CopiedLifecycle(Lifecycle):
         name: str = "restart_failed_workers",
         *,
         apart: bool = False,  # noqa: ARG002
+        shared: bool = True,  # noqa: ARG002
     ) -> list[int]:
         """Never.
 

@@ -160,13 +160,9 @@ def check_hook(info: ClassInfo) -> None:
 def worker_aliases(group_name: str, plan: SeatPlan) -> list[str]:
     """The readable name of each position: `prefix-grpG-R` in a tied group, else `prefix-NODE-BUNDLE`."""
     sizes = Counter(seat.tied_group for seat in plan.seats)
-    seen: Counter[int] = Counter()
-    aliases = []
-    for seat in plan.seats:
-        node = seat.bundle.node_index
-        if sizes[seat.tied_group] > 1:
-            aliases.append(f"{group_name}-grp{seat.tied_group}-{seat.place_in_group}")
-        else:
-            aliases.append(f"{group_name}-{node}-{seen[node]}")
-        seen[node] += 1
-    return aliases
+    return [
+        f"{group_name}-grp{seat.tied_group}-{seat.place_in_group}"
+        if sizes[seat.tied_group] > 1
+        else f"{group_name}-{seat.bundle.node_index}-{seat.number_on_node}"
+        for seat in plan.seats
+    ]

@@ -1,0 +1,305 @@
+"""Groups on Ray whose workers are replaced, and that get fewer or more of them."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+from ray.exceptions import RayError
+
+from raycrew.cluster_core import Session
+from raycrew.worker_groups._calls import dispatch_single, send_to_actors
+from raycrew.worker_groups._group.actors import Actors
+from raycrew.worker_groups._group.base import WorkerGroup
+from raycrew.worker_groups._group.life import (
+    Supervision,
+    claim_more,
+    log_left,
+    release_when_free,
+)
+from raycrew.worker_groups._group.record import record_of_group
+from raycrew.worker_groups._health import (
+    Ended,
+    Seen,
+    Span,
+    end_workers_of,
+    look_before_end,
+    observed,
+    sights_of,
+)
+from raycrew.worker_groups._ray import ActorState, actor_states
+from raycrew.worker_groups._start import (
+    HOOK,
+    JoinedClaim,
+    Layout,
+    Started,
+    add_workers,
+    next_generation,
+)
+from raycrew.worker_groups.balancing import ProcessUsage
+from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
+
+logger = logging.getLogger(__name__)
+
+_STATUS_S = 1.0
+_LOOK_S = 0.1
+
+
+class RenewedGroup(WorkerGroup):
+    """A group on Ray, as far as its workers come and go."""
+
+    _crew: Actors
+    _supervision: Supervision
+    _is_torn: bool
+    _in_order: bool
+
+    def restart_failed_workers(self) -> list[int]:
+        """Replace dead workers: same rank, bundle and arguments, new process; returns their ranks.
+
+        Where one rank of a tied group is dead, all of that tied group are replaced. The group gets a new
+        generation and a new master port. Workers that live keep their state; they see the new generation in
+        `current_worker()` once their running call is over. Where the class has an `on_generation(worker)`,
+        this waits until it has returned on every rank, in any order among them; calls wait meanwhile. Without
+        one, calls on the ranks that are replaced wait, those on others go on. While another thread restarts
+        the group, this waits for it and has the same outcome.
+
+        Raises:
+            WorkerFailureError: A new worker failed or was late; this can be tried again. Or `on_generation`
+                failed on a rank: dead ones can be restarted again, the living called again by
+                `renew_rendezvous()`.
+            WorkerGroupClosedError: The group was shut down, perhaps meanwhile; no new worker is left.
+        """
+        return self._life.restart(self._replace_dead)
+
+    def _replace_dead(self, before: Callable[[], object] | None = None) -> list[int]:
+        dead = self._dead()
+        ranks = sorted(rank for tied in self._tied_groups if dead.intersection(tied) for rank in tied)
+        if not ranks and (before is None or not self._is_torn):
+            return []
+        self._life.replacing(ranks)
+        if before is not None:
+            before()
+        if ranks:
+            logger.warning("%s: ranks %s are dead, restarting %s", self.name, sorted(dead), ranks)
+            self._supervision.expect((r, self._started.facts[r].pid) for r in ranks if r not in dead)
+        self._next_generation(ranks)
+        return ranks
+
+    def _dead(self) -> set[int]:
+        """Ranks that are dead for Ray, or whose processes are gone; one may be known before the other."""
+        self._open()
+        workers = self._workers()
+        states = self._answers(workers, range(self.world_size), _STATUS_S)
+        sights = self._sights(workers, _STATUS_S)
+        gone = {rank for rank, seen in sights.items() if isinstance(seen, Seen) and not seen.is_alive}
+        return gone | {rank for rank, state in states.items() if state == "dead"}
+
+    def _next_generation(self, ranks: Sequence[int]) -> None:
+        # No call may come between a survivor's new place and its `on_generation`.
+        is_heard = HOOK in self._started.info.methods
+        self._life.replacing(range(self.world_size) if is_heard else ranks)
+        look_before_end(None)
+        note, take = self._note_stray, self._take_generation
+        with self._renewing("restart", ranks):
+            self._is_torn = True
+            next_generation(self._spec, self._claim, self._started, ranks, note, self._open, take)
+
+    @contextmanager
+    def _renewing(self, what: str, ranks: Sequence[int]) -> Iterator[None]:
+        """Within, a new generation is made: of some ranks, to which this is done."""
+        self._end_strays()
+        outcome, began = "failed", time.monotonic()
+        try:
+            yield
+            self._is_torn, outcome = False, "ok"
+        finally:
+            self._crew.directory.publish(self._members)
+            self._note_generation(what, ranks, outcome, began)
+
+    def _note_generation(self, what: str, ranks: Sequence[int], outcome: str, began: float) -> None:
+        if (observer := observed.by) is None:
+            return
+        what = f"{what} of {sorted(ranks)}" if ranks else "new rendezvous"
+        detail: dict[str, str | int | float] = {"generation": self.generation, "outcome": outcome}
+        now = time.monotonic()
+        observer.spanned(Span(self.name, "restarts", what, "restart", began, now, detail))
+        if what.startswith("restart"):
+            observer.counted("restarts", {"group": self.name}, len(ranks))
+
+    def _end_strays(self) -> None:
+        left = {rank: why for stray in self._crew.end_strays() for rank, why in stray.left.items()}
+        if left:
+            who = "; ".join(f"rank {rank}: {why}" for rank, why in left.items())
+            raise WorkerGroupError(f"{self.name}: workers of a failed restart have not ended yet ({who})")
+
+    def _note_stray(self, ended: Ended) -> None:
+        """Take in what became of new workers whose start failed."""
+        ended = ended.renamed({position: rank for rank, position in enumerate(self._started.order)})
+        log_left(self.name, ended)
+        if ended.occupied:
+            self._crew.strays.append(ended)
+
+    def _take_generation(self, started: Started) -> None:
+        self._take_layout(Layout(self._spec, self._claim, started))
+
+    def _take_layout(self, layout: Layout) -> None:
+        super()._take_layout(layout)
+        self._crew.handles, self._crew.facts = layout.started.handles, layout.started.facts
+        self._usage = self._make_usage()
+        tied = self.worker_to_tied_group_index if len(self._tied_groups) < self.world_size else {}
+        self._crew.publication.publish(record_of_group(*layout, tied))
+
+    def _make_usage(self) -> ProcessUsage:
+        places = zip(self._started.ranks, self._started.facts, strict=True)
+        return ProcessUsage({info.rank: (facts.node_id, facts.pid) for info, facts in places})
+
+    # Fewer and more.
+
+    def _grow(self, n: int) -> None:
+        before = self.world_size
+        self._refuse_dead(range(before))
+        more, became = claim_more(self.cluster, self._claim, n - before, self.name), [Ended()]
+        try:
+            layout = Layout(self._spec, self._claim, self._started).with_bundles(more)
+
+            def hold() -> None:
+                self._life.replacing(range(n))
+                self._is_torn = True
+
+            def take(started: Started) -> None:
+                self._take_layout(layout._replace(started=started))
+
+            with self._renewing("start", range(before, n)):
+                add_workers(layout, became.append, self._open, hold, take)
+        finally:
+            if self.world_size == before:
+                log_left(self.name, became[-1])
+                release_when_free(became[-1], more)
+
+    def _shrink(self, n: int, cleanup_method: str | None, timeout_s: float) -> tuple[int, ...]:
+        before, gone = Layout(self._spec, self._claim, self._started), range(n, self.world_size)
+        self._refuse_dead(range(n))
+        self._life.replacing(range(self.world_size))
+        layout, leaving = before.first(n), _Leaving(self._crew.session, before, n)
+        last_words = self._last_words(leaving, cleanup_method)
+
+        def take(started: Started) -> None:
+            self._take_layout(layout._replace(started=started))
+            self._supervision.expect((rank, own.pid) for rank, own in leaving.facts.items())
+            self._crew.strays.append(leaving.not_yet)
+
+        ended = leaving.not_yet
+        try:
+            with self._renewing("removal", gone):
+                self._is_torn = True
+                next_generation(*layout, (), self._note_stray, self._open, take)
+        finally:
+            if self.world_size == n:
+                ended = self._see_off(leaving, last_words, timeout_s)
+        return ended.late
+
+    def _last_words(self, leaving: "_Leaving", method: str | None) -> Callable[..., Any] | None:
+        """What has removed workers call a method, within some seconds."""
+        if method is None:
+            return None
+        return partial(
+            send_to_actors,
+            dispatch_single(self._shape, method, (), {}, ranks=list(leaving.handles)),
+            self._started.handles,
+            self._places,
+            group_name=self.name,
+            transport=self._spec.transport,
+            in_order=self._in_order,
+            keeper=None,
+            session=self._crew.session,
+        )
+
+    def _see_off(self, leaving: "_Leaving", last_words: Callable[..., Any] | None, timeout_s: float) -> Ended:
+        """End removed workers after the calls that they are in, and give their bundles back."""
+        ended, deadline = leaving.not_yet, time.monotonic() + timeout_s
+        try:
+            with suppress(WorkerGroupClosedError):
+                self._life.replacing(())
+            if not self._in_order:  # they would end in the middle of their calls
+                self._await_idle(leaving, deadline)
+            if last_words is not None:
+                self._await_said(last_words, deadline)
+            left_s = max(0.0, deadline - time.monotonic())
+            ended = leaving.end(left_s, lambda: self._life.state != "restarting")
+            self._crew.strays = [stray for stray in self._crew.strays if stray is not leaving.not_yet]
+        finally:
+            log_left(self.name, ended)
+            release_when_free(ended, leaving.bundles)
+        if timeout_s and ended.late:
+            logger.warning("%s: removed ranks %s were cut in their calls", self.name, list(ended.late))
+        return ended
+
+    def _await_said(self, last_words: Callable[..., Any], deadline: float) -> None:
+        try:
+            said = last_words(timeout=max(0.0, deadline - time.monotonic()))
+            while self._life.state == "restarting" and not said.wait(_LOOK_S):
+                if time.monotonic() >= deadline:
+                    break
+            said.get_results(timeout=0.0)
+        except (WorkerGroupError, RayError) as error:
+            logger.warning("%s: the clean-up of removed ranks: %s", self.name, error)
+
+    def _await_idle(self, leaving: "_Leaving", deadline: float) -> None:
+        facts = list(leaving.facts.values())
+        while self._life.state == "restarting" and time.monotonic() < deadline:
+            sights = sights_of(facts, _STATUS_S).values()
+            if all(isinstance(seen, Seen) and not seen.calls for seen in sights):
+                return
+            time.sleep(_LOOK_S)
+
+    def _refuse_dead(self, ranks: Sequence[int]) -> None:
+        sights = self._sights(self._workers(), _STATUS_S)
+        seen = ((rank, sights[rank]) for rank in ranks)
+        dead = [rank for rank, one in seen if isinstance(one, Seen) and not one.is_alive]
+        if dead:
+            raise WorkerGroupError(
+                f"{self.name}: ranks {dead} are dead; restart_failed_workers() first, then get fewer or more"
+            )
+
+
+class _Leaving:
+    """Workers that are removed, from some rank on."""
+
+    def __init__(self, session: Session, layout: Layout, first: int) -> None:
+        started = layout.started
+        self.handles = dict(list(enumerate(started.handles))[first:])
+        self.facts = dict(list(enumerate(started.facts))[first:])
+        self.bundles = JoinedClaim.of(layout.claim).at(started.order[first:])
+        self.end = partial(end_workers_of, session, self.handles, self.facts)
+        why = dict.fromkeys(self.handles, "it was removed, and has not ended yet")
+        self.not_yet = Ended(left=why, occupied=True, again=self.end)
+
+
+class Replaceable:
+    """A group as its supervision sees it."""
+
+    def __init__(self, group: "RenewedGroup") -> None:
+        self._group = group
+
+    def replace_dead(self, before: Callable[[], object]) -> list[int]:
+        """Replace dead workers as `restart_failed_workers` does, and to the end if nobody waits any more."""
+        group = self._group
+        return group._life.restart(lambda: group._replace_dead(before), apart=True)  # noqa: SLF001
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether the group's last new generation failed."""
+        return self._group._is_torn  # noqa: SLF001
+
+    def is_present(self, rank: int | None, pid: int | None) -> bool:
+        """Whether a process is the one that a rank has now."""
+        facts = self._group._started.facts  # noqa: SLF001
+        return rank is not None and rank < len(facts) and facts[rank].pid == pid
+
+    def status(self, rank: int) -> ActorState:
+        """What a rank's worker is up to."""
+        self._group._open()  # noqa: SLF001
+        handles = self._group._started.handles[rank : rank + 1]  # noqa: SLF001
+        return actor_states(handles, _STATUS_S).get(0, "dead")

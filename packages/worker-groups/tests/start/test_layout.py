@@ -1,0 +1,76 @@
+"""The bundles of a group that gets fewer or more of them."""
+
+import pytest
+
+from raycrew.cluster_core import BundlesOccupiedError
+from raycrew.cluster_core.testing import FakeCluster
+from raycrew.worker_groups._group.life import claim_more
+from raycrew.worker_groups._start import JoinedClaim
+
+
+def indices(claim):
+    return [bundle.index for bundle in claim.bundles]
+
+
+def test_bundles_of_several_claims_are_one_claim_in_its_own_order():
+    cluster = FakeCluster([4])
+    joined = JoinedClaim.of(cluster.claim([0, 1], "g")).beside(cluster.claim([3], "g")).at([2, 1])
+    assert indices(joined) == [3, 1]
+    assert joined.actor_options(1)["num_cpus"] == 1
+    joined.check()
+    joined.settle()
+    joined.learn({1: 7})
+    assert [bundle.device_index for bundle in joined.bundles] == [None, 7]
+
+
+def test_each_part_gives_back_what_is_its_own_and_nothing_else():
+    cluster = FakeCluster([4])
+    whole = JoinedClaim.of(cluster.claim([0, 1, 2], "g"))
+    stays, goes = whole.at([2, 0]), whole.at([1])
+    goes.release()
+    goes.release()
+    assert sorted(cluster.holders()) == [0, 2]
+    stays.give_back([0])
+    assert sorted(cluster.holders()) == [0]
+    stays.release()
+    assert cluster.holders() == {}
+
+
+def test_the_first_free_bundles_are_taken():
+    cluster = FakeCluster([6])
+    own, other = cluster.claim([1], "g"), cluster.claim([0, 3], "other")
+    assert indices(claim_more(cluster, own, 3, "g")) == [2, 4, 5]
+    assert cluster.holders()[0] == ("other",)
+    other.release()
+    assert indices(claim_more(cluster, own, 2, "g")) == [0, 3]
+
+
+def test_who_holds_the_others_is_told_and_nothing_is_kept():
+    cluster = FakeCluster([4])
+    own, other = cluster.claim([0], "g"), cluster.claim([1, 2], "other")
+    with pytest.raises(BundlesOccupiedError) as refused:
+        claim_more(cluster, own, 2, "g")
+    assert set(refused.value.holders) == {1, 2}
+    assert cluster.holders() == {0: ("g",), 1: ("other",), 2: ("other",)}
+    with pytest.raises(ValueError, match=r"'g' asks for 4 bundle\(s\) more; its cluster has 3 besides"):
+        claim_more(cluster, own, 4, "g")
+    other.release()
+
+
+def test_what_becomes_free_on_the_way_is_not_taken_beyond_what_was_asked_for():
+    cluster = FakeCluster([4])
+    own, other = cluster.claim([0], "g"), cluster.claim([1, 2, 3], "other")
+    asked = []
+
+    class Freed:
+        bundles = cluster.bundles
+
+        def claim(self, wanted, name):
+            asked.append(list(wanted))
+            if len(asked) == 4:  # of one bundle each, all of which another one holds
+                other.release()
+            return cluster.claim(wanted, name)
+
+    assert indices(claim_more(Freed(), own, 1, "g")) == [1]
+    assert asked == [[1], [2], [3], [1, 2, 3]]
+    assert sorted(cluster.holders()) == [0, 1]
