@@ -98,6 +98,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_worker/meeting": ("worker/test_meeting.py",),
         "_worker/options": ("worker/test_options.py",),
         "balancing/_stream": ("balancing/test_balancing_stream.py",),
+        "fan_out/_asked": ("fan_out/test_fan_out_asked.py",),
         "fan_out/_batches": ("fan_out/test_fan_out_batches.py",),
         "fan_out/_outcomes": ("fan_out/test_fan_out_outcomes.py",),
         "fan_out/_processes/journal": ("fan_out/test_fan_out_journal.py",),

@@ -1,14 +1,18 @@
+import asyncio
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 
 import pytest
 from patience import PATIENCE_S, eventually, is_running
 
-from raycrew.worker_groups import FunctionLoadError, close_fan_out, fan_out
+from raycrew.worker_groups import FunctionLoadError, close_fan_out, fan_out, fan_out_as_completed
+from raycrew.worker_groups.fan_out._pool import Pool
 from raycrew.worker_groups.fan_out._processes.code import KEPT, Code, Function, Kept, Library, UnloadableError
 
 pytestmark = pytest.mark.hostile
@@ -59,6 +63,72 @@ def test_the_pool_can_be_asked_for_ahead(tmp_path):
     used = set(fan_out(own_pid, range(8), initializer=initializer, max_workers=2))
     assert used <= set(runs(tmp_path)) and used & ahead
     assert set(runs(tmp_path).values()) == {"."}
+
+
+def hang(folder):
+    note(folder, ".")
+    while not (folder.parent / "open").exists():
+        time.sleep(0.01)
+
+
+def interrupted(use):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which who runs this may ignore
+    try:
+        threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            list(use())
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def cancelled(use):
+    async def take():
+        async for _ in use():
+            pass
+
+    async def give_up():
+        taking = asyncio.create_task(take())
+        await asyncio.sleep(0.3)
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+
+    asyncio.run(give_up())
+
+
+@pytest.mark.usefixtures("local_ray", "pool")
+def test_what_was_asked_for_ahead_is_given_up_with_the_call_that_waits_for_it(tmp_path):
+    (folder := tmp_path / "runs").mkdir()
+    load = partial(hang, folder)
+
+    def use():
+        return fan_out_as_completed(abs, [-1], initializer=load, max_workers=2)
+
+    for give_up in (interrupted, cancelled):
+        fan_out(abs, [], initializer=load, warm=True, max_workers=2)
+        eventually(lambda: sum(map(is_running, runs(folder))) == 2, "both hang")
+        give_up(use)
+        eventually(lambda: not any(map(is_running, runs(folder))), "they are gone")
+    (tmp_path / "open").touch()
+    assert [outcome.value for outcome in use()] == [1]
+
+
+@pytest.mark.usefixtures("local_ray", "pool")
+def test_asking_ahead_that_is_interrupted_asks_for_nothing(tmp_path, monkeypatch):
+    (folder := tmp_path / "runs").mkdir()
+
+    def stopped(self, numbers=itertools.count(1)):  # noqa: B008
+        if (number := next(numbers)) == 2:
+            eventually(lambda: runs(folder), "the first one hangs")
+            raise KeyboardInterrupt
+        return number
+
+    monkeypatch.setattr(Pool, "next_batch", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        fan_out(abs, [], initializer=partial(hang, folder), warm=True, max_workers=2)
+    (pid,) = runs(folder)
+    eventually(lambda: not is_running(pid), "it is gone")
+    assert fan_out(abs, [-1], max_workers=2) == [1]
 
 
 def test_what_is_asked_for_ahead_has_no_items():

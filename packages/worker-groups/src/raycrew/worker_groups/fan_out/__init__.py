@@ -122,7 +122,9 @@ def fan_out(
             take half an hour, or `timeout_s` if that is more.
         warm: Without items: have processes start on all nodes, as many as would work now, load `fn` and run
             `initializer` there, and wait for none of it. Later calls find them, or wait for the rest; what
-            fails there fails again in these. No CPU is claimed meanwhile.
+            fails there fails again in these. No CPU is claimed meanwhile. It is given up with a later call of
+            the same function or initializer that fails, is interrupted, cancelled or closed before its last
+            outcome, as well as by `close_fan_out`.
         on_error: `raise` a `FanOutError` after all items have run, or `return` an `ItemError` in each failed
             item's place.
         progress: A bar on the terminal for calls longer than a second; or a rich display to add one to.
@@ -245,6 +247,7 @@ def _outcomes(
     pool = shared_pool()
     sizer = BatchSizer(batch_size, pool.item_seconds.get(function.name))
     with (
+        pool.with_ahead(function.keys),
         advancing(progress, function.name.rpartition(".")[2], length) as advance,
         pool.session(max_workers) as slots,
     ):

@@ -5,6 +5,7 @@ import uuid
 
 from raycrew.worker_groups._ray import while_connected
 from raycrew.worker_groups._worker import pick_secrets
+from raycrew.worker_groups.fan_out._asked import Ahead
 from raycrew.worker_groups.fan_out._pool import shared_pool
 from raycrew.worker_groups.fan_out._processes import Function
 
@@ -17,10 +18,13 @@ def have_ready(function: Function, limit: int | None, timeout_s: float | None) -
     """
     pool, call_id, secrets = shared_pool(), uuid.uuid4().hex, pick_secrets((), os.environ)
     before = function.initializer
-    keys = (function.code.key, before and before.key)
+    keys = function.keys
     code = (pool.argument(function.code), before and pool.argument(before))
-    for member, slots in pool.ahead(limit):
-        with while_connected(pool.check_open):
-            for _ in range(slots):
-                batch = pool.next_batch()
-                member.handle.run.remote(call_id, slots, batch, keys, *code, [], timeout_s, secrets)
+    hosts = pool.ahead(limit)
+    with pool.with_ahead(keys):
+        pool.asked.note(Ahead(call_id, keys, [member for member, _ in hosts]))
+        for member, slots in hosts:
+            with while_connected(pool.check_open):
+                for _ in range(slots):
+                    batch = pool.next_batch()
+                    member.handle.run.remote(call_id, slots, batch, keys, *code, [], timeout_s, secrets)

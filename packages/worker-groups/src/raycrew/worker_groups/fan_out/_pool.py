@@ -5,7 +5,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raycrew.cluster_core import Session
 from raycrew.worker_groups import _ray
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
+from raycrew.worker_groups.fan_out._asked import Asked, Keys
 from raycrew.worker_groups.fan_out._processes import CONTROL, Code, FanOutHost, Kept
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ class Pool:
     _closed: bool = False
     _batches: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _stored: "Kept[ray.ObjectRef[bytes]]" = field(default_factory=Kept)
+    asked: Asked = field(default_factory=Asked)
 
     @contextlib.contextmanager
     def session(self, limit: int | None) -> Iterator[Mapping[str, int]]:
@@ -131,6 +133,22 @@ class Pool:
             self.check_open()
             slots = share_out(_ray.node_cpus(), limit).slots
             return [(self.member(node_id), n) for node_id, n in slots.items()]
+
+    @contextlib.contextmanager
+    def with_ahead(self, keys: Keys) -> Iterator[None]:
+        """Who is given up in here is so with what was asked for ahead: later calls would wait for it."""
+        try:
+            yield
+        except BaseException:
+            for ahead in self.asked.take(keys):
+                self.give_up(ahead.call_id, ahead.members)
+            raise
+
+    def give_up(self, call_id: str, members: Iterable[Member]) -> None:
+        """Have hosts start nothing more of a call, and kill what they run of it."""
+        with contextlib.suppress(WorkerGroupClosedError), _ray.while_connected(self.check_open):
+            for member in members:
+                member.handle.cancel.remote(call_id)
 
     def look_again(self) -> None:
         """Claim CPUs that were not free at first, or say once that even after Ray's own delays none is."""

@@ -7,7 +7,6 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from raycrew.cluster_core import Session
 from raycrew.worker_groups._health import observed
 from raycrew.worker_groups._ray import while_connected
 from raycrew.worker_groups._worker import pick_secrets
-from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
+from raycrew.worker_groups.errors import WorkerGroupError
 from raycrew.worker_groups.fan_out._batches import Backlog, BatchSizer, Entry
 from raycrew.worker_groups.fan_out._observing import tell_of_batch
 from raycrew.worker_groups.fan_out._outcomes import (
@@ -90,7 +89,7 @@ class Run:
         self._pool = pool
         self._slots = dict(slots)
         self._function = function
-        self._keys = (function.code.key, function.initializer and function.initializer.key)
+        self._keys = function.keys
         self._code = pool.argument(function.code)
         self._initializer = function.initializer and pool.argument(function.initializer)
         self._secrets = pick_secrets((), os.environ)
@@ -203,9 +202,7 @@ class Run:
         busy = {batch.member for batch in self._in_flight.values()}
         self._in_flight.clear()
         if busy:
-            with suppress(WorkerGroupClosedError), while_connected(self._pool.check_open):
-                for member in busy:
-                    member.handle.cancel.remote(self._call_id)
+            self._pool.give_up(self._call_id, busy)
 
     # In
 

@@ -80,6 +80,11 @@ class Function:
             None if initializer is None else Code(hashlib.sha256(data[:cut]).hexdigest(), data[:cut])
         )
 
+    @property
+    def keys(self) -> tuple[str, str | None]:
+        """Of the function and of the initializer."""
+        return self.code.key, None if self.initializer is None else self.initializer.key
+
 
 class _Pickler(cloudpickle.CloudPickler):
     """Names the objects of an earlier pickle by their place in its memory."""
