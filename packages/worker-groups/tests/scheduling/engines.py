@@ -12,6 +12,7 @@ from pathlib import Path
 import ray
 
 from raycrew.worker_groups import current_worker
+from raycrew.worker_groups.scheduling import WorkerTimeoutError
 
 
 class Echo:
@@ -41,6 +42,9 @@ class Echo:
 
     def oops(self):
         raise KeyError("lost")
+
+    def nested(self):
+        raise WorkerTimeoutError("an engine's own worker is late", worker_id="inner/0")
 
     def nap(self, seconds):
         time.sleep(seconds)

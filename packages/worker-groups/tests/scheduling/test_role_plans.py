@@ -56,6 +56,14 @@ def test_one_group_has_one_command():
     assert len(planned("separate", *commands)) == 2
 
 
+def test_workers_of_one_group_have_one_environment():
+    specs = [SchedulingSpec(environment="my.Engine"), SchedulingSpec()]
+    for strategy in (SchedulingStrategy(), SchedulingStrategy("colocation", "ref", fork=True)):
+        job = Job("actor", 2, specs, strategy)
+        with pytest.raises(WorkerConfigurationError, match="differ in environment"):
+            plan_groups(job) if strategy.type == "shared" else check_colocated(job, Job("ref", 2))
+
+
 def bundles(*specs):
     return FakeCluster([len(specs)], bundle_specs=[list(specs)]).bundles
 

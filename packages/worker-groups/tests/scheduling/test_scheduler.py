@@ -28,6 +28,8 @@ from raycrew.worker_groups.scheduling import (
     WorkerNotFoundError,
     WorkerTimeoutError,
 )
+from raycrew.worker_groups.scheduling._creation import environment_of
+from raycrew.worker_groups.scheduling._plan import plan_groups
 from raycrew.worker_groups.testing import InProcessGroup
 
 ECHO, CLOSING = "engines.Echo", "engines.Closing"
@@ -367,6 +369,26 @@ def test_workers_are_configured(scheduler, monkeypatch):
         scheduler.configure_worker(one, "engines.refuses")
     with pytest.raises(WorkerConfigurationError, match="A=B"):
         scheduler.set_worker_env(one, {"A=B": "1"})
+
+
+def test_an_environment_is_that_of_the_class_that_is_named():
+    class Known:
+        def python_for(self, actor_class_fqn, runner):
+            return f"/env/{actor_class_fqn}/{runner}"
+
+    (plan,) = plan_groups(Job("actor", 1, [SchedulingSpec(environment="my.Engine")]))
+    assert environment_of(plan, Known()).python_for("RayRPCServer", "here") == "/env/my.Engine/here"
+    with pytest.raises(WorkerConfigurationError, match="give the scheduler environments"):
+        environment_of(plan, None)
+    (plan,) = plan_groups(Job("actor", 1))
+    assert environment_of(plan, "auto") == "auto"
+
+
+def test_an_error_of_an_engine_that_has_a_scheduler_of_its_own_is_a_cause(scheduler):
+    (one,) = with_echo(scheduler, scheduler.create_workers(job("actor", 1)))
+    with pytest.raises(EngineCallError, match="actor/0: nested raised WorkerTimeoutError") as caught:
+        scheduler.call_engine(one, "nested")
+    assert caught.value.cause.worker_id == "inner/0"
 
 
 def test_who_asks_for_a_role_that_is_being_created_waits_for_it(cluster):

@@ -11,9 +11,9 @@ from ray.exceptions import RayError
 from raycrew.cluster_core import ClusterError, PortsExhaustedError
 from raycrew.worker_groups._calls import deadline_after, left
 from raycrew.worker_groups._group import RayWorkerGroup, WorkerGroup
-from raycrew.worker_groups._start import RayWorkerBuilder
+from raycrew.worker_groups._start import RayWorkerBuilder, interpreter_for
 from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupError
-from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
+from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider, NodeRunner
 from raycrew.worker_groups.scheduling._ending import end_parts, in_threads
 from raycrew.worker_groups.scheduling._job import Job, SchedulingSpec
 from raycrew.worker_groups.scheduling._plan import GroupPlan, check_colocated, plan_groups
@@ -122,7 +122,7 @@ class Creation:
             env_vars=variables_of(plan.specs, devices),
             secrets=wishes.secrets,
             launchers={"*": plan.specs[0].cmd} if plan.specs[0].cmd else None,
-            environments=wishes.environments,
+            environments=environment_of(plan, wishes.environments),
             transport=wishes.transport,
             ports_per_worker=plan.port_count,
             port_range=wishes.port_range,
@@ -143,10 +143,49 @@ class Creation:
 def _seats(job: Job, groups: Sequence[WorkerGroup]) -> list[Seat]:
     places = [(group, rank) for group in groups for rank in range(group.world_size)]
     devices: list[Mapping[str, str]] = [{}] * len(places)
-    if any(spec.gpu for spec in job.specs):
+    ranks = [info for group in groups for info in group.ranks]
+    if any(spec.gpu for spec in job.specs) or any(info.device_index is not None for info in ranks):
         asked = [group.call(RayRPCServer.visible_devices) for group in groups]
         devices = [told for answer in asked for told in answer.get_results()]
     return [Seat(*place, own) for place, own in zip(places, devices, strict=True)]
+
+
+class EnvironmentOf:
+    """A provider that gives the environment of one class to whoever asks.
+
+    Args:
+        environments: Who knows it.
+        fqn: Fully qualified name of that class.
+    """
+
+    def __init__(self, environments: EnvironmentProvider | Literal["auto"], fqn: str) -> None:
+        self._environments, self._fqn = environments, fqn
+
+    def python_for(self, actor_class_fqn: str, runner: NodeRunner | None) -> str | None:  # noqa: ARG002
+        """Interpreter of that class's environment, ready on every node.
+
+        Raises:
+            EnvironmentProviderError: It can't be had.
+        """
+        return interpreter_for(self._environments, self._fqn, runner)
+
+
+def environment_of(
+    plan: GroupPlan, environments: EnvironmentProvider | Literal["auto"] | None
+) -> EnvironmentProvider | Literal["auto"] | None:
+    """Who knows the interpreter of a group's workers.
+
+    Raises:
+        WorkerConfigurationError: They name an environment, and nobody knows any.
+    """
+    named = plan.specs[0].environment
+    if not named:
+        return environments
+    if environments is None:
+        raise WorkerConfigurationError(
+            f"{plan.name} is to have the environment of {named}: give the scheduler environments, as 'auto'"
+        )
+    return EnvironmentOf(environments, named)
 
 
 def variables_of(

@@ -27,6 +27,8 @@ class SchedulingSpec:
         port_count: Ports that it leases from its start.
         port_names: Names of the first of them.
         cmd: Command that starts its interpreter, such as `["nsys", "profile"]`, or its words as one text.
+        environment: Fully qualified name of a class whose Python environment it runs in, its engine's, say;
+            the scheduler's `environments` know which that is. By default that of `RayRPCServer`.
 
     Raises:
         TypeError: An attribute is of a wrong kind.
@@ -40,6 +42,7 @@ class SchedulingSpec:
     port_count: int = 2
     port_names: Sequence[str] = ()
     cmd: str | Sequence[str] | None = None
+    environment: str = ""
 
     def __post_init__(self) -> None:
         _check_amount("cpu", self.cpu)
@@ -53,6 +56,8 @@ class SchedulingSpec:
             raise ValueError(f"{len(self.port_names)} port_names for {self.port_count} ports")
         if self.gpu > 1 and self.gpu != int(self.gpu):
             raise ValueError(f"gpu={self.gpu} accelerators are neither a part of one nor whole ones")
+        if not isinstance(self.environment, str):
+            raise TypeError(f"environment is the name of a class, not {self.environment!r}")
         if not self.memory_bytes and not (self.cpu or self.gpu):
             raise ValueError("a worker needs some CPU, accelerator or memory to be placed by")
 

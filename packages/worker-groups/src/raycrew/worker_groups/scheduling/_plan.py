@@ -44,13 +44,20 @@ def plan_groups(job: Job) -> tuple[GroupPlan, ...]:
     if strategy == "separate":
         pairs = zip(job.worker_ids, job.specs, strict=True)
         return tuple(GroupPlan(name, (spec,), (bundle_of(spec),)) for name, spec in pairs)
-    if len({str(spec.cmd) for spec in job.specs}) > 1:
-        raise WorkerConfigurationError(
-            f"workers of {job.role!r} are started by different commands (cmd), which one group can't be; "
-            "use the strategy 'separate'",
-            role=job.role,
-        )
+    check_started_alike(job)
     return (GroupPlan(job.role, job.specs, tuple(map(bundle_of, job.specs))),)
+
+
+def check_started_alike(job: Job) -> None:
+    """Check that the workers of a role can be one group.
+
+    Raises:
+        WorkerConfigurationError: They would be started by different commands, or in different environments.
+    """
+    for option in ("cmd", "environment"):
+        if len({str(getattr(spec, option)) for spec in job.specs}) > 1:
+            why = f"workers of {job.role!r} differ in {option}, which those of one group can't"
+            raise _refused(job, f"{why}; use the strategy 'separate'")
 
 
 def bundle_of(spec: SchedulingSpec) -> BundleSpec:
@@ -128,16 +135,16 @@ def check_colocated(job: Job, target: Job) -> None:
         WorkerConfigurationError: It has more workers or wants more than those have, or wants what processes
             that run already can't be given.
     """
+    check_started_alike(job)
     said = f"role {job.role!r} can't be on the devices of {target.role!r}"
     if job.replicas > target.replicas:
         raise _refused(job, f"{said}: it has {job.replicas} workers, and that one {target.replicas}")
     for number, (own, theirs) in enumerate(zip(job.specs, target.specs, strict=False)):
         if own.gpu > theirs.gpu:
             raise _refused(job, f"{said}: worker {number} wants {own.gpu:g} accelerators, not {theirs.gpu:g}")
-        if not job.scheduling_strategy.fork and (own.env_vars or own.cmd):
-            raise _refused(
-                job, f"{said} with env_vars or cmd of its own: these processes run already; use fork=True"
-            )
+        if not job.scheduling_strategy.fork and (own.env_vars or own.cmd or own.environment):
+            own_ones = "with env_vars, cmd or environment of its own"
+            raise _refused(job, f"{said} {own_ones}: these processes run already; use fork=True")
 
 
 def _refused(job: Job, why: str) -> WorkerConfigurationError:

@@ -171,9 +171,12 @@ def error_of(
         return kind(f"{said} failed: {error}", **known)
     known |= {"pid": error.pid, "node_id": error.node_id, "log_tail": error.log_tail}
     if has_died(error):
-        return WorkerFailedError(f"{said}: its process has died. {error.message}", **known)
+        what = "can't be reached" if may_come_back(error.cause or error) else "has died"
+        return WorkerFailedError(f"{said}: its process {what}. {error.message}", **known)
     known["cause"] = cause = error.cause or error
-    if isinstance(cause, SchedulerError):
+    if (
+        isinstance(cause, SchedulerError) and not cause.role
+    ):  # the server's own, not one of an engine's schedulers
         return type(cause)(f"{said}: {cause.args[0]}", **{**known, "cause": cause.cause})
     return kind(f"{said} raised {type(cause).__name__}: {cause}\n{error.traceback}".rstrip(), **known)
 

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def interpreter_for(
-    environments: EnvironmentProvider | Literal["auto"] | None, fqn: str, runner: NodeRunner
+    environments: EnvironmentProvider | Literal["auto"] | None, fqn: str, runner: NodeRunner | None
 ) -> str | None:
     """Interpreter of a worker class, by the first provider that knows it; None for the driver's own.
 
