@@ -351,6 +351,14 @@ def test_an_engine_that_ends_badly_is_told_of_and_the_rest_ends(scheduler, clust
     assert cluster.holders() == {}
 
 
+def test_without_any_time_engines_are_not_asked_to_end(scheduler, cluster, tmp_path):
+    (one,) = scheduler.create_workers(job("actor", 1))
+    scheduler.create_engine(one, CLOSING, None, tmp_path / "ends", "a")
+    assert scheduler.delete_workers("actor", timeout=0) is False
+    assert not (tmp_path / "ends").exists()
+    assert cluster.holders() == {}
+
+
 def test_an_engine_can_be_ended_alone(scheduler, tmp_path):
     (one,) = scheduler.create_workers(job("actor", 1))
     scheduler.create_engine(one, CLOSING, None, tmp_path / "ends", "a", fail=True)

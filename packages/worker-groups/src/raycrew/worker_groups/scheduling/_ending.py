@@ -24,7 +24,8 @@ def end_role(role: Role, timeout_s: float, one_by_one: bool = False) -> bool:
 
     Args:
         role: The role. Of one that is a second name, only the engines that were made under it end.
-        timeout_s: Seconds for engines and processes to end by themselves; then they are killed.
+        timeout_s: Seconds for engines and processes to end by themselves; then they are killed. With 0 they
+            are killed at once.
         one_by_one: Whether engines end one after the other, those of the last worker first.
 
     Returns:
@@ -32,7 +33,8 @@ def end_role(role: Role, timeout_s: float, one_by_one: bool = False) -> bool:
     """
     deadline = deadline_after(timeout_s)
     names = None if role.parts else list(role.engines)
-    is_clean = names == [] or destroy_engines(role.seats, names, deadline, one_by_one)
+    is_asked = timeout_s > 0 or not role.parts
+    is_clean = names == [] or (is_asked and destroy_engines(role.seats, names, deadline, one_by_one))
     return end_parts(role.parts, deadline) and is_clean
 
 

@@ -174,7 +174,7 @@ class RayScheduler(EngineCalls):
             role: The role; None for all, those on another role's devices before that one.
             reverse_order: Whether the engines of a role are destroyed one after the other, those of the last
                 worker first.
-            timeout: Seconds for each role to end by itself.
+            timeout: Seconds for each role to end by itself; with 0 its processes are killed at once.
 
         Returns:
             Whether all ended by themselves and nothing is left.
