@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -141,20 +143,42 @@ def test_files_go_though_a_few_samples_stay(tmp_path, monkeypatch):
     assert left(tmp_path) == ["stays"]
 
 
-def test_a_disk_that_fails_closes_the_queue_and_loses_nothing_before(tmp_path, monkeypatch):
-    with SampleQueue(COLUMNS, directory=tmp_path) as queue:
-        put(queue, 1)
+def break_writes_off(monkeypatch, error):
+    """Have each write end after some bytes."""
+    write = os.pwrite
 
-        def full(descriptor, data):
-            os.pwrite(descriptor, bytes(data[:7]), os.fstat(descriptor).st_size)
-            raise OSError(28, "No space left on device")
+    def broken_off(descriptor, data, offset):
+        write(descriptor, bytes(data[:7]), offset)
+        raise error
 
-        monkeypatch.setattr(journal.os, "write", full)
-        with pytest.raises(SampleJournalError, match="No space left"):
-            put(queue, 2)
+    monkeypatch.setattr(os, "pwrite", broken_off)
+
+
+def test_an_interrupt_in_the_middle_of_a_write_leaves_nothing_of_it(tmp_path, monkeypatch):
+    with SampleQueue(COLUMNS, directory=tmp_path, max_memory=1) as queue:
+        put(queue, "first")
+        break_writes_off(monkeypatch, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            put(queue, "second")
         monkeypatch.undo()
+        put(queue, "third")
+        assert queue.get(2)["tokens"] == ["first", "third"]
+    assert left(tmp_path) == ["first", "third"]
+
+
+def test_a_disk_that_fails_closes_the_queue_and_loses_nothing_before(tmp_path, monkeypatch):
+    with SampleQueue(COLUMNS, directory=tmp_path) as queue, ThreadPoolExecutor(1) as threads:
+        put(queue, 1)
+        break_writes_off(monkeypatch, OSError(28, "No space left on device"))
+        waiting = threads.submit(queue.get, 5)
+        while not queue._channel._keeper._listeners:
+            time.sleep(0.01)
         with pytest.raises(SampleJournalError, match="No space left"):
-            queue.get(1)
+            put(queue, 2, version=3)
+        monkeypatch.undo()
+        for use in (lambda: waiting.result(10), lambda: queue.get(1)):
+            with pytest.raises(SampleJournalError, match="No space left"):
+                use()
     assert left(tmp_path) == [1]
 
 

@@ -15,9 +15,8 @@ from raycrew.worker_groups.errors import (
 )
 from raycrew.worker_groups.samples._options import QueueOptions
 from raycrew.worker_groups.samples._reasons import why_not_get, why_not_put
-from raycrew.worker_groups.samples._requests import Columns, Handed, Wanted
+from raycrew.worker_groups.samples._requests import Columns, Handed, Wanted, use_of
 from raycrew.worker_groups.samples._states import (
-    GOES_ON,
     NO_FLOOR,
     WHOLE,
     Ledger,
@@ -58,7 +57,7 @@ class Keeper:
         self._table = Table(options, self._rows)
         self._withdrawn: deque[str] = deque(maxlen=_MOST_WITHDRAWN)
         self._tally: Counter[str] = Counter()
-        self._is_ended = self._is_closed = self._is_changed = False
+        self._is_ended = self._is_closed = self._is_changed = self._is_torn = False
         self._broken: SampleJournalError | None = None
         self._lock = threading.RLock()
         self._listeners: dict[object, Callable[[], object]] = {}
@@ -81,8 +80,9 @@ class Keeper:
             mask = self._options.mask_of(list(columns)) | (WHOLE if is_whole else 0)
             kept = self._table.kept(columns, range(n))
             rows = [self._table.row(of_sample) for of_sample in kept]
-            new = self._ledger.put(first_runs(version, lengths, n), [mask] * n, rows, self._clock())
+            new = self._ledger.numbered(first_runs(version, lengths, n), [mask] * n, rows, self._clock())
             self._note(partial(self._rows.came, new, self._table.positions(columns), is_new=True))
+            self._ledger.put(new)
             self._tally["produced"] += n
             self._is_changed = True
             return [sample.id for sample in new]
@@ -134,7 +134,7 @@ class Keeper:
             if wanted.lease in self._withdrawn:
                 raise SampleLeaseError("whoever asked for this batch does not wait for it any more")
             self._ledger.advance(wanted.version)
-            use, floor = self._use_of(wanted), self._floor_of(wanted.max_staleness)
+            use, floor = use_of(self._options, wanted), self._floor_of(wanted.max_staleness)
             self._ledger.take_stale(use, floor)
             if not self._are_enough(wanted, use, floor):
                 return None
@@ -241,7 +241,7 @@ class Keeper:
             return why_not_put(self._options, self.stats(), arguments["n"])
         wanted: Wanted = arguments["wanted"]
         with self._lock:
-            use, floor = self._use_of(wanted), self._floor_of(wanted.max_staleness)
+            use, floor = use_of(self._options, wanted), self._floor_of(wanted.max_staleness)
             ready, of_any_age = (self._ledger.count(use, least) for least in (floor, NO_FLOOR))
         return why_not_get(self._options, self.stats(), use, wanted.at_least, ready, of_any_age)
 
@@ -250,20 +250,30 @@ class Keeper:
     @contextmanager
     def _operation(self, *, is_change: bool = True) -> Iterator[None]:
         """Take back what is late before, clear away what is gone after, and tell."""
-        with self._lock:
-            if self._is_closed:
-                raise self._broken or SampleQueueClosedError(f"{self._options.name} was closed")
-            expired = self._ledger.expire(self._clock())
-            self._tally["returned"] += expired
-            self._is_changed = is_change or bool(expired)
-            try:
-                yield
-            finally:
-                is_change = self._clear() or self._is_changed
-                self._note(lambda: None)
-                self._tell(self._tally)
-        if is_change:
-            self._notify()
+        is_heard = True
+        try:
+            with self._lock:
+                self._begin()
+                expired = self._ledger.expire(self._clock())
+                self._tally["returned"] += expired
+                self._is_changed = is_change or bool(expired)
+                try:
+                    yield
+                finally:
+                    is_heard = self._clear() or self._is_changed
+                    self._note(lambda: None)
+                    self._tell(self._tally)
+                self._is_torn = False
+        finally:
+            if is_heard or self._is_closed:
+                self._notify()
+
+    def _begin(self) -> None:
+        if self._is_closed:
+            raise self._broken or SampleQueueClosedError(f"{self._options.name} was closed")
+        if self._is_torn:
+            self._rows.mend(self._ledger.mend())
+        self._is_torn = True  # until all is done: a Ctrl-C may break it off between any two lines
 
     def _clear(self) -> bool:
         """Give up rows of samples that are gone, and columns that are to be scored anew."""
@@ -279,6 +289,8 @@ class Keeper:
 
     def _note(self, write: Callable[[], None]) -> None:
         """Have something written down; what can't be leaves a queue that nobody may rely on."""
+        if self._broken is not None:
+            return
         try:
             self._rows.stands(Standing(self._ledger.version, self._ledger.next_id, dict(self._tally)))
             write()
@@ -299,7 +311,7 @@ class Keeper:
         samples, standing = self._rows.recovered()
         for sample in samples:
             sample.born = self._clock()
-            self._ledger.restore(sample)
+        self._ledger.put(samples)
         self._ledger.next_id = max(self._ledger.next_id, standing.next_id)
         self._ledger.advance(standing.version)
         self._tally.update(standing.tally)
@@ -307,14 +319,6 @@ class Keeper:
     def _has_room(self, n: int, size_bytes: int) -> bool:
         held, most = len(self._ledger.samples), self._options.max_samples
         return (most is None or held + n <= most) and self._rows.has_room(size_bytes)
-
-    def _use_of(self, wanted: Wanted) -> Use:
-        if wanted.is_to_go_on:
-            return GOES_ON
-        adds = self._options.mask_of(wanted.adds)
-        if wanted.columns is not None:
-            return Use(self._options.mask_of(wanted.columns) | WHOLE, adds)
-        return Use(WHOLE if adds else self._options.every, adds)
 
     def _floor_of(self, max_staleness: int | None) -> int:
         return NO_FLOOR if max_staleness is None else self._ledger.version - max_staleness

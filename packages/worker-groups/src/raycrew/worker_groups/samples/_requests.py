@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from raycrew.worker_groups.samples._codec import encode
 from raycrew.worker_groups.samples._options import QueueOptions, check_count, check_seconds
-from raycrew.worker_groups.samples._states import Runs, number_of
+from raycrew.worker_groups.samples._states import GOES_ON, WHOLE, Runs, Use, number_of
 from raycrew.worker_groups.samples._storage import Held, Row
 
 
@@ -171,6 +171,16 @@ def getting(
         lease_s or options.lease_s,
     )
     return Request("get", {"wanted": wanted})
+
+
+def use_of(options: QueueOptions, wanted: Wanted) -> Use:
+    """What somebody wants samples for."""
+    if wanted.is_to_go_on:
+        return GOES_ON
+    adds = options.mask_of(wanted.adds)
+    if wanted.columns is not None:
+        return Use(options.mask_of(wanted.columns) | WHOLE, adds)
+    return Use(WHOLE if adds else options.every, adds)
 
 
 def checked_lengths(lengths: Sequence[int], n: int) -> list[int]:

@@ -50,7 +50,7 @@ class Table:
             for name, rows in columns.items():
                 for of_sample, position in zip(kept, samples, strict=True):
                     of_sample[self._index[name]] = self._rows.keep(rows[position])
-        except OSError:
+        except BaseException:
             for of_sample in kept:
                 self._rows.free(of_sample.values())
             raise
@@ -63,15 +63,17 @@ class Table:
     def fill(self, sample: Sample, kept: Mapping[int, Any]) -> None:
         """Give a sample rows, perhaps in place of others."""
         for i, row in kept.items():
-            self._rows.free([sample.rows[i]])
-            sample.rows[i] = row
+            self._replace(sample, i, row)
 
     def clear(self, samples: Iterable[Sample], columns: Sequence[str]) -> None:
         """Take rows from samples."""
         for sample in samples:
             for i in self.positions(columns):
-                self._rows.free([sample.rows[i]])
-                sample.rows[i] = None
+                self._replace(sample, i, None)
+
+    def _replace(self, sample: Sample, position: int, row: Any) -> None:
+        old, sample.rows[position] = sample.rows[position], row
+        self._rows.free([old])  # only now: a sample that is held has no row that is gone
 
     def read(self, samples: Sequence[Sample], columns: Iterable[str]) -> dict[str, list[Row]]:
         """The rows of samples that have all of these columns.

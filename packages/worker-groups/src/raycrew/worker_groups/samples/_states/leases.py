@@ -38,6 +38,15 @@ class Leases:
     def __contains__(self, name: object) -> bool:
         return name in self._leases
 
+    def __iter__(self) -> Iterator[tuple[Use, list[int]]]:
+        for lease in self._leases.values():
+            yield lease.use, list(lease.ids)
+
+    def mend(self) -> None:
+        """Find out anew when they end."""
+        self._ends = [(lease.until, name) for name, lease in self._leases.items()]
+        heapify(self._ends)
+
     def begin(self, name: str, use: Use, ids: Iterable[int], until: float) -> None:
         """Hand samples out."""
         self._leases[name] = Lease(use, dict.fromkeys(ids), until)
@@ -97,8 +106,7 @@ class Leases:
     def _note_end(self, name: str, until: float) -> None:
         heappush(self._ends, (until, name))
         if len(self._ends) > 2 * len(self._leases) + _SLACK:  # of leases that have ended before
-            self._ends = [(lease.until, name) for name, lease in self._leases.items()]
-            heapify(self._ends)
+            self.mend()
 
     def ended(self, now: float) -> Iterator[tuple[str, Lease]]:
         """Leases whose time is over; each is to be taken back by `take` before the next is asked for."""

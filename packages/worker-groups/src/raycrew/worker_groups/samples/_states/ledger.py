@@ -47,24 +47,36 @@ class Ledger:
         """There is that version of the weights."""
         self.version = max(self.version, version)
 
-    def put(
+    def numbered(
         self, runs: Sequence[Runs], masks: Sequence[int], rows: Sequence[list[Any]], now: float
     ) -> list[Sample]:
-        """Take new samples."""
-        new = []
-        for of_sample, mask, row in zip(runs, masks, rows, strict=True):
-            new.append(Sample(self.next_id, mask, oldest(of_sample), of_sample, row, now))
-            self.next_id += 1
-        for sample in new:
-            self.restore(sample)
-        return new
+        """New samples, which are not taken yet."""
+        first, self.next_id = self.next_id, self.next_id + len(runs)
+        of_samples = enumerate(zip(runs, masks, rows, strict=True), first)
+        return [Sample(i, mask, oldest(runs), runs, row, now) for i, (runs, mask, row) in of_samples]
 
-    def restore(self, sample: Sample) -> None:
-        """Take a sample that has its number already."""
-        self.samples[sample.id] = sample
-        self.next_id = max(self.next_id, sample.id + 1)
-        self.advance(max(run.version for run in sample.runs))
-        self._refresh(sample)
+    def put(self, samples: Iterable[Sample]) -> None:
+        """Take samples that have their numbers."""
+        for sample in samples:
+            self.samples[sample.id] = sample
+            self.next_id = max(self.next_id, sample.id + 1)
+            self.advance(max(run.version for run in sample.runs))
+            self._refresh(sample)
+
+    def mend(self) -> list[Sample]:
+        """Find out anew what is ready, and in whose hands, after an operation that was broken off.
+
+        Returns:
+            All samples that have rows.
+        """
+        self._ready.clear()
+        self.leases.mend()
+        for sample in self.samples.values():
+            sample.busy = sample.ready = 0
+        for use, ids in self.leases:
+            for sample in filter(None, map(self.samples.get, ids)):
+                sample.busy |= use.claims
+        return [*self.samples.values(), *(sample for sample, _ in self._gone)]
 
     def lacking(self, ids: Iterable[int], columns: int, lease: str | None) -> list[Sample]:
         """Those of some samples that are held, lack columns, and have them added by nobody else.

@@ -103,6 +103,11 @@ class DurableRows(Rows):
         if standing.version > before.version:
             self._journal.note()
 
+    def mend(self, samples: Sequence[Sample]) -> None:
+        """See `Rows`."""
+        super().mend(samples)
+        self._journal.mend(samples)
+
     def close(self) -> None:
         """See `Rows`."""
         self._journal.close()

@@ -13,7 +13,7 @@ from typing import Any
 
 from raycrew.worker_groups.errors import SampleJournalError
 from raycrew.worker_groups.samples._states import Sample, VersionRun
-from raycrew.worker_groups.samples._storage.files import SEGMENT_BYTES
+from raycrew.worker_groups.samples._storage.files import SEGMENT_BYTES, write_all
 from raycrew.worker_groups.samples._storage.folder import Folder
 from raycrew.worker_groups.samples._storage.records import DamagedError, Record, encode, records
 from raycrew.worker_groups.samples._storage.rows import Place, Standing
@@ -146,26 +146,37 @@ class Journal:
             self._file = -1
         self._folder.close()
 
+    def mend(self, samples: Iterable[Sample]) -> None:
+        """Count anew which files are needed, after an operation that was broken off."""
+        self._live = Counter(sample.segment for sample in samples)
+
     def _append(self, head: Mapping[str, Any], rows: Sequence[bytes] = ()) -> int:
         data, rows_at = encode(head, rows)
         if self._sizes[self._number] + len(data) > SEGMENT_BYTES and self._sizes[self._number] > len(data):
             self._begin_file()
+        if not self._sizes[self._number]:
+            self._write_at_end(encode(self._head())[0])
+        return self._write_at_end(data) + rows_at
+
+    def _write_at_end(self, data: bytes) -> int:
+        """Write behind what counts; what a write that was broken off has left there goes."""
         offset = self._sizes[self._number]
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(self._file, rest) :]
+        if os.fstat(self._file).st_size > offset:
+            os.ftruncate(self._file, offset)
+        write_all(self._file, data, offset)
         if self._is_synced:
             os.fdatasync(self._file)
         self._sizes[self._number] += len(data)
-        return offset + rows_at
+        return offset
 
     def _begin_file(self) -> None:
-        made = self._folder.create(self._number + 1, is_synced=self._is_synced)
-        if self._file >= 0:
-            os.close(self._file)
-        self._file, self._number = made, self._number + 1
-        self._sizes[self._number] = 0
-        self._append(self._head())
+        number, before = self._number + 1, self._file
+        made = self._folder.create(number, is_synced=self._is_synced)
+        self._sizes[number] = 0
+        self._file, self._number = made, number
+        if before >= 0:
+            os.close(before)
+        self._write_at_end(encode(self._head())[0])
         self.trim()
 
     def _head(self) -> dict[str, Any]:

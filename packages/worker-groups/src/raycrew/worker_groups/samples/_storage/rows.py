@@ -108,6 +108,12 @@ class Rows:
                 self.on_disk_bytes -= row.size
                 self._free_place(row)
 
+    def mend(self, samples: Sequence[Sample]) -> None:
+        """Count anew what the rows of all samples take, after an operation that was broken off."""
+        kept = [row for sample in samples for row in sample.rows]
+        self.in_memory_bytes = sum(len(row) for row in kept if isinstance(row, bytes))
+        self.on_disk_bytes = sum(row.size for row in kept if isinstance(row, Place))
+
     def _at(self, place: Place) -> bytes:
         raise OSError(f"nothing is on disk, and so nothing at {place}")
 
