@@ -20,7 +20,7 @@ from raycrew.worker_groups.samples._states.versions import extended, per_token
 from raycrew.worker_groups.samples._storage import durable, journal
 
 DEFAULTS = {
-    "columns": ("tokens", "reward"),
+    "columns": ("tokens", "reward", "advantage"),
     "name": "q",
     "stale": "keep",
     "rescored": (),
@@ -46,7 +46,7 @@ class World:
         self.oldest = {}  # by sample: its oldest version
         self.tokens = {}
         self.scored = {}  # by sample: the version that has scored it
-        self.leases = []  # lease, ids, until, adds, is of parts
+        self.leases = []  # lease, ids, until, use
         self.done = Counter()
 
     def reopen(self):
@@ -70,12 +70,17 @@ class World:
         self.tokens |= dict(zip(ids, rows["tokens"], strict=True))
 
     def get(self, n, staleness, use):
-        wanted = {"learn": {}, "score": {"adds": ["reward"]}, "go on": {"is_to_go_on": True}}[use]
+        wanted = {"learn": {}, "go on": {"is_to_go_on": True}}.get(use, {"adds": [use]})
         request = getting(self.options, n, at_least=1, max_staleness=staleness, **wanted)
         handed = self.ask(request)
         if handed is None:
             return
-        in_hands = {i for _, ids, _, adds, parts in self.living() for i in ids}
+        in_hands = {
+            i
+            for _, ids, _, other in self.living()
+            if use in ("learn", other) or other == "learn"
+            for i in ids
+        }
         assert not in_hands & set(handed.ids), "nobody gets what somebody has"
         for i, behind in zip(handed.ids, handed.behind, strict=True):
             counts_from = max(self.oldest[i], self.scored.get(i, 0))
@@ -84,12 +89,12 @@ class World:
         assert not self.done.keys() & set(handed.ids), "what is done never comes again"
         assert decode(handed.rows["tokens"]) == [self.tokens[i] for i in handed.ids]
         lease = request.arguments["wanted"].lease
-        self.leases.append((lease, handed.ids, self.now + 10.0, use == "score", use == "go on"))
+        self.leases.append((lease, handed.ids, self.now + 10.0, use))
 
     def settle(self, which, how, lag):
         if not self.leases:
             return
-        lease, ids, until, adds, parts = entry = self.leases.pop(which % len(self.leases))
+        lease, ids, until, use = entry = self.leases.pop(which % len(self.leases))
         version = max(0, self.version - lag)
         try:
             if how == "die":
@@ -97,16 +102,16 @@ class World:
                 return
             if how == "renew":
                 self.keeper.renew(lease, 12.0)
-                self.leases.append((lease, ids, self.now + 12.0, adds, parts))
+                self.leases.append((lease, ids, self.now + 12.0, use))
             elif how == "give back":
                 self.keeper.give_back(lease, None)
-            elif adds:
+            elif use in self.options.columns:
                 held = self.keeper._ledger.samples
                 anew = [i for i in ids if i in held and held[i].is_rescored]
-                rows = {"reward": [1.0] * len(ids)}
+                rows = {use: [1.0] * len(ids)}
                 refused = self.ask(adding(self.options, ids, rows, version, lease))
-                self.scored |= {i: version for i in anew if i not in refused}
-            elif parts:
+                self.scored |= {i: version for i in anew if i not in refused and use == "reward"}
+            elif use == "go on":
                 rows = {"tokens": [f"more {i}" for i in ids]}
                 self.ask(going_on(self.options, ids, rows, version, [8] * len(ids), lease, partial=False))
                 self.tokens |= dict(zip(ids, rows["tokens"], strict=True))
@@ -124,7 +129,7 @@ class World:
         stats = self.keeper.stats()
         assert stats.produced == len(self.oldest) == stats.held + stats.consumed + stats.dropped
         assert stats.consumed == self.done.total() == len(self.done)
-        assert stats.leased == sum(len(ids) for _, ids, *_ in self.living() if set(ids) & held.keys())
+        assert stats.leased == sum(len(ids) for _, ids, *_ in self.living())
         for use, (_, ready) in self.keeper._ledger._ready.items():
             for floor in range(self.version + 1):
                 there = [s.id for s in held.values() if is_ready(s, use) and s.tag >= floor]
@@ -137,7 +142,7 @@ OPERATIONS = st.one_of(
         st.just("get"),
         st.integers(1, 5),
         st.one_of(st.none(), st.integers(0, 2)),
-        st.sampled_from(["learn", "score", "go on"]),
+        st.sampled_from(["learn", "reward", "advantage", "go on"]),
     ),
     st.tuples(
         st.just("settle"),

@@ -1,10 +1,12 @@
 """What a run did when: recorded while somebody wants to know, drawn as a trace and a page."""
 
 from raycrew.worker_groups._timeline.drawing import GroupShares, SlowestRank, TimelineStatistics
+from raycrew.worker_groups._timeline.metrics import RayMetrics
 from raycrew.worker_groups._timeline.recording import TimedPhase, TimedReport, Timeline, timeline
 
 __all__ = [
     "GroupShares",
+    "RayMetrics",
     "SlowestRank",
     "TimedPhase",
     "TimedReport",

@@ -59,7 +59,7 @@ def _encode_row(name: str, row: Any) -> Row:
     if kind == "tensor":  # it would be pickled with all that it is a view of
         row = row.detach().clone()
     data = pickle.dumps(row, protocol=5)
-    if b"ray._raylet" in data:
+    if b"ObjectRef" in data:
         _check_for_references(name, row)
     if b"__main__" in data:  # by reference, which nobody else could resolve
         return bytes(cloudpickle.dumps(row))  # type: ignore[no-untyped-call]

@@ -1,17 +1,19 @@
 """A queue of samples as producers and consumers hold it."""
 
+import inspect
 import time
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from raycrew.worker_groups.protocols import WeightVersions
 from raycrew.worker_groups.samples._batch import SampleBatch
 from raycrew.worker_groups.samples._channel import Channel, LocalChannel
 from raycrew.worker_groups.samples._coroutines import QueueCoroutines
 from raycrew.worker_groups.samples._keeper import Keeper
-from raycrew.worker_groups.samples._options import QueueOptions, check_count
+from raycrew.worker_groups.samples._options import QueueKeywords, QueueOptions, check_count
+from raycrew.worker_groups.samples._remote import RayChannel
 from raycrew.worker_groups.samples._requests import Request, Wanted, adding, getting, putting
 from raycrew.worker_groups.samples._states import Stale, number_of
 from raycrew.worker_groups.samples._tally import SampleStats
@@ -33,7 +35,7 @@ class SampleQueue(QueueCoroutines):
     Rows are values, which are pickled one by one and come back as copies, or columns of handles (such as an
     `RTensor`; see `RowHandles`), of which consumers get handles on just their rows. A handle is held until no
     sample in the queue needs it; whether that keeps its data alive is up to its backend. `ObjectRef`s may be
-    rows, too. Thread-safe. This queue is of this process.
+    rows, too. Thread-safe. This queue is of this process; `on_ray` makes one for all of a cluster.
 
     Args:
         columns: Names of the columns.
@@ -94,6 +96,30 @@ class SampleQueue(QueueCoroutines):
         options = QueueOptions.among(locals())
         self._options = options
         self._channel: Channel = LocalChannel(Keeper(options, time.monotonic, Teller(name)))
+
+    @classmethod
+    def on_ray(
+        cls, columns: Sequence[str], *, start_timeout_s: float = 60.0, **options: Unpack[QueueKeywords]
+    ) -> Self:
+        """A queue in an actor of its own, which ends with this process's part of the cluster.
+
+        It can be passed to tasks and actors, in arguments or as part of other objects. Whoever has it puts,
+        adds and gets; `close` ends the queue in the process that has made it, and elsewhere just its use.
+
+        Args:
+            columns: See `SampleQueue`.
+            start_timeout_s: Deadline of its start.
+            **options: See `SampleQueue`; a folder is one of the node that the actor is on.
+
+        Raises:
+            SampleQueueTimeoutError: The actor did not start in time; it is ended.
+            WorkerGroupError: This process is not connected to Ray.
+        """
+        bound = inspect.signature(cls).bind(columns, **options)
+        bound.apply_defaults()
+        checked, queue = QueueOptions.among(bound.arguments), cls.__new__(cls)
+        vars(queue).update(_options=checked, _channel=RayChannel.start(checked, start_timeout_s))
+        return queue
 
     def put(
         self,
