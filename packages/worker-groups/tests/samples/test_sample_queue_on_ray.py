@@ -1,12 +1,15 @@
 """A queue in an actor, used by producers and consumers in other processes that may die."""
 
 import asyncio
+import contextlib
 import pickle
 
 import pytest
 import ray
+from patience import eventually
 
 from raycrew.worker_groups import (
+    SampleJournalError,
     SampleLeaseError,
     SampleQueue,
     SampleQueueClosedError,
@@ -129,3 +132,25 @@ def test_coroutines_share_a_queue(queue):
             await queue.get_async(1, timeout_s=0.1)
 
     asyncio.run(main())
+
+
+def test_a_queue_whose_actor_died_says_so_and_its_folder_goes_on(local_ray, tmp_path):
+    queue = SampleQueue.on_ray(COLUMNS, directory=tmp_path / "queue")
+    queue.put({"tokens": [1, 2, 3], "reward": [0, 0, 0]}, version=4)
+    queue.get(1).done()
+    queue.get(1)
+    ray.kill(queue._channel._actor)
+    with pytest.raises(SampleQueueClosedError, match="died"):
+        queue.get(3)  # which waits
+
+    later = []
+
+    def reopens():
+        with contextlib.suppress(SampleJournalError):  # as long as the process is not gone
+            later.append(SampleQueue.on_ray(COLUMNS, directory=tmp_path / "queue"))
+        return later
+
+    eventually(reopens, "the folder is free")
+    with later[0] as later:
+        assert later.get(2)["tokens"] == [2, 3] and later.stats().version == 4
+    queue.close()
