@@ -10,7 +10,7 @@ from raycrew.worker_groups.protocols import WeightVersions
 from raycrew.worker_groups.samples._channel import Channel
 from raycrew.worker_groups.samples._codec import decode
 from raycrew.worker_groups.samples._options import QueueOptions, check_seconds
-from raycrew.worker_groups.samples._requests import Handed, Request, Wanted, adding, going_on
+from raycrew.worker_groups.samples._requests import Handed, Request, Wanted, adding, checked_ids, going_on
 from raycrew.worker_groups.samples._states import per_token
 
 
@@ -73,13 +73,15 @@ class SampleBatch(Mapping[str, Any]):
         Raises:
             SampleLeaseError: The lease has ended meanwhile, so that others may have got them.
         """
-        self._channel.ask(self._settling("done", ids), None)
-        self._settled(ids)
+        request = self._settling("done", ids)
+        self._channel.ask(request, None)
+        self._settled(request.arguments["ids"])
 
     async def done_async(self, ids: Sequence[int] | None = None) -> None:
         """As `done`, without blocking the event loop."""
-        await self._channel.ask_async(self._settling("done", ids), None)
-        self._settled(ids)
+        request = self._settling("done", ids)
+        await self._channel.ask_async(request, None)
+        self._settled(request.arguments["ids"])
 
     def give_back(self, ids: Sequence[int] | None = None) -> None:
         """Have these samples (all that are left, by default) handed out again.
@@ -87,13 +89,15 @@ class SampleBatch(Mapping[str, Any]):
         Raises:
             SampleLeaseError: The lease has ended meanwhile: they are back already.
         """
-        self._channel.ask(self._settling("give_back", ids), None)
-        self._settled(ids)
+        request = self._settling("give_back", ids)
+        self._channel.ask(request, None)
+        self._settled(request.arguments["ids"])
 
     async def give_back_async(self, ids: Sequence[int] | None = None) -> None:
         """As `give_back`, without blocking the event loop."""
-        await self._channel.ask_async(self._settling("give_back", ids), None)
-        self._settled(ids)
+        request = self._settling("give_back", ids)
+        await self._channel.ask_async(request, None)
+        self._settled(request.arguments["ids"])
 
     def renew(self, lease_s: float) -> None:
         """Have the lease last so many seconds from now on.
@@ -173,7 +177,8 @@ class SampleBatch(Mapping[str, Any]):
         return going_on(self._options, self.ids, columns, version, lengths, self._lease, partial=partial)
 
     def _settling(self, how: str, ids: Sequence[int] | None) -> Request:
-        return Request(how, {"lease": self._lease, "ids": list(self._open) if ids is None else list(ids)})
+        settled = list(self._open) if ids is None else checked_ids(ids)
+        return Request(how, {"lease": self._lease, "ids": settled})
 
     def _settled(self, ids: Iterable[int] | None = None) -> None:
         for sample in list(self._open) if ids is None else ids:

@@ -96,7 +96,7 @@ class LocalChannel:
     def _try(self, request: Request) -> Any:
         if os.getpid() != self._pid:
             raise SampleQueueClosedError("this queue is of the process that this one was forked from")
-        return getattr(self._keeper, request.operation)(**request.arguments)
+        return getattr(self._keeper, request.operation)(**request.current())
 
     def _wait_s(self, request: Request, deadline: float) -> float:
         left = deadline - time.monotonic()

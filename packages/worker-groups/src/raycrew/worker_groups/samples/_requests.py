@@ -1,20 +1,37 @@
 """What is asked of a queue: checked, and with rows encoded, before it is sent. Pure but for the encoding."""
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from raycrew.worker_groups.protocols import WeightVersions
 from raycrew.worker_groups.samples._codec import encode
 from raycrew.worker_groups.samples._options import QueueOptions, check_count, check_seconds
-from raycrew.worker_groups.samples._states import GOES_ON, WHOLE, Runs, Use, number_of
+from raycrew.worker_groups.samples._states import GOES_ON, WHOLE, Runs, Use, number_of, whole
 from raycrew.worker_groups.samples._storage import Held, Row
 
 
 class Request(NamedTuple):
-    """An operation of a `Keeper`, with its arguments."""
+    """An operation of a `Keeper`.
+
+    Attributes:
+        operation: Its name.
+        arguments: What it is called with.
+        holder: What holds the newest weights: their version counts each time that the operation is tried.
+    """
 
     operation: str
     arguments: Mapping[str, Any]
+    holder: WeightVersions | None = None
+
+    def current(self) -> Mapping[str, Any]:
+        """The arguments, as of now."""
+        if self.holder is None:
+            return self.arguments
+        return {"wanted": self.arguments["wanted"]._replace(version=number_of(self.holder))}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Request, (self.operation, self.current())
 
 
 Columns = Mapping[str, Sequence[Row]]
@@ -89,13 +106,14 @@ def adding(
         TypeError: See `SampleQueue.add`.
         ValueError: See `SampleQueue.add`.
     """
+    ids = checked_ids(ids)
     encoded = _for_samples(options, ids, columns)
     number = None if version is None else number_of(version)
     if number is None and (scored := [name for name in encoded if name in options.rescored]):
         raise ValueError(
             f"column {scored[0]!r} is scored anew where it is too old, so `version` has to be said"
         )
-    arguments = {"ids": list(ids), "columns": encoded, "version": number, "lease": lease}
+    arguments = {"ids": ids, "columns": encoded, "version": number, "lease": lease}
     return Request("add", arguments)
 
 
@@ -153,10 +171,7 @@ def getting(
         )
     if lease_s is not None:
         check_seconds("lease_s", lease_s)
-    for names in (columns or (), adds):
-        if isinstance(names, str):
-            raise TypeError(f"columns are a sequence of names, as in [{names!r}]")
-        options.mask_of(names)
+    columns, adds = None if columns is None else _names(options, columns), _names(options, adds)
     if both := set(columns or ()) & set(adds):
         raise ValueError(f"samples can't both have and lack {sorted(both)[0]!r}")
     wanted = Wanted(
@@ -170,7 +185,15 @@ def getting(
         0 if version is None else number_of(version),
         lease_s or options.lease_s,
     )
-    return Request("get", {"wanted": wanted})
+    return Request("get", {"wanted": wanted}, version if isinstance(version, WeightVersions) else None)
+
+
+def _names(options: QueueOptions, columns: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(columns, str):
+        raise TypeError(f"columns are a sequence of names, as in [{columns!r}]")
+    names = tuple(columns)
+    options.mask_of(names)
+    return names
 
 
 def use_of(options: QueueOptions, wanted: Wanted) -> Use:
@@ -192,9 +215,23 @@ def checked_lengths(lengths: Sequence[int], n: int) -> list[int]:
     """
     if len(lengths) != n:
         raise ValueError(f"lengths has {len(lengths)} numbers for {n} samples")
-    for length in lengths:
+    checked = [whole("a length", length) for length in lengths]
+    for length in checked:
         check_count("a length", length, 0)
-    return list(lengths)
+    return checked
+
+
+def checked_ids(ids: Iterable[int]) -> list[int]:
+    """The numbers of samples.
+
+    Raises:
+        TypeError: One is no whole number.
+        ValueError: One is named twice.
+    """
+    checked = [whole("the number of a sample", i) for i in ids]
+    if len(set(checked)) < len(checked):
+        raise ValueError("a sample is named twice")
+    return checked
 
 
 def _encoded(options: QueueOptions, columns: Any) -> tuple[dict[str, list[Row]], int]:
@@ -214,6 +251,4 @@ def _for_samples(options: QueueOptions, ids: Sequence[int], columns: Any) -> dic
     encoded, n = _encoded(options, columns)
     if n != len(ids):
         raise ValueError(f"columns have {n} rows for {len(ids)} samples")
-    if len(set(ids)) < n:
-        raise ValueError("a sample is named twice")
     return encoded

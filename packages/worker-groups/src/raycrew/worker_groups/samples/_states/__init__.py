@@ -10,6 +10,7 @@ from raycrew.worker_groups.samples._states.versions import (
     first_runs,
     number_of,
     per_token,
+    whole,
 )
 
 __all__ = [
@@ -27,4 +28,5 @@ __all__ = [
     "number_of",
     "order_of",
     "per_token",
+    "whole",
 ]

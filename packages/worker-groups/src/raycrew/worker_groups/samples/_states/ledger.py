@@ -102,11 +102,16 @@ class Ledger:
         """Samples have columns more, whose rows are there already."""
         for sample in samples:
             sample.mask |= columns
-            if sample.is_rescored and sample.mask & self._rescored == self._rescored:
-                sample.is_rescored = False
-                self._retag(sample, max(sample.tag, version or 0))
+            if sample.is_rescored and columns & self._rescored:
+                self._score(sample, version or 0)
             self._refresh(sample)
         self.advance(version or 0)
+
+    def _score(self, sample: Sample, version: int) -> None:
+        sample.scored_by = version if sample.scored_by is None else min(sample.scored_by, version)
+        if sample.mask & self._rescored == self._rescored:
+            sample.is_rescored = False
+            self._retag(sample, max(sample.tag, sample.scored_by))
 
     def go_on(self, sample: Sample, runs: Runs, mask: int) -> None:
         """A rollout has gone on; its rows are there already."""
@@ -134,7 +139,7 @@ class Ledger:
             return 0
         found = [self.samples[self._order.sample(key)] for key in self._ready_for(use).below(floor)]
         if self._stale == "rescore":
-            found = [s for s in found if not s.is_rescored and s.mask & self._rescored]
+            found = [s for s in found if not (s.is_rescored or s.busy) and s.mask & self._rescored]
         for sample in found:
             if self._stale == "drop":
                 self.drop(sample)
@@ -148,7 +153,7 @@ class Ledger:
 
     def _strip(self, sample: Sample) -> None:
         sample.mask &= ~self._rescored
-        sample.is_rescored = True
+        sample.is_rescored, sample.scored_by = True, None
         self._stripped.append(sample)
         self._refresh(sample)
 

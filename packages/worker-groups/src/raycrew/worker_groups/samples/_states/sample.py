@@ -24,6 +24,7 @@ class Sample:
         busy: The columns that somebody adds to it now; all where somebody has taken it.
         ready: The uses that it is ready for, a bit each.
         is_rescored: Whether it waits to be scored anew.
+        scored_by: The oldest version that has scored a column of it since then.
         segment: Where it was written down.
     """
 
@@ -36,6 +37,7 @@ class Sample:
     busy: int = 0
     ready: int = 0
     is_rescored: bool = False
+    scored_by: int | None = None
     segment: int = 0
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import chain, repeat
+from operator import index
 from typing import Any, NamedTuple
 
 from raycrew.worker_groups.protocols import WeightVersions
@@ -32,11 +33,26 @@ def number_of(version: Any) -> int:
     number = version.version if isinstance(version, WeightVersions) else version
     if number is None:
         raise ValueError(f"{version!r} holds no version of the weights yet")
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"a version is a whole number, or what holds weights of one, not {version!r}")
-    if number < 0:
-        raise ValueError(f"a version is not negative, got {number}")
-    return number
+    try:
+        found = whole("a version", number)
+    except TypeError:
+        raise TypeError(
+            f"a version is a whole number, or what holds weights of one, not {version!r}"
+        ) from None
+    if found < 0:
+        raise ValueError(f"a version is not negative, got {found}")
+    return found
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number, also of numpy or torch, as an int.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is a whole number, not {value!r}")
+    return index(value)
 
 
 def first_runs(version: int, lengths: Sequence[int] | None, n: int) -> list[Runs]:
@@ -54,18 +70,20 @@ def extended(runs: Runs, version: int, length: int) -> Runs:
     """
     if any(run.length is None for run in runs):
         raise ValueError("a rollout that goes on needs `lengths` from its first part on")
+    made = tuple(run for run in runs if run.length)
     added = length - sum(run.length or 0 for run in runs)
     if added < 0:
         raise ValueError(f"a rollout had {length - added} tokens before, and has {length} now")
-    last = runs[-1]
-    if last.version == version:
-        return (*runs[:-1], VersionRun(version, (last.length or 0) + added))
-    return (*runs, VersionRun(version, added)) if added else runs
+    if not added:
+        return runs
+    if made and made[-1].version == version:
+        return (*made[:-1], VersionRun(version, (made[-1].length or 0) + added))
+    return (*made, VersionRun(version, added))
 
 
 def oldest(runs: Runs) -> int:
-    """The oldest version that has made a token."""
-    return min(run.version for run in runs)
+    """The oldest version that has made a token; where there is none yet, the oldest of all."""
+    return min(run.version for run in [run for run in runs if run.length != 0] or runs)
 
 
 def per_token(runs: Runs) -> list[int]:

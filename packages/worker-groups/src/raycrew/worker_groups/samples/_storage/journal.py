@@ -83,7 +83,7 @@ class Journal:
         head = {
             "kind": "samples",
             "columns": list(columns),
-            "samples": [[s.id, s.mask, s.tag, s.runs, s.is_rescored] for s in samples],
+            "samples": [[s.id, s.mask, s.tag, s.runs, s.is_rescored, s.scored_by] for s in samples],
             "sizes": sizes,
             "is_new": is_new,
             "is_moved": is_moved,
@@ -224,7 +224,7 @@ class Journal:
     def _replay_samples(self, record: Record) -> None:
         columns, is_new = record.head["columns"], record.head["is_new"] or record.head["is_moved"]
         places = _places(self._number, record.rows_at, record.head["sizes"])
-        for sample_id, mask, tag, runs, is_rescored in record.head["samples"]:
+        for sample_id, mask, tag, runs, *scored in record.head["samples"]:
             rows: list[Any] = [None] * len(self._columns)
             if (known := self.samples.get(sample_id)) is not None:
                 rows = known.rows
@@ -233,7 +233,8 @@ class Journal:
                 rows[i] = next(places)
             rows = [row if mask & (2 << i) else None for i, row in enumerate(rows)]
             versions = tuple(VersionRun(*run) for run in runs)
-            sample = Sample(sample_id, mask, tag, versions, rows, is_rescored=is_rescored, segment=segment)
+            sample = Sample(sample_id, mask, tag, versions, rows, segment=segment)
+            sample.is_rescored, sample.scored_by = scored
             if known is not None or is_new:  # else it is gone, with the file that it began in
                 self.samples[sample_id] = sample
         ids = [sample_id for sample_id, *_ in record.head["samples"]]
