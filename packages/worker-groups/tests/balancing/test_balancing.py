@@ -56,6 +56,11 @@ def test_only_who_needs_reports_asks_for_them(strategy, asks):
     assert (usage, asked) == (([None, 0.5, None], ["report"]) if asks else ([None] * 3, []))
 
 
+def test_workers_that_are_absent_are_left_out():
+    balancer = LoadBalancer(IdleGroup(), absent=lambda: (1,))
+    assert [load.rank for load in balancer.loads()] == [0, 2]
+
+
 class Server:
     def pid(self, item=None):
         return os.getpid()

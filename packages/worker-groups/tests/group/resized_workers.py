@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 from workers import await_file
@@ -19,6 +20,8 @@ class Generator:
             raise ValueError(f"there is no rank {rank}")
         if (self.folder / f"waits-on-{rank}").exists():
             await_file(self.folder / "never")
+        while (self.folder / f"holds-{rank}").exists():
+            time.sleep(0.01)
 
     def on_generation(self, worker):
         self.heard.append((worker.generation, worker.world_size))
@@ -43,6 +46,13 @@ class Generator:
         with (self.folder / f"noted-{os.getpid()}").open("a") as file:
             file.write(f"{item}\n")
         return item
+
+    def note_or_die(self, item):
+        dies = self.folder / f"dies-{current_worker().rank}"
+        if dies.exists():
+            dies.unlink()
+            os._exit(1)
+        return self.note(item)
 
     def leave(self):
         (self.folder / f"left-{current_worker().rank}").touch()

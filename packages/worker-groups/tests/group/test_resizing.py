@@ -133,6 +133,14 @@ def test_a_number_that_is_none(group, wrong):
 
 
 @pytest.mark.hostile
+@pytest.mark.parametrize("wrong", [None, "1", -1, float("nan"), True])
+def test_a_time_that_is_none(group, wrong):
+    with pytest.raises((TypeError, ValueError), match="timeout is"):
+        group.remove_workers(timeout=wrong)
+    assert (group.world_size, group.generation) == (2, 0)
+
+
+@pytest.mark.hostile
 def test_no_group_is_left_without_workers(group):
     with pytest.raises(ValueError, match="has 2 workers, and would have 0"):
         group.remove_workers(2)

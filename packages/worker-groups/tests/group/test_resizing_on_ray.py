@@ -206,3 +206,64 @@ def _until(is_over, items):
         if is_over():
             return
         yield item
+
+
+def test_a_group_goes_on_with_fewer_while_the_rest_is_replaced(cluster, tmp_path):
+    told = []
+    with (
+        RayWorkerGroup(
+            cluster,
+            Generator,
+            folder=str(tmp_path),
+            restart_on_failure=True,
+            min_workers=3,
+            on_worker_failure=told.append,
+            idempotent_methods=["rank"],
+            enable_load_balancing=True,
+        ) as group,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        (tmp_path / "holds-2").touch()
+        with pytest.raises(WorkerFailureError, match="goes on without rank 2, which is being replaced"):
+            group.call("die_on", [2]).get_results(timeout=60)
+        assert (group.absent_ranks, len(told)) == ((2,), 1)
+        whole = group.call("rank")
+        assert (whole.get_results(timeout=60), whole.called_workers) == ([0, 1, 3], [0, 1, 3])
+        done = list(group.balancer.map("note", range(12)))
+        assert done == list(range(12)), "items go to those that are there"
+        assert [load.rank for load in group.balancer.loads()] == [0, 1, 3]
+        named = pool.submit(lambda: group.on([2]).call("get_heard").get_results(timeout=60))
+        each = pool.submit(lambda: group.run_all_workers_multiple_data("note", [1, 2, 3, 4]).get_results())
+        assert group.generation == 0
+        (tmp_path / "holds-2").unlink()
+        assert named.result(60) == [[(1, 4)]], "who names it waits, and finds it told"
+        assert each.result(60) == [1, 2, 3, 4]
+        assert (group.absent_ranks, group.generation) == ((), 1)
+        assert group.call("get_heard").get_results() == [[(0, 4), (1, 4)]] * 2 + [[(1, 4)], [(0, 4), (1, 4)]]
+        with pytest.raises(ValueError, match="there are to be 3 at least"):
+            group.resize(2)
+
+
+@pytest.mark.long  # in short: test_a_group_goes_on_with_fewer_while_the_rest_is_replaced
+def test_a_stream_goes_on_when_a_worker_dies_under_it_and_too_few_are_waited_for(cluster, tmp_path):
+    with RayWorkerGroup(
+        cluster,
+        Generator,
+        folder=str(tmp_path),
+        restart_on_failure=True,
+        min_workers=3,
+        max_restarts=5,
+        idempotent_methods=["note_or_die"],
+        enable_load_balancing=True,
+    ) as group:
+        (tmp_path / "holds-1").touch()
+        (tmp_path / "dies-1").touch()
+        done = list(group.balancer.map("note_or_die", range(20)))
+        assert done == list(range(20)), "its item went to another worker, and no one waited"
+        assert group.absent_ranks == (1,)
+        with ThreadPoolExecutor(1) as pool:
+            failed = pool.submit(lambda: group.call("die_on", [2]).get_results(timeout=60))
+            eventually(lambda: group.get_worker_status()[2] == "dead", "it has died")
+            (tmp_path / "holds-1").unlink()
+            assert isinstance(failed.exception(60), WorkerFailureError)
+        assert group.call("rank").get_results(timeout=60) == [0, 1, 2, 3]

@@ -127,27 +127,44 @@ def test_what_can_not_be_called_is_refused_before_anything_is_started(worker, sa
 
 
 @pytest.mark.hostile
-@pytest.mark.parametrize(("methods", "held"), [({HOOK: None}, [0, 1]), ({}, [])])
-def test_calls_wait_from_the_start_of_a_generation_that_workers_hear_of(monkeypatch, methods, held):
+@pytest.mark.parametrize(
+    ("methods", "least", "held", "told"),
+    [
+        ({HOOK: None}, None, [0, 1], [0, 1]),
+        ({}, None, [], []),
+        ({HOOK: None}, 1, [], [0, 1]),
+    ],
+    ids=["all hear of it", "nobody hears of it", "all go on until they hear of it"],
+)
+def test_calls_wait_from_the_start_of_a_generation_that_workers_hear_of(
+    monkeypatch, methods, least, held, told
+):
     group = RayWorkerGroup.__new__(RayWorkerGroup)
     group._life = Lifecycle("policy", "open")
-    group._spec = group._claim = None
+    group._claim = None
+    group._spec = SimpleNamespace(options=SimpleNamespace(min_workers=least))
     group._crew = SimpleNamespace(end_strays=list, directory=Directory("policy"))
     group._started = SimpleNamespace(
         info=SimpleNamespace(methods=methods), ranks=[SimpleNamespace(generation=1)] * 2
     )
     waiting = []
 
-    def build(*_):
+    def look():
+        waiting.append([])
         for rank in range(2):
             try:
                 group._life.await_replaced([rank], None)
             except WorkerGroupError:  # the restart itself would wait for its own end
-                waiting.append(rank)
+                waiting[-1].append(rank)
+
+    def build(*given):
+        look()
+        given[-1]()
+        look()
 
     monkeypatch.setattr(renewal, "next_generation", build)
     assert group.renew_rendezvous() == 1
-    assert waiting == held
+    assert waiting == [held, told]
 
 
 @pytest.mark.hostile

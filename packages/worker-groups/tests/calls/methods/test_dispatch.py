@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import pytest
 from workers import Worker
 
-from raycrew.worker_groups import NamedSharding, UnknownMethodError
+from raycrew.worker_groups import GroupResizedError, NamedSharding, UnknownMethodError
 from raycrew.worker_groups._calls.methods.dispatch import dispatch_multiple, dispatch_sharded, dispatch_single
 from raycrew.worker_groups._calls.methods.items import split_per_rank
 from raycrew.worker_groups._calls.methods.shape import GroupShape
@@ -38,6 +40,36 @@ def test_single_data():
     assert got(dispatch) == dict.fromkeys(range(4), (1, 2))
     assert dispatch.return_from == (0, 1, 2, 3)
     assert len({id(send.args) for send in dispatch.sends}) == 1
+
+
+def test_what_is_the_same_for_all_leaves_out_who_is_absent_and_nothing_else_does():
+    shape = replace(PLAIN, absent=frozenset({1, 2}))
+    single = dispatch_single(shape, "add", (1,), {})
+    assert (tuple(got(single)), single.return_from) == ((0, 3), (0, 3))
+    named = dispatch_single(shape, "add", (1,), {}, ranks=[1])
+    assert (tuple(got(named)), named.return_from) == ((1,), (1,))
+    assert tuple(got(dispatch_multiple(shape, "add", [[1, 2, 3, 4]], {}))) == (0, 1, 2, 3)
+    axes = NamedSharding([0, 1, 2, 3], ["dp"])
+    split = dispatch_sharded(replace(shape, sharding=axes), "add", [[1, 2, 3, 4]], {}, in_sharded_axes=["dp"])
+    assert tuple(got(split)) == (0, 1, 2, 3)
+    assert tuple(got(dispatch_single(replace(PLAIN, absent=frozenset(range(4))), "add", (1,), {}))) == (
+        0,
+        1,
+        2,
+        3,
+    )
+
+
+def test_a_call_is_not_sent_to_others_than_it_was_made_for():
+    whole, one = dispatch_single(PLAIN, "add", (1,), {}), dispatch_single(PLAIN, "add", (1,), {}, ranks=[3])
+    part = dispatch_single(PLAIN, "add", (1,), {}, ranks=[0, 1])
+    for dispatch in (whole, one, part):
+        dispatch.check_size(4, "policy")
+    for dispatch, size in ((whole, 3), (whole, 5), (one, 3), (part, 1)):
+        with pytest.raises(GroupResizedError, match=f"'policy' has {size} workers by now; a call of add"):
+            dispatch.check_size(size, "policy")
+    one.check_size(5, "policy")
+    part.check_size(2, "policy")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
 import asyncio
 import gc
 import os
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -240,6 +243,31 @@ class Replaced:
     def is_present(self, rank, pid):
         return pid == self.pid
 
+    def goes_on_without(self, ranks):
+        return False
+
+
+class GoesOn(Replaced):
+    """One that goes on without its dead worker, of which it is whole once it may be."""
+
+    def __init__(self, *outcomes):
+        super().__init__(*outcomes)
+        self.absent, self.may_end = set(), threading.Event()
+
+    def replace_dead(self, before):
+        before()
+        self.absent = {0}
+        assert self.may_end.wait(60)
+        found = super().replace_dead(list)
+        self.absent = set()
+        return found
+
+    def goes_on_without(self, ranks):
+        return True
+
+    def is_without(self, ranks):
+        return self.absent.issuperset(ranks)
+
 
 @pytest.fixture
 def died():
@@ -297,6 +325,44 @@ def test_what_the_drivers_own_function_raises_is_logged(life, died, caplog):
     assert Supervision("policy", Options(fail), life)._after(Replaced(None), died)
     assert "no ear for rank 0" in caplog.text
     assert supervision.logger.name in {record.name for record in caplog.records}
+
+
+def recovery_of(supervision, group, *, is_idempotent):
+    supervision._options.idempotent_methods = ["step"] if is_idempotent else []
+    method = SimpleNamespace(name="step", kind="sync")
+    return supervision.recovery(method, group, lambda: "sent again")
+
+
+def test_a_group_that_goes_on_is_not_waited_for_by_what_is_not_sent_again(life, died):
+    group, supervision = GoesOn(None), Supervision("policy", Options(), life)
+    recovery = recovery_of(supervision, group, is_idempotent=False)
+    assert recovery.after(died, lambda: True) is None
+    assert (group.absent, group.pid) == ({0}, 1), "it is without its worker by now"
+    assert died.__notes__ == ["its group goes on without rank 0, which is being replaced"]
+    assert recovery.after(died, lambda: True) is None
+    group.may_end.set()
+    eventually(lambda: group.pid == 2, "it is whole again")
+    assert supervision._budget.used == 1, "however many were told of it"
+
+
+def test_what_is_sent_again_waits_unless_its_sender_sees_to_it(life, died):
+    group, supervision = GoesOn(None), Supervision("policy", Options(), life)
+    recovery = recovery_of(supervision, group, is_idempotent=True)
+    assert recovery.handed_over().after(died, lambda: True) is None
+    assert not recovery.handed_over().sends_again
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(recovery.after, died, lambda: True)
+        group.outcomes.append(None)
+        group.may_end.set()
+        assert waits.result(60) == "sent again"
+    assert group.pid >= 2
+
+
+def test_a_group_that_can_not_be_restarted_does_not_go_on(life, died):
+    group, supervision = GoesOn(), Supervision("policy", Options(), life)
+    supervision._budget.most = 0
+    assert recovery_of(supervision, group, is_idempotent=False).after(died, lambda: True) is None
+    assert died.__notes__ == ["its group was not restarted: all 0 restarts of max_restarts are used up"]
 
 
 def test_nothing_is_done_for_a_group_that_is_shut_down(life, died):

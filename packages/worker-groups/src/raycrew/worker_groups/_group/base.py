@@ -39,7 +39,7 @@ from raycrew.worker_groups._group.life import (
     release_when_free,
     watch_over,
 )
-from raycrew.worker_groups._group.resizing import Resizing
+from raycrew.worker_groups._group.resizing import Resizing, check_min_workers
 from raycrew.worker_groups._health import Ended, GroupDiagnosis, Workers, look_before_end, observed
 from raycrew.worker_groups._start import (
     GroupFacts,
@@ -58,7 +58,7 @@ from raycrew.worker_groups._worker import pick_secrets
 from raycrew.worker_groups.balancing import Balanced, LoadBalancer, WorkerLoad
 from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupError
 from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
-from raycrew.worker_groups.sharding import NamedSharding, RankInfo, TiedBundles, plan_seats
+from raycrew.worker_groups.sharding import NamedSharding, RankInfo, TiedBundles, check_axes, plan_seats
 
 P = ParamSpec("P")
 G = TypeVar("G", bound="WorkerGroup")
@@ -112,6 +112,7 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis, Res
         idempotent_methods: Sequence[str] = (),
         restart_on_failure: bool = False,
         max_restarts: int = 3,
+        min_workers: int | None = None,
         on_worker_failure: Callable[[WorkerFailureError], object] | None = None,
         memory_limit: int | str | None = None,
         diagnose: bool | str | PathLike[str] = False,
@@ -124,7 +125,8 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis, Res
         options = GroupOptions.among(locals())
         builder = worker if isinstance(worker, RayWorkerBuilder) else RayWorkerBuilder(worker)
         plan = plan_seats(cluster.bundles, workers_per_node, bundle_indices_list)
-        _check_sharding(sharding_annotations, len(plan.seats))
+        check_axes(sharding_annotations, len(plan.seats))
+        check_min_workers(min_workers, plan, sharding_annotations)
         self._spec = GroupSpec(
             name=name_prefix or builder.fqn.rpartition(".")[2],
             builder=builder,
@@ -207,6 +209,7 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis, Res
             options.load_balancing_strategy,
             idempotent_methods=options.idempotent_methods,
             usage=lambda: self._resource_use(),  # there once the workers are
+            absent=None if options.min_workers is None else lambda: self.absent_ranks,
         )
 
     @abstractmethod
@@ -326,7 +329,8 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis, Res
     def _open(self) -> GroupShape:
         self._life.check()
         self._check_connection()
-        return self._shape
+        absent = self.absent_ranks
+        return replace(self._shape, absent=frozenset(absent)) if absent else self._shape
 
     def _workers(self) -> Workers:
         started = self._started
@@ -340,10 +344,3 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis, Res
             dispatch = replace(dispatch, join=replace(dispatch.join, transport=self._spec.transport))
         with self._life.sending([send.rank for send in dispatch.sends], timeout):
             return self._deliver(dispatch, timeout)
-
-
-def _check_sharding(sharding: NamedSharding | None, n_workers: int) -> None:
-    if sharding is not None and set(sharding) != set(range(n_workers)):
-        raise ValueError(
-            f"sharding_annotations has {sharding.size} ranks, the group {n_workers}: 0 to {n_workers - 1}"
-        )

@@ -83,6 +83,12 @@ class RayWorkerGroup(RenewedGroup):
             streams, raise once the group is whole again.
         max_restarts: How often; after the first time with pauses of 1 s, 2 s, 4 s and so on between them.
             After an hour without a death it is counted anew.
+        min_workers: With how many workers the group goes on while the rest is replaced; for ranks that do not
+            need each other, and with `restart_on_failure`. A call that is the same for all ranks, and a
+            balancer, then leave out those that are `absent_ranks` at the moment; calls that name them, or
+            give each rank its own part, wait. A call that failed of a death raises without waiting until the
+            rank was replaced, unless it is sent again as one of `idempotent_methods`; a balancer's items go
+            to another worker at once. Without it, or with fewer left, all wait.
         on_worker_failure: Called with the `WorkerFailureError` of each worker of whose death a call is seen
             to fail (seen as above), once and before it is replaced, in the thread that waited for the call,
             or that restarts the group. It is not told of dead workers that no call has failed of, though a

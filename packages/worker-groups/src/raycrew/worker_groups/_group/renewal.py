@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -98,13 +98,15 @@ class RenewedGroup(WorkerGroup):
 
     def _next_generation(self, ranks: Sequence[int]) -> None:
         # No call may come between a survivor's new place and its `on_generation`.
-        is_heard = HOOK in self._started.info.methods
-        self._life.replacing(range(self.world_size) if is_heard else ranks)
+        everybody = range(self.world_size) if HOOK in self._started.info.methods else ranks
+        goes_on = self._spec.options.min_workers is not None
+        self._life.replacing(ranks if goes_on else everybody)
         look_before_end(None)
         note, take = self._note_stray, self._take_generation
+        hold = partial(self._life.replacing, everybody)
         with self._renewing("restart", ranks):
             self._is_torn = True
-            next_generation(self._spec, self._claim, self._started, ranks, note, self._open, take)
+            next_generation(self._spec, self._claim, self._started, ranks, note, self._open, take, hold)
 
     @contextmanager
     def _renewing(self, what: str, ranks: Sequence[int]) -> Iterator[None]:
@@ -297,6 +299,16 @@ class Replaceable:
         """Whether a process is the one that a rank has now."""
         facts = self._group._started.facts  # noqa: SLF001
         return rank is not None and rank < len(facts) and facts[rank].pid == pid
+
+    def goes_on_without(self, ranks: Collection[int | None]) -> bool:
+        """Whether it can be used while these ranks are replaced."""
+        least = self._group._spec.options.min_workers  # noqa: SLF001
+        there = set(range(self._group.world_size)) - set(self._group.absent_ranks)
+        return least is not None and len(there.difference(ranks)) >= least
+
+    def is_without(self, ranks: Collection[int | None]) -> bool:
+        """Whether it is used without these ranks now."""
+        return set(self._group.absent_ranks).issuperset(ranks)
 
     def status(self, rank: int) -> ActorState:
         """What a rank's worker is up to."""

@@ -9,7 +9,7 @@ from raycrew.worker_groups._calls import GroupShape, dispatch_single
 from raycrew.worker_groups._group.life import Lifecycle
 from raycrew.worker_groups._start import GroupSpec, Layout, Started
 from raycrew.worker_groups.errors import WorkerGroupError
-from raycrew.worker_groups.sharding import resized
+from raycrew.worker_groups.sharding import NamedSharding, SeatPlan, resized
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,14 @@ class Resizing:
     def _shrink(self, n: int, cleanup_method: str | None, timeout_s: float) -> tuple[int, ...]:
         """End the workers of ranks from n on, which call a method first; gives those that were killed."""
 
+    @property
+    def absent_ranks(self) -> tuple[int, ...]:
+        """Ranks without which the group goes on until they have been replaced; see `min_workers`."""
+        least, absent = self._spec.options.min_workers, self._life.replaced
+        if least is None or len(self._started.ranks) - len(absent) < least:
+            return ()
+        return tuple(sorted(absent))
+
     def resize(self, n: int, *, cleanup_method: str | None = None, timeout: float = 30.0) -> Resized:
         """Give the group `n` workers, while it is used; for ranks that do not need each other.
 
@@ -71,24 +79,15 @@ class Resizing:
             The ranks that are new, those that are no more, and those of which calls were cut.
 
         Raises:
-            TypeError: `n` is no whole number, or the clean-up method needs arguments.
+            TypeError: `n` is no whole number, `timeout` no number, or the clean-up method needs arguments.
             UnknownMethodError: The class has no such clean-up method.
-            ValueError: It is less than one, the cluster has fewer bundles, or the group has several axes.
+            ValueError: It is less than one, or than `min_workers`; the cluster has fewer bundles; or the
+                group has several axes.
             BundlesOccupiedError: Too few bundles are free; the group is as it was.
             WorkerGroupError: Ranks are tied, or one that is to stay is dead; the group is as it was.
             WorkerFailureError: A new worker failed or was late; the group is as it was. Or `on_generation`
                 failed on a rank: the group has its new size, and `renew_rendezvous()` tries that again.
             WorkerGroupClosedError: The group was shut down, perhaps meanwhile; no new worker is left.
-
-        Examples:
-            >>> class Adder:
-            ...     def add(self, x: int, y: int) -> int:
-            ...         return x + y
-            >>> with RayWorkerGroup(cluster, Adder, workers_per_node=1) as group:
-            ...     print(group.resize(2).added, group.call(Adder.add, 1, 2).get_results())
-            ...     print(group.resize(1).removed, group.call(Adder.add, 1, 2).get_results())
-            (1,) [3, 3]
-            (1,) [3]
         """
         _check_count("n", n)
         return self._resized(lambda _: n, cleanup_method, timeout)
@@ -106,6 +105,7 @@ class Resizing:
         return self._resized(lambda size: size - count, cleanup_method, timeout)
 
     def _resized(self, wanted: Callable[[int], int], cleanup_method: str | None, timeout_s: float) -> Resized:
+        _check_timeout(timeout_s)
         self._life.check_owner("resize")
         shape = self._open()
         self._check_elastic()
@@ -116,8 +116,10 @@ class Resizing:
         def work() -> list[int]:
             before = len(self._started.ranks)
             after = wanted(before)
-            if after < 1:
-                raise ValueError(f"{self._spec.name!r} has {before} workers, and would have {after}")
+            least = self._spec.options.min_workers or 1
+            if after < least:
+                said = f"{self._spec.name!r} has {before} workers, and would have {after}"
+                raise ValueError(f"{said}; there are to be {least} at least")
             if after > before:
                 self._grow(after)
             cut = self._shrink(after, cleanup_method, timeout_s) if after < before else ()
@@ -138,8 +140,31 @@ class Resizing:
             resized(options.sharding_annotations, 1)
 
 
+def check_min_workers(least: int | None, plan: SeatPlan, axes: NamedSharding | None) -> None:
+    """Check that a group can go on without some of its workers.
+
+    Raises:
+        ValueError: It has fewer, ranks are tied, or there are several axes.
+    """
+    if least is None:
+        return
+    if least > len(plan.seats):
+        raise ValueError(f"min_workers is {least}, of {len(plan.seats)} workers")
+    if tied := [group for group in plan.tied_groups if len(group) > 1]:
+        raise ValueError(f"min_workers= is for ranks that need no others; {tied[0]} are tied")
+    if axes is not None:
+        resized(axes, least)
+
+
 def _check_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is a whole number of workers, not {value!r}")
     if value < 1:
         raise ValueError(f"{name} is {value}; there is at least one worker")
+
+
+def _check_timeout(value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"timeout is a number of seconds, not {value!r}")
+    if not value >= 0:
+        raise ValueError(f"timeout is {value!r}, which is less than 0 or no number")

@@ -25,6 +25,7 @@ def next_generation(
     on_end: Callable[[Ended], None],
     go_on: Callable[[], object],
     on_built: Callable[[Started], None],
+    before_told: Callable[[], object] = bool,
 ) -> None:
     """Replace the workers of some ranks, perhaps of none, and give the whole group a new generation.
 
@@ -40,6 +41,7 @@ def next_generation(
         on_end: Told what became of the new workers, when their start fails.
         go_on: Called now and then; what it raises ends the new workers.
         on_built: Told of the new generation once it stands, before the workers' own code hears of it.
+        before_told: Called before anybody hears of it.
 
     Raises:
         WorkerFailureError: A new worker failed or was late, and the new ones have been ended; or a worker
@@ -53,7 +55,7 @@ def next_generation(
         launch = _Succession(spec, claim, progress, positions, on_end, go_on)
         # A node that joined since the start may not have the environment yet.
         interpreter_for(spec.options.environments, spec.builder.fqn, spec.cluster)
-        launch.succeed(started, on_built)
+        launch.succeed(started, on_built, before_told)
 
 
 def add_workers(

@@ -1,7 +1,7 @@
 """Calls spread over the workers of a group, one worker each."""
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, TypeVar, overload
 
 from raycrew.worker_groups._calls import MultiWorkerFuture, Results, method_name
@@ -27,6 +27,8 @@ class LoadBalancer(Workload):
             attribute `needs_usage` it gets loads with reports of resource use.
         idempotent_methods: Methods that may run twice: their items are sent again when a worker is lost.
         usage: Resource use by rank; asked at most every two seconds, and only for strategies that need it.
+        absent: Ranks to leave out for now, as they are being replaced. Where it is given, items of a lost
+            worker go to another one at once, rather than wait until it was replaced.
 
     Raises:
         ValueError: No strategy has that name, or one that needs reports was given no `usage`.
@@ -47,11 +49,12 @@ class LoadBalancer(Workload):
         *,
         idempotent_methods: Iterable[str] = (),
         usage: Callable[[], Mapping[int, float]] | None = None,
+        absent: Callable[[], Collection[int]] | None = None,
     ) -> None:
         self._strategy = strategy_of(strategy)
         if self._strategy.needs_usage and usage is None:
             raise ValueError(f"the strategy {strategy!r} needs reports of resource use: usage=")
-        super().__init__(group, idempotent_methods, usage if self._strategy.needs_usage else None)
+        super().__init__(group, idempotent_methods, usage if self._strategy.needs_usage else None, absent)
 
     @overload
     def call(

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -63,6 +63,7 @@ class Workload:
         group: The group.
         idempotent_methods: Methods that may run twice.
         usage: Resource use by rank; asked at most every two seconds.
+        absent: Ranks to leave out for now; where it is given, items of a lost worker go to another at once.
     """
 
     def __init__(
@@ -70,12 +71,14 @@ class Workload:
         group: BalancedGroup,
         idempotent_methods: Iterable[str],
         usage: Callable[[], Mapping[int, float]] | None,
+        absent: Callable[[], Collection[int]] | None = None,
     ) -> None:
         if isinstance(idempotent_methods, str):
             raise TypeError(f"idempotent_methods is a sequence of names, as in [{idempotent_methods!r}]")
         self._group = group
         self._idempotent = frozenset(idempotent_methods)
         self._usage = usage
+        self._absent = absent
         self._reported: Mapping[int, float] = {}
         self._reported_at = float("-inf")
         self._sent_since: Counter[int] = Counter()
@@ -119,6 +122,8 @@ class Workload:
             if isinstance(error, GroupResizedError) or rank not in self._leaders():
                 raise GoneWorkerError from error
             raise
+        if self._absent is not None:
+            future._hand_over()  # noqa: SLF001 - made for this
         if (observer := observed.by) is not None:
             observer.labelled(future._own_id(), "balancer")  # noqa: SLF001 - made for this
         place = future._places.get(rank)  # noqa: SLF001 - of whom it was sent to, whoever they are by now
@@ -146,8 +151,9 @@ class Workload:
         return {info.rank: info.generation for info in self._group.ranks}
 
     def _living(self) -> list[int]:
-        now = self._generations()
-        return [rank for rank in self._leaders() if rank in now and self._lost.get(rank) != now[rank]]
+        now, absent = self._generations(), () if self._absent is None else self._absent()
+        here = [rank for rank in self._leaders() if rank in now and rank not in absent]
+        return [rank for rank in here if self._lost.get(rank) != now[rank]]
 
     def _reap_singles(self) -> None:
         if not self._singles:

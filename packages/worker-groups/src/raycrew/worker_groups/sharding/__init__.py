@@ -1,6 +1,7 @@
 """Ranks: which worker gets which from where it is, and named axes over them."""
 
 from raycrew.worker_groups.sharding._named import NamedSharding
+from raycrew.worker_groups.sharding._named import check_axes as check_axes
 from raycrew.worker_groups.sharding._places import first_seats as first_seats
 from raycrew.worker_groups.sharding._places import resized as resized
 from raycrew.worker_groups.sharding._places import with_seats as with_seats

@@ -153,6 +153,18 @@ class NamedSharding:
                 raise ValueError(f"coordinate {value} on axis {name!r} is outside 0 to {size - 1}")
 
 
+def check_axes(sharding: NamedSharding | None, n_workers: int) -> None:
+    """Check that named axes are over the ranks of a group.
+
+    Raises:
+        ValueError: They are over others.
+    """
+    if sharding is not None and set(sharding) != set(range(n_workers)):
+        raise ValueError(
+            f"sharding_annotations has {sharding.size} ranks, the group {n_workers}: 0 to {n_workers - 1}"
+        )
+
+
 def _shape(nested: Any) -> tuple[int, ...]:
     if isinstance(nested, int) and not isinstance(nested, bool):
         return ()

@@ -282,6 +282,11 @@ class Gathering(Telling):
 
     # For balancers.
 
+    def _hand_over(self) -> None:
+        """Leave it to the sender to send this again, to another worker."""
+        if self._recovery is not None:
+            self._recovery = self._recovery.handed_over()
+
     @property
     def _ends(self) -> list[Any]:
         """What is ready when a call has ended: its result, or the end of its stream."""

@@ -18,6 +18,8 @@ class Recovery:
         restart: Told of the failure; says whether the group is whole again.
         send: Sends the call again and gives its future, for a method that may run twice; else None.
         seen: Told that a worker of the call is lost, where nobody has taken its results.
+        in_passing: As `restart`, but does not wait where the group goes on without its worker; for calls of
+            which the sender sees to a loss itself.
     """
 
     def __init__(
@@ -25,9 +27,15 @@ class Recovery:
         restart: Callable[[WorkerFailureError], bool],
         send: Callable[[], Any] | None = None,
         seen: Callable[[], object] | None = None,
+        in_passing: Callable[[WorkerFailureError], bool] | None = None,
     ) -> None:
         self._restart, self._send, self._seen = restart, send, seen
+        self._in_passing = in_passing or restart
         self._lock = threading.Lock()
+
+    def handed_over(self) -> "Recovery":
+        """That of a call which the sender sends again itself, to another worker."""
+        return Recovery(self._in_passing, None, self._seen)
 
     @property
     def sends_again(self) -> bool:

@@ -107,8 +107,8 @@ def _replicated(
     shape: GroupShape, method: MethodInfo, declared: Declaration, args: tuple[Any, ...], kwargs: Any
 ) -> Dispatch:
     bind_arguments(shape, method, args, kwargs)
-    called = range(1 if declared.kind == "rank_zero" else shape.world_size)
-    ranks = (0,) if declared.collect == "first" else tuple(called)
+    called = (0,) if declared.kind == "rank_zero" else shape.without_absent(range(shape.world_size))
+    ranks = called[:1] if declared.collect == "first" else called
     join = Join(f"{shape.info.name}.{method.name}", ranks, declared.collect)
     sends = tuple(Send(rank, args, kwargs) for rank in called)
     return Dispatch(method, sends, ranks, join=join, world_size=shape.world_size)

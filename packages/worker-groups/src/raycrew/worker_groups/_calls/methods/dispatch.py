@@ -36,7 +36,8 @@ def dispatch_single(
     if ranks is not None:
         called = returning = shape.check_ranks(ranks)
     else:
-        called, returning = _targets(shape, only_on, run_rank_0_only_axes)
+        targets = _targets(shape, only_on, run_rank_0_only_axes)
+        called, returning = map(shape.without_absent, targets)
     sends = tuple(Send(rank, args, kwargs) for rank in called)
     return Dispatch(method, sends, returning, only_on != "all", world_size=shape.world_size)
 

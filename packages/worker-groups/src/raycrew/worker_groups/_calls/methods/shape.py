@@ -65,6 +65,7 @@ class GroupShape:
         world_size: Number of ranks.
         tied_groups: Ranks of each tied group, leader first.
         sharding: Named axes over the ranks, if there are any.
+        absent: Ranks that are called by those alone who name them, as they are being replaced.
         known_calls: Method, number of positional and names of keyword arguments of calls that fitted.
     """
 
@@ -72,7 +73,12 @@ class GroupShape:
     world_size: int
     tied_groups: Sequence[Sequence[int]]
     sharding: NamedSharding | None = None
+    absent: frozenset[int] = frozenset()
     known_calls: set[tuple[str, int, tuple[str, ...]]] = field(default_factory=set, compare=False, repr=False)
+
+    def without_absent(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Those of some ranks that a call is sent to which is the same for all; all if none would be left."""
+        return tuple(rank for rank in ranks if rank not in self.absent) or tuple(ranks)
 
     def method(self, name: str) -> MethodInfo:
         """A method of the worker class.

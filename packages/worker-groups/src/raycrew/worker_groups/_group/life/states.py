@@ -61,6 +61,11 @@ class Lifecycle:
         """What the group is doing."""
         return self._state
 
+    @property
+    def replaced(self) -> frozenset[int]:
+        """The ranks on which calls wait at the moment."""
+        return self._replaced
+
     def opened(self) -> None:
         """The start-up has succeeded."""
         self._state = "open"

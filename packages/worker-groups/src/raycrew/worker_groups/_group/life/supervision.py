@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 #: So long Ray may take until it says that a worker is dead, after a call was seen to fail of that.
 DOUBT_S = 10.0
 _LOOK_S = 0.5
+_ASIDE_LOOK_S = 0.02
 
 _REFUSALS = (WorkerGroupError, ClusterError, RayError)
 
@@ -41,6 +42,14 @@ class Replaceable(Protocol):
 
     def is_present(self, rank: int | None, pid: int | None) -> bool:
         """Whether a process is the one that a rank has now."""
+        ...
+
+    def goes_on_without(self, ranks: Collection[int | None]) -> bool:
+        """Whether it can be used while these ranks are replaced."""
+        ...
+
+    def is_without(self, ranks: Collection[int | None]) -> bool:
+        """Whether it is used without these ranks now."""
         ...
 
     def status(self, rank: int) -> ActorState:
@@ -77,15 +86,21 @@ class Supervision:
             send: Sends the call again.
         """
         may_go_again = method.name in self._options.idempotent_methods and "generator" not in method.kind
-        return Recovery(partial(self._after, group), send if may_go_again else None)
+        after, in_passing = partial(self._after, group), partial(self._after, group, in_passing=True)
+        if may_go_again:
+            return Recovery(after, send, in_passing=in_passing)
+        return Recovery(in_passing)
 
     def expect(self, processes: Iterable[tuple[int, int]]) -> None:
         """Say nothing of these ranks' processes, which the group ends itself."""
         with self._lock:
             self._known.update(processes)
 
-    def _after(self, group: Replaceable, error: WorkerFailureError) -> bool:
-        """Whether the group is whole again after a call failed as workers of it died."""
+    def _after(self, group: Replaceable, error: WorkerFailureError, *, in_passing: bool = False) -> bool:
+        """Whether the group is whole again after a call failed as workers of it died.
+
+        In passing it is not waited for that where the group goes on without them.
+        """
         if self._life.state in ("closing", "closed"):
             return False
         try:
@@ -95,7 +110,30 @@ class Supervision:
             return False
         for part in died:
             self._tell(part)
-        return self._options.restart_on_failure and bool(died) and self._restarted(group, error, died)
+        if not self._options.restart_on_failure or not died:
+            return False
+        ranks = {part.rank for part in died}
+        if in_passing and group.goes_on_without(ranks):
+            self._restart_aside(group, error, died)
+            return False
+        return self._restarted(group, error, died)
+
+    def _restart_aside(
+        self, group: Replaceable, error: WorkerFailureError, died: Sequence[WorkerFailureError]
+    ) -> None:
+        """Have the group restarted while it goes on; it is without its dead workers when this returns."""
+        ranks = {part.rank for part in died}
+        if not group.is_without(ranks) and _are_present(group, died):
+            restart = threading.Thread(
+                target=self._restarted, args=(group, error, died), name="raycrew-aside", daemon=True
+            )
+            restart.start()
+            until = time.monotonic() + DOUBT_S
+            while restart.is_alive() and not group.is_without(ranks) and time.monotonic() < until:
+                restart.join(_ASIDE_LOOK_S)
+        if group.is_without(ranks):
+            who = ", ".join(sorted(map(str, ranks)))
+            error.add_note(f"its group goes on without rank {who}, which is being replaced")
 
     def _died(self, group: Replaceable, error: WorkerFailureError) -> list[WorkerFailureError]:
         """The failures whose workers have died for sure."""
@@ -138,6 +176,7 @@ class Supervision:
             except WorkerFailureError as failure:
                 logger.warning("a restart of %s failed: %s", self._name, failure)
             except _REFUSALS as refused:
+                logger.info("%s was not restarted: %s", self._name, refused)
                 error.add_note(f"its group was not restarted: {refused}")
                 return False
             except Exception as raised:  # by a function of the caller's: `init`, say

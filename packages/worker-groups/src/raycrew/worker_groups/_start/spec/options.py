@@ -39,6 +39,7 @@ class GroupOptions:
     idempotent_methods: Sequence[str]
     restart_on_failure: bool
     max_restarts: int
+    min_workers: int | None
     on_worker_failure: Callable[[WorkerFailureError], object] | None
     memory_limit: int | str | None
     diagnose: bool | str | PathLike[str]
@@ -62,6 +63,10 @@ class GroupOptions:
             _check_names(name, getattr(self, name))
         _check_number("init_timeout_s", self.init_timeout_s, math.ulp(0.0))
         _check_number("max_restarts", self.max_restarts, 0, whole=True)
+        if self.min_workers is not None:
+            _check_number("min_workers", self.min_workers, 1, whole=True)
+            if not self.restart_on_failure:
+                raise ValueError("min_workers= is for groups with restart_on_failure=True")
         if self.on_worker_failure is not None and not callable(self.on_worker_failure):
             raise TypeError(f"on_worker_failure is a function of the failure, not {self.on_worker_failure!r}")
         if self.memory_limit is not None:
