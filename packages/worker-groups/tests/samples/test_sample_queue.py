@@ -363,6 +363,7 @@ def test_what_can_not_be_put_is_refused_before_anything_is(queue, columns, optio
     ("options", "message"),
     [
         ({"columns": []}, "1 to 62 columns"),
+        ({"name": None}, "what the queue is called"),
         ({"columns": "tokens"}, "a sequence of names"),
         ({"columns": ["a", "a"]}, "twice"),
         ({"stale": "old"}, "keep, drop, rescore"),

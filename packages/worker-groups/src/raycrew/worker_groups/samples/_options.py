@@ -55,6 +55,8 @@ class QueueOptions:
         return cls(**{field.name: arguments[field.name] for field in fields(cls)})
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise TypeError(f"name is what the queue is called, not {self.name!r}")
         _check_columns("columns", self.columns)
         if not self.columns or len(self.columns) > _MOST_COLUMNS:
             raise ValueError(f"a queue has 1 to {_MOST_COLUMNS} columns, got {len(self.columns)}")
