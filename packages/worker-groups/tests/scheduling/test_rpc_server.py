@@ -30,7 +30,7 @@ def call(server):
     server.create_engine(ECHO, "a", "hey")
 
     def call(method, /, *args, time_s=5.0, **kwargs):
-        return server.call("a", method, time_s, "1", *args, **kwargs)
+        return server.call(["a", method, time_s, "1"], *args, **kwargs)
 
     return call
 
@@ -38,11 +38,11 @@ def call(server):
 def test_several_engines_have_names_of_their_own(server):
     server.create_engine(ECHO, "a", "one")
     server.create_engine("engines:Echo", "b", word="two")
-    assert [server.call(name, "say", None, "1")[0] for name in "ab"] == ["one", "two"]
+    assert [server.call([name, "say", None, "1"])[0] for name in "ab"] == ["one", "two"]
     assert server.ping() == ["a", "b"]
     with pytest.raises(EngineCreationError, match="already"):
         server.create_engine(ECHO, "a")
-    assert server.call("a", "say", None, "1")[0] == "one"
+    assert server.call(["a", "say", None, "1"])[0] == "one"
 
 
 def test_arguments_may_have_any_name(call):
@@ -65,9 +65,9 @@ def test_futures_of_a_loop_that_runs_in_a_thread_are_waited_for_there(server):
     thread.start()
     try:
         server._engines["a"] = Threaded(loop)
-        assert server.call("a", "soon", 5.0, "1") == "done"
+        assert server.call(["a", "soon", 5.0, "1"]) == "done"
         with pytest.raises(TimeoutError):
-            server.call("a", "never", 0.01, "1")
+            server.call(["a", "never", 0.01, "1"])
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
@@ -91,7 +91,7 @@ class Threaded:
 
 def test_what_is_not_there_is_named(server, call):
     with pytest.raises(EngineCallError, match=r"no engine 'b'.*\['a'\]"):
-        server.call("b", "say", None, "1")
+        server.call(["b", "say", None, "1"])
     for name in ("nothing", "word"):
         with pytest.raises(EngineCallError, match=f"no method '{name}': it is a Echo"):
             call(name)
@@ -149,7 +149,7 @@ def test_a_worker_is_configured(server, monkeypatch):
     server.create_engine(ECHO, "a")
     assert server.configure("engines.seeded", 7) == 7
     server.set_env({"RAYCREW_TEST_OTHER": "x"})
-    assert server.call("a", "env", None, "1", "RAYCREW_TEST_SEED", "RAYCREW_TEST_OTHER") == ["7", "x"]
+    assert server.call(["a", "env", None, "1"], "RAYCREW_TEST_SEED", "RAYCREW_TEST_OTHER") == ["7", "x"]
     monkeypatch.delenv("RAYCREW_TEST_OTHER")
     with pytest.raises(WorkerConfigurationError, match="no seed"):
         server.configure("engines.refuses")

@@ -54,7 +54,7 @@ def call_engine(
     """Call a method of an engine and wait for what it gives; sent again only if it surely never began."""
     again = Again(seat, timeout_s)
     while True:
-        arguments = (engine, method, again.left_s, again.number, *args)
+        arguments = ([engine, method, again.left_s, again.number], *args)
         try:
             return send(seat, "call", again.left_s, arguments, kwargs).get_results()[0]
         except WorkerFailureError as error:
@@ -68,7 +68,7 @@ async def call_engine_async(
     """The same without blocking the event loop; being cancelled cancels the call, if it has not begun."""
     again = Again(seat, timeout_s)
     while True:
-        arguments = (engine, method, again.left_s, again.number, *args)
+        arguments = ([engine, method, again.left_s, again.number], *args)
         try:
             return (await send(seat, "call", again.left_s, arguments, kwargs))[0]
         except WorkerFailureError as error:

@@ -48,7 +48,7 @@ class RayRPCServer:
     Examples:
         >>> server = RayRPCServer(engine_paths=["collections.*"])
         >>> server.create_engine("collections.Counter", "letters", "abca")
-        >>> server.call("letters", "most_common", None, "1", 1)
+        >>> server.call(["letters", "most_common", None, "1"], 1)
         [('a', 2)]
     """
 
@@ -124,16 +124,13 @@ class RayRPCServer:
             why = f"{path} raised {type(error).__name__}: {error}"
             raise EngineCreationError(why, cause=as_portable(error)) from error
 
-    def call(
-        self, name: str, method: str, timeout_s: float | None, number: str, /, *args: Any, **kwargs: Any
-    ) -> Any:
+    def call(self, what: Sequence[Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of an engine; where it gives a future or a coroutine, that is waited for.
 
         Args:
-            name: The engine.
-            method: Its method.
-            timeout_s: How long to wait for what it gives, if that is a future; None for no limit.
-            number: What tells this call from any other one.
+            what: The engine; its method; how long to wait for what that gives, if it is a future (None for no
+                limit); and what tells this call from any other one. One list, for Ray sends each argument by
+                itself.
             *args: Positional arguments of the method.
             **kwargs: Its keyword arguments.
 
@@ -141,6 +138,7 @@ class RayRPCServer:
             EngineCallError: There is no such engine or method.
             Exception: Whatever the method raises.
         """
+        name, method, timeout_s, number = what
         self._begun.append(number)
         return awaited(self._bound(name, method)(*args, **kwargs), timeout_s, self._own_loop)
 
