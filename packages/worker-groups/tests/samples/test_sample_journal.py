@@ -98,6 +98,22 @@ def test_what_was_changed_on_disk_is_told_and_not_used(tmp_path):
     assert left(tmp_path) == ["first", "second"]
 
 
+def test_a_changed_length_hides_nothing_that_is_behind_it(tmp_path):
+    with SampleQueue(COLUMNS, directory=tmp_path) as queue:
+        (file,) = tmp_path.glob("*.samples")
+        at = file.stat().st_size
+        for token in range(10):
+            put(queue, token)
+    data = file.read_bytes()
+    for byte in range(8):
+        file.write_bytes(data[: at + byte] + bytes([data[at + byte] ^ 1]) + data[at + byte + 1 :])
+        with pytest.raises(SampleJournalError, match=f"damaged at byte {at}"):
+            SampleQueue(COLUMNS, directory=tmp_path)
+        assert file.stat().st_size == len(data)
+    file.write_bytes(data)
+    assert left(tmp_path) == [*range(10)]
+
+
 def test_folders_that_are_not_this_queues_are_refused(tmp_path):
     in_use = f"in use by another queue .process {os.getpid()}"
     with SampleQueue(COLUMNS, directory=tmp_path / "a"), pytest.raises(SampleJournalError, match=in_use):

@@ -1,6 +1,7 @@
 """How requests reach a queue's keeper, and who waits there until one is possible."""
 
 import asyncio
+import math
 import os
 import threading
 import time
@@ -55,9 +56,10 @@ class LocalChannel:
 
     def ask(self, request: Request, timeout_s: float | None) -> Any:
         """See `Channel`."""
+        deadline = deadline_in(timeout_s)
         if (answer := self._try(request)) is not None:
             return answer
-        deadline, changed = _deadline(timeout_s), threading.Event()
+        changed = threading.Event()
         self._keeper.listen(changed, changed.set)
         try:
             while (answer := self._try(request)) is None:
@@ -69,9 +71,10 @@ class LocalChannel:
 
     async def ask_async(self, request: Request, timeout_s: float | None) -> Any:
         """See `Channel`."""
+        deadline = deadline_in(timeout_s)
         if (answer := self._try(request)) is not None:
             return answer
-        deadline, changed = _deadline(timeout_s), asyncio.Event()
+        changed = asyncio.Event()
         self._keeper.listen(changed, _in_loop(changed.set))
         try:
             while (answer := self._try(request)) is None:
@@ -105,8 +108,20 @@ class LocalChannel:
         return min(left, self._keeper.next_end_s(), _LONGEST_S)
 
 
-def _deadline(timeout_s: float | None) -> float:
-    return float("inf") if timeout_s is None else time.monotonic() + timeout_s
+def deadline_in(timeout_s: float | None) -> float:
+    """When so many seconds are over, by the monotonic clock; never, for None.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is not a number.
+    """
+    if timeout_s is None:
+        return math.inf
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
+        raise TypeError(f"timeout_s is a number of seconds, or None, not {timeout_s!r}")
+    if math.isnan(timeout_s):
+        raise ValueError("timeout_s is a number of seconds, or None for no limit, got nan")
+    return time.monotonic() + timeout_s
 
 
 def _in_loop(call: Callable[[], object]) -> Callable[[], None]:

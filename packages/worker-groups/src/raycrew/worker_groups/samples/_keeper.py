@@ -1,5 +1,6 @@
 """A queue's state: ledger and rows together, one operation at a time. Nothing here waits."""
 
+import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,13 +15,12 @@ from raycrew.worker_groups.errors import (
     SampleQueueEndedError,
 )
 from raycrew.worker_groups.samples._options import QueueOptions
-from raycrew.worker_groups.samples._reasons import why_not_get, why_not_put
+from raycrew.worker_groups.samples._reasons import in_vain, why_not_get, why_not_put
 from raycrew.worker_groups.samples._requests import Columns, Handed, Wanted, use_of
 from raycrew.worker_groups.samples._states import (
     NO_FLOOR,
     WHOLE,
     Ledger,
-    Sample,
     Use,
     extended,
     first_runs,
@@ -28,7 +28,9 @@ from raycrew.worker_groups.samples._states import (
 )
 from raycrew.worker_groups.samples._storage import Standing, size_of
 from raycrew.worker_groups.samples._table import Table, rows_of
-from raycrew.worker_groups.samples._tally import TALLIED, SampleStats
+from raycrew.worker_groups.samples._tally import TALLIED, SampleStats, ages
+
+logger = logging.getLogger(__name__)
 
 _MOST_WITHDRAWN = 256
 
@@ -58,6 +60,7 @@ class Keeper:
         self._withdrawn: deque[str] = deque(maxlen=_MOST_WITHDRAWN)
         self._tally: Counter[str] = Counter()
         self._is_ended = self._is_closed = self._is_changed = self._is_torn = False
+        self._is_full = self._has_warned = False
         self._broken: SampleJournalError | None = None
         self._lock = threading.RLock()
         self._listeners: dict[object, Callable[[], object]] = {}
@@ -76,6 +79,7 @@ class Keeper:
                 raise ValueError(f"{n} samples at once are more than max_samples={self._options.max_samples}")
             self._ledger.advance(version)
             if not self._has_room(n, size_of(columns.values())):
+                self._is_changed, self._is_full = not self._is_full, True
                 return None
             mask = self._options.mask_of(list(columns)) | (WHOLE if is_whole else 0)
             kept = self._table.kept(columns, range(n))
@@ -141,12 +145,12 @@ class Keeper:
             until = self._clock() + wanted.lease_s
             taken = self._ledger.lease(wanted.lease, use, wanted.n, floor, until)
             try:
-                handed = self._handed(taken, wanted.columns)
+                handed = self._table.handed(taken, wanted.columns, self._ledger.version)
             except OSError:
                 self._ledger.give_back(wanted.lease, None)
                 raise
             if not use.adds:
-                self._tally_age(taken)
+                self._tally.update(ages(taken, self._ledger.version, self._clock()))
             return handed
 
     def done(self, lease: str, ids: Sequence[int] | None) -> int:
@@ -278,6 +282,7 @@ class Keeper:
     def _clear(self) -> bool:
         """Give up rows of samples that are gone, and columns that are to be scored anew."""
         gone, stripped = self._ledger.taken_off()
+        self._is_full = self._is_full and not gone
         self._table.clear(stripped, self._options.rescored)
         for sample, _ in gone:
             self._rows.free(sample.rows)
@@ -325,23 +330,18 @@ class Keeper:
 
     def _are_enough(self, wanted: Wanted, use: Use, floor: int) -> bool:
         ready = self._ledger.count(use, floor)
+        if self._is_full and ready < wanted.at_least:
+            if ready and use.adds:
+                return True  # those who take samples out may wait for these, and those who put for them
+            self._warn(wanted, use, floor, ready)
         if ready >= wanted.at_least or not self._is_ended or self._ledger.may_come(use, floor):
             return ready >= wanted.at_least
         if not ready:
             raise SampleQueueEndedError(f"{self._options.name} has ended, and has no more such samples")
         return True
 
-    def _tally_age(self, taken: Sequence[Sample]) -> None:
-        now, version = self._clock(), self._ledger.version
-        self._tally["handed_out"] += len(taken)
-        self._tally["versions_behind"] += sum(version - sample.tag for sample in taken)
-        self._tally["waited_s"] += sum(now - sample.born for sample in taken)  # type: ignore[assignment]
-
-    def _handed(self, taken: Sequence[Sample], columns: Sequence[str] | None) -> Handed:
-        there = -1
-        for sample in taken:
-            there &= sample.mask
-        names = self._options.names_of(there) if columns is None else columns
-        rows = self._table.read(taken, names)
-        behind = [self._ledger.version - sample.tag for sample in taken]
-        return Handed([s.id for s in taken], [s.runs for s in taken], behind, rows)
+    def _warn(self, wanted: Wanted, use: Use, floor: int, ready: int) -> None:
+        """Say once, where no time limit does, that somebody may wait for ever."""
+        if not (self._has_warned or self._ledger.leases or self._ledger.may_come(use, floor)):
+            self._has_warned = True
+            logger.warning("%s", in_vain(self._options, wanted, ready, len(self._ledger.samples)))

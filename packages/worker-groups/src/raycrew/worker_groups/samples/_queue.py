@@ -208,7 +208,8 @@ class SampleQueue(QueueCoroutines):
             timeout_s: How long to wait; None for no limit.
 
         Returns:
-            The samples; fewer than `at_least` only where the queue has ended.
+            The samples; fewer than `at_least` only where the queue has ended, or where columns are added and
+            it is full.
 
         Raises:
             SampleQueueTimeoutError: There were not enough in time; none was taken.

@@ -1,6 +1,7 @@
 """Why a queue can't do something now, in words. Pure."""
 
 from raycrew.worker_groups.samples._options import QueueOptions
+from raycrew.worker_groups.samples._requests import Wanted
 from raycrew.worker_groups.samples._states import GOES_ON, Use
 from raycrew.worker_groups.samples._tally import SampleStats
 
@@ -24,6 +25,16 @@ def why_not_get(
         f"{options.name} has {ready} of {at_least} {what}{lacking} that nobody has, and "
         f"{of_any_age - ready} more that are too old at version {stats.version}; it holds {stats.held}, "
         f"of which {stats.leased} are handed out"
+    )
+
+
+def in_vain(options: QueueOptions, wanted: Wanted, ready: int, held: int) -> str:
+    """Why somebody who waits for samples may wait for ever."""
+    return (
+        f"{options.name} is full, so that nobody can put any more, and only {ready} of the {held} samples "
+        f"that it holds are for a get() of at least {wanted.at_least} with max_staleness="
+        f"{wanted.max_staleness}, which waits: get fewer, have more room (max_samples, max_memory), or have "
+        "those that are too old dropped (stale='drop', discard())"
     )
 
 

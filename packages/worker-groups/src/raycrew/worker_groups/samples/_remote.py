@@ -27,7 +27,7 @@ from raycrew.worker_groups.errors import (
     SampleQueueTimeoutError,
     WorkerGroupError,
 )
-from raycrew.worker_groups.samples._channel import LocalChannel
+from raycrew.worker_groups.samples._channel import LocalChannel, deadline_in
 from raycrew.worker_groups.samples._keeper import Keeper
 from raycrew.worker_groups.samples._options import QueueOptions
 from raycrew.worker_groups.samples._requests import Request
@@ -135,7 +135,7 @@ class RayChannel:
 
     def ask(self, request: Request, timeout_s: float | None) -> Any:
         """See `Channel`."""
-        deadline = _deadline(timeout_s)
+        deadline = deadline_in(timeout_s)
         while True:
             wait_s = _wait_s(deadline)
             answer = self._take(self._send(request, wait_s), wait_s + ANSWER_S)
@@ -144,7 +144,7 @@ class RayChannel:
 
     async def ask_async(self, request: Request, timeout_s: float | None) -> Any:
         """See `Channel`."""
-        deadline = _deadline(timeout_s)
+        deadline = deadline_in(timeout_s)
         while True:
             wait_s = _wait_s(deadline)
             answer = await self._take_async(self._send(request, wait_s), wait_s + ANSWER_S)
@@ -206,10 +206,6 @@ class RayChannel:
         return SampleQueueTimeoutError(
             f"the actor of {self._name} did not answer for {timeout_s:g} s; what was asked may have been done"
         )
-
-
-def _deadline(timeout_s: float | None) -> float:
-    return float("inf") if timeout_s is None else time.monotonic() + timeout_s
 
 
 def _wait_s(deadline: float) -> float:

@@ -1,10 +1,12 @@
 """The rows of a queue's samples by column, wherever they are kept."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from operator import and_
 from typing import Any
 
 from raycrew.worker_groups.samples._options import QueueOptions
-from raycrew.worker_groups.samples._requests import Columns
+from raycrew.worker_groups.samples._requests import Columns, Handed
 from raycrew.worker_groups.samples._states import Sample
 from raycrew.worker_groups.samples._storage import DurableRows, Row, Rows, SpillingRows
 
@@ -32,7 +34,7 @@ class Table:
     """
 
     def __init__(self, options: QueueOptions, rows: Rows) -> None:
-        self._rows = rows
+        self._options, self._rows = options, rows
         self._index = {name: i for i, name in enumerate(options.columns)}
 
     def positions(self, columns: Iterable[str]) -> list[int]:
@@ -74,6 +76,17 @@ class Table:
     def _replace(self, sample: Sample, position: int, row: Any) -> None:
         old, sample.rows[position] = sample.rows[position], row
         self._rows.free([old])  # only now: a sample that is held has no row that is gone
+
+    def handed(self, samples: Sequence[Sample], columns: Sequence[str] | None, version: int) -> Handed:
+        """Samples with the rows of some columns, or of all that each of them has.
+
+        Raises:
+            OSError: They can't be read.
+        """
+        there = reduce(and_, (sample.mask for sample in samples), ~0)
+        rows = self.read(samples, self._options.names_of(there) if columns is None else columns)
+        behind = [version - sample.tag for sample in samples]
+        return Handed([s.id for s in samples], [s.runs for s in samples], behind, rows)
 
     def read(self, samples: Sequence[Sample], columns: Iterable[str]) -> dict[str, list[Row]]:
         """The rows of samples that have all of these columns.

@@ -1,6 +1,9 @@
 """What has become of samples so far, counted. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from raycrew.worker_groups.samples._states import Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,15 @@ class SampleStats:
     def mean_waited_s(self) -> float:
         """How long after it came a sample was handed out to be used up, on average, in seconds."""
         return self.waited_s / max(1, self.handed_out)
+
+
+def ages(taken: Sequence[Sample], version: int, now: float) -> dict[str, float]:
+    """What samples add to the tally that are handed out to be used up."""
+    return {
+        "handed_out": len(taken),
+        "versions_behind": sum(version - sample.tag for sample in taken),
+        "waited_s": sum(now - sample.born for sample in taken),
+    }
 
 
 #: What is told of as it happens, in this order.

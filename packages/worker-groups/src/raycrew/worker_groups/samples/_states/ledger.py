@@ -9,7 +9,7 @@ from typing import Any, Literal
 from raycrew.worker_groups.samples._states.leases import Leases
 from raycrew.worker_groups.samples._states.order import Order
 from raycrew.worker_groups.samples._states.ready import Ready
-from raycrew.worker_groups.samples._states.sample import ALL, Sample, Use, is_ready, may_become_ready
+from raycrew.worker_groups.samples._states.sample import ALL, WHOLE, Sample, Use, is_ready, may_become_ready
 from raycrew.worker_groups.samples._states.versions import Runs, oldest
 
 Stale = Literal["keep", "drop", "rescore"]
@@ -39,6 +39,7 @@ class Ledger:
         self._stripped: list[Sample] = []
         self.leases = Leases()
         self._order, self._stale, self._rescored = order, stale, rescored
+        self._is_bounded = False  # whether anybody has asked for young samples
         self._ready: dict[Use, tuple[int, Ready]] = {}
 
     # What comes
@@ -129,17 +130,33 @@ class Ledger:
     def may_come(self, use: Use, floor: int) -> bool:
         """Whether samples that are held and not ready for a use may become so."""
         return any(
-            not is_ready(s, use) and may_become_ready(s, use) and (s.tag >= floor or s.is_rescored)
+            not is_ready(s, use) and self._may_become_ready(s, use) and self._may_be_young(s, floor)
             for s in self.samples.values()
         )
 
+    def _may_become_ready(self, sample: Sample, use: Use) -> bool:
+        if may_become_ready(sample, use):
+            return True
+        return (
+            self._is_bounded and self._is_scored_anew(sample) and not sample.mask & use.adds & ~self._rescored
+        )
+
+    def _may_be_young(self, sample: Sample, floor: int) -> bool:
+        return sample.tag >= floor or self._is_scored_anew(sample)
+
+    def _is_scored_anew(self, sample: Sample) -> bool:
+        """Whether it is, where it is found too old; nobody who scores is handed parts."""
+        return self._stale == "rescore" and bool(sample.mask & WHOLE)
+
     def take_stale(self, use: Use, floor: int) -> int:
         """Drop or strip samples that are ready for a use, and older, if that is done; how many."""
+        self._is_bounded |= floor > NO_FLOOR
         if self._stale == "keep" or floor <= 0:
             return 0
         found = [self.samples[self._order.sample(key)] for key in self._ready_for(use).below(floor)]
         if self._stale == "rescore":
-            found = [s for s in found if not (s.is_rescored or s.busy) and s.mask & self._rescored]
+            found = [s for s in found if self._is_scored_anew(s) and s.mask & self._rescored]
+            found = [s for s in found if not s.is_rescored and not s.busy]
         for sample in found:
             if self._stale == "drop":
                 self.drop(sample)

@@ -1,6 +1,7 @@
 """Records of a journal as bytes, and back. Pure.
 
-A record is a head in JSON and some rows, behind the length and the CRC-32 of both.
+A record is a head in JSON and some rows, behind the length of both, its CRC-32, and theirs: a length that is
+not what was written must not hide what is behind it.
 """
 
 import json
@@ -9,7 +10,8 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-_FRAME = struct.Struct("<QI")
+_LENGTH = struct.Struct("<Q")
+_FRAME = struct.Struct("<QII")
 _SIZE = struct.Struct("<I")
 
 
@@ -39,7 +41,8 @@ def encode(head: Mapping[str, Any], rows: Sequence[bytes] = ()) -> tuple[bytes, 
     """A record as bytes, and where in them its rows begin."""
     text = json.dumps(head, separators=(",", ":")).encode()
     payload = b"".join((_SIZE.pack(len(text)), text, *rows))
-    return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload, _FRAME.size + _SIZE.size + len(text)
+    frame = _FRAME.pack(len(payload), _check_of(len(payload)), zlib.crc32(payload))
+    return frame + payload, _FRAME.size + _SIZE.size + len(text)
 
 
 def records(data: bytes | memoryview, *, is_last: bool) -> Iterator[Record]:
@@ -59,12 +62,18 @@ def records(data: bytes | memoryview, *, is_last: bool) -> Iterator[Record]:
         offset = found.end
 
 
+def _check_of(length: int) -> int:
+    return zlib.crc32(_LENGTH.pack(length))
+
+
 def _record(view: memoryview, offset: int) -> Record | None:
     begin = offset + _FRAME.size
     if begin > len(view):
         return None
-    size, check = _FRAME.unpack_from(view, offset)
-    if size < _SIZE.size or begin + size > len(view) or zlib.crc32(view[begin : begin + size]) != check:
+    size, check_of_size, check = _FRAME.unpack_from(view, offset)
+    if _check_of(size) != check_of_size or begin + size > len(view):
+        return None
+    if zlib.crc32(view[begin : begin + size]) != check:
         return None
     (text_size,) = _SIZE.unpack_from(view, begin)
     rows_at = begin + _SIZE.size + text_size
@@ -76,5 +85,5 @@ def _is_tail(view: memoryview, offset: int) -> bool:
     begin = offset + _FRAME.size
     if begin > len(view) or not any(view[offset:]):
         return True
-    size, _ = _FRAME.unpack_from(view, offset)
-    return bool(begin + size >= len(view))
+    size, check_of_size, _ = _FRAME.unpack_from(view, offset)
+    return bool(_check_of(size) == check_of_size and begin + size >= len(view))
