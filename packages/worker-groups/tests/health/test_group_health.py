@@ -86,3 +86,44 @@ def test_who_neither_answers_nor_is_seen_in_a_call_is_waited_for_no_longer(monke
     group._answers = answers
     assert group.get_worker_status(timeout=0.5) == {0: "busy"}
     assert group.asked == [pytest.approx(each) for each in (0.1, 0.2, 0.2)]
+
+
+class Seeing(GroupHealth):
+    """Its workers are seen as their names say, and must not be asked."""
+
+    name = "seeing"
+
+    def _open(self):
+        pass
+
+    def _workers(self):
+        names = ["idle", "busy", "stopped", "dead", "unknown"]
+        return Workers([WorkerFacts("a", "10.0.0.1", pid) for pid in range(len(names))], names)
+
+    def _sights(self, workers, timeout_s):
+        seen = {
+            "idle": Seen(True, True),
+            "busy": Seen(True, True, calls=(RunningCall("train", 1, 9.0, 4.0),)),
+            "stopped": Seen(True, True, is_stopped=True),
+            "dead": Seen(is_alive=False),
+            "unknown": "its node does not answer",
+        }
+        assert [facts.pid for facts in workers.facts] == [list(seen).index(name) for name in workers.handles]
+        return {position: seen[name] for position, name in enumerate(workers.handles)}
+
+    def _answers(self, workers, ranks, timeout_s):
+        raise AssertionError("nobody is asked")
+
+
+def test_a_ping_tells_what_is_seen_and_asks_nobody():
+    told = Seeing().ping()
+    assert told == {0: "ready", 1: "busy", 2: "busy", 3: "dead"}
+    assert (told[1].method, told[1].silent_s) == ("train", 4.0)
+    assert Seeing().ping([3, 1]) == {3: "dead", 1: "busy"}
+    assert Seeing().ping([4]) == {}
+
+
+def test_a_ping_of_a_rank_that_is_not_there_is_refused():
+    for rank in (5, -1):
+        with pytest.raises(ValueError, match=f"no ranks \\[{rank}\\], only 0 to 4"):
+            Seeing().ping([0, rank])
