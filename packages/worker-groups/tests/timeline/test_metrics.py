@@ -11,7 +11,7 @@ import ray
 from patience import eventually
 from timed_workers import Timed
 
-from raycrew.worker_groups import RayWorkerGroup, timeline
+from raycrew.worker_groups import RayWorkerGroup, SampleQueue, timeline
 from raycrew.worker_groups._timeline import metrics
 from raycrew.worker_groups._timeline.metrics import COUNTERS, GAUGES, HISTOGRAMS, RayMetrics, full_name
 from raycrew.worker_groups._timeline.records import Call, Part
@@ -108,10 +108,14 @@ def test_the_dashboard_asks_for_metrics_that_there_are():
 def test_rays_endpoint_has_them(cluster):
     with (
         RayWorkerGroup(cluster, Timed, name_prefix="timed") as group,
+        SampleQueue.on_ray(["tokens"], name="timed") as queue,
         timeline(metrics=True, max_spans=0) as run,
     ):
         for _ in range(3):
             group.call("clock").get_results()
+        queue.put({"tokens": [1, 2, 3]}, version=0)
+        with queue.get(2, version=4):
+            pass
         run.add(REPORT)
         run.statistics()  # has what is known told
         (node,) = (node for node in ray.nodes() if node["Alive"])
@@ -122,10 +126,21 @@ def test_rays_endpoint_has_them(cluster):
             nonlocal shown
             with urllib.request.urlopen(url, timeout=10) as answer:
                 shown = answer.read().decode()
-            names = ("update_bytes_total", "calls_total", "running_seconds_bucket", "open_calls")
+            names = (
+                "update_bytes_total",
+                "calls_total",
+                "running_seconds_bucket",
+                "open_calls",
+                "samples_total",
+            )
             return all(f"ray_raycrew_{name}{{" in shown for name in names)
 
         eventually(is_there, "Ray's endpoint has the metrics")
     (calls,) = re.findall(r"^ray_raycrew_calls_total\{([^}]*)\} (\S+)", shown, re.MULTILINE)
     assert 'group="timed"' in calls[0] and 'method="clock"' in calls[0] and 'outcome="ok"' in calls[0]
     assert float(calls[1]) == 3.0
+    told = re.findall(r"^ray_raycrew_samples_total\{([^}]*)\} (\S+)", shown, re.MULTILINE)
+    of_queue = {
+        re.search(r'what="(\w+)"', labels)[1]: float(n) for labels, n in told if 'queue="timed"' in labels
+    }
+    assert of_queue == {"produced": 3.0, "handed_out": 2.0, "consumed": 2.0}
