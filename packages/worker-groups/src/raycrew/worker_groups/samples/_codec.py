@@ -58,12 +58,38 @@ def _encode_row(name: str, row: Any) -> Row:
         return Held(row, None)
     if kind == "tensor":  # it would be pickled with all that it is a view of
         row = row.detach().clone()
-    data = pickle.dumps(row, protocol=5)
+    data = _pickled(name, row)
+    if b"torch" in data:
+        data = _without_the_rest(row)
     if b"ObjectRef" in data:
         _check_for_references(name, row)
     if b"__main__" in data:  # by reference, which nobody else could resolve
         return bytes(cloudpickle.dumps(row))  # type: ignore[no-untyped-call]
     return data
+
+
+def _pickled(name: str, row: Any) -> bytes:
+    try:
+        return pickle.dumps(row, protocol=5)
+    except Exception as error:  # whatever the row's own methods raise
+        raise TypeError(f"a row of column {name!r} can't be pickled: {error}") from error
+
+
+def _without_the_rest(row: Any) -> bytes:
+    """A row pickled with tensors inside of it, but not with all that these are views of."""
+    buffer = io.BytesIO()
+    _Cloner(buffer, protocol=5).dump(row)
+    return buffer.getvalue()
+
+
+class _Cloner(pickle.Pickler):
+    """Pickles copies of views."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """Asked of each object that is not of Python itself."""
+        if _kind_of(value.__class__) == "tensor" and value.untyped_storage().nbytes() > value.nbytes:
+            return value.detach().clone().__reduce_ex__(5)
+        return NotImplemented
 
 
 def _check_for_references(name: str, row: Any) -> None:

@@ -219,6 +219,7 @@ class Keeper:
         with self._lock:
             self._is_closed = True
             self._rows.close()
+            self._ledger.clear()
         self._notify()
 
     # For those who wait

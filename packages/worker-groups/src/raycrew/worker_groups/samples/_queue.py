@@ -45,8 +45,9 @@ class SampleQueue(QueueCoroutines):
             they are handed out to whoever adds those. Once these are there again, the sample's age counts
             from the version that has scored it.
         rescored: Those columns.
-        shuffle_seed: Hand samples out shuffled: the same samples in the same order with the same seed come in
-            the same order again. None for the order in which they came.
+        shuffle_seed: Hand samples out shuffled, by a key that follows from the seed and a sample's number: of
+            the samples that are there, the one with the least comes first. None for the order in which they
+            came.
         shuffle_window: So many samples that came one after another are shuffled among themselves.
         max_samples: Most samples that are held; those who put more wait.
         max_memory: Most bytes of rows in memory, in bytes or as "8GB" or "8GiB"; handles don't count. Those

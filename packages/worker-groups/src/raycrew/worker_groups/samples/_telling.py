@@ -1,5 +1,6 @@
 """What is told of a queue to whoever observes this process, or counts for Ray's endpoint."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -7,6 +8,8 @@ from contextlib import contextmanager
 
 from raycrew.worker_groups._health import Span, observed
 from raycrew.worker_groups.samples._tally import TALLIED
+
+logger = logging.getLogger(__name__)
 
 #: Those that are no numbers of samples have counters of their own.
 _COUNTERS = {"versions_behind": "sample_versions_behind", "waited_s": "sample_waited_seconds"}
@@ -33,9 +36,15 @@ class Teller:
                 self._told[name] = tally[name]  # type: ignore[assignment]
                 labels = {"queue": self._queue}
                 if name in _COUNTERS:
-                    self._count(_COUNTERS[name], labels, more)
+                    self._try_to_count(_COUNTERS[name], labels, more)
                 else:
-                    self._count("samples", {**labels, "what": name}, more)
+                    self._try_to_count("samples", {**labels, "what": name}, more)
+
+    def _try_to_count(self, name: str, labels: Mapping[str, str], value: float) -> None:
+        try:
+            self._count(name, labels, value)
+        except Exception:  # what has been done must not look as if it had not been
+            logger.warning("%s: %s can't be counted", self._queue, name, exc_info=True)
 
 
 def _observe(name: str, labels: Mapping[str, str], value: float) -> None:

@@ -64,6 +64,12 @@ class Ledger:
             self.advance(max(run.version for run in sample.runs))
             self._refresh(sample)
 
+    def clear(self) -> None:
+        """Hold nothing any more, and so none of the rows."""
+        for held in (self.samples, self._ready, self._gone, self._stripped):
+            held.clear()
+        self.leases = Leases()
+
     def mend(self) -> list[Sample]:
         """Find out anew what is ready, and in whose hands, after an operation that was broken off.
 
