@@ -1,5 +1,6 @@
 """A durable queue after its process has ended, in whatever way, and on folders that it must not use."""
 
+import gc
 import os
 import pickle
 import signal
@@ -132,6 +133,57 @@ def test_folders_that_are_not_this_queues_are_refused(tmp_path):
     for options in ({"fsync": True}, {"directory": tmp_path, "spill": True, "max_memory": 1}):
         with pytest.raises(ValueError, match="directory"):
             SampleQueue(COLUMNS, **options)
+
+
+def test_a_folder_in_which_a_file_is_missing_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "SEGMENT_BYTES", 1000)
+    with SampleQueue(COLUMNS, directory=tmp_path) as queue:
+        put(queue, "first")
+        for _ in range(5):
+            put(queue, "x" * 1000)
+    files = sorted(tmp_path.glob("*.samples"))
+    files[2].rename(tmp_path / "away")
+    with pytest.raises(SampleJournalError, match=f"{files[2].name} is missing"):
+        SampleQueue(COLUMNS, directory=tmp_path)
+    (tmp_path / "away").rename(files[2])
+    assert len(left(tmp_path)) == 6
+
+
+def test_files_that_were_not_begun_in_earnest_go(tmp_path):
+    with SampleQueue(COLUMNS, directory=tmp_path) as queue:
+        put(queue, 1)
+    for content in (b"", b"begun", b""):
+        last = max(int(path.stem) for path in tmp_path.glob("*.samples"))
+        (tmp_path / f"{last + 1:010d}.samples").write_bytes(content)
+        n_files = len(list(tmp_path.glob("*.samples")))
+        assert left(tmp_path) == [1]
+        assert len(list(tmp_path.glob("*.samples"))) == n_files, "one went, and one came"
+
+
+def test_a_queue_that_nobody_has_closed_does_not_keep_its_folder(tmp_path):
+    queue = SampleQueue(COLUMNS, directory=tmp_path)
+    put(queue, 1)
+    del queue
+    gc.collect()
+    assert left(tmp_path) == [1]
+
+
+def test_a_folder_that_can_not_be_locked_is_not_taken_for_one_in_use(tmp_path, monkeypatch):
+    def no_locks(descriptor, how):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with pytest.raises(OSError, match="No locks available"):
+        SampleQueue(COLUMNS, directory=tmp_path)
+
+
+def test_what_another_version_has_written_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "_FORMAT", 2)
+    with SampleQueue(COLUMNS, directory=tmp_path) as queue:
+        put(queue, 1)
+    monkeypatch.undo()
+    with pytest.raises(SampleJournalError, match="another version of raycrew"):
+        SampleQueue(COLUMNS, directory=tmp_path)
 
 
 def test_handles_are_refused_where_they_may_outlive_what_they_stand_for(tmp_path):

@@ -370,6 +370,8 @@ def test_what_can_not_be_put_is_refused_before_anything_is(queue, columns, optio
         ({"stale": "rescore"}, "`rescored` names columns"),
         ({"rescored": ["reward"]}, "`rescored` names columns"),
         ({"spill": True}, "max_memory"),
+        ({"spill": "", "max_memory": 1}, "spill is True, False or a folder"),
+        ({"spill": None}, "spill is True, False or a folder"),
         ({"max_memory": "much"}, "max_memory"),
         ({"max_samples": 0}, "at least 1"),
         ({"lease_s": 0}, "above 0"),

@@ -65,6 +65,11 @@ def test_a_timeout_that_is_none_is_refused_at_once(timeout_s):
             asyncio.run(queue.get_async(1, timeout_s=timeout_s))
 
 
+def test_no_batch_has_more_samples_than_it_may_have():
+    with SampleQueue(["tokens"]) as queue, pytest.raises(ValueError, match="at_least=3 is more than"):
+        queue.get(2, at_least=3)
+
+
 @pytest.fixture
 def rescoring():
     columns = ["tokens", "logprobs", "reward"]

@@ -69,6 +69,8 @@ class QueueOptions:
         _check_whole("shuffle_seed", self.shuffle_seed, None)
         _check_whole("shuffle_window", self.shuffle_window, 2)
         _check_whole("max_samples", self.max_samples, 1)
+        if not isinstance(self.spill, bool | str | PathLike) or self.spill == "":
+            raise TypeError(f"spill is True, False or a folder, not {self.spill!r}")
         if self.spill and self.max_memory is None:
             raise ValueError("`spill` goes with a bound on memory, `max_memory`")
         if self.spill and self.directory is not None:

@@ -163,6 +163,8 @@ def getting(
     check_count("batch", n, 1)
     if at_least is not None:
         check_count("at_least", at_least, 1)
+        if at_least > n:
+            raise ValueError(f"at_least={at_least} is more than the whole batch of {n}")
     if max_staleness is not None:
         check_count("max_staleness", max_staleness, 0)
     if options.max_samples is not None and min(n, at_least or n) > options.max_samples:

@@ -3,10 +3,10 @@
 import fcntl
 import os
 import stat
+import weakref
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
-from weakref import WeakSet
 
 from raycrew.worker_groups.errors import SampleJournalError
 from raycrew.worker_groups.samples._storage.files import read_all
@@ -15,7 +15,7 @@ from raycrew.worker_groups.samples._storage.rows import Place
 _MOST_OPEN = 32
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
-_locked: WeakSet["Folder"] = WeakSet()
+_locked: weakref.WeakSet["Folder"] = weakref.WeakSet()
 
 
 def _forget_locks() -> None:
@@ -43,14 +43,17 @@ class Folder:
         _check_owner(path)
         self._lock = os.open(path / "lock", _FLAGS | os.O_RDWR | os.O_CREAT, 0o600)
         self._open: OrderedDict[int, int] = OrderedDict()
+        self._unlock = weakref.finalize(self, os.close, self._lock)  # also of a queue that nobody has closed
         _locked.add(self)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             holder = os.pread(self._lock, 20, 0).decode(errors="replace").strip() or "unknown"
-            os.close(self._lock)
-            self._lock = -1
+            self._unlock()
             raise SampleJournalError(f"{path} is in use by another queue (process {holder})") from None
+        except OSError:
+            self._unlock()
+            raise
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
 
@@ -92,19 +95,19 @@ class Folder:
         else:
             self.remove(number)
 
-    def remove(self, number: int) -> None:
+    def remove(self, number: int, *, is_synced: bool = False) -> None:
         """Remove a file."""
         if (descriptor := self._open.pop(number, None)) is not None:
             os.close(descriptor)
         self.name(number).unlink(missing_ok=True)
+        if is_synced:
+            self._sync_names()
 
     def close(self) -> None:
         """Give the folder up; idempotent."""
         while self._open:
             os.close(self._open.popitem()[1])
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._unlock()
 
     def _descriptor(self, number: int) -> int:
         if number not in self._open:
@@ -123,10 +126,8 @@ class Folder:
 
     def forget(self) -> None:
         """Have a forked child not keep the folder locked when its parent has ended."""
-        if self._lock >= 0:
-            with suppress(OSError):
-                os.close(self._lock)
-            self._lock = -1
+        with suppress(OSError):
+            self._unlock()
 
 
 def _check_owner(path: Path) -> None:

@@ -20,6 +20,8 @@ from raycrew.worker_groups.samples._storage.rows import Place, Standing
 
 logger = logging.getLogger(__name__)
 
+_FORMAT = 1
+
 
 class Journal:
     """Writes, and reads what an earlier process has written.
@@ -48,8 +50,10 @@ class Journal:
         self._sizes: dict[int, int] = {}
         try:
             numbers = self._folder.numbers()
+            self._check_for_gaps(numbers)
             for self._number in numbers:
                 self._replay(self._number, is_last=self._number == numbers[-1])
+            self._number = max(self._sizes, default=0)  # one that was removed again leaves no gap
             self._live.update(sample.segment for sample in self.samples.values())
             self._begin_file()
         except BaseException:
@@ -182,12 +186,12 @@ class Journal:
     def _head(self) -> dict[str, Any]:
         version, next_id, tally = self.standing
         known = {"version": version, "next_id": next_id, "tally": dict(tally)}
-        return {"kind": "head", "columns": self._columns, **known}
+        return {"kind": "head", "format": _FORMAT, "columns": self._columns, **known}
 
     def trim(self) -> None:
         """Remove files that nothing needs any more."""
         while (oldest := self.oldest) != self._number and not self._live[oldest]:
-            self._folder.remove(oldest)
+            self._folder.remove(oldest, is_synced=self._is_synced)
             del self._sizes[oldest], self._live[oldest]
 
     # Reading
@@ -196,7 +200,7 @@ class Journal:
         data, end = self._folder.content(number), 0
         try:
             for record in records(data, is_last=is_last):
-                getattr(self, f"_replay_{record.head['kind']}")(record)
+                self._replay_record(record)
                 end = record.end
         except DamagedError as error:
             name = self._folder.name(number)
@@ -210,6 +214,19 @@ class Journal:
             self._folder.cut(number, end)
         if end:
             self._sizes[number] = end
+        else:
+            self._folder.remove(number)
+
+    def _check_for_gaps(self, numbers: Sequence[int]) -> None:
+        missing = set(range(numbers[0], numbers[-1])).difference(numbers) if numbers else ()
+        if missing:
+            raise SampleJournalError(f"{self._folder.name(min(missing))} is missing: nothing is used")
+
+    def _replay_record(self, record: Record) -> None:
+        kinds = {"head": self._replay_head, "samples": self._replay_samples, "gone": self._replay_gone}
+        if record.head.get("format", _FORMAT) != _FORMAT or record.head["kind"] not in kinds:
+            raise SampleJournalError(f"{self._folder.path} was written by another version of raycrew")
+        kinds[record.head["kind"]](record)
 
     def _replay_head(self, record: Record) -> None:
         columns = record.head["columns"]
