@@ -34,6 +34,13 @@ def own(worker, n=1, **options):
         return group.call("get_own").get_results()
 
 
+@pytest.mark.parametrize("group_class", [InProcessGroup, RayWorkerGroup])
+@pytest.mark.parametrize(("given", "said"), [([8], "of type list"), (FakeCluster, "the class FakeCluster")])
+def test_what_is_no_cluster_is_refused(group_class, given, said):
+    with pytest.raises(TypeError, match=f"placed on a cluster, .* not on {said}; the cluster is the first"):
+        group_class(given, Told)
+
+
 def test_a_workers_arguments_may_have_the_names_of_options():
     named = {"transport": "tcp", "worker": "w", "timeout": 1.5, "init": 3}
     expected = [("tcp", "w", 1.5, 3)]

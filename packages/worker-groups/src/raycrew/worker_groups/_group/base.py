@@ -48,6 +48,7 @@ from raycrew.worker_groups._start import (
     Layout,
     RayWorkerBuilder,
     Started,
+    bundles_of,
     check_launchers,
     forwarded_now,
     init_kwargs_of,
@@ -124,7 +125,7 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis, Res
     ) -> None:
         options = GroupOptions.among(locals())
         builder = worker if isinstance(worker, RayWorkerBuilder) else RayWorkerBuilder(worker)
-        plan = plan_seats(cluster.bundles, workers_per_node, bundle_indices_list)
+        plan = plan_seats(bundles_of(cluster), workers_per_node, bundle_indices_list)
         check_axes(sharding_annotations, len(plan.seats))
         check_min_workers(min_workers, plan, sharding_annotations)
         self._spec = GroupSpec(

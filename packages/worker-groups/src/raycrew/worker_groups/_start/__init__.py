@@ -1,6 +1,7 @@
 """Starting a group: what it is to be, all workers at once within one deadline, what took how long."""
 
 from raycrew.worker_groups._start.arguments import (
+    bundles_of,
     check_arguments,
     check_launchers,
     forwarded_now,
@@ -38,6 +39,7 @@ __all__ = [
     "StartupReport",
     "Stopwatch",
     "add_workers",
+    "bundles_of",
     "check_arguments",
     "check_hook",
     "check_launchers",

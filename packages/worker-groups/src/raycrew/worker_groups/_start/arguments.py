@@ -7,11 +7,26 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from raycrew.cluster_core import RayConnection
+from raycrew.cluster_core import Bundle, Cluster, RayConnection
 from raycrew.worker_groups._calls import refuse_stream
 from raycrew.worker_groups._start.spec import GroupSpec, check_init, kind_of
 from raycrew.worker_groups._worker import ClassInfo, WorkerOptions, check_env_vars, is_process_variable
 from raycrew.worker_groups.sharding import RankInfo
+
+
+def bundles_of(cluster: object) -> Sequence[Bundle]:
+    """The bundles of what a group is to be placed on.
+
+    Raises:
+        TypeError: It is no cluster.
+    """
+    if isinstance(cluster, type) or not isinstance(cluster, Cluster):
+        given = f"the class {cluster.__name__}" if isinstance(cluster, type) else kind_of(cluster)
+        raise TypeError(
+            f"a group is placed on a cluster, as RayVirtualCluster([8]) makes one, not on {given}; "
+            "the cluster is the first argument, the worker the second"
+        )
+    return cluster.bundles
 
 
 def init_kwargs_of(spec: GroupSpec, rank: RankInfo | None = None) -> dict[str, Any]:
