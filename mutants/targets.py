@@ -63,6 +63,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_group/life/states": ("group/life/test_states.py",),
         "_group/life/budget": ("group/life/test_budget.py",),
         "_on_nodes/ring": ("on_nodes/test_ring.py",),
+        "samples/_arrays": ("samples/test_sample_arrays.py",),
         "samples/_batch": SAMPLES,
         "samples/_coroutines": SAMPLES,
         "samples/_reasons": SAMPLES,

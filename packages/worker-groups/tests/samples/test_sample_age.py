@@ -5,7 +5,6 @@ import pickle
 from contextlib import suppress
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from raycrew.worker_groups.errors import SampleQueueTimeoutError
@@ -109,6 +108,7 @@ class Number:
 
 
 def test_numbers_of_numpy_and_torch_are_numbers(tmp_path):
+    np = pytest.importorskip("numpy")
     with SampleQueue(["tokens", "reward", "values"], directory=tmp_path) as queue:
         ids = queue.put({"tokens": [1, 2]}, version=np.int64(3), lengths=np.array([4, 0]))
         assert queue.add([*map(Number, ids)], {"reward": [1, 2]}) == []

@@ -2,13 +2,15 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
+import pytest
 import ray
 from patience import PATIENCE_S
 from ray.experimental import get_object_locations
 
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.worker_groups import RayWorkerGroup, wait_any
+
+np = pytest.importorskip("numpy")
 
 
 class Maker:

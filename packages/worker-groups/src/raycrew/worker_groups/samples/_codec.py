@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ray import ObjectRef, cloudpickle
 
+from raycrew.worker_groups.samples._arrays import MARK, decode_array, encode_array, is_plain
 from raycrew.worker_groups.samples._storage import Held, Row
 
 
@@ -43,9 +44,11 @@ def _is_handle(value: Any) -> bool:
 
 
 @cache
-def _kind_of(cls: type) -> Literal["handle", "kept", "tensor", "value"]:
+def _kind_of(cls: type) -> Literal["array", "handle", "kept", "tensor", "value"]:
     if issubclass(cls, ObjectRef):
         return "kept"
+    if (cls.__module__, cls.__name__) == ("numpy", "ndarray"):
+        return "array"
     if hasattr(cls, "untyped_storage"):
         return "tensor"
     members = ("__len__", "select", "join_rows")  # as `RowHandles` says; to ask that takes long
@@ -56,6 +59,8 @@ def _encode_row(name: str, row: Any) -> Row:
     kind = _kind_of(row.__class__)
     if kind in ("handle", "kept"):
         return Held(row, None)
+    if kind == "array" and is_plain(row):
+        return encode_array(row)
     if kind == "tensor":  # it would be pickled with all that it is a view of
         row = row.detach().clone()
     data = _pickled(name, row)
@@ -135,5 +140,5 @@ def _select(handle: Any, rows: Sequence[int]) -> Any:
 
 def _decode_row(row: Row) -> Any:
     if isinstance(row, bytes):
-        return pickle.loads(row)
+        return decode_array(row) if row.startswith(MARK) else pickle.loads(row)
     return row.value if row.row is None else row.value.select([row.row])
