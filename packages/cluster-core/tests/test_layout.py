@@ -166,3 +166,15 @@ def test_svg_is_well_formed_and_shows_everybody():
         assert float(rect.get("x")) + float(rect.get("width")) <= width
         assert float(rect.get("y")) + float(rect.get("height")) <= height
     assert [t.text for t in root.findall(".//s:text", names)].count("free") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("critic", "critic 11 busy 279.1 MB"), ("reference-policy", "referen… 11 busy 279.1 MB")],
+)
+def test_ranks_and_states_are_whole_in_an_svg_and_long_names_shortened(name, shown):
+    root = ET.fromstring(svg(bundles_of(2), [Group(name, [Placement(11, 0, state="busy 279.1 MB")])]))
+    texts = [one for one in root.iter() if one.tag.endswith("text")]
+    assert shown in [one.text for one in texts]
+    (strip,) = (one for one in root.iter() if one.find("{*}title") is not None)
+    assert float(strip.get("width")) >= 6.6 * len(shown), "an advance of monospace at 11 px, as drawn"

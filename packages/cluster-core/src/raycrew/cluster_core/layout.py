@@ -219,7 +219,8 @@ def print_grid(
     (console or Console()).print(grid(bundles, occupants, devices=devices, title=title))
 
 
-_CELL_W, _STRIP_H, _HEAD_H, _GAP, _MARGIN, _PER_LINE = 132, 20, 18, 8, 12, 8
+_STRIP_H, _HEAD_H, _GAP, _MARGIN, _PER_LINE = 20, 18, 8, 12, 8
+_CHAR_W, _LEAST_CHARS, _NAME_CHARS = 6.8, 18, 8
 
 
 def svg(
@@ -240,6 +241,8 @@ def svg(
         parts.append(_text(_MARGIN, y + 14, title, "title"))
         y += 26
     nodes = rows(bundles, occupants, devices)
+    chars = _strip_chars(cell for node in nodes for cell in node.cells)
+    cell_w = round(chars * _CHAR_W) + 10
     for node in nodes:
         parts.append(_text(_MARGIN, y + 12, node.title, "node"))
         y += 18
@@ -247,10 +250,10 @@ def svg(
             line = node.cells[start : start + _PER_LINE]
             height = _HEAD_H + _STRIP_H * max(max(len(cell.seats) for cell in line), 1) + 6
             for column, cell in enumerate(line):
-                parts += _svg_cell(_MARGIN + column * (_CELL_W + _GAP), y, height, cell)
+                parts += _svg_cell(_MARGIN + column * (cell_w + _GAP), y, (cell_w, height), cell, chars)
             y += height + _GAP
     columns = max([min(len(node.cells), _PER_LINE) for node in nodes] + [3])
-    width = 2 * _MARGIN + columns * (_CELL_W + _GAP) - _GAP
+    width = 2 * _MARGIN + columns * (cell_w + _GAP) - _GAP
     # Attributes alone: many renderers know neither style sheets nor outlines below a text.
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y + _MARGIN}" '
@@ -278,18 +281,24 @@ def _paler(colour: str, white: float) -> str:
     return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in parts)
 
 
-def _svg_cell(x: int, y: int, height: int, cell: Cell) -> list[str]:
-    inner = _CELL_W - 8
+def _strip_chars(cells: Iterable[Cell]) -> int:
+    """For how many characters each strip has room: ranks and states are whole, long names are shortened."""
+    needed = [len(seat.label) - max(len(seat.name) - _NAME_CHARS, 0) for cell in cells for seat in cell.seats]
+    return max([_LEAST_CHARS, *needed])
+
+
+def _svg_cell(x: int, y: int, size: tuple[int, int], cell: Cell, chars: int) -> list[str]:
+    width, height = size
+    inner = width - 8
     parts = [
-        f'<rect x="{x}" y="{y}" width="{_CELL_W}" height="{height}" rx="4" fill="#f6f8fa" stroke="#d0d7de"/>',
+        f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="4" fill="#f6f8fa" stroke="#d0d7de"/>',
         _text(x + 6, y + 13, cell.title),
     ]
     for line, seat in enumerate(cell.seats):
         top = y + _HEAD_H + line * _STRIP_H
         share = seat.share if 0 < seat.share < 1 else 1.0
         colour = _FILLS[seat.occupant % len(_FILLS)]
-        label = seat.fitted(18)
-        label = label if len(label) <= 18 else f"{label[:17]}…"
+        label = seat.fitted(chars)
         parts += [
             f'<rect x="{x + 4}" y="{top}" width="{inner}" height="{_STRIP_H - 3}" rx="3" '
             f'fill="{_paler(colour, 0.8)}"/>',
