@@ -8,11 +8,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import Popen
 
 import ray
 
 from raycrew.worker_groups import current_worker
-from raycrew.worker_groups.scheduling import WorkerTimeoutError
+from raycrew.worker_groups.scheduling import SchedulerClosedError, WorkerTimeoutError
+
+shell = Popen  # what a module imports is no engine of it
 
 
 class Echo:
@@ -45,6 +48,21 @@ class Echo:
 
     def nested(self):
         raise WorkerTimeoutError("an engine's own worker is late", worker_id="inner/0")
+
+    def closed(self):
+        raise SchedulerClosedError("an engine's own scheduler is closed")
+
+    def leave(self):
+        sys.exit("enough")
+
+    async def leave_later(self):
+        sys.exit("enough")
+
+    def one_by_one(self):
+        return (number for number in range(3))
+
+    async def one_by_one_later(self):
+        yield 1
 
     def nap(self, seconds):
         time.sleep(seconds)
@@ -117,6 +135,10 @@ class Child:
 def seeded(value):
     os.environ["RAYCREW_TEST_SEED"] = str(value)
     return value
+
+
+def leaves():
+    sys.exit("enough")
 
 
 def refuses():

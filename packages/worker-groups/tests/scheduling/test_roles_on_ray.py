@@ -91,6 +91,13 @@ def test_a_worker_that_died_is_told_of_with_its_last_words(scheduler):
     with_echo(scheduler, ids)
     with pytest.raises(EngineCallError, match="KeyError"):
         scheduler.call_engine(ids[1], "oops")
+    with pytest.raises(EngineCallError, match="SystemExit: enough"):
+        scheduler.call_engine(ids[1], "leave")
+    for method in ("one_by_one", "one_by_one_later"):
+        with pytest.raises(EngineCallError, match="return a list"):
+            scheduler.call_engine(ids[1], method)
+    with pytest.raises(EngineCallError, match="closed: it raised SchedulerClosedError"):
+        scheduler.call_engine(ids[1], "closed")
     with pytest.raises(WorkerFailedError, match="actor/1: die") as caught:
         scheduler.call_engine(ids[1], "die")
     assert "the last words" in caught.value.log_tail

@@ -121,6 +121,34 @@ def test_only_allowed_paths_are_imported(path):
     server.create_engine(ECHO, "a")
 
 
+def test_what_a_module_has_imported_is_not_allowed_with_it():
+    server = RayRPCServer(["engines.*", "other.Engine"])
+    for path in ("engines.os.system", "engines:os.system", "engines.shell", "engines.Echo.__base__"):
+        with pytest.raises(EngineImportError, match="is defined as"):
+            server.create_engine(path, "a")
+        with pytest.raises(EngineImportError, match="is defined as"):
+            server.configure(path)
+    RayRPCServer(["engines.shell"]).create_engine("engines:shell", "a", ["true"])  # what is named is meant
+
+
+@pytest.mark.parametrize("method", ["one_by_one", "one_by_one_later"])
+def test_a_generator_is_refused(call, method):
+    with pytest.raises(TypeError, match="return a list"):
+        call(method)
+
+
+def test_an_engine_that_leaves_ends_no_worker(server, call):
+    for method in ("leave", "leave_later"):
+        with pytest.raises(EngineCallError, match="SystemExit: enough") as caught:
+            call(method)
+        assert isinstance(pickle.loads(pickle.dumps(caught.value)).cause, SystemExit)
+    with pytest.raises(EngineCreationError, match="SystemExit: enough"):
+        server.create_engine("engines.leaves", "b")
+    with pytest.raises(WorkerConfigurationError, match="SystemExit: enough"):
+        server.configure("engines.leaves")
+    assert call("later", 1) == 1
+
+
 def test_which_calls_have_begun_is_known(server, call):
     call("say")
     assert (server.has_begun("1"), server.has_begun("2")) == (True, False)

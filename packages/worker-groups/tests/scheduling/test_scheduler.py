@@ -394,9 +394,11 @@ def test_an_environment_is_that_of_the_class_that_is_named():
 
 def test_an_error_of_an_engine_that_has_a_scheduler_of_its_own_is_a_cause(scheduler):
     (one,) = with_echo(scheduler, scheduler.create_workers(job("actor", 1)))
-    with pytest.raises(EngineCallError, match="actor/0: nested raised WorkerTimeoutError") as caught:
+    with pytest.raises(EngineCallError, match="actor/0: nested: it raised WorkerTimeoutError") as caught:
         scheduler.call_engine(one, "nested")
     assert caught.value.cause.worker_id == "inner/0"
+    with pytest.raises(EngineCallError, match="actor/0: closed: it raised SchedulerClosedError"):
+        scheduler.call_engine(one, "closed")
 
 
 def test_who_asks_for_a_role_that_is_being_created_waits_for_it(cluster):

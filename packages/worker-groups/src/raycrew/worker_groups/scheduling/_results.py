@@ -12,8 +12,19 @@ from raycrew.worker_groups._calls import MultiWorkerFuture, refuse_stream
 from raycrew.worker_groups._ray import current_session
 
 
+class _LeftError(Exception):
+    """A coroutine raised `SystemExit`, which would stop the loop with tasks half done."""
+
+
+async def _no_exit(awaitable: Awaitable[Any]) -> Any:
+    try:
+        return await awaitable
+    except SystemExit as error:
+        raise _LeftError from error
+
+
 async def _result_of(awaitable: Awaitable[Any], timeout_s: float | None) -> Any:
-    return await asyncio.wait_for(awaitable, timeout_s)
+    return await asyncio.wait_for(_no_exit(awaitable), timeout_s)
 
 
 def awaited(result: Any, timeout_s: float | None, loop: Callable[[], asyncio.AbstractEventLoop]) -> Any:
@@ -26,7 +37,15 @@ def awaited(result: Any, timeout_s: float | None, loop: Callable[[], asyncio.Abs
 
     Raises:
         TimeoutError: It is not there in time; a coroutine is cancelled.
+        TypeError: It is a generator.
     """
+    value = _value_of(result, timeout_s, loop)
+    if inspect.isgenerator(value) or inspect.isasyncgen(value):
+        raise TypeError("this gives a generator, whose items can't be sent one by one: return a list of them")
+    return value
+
+
+def _value_of(result: Any, timeout_s: float | None, loop: Callable[[], asyncio.AbstractEventLoop]) -> Any:
     if isinstance(result, MultiWorkerFuture):
         refuse_stream(result)
         return result.get_results(timeout=timeout_s)
@@ -38,5 +57,8 @@ def awaited(result: Any, timeout_s: float | None, loop: Callable[[], asyncio.Abs
         there = asyncio.run_coroutine_threadsafe(_result_of(result, timeout_s), result.get_loop())
         return there.result(timeout_s)
     if inspect.isawaitable(result):
-        return loop().run_until_complete(_result_of(result, timeout_s))
+        try:
+            return loop().run_until_complete(_result_of(result, timeout_s))
+        except _LeftError as left:
+            raise (left.__cause__ or left) from None
     return result

@@ -174,9 +174,7 @@ def error_of(
         what = "can't be reached" if may_come_back(error.cause or error) else "has died"
         return WorkerFailedError(f"{said}: its process {what}. {error.message}", **known)
     known["cause"] = cause = error.cause or error
-    if (
-        isinstance(cause, SchedulerError) and not cause.role
-    ):  # the server's own, not one of an engine's schedulers
+    if isinstance(cause, SchedulerError):  # the server's own: those of engines' schedulers are causes
         return type(cause)(f"{said}: {cause.args[0]}", **{**known, "cause": cause.cause})
     return kind(f"{said} raised {type(cause).__name__}: {cause}\n{error.traceback}".rstrip(), **known)
 

@@ -3,7 +3,8 @@
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,6 +16,7 @@ from raycrew.worker_groups.scheduling.errors import (
     EngineCreationError,
     EngineImportError,
     PortAllocationError,
+    SchedulerError,
     WorkerConfigurationError,
 )
 
@@ -98,7 +100,7 @@ class RayRPCServer:
         run = self._load(function)
         try:
             return awaited(run(*args, **kwargs), None, self._own_loop)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             why = f"{function} raised {type(error).__name__}: {error}"
             raise WorkerConfigurationError(why, cause=as_portable(error)) from error
 
@@ -120,7 +122,7 @@ class RayRPCServer:
         make = self._load(path)
         try:
             self._engines[name] = awaited(make(*args, **kwargs), None, self._own_loop)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             why = f"{path} raised {type(error).__name__}: {error}"
             raise EngineCreationError(why, cause=as_portable(error)) from error
 
@@ -135,12 +137,15 @@ class RayRPCServer:
             **kwargs: Its keyword arguments.
 
         Raises:
-            EngineCallError: There is no such engine or method.
-            Exception: Whatever the method raises.
+            EngineCallError: There is no such engine or method; or the method ended its process by `sys.exit`,
+                which it does not, or raised an error of a scheduler of its own.
+            Exception: Whatever else the method raises.
         """
         name, method, timeout_s, number = what
         self._begun.append(number)
-        return awaited(self._bound(name, method)(*args, **kwargs), timeout_s, self._own_loop)
+        bound = self._bound(name, method)
+        with _told_as_of_an_engine():
+            return awaited(bound(*args, **kwargs), timeout_s, self._own_loop)
 
     def call_with_peers(
         self,
@@ -163,12 +168,13 @@ class RayRPCServer:
             **kwargs: Its keyword arguments.
 
         Raises:
-            EngineCallError: There is no such engine or method, or it is no `Broadcaster`.
-            Exception: Whatever the engine raises.
+            EngineCallError: There is no such engine or method, or it is no `Broadcaster`; see `call`.
+            Exception: Whatever else the engine raises.
         """
         bound, broadcast = self._bound(name, method), self._bound(name, "broadcast_arguments")
-        args, kwargs = broadcast((args, kwargs) if is_head else None)
-        return awaited(bound(*args, **kwargs), timeout_s, self._own_loop)
+        with _told_as_of_an_engine():
+            args, kwargs = broadcast((args, kwargs) if is_head else None)
+            return awaited(bound(*args, **kwargs), timeout_s, self._own_loop)
 
     def _bound(self, name: str, method: str) -> Callable[..., Any]:
         if name not in self._engines:
@@ -207,12 +213,12 @@ class RayRPCServer:
 
     def _end(self, name: str) -> Exception | None:
         engine = self._engines.pop(name)
-        end: Callable[[], Any] | None = next(
-            (bound for way in _ENDINGS if callable(bound := getattr(engine, way, None))), None
-        )
         try:
-            if end is not None:
-                awaited(end(), None, self._own_loop)
+            with _told_as_of_an_engine():
+                bounds = (getattr(engine, way, None) for way in _ENDINGS)
+                end: Callable[[], Any] | None = next(filter(callable, bounds), None)
+                if end is not None:
+                    awaited(end(), None, self._own_loop)
         except Exception as error:  # noqa: BLE001 - told with those of the others
             as_portable(error)
             return error
@@ -222,18 +228,29 @@ class RayRPCServer:
         check_path(path, self._engine_paths)
         try:
             found = import_class(path)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             hint = "is its module on PYTHONPATH on the worker's node, or in its environment?"
             why = f"{path} can't be imported on the worker: {type(error).__name__}: {error} ({hint})"
             raise EngineImportError(why, cause=as_portable(error)) from error
         if not callable(found):
             raise EngineImportError(f"{path} is neither a class nor a function: {found!r}")
+        check_home(path, found, self._engine_paths)
         return found  # type: ignore[no-any-return]
 
     def _own_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
         return self._loop
+
+
+@contextmanager
+def _told_as_of_an_engine() -> Iterator[None]:
+    """Within, an engine runs: it ends no worker, and its own schedulers' errors are not those of this one."""
+    try:
+        yield
+    except (SystemExit, SchedulerError) as error:
+        why = f"it raised {type(error).__name__}: {error}"
+        raise EngineCallError(why, cause=as_portable(error)) from error
 
 
 def check_path(path: str, allowed: Sequence[str]) -> None:
@@ -247,3 +264,18 @@ def check_path(path: str, allowed: Sequence[str]) -> None:
         raise EngineImportError(f"{path!r} is no import path like 'package.module.Class'")
     if not any(fnmatchcase(".".join(parts), pattern) for pattern in allowed):
         raise EngineImportError(f"{path!r} is not among the engines that are allowed: {list(allowed)}")
+
+
+def check_home(path: str, found: Any, allowed: Sequence[str]) -> None:
+    """Check where an engine is defined, for a module has whatever it imports as attributes, too.
+
+    Raises:
+        EngineImportError: Nobody allowed what is defined there, nor this very path.
+    """
+    named = found if isinstance(getattr(found, "__module__", None), str) else type(found)
+    home = f"{named.__module__}.{getattr(named, '__qualname__', type(named).__qualname__)}"
+    if path.replace(":", ".") not in allowed and not any(fnmatchcase(home, pattern) for pattern in allowed):
+        raise EngineImportError(
+            f"{path} is defined as {home}, which is not among the engines that are allowed: {list(allowed)}; "
+            "allow that, or this very path"
+        )
