@@ -24,7 +24,7 @@ LAYOUTS = (
     "weights/resharding/test_reshard_plan.py",
     "weights/resharding/test_moving.py",
 )
-SAMPLES = ("samples/test_sample_states.py", "samples/test_sample_queue.py")
+SAMPLES = tuple(f"samples/test_sample_{what}.py" for what in ("states", "queue", "age", "waits"))
 DIGEST = ("spec/test_digest.py", "spec/test_spec.py")
 
 # Module (below the package's import name) and the tests that stand for it (below the package's tests).

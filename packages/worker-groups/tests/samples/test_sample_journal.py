@@ -160,6 +160,18 @@ def test_files_that_were_not_begun_in_earnest_go(tmp_path):
         assert len(list(tmp_path.glob("*.samples"))) == n_files, "one went, and one came"
 
 
+def test_a_file_of_somebody_else_is_not_overwritten(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "SEGMENT_BYTES", 1000)
+    with SampleQueue(COLUMNS, directory=tmp_path) as queue:
+        put(queue, "x" * 1000)
+        (file,) = tmp_path.glob("*.samples")
+        other = tmp_path / f"{int(file.stem) + 1:010d}.samples"
+        other.write_bytes(b"of a queue that came past the lock")
+        with pytest.raises(SampleJournalError, match="File exists"):
+            put(queue, "x" * 1000)
+    assert other.read_bytes() == b"of a queue that came past the lock"
+
+
 def test_a_queue_that_nobody_has_closed_does_not_keep_its_folder(tmp_path):
     queue = SampleQueue(COLUMNS, directory=tmp_path)
     put(queue, 1)

@@ -58,6 +58,17 @@ def test_a_renewed_lease_that_ends_is_nothing_to_those_who_have_others():
     assert keeper.stats().returned == 1 and get()[1] == ids
 
 
+def test_who_waits_hears_of_a_lease_that_ends_while_somebody_finds_no_room():
+    keeper, heard = keeper_of(max_samples=2), []
+    put_into(keeper, 1, 2)
+    get_from(keeper, 2)
+    assert put_into(keeper, 3) is None
+    keeper.listen("somebody", lambda: heard.append(keeper.stats().leased))
+    assert put_into(keeper, 3) is None and heard == []
+    keeper.clock.now = 1000.0
+    assert put_into(keeper, 3) is None and heard[0] == 0
+
+
 def test_a_coroutine_that_is_cancelled_as_its_samples_come_leaves_no_lease(queue):
     async def cancelled_at(ticks):
         """Cancel somebody who waits, so long after what he waits for has come."""

@@ -79,7 +79,7 @@ class Keeper:
                 raise ValueError(f"{n} samples at once are more than max_samples={self._options.max_samples}")
             self._ledger.advance(version)
             if not self._has_room(n, size_of(columns.values())):
-                self._is_changed, self._is_full = not self._is_full, True
+                self._is_changed, self._is_full = self._is_changed or not self._is_full, True
                 return None
             mask = self._options.mask_of(list(columns)) | (WHOLE if is_whole else 0)
             kept = self._table.kept(columns, range(n))

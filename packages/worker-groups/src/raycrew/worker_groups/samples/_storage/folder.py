@@ -66,11 +66,8 @@ class Folder:
         return self.path / f"{number:010d}.samples"
 
     def create(self, number: int, *, is_synced: bool) -> int:
-        """A new file, to be written to; its descriptor is the caller's.
-
-        One that is there was begun by a call that was broken off, and nothing in it counts.
-        """
-        made = os.open(self.name(number), _FLAGS | os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        """A new file, to be written to; its descriptor is the caller's."""
+        made = os.open(self.name(number), _FLAGS | os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         if is_synced:
             self._sync_names()
         return made

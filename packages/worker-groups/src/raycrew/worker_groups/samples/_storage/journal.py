@@ -45,7 +45,7 @@ class Journal:
         self.samples: dict[int, Sample] = {}
         self.standing = Standing()
         self._folder = Folder(path)
-        self._file, self._number = -1, 0
+        self._file, self._number, self._begun = -1, 0, 0
         self._live: Counter[int] = Counter()
         self._sizes: dict[int, int] = {}
         try:
@@ -175,6 +175,9 @@ class Journal:
 
     def _begin_file(self) -> None:
         number, before = self._number + 1, self._file
+        if self._begun == number:  # by a call that was broken off
+            self._folder.remove(number)
+        self._begun = number
         made = self._folder.create(number, is_synced=self._is_synced)
         self._sizes[number] = 0
         self._file, self._number = made, number
