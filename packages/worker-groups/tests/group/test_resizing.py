@@ -26,12 +26,14 @@ from raycrew.worker_groups.testing import InProcessGroup
 class Generator:
     """Knows what it heard of generations; one with a higher rank than `last` can't be constructed."""
 
-    def __init__(self, last=99, gate=None):
-        self.kept, self.gate, self.heard = None, gate, []
+    def __init__(self, last=99, gate=None, refused=()):
+        self.kept, self.gate, self.heard, self.refused = None, gate, [], refused
         if current_worker().rank > last:
             raise ValueError(f"there is no rank {current_worker().rank}")
 
     def on_generation(self, worker):
+        if worker.generation in self.refused:
+            raise ValueError(f"generation {worker.generation} is refused")
         self.heard.append((worker.generation, worker.world_size, worker.rank))
 
     def get_heard(self):
@@ -177,6 +179,21 @@ def test_a_failed_start_leaves_the_group_as_it_was(cluster):
             group.add_workers(2)
         other.release()
         assert (group.world_size, group.generation, sorted(cluster.holders())) == (3, 1, [0, 1, 2])
+
+
+@pytest.mark.hostile
+def test_a_generation_that_a_rank_refuses_has_the_new_size_and_can_be_begun_again(cluster):
+    with InProcessGroup(cluster, Generator, workers_per_node=1, refused=(1, 3)) as group:
+        with pytest.raises(WorkerFailureError, match="generation 1 is refused"):
+            group.add_workers()
+        assert (group.world_size, group.generation, sorted(cluster.holders())) == (3, 1, [0, 1, 2])
+        assert group.renew_rendezvous() == 2
+        assert [heard[-1][:2] for heard in group.call("get_heard").get_results()] == [(2, 3)] * 3
+        with pytest.raises(WorkerFailureError, match="generation 3 is refused"):
+            group.remove_workers(2, cleanup_method="leave")
+        assert (group.world_size, group.generation, sorted(cluster.holders())) == (1, 3, [0])
+        assert group.resize(2).added == (1,)
+        assert [heard[-1][:2] for heard in group.call("get_heard").get_results()] == [(4, 2)] * 2
 
 
 @pytest.mark.hostile

@@ -47,6 +47,7 @@ def test_survivors_and_newcomers_meet_at_a_new_port_each_time(local_ray):
         ports.append(group.master_port)
         assert heard(group) == ([[2], [1, 2]], [ports[2:], ports[1:]])
         assert [group.renew_rendezvous(), group.renew_rendezvous()] == [3, 4]
+        assert group.startup.slowest()["init"][1] == 0, "what was started last is still told"
         assert heard(group)[0] == [[2, 3, 4], [1, 2, 3, 4]]
         ports += heard(group)[1][0][1:]
         assert len(set(ports)) == 5

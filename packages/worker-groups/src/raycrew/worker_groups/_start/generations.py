@@ -149,7 +149,7 @@ class _Succession(Launch):
             order,
             info,
             options,
-            self.report,
+            self.report if self.positions else started.report,
             here[0].spare_port,
             [names[position] for position in order],
         )
