@@ -170,6 +170,8 @@ def test_some_engines_end_by_name(server):
         server.create_engine(ECHO, name)
     assert server.destroy(["b", "nothing"]) == ["b"]
     assert server.ping() == ["a", "c"]
+    server.create_engine_of("ref", ECHO, "b")
+    assert (server.destroy(owner="ref"), server.ping()) == (["b"], ["a", "c"])
 
 
 def test_a_worker_is_configured(server, monkeypatch):

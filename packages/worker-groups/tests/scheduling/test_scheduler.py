@@ -27,6 +27,8 @@ from raycrew.worker_groups.scheduling import (
     WorkerFailedError,
     WorkerNotFoundError,
     WorkerTimeoutError,
+    _creation,
+    _server,
 )
 from raycrew.worker_groups.scheduling._creation import environment_of
 from raycrew.worker_groups.scheduling._plan import plan_groups
@@ -130,6 +132,21 @@ def test_a_second_name_that_could_not_make_an_engine_does_not_end_the_one_that_i
         scheduler.create_engine("ref/0", ECHO, "actor/0")
     scheduler.delete_workers("ref")
     assert scheduler.call_engine("actor/0", "say")[0] == "actor/0"
+
+
+def test_a_second_name_ends_only_engines_of_its_own(scheduler):
+    scheduler.create_workers(job())
+    scheduler.create_workers(job("ref", 1, "colocation", "actor"))
+    for one in ("ref/0", "actor/1"):
+        scheduler.create_engine(one, ECHO, "model", one)
+    scheduler.create_engine("ref/0", ECHO, "other")
+    scheduler.destroy_engine("actor/0", "other")
+    scheduler.create_engine("actor/0", ECHO, "other", "anew")
+    assert scheduler.delete_workers("ref")
+    assert scheduler.call_engine("actor/1", "say", "model")[0] == "actor/1"
+    assert scheduler.call_engine("actor/0", "say", "other")[0] == "anew"
+    with pytest.raises(EngineCallError, match="no engine 'model'"):
+        scheduler.call_engine("actor/0", "say", "model")
 
 
 @pytest.mark.parametrize("strategy", ["shared", "separate"])
@@ -443,6 +460,73 @@ def test_a_role_of_which_a_part_fails_leaves_nothing(cluster, strategy):
         assert [repr(group) for group in started if "shut down" not in repr(group)] == []
         with pytest.raises(WorkerNotFoundError):
             scheduler.get_workers("actor")
+
+
+def test_a_role_is_late_whose_workers_do_not_tell_their_devices(monkeypatch):
+    told, cluster = threading.Event(), FakeCluster([2], use_gpus=True)
+    monkeypatch.setattr(_server, "visible_devices", lambda _: told.wait(10) and {})
+    with RayScheduler(cluster, group_class=InProcessGroup) as scheduler:
+        with pytest.raises(WorkerTimeoutError, match="in time"):
+            scheduler.create_workers(job(specs=[SchedulingSpec(gpu=1)]), timeout_s=0.2)
+        assert not told.is_set()
+        told.set()
+        assert cluster.holders() == {}
+
+
+def test_a_role_that_is_created_during_the_close_ends(cluster):
+    begun, go_on, caught = threading.Event(), threading.Event(), []
+
+    class Slow(InProcessGroup):
+        def _start(self):
+            begun.set()
+            go_on.wait(10)
+            return super()._start()
+
+    def create():
+        try:
+            scheduler.create_workers(job())
+        except SchedulerClosedError as error:
+            caught.append(error)
+
+    scheduler = RayScheduler(cluster, group_class=Slow)
+    creation = threading.Thread(target=create)
+    creation.start()
+    begun.wait(10)
+    closing = threading.Thread(target=scheduler.close)
+    closing.start()
+    while not scheduler._roles._closed:
+        pass
+    go_on.set()
+    creation.join()
+    closing.join()
+    assert (len(caught), cluster.holders(), repr(scheduler)) == (1, {}, "RayScheduler(no roles)")
+
+
+def test_what_is_made_after_an_interrupt_is_given_back(cluster, monkeypatch):
+    go_on, threads = threading.Event(), []
+
+    class Slow(InProcessGroup):
+        def _start(self):
+            if self._spec.name != "actor/0":
+                go_on.wait(10)
+            return super()._start()
+
+    def interrupted(function, items):
+        threads.extend(threading.Thread(target=function, args=(item,)) for item in items)
+        for thread in threads:
+            thread.start()
+        threads[0].join()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_creation, "in_threads", interrupted)
+    with RayScheduler(cluster, group_class=Slow) as scheduler:
+        with pytest.raises(KeyboardInterrupt):
+            scheduler.create_workers(job("actor", 3, "separate"))
+        go_on.set()
+        for thread in threads:
+            thread.join()
+        assert cluster.holders() == {}
+        assert len(scheduler.create_workers(job("actor", 4))) == 4, "all places are free"
 
 
 def test_a_closed_scheduler_is_empty_and_takes_nothing(cluster):

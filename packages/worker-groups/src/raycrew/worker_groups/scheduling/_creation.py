@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import Any, Literal
 
 from ray.exceptions import RayError
@@ -64,7 +65,7 @@ class Creation:
         with _told_of(job):
             plans, deadline = plan_groups(job), deadline_after(timeout_s)
             parts = _all_or_none([partial(self._part, plan, deadline) for plan in plans])
-            return self._role(job, parts)
+            return self._role(job, parts, deadline)
 
     def beside(self, job: Job, target: Role, timeout_s: float) -> Role:
         """A role whose workers are processes of their own on the devices of another's.
@@ -85,7 +86,7 @@ class Creation:
                 site = Site(group.places_beside(), [[rank] for rank in ranks])
                 makers.append(partial(self._started, plan, site, deadline, devices))
                 first += len(ranks)
-            return self._role(job, _all_or_none(makers))
+            return self._role(job, _all_or_none(makers), deadline)
 
     @staticmethod
     def second_name(job: Job, target: Role) -> Role:
@@ -132,21 +133,21 @@ class Creation:
         return Part(group, site.release)
 
     @staticmethod
-    def _role(job: Job, parts: Sequence[Part]) -> Role:
+    def _role(job: Job, parts: Sequence[Part], deadline: float | None) -> Role:
         with ExitStack() as undo:
             undo.callback(end_parts, parts, None, force=True)
-            role = Role(job, _seats(job, [part.group for part in parts]), parts)
+            role = Role(job, _seats(job, [part.group for part in parts], deadline), parts)
             undo.pop_all()
         return role
 
 
-def _seats(job: Job, groups: Sequence[WorkerGroup]) -> list[Seat]:
+def _seats(job: Job, groups: Sequence[WorkerGroup], deadline: float | None) -> list[Seat]:
     places = [(group, rank) for group in groups for rank in range(group.world_size)]
     devices: list[Mapping[str, str]] = [{}] * len(places)
     ranks = [info for group in groups for info in group.ranks]
     if any(spec.gpu for spec in job.specs) or any(info.device_index is not None for info in ranks):
         asked = [group.call(RayRPCServer.visible_devices) for group in groups]
-        devices = [told for answer in asked for told in answer.get_results()]
+        devices = [told for answer in asked for told in answer.get_results(timeout=left(deadline))]
     return [Seat(*place, own) for place, own in zip(places, devices, strict=True)]
 
 
@@ -205,21 +206,46 @@ def _all_or_none(makers: Sequence[Callable[[], Part]]) -> list[Part]:
     """Parts, all made at once; where one fails, those that were made end, and the first error is raised."""
     if len(makers) == 1:
         return [makers[0]()]
-    made = in_threads(_tried, makers)
-    errors = [one for one in made if isinstance(one, Exception)]
-    if errors:
-        end_parts([one for one in made if isinstance(one, Part)], None, force=True)
+    made = _Made()
+    with ExitStack() as undo:
+        undo.callback(made.give_up)
+        parts = in_threads(made.tried, makers)
+        errors = [one for one in parts if isinstance(one, Exception)]
         for other in errors[1:]:
             errors[0].add_note(f"(and another of its {len(makers)} groups: {other})")
-        raise errors[0]
-    return made
+        if errors:
+            raise errors[0]
+        undo.pop_all()
+    return parts
 
 
-def _tried(maker: Callable[[], Part]) -> Part | Exception:
-    try:
-        return maker()
-    except Exception as error:  # noqa: BLE001 - raised once all are done
-        return error
+class _Made:
+    """Parts that threads make; once they are given up, whoever makes one ends it."""
+
+    def __init__(self) -> None:
+        self._parts: list[Part] = []
+        self._is_given_up = False
+        self._lock = Lock()
+
+    def tried(self, maker: Callable[[], Part]) -> Part | Exception:
+        """A part, or why there is none."""
+        try:
+            part = maker()
+        except Exception as error:  # noqa: BLE001 - raised once all are done
+            return error
+        with self._lock:
+            self._parts.append(part)
+            is_late = self._is_given_up
+        if is_late:
+            end_parts([part], None, force=True)
+        return part
+
+    def give_up(self) -> None:
+        """End those that were made, and those that will be; nobody waits for these, as after Ctrl-C."""
+        with self._lock:
+            self._is_given_up = True
+            parts = list(self._parts)
+        end_parts(parts, None, force=True)
 
 
 @contextmanager

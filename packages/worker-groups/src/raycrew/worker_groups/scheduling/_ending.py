@@ -32,16 +32,18 @@ def end_role(role: Role, timeout_s: float, one_by_one: bool = False) -> bool:
         Whether all ended by themselves, and nothing is left.
     """
     deadline = deadline_after(timeout_s)
-    names = None if role.parts else list(role.engines)
-    is_asked = timeout_s > 0 or not role.parts
-    is_clean = names == [] or (is_asked and destroy_engines(role.seats, names, deadline, one_by_one))
+    if not role.parts:
+        ids = zip(role.job.worker_ids, role.seats, strict=True)
+        hosts = [seat for worker_id, seat in ids if worker_id in role.hosts]
+        return destroy_engines(hosts, role.name, deadline, one_by_one)
+    is_clean = timeout_s > 0 and destroy_engines(role.seats, None, deadline, one_by_one)
     return end_parts(role.parts, deadline) and is_clean
 
 
 def destroy_engines(
-    seats: Sequence[Seat], names: Sequence[str] | None, deadline: float | None, one_by_one: bool = False
+    seats: Sequence[Seat], owner: str | None, deadline: float | None, one_by_one: bool = False
 ) -> bool:
-    """Destroy engines on all workers at once, on number 0 once the others have, or half the time is over.
+    """Destroy the engines of a role, or all, on number 0 once the others have, or half the time is over.
 
     Others may need what number 0 holds, such as a store where they meet; where they wait for it to end as
     well, it does after that time.
@@ -52,16 +54,16 @@ def destroy_engines(
     for position, batch in enumerate(batches):
         time_s = left(deadline) or 0.0
         share = time_s if position == len(batches) - 1 else time_s / 2
-        is_clean &= _destroyed(batch, names, share)
+        is_clean &= _destroyed(batch, owner, share)
     return is_clean
 
 
-def _destroyed(seats: Sequence[Seat], names: Sequence[str] | None, timeout_s: float) -> bool:
+def _destroyed(seats: Sequence[Seat], owner: str | None, timeout_s: float) -> bool:
     """Whether engines ended well; all are asked at once, and one that does not answer keeps none waiting."""
     until, is_clean, calls = deadline_after(timeout_s), True, []
     for seat in seats:
         try:
-            calls.append((seat, send(seat, "destroy", None, (names,), {})))
+            calls.append((seat, send(seat, "destroy", None, (None, owner), {})))
         except _FAILURES as error:
             is_clean = _noted(seat, error)
     for seat, call in calls:

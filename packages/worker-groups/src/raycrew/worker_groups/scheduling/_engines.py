@@ -1,11 +1,10 @@
 """Engines on the workers of roles: made, called and ended."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raycrew.worker_groups._calls import deadline_after
-from raycrew.worker_groups.scheduling._roles import Role, Roles, Seat
+from raycrew.worker_groups.scheduling._roles import Roles, Seat
 from raycrew.worker_groups.scheduling._sending import (
     call_engine,
     call_engine_async,
@@ -17,7 +16,6 @@ from raycrew.worker_groups.scheduling._server import check_path
 from raycrew.worker_groups.scheduling.errors import (
     EngineCallError,
     EngineCreationError,
-    EngineImportError,
     SchedulerError,
 )
 
@@ -56,10 +54,10 @@ class EngineCalls:
         """
         check_path(engine, self._engine_paths)
         role, seat = self._roles.seat(worker_id)
-        name = engine_name or worker_id
-        asked = (engine, name, *args)
-        with _noted(role, name):
-            self._ask(seat, worker_id, "create_engine", EngineCreationError, timeout_s, asked, kwargs)
+        role.hosts.add(worker_id)
+        asked = (role.name, engine, engine_name or worker_id, *args)
+        with told_as(worker_id, "create_engine", EngineCreationError):
+            send(seat, "create_engine_of", self._time(timeout_s), asked, kwargs).get_results()
 
     async def async_create_engine(
         self,
@@ -73,9 +71,10 @@ class EngineCalls:
         """`create_engine` without blocking the event loop: with `asyncio.gather`, on many workers at once."""
         check_path(engine, self._engine_paths)
         role, seat = self._roles.seat(worker_id)
-        name = engine_name or worker_id
-        with _noted(role, name), told_as(worker_id, "create_engine", EngineCreationError):
-            await send(seat, "create_engine", self._time(timeout_s), (engine, name, *args), kwargs)
+        role.hosts.add(worker_id)
+        asked = (role.name, engine, engine_name or worker_id, *args)
+        with told_as(worker_id, "create_engine", EngineCreationError):
+            await send(seat, "create_engine_of", self._time(timeout_s), asked, kwargs)
 
     def call_engine(
         self,
@@ -169,12 +168,9 @@ class EngineCalls:
             EngineCallError: That has raised; the engine is gone all the same.
             SchedulerError: The worker could not be asked.
         """
-        role, seat = self._roles.seat(worker_id)
-        name = engine_name or worker_id
-        gone = self._ask(seat, worker_id, "destroy", EngineCallError, timeout_s, ([name],), {})
-        if name in role.engines:
-            role.engines.remove(name)
-        return bool(gone)
+        _, seat = self._roles.seat(worker_id)
+        asked = ([engine_name or worker_id],)
+        return bool(self._ask(seat, worker_id, "destroy", EngineCallError, timeout_s, asked, {}))
 
     def _ask(
         self,
@@ -191,16 +187,3 @@ class EngineCalls:
 
     def _time(self, timeout_s: float | None) -> float:
         return self._call_timeout_s if timeout_s is None else timeout_s
-
-
-@contextmanager
-def _noted(role: Role, name: str) -> Iterator[None]:
-    """Within, an engine is made under a role, which may have been when its time is over, too."""
-    try:
-        yield
-    except (EngineCreationError, EngineImportError):
-        raise
-    except BaseException:
-        role.engines.append(name)
-        raise
-    role.engines.append(name)

@@ -40,14 +40,14 @@ class Role:
         job: What it is to be.
         seats: Its workers, by number.
         parts: Its own groups, none of which it has if it is a second name for another role's workers.
-        engines: Names of the engines that were made under that name.
+        hosts: Ids of its workers that were asked to make an engine.
         engine_ports: Ports that were allocated later, by worker id.
     """
 
     job: Job
     seats: Sequence[Seat]
     parts: Sequence[Part] = ()
-    engines: list[str] = field(default_factory=list)
+    hosts: set[str] = field(default_factory=set)
     engine_ports: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
@@ -85,7 +85,8 @@ class Roles:
     def creating(self, job: Job) -> Iterator[Callable[[Role], None]]:
         """Within, a role is being created; what this gives takes the role in once it runs.
 
-        The role whose devices it is to be on can't be deleted meanwhile.
+        That raises `SchedulerClosedError` if the scheduler was closed meanwhile. The role whose devices it is
+        to be on can't be deleted meanwhile.
 
         Raises:
             WorkerConfigurationError: There is such a role already.
@@ -102,16 +103,18 @@ class Roles:
             if strategy.target:
                 self._found(strategy.target)
             self._roles[name], self._targets[name] = None, strategy.shares_with
-        made: list[Role] = []
         try:
-            yield made.append
+            yield self._take_in
         finally:
             with self._changed:
-                if made:
-                    self._roles[name] = made[0]
-                else:
+                if self._roles[name] is None:
                     del self._roles[name], self._targets[name]
                 self._changed.notify_all()
+
+    def _take_in(self, role: Role) -> None:
+        with self._changed:
+            self.check()
+            self._roles[role.name] = role
 
     def await_role(self, name: str, deadline: float | None) -> Role:
         """A role, once it has been created.

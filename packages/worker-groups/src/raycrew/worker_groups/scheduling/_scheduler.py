@@ -1,6 +1,7 @@
 """`RayScheduler`: roles whose workers are placed by strategy, and engines on them by import path."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -111,21 +112,26 @@ class RayScheduler(EngineCalls):
             WorkerTimeoutError: They were late.
             PortAllocationError: One found no ports.
             WorkerNotFoundError: There is no such role as they are to share devices with.
+            SchedulerClosedError: The scheduler was closed, perhaps meanwhile; nothing of them is left.
         """
         timeout_s = self._startup_timeout_s if timeout_s is None else timeout_s
-        deadline, strategy = deadline_after(timeout_s), job.scheduling_strategy
+        deadline = deadline_after(timeout_s)
         with self._roles.creating(job) as take_in:
-            if strategy.type != "colocation":
-                take_in(self._creation.of_its_own(job, timeout_s))
-            else:
-                target = self._roles.await_role(strategy.target, deadline)
-                name_only = self._creation.second_name
-                take_in(
-                    self._creation.beside(job, target, left(deadline) or 0.0)
-                    if strategy.fork
-                    else name_only(job, target)
-                )
+            role = self._created(job, deadline)
+            with ExitStack() as undo:
+                undo.callback(end_role, role, 0.0)
+                take_in(role)
+                undo.pop_all()
         return list(job.worker_ids)
+
+    def _created(self, job: Job, deadline: float | None) -> Role:
+        strategy = job.scheduling_strategy
+        if strategy.type != "colocation":
+            return self._creation.of_its_own(job, left(deadline) or 0.0)
+        target = self._roles.await_role(strategy.target, deadline)
+        if strategy.fork:
+            return self._creation.beside(job, target, left(deadline) or 0.0)
+        return self._creation.second_name(job, target)
 
     def fork_workers(
         self, role: str, target_role: str, spec: SchedulingSpec | None = None, timeout_s: float | None = None

@@ -59,6 +59,7 @@ class RayRPCServer:
     ) -> None:
         self._engine_paths, self._port_range = tuple(engine_paths), port_range
         self._engines: dict[str, Any] = {}
+        self._owners: dict[str, str] = {}
         self._leases: list[PortLease] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._begun: deque[str] = deque(maxlen=1000)
@@ -126,6 +127,11 @@ class RayRPCServer:
             why = f"{path} raised {type(error).__name__}: {error}"
             raise EngineCreationError(why, cause=as_portable(error)) from error
 
+    def create_engine_of(self, owner: str, path: str, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Make an engine that belongs to a role; `destroy` can end those of one role. See `create_engine`."""
+        self.create_engine(path, name, *args, **kwargs)
+        self._owners[name] = owner
+
     def call(self, what: Sequence[Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of an engine; where it gives a future or a coroutine, that is waited for.
 
@@ -189,11 +195,12 @@ class RayRPCServer:
         """Whether a call of this number is among the last thousand."""
         return number in self._begun
 
-    def destroy(self, names: Sequence[str] | None = None) -> list[str]:
+    def destroy(self, names: Sequence[str] | None = None, owner: str | None = None) -> list[str]:
         """End engines, the newest first, by their `destroy`, `close` or `shutdown`; forget them in any case.
 
         Args:
             names: Which; those that are not there are skipped. None for all.
+            owner: The role of which they are; None for any.
 
         Returns:
             The names of those that there were.
@@ -201,7 +208,11 @@ class RayRPCServer:
         Raises:
             ExceptionGroup: What some of them raised; the others have ended all the same.
         """
-        found = [name for name in reversed(self._engines) if names is None or name in names]
+        found = [
+            name
+            for name in reversed(self._engines)
+            if (names is None or name in names) and owner in (None, self._owners.get(name))
+        ]
         errors = [error for name in found if (error := self._end(name)) is not None]
         if errors:
             raise ExceptionGroup(f"{len(errors)} of {len(found)} engines did not end well", errors)
@@ -212,7 +223,7 @@ class RayRPCServer:
         return visible_devices(os.environ)
 
     def _end(self, name: str) -> Exception | None:
-        engine = self._engines.pop(name)
+        engine, _ = self._engines.pop(name), self._owners.pop(name, None)
         try:
             with _told_as_of_an_engine():
                 bounds = (getattr(engine, way, None) for way in _ENDINGS)
