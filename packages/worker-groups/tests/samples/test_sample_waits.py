@@ -55,6 +55,21 @@ def test_who_waits_in_vain_where_all_is_too_old_and_no_room_is_left_is_told_once
         asyncio.run(main())
 
 
+def test_only_who_takes_samples_out_waits_in_vain(caplog):
+    with SampleQueue(["tokens", "reward"], max_samples=10) as queue:
+        queue.put({"tokens": [1] * 6, "reward": [0] * 6}, version=0)
+        with pytest.raises(SampleQueueTimeoutError):
+            queue.put({"tokens": [1] * 5}, version=0, timeout_s=0)
+        for wanted in ({"adds": ["reward"]}, {"timeout_s": 0}):
+            assert not caplog.records
+            with pytest.raises(SampleQueueTimeoutError):
+                queue.get(6 + len(wanted), **{"timeout_s": 0, **wanted})
+        with pytest.raises(SampleQueueTimeoutError):
+            queue.get(8, timeout_s=0)
+        assert "only 6 of the 6 samples that it holds are for a get() of at least 7" in caplog.text
+        assert len(caplog.records) == 1
+
+
 @pytest.mark.parametrize("timeout_s", [float("nan"), "1", True])
 def test_a_timeout_that_is_none_is_refused_at_once(timeout_s):
     with SampleQueue(["tokens"]) as queue:

@@ -334,7 +334,8 @@ class Keeper:
         if self._is_full and ready < wanted.at_least:
             if ready and use.adds:
                 return True  # those who take samples out may wait for these, and those who put for them
-            self._warn(wanted, use, floor, ready)
+            if not use.adds:
+                self._warn(wanted, use, floor, ready)
         if ready >= wanted.at_least or not self._is_ended or self._ledger.may_come(use, floor):
             return ready >= wanted.at_least
         if not ready:
