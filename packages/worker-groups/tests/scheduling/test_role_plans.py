@@ -120,3 +120,11 @@ def test_the_kind_of_accelerator_is_found_if_there_is_one():
     assert the_one_accelerator([]) == "GPU"
     with pytest.raises(WorkerConfigurationError, match="GPU, NPU"):
         the_one_accelerator(["NPU", "GPU"])
+
+
+@pytest.mark.parametrize("fork", [False, True])
+def test_nobody_has_the_accelerators_that_a_deferred_role_leaves_to_its_engines(fork):
+    target = Job("actor", 1, [SMALL], SchedulingStrategy("deferred"))
+    with pytest.raises(WorkerConfigurationError, match="for what its engines start"):
+        check_colocated(colocated(SMALL, fork=fork), target)
+    check_colocated(colocated(SchedulingSpec(), fork=fork), target)

@@ -112,6 +112,16 @@ def test_unlike_workers_get_bundles_that_fit(request):
     assert bundles == [1, 0]
 
 
+def test_of_several_kinds_of_accelerators_workers_get_the_one_that_is_named():
+    cluster = FakeCluster([2], bundle_specs=BundleSpec(cpus=1, gpus=1, resources={"NPU": 1}))
+    with RayScheduler(cluster, group_class=InProcessGroup) as scheduler:
+        scheduler.create_workers(job("actor", 1))
+        with pytest.raises(WorkerConfigurationError, match="say which as accelerator="):
+            scheduler.create_workers(job("ref", 1, specs=[SchedulingSpec(gpu=1)]))
+    with RayScheduler(cluster, accelerator="NPU", group_class=InProcessGroup) as scheduler:
+        scheduler.create_workers(job("actor", 1, specs=[SchedulingSpec(gpu=1)]))
+
+
 def test_a_second_name_has_engines_of_its_own_in_the_same_workers(scheduler):
     actors = with_echo(scheduler, scheduler.create_workers(job()))
     refs = with_echo(scheduler, scheduler.create_workers(job("ref", 1, "colocation", "actor")))

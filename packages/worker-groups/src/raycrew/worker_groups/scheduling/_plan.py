@@ -140,6 +140,9 @@ def check_colocated(job: Job, target: Job) -> None:
     if job.replicas > target.replicas:
         raise _refused(job, f"{said}: it has {job.replicas} workers, and that one {target.replicas}")
     for number, (own, theirs) in enumerate(zip(job.specs, target.specs, strict=False)):
+        if own.gpu and target.scheduling_strategy.type == "deferred":
+            why = "those of a deferred role are for what its engines start"
+            raise _refused(job, f"{said}: worker {number} wants {own.gpu:g} accelerators, and {why}")
         if own.gpu > theirs.gpu:
             raise _refused(job, f"{said}: worker {number} wants {own.gpu:g} accelerators, not {theirs.gpu:g}")
         if not job.scheduling_strategy.fork and (own.env_vars or own.cmd or own.environment):

@@ -78,6 +78,7 @@ class Roles:
     def __init__(self) -> None:
         self._roles: dict[str, Role | None] = {}
         self._targets: dict[str, str] = {}
+        self._births: dict[str, object] = {}
         self._changed = threading.Condition()
         self._closed = False
 
@@ -103,12 +104,13 @@ class Roles:
             if strategy.target:
                 self._found(strategy.target)
             self._roles[name], self._targets[name] = None, strategy.shares_with
+            self._births[name] = object()
         try:
             yield self._take_in
         finally:
             with self._changed:
                 if self._roles[name] is None:
-                    del self._roles[name], self._targets[name]
+                    del self._roles[name], self._targets[name], self._births[name]
                 self._changed.notify_all()
 
     def _take_in(self, role: Role) -> None:
@@ -139,12 +141,17 @@ class Roles:
         """Within, a role is being deleted; it is gone afterwards, come what may.
 
         Raises:
-            WorkerNotFoundError: There is none.
+            WorkerNotFoundError: There is none, or another one by now.
             WorkerTimeoutError: It is still being created, or deleted by somebody else.
             WorkerConfigurationError: Other roles are on its devices.
         """
         with self._changed:
+            birth = self._births.get(name)
             role = self.await_role(name, deadline)
+            if self._births[name] is not birth:
+                raise WorkerNotFoundError(
+                    f"role {name!r} was deleted by somebody else, and then created anew", role=name
+                )
             if users := self.users_of(name):
                 raise WorkerConfigurationError(
                     f"role {name!r} shares its devices with {users}; delete those first", role=name
@@ -154,7 +161,7 @@ class Roles:
             yield role
         finally:
             with self._changed:
-                del self._roles[name], self._targets[name]
+                del self._roles[name], self._targets[name], self._births[name]
                 self._changed.notify_all()
 
     def users_of(self, name: str) -> list[str]:
@@ -170,8 +177,9 @@ class Roles:
         name, _, number = worker_id.rpartition("/")
         role = self._roles.get(name)
         if role is None or not number.isdecimal() or int(number) >= len(role.seats):
-            self.check()
-            known = [one for own in self._roles.values() if own is not None for one in own.job.worker_ids]
+            with self._changed:
+                self.check()
+                known = [one for own in self._roles.values() if own is not None for one in own.job.worker_ids]
             raise WorkerNotFoundError(f"there is no worker {worker_id!r}; there are {known}")
         return role, role.seats[int(number)]
 

@@ -295,4 +295,4 @@ def _sites(
         return OwnSites(accelerator, port_range)
     if not isinstance(where, Cluster):
         raise TypeError(f"where is a cluster or a connection to Ray, not {where!r}")
-    return GivenSites(where)
+    return GivenSites(where, accelerator)

@@ -94,10 +94,11 @@ class GivenSites:
 
     Args:
         cluster: The cluster.
+        accelerator: Ray's name of what workers are given as accelerators; None to find it.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, accelerator: str | None) -> None:
+        self._cluster, self._accelerator = cluster, accelerator
         self._taken: set[int] = set()
         self._lock = Lock()
 
@@ -109,20 +110,27 @@ class GivenSites:
             WorkerConfigurationError: The bundles hold several kinds of accelerators.
         """
         bundles = self._cluster.bundles
-        kinds = (name for bundle in bundles for name in accelerators_of(bundle.resources))
+        accelerator = self._found() if any(bundle.gpus for bundle in plan.bundles) else "GPU"
         with self._lock:
             holders: Callable[[], Mapping[int, Any]] = getattr(self._cluster, "holders", dict)
             chosen = choose_bundles(
                 bundles,
                 {*self._taken, *holders()},
                 plan.bundles,
-                accelerator=the_one_accelerator(kinds),
+                accelerator=accelerator,
                 slots=getattr(self._cluster, "max_colocated_worker_groups", 1),
             )
             self._taken.update(chosen)
         if plan.is_deferred:
             return self._deferred(chosen, plan.name)
         return Site(self._cluster, [[index] for index in chosen], lambda: self._release(chosen))
+
+    def _found(self) -> str:
+        if self._accelerator is None:
+            self._accelerator = the_one_accelerator(
+                name for bundle in self._cluster.bundles for name in accelerators_of(bundle.resources)
+            )
+        return self._accelerator
 
     def _deferred(self, chosen: Sequence[int], name: str) -> Site:
         with ExitStack() as undo:
