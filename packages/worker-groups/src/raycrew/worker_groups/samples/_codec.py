@@ -63,7 +63,10 @@ def _encode_row(name: str, row: Any) -> Row:
         return encode_array(row)
     if kind == "tensor":  # it would be pickled with all that it is a view of
         row = row.detach().clone()
-    data = _pickled(name, row)
+    try:
+        data = pickle.dumps(row, protocol=5)
+    except Exception as error:  # whatever the row's own methods raise
+        raise TypeError(f"a row of column {name!r} can't be pickled: {error}") from error
     if b"torch" in data:
         data = _without_the_rest(row)
     if b"ObjectRef" in data:
@@ -71,13 +74,6 @@ def _encode_row(name: str, row: Any) -> Row:
     if b"__main__" in data:  # by reference, which nobody else could resolve
         return bytes(cloudpickle.dumps(row))  # type: ignore[no-untyped-call]
     return data
-
-
-def _pickled(name: str, row: Any) -> bytes:
-    try:
-        return pickle.dumps(row, protocol=5)
-    except Exception as error:  # whatever the row's own methods raise
-        raise TypeError(f"a row of column {name!r} can't be pickled: {error}") from error
 
 
 def _without_the_rest(row: Any) -> bytes:
