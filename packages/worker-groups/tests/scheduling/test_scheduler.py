@@ -28,6 +28,7 @@ from raycrew.worker_groups.scheduling import (
     WorkerNotFoundError,
     WorkerTimeoutError,
     _creation,
+    _ending,
     _server,
 )
 from raycrew.worker_groups.scheduling._creation import environment_of
@@ -101,6 +102,35 @@ def test_roles_do_not_share_bundles_unless_they_are_to(scheduler, cluster):
     assert len(cluster.holders()) == 3, "nothing is left of what could not be created"
     scheduler.create_workers(job("rollout", 1, "separation", "actor"))
     assert len(cluster.holders()) == 4
+
+
+def test_roles_that_share_accelerators_can_not_be_apart():
+    half = [SchedulingSpec(gpu=0.5)]
+    with RayScheduler(FakeCluster([4], use_gpus=True), group_class=InProcessGroup) as scheduler:
+        scheduler.create_workers(job("actor", 1, specs=half))
+        with pytest.raises(WorkerConfigurationError, match="can't be kept apart"):
+            scheduler.create_workers(job("critic", 1, "separation", "actor", specs=half))
+        scheduler.create_workers(job("critic", 1, "separation", "actor", specs=[SchedulingSpec(gpu=1)]))
+
+
+@pytest.mark.parametrize("is_ending", [False, True])
+def test_a_part_that_does_not_end_keeps_no_other_one(cluster, monkeypatch, is_ending):
+    class Stuck(InProcessGroup):
+        def shutdown(self, *args, **kwargs):
+            is_clean = super().shutdown(*args, **kwargs)
+            if self.name == "actor/1":
+                raise OSError("no way out")
+            return is_clean
+
+    def refused(function, items):
+        raise RuntimeError("cannot schedule new futures after shutdown")
+
+    scheduler = RayScheduler(cluster, group_class=Stuck)
+    scheduler.create_workers(job("actor", 3, "separate"))
+    if is_ending:
+        monkeypatch.setattr(_ending, "in_threads", refused)
+    assert scheduler.close() is False
+    assert cluster.holders() == {}
 
 
 def test_unlike_workers_get_bundles_that_fit(request):

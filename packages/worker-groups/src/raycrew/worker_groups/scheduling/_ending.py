@@ -83,21 +83,24 @@ def end_parts(parts: Sequence[Part], deadline: float | None, *, force: bool = Fa
     """End groups, all but the first at once, and give their places back; that of number 0 is the last."""
     others, first = parts[1:], parts[:1]
     end: Callable[[Part], bool] = lambda part: _end_part(part, left(deadline) or 0.0, force)  # noqa: E731
-    ended = in_threads(end, others) if others else []
+    try:
+        ended = in_threads(end, others) if others else []
+    except RuntimeError:  # this process ends, and starts no threads any more
+        ended = [end(part) for part in others]
     return all([*ended, *map(end, first)])
 
 
 def _end_part(part: Part, timeout_s: float, force: bool) -> bool:
     try:
         return part.group.shutdown(timeout=timeout_s, force=force)
-    except _FAILURES as error:
-        logger.warning("%s did not end well: %s", part.group.name, error)
+    except Exception:
+        logger.exception("%s did not end well", part.group.name)
         return False
     finally:
         try:
             part.release()
-        except _FAILURES as error:
-            logger.warning("the place of %s was not given back: %s", part.group.name, error)
+        except Exception:
+            logger.exception("the place of %s was not given back", part.group.name)
 
 
 def in_threads(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:

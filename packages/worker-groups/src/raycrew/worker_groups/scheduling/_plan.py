@@ -150,6 +150,17 @@ def check_colocated(job: Job, target: Job) -> None:
             raise _refused(job, f"{said} {own_ones}: these processes run already; use fork=True")
 
 
+def check_separable(job: Job, target: Job) -> None:
+    """Check that a role with devices of its own is on none of another one's.
+
+    Raises:
+        WorkerConfigurationError: Both want parts of accelerators, and those may be of the same ones.
+    """
+    if all(any(0 < spec.gpu < 1 for spec in one.specs) for one in (job, target)):
+        why = "both want parts of accelerators, which may be parts of one; give either whole ones"
+        raise _refused(job, f"role {job.role!r} can't be kept apart from {target.role!r}: {why}")
+
+
 def _refused(job: Job, why: str) -> WorkerConfigurationError:
     return WorkerConfigurationError(why, role=job.role)
 

@@ -14,6 +14,7 @@ from raycrew.worker_groups.scheduling._creation import Creation, Wishes
 from raycrew.worker_groups.scheduling._ending import end_role
 from raycrew.worker_groups.scheduling._engines import EngineCalls
 from raycrew.worker_groups.scheduling._job import Job, SchedulingSpec, SchedulingStrategy, Worker
+from raycrew.worker_groups.scheduling._plan import check_separable
 from raycrew.worker_groups.scheduling._roles import Role, Roles
 from raycrew.worker_groups.scheduling._sending import check_alive, told_as
 from raycrew.worker_groups.scheduling._server import check_path
@@ -126,9 +127,12 @@ class RayScheduler(EngineCalls):
 
     def _created(self, job: Job, deadline: float | None) -> Role:
         strategy = job.scheduling_strategy
-        if strategy.type != "colocation":
+        if not strategy.target:
             return self._creation.of_its_own(job, left(deadline) or 0.0)
         target = self._roles.await_role(strategy.target, deadline)
+        if strategy.type == "separation":
+            check_separable(job, target.job)
+            return self._creation.of_its_own(job, left(deadline) or 0.0)
         if strategy.fork:
             return self._creation.beside(job, target, left(deadline) or 0.0)
         return self._creation.second_name(job, target)
