@@ -311,6 +311,16 @@ def test_a_head_gives_arguments_to_its_peers(scheduler, tmp_path, strategy):
         scheduler.call_peers(["other/0"], "say")
 
 
+def test_peers_have_a_process_each(scheduler, tmp_path):
+    scheduler.create_workers(job("actor", 1))
+    scheduler.create_workers(job("ref", 1, "colocation", "actor"))
+    for one in ("actor/0", "ref/0"):
+        scheduler.create_engine(one, "engines.Peer", None, tmp_path)
+    for ids in (["ref/0", "actor/0"], ["actor/0", "actor/0"]):
+        with pytest.raises(WorkerConfigurationError, match="two share one"):
+            scheduler.call_peers(ids, "add", None, 1, other=2)
+
+
 def test_peers_do_not_wait_for_a_head_that_fails(scheduler, tmp_path):
     ids = scheduler.create_workers(job("actor", 2))
     for one in ids:

@@ -17,6 +17,7 @@ from raycrew.worker_groups.scheduling.errors import (
     EngineCallError,
     EngineCreationError,
     SchedulerError,
+    WorkerConfigurationError,
 )
 
 
@@ -147,9 +148,13 @@ class EngineCalls:
             What each of them gives, in their order.
 
         Raises:
+            WorkerConfigurationError: Two are in one process, where one would wait for the other for ever.
             SchedulerError: One of them failed, as soon as it did, or was late; see `call_engine`.
         """
         seats = {worker_id: self._roles.seat(worker_id)[1] for worker_id in worker_ids}
+        if len({(seat.group, seat.rank) for seat in seats.values()}) < len(worker_ids):
+            why = f"peers have a process each, and of {list(worker_ids)} two share one"
+            raise WorkerConfigurationError(why)
         time_s, calls = self._time(timeout_s), {}
         for position, (worker_id, seat) in enumerate(seats.items()):
             asked = (engine_name or worker_id, method, time_s, not position)
