@@ -17,6 +17,7 @@ from raycrew.worker_groups import (
     WorkerGroupClosedError,
     WorkerGroupError,
 )
+from raycrew.worker_groups._group.handles import routes
 from raycrew.worker_groups._health import look
 
 pytestmark = pytest.mark.hostile
@@ -267,3 +268,39 @@ def test_a_stream_goes_on_when_a_worker_dies_under_it_and_too_few_are_waited_for
             (tmp_path / "holds-1").unlink()
             assert isinstance(failed.exception(60), WorkerFailureError)
         assert group.call("rank").get_results(timeout=60) == [0, 1, 2, 3]
+
+
+@pytest.mark.long  # in short, without devices: test_it_grows_and_shrinks_while_it_is_used
+def test_each_rank_has_a_device_of_its_own_whoever_came_and_went(ray_nodes, tmp_path):
+    with (
+        RayVirtualCluster([3, 3]) as cluster,
+        RayWorkerGroup(cluster, Generator, workers_per_node=1, folder=str(tmp_path)) as group,
+    ):
+        for size in (6, 3, 5):
+            group.resize(size)
+            assert len({(info.node_id, info.device_index) for info in group.ranks}) == size
+            assert group.call("rank").get_results(timeout=60) == list(range(size))
+        with pytest.raises(WorkerFailureError):
+            group.call("die_on", [2]).get_results(timeout=60)
+        eventually(lambda: group.get_worker_status()[2] == "dead", "the dead worker is told")
+        before = [(info.bundle_index, info.device_index) for info in group.ranks]
+        assert group.restart_failed_workers() == [2]
+        assert [(info.bundle_index, info.device_index) for info in group.ranks] == before
+
+
+@pytest.mark.long  # in short, without Ray: test_a_handle_hears_of_who_joins_and_leaves_though_nobody_has_died
+def test_a_handle_follows_and_so_does_a_cluster_that_is_shared(local_ray, tmp_path, monkeypatch):
+    monkeypatch.setattr(routes, "_FOLLOW_S", 0.1)
+    with RayVirtualCluster([3], use_gpus=False) as cluster:
+        copy = pickle.loads(cloudpickle.dumps(cluster))
+        with RayWorkerGroup(
+            copy, Generator, workers_per_node=1, folder=str(tmp_path), enable_load_balancing=True
+        ) as group:
+            handle = group.handle()
+            group.resize(3)
+            eventually(lambda: handle.call("rank").get_results(timeout=60) == [0, 1, 2], "it follows")
+            group.resize(1)
+            eventually(lambda: handle._open().world_size == 1, "it follows")
+            assert list(handle.balancer.map("note", range(5))) == list(range(5))
+            assert cluster.holders() == {0: (group.name,)}
+        assert cluster.holders() == {}
