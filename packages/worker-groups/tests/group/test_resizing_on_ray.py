@@ -4,9 +4,9 @@ import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import cloudpickle
 import pytest
 from patience import eventually, is_running
+from ray import cloudpickle
 from resized_workers import AsyncGenerator, Generator
 
 from raycrew.cluster_core import BundlesOccupiedError, RayVirtualCluster

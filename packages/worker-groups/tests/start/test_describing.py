@@ -23,7 +23,8 @@ def told(cluster, **layout):
     plan = plan_seats(cluster.bundles, **layout)
     spec = GroupSpec("g", RayWorkerBuilder(Configured), cluster, plan, DEFAULTS)
     claim = cluster.claim(plan.indices, "g")
-    info = describe_worker(spec, claim, source_of(Configured), None, None, tuple)
+    positions = range(len(claim.bundles))
+    info = describe_worker(spec, claim, source_of(Configured), None, None, tuple, positions)
     return [one.init_kwargs["told"] for one in info.configured]
 
 

@@ -16,7 +16,7 @@ class Calls:
         self.rounds, self.results = list(rounds), results or {}
         self.done, self.timeouts = set(), []
 
-    def wait(self, refs, num_returns=1, timeout=None):
+    def wait(self, refs, num_returns=1, timeout=None, fetch_local=True):
         self.timeouts.append(timeout)
         if not self.done.intersection(refs) and self.rounds:
             self.done |= set(self.rounds.pop(0))
