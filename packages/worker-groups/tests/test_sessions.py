@@ -26,6 +26,7 @@ from raycrew.worker_groups import (
     fan_out_as_completed,
 )
 from raycrew.worker_groups._calls.answers import telling
+from raycrew.worker_groups._health import look
 from raycrew.worker_groups._ray import check_session
 
 pytestmark = pytest.mark.hostile
@@ -92,6 +93,19 @@ def test_nor_does_it_use_a_later_connection(group, other, request):
     with connected(request.getfixturevalue(other)):
         assert_closed(group, *calls)
         assert not group.shutdown()
+
+
+def test_others_are_told_of_no_group_of_an_earlier_connection(group, local_ray_session):
+    assert group.name in [one.record.name for one in look()]
+    ray.shutdown()
+    with (
+        connected(local_ray_session),
+        RayVirtualCluster([1], use_gpus=False) as cluster,
+        RayWorkerGroup(cluster, Worker, name_prefix="later"),
+    ):
+        eventually(
+            lambda: [one.record.name for one in look()] == ["later"], "Ray ends workers of the earlier one"
+        )
 
 
 def functions_of(thread):

@@ -252,4 +252,7 @@ def test_all_threads_of_a_process_have_one_name_for_its_watches_and_a_forked_one
         thread.join()
     assert (len(made), len(set(names))) == (1, 1)
     monkeypatch.setattr(os, "getpid", lambda: -2)
-    assert watches.watch_owner() not in names
+    names.append(watches.watch_owner())
+    monkeypatch.setattr(watches, "connection", lambda: "another")
+    names.append(watches.watch_owner())
+    assert len(set(names)) == 3

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tomllib
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,9 +22,9 @@ from workers import Latecomer, Patient
 from raycrew.cluster_core.__main__ import main as raycrew
 from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
 from raycrew.worker_groups.__main__ import groups, main, stacks, top
-from raycrew.worker_groups._health import watches
+from raycrew.worker_groups._health import look, watches
 from raycrew.worker_groups._health.command_line import commands
-from raycrew.worker_groups._ray import drop_records, records
+from raycrew.worker_groups._ray import records
 
 PACKAGE = Path(__file__).parents[3]
 SECRET = "hush-7f3a"
@@ -63,10 +62,8 @@ def elsewhere(*arguments):
 
 @pytest.fixture
 def alone(local_ray):
-    """Nobody is told of what other tests have left, which a warning names."""
-    if left := records("group/"):
-        warnings.warn(f"groups that tests before have left: {left}", stacklevel=1)
-        drop_records(list(left), PATIENCE_S)
+    """No test before has left a group that others are told of."""
+    eventually(lambda: look() == [], "the groups of tests before are forgotten")
 
 
 def test_groups_are_told_of_to_other_drivers(alone, cluster, installed, tmp_path, capsys, monkeypatch):

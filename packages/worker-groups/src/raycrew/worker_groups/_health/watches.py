@@ -43,14 +43,14 @@ _watches: dict[tuple[str | None, str], Any] = {}
 
 
 def watch_owner() -> str:
-    """What is in the names of all watches of this process, and of no other's."""
+    """What is in the names of all watches of this process over this connection, and of no others."""
     with _owner_lock:
-        return _owner_of(os.getpid())
+        return _owner_of(os.getpid(), connection())
 
 
 @functools.cache
-def _owner_of(_pid: int) -> str:
-    """A process that was forked has a name of its own."""
+def _owner_of(_pid: int, _connection: str | None) -> str:
+    """A process that was forked has a name of its own; one that connects anew has another."""
     return uuid.uuid4().hex[:12]
 
 
