@@ -1,5 +1,7 @@
-"""What an allocation does when Ray grants other devices than the wanted ones, without Ray."""
+"""What an allocation does when Ray grants other devices than the wanted ones, or nothing, without Ray."""
 
+import asyncio
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -77,3 +79,26 @@ def test_a_failure_says_that_ray_grants_no_order_of_what_fits(never_granting, ca
         Allocator(request, alias="parts", **limit, **options).allocate()
     assert "not granted yet" in raised.value.reasons[0]
     assert "in no such order" in caplog.text
+
+
+@pytest.mark.parametrize("free", [0.0, 2.0])
+def test_an_allocation_that_is_given_up_waits_neither_for_room_nor_for_ray(never_granting, monkeypatch, free):
+    given_up, withdrawn = threading.Event(), []
+
+    def sleep(seconds):
+        never_granting.now += seconds
+        given_up.set()
+
+    def group_state(_group):
+        given_up.set()
+        return SimpleNamespace(state="PENDING", scheduling_state="PENDING", name="a-node0")
+
+    monkeypatch.setattr(_ray, "autoscaler_is_running", lambda: False)
+    monkeypatch.setattr(_ray, "group_state", group_state)
+    monkeypatch.setattr(_ray, "withdraw_groups", withdrawn.extend)
+    nodes = [NodeState("a", "10.0.0.1", {"CPU": 2.0}, {"CPU": free})]
+    options = {"census": lambda label: nodes, "clock": lambda: never_granting.now, "sleep": sleep}
+    allocator = Allocator(PlacementRequest((1,), {"CPU": 1.0}), alias="unwanted", **options)
+    with _ray.Session.until_set(given_up), pytest.raises(asyncio.CancelledError):
+        allocator.allocate()
+    assert len(withdrawn) == bool(free), "nothing is left of it"

@@ -137,6 +137,10 @@ def seeded(value):
     return value
 
 
+def gives_none():
+    pass
+
+
 def leaves():
     sys.exit("enough")
 

@@ -1,6 +1,7 @@
 """Roles on three nodes with made-up GPUs: processes and devices of each strategy, deaths, pings, ends."""
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -91,6 +92,8 @@ def test_a_worker_that_died_is_told_of_with_its_last_words(scheduler):
     with_echo(scheduler, ids)
     with pytest.raises(EngineCallError, match="KeyError"):
         scheduler.call_engine(ids[1], "oops")
+    with pytest.raises(EngineCallError, match="say can't be sent"):
+        scheduler.call_engine(ids[1], "say", None, threading.Lock())
     with pytest.raises(EngineCallError, match="SystemExit: enough"):
         scheduler.call_engine(ids[1], "leave")
     for method in ("one_by_one", "one_by_one_later"):
@@ -102,8 +105,9 @@ def test_a_worker_that_died_is_told_of_with_its_last_words(scheduler):
         scheduler.call_engine(ids[1], "die")
     assert "the last words" in caught.value.log_tail
     eventually(lambda: scheduler.ping(ids[1]) == "dead", "it is seen to be dead")
-    with pytest.raises(WorkerFailedError, match="actor/1 has died"):
+    with pytest.raises(WorkerFailedError, match="actor/1 has died: rank 1 of 'actor'") as caught:
         scheduler.get_workers("actor")
+    assert "the last words" in caught.value.log_tail
     assert scheduler.call_engine(ids[0], "say", None, 1)[1] == (1,)
     scheduler.delete_workers("actor")
 

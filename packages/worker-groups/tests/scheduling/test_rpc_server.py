@@ -74,6 +74,18 @@ def test_futures_of_a_loop_that_runs_in_a_thread_are_waited_for_there(server):
         loop.close()
 
 
+def test_a_future_of_a_loop_that_does_not_run_is_refused_unless_it_is_done(server):
+    loop = asyncio.new_event_loop()
+    server._engines["a"] = Threaded(loop)
+    with pytest.raises(RuntimeError, match="isn't running: run it in a thread"):
+        server.call(["a", "never", 5.0, "1"])
+    server._engines["a"].never = lambda: done
+    done = loop.create_future()
+    done.set_result("done")
+    assert server.call(["a", "never", 5.0, "1"]) == "done"
+    loop.close()
+
+
 class Threaded:
     """An engine with a loop of its own."""
 
@@ -108,6 +120,8 @@ def test_imports_and_constructors_that_fail_are_told_apart(server):
     with pytest.raises(EngineCreationError, match="no luck") as caught:
         server.create_engine(ECHO, "a", fail="no luck")
     assert isinstance(pickle.loads(pickle.dumps(caught.value)).cause, ValueError)
+    with pytest.raises(EngineCreationError, match="gave None"):
+        server.create_engine("engines.gives_none", "a")
     assert server.ping() == []
 
 

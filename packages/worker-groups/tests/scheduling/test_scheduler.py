@@ -3,15 +3,18 @@
 import asyncio
 import pickle
 import threading
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
-from ray.exceptions import ActorUnavailableError
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from raycrew.cluster_core import BundleSpec
 from raycrew.cluster_core.testing import FakeCluster
-from raycrew.worker_groups.errors import WorkerFailureError
+from raycrew.worker_groups import WorkerStatus
+from raycrew.worker_groups._group.life.waiting_for import is_done
+from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError
 from raycrew.worker_groups.scheduling import (
     EngineCallError,
     EngineCreationError,
@@ -283,6 +286,50 @@ def test_a_ping_tells_of_a_call_that_runs(scheduler):
     assert scheduler.ping(one) == "ready"
 
 
+def test_the_groups_of_a_role_are_all_asked_at_once(cluster):
+    together = threading.Barrier(3)
+
+    class Asked(InProcessGroup):
+        def ping(self, ranks=None, timeout=1.0):
+            together.wait(5)
+            return super().ping(ranks, timeout)
+
+    with RayScheduler(cluster, group_class=Asked) as scheduler:
+        scheduler.create_workers(job("actor", 3, "separate"))
+        assert len(scheduler.get_workers("actor", timeout=10)) == 3
+
+
+@pytest.mark.parametrize("ray_knows", [True, False])
+def test_a_worker_that_is_seen_dead_is_told_of_with_the_cause(cluster, ray_knows):
+    class Dead(InProcessGroup):
+        def ping(self, ranks=None, timeout=1.0):
+            return {**super().ping(ranks, timeout), 1: WorkerStatus("dead")}
+
+        def _deliver(self, dispatch, timeout):
+            if dispatch.method.name != "ping":
+                return super()._deliver(dispatch, timeout)
+            if not ray_knows:
+                raise ResultTimeoutError("not yet", [1])
+            raise WorkerFailureError("killed by signal 9", cause=ActorDiedError(), log_tail="the last words")
+
+    with RayScheduler(cluster, group_class=Dead) as scheduler:
+        scheduler.create_workers(job())
+        with pytest.raises(WorkerFailedError, match="actor/1 has died") as caught:
+            scheduler.get_workers("actor")
+        assert caught.value.worker_id == "actor/1"
+        if ray_knows:
+            assert "killed by signal 9" in str(caught.value)
+            assert isinstance(caught.value.cause.cause, ActorDiedError)
+            assert caught.value.log_tail == "the last words"
+
+
+def test_engines_are_made_and_called_with_arguments_by_name(scheduler):
+    (one,) = scheduler.create_workers(job("actor", 1))
+    scheduler.create_engine(worker_id=one, engine=ECHO, engine_name="model", word="hey")
+    said = scheduler.call_engine(worker_id=one, method="say", engine_name="model", x=1, timeout_s=5)
+    assert said == ("hey", (), {"x": 1})
+
+
 def test_engines_are_made_and_called_from_a_loop(scheduler):
     ids = scheduler.create_workers(job())
 
@@ -510,6 +557,26 @@ def test_a_role_of_which_a_part_fails_leaves_nothing(cluster, strategy):
         assert [repr(group) for group in started if "shut down" not in repr(group)] == []
         with pytest.raises(WorkerNotFoundError):
             scheduler.get_workers("actor")
+
+
+def test_the_failure_of_one_part_gives_up_the_others(cluster):
+    waits, told = threading.Semaphore(0), []
+
+    class Failing(InProcessGroup):
+        def _start(self):
+            if self._spec.name == "actor/1":
+                waits.acquire(timeout=10)
+                waits.acquire(timeout=10)
+                raise WorkerCreationError("not this one")
+            waits.release()
+            told.append(f"waited in vain: {is_done(Future(), 10)}")  # as what waits for Ray does
+            return super()._start()
+
+    with RayScheduler(cluster, group_class=Failing) as scheduler:
+        with pytest.raises(WorkerCreationError, match="not this one"):
+            scheduler.create_workers(job("actor", 3, "separate"))
+        assert (told, cluster.holders()) == ([], {})
+        assert len(scheduler.create_workers(job("ref", 4))) == 4, "all places are free"
 
 
 def test_a_role_is_late_whose_workers_do_not_tell_their_devices(monkeypatch):

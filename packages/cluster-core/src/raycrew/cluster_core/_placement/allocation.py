@@ -122,6 +122,7 @@ class Allocator:
             AllocationTimeoutError: It was not granted before the deadline.
             ResourceInsufficientError: Ray failed to grant it more than `max_retries` times.
             ClusterClosedError: The connection to Ray ended meanwhile.
+            asyncio.CancelledError: This is within an `until_set` whose event was set.
         """
         self._deadline = self._clock() + self._timeout_s
         self._session = _ray.check_connected()
@@ -188,6 +189,7 @@ class Allocator:
             pause = min(pause * 1.5, _SLOWEST_POLL_S)
 
     def _look(self) -> list[NodeState]:
+        _ray.Session.check_wanted()
         self._session.check()
         return self._census(self._request.domain_label)
 
@@ -285,6 +287,7 @@ class Allocator:
 
     def _await(self, group: PlacementGroup, window: float) -> None:
         while not _ray.await_group(group, min(1.0, max(window - self._clock(), 0.05))):
+            _ray.Session.check_wanted()
             state = _ray.group_state(group)
             if state.state in ("REMOVED", "UNKNOWN"):
                 raise _NotGrantedError(f"placement group {state.name} was removed while it was waited for")

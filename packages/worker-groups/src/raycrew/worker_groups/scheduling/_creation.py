@@ -1,21 +1,23 @@
 """Creating the workers of a role: its groups at once, under one deadline, all of them or none."""
 
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
+from threading import Event, Lock
 from typing import Any, Literal
 
 from ray.exceptions import RayError
 
-from raycrew.cluster_core import ClusterError, PortsExhaustedError
+from raycrew.cluster_core import ClusterError, PortsExhaustedError, Session
 from raycrew.worker_groups._calls import deadline_after, left
 from raycrew.worker_groups._group import RayWorkerGroup, WorkerGroup
 from raycrew.worker_groups._start import RayWorkerBuilder, interpreter_for
 from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupError
 from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider, NodeRunner
-from raycrew.worker_groups.scheduling._ending import end_parts, in_threads
+from raycrew.worker_groups.scheduling._at_once import in_threads
+from raycrew.worker_groups.scheduling._ending import end_parts
 from raycrew.worker_groups.scheduling._job import Job, SchedulingSpec
 from raycrew.worker_groups.scheduling._plan import GroupPlan, check_colocated, plan_groups
 from raycrew.worker_groups.scheduling._roles import Part, Role, Seat
@@ -101,7 +103,7 @@ class Creation:
     def _part(self, plan: GroupPlan, deadline: float | None) -> Part:
         site = self._sites.take(plan, max(left(deadline) or 0.0, _LEAST_S))
         with ExitStack() as undo:
-            undo.callback(site.release)
+            undo.callback(_in_full, site.release)
             part = self._started(plan, site, deadline)
             undo.pop_all()
         return part
@@ -203,36 +205,53 @@ def _of_rank(each: Sequence[Mapping[str, str]], info: RankInfo) -> Mapping[str, 
 
 
 def _all_or_none(makers: Sequence[Callable[[], Part]]) -> list[Part]:
-    """Parts, all made at once; where one fails, those that were made end, and the first error is raised."""
+    """Parts, all made at once; where one fails, the others are given up, and its error is raised.
+
+    What was made by then has ended.
+    """
     if len(makers) == 1:
         return [makers[0]()]
     made = _Made()
     with ExitStack() as undo:
         undo.callback(made.give_up)
         parts = in_threads(made.tried, makers)
-        errors = [one for one in parts if isinstance(one, Exception)]
-        for other in errors[1:]:
-            errors[0].add_note(f"(and another of its {len(makers)} groups: {other})")
-        if errors:
-            raise errors[0]
+        if made.errors:
+            first, *others = made.errors
+            for other in others:
+                first.add_note(f"(and another of its {len(makers)} groups: {other})")
+            raise first
         undo.pop_all()
     return parts
 
 
 class _Made:
-    """Parts that threads make; once they are given up, whoever makes one ends it."""
+    """Parts that threads make; once they are given up, nobody waits for one, and whoever made one ends it.
+
+    Attributes:
+        errors: Why there are not all of them, what failed first before the others.
+    """
 
     def __init__(self) -> None:
+        self.errors: list[Exception] = []
         self._parts: list[Part] = []
+        self._unwanted = Event()
         self._is_given_up = False
         self._lock = Lock()
 
-    def tried(self, maker: Callable[[], Part]) -> Part | Exception:
-        """A part, or why there is none."""
+    def tried(self, maker: Callable[[], Part]) -> Part | None:
+        """A part; where there is none, the waits of those who make the others end."""
         try:
-            part = maker()
+            with Session.until_set(self._unwanted):
+                Session.check_wanted()
+                part = maker()
         except Exception as error:  # noqa: BLE001 - raised once all are done
-            return error
+            self.errors.append(error)
+            self._unwanted.set()
+            return None
+        except CancelledError:
+            if not self._unwanted.is_set():
+                raise
+            return None
         with self._lock:
             self._parts.append(part)
             is_late = self._is_given_up
@@ -242,10 +261,17 @@ class _Made:
 
     def give_up(self) -> None:
         """End those that were made, and those that will be; nobody waits for these, as after Ctrl-C."""
+        self._unwanted.set()
         with self._lock:
             self._is_given_up = True
             parts = list(self._parts)
         end_parts(parts, None, force=True)
+
+
+def _in_full(give_back: Callable[[], object]) -> None:
+    """Give something back, also where whoever took it was given up."""
+    with Session.until_set(None):
+        give_back()
 
 
 @contextmanager

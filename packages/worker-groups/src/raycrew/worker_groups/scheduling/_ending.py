@@ -2,20 +2,18 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from ray.exceptions import RayError
 
 from raycrew.cluster_core import ClusterError
 from raycrew.worker_groups._calls import deadline_after, left
 from raycrew.worker_groups.errors import WorkerGroupError
+from raycrew.worker_groups.scheduling._at_once import in_threads
 from raycrew.worker_groups.scheduling._roles import Part, Role, Seat
 from raycrew.worker_groups.scheduling._sending import send
 
 logger = logging.getLogger(__name__)
 
-_THREADS = 16
 _FAILURES = (WorkerGroupError, ClusterError, RayError)
 
 
@@ -101,10 +99,3 @@ def _end_part(part: Part, timeout_s: float, force: bool) -> bool:
             part.release()
         except Exception:
             logger.exception("the place of %s was not given back", part.group.name)
-
-
-def in_threads(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """What a function gives for each item, all of them at once; raises the first error once all are done."""
-    with ThreadPoolExecutor(min(len(items), _THREADS), "raycrew-scheduling") as threads:
-        calls = [threads.submit(function, item) for item in items]
-    return [call.result() for call in calls]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raycrew.worker_groups._calls import deadline_after
+from raycrew.worker_groups._calls import checked_time, deadline_after
 from raycrew.worker_groups.scheduling._roles import Roles, Seat
 from raycrew.worker_groups.scheduling._sending import (
     call_engine,
@@ -44,21 +44,23 @@ class EngineCalls:
             engine: Import path of its class, or of a function that makes it: "package.module.Class".
             engine_name: What it is called on that worker; the worker's id by default.
             *args: Positional arguments of the class.
-            timeout_s: Deadline; by default the scheduler's `call_timeout_s`.
+            timeout_s: Deadline; by default the scheduler's `call_timeout_s`. An argument of the class that is
+                named as one of these goes by position.
             **kwargs: Keyword arguments of the class.
 
         Raises:
             EngineImportError: It can't be imported there, or is not allowed; then nothing was sent.
-            EngineCreationError: It has raised, or there is one of this name.
+            EngineCreationError: It has raised or given None, or there is one of this name, or an argument
+                can't be sent.
             WorkerFailedError: The worker has died.
             WorkerTimeoutError: It was late; it goes on.
+            TypeError: A name or a time is none; so for every method here.
+            ValueError: A time is not finite, or below zero.
         """
-        check_path(engine, self._engine_paths)
-        role, seat = self._roles.seat(worker_id)
-        role.hosts.add(worker_id)
-        asked = (role.name, engine, engine_name or worker_id, *args)
+        seat, asked = self._asked_to_make(worker_id, engine, engine_name)
+        time_s = self._time(timeout_s)
         with told_as(worker_id, "create_engine", EngineCreationError):
-            send(seat, "create_engine_of", self._time(timeout_s), asked, kwargs).get_results()
+            send(seat, "create_engine_of", time_s, (*asked, *args), kwargs).get_results()
 
     async def async_create_engine(
         self,
@@ -70,12 +72,20 @@ class EngineCalls:
         **kwargs: Any,
     ) -> None:
         """`create_engine` without blocking the event loop: with `asyncio.gather`, on many workers at once."""
+        seat, asked = self._asked_to_make(worker_id, engine, engine_name)
+        time_s = self._time(timeout_s)
+        with told_as(worker_id, "create_engine", EngineCreationError):
+            await send(seat, "create_engine_of", time_s, (*asked, *args), kwargs)
+
+    def _asked_to_make(
+        self, worker_id: str, engine: str, engine_name: str | None
+    ) -> tuple[Seat, tuple[str, str, str]]:
+        """Whom to ask for an engine, and the role that it belongs to, its path and its name."""
         check_path(engine, self._engine_paths)
         role, seat = self._roles.seat(worker_id)
+        name = name_of(engine_name, worker_id)
         role.hosts.add(worker_id)
-        asked = (role.name, engine, engine_name or worker_id, *args)
-        with told_as(worker_id, "create_engine", EngineCreationError):
-            await send(seat, "create_engine_of", self._time(timeout_s), asked, kwargs)
+        return seat, (role.name, engine, name)
 
     def call_engine(
         self,
@@ -95,18 +105,21 @@ class EngineCalls:
             method: The method.
             engine_name: Which of its engines; by default the one of the worker's id.
             *args: Positional arguments of the method.
-            timeout_s: Deadline; by default the scheduler's `call_timeout_s`.
+            timeout_s: Deadline; by default the scheduler's `call_timeout_s`. It is this call's alone: an
+                argument of the method that is named so, or as another one of these, goes by position.
             **kwargs: Keyword arguments of the method.
 
         Raises:
-            EngineCallError: It has raised (`cause` is what), or there is no such engine or method.
+            EngineCallError: It has raised (`cause` is what), or there is no such engine or method, or an
+                argument can't be sent.
             WorkerFailedError: The worker has died, with the last lines of its output.
             WorkerTimeoutError: It has not returned in time; it goes on.
             WorkerNotFoundError: There is no such worker.
         """
         _, seat = self._roles.seat(worker_id)
+        name, time_s = name_of(engine_name, worker_id), self._time(timeout_s)
         with told_as(worker_id, method, EngineCallError):
-            return call_engine(seat, engine_name or worker_id, method, self._time(timeout_s), args, kwargs)
+            return call_engine(seat, name, method, time_s, args, kwargs)
 
     async def async_call_engine(
         self,
@@ -119,9 +132,9 @@ class EngineCalls:
     ) -> Any:
         """`call_engine` without blocking the event loop."""
         _, seat = self._roles.seat(worker_id)
+        name, time_s = name_of(engine_name, worker_id), self._time(timeout_s)
         with told_as(worker_id, method, EngineCallError):
-            time_s = self._time(timeout_s)
-            return await call_engine_async(seat, engine_name or worker_id, method, time_s, args, kwargs)
+            return await call_engine_async(seat, name, method, time_s, args, kwargs)
 
     def call_peers(
         self,
@@ -157,7 +170,7 @@ class EngineCalls:
             raise WorkerConfigurationError(why)
         time_s, calls = self._time(timeout_s), {}
         for position, (worker_id, seat) in enumerate(seats.items()):
-            asked = (engine_name or worker_id, method, time_s, not position)
+            asked = (name_of(engine_name, worker_id), method, time_s, not position)
             given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}) if position else (args, kwargs)
             with told_as(worker_id, method, EngineCallError):
                 calls[worker_id] = send(seat, "call_with_peers", time_s, (*asked, *given[0]), given[1])
@@ -174,7 +187,7 @@ class EngineCalls:
             SchedulerError: The worker could not be asked.
         """
         _, seat = self._roles.seat(worker_id)
-        asked = ([engine_name or worker_id],)
+        asked = ([name_of(engine_name, worker_id)],)
         return bool(self._ask(seat, worker_id, "destroy", EngineCallError, timeout_s, asked, {}))
 
     def _ask(
@@ -187,8 +200,23 @@ class EngineCalls:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> Any:
+        time_s = self._time(timeout_s)
         with told_as(worker_id, method, kind):
-            return send(seat, method, self._time(timeout_s), args, kwargs).get_results()[0]
+            return send(seat, method, time_s, args, kwargs).get_results()[0]
 
     def _time(self, timeout_s: float | None) -> float:
-        return self._call_timeout_s if timeout_s is None else timeout_s
+        return self._call_timeout_s if timeout_s is None else checked_time("timeout_s", timeout_s)
+
+
+def name_of(engine_name: str | None, worker_id: str) -> str:
+    """What an engine is called on its worker.
+
+    Raises:
+        TypeError: It is no text; whoever gave it may have meant the first argument of the engine.
+    """
+    if engine_name is not None and not isinstance(engine_name, str):
+        raise TypeError(
+            f"engine_name is a text, or None for the engine of the worker's id, not {engine_name!r}; "
+            "arguments of the engine come after it"
+        )
+    return engine_name or worker_id

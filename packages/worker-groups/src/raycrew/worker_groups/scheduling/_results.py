@@ -38,6 +38,7 @@ def awaited(result: Any, timeout_s: float | None, loop: Callable[[], asyncio.Abs
     Raises:
         TimeoutError: It is not there in time; a coroutine is cancelled.
         TypeError: It is a generator.
+        RuntimeError: It is a future of another loop, which isn't running.
     """
     value = _value_of(result, timeout_s, loop)
     if inspect.isgenerator(value) or inspect.isasyncgen(value):
@@ -56,6 +57,8 @@ def _value_of(result: Any, timeout_s: float | None, loop: Callable[[], asyncio.A
     if isinstance(result, asyncio.Future) and result.get_loop().is_running():  # an engine's own, in a thread
         there = asyncio.run_coroutine_threadsafe(_result_of(result, timeout_s), result.get_loop())
         return there.result(timeout_s)
+    if isinstance(result, asyncio.Future) and not result.done() and result.get_loop() is not loop():
+        raise RuntimeError("this gives a future of an event loop that isn't running: run it in a thread")
     if inspect.isawaitable(result):
         try:
             return loop().run_until_complete(_result_of(result, timeout_s))

@@ -1,5 +1,6 @@
 """Which roles there are, where their workers are, and who waits for whom; no calls."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -80,7 +81,7 @@ class Roles:
         self._targets: dict[str, str] = {}
         self._births: dict[str, object] = {}
         self._changed = threading.Condition()
-        self._closed = False
+        self._closed, self._pid = False, os.getpid()
 
     @contextmanager
     def creating(self, job: Job) -> Iterator[Callable[[Role], None]]:
@@ -95,6 +96,7 @@ class Roles:
             SchedulerClosedError: The scheduler was closed.
         """
         name, strategy = job.role, job.scheduling_strategy
+        self._check_process()
         with self._changed:
             self.check()
             if name in self._roles:
@@ -125,6 +127,7 @@ class Roles:
             WorkerNotFoundError: There is none.
             WorkerTimeoutError: It is still being created, or deleted.
         """
+        self._check_process()
         with self._changed:
             while (role := self._found(name)) is None:
                 if not self._changed.wait(left(deadline)):
@@ -145,6 +148,7 @@ class Roles:
             WorkerTimeoutError: It is still being created, or deleted by somebody else.
             WorkerConfigurationError: Other roles are on its devices.
         """
+        self._check_process()
         with self._changed:
             birth = self._births.get(name)
             role = self.await_role(name, deadline)
@@ -173,7 +177,11 @@ class Roles:
 
         Raises:
             WorkerNotFoundError: There is none.
+            TypeError: The id is no text.
         """
+        self._check_process()
+        if not isinstance(worker_id, str):
+            raise TypeError(f"the id of a worker is a text such as 'rollout/0', not {worker_id!r}")
         name, _, number = worker_id.rpartition("/")
         role = self._roles.get(name)
         if role is None or not number.isdecimal() or int(number) >= len(role.seats):
@@ -185,18 +193,27 @@ class Roles:
 
     def names(self) -> list[str]:
         """The names of all roles, those on another's devices before that one, else the newest first."""
-        with self._changed:
-            names = list(self._roles)
+        names = list(self._roles)  # without the lock, which nobody may ever give back in a forked process
         return names[::-1]  # a role is created before those on its devices are
 
     def check(self) -> None:
         """Raise if the scheduler was closed.
 
         Raises:
-            SchedulerClosedError: It was.
+            SchedulerClosedError: It was, or is of another process.
         """
+        self._check_process()
         if self._closed:
             raise SchedulerClosedError("this scheduler was closed")
+
+    @property
+    def are_own(self) -> bool:
+        """Whether they are of this process, and not of that which it was forked from."""
+        return os.getpid() == self._pid
+
+    def _check_process(self) -> None:
+        if not self.are_own:
+            raise SchedulerClosedError("this scheduler is of the process that this one was forked from")
 
     def close(self) -> None:
         """Take no new roles."""

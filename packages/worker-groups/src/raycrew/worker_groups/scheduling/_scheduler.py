@@ -5,8 +5,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from raycrew.cluster_core import Cluster, RayConnection
-from raycrew.worker_groups._calls import deadline_after, left
+from raycrew.cluster_core import Cluster, RayConnection, Session
+from raycrew.worker_groups._calls import checked_time, deadline_after, left
 from raycrew.worker_groups._group import RayWorkerGroup, WorkerGroup
 from raycrew.worker_groups._health import WorkerStatus
 from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
@@ -42,7 +42,8 @@ class RayScheduler(EngineCalls):
 
     Args:
         where: A cluster, whose free bundles the workers take; or the connection to Ray (by default this
-            process's), on which each group gets a virtual cluster of its own.
+            process's), on which each group gets a virtual cluster of its own. Over another connection
+            than that it creates nothing.
         engine_paths: Patterns of the classes and functions that may be imported, as in "my.engines.*".
         accelerator: Ray's name of what workers get as accelerators; found among the nodes' resources ("GPU",
             "NPU", …) if there is one kind.
@@ -51,11 +52,13 @@ class RayScheduler(EngineCalls):
         secrets: See `RayWorkerGroup`.
         port_range: First and last port that workers lease.
         startup_timeout_s: Deadline of `create_workers`, unless it is given one.
-        call_timeout_s: Deadline of calls of workers and engines, unless they are given one.
+        call_timeout_s: Deadline of calls of workers and engines, unless they are given one. These times, and
+            those of the methods, are finite numbers of seconds of at least 0.
         group_class: The class of the worker groups; an `InProcessGroup` does without Ray, for tests.
 
     Raises:
-        TypeError: `where` is neither a cluster nor a connection.
+        TypeError: `where` is neither a cluster nor a connection, or a time is no number.
+        ValueError: A time can't be meant.
 
     Examples:
         >>> with RayScheduler(cluster) as scheduler:
@@ -92,7 +95,8 @@ class RayScheduler(EngineCalls):
             group_class=group_class,
         )
         self._creation = Creation(_sites(where, accelerator, port_range), wishes)
-        self._startup_timeout_s, self._call_timeout_s = startup_timeout_s, call_timeout_s
+        self._startup_timeout_s = checked_time("startup_timeout_s", startup_timeout_s)
+        self._call_timeout_s = checked_time("call_timeout_s", call_timeout_s)
         self._roles = Roles()
 
     # Roles.
@@ -114,9 +118,11 @@ class RayScheduler(EngineCalls):
             PortAllocationError: One found no ports.
             WorkerNotFoundError: There is no such role as they are to share devices with.
             SchedulerClosedError: The scheduler was closed, perhaps meanwhile; nothing of them is left.
+            TypeError: `job` is no `Job`.
         """
-        timeout_s = self._startup_timeout_s if timeout_s is None else timeout_s
-        deadline = deadline_after(timeout_s)
+        if not isinstance(job, Job):
+            raise TypeError(f"workers are created for a Job, not for {job!r}")
+        deadline = self._until(timeout_s)
         with self._roles.creating(job) as take_in:
             role = self._created(job, deadline)
             with ExitStack() as undo:
@@ -148,7 +154,7 @@ class RayScheduler(EngineCalls):
             spec: Variables, ports and command of the new processes; by default none, two and none.
             timeout_s: See `create_workers`, as for what is returned and raised.
         """
-        deadline = deadline_after(self._startup_timeout_s if timeout_s is None else timeout_s)
+        deadline = self._until(timeout_s)
         target = self._roles.await_role(target_role, deadline)
         strategy = SchedulingStrategy("colocation", target_role, fork=True)
         job = Job(role, target.job.replicas, [spec or SchedulingSpec()], strategy)
@@ -157,6 +163,8 @@ class RayScheduler(EngineCalls):
     def get_workers(self, role: str, timeout: float | None = None) -> list[Worker]:
         """The workers of a role, once they have been created, each with its own address and ports.
 
+        One whose node does not answer in time counts as alive, and the log has a warning.
+
         Args:
             role: The role.
             timeout: Seconds to wait; by default the scheduler's `startup_timeout_s`.
@@ -164,9 +172,9 @@ class RayScheduler(EngineCalls):
         Raises:
             WorkerNotFoundError: There is no such role.
             WorkerTimeoutError: It is still being created.
-            WorkerFailedError: One of them has died.
+            WorkerFailedError: One of them has died; `cause` says of what, as far as Ray knows.
         """
-        deadline = deadline_after(self._startup_timeout_s if timeout is None else timeout)
+        deadline = self._until(timeout, "timeout")
         found = self._roles.await_role(role, deadline)
         check_alive(found, left(deadline) or 0.0)
         return found.workers(self._origin(found).job.specs)
@@ -194,6 +202,7 @@ class RayScheduler(EngineCalls):
             WorkerConfigurationError: Other roles are on its devices.
             WorkerTimeoutError: It is still being created.
         """
+        timeout = checked_time("timeout", timeout)
         if role is not None:
             with self._roles.deleting(role, deadline_after(timeout)) as found:
                 return end_role(found, timeout, reverse_order)
@@ -210,7 +219,12 @@ class RayScheduler(EngineCalls):
         return is_clean
 
     def close(self) -> bool:
-        """Delete all roles; idempotent. Gives what `delete_workers` does."""
+        """Delete all roles; idempotent. Gives what `delete_workers` does.
+
+        In a forked process this does nothing and gives False: the workers are its parent's.
+        """
+        if not self._roles.are_own:
+            return False
         self._roles.close()
         return self.delete_workers()
 
@@ -221,6 +235,9 @@ class RayScheduler(EngineCalls):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> str:
+        raise TypeError("a scheduler stays in its process and can't be pickled; pass ids of its workers on")
 
     def __repr__(self) -> str:
         return f"RayScheduler({', '.join(reversed(self._roles.names())) or 'no roles'})"
@@ -238,6 +255,7 @@ class RayScheduler(EngineCalls):
             WorkerTimeoutError: Its node does not answer.
         """
         _, seat = self._roles.seat(worker_id)
+        timeout_s = checked_time("timeout_s", timeout_s)
         with told_as(worker_id, "ping", WorkerFailedError):
             told = seat.group.ping([seat.rank], timeout_s)
         if not told:
@@ -245,7 +263,10 @@ class RayScheduler(EngineCalls):
         return told[seat.rank]
 
     def alloc_ports(self, worker_id: str, count: int = 1, timeout_s: float | None = None) -> tuple[int, ...]:
-        """Lease more ports on a worker, for its engines, until it ends; `get_workers` has them, too.
+        """Lease more ports on a worker, for its engines; `get_workers` has them, too.
+
+        They stay leased until the worker's process ends: those of a second name until its target does, and
+        those of a call that was late, which nobody hears of, as well.
 
         Raises:
             PortAllocationError: There are not so many.
@@ -285,6 +306,10 @@ class RayScheduler(EngineCalls):
         asked = (function, *args)
         return self._ask(seat, worker_id, "configure", WorkerConfigurationError, timeout_s, asked, kwargs)
 
+    def _until(self, timeout_s: float | None, name: str = "timeout_s") -> float | None:
+        """The deadline of what waits for a role to be created."""
+        return deadline_after(self._startup_timeout_s if timeout_s is None else checked_time(name, timeout_s))
+
     def _origin(self, role: Role) -> Role:
         """The role whose processes a role's workers are."""
         while not role.parts:
@@ -296,7 +321,8 @@ def _sites(
     where: Cluster | RayConnection | None, accelerator: str | None, port_range: tuple[int, int] | None
 ) -> Sites:
     if where is None or isinstance(where, RayConnection):
-        return OwnSites(accelerator, port_range)
+        session = Session.current() if where is None else where.session
+        return OwnSites(session, accelerator, port_range)
     if not isinstance(where, Cluster):
         raise TypeError(f"where is a cluster or a connection to Ray, not {where!r}")
     return GivenSites(where, accelerator)

@@ -1,10 +1,12 @@
 """Calls on the workers of roles: sent through their group, and errors that name worker and method."""
 
 import itertools
+import logging
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pickle import PickleError
 from typing import Any
 
 from ray.exceptions import RayError
@@ -27,6 +29,7 @@ from raycrew.worker_groups.errors import (
     WorkerGroupClosedError,
     WorkerGroupError,
 )
+from raycrew.worker_groups.scheduling._at_once import in_threads
 from raycrew.worker_groups.scheduling._roles import Role, Seat
 from raycrew.worker_groups.scheduling.errors import (
     EngineCallError,
@@ -35,7 +38,11 @@ from raycrew.worker_groups.scheduling.errors import (
     WorkerTimeoutError,
 )
 
+logger = logging.getLogger(__name__)
+
 _TRIES = 3
+_WHY_S = 5.0  # for Ray to tell of what a worker died that its node has seen dead
+_UNSENT = (TypeError, ValueError, PickleError)  # of arguments that can't be sent
 _SENDER, _numbers = uuid.uuid4().hex, itertools.count()
 
 
@@ -147,7 +154,7 @@ def told_as(worker_id: str, method: str, kind: type[SchedulerError] = EngineCall
         kind: What an error of the worker's code becomes, unless it is a scheduler's error already.
 
     Raises:
-        SchedulerError: Always one, in place of a worker group's.
+        SchedulerError: Always one, in place of a worker group's, and where an argument can't be pickled.
     """
     try:
         yield
@@ -155,6 +162,9 @@ def told_as(worker_id: str, method: str, kind: type[SchedulerError] = EngineCall
         raise
     except (WorkerGroupError, RayError) as error:
         raise error_of(worker_id, method, error, kind) from error
+    except _UNSENT as error:
+        why = f"{worker_id}: {method} can't be sent: {error}".partition("\n")[0]  # Ray's goes on for long
+        raise kind(why, worker_id=worker_id, method=method, cause=error) from error
 
 
 def error_of(
@@ -180,22 +190,46 @@ def error_of(
 
 
 def check_alive(role: Role, timeout_s: float) -> None:
-    """Raise if a worker of a role is seen to have died.
+    """Raise if a worker of a role is seen to have died; all its groups are asked at once.
+
+    A worker whose node does not answer in time, of which its group warns in the log, counts as alive.
 
     Raises:
         WorkerFailedError: One has.
     """
-    seated: dict[WorkerGroup, dict[int, str]] = {}
+    deadline, seated = deadline_after(timeout_s), dict[WorkerGroup, dict[int, str]]()
     for worker_id, seat in zip(role.job.worker_ids, role.seats, strict=True):
         seated.setdefault(seat.group, {})[seat.rank] = worker_id
-    for group, ids in seated.items():
+
+    def dead_of(group: WorkerGroup) -> list[str]:
+        ids = seated[group]
         with told_as(next(iter(ids.values())), "ping", WorkerFailedError):
-            told = group.ping(list(ids), timeout_s)
-        for worker_id in [ids[rank] for rank, status in told.items() if status == "dead"]:
-            raise _seen_dead(worker_id, role.seats[role.job.worker_ids.index(worker_id)])
+            told = group.ping(list(ids), left(deadline) or 0.0)
+        return [ids[rank] for rank, status in told.items() if status == "dead"]
+
+    groups = list(seated)
+    found = in_threads(dead_of, groups, len(groups)) if len(groups) > 1 else [dead_of(groups[0])]
+    for worker_id in (one for dead in found for one in dead):
+        seat = role.seats[role.job.worker_ids.index(worker_id)]
+        raise _seen_dead(worker_id, seat, left(deadline, _WHY_S))
 
 
-def _seen_dead(worker_id: str, seat: Seat) -> WorkerFailedError:
+def _seen_dead(worker_id: str, seat: Seat, timeout_s: float | None) -> WorkerFailedError:
     facts = seat.group._workers().facts[seat.rank]  # noqa: SLF001
-    known = {"worker_id": worker_id, "pid": facts.pid, "node_id": facts.node_id}
-    return WorkerFailedError(f"{worker_id} has died", log_tail=log_tail(facts), **known)
+    known: dict[str, Any] = {"worker_id": worker_id, "pid": facts.pid, "node_id": facts.node_id}
+    if (failure := _failure_of(seat, timeout_s)) is None:
+        return WorkerFailedError(f"{worker_id} has died", log_tail=log_tail(facts), **known)
+    known |= {"log_tail": failure.log_tail, "cause": failure}
+    return WorkerFailedError(f"{worker_id} has died: {failure.message}", **known)
+
+
+def _failure_of(seat: Seat, timeout_s: float | None) -> WorkerFailureError | None:
+    """How a call of a dead worker fails, which says of what it died; None if Ray does not know that yet."""
+    try:
+        send(seat, "ping", timeout_s, (), {}).get_results()
+    except WorkerFailureError as error:
+        if has_died(error) and not may_come_back(error.cause or error):
+            return error
+    except (WorkerGroupError, RayError) as error:
+        logger.debug("%s, rank %d: %s", seat.group.name, seat.rank, error)
+    return None

@@ -69,7 +69,7 @@ class RayRPCServer:
         return list(self._engines)
 
     def alloc_ports(self, count: int) -> tuple[int, ...]:
-        """Lease ports until this process ends.
+        """Lease ports until this process ends, also those that nobody hears of as the call was late.
 
         Raises:
             PortAllocationError: There are not so many.
@@ -116,16 +116,19 @@ class RayRPCServer:
 
         Raises:
             EngineImportError: It can't be imported here, or is not allowed.
-            EngineCreationError: It has raised, or there is an engine of this name.
+            EngineCreationError: It has raised or given None, or there is an engine of this name.
         """
         if name in self._engines:
             raise EngineCreationError(f"there is an engine {name!r} already; destroy it first")
         make = self._load(path)
         try:
-            self._engines[name] = awaited(make(*args, **kwargs), None, self._own_loop)
+            engine = awaited(make(*args, **kwargs), None, self._own_loop)
         except (Exception, SystemExit) as error:
             why = f"{path} raised {type(error).__name__}: {error}"
             raise EngineCreationError(why, cause=as_portable(error)) from error
+        if engine is None:
+            raise EngineCreationError(f"{path} gave None in place of an engine")
+        self._engines[name] = engine
 
     def create_engine_of(self, owner: str, path: str, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Make an engine that belongs to a role; `destroy` can end those of one role. See `create_engine`."""

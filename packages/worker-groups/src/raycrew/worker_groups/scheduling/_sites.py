@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Protocol
 
-from raycrew.cluster_core import Cluster, RayVirtualCluster, accelerators_of, node_states
+from raycrew.cluster_core import Cluster, RayVirtualCluster, Session, accelerators_of, node_states
 from raycrew.worker_groups._group import Beside
+from raycrew.worker_groups._ray import check_session, current_session
 from raycrew.worker_groups.scheduling._plan import GroupPlan, choose_bundles, the_one_accelerator
 
 #: Bundles of a group's workers, in their order.
@@ -41,12 +42,15 @@ class OwnSites:
     """A virtual cluster for each group, allocated when the group is created.
 
     Args:
+        session: The connection to Ray; None for that which this process has when it is first needed.
         accelerator: Ray's name of what workers are given as accelerators; None to find it.
         port_range: First and last port that is leased.
     """
 
-    def __init__(self, accelerator: str | None, port_range: tuple[int, int] | None) -> None:
-        self._accelerator, self._port_range = accelerator, port_range
+    def __init__(
+        self, session: Session | None, accelerator: str | None, port_range: tuple[int, int] | None
+    ) -> None:
+        self._session, self._accelerator, self._port_range = session, accelerator, port_range
 
     def take(self, plan: GroupPlan, timeout_s: float) -> Site:
         """Allocate a virtual cluster.
@@ -54,7 +58,10 @@ class OwnSites:
         Raises:
             ClusterError: It was not granted within the time.
             WorkerConfigurationError: There are several kinds of accelerators.
+            WorkerGroupClosedError: The connection to Ray has ended.
         """
+        self._session = self._session or current_session()
+        check_session(self._session, "a scheduler")
         uses_devices = any(bundle.gpus for bundle in plan.bundles)
         cluster = RayVirtualCluster(
             [len(plan.bundles)],

@@ -16,7 +16,13 @@ from raycrew.worker_groups._calls.answers.failures import (
 from raycrew.worker_groups._calls.answers.futures import MultiWorkerFuture, refuse_stream, wait_any
 from raycrew.worker_groups._calls.answers.recovery import Recovery
 from raycrew.worker_groups._calls.answers.results import Results, in_thread, uninterrupted
-from raycrew.worker_groups._calls.answers.waiting import Settled, deadline_after, left, settle
+from raycrew.worker_groups._calls.answers.waiting import (
+    Settled,
+    checked_time,
+    deadline_after,
+    left,
+    settle,
+)
 
 __all__ = [
     "MultiWorkerFuture",
@@ -24,6 +30,7 @@ __all__ = [
     "Results",
     "Settled",
     "Whereabouts",
+    "checked_time",
     "culprits_first",
     "deadline_after",
     "described",

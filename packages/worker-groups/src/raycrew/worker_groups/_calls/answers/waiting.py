@@ -1,8 +1,10 @@
 """Waiting for several ranks at once: one deadline, and an early end on the first failure."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 from raycrew.cluster_core import Session
@@ -12,6 +14,7 @@ from raycrew.worker_groups._ray import while_connected
 GRACE_S = 2.0
 
 _POLL_S = 1.0
+_LONGEST_S = 1e9  # about 30 years: what threads and Ray count in nanoseconds still has room for it
 
 
 @dataclass(slots=True)
@@ -35,6 +38,25 @@ def by_rank(settled: Settled, ranks: Sequence[int]) -> Settled:
     """The errors and what is pending of some calls by rank; `ranks` has that of each position."""
     errors = {ranks[position]: error for position, error in settled.errors.items()}
     return Settled(errors=errors, pending=sorted(ranks[position] for position in settled.pending))
+
+
+def checked_time(name: str, seconds: float) -> float:
+    """A time that somebody gave, as every kind of wait can take it.
+
+    Args:
+        name: What it is called, for errors.
+        seconds: It.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is not finite, or below zero.
+    """
+    kind: Any = Real
+    if isinstance(seconds, bool) or not isinstance(seconds, kind):
+        raise TypeError(f"{name} is a number of seconds, not {seconds!r}")
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{name}={seconds!r} is not a finite number of seconds of at least 0")
+    return float(min(seconds, _LONGEST_S))
 
 
 def deadline_after(timeout_s: float | None) -> float | None:
