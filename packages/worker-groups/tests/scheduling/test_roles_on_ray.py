@@ -92,7 +92,7 @@ def test_a_worker_that_died_is_told_of_with_its_last_words(scheduler):
     with_echo(scheduler, ids)
     with pytest.raises(EngineCallError, match="KeyError"):
         scheduler.call_engine(ids[1], "oops")
-    with pytest.raises(EngineCallError, match="say can't be sent"):
+    with pytest.raises(EngineCallError, match="say failed: an argument can't be sent"):
         scheduler.call_engine(ids[1], "say", None, threading.Lock())
     with pytest.raises(EngineCallError, match="SystemExit: enough"):
         scheduler.call_engine(ids[1], "leave")

@@ -42,17 +42,30 @@ logger = logging.getLogger(__name__)
 
 _TRIES = 3
 _WHY_S = 5.0  # for Ray to tell of what a worker died that its node has seen dead
-_UNSENT = (TypeError, ValueError, PickleError)  # of arguments that can't be sent
 _SENDER, _numbers = uuid.uuid4().hex, itertools.count()
 
 
 def send(
     seat: Seat, method: str, timeout_s: float | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> MultiWorkerFuture[Any]:
-    """Call a method of the server on one worker; keyword arguments may have any name, `timeout` too."""
+    """Call a method of the server on one worker; keyword arguments may have any name, `timeout` too.
+
+    Raises:
+        WorkerGroupError: The group can't be called, or an argument can't be sent.
+    """
     group = seat.group
     dispatch = dispatch_single(group._open(), method, args, kwargs, ranks=[seat.rank])  # noqa: SLF001
-    return group._send(dispatch, timeout_s)  # noqa: SLF001
+    try:
+        return group._send(dispatch, timeout_s)  # noqa: SLF001
+    except WorkerGroupError:
+        raise
+    except (TypeError, ValueError, PickleError) as error:
+        why = str(error).partition("\n")[0]  # Ray's goes on for long
+        raise _UnsentError(f"an argument can't be sent: {why}") from error
+
+
+class _UnsentError(WorkerGroupError):
+    """A call was not sent, as its arguments can't be."""
 
 
 def call_engine(
@@ -154,7 +167,7 @@ def told_as(worker_id: str, method: str, kind: type[SchedulerError] = EngineCall
         kind: What an error of the worker's code becomes, unless it is a scheduler's error already.
 
     Raises:
-        SchedulerError: Always one, in place of a worker group's, and where an argument can't be pickled.
+        SchedulerError: Always one, in place of a worker group's.
     """
     try:
         yield
@@ -162,9 +175,6 @@ def told_as(worker_id: str, method: str, kind: type[SchedulerError] = EngineCall
         raise
     except (WorkerGroupError, RayError) as error:
         raise error_of(worker_id, method, error, kind) from error
-    except _UNSENT as error:
-        why = f"{worker_id}: {method} can't be sent: {error}".partition("\n")[0]  # Ray's goes on for long
-        raise kind(why, worker_id=worker_id, method=method, cause=error) from error
 
 
 def error_of(
@@ -177,6 +187,8 @@ def error_of(
         return WorkerTimeoutError(f"{said} has not returned in time; it goes on", **known)
     if isinstance(error, WorkerGroupClosedError):
         return WorkerFailedError(f"{said}: its workers have ended, or the connection to Ray has", **known)
+    if isinstance(error, _UnsentError):
+        known["cause"] = error.__cause__
     if not isinstance(error, WorkerFailureError):
         return kind(f"{said} failed: {error}", **known)
     known |= {"pid": error.pid, "node_id": error.node_id, "log_tail": error.log_tail}
