@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 
-
 def in_threads(function: Callable[[Any], Any], items: Sequence[Any], at_most: int = 16) -> list[Any]:
     """What a function gives for each item, all of them at once; raises the first error once all are done.
 
