@@ -1,4 +1,4 @@
-"""What a scheduler refuses at once, and by which error: mistaken arguments, other processes and connections."""
+"""What a scheduler refuses at once, and by which error: mistaken arguments, other processes, connections."""
 
 import copy
 import math
@@ -94,10 +94,14 @@ class Unpicklable(InProcessGroup):
 def test_arguments_that_can_not_be_sent_are_errors_of_the_call(cluster):
     with RayScheduler(cluster, group_class=Unpicklable, call_timeout_s=10.0) as scheduler:
         (one,) = scheduler.create_workers(Job("actor", 1))
-        with pytest.raises(EngineCreationError, match="actor/0: create_engine failed: an argument can't be sent"):
+        with pytest.raises(
+            EngineCreationError, match="actor/0: create_engine failed: an argument can't be sent"
+        ):
             scheduler.create_engine(one, ECHO, None, set())
         scheduler.create_engine(one, ECHO)
-        with pytest.raises(EngineCallError, match="say failed: an argument can't be sent: Could not") as caught:
+        with pytest.raises(
+            EngineCallError, match="say failed: an argument can't be sent: Could not"
+        ) as caught:
             scheduler.call_engine(one, "say", None, set())
         assert "=" not in str(caught.value)
         assert isinstance(caught.value.cause, TypeError)

@@ -140,7 +140,7 @@ def test_a_time_is_a_finite_number_for_which_waits_have_room():
     assert checked_time("timeout_s", 10**400) == 1e9
     assert type(checked_time("timeout_s", 3)) is float
     for given in (-0.1, math.inf, -math.inf, math.nan):
-        with pytest.raises(ValueError, match="timeout_s=.*not a finite number"):
+        with pytest.raises(ValueError, match=r"timeout_s=.*not a finite number"):
             checked_time("timeout_s", given)
     for given in (None, "5", True, [1]):
         with pytest.raises(TypeError, match="timeout_s is a number of seconds, not"):
