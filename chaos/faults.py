@@ -31,8 +31,8 @@ class Kind:
 
 
 KINDS = (
-    Kind("killed worker", LIFE, 40, latest_s=1.0),
-    Kind("stopped worker", LIFE, 22, lasts_s=(0.2, 3.0)),
+    Kind("killed worker", (*LIFE, "resize"), 40, latest_s=1.0),
+    Kind("stopped worker", (*LIFE, "resize"), 22, lasts_s=(0.2, 3.0)),
     Kind("slow worker", (*CALLS, "update"), 8, lasts_s=(0.5, 2.0)),
     Kind("flapping worker", CALLS, 8),
     Kind("stolen port", ("rendezvous",), 4),

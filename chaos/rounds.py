@@ -4,6 +4,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -12,7 +13,8 @@ import ray
 
 from chaos.accounting import Book
 from chaos.faults import Fault
-from chaos.standing import RANKS, Standing, Work, taken
+from chaos.items import Work, taken
+from chaos.standing import RANKS, Standing
 from chaos.strike import Strike, kill, slow_down, stop, striking, wait_for
 from chaos.workers import Member
 from raycrew.tensor_transport import TransportError
@@ -87,7 +89,7 @@ def stopped_service(this: Round) -> None:
 
 
 def _of_worker(this: Round, disturb: Disturb) -> None:
-    moments = {"startup": _startup, "update": _update, "shutdown": _shutdown}
+    moments = {"startup": _startup, "update": _update, "resize": _resize, "shutdown": _shutdown}
     moments.get(this.fault.moment, _calls)(this, disturb)
 
 
@@ -116,6 +118,20 @@ def _update(this: Round, disturb: Disturb) -> None:
             *([f"served {sorted(during)}"] if len(during) > 1 or "mixed" in during else []),
             *([f"served {after}, not {last}"] if after != [str(last)] * RANKS else []),
         ]
+
+
+def _resize(this: Round, disturb: Disturb) -> None:
+    """Workers come and go, and items are for whoever is there: in a stream, and one by one."""
+    stands, work = this.stands, Work(this.book)
+
+    def strike() -> None:
+        there = sorted(stands.ours())
+        disturb(there[this.fault.victim % len(there)])
+
+    with this.striking(strike) as strike_, ThreadPoolExecutor(1) as beside:
+        changes = beside.submit(stands.come_and_go, lambda: strike_.done)
+        work.balance(this.fault, stands.group, changes.done, stands.deadline_s)
+        changes.result()
 
 
 def sync_or_fail(stands: Standing, lasts_s: float) -> None:

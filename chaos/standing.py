@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from ray.util.placement_group import placement_group_table
 
-from chaos.accounting import Book
 from chaos.faults import Fault
 from chaos.leaks import (
     Look,
@@ -25,20 +24,18 @@ from chaos.leaks import (
     run_processes,
     shared_files,
 )
-from chaos.workers import Load, Member, Trainer, checksum
+from chaos.workers import Member, Trainer, checksum
 from raycrew.cluster_core import ClusterError, RayVirtualCluster
 from raycrew.cluster_core.testing import connected, simulated_nodes
-from raycrew.tensor_transport import TransportError, WeightDirectory, sync_weights
+from raycrew.tensor_transport import WeightDirectory, sync_weights
 from raycrew.tensor_transport.testing import LocalPeers
 from raycrew.tensor_transport.transports import SharedMemoryTransport
-from raycrew.worker_groups import MultiWorkerFuture, RayWorkerGroup, ResultTimeoutError, WorkerGroupError
+from raycrew.worker_groups import RayWorkerGroup, WorkerGroupError
 from raycrew.worker_groups.testing import worker_processes
 
 RANKS = 2
 # Pauses between restarts double: then the group is ended in order, and another one made.
 RESTARTS = 4
-LOADS = {"dispatch": 64, "transfer": 4 << 20}
-ITEMS = 6
 ARENAS = 2  # of one version of the weights
 # Two for the standing group, one for a guest, one for another driver; what needs two goes to another node.
 HEAD = {"num_cpus": RANKS + 2}
@@ -97,6 +94,7 @@ class Standing:
             self.bundles,
             directory=self.directory,
             shared=str(self.shared),
+            enable_load_balancing=True,
             restart_on_failure=True,
             max_restarts=2 * RESTARTS,
             idempotent_methods=["answer", "pid", "master_port"],
@@ -128,6 +126,26 @@ class Standing:
         if future.get_results(timeout=self.deadline_s) != [("probe", checksum(load))] * RANKS:
             raise RuntimeError("the group answers wrongly")
         self.pids = self.group.call(Member.pid).get_results(timeout=self.deadline_s)
+
+    def resize(self, n: int) -> None:
+        """Give the group so many workers; what a worker that dies meanwhile makes fail is tried again."""
+        until = time.monotonic() + self.deadline_s
+        while self.group.world_size != n:
+            try:
+                self.group.resize(n, timeout=self.deadline_s)
+            except (WorkerGroupError, ClusterError):
+                if time.monotonic() >= until:
+                    raise
+                with contextlib.suppress(WorkerGroupError):  # one that stays may be dead
+                    self.group.restart_failed_workers()
+
+    def come_and_go(self, until: Callable[[], bool]) -> None:
+        """Take all workers but one away, and have them again, once and until something is so."""
+        self.resize(1)
+        self.resize(RANKS)
+        while not until():
+            self.resize(1)
+            self.resize(RANKS)
 
     def ours(self) -> set[int]:
         """Workers of this run, and what they have started."""
@@ -228,65 +246,3 @@ def _settings() -> Iterator[None]:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
-
-
-@dataclass
-class Work:
-    """The items of one round, under way."""
-
-    book: Book
-    under_way: dict[str, MultiWorkerFuture[Any, Any]] = field(default_factory=dict)
-
-    def send(self, fault: Fault, group: RayWorkerGroup, ranks: int = RANKS) -> None:
-        """Send items to all ranks, some that may run again and some that may not."""
-        load: Load = np.full(LOADS.get(fault.moment, 64), fault.number % 251, np.uint8)
-        for number in range(ITEMS):
-            item, again = f"{fault.number}-{self.book.sent}", number % 2 == 0
-            self.book.send(item, checksum(load), again=again)
-            to = group.on(ranks=[number // 2 % ranks])
-            self.under_way[item] = to.call("answer" if again else "once", item, load)
-
-    def keep_on(
-        self, fault: Fault, group: RayWorkerGroup, until: Callable[[], bool], deadline_s: float
-    ) -> None:
-        """Send and collect until something is so; the next items are sent before the last are collected."""
-        while not until():
-            before, self.under_way = self.under_way, {}
-            self.send(fault, group)
-            self._take(before, deadline_s)
-
-    def collect(self, deadline_s: float) -> None:
-        """Take what comes back."""
-        self._take(self.under_way, deadline_s)
-
-    def _take(self, under_way: dict[str, MultiWorkerFuture[Any, Any]], deadline_s: float) -> None:
-        until = time.monotonic() + deadline_s
-        while under_way:
-            item, future = under_way.popitem()
-            with taken(self.book, item) as answer:
-                ((_, answer.value),) = future.get_results(timeout=max(0.0, until - time.monotonic()))
-
-
-@dataclass
-class Answer:
-    """What is answered, once it is known."""
-
-    value: object = None
-
-
-@contextlib.contextmanager
-def taken(book: Book, item: str) -> Iterator[Answer]:
-    """Write the answer of an item into the book, or the error that its block raises.
-
-    An error of the packages' own names the call; that nothing came before the deadline is no answer, and
-    neither is an error that somebody else raised.
-    """
-    answer = Answer()
-    try:
-        yield answer
-    except (WorkerGroupError, ClusterError, TransportError) as error:
-        book.fail(item, error, named=not isinstance(error, ResultTimeoutError))
-    except Exception as error:  # noqa: BLE001 - it is told of
-        book.fail(item, error, named=False)
-    else:
-        book.answer(item, answer.value)
