@@ -2,11 +2,15 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 
 import pytest
+from patience import eventually
 
 from raycrew.worker_groups._on_nodes import own_process, pid_namespace, read_tail
 from raycrew.worker_groups._on_nodes.leavings import output_of, record_of
+from raycrew.worker_groups._on_nodes.process_table import read_entry
 from raycrew.worker_groups._on_nodes.watch import Watch
 
 
@@ -86,6 +90,26 @@ def test_a_watch_finds_out_what_is_wanted_and_no_more(tmp_path):
     assert len(found["stacks"]) == 2
     elsewhere = asked(everything, namespace="another")
     assert elsewhere == {"seen": "its process id is of another namespace than its node's"}
+
+
+def test_who_asks_without_marks_is_told_of_those_that_the_watch_knows(tmp_path):
+    log = tmp_path / "worker.out"
+    with log.open("w") as file:
+        command = [sys.executable, "-c", "print('hello', flush=True); input()"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file) as child:
+            known = tuple(read_entry(child.pid).process)
+            eventually(lambda: log.read_text() == "hello\n", "it has said so")
+            watch = Watch()
+
+            async def ask():
+                await watch.see([(*known, "no mark", pid_namespace(), 0)], 1.0)
+                child.kill()
+                child.wait()
+                asked = [known, (1, 1)]
+                return await watch.examine_known(asked, 60.0, [{"share_bytes": 1 << 28, "lines": 5}] * 2)
+
+            found, nobody = asyncio.run(ask())
+    assert (found["seen"]["is_alive"], found["output"], nobody) == (False, ("hello", ""), None)
 
 
 def test_of_a_line_that_does_not_fit_only_the_one_that_is_all_there_is_is_cut(tmp_path):

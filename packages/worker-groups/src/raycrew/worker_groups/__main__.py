@@ -1,10 +1,10 @@
-"""`raycrew groups`, `top` and `stacks`, also `python -m raycrew.worker_groups`: groups that run."""
+"""Subcommands of `raycrew` that look at groups that run; also `python -m raycrew.worker_groups`."""
 
 import sys
 
-from raycrew.worker_groups._health.command_line import groups, main, stacks, top
+from raycrew.worker_groups._health.command_line import diagnose, groups, main, stacks, top
 
-__all__ = ["groups", "main", "stacks", "top"]
+__all__ = ["diagnose", "groups", "main", "stacks", "top"]
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""`raycrew groups`, `top` and `stacks`, and what `status` and `grid` tell of groups."""
+"""`raycrew groups`, `top`, `stacks` and `diagnose`, and what `status` and `grid` tell of groups."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ from workers import Latecomer, Patient
 
 from raycrew.cluster_core.__main__ import main as raycrew
 from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
-from raycrew.worker_groups.__main__ import groups, main, stacks, top
+from raycrew.worker_groups.__main__ import diagnose, groups, main, stacks, top
 from raycrew.worker_groups._health import look, watches
 from raycrew.worker_groups._health.command_line import commands
 from raycrew.worker_groups._ray import records
@@ -73,6 +73,7 @@ def test_groups_are_told_of_to_other_drivers(alone, cluster, installed, tmp_path
         cluster, Patient, name_prefix="pol[i]cy", secrets=["API_KEY"], env_vars={"MODE": SECRET}
     ) as group:
         pids = group.call("pid").get_results()
+        group.call("say", f"the key is {SECRET}").get_results()
         sitting = group.on(ranks=[0]).call("sit_until", str(gate))
         eventually(lambda: group.get_worker_status(5)[0].method == "sit_until", "it sits")
         code, [other] = elsewhere("groups", "pol[i]cy", "--timeout", str(PATIENCE_S))
@@ -101,9 +102,18 @@ def test_groups_are_told_of_to_other_drivers(alone, cluster, installed, tmp_path
         assert (code, [one["rank"] for one in found]) == (0, [0, 1])
         assert "sit_until" in found[0]["text"] and "sit_until" not in found[1]["text"]
         assert {one["told_by"] for one in found} <= {"py-spy", "faulthandler"}
-        assert main(["stacks", "--rank", "1"]) == 0
+        assert main(["stacks", "--rank", "1"]) == 0 and main(["status"]) == 0
         assert "pol[i]cy rank 1 (pid" in capsys.readouterr().out
         assert told(capsys, groups, "policy")[1]["error"]["message"].endswith("there are: pol[i]cy")
+
+        bundles = ("--folder", str(tmp_path / "bundles"), "--timeout", str(PATIENCE_S))
+        code, [left] = elsewhere("diagnose", "pol[i]cy", *bundles)
+        (folder,) = (tmp_path / "bundles").iterdir()
+        assert (code, left["folder"], folder.stat().st_mode & 0o777) == (0, str(folder), 0o700)
+        assert [rank["state"] for rank in left["ranks"]] == ["busy", "ready"]
+        assert "sit_until" in left["ranks"][0]["stacks"] and "sit_until" not in left["ranks"][1]["stacks"]
+        assert json.loads((folder / "diagnosis.json").read_text()) == left
+        assert SECRET not in (folder / "diagnosis.txt").read_text() + json.dumps(left)
 
         gate.touch()
         sitting.get_results(timeout=PATIENCE_S)
@@ -111,6 +121,9 @@ def test_groups_are_told_of_to_other_drivers(alone, cluster, installed, tmp_path
         eventually(lambda: told(capsys, groups)[1][0]["workers"][1]["state"] == "dead", "it is dead")
         assert groups(["--json"]) == 1
         capsys.readouterr()
+        code, [after] = told(capsys, diagnose, *bundles, "--output", "5")
+        assert (code, [rank["state"] for rank in after["ranks"]]) == (1, ["ready", "dead"])
+        assert [rank["output"] for rank in after["ranks"]] == [f"the key is {SECRET}"] * 2, "also of the dead"
         group.restart_failed_workers()
         code, [again] = told(capsys, groups)
         assert (code, again["generation"]) == (0, 1)
@@ -242,11 +255,15 @@ def test_top_draws_again_until_it_is_interrupted(alone, cluster):
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--timeout", "0"], ["--timeout", "inf"], ["--sort", "age"], ["--rank", "x"]]
+    "wrong",
+    [
+        *(["--timeout", "0"], ["--timeout", "inf"], ["--sort", "age"], ["--rank", "x"]),
+        *(["--output", "0"], ["--output", "-1"], ["--folder", "/dev/null/x"]),
+    ],
 )
 @pytest.mark.smoke
 def test_bad_usage_is_refused(wrong, capsys):
-    command = stacks if "--rank" in wrong else groups
+    command = {"--rank": stacks, "--output": diagnose, "--folder": diagnose}.get(wrong[0], groups)
     with pytest.raises(SystemExit) as end:
         command([*wrong, "--json"])
     error = json.loads(capsys.readouterr().out)["error"]

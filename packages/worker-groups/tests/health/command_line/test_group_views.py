@@ -2,21 +2,26 @@
 
 import argparse
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from raycrew.worker_groups._health.command_line import commands
+from raycrew.worker_groups._health.diagnosis import Diagnosis, RankDiagnosis
 from raycrew.worker_groups._health.roster import Found, UnknownGroupError
 
-OPTIONS = argparse.Namespace(json=False, timeout=5.0, group=["late"], rank=[], sort="rank", interval=0.5)
+OPTIONS = argparse.Namespace(
+    json=False, timeout=5.0, group=["late"], rank=[], sort="rank", interval=0.5, folder=None, output=0
+)
 
 
 @pytest.mark.hostile
 def test_groups_of_another_version_are_said(monkeypatch):
     monkeypatch.setattr(commands, "look", lambda *_: Found([], 2))
     monkeypatch.setattr(commands, "take_stacks", lambda *_: Found([], 2))
-    for run in (commands.run_groups, commands.run_stacks):
+    monkeypatch.setattr(commands, "diagnose_groups", lambda *_: Found([], 2))
+    for run in (commands.run_groups, commands.run_stacks, commands.run_diagnose):
         outcome, screen = run(OPTIONS), Console(file=io.StringIO())
         screen.print(outcome.shown)
         assert (outcome.code, outcome.data) == (1, [])
@@ -41,3 +46,16 @@ def test_top_waits_for_a_group_that_is_not_there_yet(monkeypatch):
     console = Console(file=io.StringIO(), force_terminal=True, width=100, height=10)
     assert commands.run_top(OPTIONS, console, pause).code == 0
     assert "no worker group 'late'" in console.file.getvalue() and len(looks) == 2
+
+
+@pytest.mark.parametrize(("states", "code"), [(["busy", "ready"], 0), (["busy", "dead"], 1), ([], 0)])
+def test_where_a_diagnosis_lies_is_said(monkeypatch, states, code):
+    ranks = tuple(RankDiagnosis(i, 7, "node", "10.0.0.1", i, "cpu", state) for i, state in enumerate(states))
+    made = Diagnosis("po[l]icy", "mine.Policy", 0, "asked for", 0.0, ranks, Path("/tmp/here"))
+    monkeypatch.setattr(commands, "diagnose_groups", lambda *_: Found([made], 0))
+    outcome, screen = commands.run_diagnose(OPTIONS), Console(file=io.StringIO(), width=200)
+    screen.print(outcome.shown)
+    assert (outcome.code, outcome.data) == (code, [made.as_dict()])
+    counted = ", ".join(f"1 {state}" for state in states)
+    expected = f"po[l]icy: {len(states)} ranks ({counted}), what they are at lies in /tmp/here"
+    assert screen.file.getvalue().strip() == expected

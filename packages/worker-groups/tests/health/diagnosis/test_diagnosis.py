@@ -10,7 +10,7 @@ from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import RunningCall, WorkerGroupClosedError, WorkerGroupError
 from raycrew.worker_groups._health import UnansweredError
 from raycrew.worker_groups._health.diagnosis import Wanted, asking
-from raycrew.worker_groups._health.diagnosis.diagnosis import Diagnosis, diagnosed
+from raycrew.worker_groups._health.diagnosis.diagnosis import Diagnosis, diagnosed, who_is
 from raycrew.worker_groups._health.diagnosis.making import Subjects, make
 from raycrew.worker_groups._health.diagnosis.parts import Findings
 from raycrew.worker_groups._health.diagnosis.writing import new_folder, write
@@ -40,7 +40,7 @@ ANSWERS = [
 def diagnosis(tmp_path):
     found = [Findings.nothing("its node is gone") if a is None else Findings.of(a) for a in ANSWERS]
     told_to_write = [["/told_", "/own_"], [], []]
-    ranks = tuple(map(diagnosed, INFOS, FACTS, found, told_to_write))
+    ranks = tuple(map(diagnosed, map(who_is, INFOS, FACTS), found, told_to_write))
     return Diagnosis("trainers", "mine.Trainer", 2, "no progress", 0.0, ranks, tmp_path)
 
 
@@ -129,7 +129,7 @@ def test_ranks_of_a_node_that_does_not_answer_are_told_of_beside_the_others(monk
     def ask(method, workers, timeout_s, *, details, patience_s):
         assert (method, list(workers)) == ("examine", [2, 0, 1])
         assert timeout_s + patience_s == pytest.approx(10)
-        share_bytes = asking._ALL_BYTES // 3
+        share_bytes = asking.ALL_BYTES // 3
         assert details[0] == {"stacks": True, "rank": 0, "prefixes": ["/told_"], "share_bytes": share_bytes}
         assert details[2]["prefixes"] == []
         return {"node-a": ANSWERS[:2], "node-b": UnansweredError("it is gone", node_is_gone=True)}

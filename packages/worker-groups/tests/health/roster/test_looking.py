@@ -58,6 +58,36 @@ def test_all_questions_share_one_deadline(board):
         assert board.given == [("records", 5.0), ("names", 4.0), ("actors", 3.0)]
 
 
+class Asked:
+    """A watch as it is found by its name, which answers with what it was asked."""
+
+    def __init__(self):
+        self.examine_known = SimpleNamespace(remote=lambda *asked: asked)
+
+
+class OfBefore:
+    """One of a version that did not have that."""
+
+
+def test_each_watch_is_asked_for_its_own_ranks_and_the_dead_are_dead(board, monkeypatch):
+    workers = (*WORKERS, replace(WORKERS[1], rank=2, pid=13, actor="gone"))
+    watches = [(RECORD.namespace, f"raycrew-{WATCH}node{i}-1") for i in (0, 1)]
+    board.texts["group/a"] = replace(RECORD, workers=workers).as_text()
+    board.living |= {*watches, *((RECORD.namespace, worker.actor) for worker in WORKERS)}
+    found = dict(zip(watches, [Asked(), OfBefore()], strict=True))
+    monkeypatch.setattr(looking, "find_actors", lambda *_: found)
+    monkeypatch.setattr(Session, "wait", lambda _, refs, **__: (refs, []), raising=False)
+    answer = [{"seen": {"is_alive": True}}]
+    monkeypatch.setattr(Session, "get", lambda _, asked: answer if len(asked) == 3 else None, raising=False)
+    wanted = []
+    ((record, told),) = looking.examine_groups(
+        5.0, ["policy"], lambda worker, n: wanted.append((worker.pid, n)) or {}
+    )
+    assert record.name == "policy" and wanted == [(11, 3)]
+    other = "its node's watch is of another version of raycrew"
+    assert told == [answer[0], other, {"seen": {"is_alive": False}}]
+
+
 @pytest.mark.hostile
 def test_what_the_dead_have_left_is_dropped_and_what_cannot_be_read_is_counted(board):
     board.texts |= {"group/a": RECORD.as_text(), "group/b": DEAD.as_text(), "group/c": OTHER_VERSION}

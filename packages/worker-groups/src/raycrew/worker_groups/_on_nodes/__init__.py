@@ -1,6 +1,6 @@
 """What runs on a node to watch its workers: standard library only, so that it can be sent there by value."""
 
-from raycrew.worker_groups._on_nodes.leavings import RECORDS, read_tail
+from raycrew.worker_groups._on_nodes.leavings import RECORDS, output_paths, read_tail
 from raycrew.worker_groups._on_nodes.marks import mark_own_process, marks_of
 from raycrew.worker_groups._on_nodes.page import (
     BEAT,
@@ -51,6 +51,7 @@ __all__ = [
     "marks_of",
     "offer_stacks",
     "on_page",
+    "output_paths",
     "own_process",
     "pid_namespace",
     "read_table",

@@ -18,6 +18,19 @@ _OWN_OF_RAY = (":job_id:", ":actor_name:", ":task_name:")  # it marks its files 
 _DOUBT_S = 2.0  # times of files and of processes come from clocks that are read apart
 
 
+def output_paths(pid: int | str = "self") -> tuple[str, ...]:
+    """Files that a process's output goes to, which Ray made its standard output and error."""
+    paths = []
+    for descriptor in (1, 2):
+        try:
+            path = str(Path(f"/proc/{pid}/fd/{descriptor}").readlink())
+        except OSError:
+            continue
+        if path.endswith((".out", ".err", ".log")):
+            paths.append(path)
+    return tuple(paths)
+
+
 def read_tail(paths: Sequence[str], lines: int = 20, most_bytes: int = _TAIL_BYTES) -> str:
     """The last lines of some files, one file after the other; what can't be read is left out."""
     return output_of(paths, lines, most_bytes)[0]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raycrew.worker_groups._on_nodes.family import Family
+from raycrew.worker_groups._on_nodes.leavings import output_paths
 from raycrew.worker_groups._on_nodes.page import open_page, open_ring, read
 from raycrew.worker_groups._on_nodes.process_table import (
     Process,
@@ -37,19 +38,26 @@ class Sights:
         self._spent: dict[Process, tuple[float, float]] = {}
         self._use: dict[Process, float] = {}
         self._rings: dict[Process, Ring] = {}
+        self._outputs: dict[Process, tuple[str, ...]] = {}
 
     def open(self, worker: Process, mark: str) -> None:
-        """Open a worker's page and ring, which stay readable whatever descriptors the worker closes later."""
+        """Open a worker's page and ring, and see where its output goes: that stays, whatever it closes."""
         page = None if worker in self._pages else open_page(worker.pid, mark)
         if page is not None:
             self._pages[worker] = page
         ring = None if worker in self._rings else open_ring(worker.pid, mark)
         if ring is not None:
             self._rings[worker] = ring
+        if worker not in self._outputs and (paths := output_paths(worker.pid)) and runs(worker):
+            self._outputs[worker] = paths
+
+    def outputs(self, worker: Process) -> tuple[str, ...]:
+        """Files that a worker's output goes to, or went to, as far as that was seen."""
+        return self._outputs.get(worker, ())
 
     def forget(self, worker: Process) -> None:
         """Let go of what is known of a worker."""
-        for known in (self._pages, self._spent, self._use, self._rings):
+        for known in (self._pages, self._spent, self._use, self._rings, self._outputs):
             known.pop(worker, None)
 
     def take_in(self, families: Mapping[Process, Family], table: Table) -> None:

@@ -131,6 +131,24 @@ class Watch:
         ]
         return list(await asyncio.gather(*asked))
 
+    async def examine_known(
+        self, processes: Sequence[tuple[int, int]], timeout_s: float, wanted: Sequence[Wanted]
+    ) -> list[dict[str, Any] | None]:
+        """The same, asked without marks, and with the output where it was seen; None of those not known."""
+        known = [self._lookout.families.get(Process(*process)) for process in processes]
+        asked = [
+            self._examined_family(family, own, timeout_s)
+            for family, own in zip(known, wanted, strict=True)
+            if family is not None
+        ]
+        found = iter(await asyncio.gather(*asked))
+        return [None if family is None else next(found) for family in known]
+
+    async def _examined_family(self, family: Family, wanted: Wanted, timeout_s: float) -> dict[str, Any]:
+        worker = (*family.root, family.mark, pid_namespace(), 0)
+        own = {**wanted, "log_paths": self._sights.outputs(family.root)}
+        return await self._examined(worker, self._sight_or_why_not(worker), own, timeout_s)
+
     async def _examined(
         self, worker: Told, sight: dict[str, Any] | str, wanted: Wanted, timeout_s: float
     ) -> dict[str, Any]:

@@ -10,14 +10,19 @@ import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
 
 from raycrew.cluster_core import DEFAULT_POLICY, PortLease, bind_device, lease_ports
-from raycrew.worker_groups._on_nodes import mark_own_process, offer_stacks, own_process, pid_namespace
+from raycrew.worker_groups._on_nodes import (
+    mark_own_process,
+    offer_stacks,
+    output_paths,
+    own_process,
+    pid_namespace,
+)
 from raycrew.worker_groups._ray import assigned_accelerators, call_cancelled, own_call_id, own_node
 from raycrew.worker_groups._worker.hearing import HOOK, Hearing
 from raycrew.worker_groups._worker.heart import Running, as_text, start_heart, tick
@@ -166,7 +171,7 @@ class Shell:
             master_port=master_port,
             spare_port=spare_port,
             ports=self._raycrew_lease.ports if self._raycrew_lease else (),
-            log_paths=_log_paths(),
+            log_paths=output_paths(),
             process_age_s=time.time() - psutil.Process().create_time(),
             inbox=self._raycrew_inbox.address,
             started=process.started,
@@ -277,16 +282,3 @@ def _receive(value: Any, transport: ArgumentTransport | None) -> Any:
         values = [_receive(v, transport) for v in ray.get(list(value.refs))]
         return values if value.join is None else value.join(values)
     return value if transport is None else transport.decode(value)
-
-
-def _log_paths() -> tuple[str, ...]:
-    """Files that this process's output goes to, which Ray made its standard output and error."""
-    paths = []
-    for descriptor in (1, 2):
-        try:
-            path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
-        except OSError:
-            continue
-        if path.endswith((".out", ".err", ".log")):
-            paths.append(path)
-    return tuple(paths)

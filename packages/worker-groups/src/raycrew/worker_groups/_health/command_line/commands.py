@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raycrew.cluster_core.commands import Outcome, Printable
+from raycrew.worker_groups._health.diagnosis import Diagnosis, diagnose_groups
 from raycrew.worker_groups._health.roster import (
     Found,
     GroupSight,
@@ -132,3 +134,18 @@ def run_stacks(options: argparse.Namespace) -> Outcome:
             shown.append(Text.assemble((f"{head}, by {one.told_by}\n", "bold"), one.text, "\n"))
     is_wrong = found.n_unread > 0 or any(one.note for one in found)
     return Outcome([one.as_dict() for one in found], Text("\n").join(shown), int(is_wrong))
+
+
+def run_diagnose(options: argparse.Namespace) -> Outcome:
+    """What all ranks are at, left in a folder for each group."""
+    found = diagnose_groups(options.timeout, options.group, options.folder, options.output)
+    shown = Text("\n").join([*map(_told_of, found), *_remarks(found)])
+    is_wrong = found.n_unread > 0 or any(rank.state in _WRONG for one in found for rank in one.ranks)
+    return Outcome([one.as_dict() for one in found], shown, int(is_wrong))
+
+
+def _told_of(diagnosis: Diagnosis) -> Text:
+    states = Counter(rank.state for rank in diagnosis.ranks)
+    counted = ", ".join(f"{count} {state}" for state, count in states.items())
+    about = f"{diagnosis.group_name}: {len(diagnosis.ranks)} ranks ({counted})"
+    return Text(f"{about}, what they are at lies in {diagnosis.folder}")

@@ -9,6 +9,7 @@ from ray.exceptions import RayError
 
 from raycrew.cluster_core.commands import run
 from raycrew.worker_groups._health.command_line import commands
+from raycrew.worker_groups._health.diagnosis import check_folder
 from raycrew.worker_groups.errors import WorkerGroupError
 
 _FAILURES = (RayError, WorkerGroupError)
@@ -31,6 +32,11 @@ def top(arguments: Sequence[str], prog: str = "raycrew top") -> int:
 def stacks(arguments: Sequence[str], prog: str = "raycrew stacks") -> int:
     """Show where all threads of all ranks are, whatever the ranks are at."""
     return run(arguments, prog, stacks.__doc__ or "", _add_stacks, commands.run_stacks, _FAILURES)
+
+
+def diagnose(arguments: Sequence[str], prog: str = "raycrew diagnose") -> int:
+    """Leave what all ranks are at in a folder for each worker group, as text and as JSON."""
+    return run(arguments, prog, diagnose.__doc__ or "", _add_diagnose, commands.run_diagnose, _FAILURES)
 
 
 def _add_common(parser: argparse.ArgumentParser, timeout_s: float) -> None:
@@ -60,6 +66,32 @@ def _add_stacks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rank", type=int, action="append", default=[], help="a rank; may be repeated")
 
 
+def _add_diagnose(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, 15.0)
+    parser.add_argument(
+        "--folder", type=_folder, metavar="DIRECTORY",
+        help="where to make the folders (default: among temporary files)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output", type=_lines, default=0, metavar="LINES",
+        help="of each rank, with secrets if it has printed any (default: none)",
+    )  # fmt: skip
+
+
+def _folder(text: str) -> str:
+    try:
+        check_folder("it", text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def _lines(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of lines above 0")
+    return int(text)
+
+
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -70,7 +102,7 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-_COMMANDS = {"groups": groups, "top": top, "stacks": stacks}
+_COMMANDS = {"groups": groups, "status": groups, "top": top, "stacks": stacks, "diagnose": diagnose}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from raycrew.worker_groups._health.diagnosis.asking import examine
 from raycrew.worker_groups._health.diagnosis.diagnosis import Diagnosis, RankDiagnosis
+from raycrew.worker_groups._health.diagnosis.from_outside import diagnose_groups
 from raycrew.worker_groups._health.diagnosis.group_diagnosis import GroupDiagnosis
 from raycrew.worker_groups._health.diagnosis.making import Subjects, tell_of_start
 from raycrew.worker_groups._health.diagnosis.parts import Findings, Wanted
@@ -15,6 +16,7 @@ __all__ = [
     "Subjects",
     "Wanted",
     "check_folder",
+    "diagnose_groups",
     "examine",
     "tell_of_start",
 ]

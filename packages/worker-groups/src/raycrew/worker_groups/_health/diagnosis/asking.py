@@ -7,7 +7,7 @@ from raycrew.worker_groups._health.diagnosis.parts import Findings, Wanted
 from raycrew.worker_groups._health.questions import UnansweredError, ask, by_node
 from raycrew.worker_groups.sharding import WorkerFacts
 
-_ALL_BYTES = 256 << 20  # that are told of all together: they come by the object store, into one memory
+ALL_BYTES = 256 << 20  # that are told of all together: they come by the object store, into one memory
 _PART = 0.8  # of the time, for the nodes' own work; the rest is for their answers' way
 
 
@@ -28,7 +28,7 @@ def examine(
     details = {
         rank: {
             **_details(rank, facts, prefixes.get(rank, ()), wanted),
-            "share_bytes": _ALL_BYTES // len(workers),
+            "share_bytes": ALL_BYTES // len(workers),
         }
         for rank, facts in workers.items()
     }

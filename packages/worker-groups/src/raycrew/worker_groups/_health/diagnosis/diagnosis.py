@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from raycrew.worker_groups._health.diagnosis.parts import Findings
 from raycrew.worker_groups._health.reports import RankState, RunningCall, Seen
@@ -149,26 +149,37 @@ class Diagnosis:
         }
 
 
-def diagnosed(
-    info: RankInfo, facts: WorkerFacts, found: Findings, prefixes: Sequence[str] = ()
-) -> RankDiagnosis:
+class Who(NamedTuple):
+    """Who a rank is, and where; see `RankDiagnosis`."""
+
+    rank: int
+    pid: int
+    node_id: str
+    node_address: str
+    bundle_index: int
+    device: str
+
+
+def who_is(info: RankInfo, facts: WorkerFacts) -> Who:
+    """Who a rank is, from what its group knows of it."""
+    kind, index = facts.device_kind, facts.device_index
+    device = kind if index is None else f"{kind}:{index}"
+    return Who(info.rank, facts.pid, facts.node_id, facts.node_address, info.bundle_index, device)
+
+
+def diagnosed(who: Who, found: Findings, prefixes: Sequence[str] = ()) -> RankDiagnosis:
     """One rank, from who it is, what was found of it, and where its recorder was told to write."""
-    kind, seen = facts.device_kind, found.seen
+    seen = found.seen
     return RankDiagnosis(
-        rank=info.rank,
-        pid=facts.pid,
-        node_id=facts.node_id,
-        node_address=facts.node_address,
-        bundle_index=info.bundle_index,
-        device=kind if facts.device_index is None else f"{kind}:{facts.device_index}",
+        *who,
         state="unanswered" if seen is None else seen.state,
         calls=() if seen is None else seen.calls,
         stacks=found.stacks,
         told_by=found.told_by,
         output=found.output,
-        flight_record=f"{RECORDS}/{_RECORD}{info.rank}" if found.record else "",
+        flight_record=f"{RECORDS}/{_RECORD}{who.rank}" if found.record else "",
         flight_record_path=found.record_path if found.record else "",
-        flight_record_is_own=found.record_path in [f"{prefix}{info.rank}" for prefix in prefixes],
+        flight_record_is_own=found.record_path in [f"{prefix}{who.rank}" for prefix in prefixes],
         missing=found.missing,
         numbers={} if seen is None else _numbers(seen),
     )

@@ -5,11 +5,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
+from typing import NamedTuple
 
 from raycrew.worker_groups._health.diagnosis.asking import examine
 from raycrew.worker_groups._health.diagnosis.automatic import Diagnoses
 from raycrew.worker_groups._health.diagnosis.concealing import forms_of, without
-from raycrew.worker_groups._health.diagnosis.diagnosis import Diagnosis, diagnosed
+from raycrew.worker_groups._health.diagnosis.diagnosis import Diagnosis, RankDiagnosis, diagnosed, who_is
 from raycrew.worker_groups._health.diagnosis.parts import Findings, Wanted
 from raycrew.worker_groups._health.diagnosis.writing import new_folder, write
 from raycrew.worker_groups.errors import WorkerGroupError
@@ -61,12 +62,32 @@ def make(
     """
     forms = forms_of(subjects.secrets)
     ranks = [
-        diagnosed(info, facts, _bare(found[info.rank], forms), subjects.prefixes.get(info.rank, ()))
+        diagnosed(who_is(info, facts), _bare(found[info.rank], forms), subjects.prefixes.get(info.rank, ()))
         for info, facts in zip(subjects.ranks, subjects.facts, strict=True)
     ]
-    reason, generation = without(reason, forms), subjects.ranks[0].generation
-    folder = new_folder(name, within)
-    diagnosis = Diagnosis(name, subjects.worker_class, generation, reason, made_at, tuple(ranks), folder)
+    about = Group(name, subjects.worker_class, subjects.ranks[0].generation)
+    return leave(about, ranks, found, without(reason, forms), made_at, within)
+
+
+class Group(NamedTuple):
+    """Of which group a diagnosis is."""
+
+    name: str
+    worker_class: str
+    generation: int
+
+
+def leave(
+    group: Group,
+    ranks: Sequence[RankDiagnosis],
+    found: Mapping[int, Findings],
+    reason: str,
+    made_at: float,
+    within: Where,
+) -> Diagnosis:
+    """Leave what is known of all ranks of a group in a new folder; see `make`."""
+    folder = new_folder(group.name, within)
+    diagnosis = Diagnosis(*group, reason, made_at, tuple(ranks), folder)
     try:
         write(diagnosis, {r.flight_record: found[r.rank].record for r in ranks if r.flight_record})
     except BaseException:

@@ -1,6 +1,12 @@
 """Groups as others on the cluster see them: their records, and what is seen of their ranks."""
 
-from raycrew.worker_groups._health.roster.looking import Found, UnknownGroupError, look, take_stacks
+from raycrew.worker_groups._health.roster.looking import (
+    Found,
+    UnknownGroupError,
+    examine_groups,
+    look,
+    take_stacks,
+)
 from raycrew.worker_groups._health.roster.publishing import Publication
 from raycrew.worker_groups._health.roster.records import GroupRecord, StartRecord, WorkerRecord
 from raycrew.worker_groups._health.roster.sights import GroupSight, RankSight, Stacks
@@ -15,6 +21,7 @@ __all__ = [
     "StartRecord",
     "UnknownGroupError",
     "WorkerRecord",
+    "examine_groups",
     "look",
     "take_stacks",
 ]

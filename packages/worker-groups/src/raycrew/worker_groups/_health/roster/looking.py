@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_STACKS_PART = 0.8  # of the time that is left, for the nodes' own work; the rest is for their answers' way
+_NODES_PART = 0.8  # of the time that is left, for the nodes' own work; the rest is for their answers' way
+_UNKNOWN = "no watch on its node knows it"
 
 
 class UnknownGroupError(ValueError):
@@ -100,25 +101,72 @@ def take_stacks(
     time_left = _countdown(timeout_s)
     living, found = _groups(names, time_left)
     wanted = [(record, w) for record in found for w in record.workers if not ranks or w.rank in ranks]
-    watches = _watches(found, living)
+    told = _told(wanted, living, "stacks", lambda _: (), time_left, timeout_s)
+    stacks = (_stacks(record, worker, living, told.get(key_of(worker))) for record, worker in wanted)
+    return Found(stacks, found.n_unread)
+
+
+def examine_groups(
+    timeout_s: float, names: Sequence[str], wanted: Callable[[WorkerRecord, int], Mapping[str, Any]]
+) -> Found[tuple[GroupRecord, list[dict[str, Any] | str]]]:
+    """What watches find out about all ranks of all groups, or of some, for a diagnosis.
+
+    Args:
+        timeout_s: For Ray's control service and all nodes together.
+        names: Which groups; all for none.
+        wanted: What is wanted of a rank, of so many: what `Watch.examine` takes.
+
+    Returns:
+        Each group with the answers for its ranks, in order, or why there is none.
+
+    Raises:
+        GetTimeoutError: Ray's control service does not answer.
+        UnknownGroupError: There is none of a name.
+        WorkerGroupError: This process is not connected to Ray.
+    """
+    time_left = _countdown(timeout_s)
+    living, found = _groups(names, time_left)
+    ranks = [(record, worker) for record in found for worker in record.workers]
+
+    def details(workers: Sequence[WorkerRecord]) -> tuple[Any, ...]:
+        return ([dict(wanted(worker, len(ranks))) for worker in workers],)
+
+    told = _told(ranks, living, "examine_known", details, time_left, timeout_s)
+
+    def answers(record: GroupRecord) -> list[dict[str, Any] | str]:
+        return [_examined(record, worker, living, told.get(key_of(worker))) for worker in record.workers]
+
+    return Found(((record, answers(record)) for record in found), found.n_unread)
+
+
+def _told(
+    ranks: Sequence[tuple[GroupRecord, WorkerRecord]],
+    living: Iterable[ActorName],
+    method: str,
+    details: Callable[[Sequence[WorkerRecord]], tuple[Any, ...]],
+    time_left: Callable[[], float],
+    timeout_s: float,
+) -> dict[ProcessKey, Any]:
+    """What the watches of the groups' owners tell of ranks that they know, or as a text why they do not."""
+    watches = _watches([record for record, _ in ranks], living)
     asked: dict[ActorName, list[WorkerRecord]] = {}
-    for record, worker in wanted:
+    for record, worker in ranks:
         for watch in watches:
             if watch[1].startswith(f"{WATCH}{record.owner}-") and _node_of(watch) == worker.node_id:
                 asked.setdefault(watch, []).append(worker)
 
-    def wanted_of(watch: ActorName) -> tuple[list[tuple[int, int]], float]:
-        return [(w.pid, w.started) for w in asked[watch]], time_left() * _STACKS_PART
+    def wanted_of(watch: ActorName) -> tuple[Any, ...]:
+        workers = asked[watch]
+        processes = [(worker.pid, worker.started) for worker in workers]
+        return processes, time_left() * _NODES_PART, *details(workers)
 
-    answers = _ask(list(asked), "stacks", wanted_of, time_left, timeout_s)
-    told: dict[ProcessKey, tuple[str, str]] = {}
-    for watch, answer in answers.items():
-        given = [(answer, "")] * len(asked[watch]) if isinstance(answer, str) else answer
-        for worker, stacks in zip(asked[watch], given, strict=True):
-            if stacks is not None:
-                told[key_of(worker)] = stacks
-    stacks = (_stacks(record, worker, living, told.get(key_of(worker))) for record, worker in wanted)
-    return Found(stacks, found.n_unread)
+    told: dict[ProcessKey, Any] = {}
+    for watch, answer in _ask(list(asked), method, wanted_of, time_left, timeout_s).items():
+        given = [answer] * len(asked[watch]) if isinstance(answer, str) else answer
+        for worker, one in zip(asked[watch], given, strict=True):
+            if one is not None:
+                told[key_of(worker)] = one
+    return told
 
 
 def _countdown(timeout_s: float) -> Callable[[], float]:
@@ -128,13 +176,22 @@ def _countdown(timeout_s: float) -> Callable[[], float]:
 
 
 def _stacks(
-    record: GroupRecord, worker: WorkerRecord, living: set[ActorName], told: tuple[str, str] | None
+    record: GroupRecord, worker: WorkerRecord, living: set[ActorName], told: tuple[str, str] | str | None
 ) -> Stacks:
-    if told is not None and told[1]:
-        return Stacks(record, worker, *told)
-    if (record.namespace, worker.actor) not in living:
-        return Stacks(record, worker, note="it is dead")
-    return Stacks(record, worker, note="no watch on its node knows it" if told is None else told[0])
+    text, told_by = told if isinstance(told, tuple) else (told or _UNKNOWN, "")
+    if told_by:
+        return Stacks(record, worker, text, told_by)
+    is_dead = (record.namespace, worker.actor) not in living
+    return Stacks(record, worker, note="it is dead" if is_dead else text)
+
+
+def _examined(
+    record: GroupRecord, worker: WorkerRecord, living: set[ActorName], told: dict[str, Any] | str | None
+) -> dict[str, Any] | str:
+    if isinstance(told, dict):
+        return told
+    is_dead = (record.namespace, worker.actor) not in living
+    return {"seen": {"is_alive": False}} if is_dead else told or _UNKNOWN
 
 
 def _groups(
@@ -205,8 +262,10 @@ def _ask(
     session = current_session()
     handles = find_actors(watches, time_left())
     with session.while_connected():
-        asked = {w: getattr(handle, method).remote(*arguments(w)) for w, handle in handles.items()}
-    found = {watch: "its node's watch has just ended" for watch in watches if watch not in asked}
+        able = {w: handle for w, handle in handles.items() if hasattr(handle, method)}
+        asked = {w: getattr(handle, method).remote(*arguments(w)) for w, handle in able.items()}
+    found = dict.fromkeys(watches, "its node's watch has just ended")
+    found |= dict.fromkeys(handles, "its node's watch is of another version of raycrew")
     refs = list(asked.values())
     done, _ = session.wait(refs, num_returns=len(refs), timeout=time_left()) if refs else ([], [])
     answered = set(done)
