@@ -55,7 +55,7 @@ def test_survivors_and_newcomers_meet_at_a_new_port_each_time(local_ray):
         assert [info.generation for info in group.ranks] == [4, 4]
 
 
-@pytest.mark.long  # in short: test_survivors_and_newcomers_meet_at_a_new_port_each_time
+@pytest.mark.long  # in short, without Ray: test_the_dead_are_replaced_with_those_that_they_are_tied_to
 @pytest.mark.hostile
 def test_a_tied_group_is_replaced_as_one(local_ray):
     with (
@@ -166,6 +166,19 @@ def test_calls_wait_from_the_start_of_a_generation_that_workers_hear_of(
     monkeypatch.setattr(renewal, "next_generation", build)
     assert group.renew_rendezvous() == 1
     assert waiting == [held, told]
+
+
+def test_the_dead_are_replaced_with_those_that_they_are_tied_to(monkeypatch):
+    group, expected, replaced = RayWorkerGroup.__new__(RayWorkerGroup), [], []
+    group._life, group._spec = Lifecycle("policy", "open"), SimpleNamespace(name="policy")
+    group._tied_groups = [[0, 1], [2, 3], [4]]
+    group._started = SimpleNamespace(facts=[SimpleNamespace(pid=10 + rank) for rank in range(5)])
+    group._supervision = SimpleNamespace(expect=expected.extend)
+    monkeypatch.setattr(RayWorkerGroup, "_dead", lambda _: {1, 4})
+    monkeypatch.setattr(RayWorkerGroup, "_next_generation", lambda _, ranks: replaced.append(ranks))
+    assert group.restart_failed_workers() == [0, 1, 4]
+    assert replaced == [[0, 1, 4]]
+    assert expected == [(0, 10)], "the one that lives is ended by the group: no death to be told of"
 
 
 @pytest.mark.hostile

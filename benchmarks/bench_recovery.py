@@ -1,0 +1,208 @@
+"""How soon a dead or a stuck worker is noticed and a group whole again, and what it costs to look."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+
+from harness import Figure, figure, ratio, seconds
+from own_ray import own_ray
+from raycrew.cluster_core import RayVirtualCluster
+from raycrew.tensor_transport import WeightDirectory, sync_weights
+from raycrew.tensor_transport.testing import LocalPeers
+from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
+from recovery_workers import Generator, Idle, Trainer
+
+HEARTBEAT_S = 1.0
+GENERATE_S = 0.2
+PARTS = ("noticed", "process", "imports", "weights", "sample")
+SAID = {
+    "noticed": "until the call that waits for it has noticed",
+    "process": "from then until its new process is there",
+    "imports": "from then until its class is imported",
+    "weights": "from then until it has the weights",
+    "sample": "from then until all have sampled again",
+}
+
+
+@contextlib.contextmanager
+def group_of(n: int, worker: type = Idle, **options: Any) -> Iterator[RayWorkerGroup]:
+    with (
+        RayVirtualCluster([n], use_gpus=False, cpus_per_bundle=1 / 32) as cluster,
+        RayWorkerGroup(cluster, worker, **options) as group,
+    ):
+        yield group
+
+
+def await_true(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    due = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= due:
+            raise TimeoutError("what is measured did not happen")
+        time.sleep(0.01)
+
+
+def restart(quick: bool) -> Figure:
+    """One of eight, from when it is known to be dead."""
+    with group_of(8) as group:
+
+        def ours() -> float:
+            os.kill(group.call("pid").get_results()[3], signal.SIGKILL)
+            await_true(lambda: group.get_worker_status()[3] == "dead")
+            return seconds(group.restart_failed_workers)
+
+        def theirs() -> float:
+            with RayVirtualCluster([1], use_gpus=False, cpus_per_bundle=1 / 32) as cluster:
+                begin = time.perf_counter()
+                started = RayWorkerGroup(cluster, Idle)
+                spent = time.perf_counter() - begin
+                started.shutdown(force=True)
+            return spent
+
+        return ratio(
+            "restart of one worker of 8",
+            ours,
+            theirs,
+            baseline="the start of a group of one worker",
+            goal=1.3,
+            repeat=3 if quick else 9,
+        )
+
+
+def noticed(quick: bool) -> list[Figure]:
+    repeat, dead, stopped = 2 if quick else 7, [], []
+    for number in range(repeat):
+        with group_of(2) as group:
+            pids = group.call("pid").get_results()
+            napping = group.on(ranks=[0]).call("nap", 600)
+            time.sleep(1.0 + number / repeat)  # at any time between two beats
+            os.kill(pids[1], signal.SIGSTOP)
+            begin = time.perf_counter()
+            await_true(lambda: 1 in group.detect_stuck_workers(600))
+            stopped.append((time.perf_counter() - begin) / HEARTBEAT_S)
+            os.kill(pids[0], signal.SIGKILL)
+            begin = time.perf_counter()
+            with contextlib.suppress(WorkerFailureError):
+                napping.get_results(timeout=60)
+            dead.append((time.perf_counter() - begin) / HEARTBEAT_S)
+            group.shutdown(force=True)
+    return [
+        figure(
+            "SIGSTOP until detect_stuck_workers names the worker",
+            stopped,
+            unit="heartbeats",
+            baseline="a heartbeat: 1 s",
+            goal=2.0,
+        ),
+        figure(
+            "SIGKILL until the waiting call raises",
+            dead,
+            unit="heartbeats",
+            baseline="a heartbeat: 1 s",
+            goal=2.0,
+        ),
+    ]
+
+
+def watching(quick: bool) -> Figure:
+    """What the heartbeats and the watch of a node spend on idle workers, of one core."""
+    n, for_s = (8, 5.0) if quick else (64, 30.0)
+    with group_of(n, init_timeout_s=600) as group:
+        hearts = group.call("heart").get_results(timeout=300)
+        watch = psutil.Process(_watch_pid())
+        lookers = [watch.pid, *(child.pid for child in watch.children(recursive=True))]
+
+        def spent_s() -> float:
+            beating = sum(_spent_s(pid, thread) for pid, threads in hearts for thread in threads)
+            looking = sum(_spent_s(pid, int(task.name)) for pid in lookers for task in _tasks(pid))
+            return beating + looking
+
+        shares = []
+        for _ in range(2 if quick else 5):
+            before, begin = spent_s(), time.monotonic()
+            time.sleep(for_s)
+            shares.append(100 * (spent_s() - before) / (time.monotonic() - begin))
+    return figure(
+        f"heartbeats and watch of {n} workers on a node",
+        shares,
+        unit="% of a core",
+        baseline="none: the CPU time of their threads and processes",
+        goal=1.0,
+    )
+
+
+def _watch_pid() -> int:
+    (named,) = (
+        one
+        for one in ray.util.list_named_actors(all_namespaces=True)
+        if one["name"].startswith("raycrew-watch-")
+    )
+    watch: Any = ray.get_actor(named["name"], named["namespace"])
+    return int(ray.get(watch.__ray_call__.remote(lambda _: os.getpid())))
+
+
+def _tasks(pid: int) -> list[Path]:
+    return list(Path(f"/proc/{pid}/task").iterdir())
+
+
+def _spent_s(pid: int, thread: int) -> float:
+    """CPU time of one thread."""
+    with contextlib.suppress(FileNotFoundError):
+        return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0]) / 1e9
+    return 0.0
+
+
+def first_sample(quick: bool) -> list[Figure]:
+    """From the death of one of two generators, in the midst of a call, to its first sample."""
+    samples = [_first_sample() for _ in range(1 if quick else 5)]
+    total = figure(
+        "SIGKILL of a generator until its first sample with current weights",
+        [sum(parts.values()) for parts in samples],
+        unit="s",
+        baseline=f"none; of it {GENERATE_S:g} s are the sample's own",
+    )
+    each = (
+        figure(f"… {SAID[part]}", [parts[part] for parts in samples], unit="s", baseline="part of the above")
+        for part in PARTS
+    )
+    return [total, *each]
+
+
+def _first_sample() -> dict[str, float]:
+    times: dict[str, float] = {}
+    options: dict[str, Any] = {
+        "restart_on_failure": True,
+        "idempotent_methods": ["generate"],
+        "on_worker_failure": lambda _: times.setdefault("noticed", time.time()),
+    }
+    with (
+        WeightDirectory.start() as directory,
+        group_of(2, Generator, directory=directory, **options) as generators,
+    ):
+        trainer = LocalPeers([Trainer(directory)])
+        synced = sync_weights(trainer, generators, directory=directory, prepare="prepare_weights")
+        victim = generators.call("pid").get_results()[1]
+        waiting = generators.call("generate", synced.version, GENERATE_S)
+        time.sleep(GENERATE_S / 2)
+        os.kill(victim, signal.SIGKILL)
+        begin = time.time()
+        (_, (value, own)) = waiting.get_results(timeout=120)
+    if value != float(synced.version):
+        raise RuntimeError(f"a sample of weights {value:g}, not of {synced.version}")
+    times |= own
+    return {part: times[part] - (times[before] if before else begin) for before, part in _pairs(PARTS)}
+
+
+def _pairs(parts: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    yield from zip(("", *parts), parts, strict=False)
+
+
+def run(quick: bool) -> list[Figure]:
+    with own_ray(object_store_mib=256):
+        return [restart(quick), *noticed(quick), *first_sample(quick), watching(quick)]
