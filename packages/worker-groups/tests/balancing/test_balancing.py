@@ -14,7 +14,7 @@ from raycrew.cluster_core import RayVirtualCluster
 from raycrew.cluster_core.testing import connected
 from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
 from raycrew.worker_groups.balancing import LoadBalancer, ProcessUsage
-from raycrew.worker_groups.errors import ResultTimeoutError, WorkerGroupError
+from raycrew.worker_groups.errors import GroupResizedError, ResultTimeoutError, WorkerGroupError
 
 RankInfoStub = namedtuple("RankInfoStub", "rank generation", defaults=[0])
 
@@ -59,6 +59,47 @@ def test_only_who_needs_reports_asks_for_them(strategy, asks):
 def test_workers_that_are_absent_are_left_out():
     balancer = LoadBalancer(IdleGroup(), absent=lambda: (1,))
     assert [load.rank for load in balancer.loads()] == [0, 2]
+
+
+class Answer:
+    """What becomes of one call."""
+
+    def __init__(self, value, error=None):
+        self.value, self.error, self._ends, self._places = value, error, [object()], {}
+
+    def _wait_for(self, ends, count, timeout_s, *, fetch_local):
+        return ends[:count]
+
+    def get_results(self):
+        if self.error is not None:
+            raise self.error
+        return [self.value]
+
+    def cancel(self):
+        """It has ended."""
+
+
+class Resized(IdleGroup):
+    """A group whose first calls are lost with their workers, and whose size is another one by then."""
+
+    def __init__(self, n_lost):
+        self.lost = n_lost
+
+    def on(self, ranks, timeout=None):
+        return self
+
+    def call(self, method, item):
+        self.lost -= 1
+        return Answer(item, GroupResizedError("it has 1 workers by now") if self.lost >= 0 else None)
+
+
+@pytest.mark.hostile
+def test_an_item_that_was_lost_before_a_change_of_size_goes_to_another():
+    balancer = LoadBalancer(Resized(1), idempotent_methods=["answer"])
+    assert list(balancer.map("answer", "abc")) == ["a", "b", "c"]
+    assert {load.outstanding for load in balancer.loads()} == {0}
+    with pytest.raises(GroupResizedError):
+        list(LoadBalancer(Resized(9), idempotent_methods=["answer"]).map("answer", "a"))
 
 
 class Server:

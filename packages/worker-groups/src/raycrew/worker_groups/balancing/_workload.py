@@ -203,6 +203,8 @@ class StreamedCalls:
         self.workload.returned(sent)
         try:
             return sent.future.get_results()[0]
+        except GroupResizedError as error:  # it died, and was not sent again: the group has another size
+            raise LostWorkerError from error
         except WorkerFailureError as error:
             if error.cause is not None and is_death(error.cause):
                 self.workload.lose(sent)
