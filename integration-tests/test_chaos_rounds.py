@@ -22,6 +22,7 @@ from chaos.leaks import Look, left, run_processes, settled  # noqa: E402
 from chaos.report import exit_code, rows, troubles  # noqa: E402
 from chaos.rounds import Round, sync_or_fail  # noqa: E402
 from chaos.run import main  # noqa: E402
+from chaos.standing import Standing  # noqa: E402
 from chaos.strike import MissedError, kill, slow_down, stop, striking, wait_for  # noqa: E402
 from chaos.workers import checksum  # noqa: E402
 
@@ -251,6 +252,74 @@ def test_a_worker_is_struck_while_items_are_under_way(kind, monkeypatch):
     assert all(n_items > 0 for _, n_items in struck)
     assert group.under_way == 0 and not done.missed
     assert done.book.account({}).lost == ()
+
+
+class Balancing:
+    """A balancer without Ray: what it gives of each item of a stream is what the test says."""
+
+    def __init__(self, gives=lambda answer: [answer]):
+        self.balancer, self.gives, self.once = self, gives, []
+
+    def as_completed(self, method, items, *, timeout, common_kwargs):
+        assert (method, timeout) == ("answer", Stands.deadline_s)
+        for index, item in enumerate(items):
+            for given in self.gives((item, checksum(common_kwargs["load"]))):
+                yield index, given
+
+    def call(self, method, item, load):
+        self.once.append(item)
+        return types.SimpleNamespace(get_results=lambda timeout: [(item, checksum(load))])
+
+
+def resized(monkeypatch, group):
+    """The round in which a worker is killed while workers come and go; whom it struck, and the account."""
+    stands, struck = Stands(), []
+    stands.group = group
+    monkeypatch.setattr(stands, "ours", lambda: {NOBODY, NOBODY + 1}, raising=False)
+    monkeypatch.setattr(rounds, "kill", struck.append)
+
+    def come_and_go(until):
+        while not until():
+            time.sleep(0.01)
+
+    monkeypatch.setattr(stands, "come_and_go", come_and_go, raising=False)
+    this = Round(Fault(0, "killed worker", "resize", 3, 0.05, 0.0), stands)
+    ROUNDS["killed worker"](this)
+    assert struck == [NOBODY + 1] and not this.missed
+    return this.book.account(dict.fromkeys(group.once, 1))
+
+
+def test_all_items_are_accounted_for_while_workers_come_and_go(monkeypatch):
+    whole = resized(monkeypatch, Balancing())
+    assert whole.is_whole and whole.answered == whole.sent > 1
+    assert resized(monkeypatch, Balancing(lambda answer: [answer] * 2)).twice
+    assert resized(monkeypatch, Balancing(lambda _: [])).lost
+    others = resized(monkeypatch, Balancing(lambda answer: [("another", answer[1])]))
+    assert others.wrong and others.lost
+
+
+def test_a_change_of_size_is_tried_again_until_it_is_done(monkeypatch):
+    asked, restarted = [], []
+
+    class Group:
+        world_size = 2
+
+        def resize(self, n, timeout):
+            asked.append(n)
+            if len(asked) == 1:
+                raise WorkerFailureError("a new worker died")
+            self.world_size = n
+
+        def restart_failed_workers(self):
+            restarted.append(self.world_size)
+
+    stands = types.SimpleNamespace(group=Group(), deadline_s=60.0)
+    Standing.resize(stands, 1)
+    assert (asked, restarted, stands.group.world_size) == ([1, 1], [2], 1)
+    stands.group.world_size, stands.deadline_s = 2, 0.0
+    asked.clear()
+    with pytest.raises(WorkerFailureError, match="a new worker died"):
+        Standing.resize(stands, 1)
 
 
 def test_a_driver_always_has_items_under_way():
