@@ -37,7 +37,7 @@ KINDS = (
     Kind("flapping worker", CALLS, 8),
     Kind("stolen port", ("rendezvous",), 4),
     Kind("full object store", CALLS, 4),
-    Kind("stopped control service", ("startup", *CALLS, "shutdown"), 2.5, lasts_s=(1.0, 20.0)),
+    Kind("stopped control service", ("startup", *CALLS, "resize", "shutdown"), 2.5, lasts_s=(1.0, 20.0)),
     Kind("killed node", CALLS, 2.5, may_fail=True),
     Kind("drained node", CALLS, 2.5),
     Kind("killed driver", ("startup", "dispatch", "shutdown"), 3, latest_s=3.0),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ray.exceptions import RayError
 from ray.util.placement_group import placement_group_table
 
 from chaos.faults import Fault
@@ -34,6 +35,7 @@ from raycrew.worker_groups import RayWorkerGroup, WorkerGroupError
 from raycrew.worker_groups.testing import worker_processes
 
 RANKS = 2
+_REFUSALS = (WorkerGroupError, ClusterError, RayError)
 # Pauses between restarts double: then the group is ended in order, and another one made.
 RESTARTS = 4
 ARENAS = 2  # of one version of the weights
@@ -133,10 +135,10 @@ class Standing:
         while self.group.world_size != n:
             try:
                 self.group.resize(n, timeout=self.deadline_s)
-            except (WorkerGroupError, ClusterError):
+            except _REFUSALS:
                 if time.monotonic() >= until:
                     raise
-                with contextlib.suppress(WorkerGroupError):  # one that stays may be dead
+                with contextlib.suppress(*_REFUSALS):  # one that stays may be dead
                     self.group.restart_failed_workers()
 
     def come_and_go(self, until: Callable[[], bool]) -> None:
