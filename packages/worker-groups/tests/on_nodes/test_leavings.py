@@ -96,7 +96,7 @@ def test_who_asks_without_marks_is_told_of_those_that_the_watch_knows(tmp_path):
     log = tmp_path / "worker.out"
     with log.open("w") as file:
         command = [sys.executable, "-c", "print('hello', flush=True); input()"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file) as child:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file) as child:
             known = tuple(read_entry(child.pid).process)
             eventually(lambda: log.read_text() == "hello\n", "it has said so")
             watch = Watch()

@@ -62,7 +62,7 @@ class Asked:
     """A watch as it is found by its name, which answers with what it was asked."""
 
     def __init__(self):
-        self.examine_known = SimpleNamespace(remote=lambda *asked: asked)
+        self.examine_known = SimpleNamespace(remote=lambda *asked: len(asked))
 
 
 class OfBefore:
@@ -78,7 +78,7 @@ def test_each_watch_is_asked_for_its_own_ranks_and_the_dead_are_dead(board, monk
     monkeypatch.setattr(looking, "find_actors", lambda *_: found)
     monkeypatch.setattr(Session, "wait", lambda _, refs, **__: (refs, []), raising=False)
     answer = [{"seen": {"is_alive": True}}]
-    monkeypatch.setattr(Session, "get", lambda _, asked: answer if len(asked) == 3 else None, raising=False)
+    monkeypatch.setattr(Session, "get", lambda _, n_asked: answer if n_asked == 3 else None, raising=False)
     wanted = []
     ((record, told),) = looking.examine_groups(
         5.0, ["policy"], lambda worker, n: wanted.append((worker.pid, n)) or {}
