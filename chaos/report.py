@@ -67,7 +67,10 @@ def table(outcomes: Collection[Outcome]) -> Table:
     return drawn
 
 
-_COLUMNS = ("injected", "recovered", "lost", "leaked", "longest stall", "by design", "missed", "skipped")
+_COLUMNS = (
+    *("times injected", "recovered", "lost", "leaked", "longest stall"),
+    *("by design", "missed", "skipped"),
+)
 _BY_DESIGN = "by design: results that a killed driver owned and had not written down; Ray loses those"
 
 

@@ -93,7 +93,8 @@ def carry_out(faults: Sequence[Fault], journal: Journal, chosen: argparse.Namesp
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the plan, or what is left of it."""
-    chosen, screen = options(arguments), Console()
+    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200
+    chosen, screen = options(arguments), Console(width=wide)
     faults = planned(chosen.seed, chosen.faults, chosen.only)
     run = {"seed": chosen.seed, "faults": chosen.faults, "only": sorted(chosen.only)}
     journal = Journal(chosen.journal, run, resume=chosen.resume)

@@ -265,6 +265,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "_calls/methods/typed": WORDS,
         "_worker/declared/method_types": WORDS,
         "_health/diagnosis/asking": ON_RAY,
+        "_health/diagnosis/from_outside": ON_RAY,
         "_group/actors": ON_RAY,
         "_group/on_ray": ON_RAY,
         "_group/handles/handle": ON_RAY,
