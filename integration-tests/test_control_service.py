@@ -24,7 +24,7 @@ ELSEWHERE = {
     ("_group/handles/directory.py", "remote"): "an actor class, which `start_actor` gets",
     ("_health/watches.py", "remote"): "an actor class, which `start_actor` gets",
     ("_start/startup.py", "remote"): "an actor class, which `start_actor` gets",
-    ("fan_out/_pool.py", "remote"): "an actor class, which `start_actor` gets",
+    ("_fan_out/pool.py", "remote"): "an actor class, which `start_actor` gets",
     ("samples/_remote.py", "remote"): "an actor class, which `start_actor` gets",
     ("_worker/shell.py", "get"): "in the worker: values of a call that Ray has sent there",
     ("_connection/connection.py", "shutdown"): "the end of the connection itself",
@@ -138,7 +138,7 @@ IN_ONE = {
     ("samples/_remote.py", "remote"): "what translates Ray's errors does it, over a session",
     ("_devices/probe.py", "get_runtime_context"): "in a task",
     ("_ray/compat.py", "get_runtime_context"): "in the worker: where it is, and which call it is in",
-    ("fan_out/_processes/host.py", "get_runtime_context"): "in the worker",
+    ("_fan_out/processes/host.py", "get_runtime_context"): "in the worker",
 }
 
 

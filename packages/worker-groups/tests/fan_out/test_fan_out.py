@@ -14,7 +14,7 @@ from raycrew.worker_groups import (
     fan_out,
     fan_out_as_completed,
 )
-from raycrew.worker_groups.fan_out import _progress
+from raycrew.worker_groups._fan_out import progress as progressing
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_progress_is_shown_where_the_caller_wants_it(monkeypatch, capsys):
     assert "5 failed" in task.description
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(_progress, "QUIET_S", 0.0)
+    monkeypatch.setattr(progressing, "QUIET_S", 0.0)
     fan_out(half, range(10), on_error="return")
     shown = capsys.readouterr().err
     assert "10/10" in shown

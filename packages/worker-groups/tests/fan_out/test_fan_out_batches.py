@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raycrew.worker_groups.fan_out._batches import (
+from raycrew.worker_groups._fan_out.batches import (
     GROWTH,
     LEAST_S,
     MAX_BATCH_BYTES,

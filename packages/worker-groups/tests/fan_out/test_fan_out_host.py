@@ -12,13 +12,13 @@ import psutil
 import pytest
 from patience import PATIENCE_S, is_running
 
-from raycrew.worker_groups.fan_out._processes import process as _process
-from raycrew.worker_groups.fan_out._processes import slots as _slots
-from raycrew.worker_groups.fan_out._processes import supervision as _supervision
-from raycrew.worker_groups.fan_out._processes.code import dumps
-from raycrew.worker_groups.fan_out._processes.host import FanOutHost
-from raycrew.worker_groups.fan_out._processes.journal import Journal, Stamp, finished
-from raycrew.worker_groups.fan_out._processes.slots import ForkServer
+from raycrew.worker_groups._fan_out.processes import process as _process
+from raycrew.worker_groups._fan_out.processes import slots as _slots
+from raycrew.worker_groups._fan_out.processes import supervision as _supervision
+from raycrew.worker_groups._fan_out.processes.code import dumps
+from raycrew.worker_groups._fan_out.processes.host import FanOutHost
+from raycrew.worker_groups._fan_out.processes.journal import Journal, Stamp, finished
+from raycrew.worker_groups._fan_out.processes.slots import ForkServer
 
 NUMBERS = itertools.count(1)
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from raycrew.worker_groups.fan_out._processes.journal import (
+from raycrew.worker_groups._fan_out.processes.journal import (
     INITIALIZING,
     LOADING,
     Finished,

@@ -2,14 +2,14 @@ import pickle
 
 import pytest
 
-from raycrew.worker_groups.errors import WorkerGroupError
-from raycrew.worker_groups.fan_out import (
+from raycrew.worker_groups import (
     FanOutError,
     ItemCrashedError,
     ItemError,
     ItemOutcome,
     ItemTimeoutError,
 )
+from raycrew.worker_groups.errors import WorkerGroupError
 
 
 def test_an_error_names_the_item_and_only_more_than_one_attempt():

@@ -15,9 +15,9 @@ from ray.util.placement_group import placement_group_table
 
 from raycrew.cluster_core.testing import connected, simulated_nodes
 from raycrew.worker_groups import close_fan_out, fan_out, fan_out_as_completed
+from raycrew.worker_groups._fan_out import pool as pooling
+from raycrew.worker_groups._fan_out.pool import Pool, Shares, share_out, shared_pool
 from raycrew.worker_groups._ray.nodes import node_cpus
-from raycrew.worker_groups.fan_out import _pool
-from raycrew.worker_groups.fan_out._pool import Pool, Shares, share_out, shared_pool
 
 CPUS = 8
 
@@ -141,11 +141,11 @@ class LateRay:
         self.looks_left = 0
         self.others = 0.0
         self.calls = []
-        monkeypatch.setattr(_pool._ray, "claim_cpus", self.claim)
-        monkeypatch.setattr(_pool._ray, "give_back", self.remove)
-        monkeypatch.setattr(_pool._ray, "connection", lambda: "me")
-        monkeypatch.setattr(_pool._ray, "is_granted", lambda claim: next(claim))
-        monkeypatch.setattr(_pool._ray, "node_cpus", self.cpus)
+        monkeypatch.setattr(pooling._ray, "claim_cpus", self.claim)
+        monkeypatch.setattr(pooling._ray, "give_back", self.remove)
+        monkeypatch.setattr(pooling._ray, "connection", lambda: "me")
+        monkeypatch.setattr(pooling._ray, "is_granted", lambda claim: next(claim))
+        monkeypatch.setattr(pooling._ray, "node_cpus", self.cpus)
 
     def claim(self, cpus):
         self.calls.append(list(cpus))
@@ -183,7 +183,7 @@ def test_a_claim_that_was_not_granted_does_not_count_as_ours(monkeypatch):
 
 @pytest.mark.usefixtures("local_ray", "pool")
 def test_a_call_that_is_given_up_ends_even_when_every_thread_of_the_host_waits(monkeypatch, tmp_path):
-    monkeypatch.setattr(_pool, "MAX_HOST_THREADS", 3)
+    monkeypatch.setattr(pooling, "MAX_HOST_THREADS", 3)
     go_on = tmp_path / "go on"
 
     def hold(item):
@@ -206,7 +206,7 @@ def test_a_call_that_is_given_up_ends_even_when_every_thread_of_the_host_waits(m
 def test_cpus_that_ray_frees_late_are_claimed_then_without_a_warning(monkeypatch, caplog):
     """As those of finished tasks are, whose lease Ray keeps for a while."""
     late = LateRay(monkeypatch, [True])
-    monkeypatch.setattr(_pool, "LEASE_S", 0.0)
+    monkeypatch.setattr(pooling, "LEASE_S", 0.0)
     pool, late.others = Pool("me"), float(CPUS)
     with pool.session(None) as slots:
         assert (slots, late.calls) == ({"node": CPUS}, [])
@@ -225,11 +225,11 @@ class Holder:
 
 @pytest.mark.usefixtures("local_ray", "pool")
 def test_without_free_cpus_it_works_anyway_and_says_so(caplog, monkeypatch):
-    monkeypatch.setattr(_pool, "LEASE_S", 0.0)
+    monkeypatch.setattr(pooling, "LEASE_S", 0.0)
     holder = Holder.options(num_cpus=CPUS).remote()
     ray.get(holder.ping.remote())
     eventually(lambda: ray.available_resources().get("CPU", 0) == 0, "no CPU is free")
-    with caplog.at_level("WARNING", logger="raycrew.worker_groups.fan_out"):
+    with caplog.at_level("WARNING", logger="raycrew.worker_groups._fan_out"):
         assert fan_out(abs, range(-10, 0)) == list(range(10, 0, -1))
         assert fan_out(abs, [-1]) == [1]
     assert caplog.text.count("no CPU is free") == 1

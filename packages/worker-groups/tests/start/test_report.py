@@ -9,8 +9,8 @@ from rich.progress import Progress
 from workers import Worker
 
 from raycrew.cluster_core.testing import FakeCluster
+from raycrew.worker_groups._fan_out.progress import advancing
 from raycrew.worker_groups._start.report import startup_progress
-from raycrew.worker_groups.fan_out._progress import advancing
 from raycrew.worker_groups.testing import InProcessGroup
 
 

@@ -1,39 +1,9 @@
 """Worker groups on Ray: one actor per rank, called as a unit."""
 
+from importlib import import_module as _import_module
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
-from raycrew.worker_groups._calls import MultiWorkerFuture, Results, wait_any
-from raycrew.worker_groups._group import GroupHandle, RayWorkerGroup, Resized
-from raycrew.worker_groups._health import (
-    Diagnosis,
-    RankDiagnosis,
-    ResourceUsage,
-    RunningCall,
-    StuckWorker,
-    WorkerStatus,
-)
-from raycrew.worker_groups._start import RayWorkerBuilder, StartupReport
-from raycrew.worker_groups._timeline import (
-    GroupShares,
-    SlowestRank,
-    TimedPhase,
-    TimedReport,
-    Timeline,
-    TimelineStatistics,
-    timeline,
-)
-from raycrew.worker_groups._worker import (
-    CommunicationOptions,
-    CurrentWorker,
-    DeclaredMethod,
-    current_worker,
-    per_rank,
-    rank_zero,
-    replicated,
-    sharded,
-)
-from raycrew.worker_groups.balancing import LoadBalancer, WorkerLoad
 from raycrew.worker_groups.errors import (
     EnvironmentProviderError,
     GroupResizedError,
@@ -53,17 +23,6 @@ from raycrew.worker_groups.errors import (
     WorkerMemoryError,
     WorkerStartTimeoutError,
 )
-from raycrew.worker_groups.fan_out import (
-    FanOutError,
-    FunctionLoadError,
-    ItemCrashedError,
-    ItemError,
-    ItemOutcome,
-    ItemTimeoutError,
-    close_fan_out,
-    fan_out,
-    fan_out_as_completed,
-)
 from raycrew.worker_groups.protocols import (
     ArgumentTransport,
     EnvironmentProvider,
@@ -73,8 +32,52 @@ from raycrew.worker_groups.protocols import (
     Shardable,
     WeightVersions,
 )
-from raycrew.worker_groups.samples import SampleBatch, SampleQueue, SampleStats
-from raycrew.worker_groups.sharding import NamedSharding, RankInfo
+
+if TYPE_CHECKING:
+    from raycrew.worker_groups._calls import MultiWorkerFuture, Results, wait_any
+    from raycrew.worker_groups._fan_out.calling import (
+        FanOutError,
+        FunctionLoadError,
+        ItemCrashedError,
+        ItemError,
+        ItemOutcome,
+        ItemTimeoutError,
+        close_fan_out,
+        fan_out,
+        fan_out_as_completed,
+    )
+    from raycrew.worker_groups._group import GroupHandle, RayWorkerGroup, Resized
+    from raycrew.worker_groups._health import (
+        Diagnosis,
+        RankDiagnosis,
+        ResourceUsage,
+        RunningCall,
+        StuckWorker,
+        WorkerStatus,
+    )
+    from raycrew.worker_groups._start import RayWorkerBuilder, StartupReport
+    from raycrew.worker_groups._timeline import (
+        GroupShares,
+        SlowestRank,
+        TimedPhase,
+        TimedReport,
+        Timeline,
+        TimelineStatistics,
+        timeline,
+    )
+    from raycrew.worker_groups._worker import (
+        CommunicationOptions,
+        CurrentWorker,
+        DeclaredMethod,
+        current_worker,
+        per_rank,
+        rank_zero,
+        replicated,
+        sharded,
+    )
+    from raycrew.worker_groups.balancing import LoadBalancer, WorkerLoad
+    from raycrew.worker_groups.samples import SampleBatch, SampleQueue, SampleStats
+    from raycrew.worker_groups.sharding import NamedSharding, RankInfo
 
 __all__ = [
     "ArgumentTransport",
@@ -150,10 +153,57 @@ __all__ = [
 
 __version__: str
 
+# Whatever is more than a few classes is imported when it is first used: a process in which Ray or `fan_out`
+# runs something of this package needs little of it.
+_HOMES = {
+    "_calls": ["MultiWorkerFuture", "Results", "wait_any"],
+    "_group": ["GroupHandle", "RayWorkerGroup", "Resized"],
+    "_health": ["Diagnosis", "RankDiagnosis", "ResourceUsage", "RunningCall", "StuckWorker", "WorkerStatus"],
+    "_start": ["RayWorkerBuilder", "StartupReport"],
+    "_timeline": [
+        "GroupShares",
+        "SlowestRank",
+        "TimedPhase",
+        "TimedReport",
+        "Timeline",
+        "TimelineStatistics",
+        "timeline",
+    ],
+    "_worker": [
+        "CommunicationOptions",
+        "CurrentWorker",
+        "DeclaredMethod",
+        "current_worker",
+        "per_rank",
+        "rank_zero",
+        "replicated",
+        "sharded",
+    ],
+    "balancing": ["LoadBalancer", "WorkerLoad"],
+    "_fan_out.calling": [
+        "FanOutError",
+        "FunctionLoadError",
+        "ItemCrashedError",
+        "ItemError",
+        "ItemOutcome",
+        "ItemTimeoutError",
+        "close_fan_out",
+        "fan_out",
+        "fan_out_as_completed",
+    ],
+    "samples": ["SampleBatch", "SampleQueue", "SampleStats"],
+    "sharding": ["NamedSharding", "RankInfo"],
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
 if not TYPE_CHECKING:  # Types are what is listed, whatever may be asked for here.
 
-    def __getattr__(name: str) -> str:
-        """The installed version, read when it is asked for."""
+    def __getattr__(name: str) -> object:
+        """What is imported late, and the installed version, read when it is asked for."""
         if name == "__version__":
             return _version("raycrew-worker-groups")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name in _HOMES and not name.startswith("_"):
+            return _import_module(f"{__name__}.{name}")
+        if name not in _HOME_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(_import_module(f"{__name__}.{_HOME_OF[name]}"), name)

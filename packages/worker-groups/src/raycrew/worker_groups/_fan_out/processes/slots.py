@@ -13,10 +13,10 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from raycrew.worker_groups.fan_out._processes import server as _server
-from raycrew.worker_groups.fan_out._processes.code import Code, Kept
-from raycrew.worker_groups.fan_out._processes.journal import Journal
-from raycrew.worker_groups.fan_out._processes.process import pack_batch
+from raycrew.worker_groups._fan_out.processes import server as _server
+from raycrew.worker_groups._fan_out.processes.code import Code, Kept
+from raycrew.worker_groups._fan_out.processes.journal import Journal
+from raycrew.worker_groups._fan_out.processes.process import pack_batch
 
 logger = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Sequence
 
+from raycrew.worker_groups._fan_out.processes import BatchReport
 from raycrew.worker_groups._health import Observer, Span
-from raycrew.worker_groups.fan_out._processes import BatchReport
 
 
 def tell_of_batch(

@@ -15,9 +15,9 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from raycrew.worker_groups.fan_out._processes.code import Code, Library, UnloadableError, dumps
-from raycrew.worker_groups.fan_out._processes.journal import LOADING, Journal, Stamp
-from raycrew.worker_groups.fan_out._processes.tree import children, end_children
+from raycrew.worker_groups._fan_out.processes.code import Code, Library, UnloadableError, dumps
+from raycrew.worker_groups._fan_out.processes.journal import LOADING, Journal, Stamp
+from raycrew.worker_groups._fan_out.processes.tree import children, end_children
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from typing import Any, Literal, TypeVar, overload
 from rich.progress import Progress
 
 from raycrew.worker_groups._calls import Results
-from raycrew.worker_groups.fan_out._ahead import have_ready
-from raycrew.worker_groups.fan_out._batches import BatchSizer
-from raycrew.worker_groups.fan_out._outcomes import (
+from raycrew.worker_groups._fan_out.ahead import have_ready
+from raycrew.worker_groups._fan_out.batches import BatchSizer
+from raycrew.worker_groups._fan_out.outcomes import (
     FanOutError,
     FunctionLoadError,
     ItemCrashedError,
@@ -23,10 +23,10 @@ from raycrew.worker_groups.fan_out._outcomes import (
     ItemOutcome,
     ItemTimeoutError,
 )
-from raycrew.worker_groups.fan_out._pool import close_shared_pool, shared_pool
-from raycrew.worker_groups.fan_out._processes import Function
-from raycrew.worker_groups.fan_out._progress import advancing
-from raycrew.worker_groups.fan_out._run import Limits, Run
+from raycrew.worker_groups._fan_out.pool import close_shared_pool, shared_pool
+from raycrew.worker_groups._fan_out.processes import Function
+from raycrew.worker_groups._fan_out.progress import advancing
+from raycrew.worker_groups._fan_out.run import Limits, Run
 
 __all__ = [
     "FanOutError",

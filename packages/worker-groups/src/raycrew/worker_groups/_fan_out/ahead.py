@@ -3,11 +3,11 @@
 import os
 import uuid
 
+from raycrew.worker_groups._fan_out.asked import Ahead
+from raycrew.worker_groups._fan_out.pool import shared_pool
+from raycrew.worker_groups._fan_out.processes import Function
 from raycrew.worker_groups._ray import while_connected
 from raycrew.worker_groups._worker import pick_secrets
-from raycrew.worker_groups.fan_out._asked import Ahead
-from raycrew.worker_groups.fan_out._pool import shared_pool
-from raycrew.worker_groups.fan_out._processes import Function
 
 
 def have_ready(function: Function, limit: int | None, timeout_s: float | None) -> None:

@@ -14,21 +14,17 @@ from ray import ObjectRef
 from ray.exceptions import RayActorError, RayError
 
 from raycrew.cluster_core import Session
-from raycrew.worker_groups._health import observed
-from raycrew.worker_groups._ray import while_connected
-from raycrew.worker_groups._worker import pick_secrets
-from raycrew.worker_groups.errors import WorkerGroupError
-from raycrew.worker_groups.fan_out._batches import Backlog, BatchSizer, Entry
-from raycrew.worker_groups.fan_out._observing import tell_of_batch
-from raycrew.worker_groups.fan_out._outcomes import (
+from raycrew.worker_groups._fan_out.batches import Backlog, BatchSizer, Entry
+from raycrew.worker_groups._fan_out.observing import tell_of_batch
+from raycrew.worker_groups._fan_out.outcomes import (
     FunctionLoadError,
     ItemCrashedError,
     ItemError,
     ItemOutcome,
     ItemTimeoutError,
 )
-from raycrew.worker_groups.fan_out._pool import Member, Pool
-from raycrew.worker_groups.fan_out._processes import (
+from raycrew.worker_groups._fan_out.pool import Member, Pool
+from raycrew.worker_groups._fan_out.processes import (
     BatchReport,
     Finished,
     Function,
@@ -36,6 +32,10 @@ from raycrew.worker_groups.fan_out._processes import (
     dumps,
     finished,
 )
+from raycrew.worker_groups._health import observed
+from raycrew.worker_groups._ray import while_connected
+from raycrew.worker_groups._worker import pick_secrets
+from raycrew.worker_groups.errors import WorkerGroupError
 
 logger = logging.getLogger(__name__)
 

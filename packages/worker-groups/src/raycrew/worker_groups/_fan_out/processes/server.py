@@ -18,9 +18,9 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from raycrew.worker_groups.fan_out._processes.journal import Journal
-from raycrew.worker_groups.fan_out._processes.process import SlotProcess
-from raycrew.worker_groups.fan_out._processes.tree import adopt_orphans, end_children, signal_at_parents_end
+from raycrew.worker_groups._fan_out.processes.journal import Journal
+from raycrew.worker_groups._fan_out.processes.process import SlotProcess
+from raycrew.worker_groups._fan_out.processes.tree import adopt_orphans, end_children, signal_at_parents_end
 
 REQUEST = struct.Struct("=q")
 """Fork: the slot's number; its connection and its journal come along."""

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 import ray
 
-from raycrew.worker_groups.fan_out._processes.code import Code
-from raycrew.worker_groups.fan_out._processes.journal import Stamp
-from raycrew.worker_groups.fan_out._processes.slots import ForkServer, Slot
-from raycrew.worker_groups.fan_out._processes.supervision import BatchReport, supervise
+from raycrew.worker_groups._fan_out.processes.code import Code
+from raycrew.worker_groups._fan_out.processes.journal import Stamp
+from raycrew.worker_groups._fan_out.processes.slots import ForkServer, Slot
+from raycrew.worker_groups._fan_out.processes.supervision import BatchReport, supervise
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from raycrew.worker_groups.fan_out._processes.journal import (
+from raycrew.worker_groups._fan_out.processes.journal import (
     INITIALIZING,
     LOADING,
     Head,
@@ -16,8 +16,8 @@ from raycrew.worker_groups.fan_out._processes.journal import (
     count_finished,
     finished,
 )
-from raycrew.worker_groups.fan_out._processes.process import ANSWER, DONE
-from raycrew.worker_groups.fan_out._processes.slots import FORK_TIMEOUT_S, Slot
+from raycrew.worker_groups._fan_out.processes.process import ANSWER, DONE
+from raycrew.worker_groups._fan_out.processes.slots import FORK_TIMEOUT_S, Slot
 
 logger = logging.getLogger(__name__)
 

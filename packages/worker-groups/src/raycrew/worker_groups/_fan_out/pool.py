@@ -15,9 +15,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import Session
 from raycrew.worker_groups import _ray
+from raycrew.worker_groups._fan_out.asked import Asked, Keys
+from raycrew.worker_groups._fan_out.processes import CONTROL, Code, FanOutHost, Kept
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
-from raycrew.worker_groups.fan_out._asked import Asked, Keys
-from raycrew.worker_groups.fan_out._processes import CONTROL, Code, FanOutHost, Kept
 
 logger = logging.getLogger(__name__)
 
