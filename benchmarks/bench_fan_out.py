@@ -1,11 +1,12 @@
 """`fan_out` against one process, and against one Ray task per item, in the same run."""
 
+import contextlib
 import multiprocessing
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import ray
 
@@ -96,30 +97,9 @@ def warm_call(quick: bool) -> Figure:
     return figure("256 empty items on the warm pool", samples, unit="ms", baseline="none: a plain time")
 
 
-def asked_for_ahead(quick: bool) -> list[Figure]:
-    """The first call of a pool, 1 s after it was asked for and with no word before, against the next."""
-    run = fanned([rounds_for(0.005)] * 200)
-
-    def first(*, ahead: bool) -> float:
-        close_fan_out()
-        if ahead:
-            fan_out(work, [], warm=True)
-            time.sleep(1.0)
-        return run()
-
-    samples: dict[bool, list[float]] = {True: [], False: []}
-    for _ in range(3 if quick else 9):
-        for ahead in samples:
-            spent = first(ahead=ahead)
-            samples[ahead].append(spent / run())
-    row, baseline = "the first call of a pool, 200 items of 5 ms", "the second call"
-    return [
-        figure(f"{row}, 1 s after warm=True", samples[True], unit="x", baseline=baseline, goal=1.1),
-        figure(f"{row}, cold", samples[False], unit="x", baseline=baseline),
-    ]
-
-
-def run(quick: bool) -> list[Figure]:
+@contextlib.contextmanager
+def session() -> Iterator[None]:
+    """A Ray of its own, and a driver that has just connected to it."""
     with tempfile.TemporaryDirectory(prefix="rcb", dir="/tmp", ignore_cleanup_errors=True) as folder:
         ray.init(
             num_cpus=CORES,
@@ -129,7 +109,32 @@ def run(quick: bool) -> list[Figure]:
             _temp_dir=folder,
         )
         try:
-            return [*efficiency(quick), against_tasks(quick), warm_call(quick), *asked_for_ahead(quick)]
+            yield
         finally:
             close_fan_out()
             ray.shutdown()
+
+
+def asked_for_ahead(quick: bool) -> list[Figure]:
+    """The first call of a session, 1 s after it began, asked for ahead or not, against its next."""
+    run = fanned([rounds_for(0.005)] * 200)
+    samples: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(3 if quick else 9):
+        for ahead in samples:
+            with session():
+                if ahead:
+                    fan_out(work, [], warm=True)
+                time.sleep(1.0)
+                first = run()
+                samples[ahead].append(first / run())
+    row, baseline = "the first call of a session, 200 items of 5 ms", "the second call"
+    return [
+        figure(f"{row}, 1 s after warm=True", samples[True], unit="x", baseline=baseline, goal=1.1),
+        figure(f"{row}, not asked for ahead", samples[False], unit="x", baseline=baseline),
+    ]
+
+
+def run(quick: bool) -> list[Figure]:
+    with session():
+        figures = [*efficiency(quick), against_tasks(quick), warm_call(quick)]
+    return figures + asked_for_ahead(quick)
