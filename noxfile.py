@@ -23,7 +23,7 @@ PACKAGES = ("cluster-core", "worker-groups", "tensor-transport", "venv-manager")
 SIBLINGS = {"worker-groups": ("cluster-core",)}
 EXTRAS = {
     "cluster-core": "testing,dashboard",
-    "worker-groups": "testing,opentelemetry",
+    "worker-groups": "testing,opentelemetry,services",
     "tensor-transport": "ray,http,testing",
     "venv-manager": "testing",
 }

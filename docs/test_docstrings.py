@@ -5,6 +5,8 @@ import functools
 import importlib
 import math
 import os
+import sys
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +25,7 @@ WORKER_GROUPS = (
     *("RayWorkerGroup", "SampleQueue", "current_worker", "fan_out", "fan_out_as_completed", "sharded"),
 )
 SCHEDULING = ("Job", "RayRPCServer", "RayScheduler", "SchedulingSpec")
+SERVICES = ("Endpoint", "Proxy", "Service")
 TENSOR_TRANSPORT = (
     *("BatchedDataDict", "InlineBackend", "PackedTensor", "RTensor", "ShardRegistry", "pack", "remotize"),
 )
@@ -33,6 +36,7 @@ PUBLIC = {
         ("cluster_core", CLUSTER_CORE),
         ("worker_groups", WORKER_GROUPS),
         ("worker_groups.scheduling", SCHEDULING),
+        ("worker_groups.services", SERVICES),
         ("tensor_transport", TENSOR_TRANSPORT),
         ("venv_manager", VENV_MANAGER),
     )
@@ -44,6 +48,7 @@ NAMES = {**PUBLIC, "math": math, "os": os, "torch": importlib.import_module("tor
 ALONE = (
     *(
         "BatchedDataDict",
+        "Endpoint",
         "EnvironmentSpec",
         "Job",
         "NamedSharding",
@@ -88,6 +93,13 @@ def connected() -> Iterator[None]:
     with PUBLIC["init_ray"]("local", num_cpus=4, object_store_memory=100 << 20):
         yield
         close_fan_out()
+
+
+@pytest.mark.usefixtures("connected")
+@pytest.mark.parametrize("name", ("Proxy", "Service"))
+def test_examples_of_services_run_on_ray(name: str) -> None:
+    with PUBLIC["RayVirtualCluster"]([2], use_gpus=False) as cluster:
+        run(name, cluster=cluster, sys=sys, urllib=urllib)
 
 
 @pytest.mark.usefixtures("connected")

@@ -106,6 +106,12 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_fan_out/processes/journal": ("fan_out/test_fan_out_journal.py",),
         "scheduling/_job": ("scheduling/test_jobs.py",),
         "scheduling/_plan": ("scheduling/test_role_plans.py",),
+        "services/_endpoint": ("services/test_service_places.py",),
+        "services/_forwarding/choosing": ("services/test_forwarded_requests.py",),
+        "services/_forwarding/headers": ("services/test_forwarded_requests.py",),
+        "services/_forwarding/keys": ("services/test_forwarded_requests.py",),
+        "services/_options": ("services/test_service_options.py",),
+        "services/_places": ("services/test_service_places.py",),
         "sharding/_named": ("sharding/test_sharding.py",),
     },
     "cluster-core": {
@@ -281,6 +287,9 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "scheduling/_engines": ON_RAY,
         "scheduling/_scheduler": ON_RAY,
         "scheduling/errors": WORDS,
+        "services/_proxy": ON_PROCESSES,
+        "services/_replicas/replica": ON_PROCESSES,
+        "services/errors": WORDS,
         "testing/_processes": ON_PROCESSES,
     },
     "tensor-transport": {

@@ -3,7 +3,7 @@
 from raycrew.worker_groups._group.base import WorkerGroup
 from raycrew.worker_groups._group.beside import Beside
 from raycrew.worker_groups._group.handles import GroupHandle, LocalRoute
-from raycrew.worker_groups._group.life import claim_more
+from raycrew.worker_groups._group.life import RestartBudget, claim_more
 from raycrew.worker_groups._group.on_ray import RayWorkerGroup
 from raycrew.worker_groups._group.resizing import Resized
 
@@ -13,6 +13,7 @@ __all__ = [
     "LocalRoute",
     "RayWorkerGroup",
     "Resized",
+    "RestartBudget",
     "WorkerGroup",
     "claim_more",
 ]

@@ -1,7 +1,8 @@
 """What runs on a node to watch its workers: standard library only, so that it can be sent there by value."""
 
 from raycrew.worker_groups._on_nodes.leavings import RECORDS, output_paths, read_tail
-from raycrew.worker_groups._on_nodes.marks import mark_own_process, marks_of
+from raycrew.worker_groups._on_nodes.lookout import Lookout
+from raycrew.worker_groups._on_nodes.marks import mark_own_process, marked, marks_of
 from raycrew.worker_groups._on_nodes.page import (
     BEAT,
     BEAT_S,
@@ -21,7 +22,15 @@ from raycrew.worker_groups._on_nodes.page import (
     UNKNOWN,
     make_page,
 )
-from raycrew.worker_groups._on_nodes.process_table import clock_name, own_process, pid_namespace, read_table
+from raycrew.worker_groups._on_nodes.process_table import (
+    Process,
+    clock_name,
+    kill,
+    own_process,
+    pid_namespace,
+    process_of,
+    read_table,
+)
 from raycrew.worker_groups._on_nodes.ring import Ring
 from raycrew.worker_groups._on_nodes.sight import on_page
 from raycrew.worker_groups._on_nodes.stacks import offer_stacks
@@ -44,16 +53,21 @@ __all__ = [
     "TICK",
     "TICKED",
     "UNKNOWN",
+    "Lookout",
+    "Process",
     "Ring",
     "clock_name",
+    "kill",
     "make_page",
     "mark_own_process",
+    "marked",
     "marks_of",
     "offer_stacks",
     "on_page",
     "output_paths",
     "own_process",
     "pid_namespace",
+    "process_of",
     "read_table",
     "read_tail",
 ]

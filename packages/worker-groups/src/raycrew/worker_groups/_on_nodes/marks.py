@@ -9,6 +9,7 @@ import mmap
 import os
 import re
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 
 VARIABLE = "RAYCREW_WORKER_MARKS"
@@ -21,8 +22,7 @@ _kept: list[mmap.mmap] = []
 def mark_own_process() -> str:
     """Mark this process, before any code of the user's runs in it."""
     mark = secrets.token_hex(16)
-    inherited = os.environ.get(VARIABLE)  # Of a worker that started the Ray that this one is of.
-    os.environ[VARIABLE] = f"{inherited}:{mark}" if inherited else mark
+    os.environ[VARIABLE] = _with(mark, os.environ)  # besides that of a worker that started this one's Ray
     descriptor = os.memfd_create(f"raycrew-worker-{mark}", os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, mmap.PAGESIZE)
@@ -30,6 +30,17 @@ def mark_own_process() -> str:
     finally:
         os.close(descriptor)
     return mark
+
+
+def marked(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """An environment for a process that is to be found with all that it starts, and its mark."""
+    mark = secrets.token_hex(16)
+    return {**environ, VARIABLE: _with(mark, environ)}, mark
+
+
+def _with(mark: str, environ: Mapping[str, str]) -> str:
+    inherited = environ.get(VARIABLE)
+    return f"{inherited}:{mark}" if inherited else mark
 
 
 def marks_of(pid: int) -> frozenset[str] | None:

@@ -77,7 +77,16 @@ def _entry_if_allowed(pid: str) -> Entry | None:
 
 def own_process() -> Process:
     """This process, as others on the node know it."""
-    return Process(os.getpid(), int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19]))
+    return process_of(os.getpid())
+
+
+def process_of(pid: int) -> Process:
+    """The process of a number, which may have ended as long as nobody has waited for it.
+
+    Raises:
+        OSError: There is none.
+    """
+    return Process(pid, int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19]))
 
 
 def runs(process: Process) -> bool:

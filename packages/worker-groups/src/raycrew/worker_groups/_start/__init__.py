@@ -15,11 +15,11 @@ from raycrew.worker_groups._start.record import record_of, workers_of
 from raycrew.worker_groups._start.report import StartupReport, Stopwatch
 from raycrew.worker_groups._start.spec import (
     HOOK,
+    EnvironmentOf,
     GroupOptions,
     GroupSpec,
     RayWorkerBuilder,
     check_hook,
-    interpreter_for,
     size_bytes,
     transport_of,
     worker_aliases,
@@ -28,6 +28,7 @@ from raycrew.worker_groups._start.startup import Handle, Started, start_group
 
 __all__ = [
     "HOOK",
+    "EnvironmentOf",
     "GroupFacts",
     "GroupOptions",
     "GroupSpec",
@@ -46,7 +47,6 @@ __all__ = [
     "for_the_way",
     "forwarded_now",
     "init_kwargs_of",
-    "interpreter_for",
     "next_generation",
     "record_of",
     "size_bytes",

@@ -13,9 +13,9 @@ from ray.exceptions import RayError
 from raycrew.cluster_core import ClusterError, PortsExhaustedError, Session
 from raycrew.worker_groups._calls import deadline_after, left
 from raycrew.worker_groups._group import RayWorkerGroup, WorkerGroup
-from raycrew.worker_groups._start import RayWorkerBuilder, interpreter_for
+from raycrew.worker_groups._start import EnvironmentOf, RayWorkerBuilder
 from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupError
-from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider, NodeRunner
+from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
 from raycrew.worker_groups.scheduling._at_once import in_threads
 from raycrew.worker_groups.scheduling._ending import end_parts
 from raycrew.worker_groups.scheduling._job import Job, SchedulingSpec
@@ -151,26 +151,6 @@ def _seats(job: Job, groups: Sequence[WorkerGroup], deadline: float | None) -> l
         asked = [group.call(RayRPCServer.visible_devices) for group in groups]
         devices = [told for answer in asked for told in answer.get_results(timeout=left(deadline))]
     return [Seat(*place, own) for place, own in zip(places, devices, strict=True)]
-
-
-class EnvironmentOf:
-    """A provider that gives the environment of one class to whoever asks.
-
-    Args:
-        environments: Who knows it.
-        fqn: Fully qualified name of that class.
-    """
-
-    def __init__(self, environments: EnvironmentProvider | Literal["auto"], fqn: str) -> None:
-        self._environments, self._fqn = environments, fqn
-
-    def python_for(self, actor_class_fqn: str, runner: NodeRunner | None) -> str | None:  # noqa: ARG002
-        """Interpreter of that class's environment, ready on every node.
-
-        Raises:
-            EnvironmentProviderError: It can't be had.
-        """
-        return interpreter_for(self._environments, self._fqn, runner)
 
 
 def environment_of(

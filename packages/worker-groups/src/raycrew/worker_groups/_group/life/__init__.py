@@ -1,6 +1,7 @@
 """The life of a group: its states behind one lock, deaths of workers, and what is given back at the end."""
 
 from raycrew.worker_groups._group.life.abandoned import InUse, watch_over
+from raycrew.worker_groups._group.life.budget import RestartBudget
 from raycrew.worker_groups._group.life.bundles import (
     ABANDONED_S,
     Crew,
@@ -19,6 +20,7 @@ __all__ = [
     "Crew",
     "InUse",
     "Lifecycle",
+    "RestartBudget",
     "Supervision",
     "claim_bundles",
     "claim_more",

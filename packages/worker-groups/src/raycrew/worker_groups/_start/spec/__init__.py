@@ -1,7 +1,7 @@
 """What a group is to be: its options, checked where they are made."""
 
 from raycrew.worker_groups._start.spec.options import GroupOptions, kind_of
-from raycrew.worker_groups._start.spec.plugins import interpreter_for, transport_of
+from raycrew.worker_groups._start.spec.plugins import EnvironmentOf, interpreter_for, transport_of
 from raycrew.worker_groups._start.spec.sizes import size_bytes
 from raycrew.worker_groups._start.spec.spec import (
     GroupSpec,
@@ -14,6 +14,7 @@ from raycrew.worker_groups._worker import HOOK
 
 __all__ = [
     "HOOK",
+    "EnvironmentOf",
     "GroupOptions",
     "GroupSpec",
     "RayWorkerBuilder",

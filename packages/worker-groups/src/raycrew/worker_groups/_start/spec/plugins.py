@@ -33,6 +33,26 @@ def interpreter_for(
     return None
 
 
+class EnvironmentOf:
+    """A provider that gives the environment of one class to whoever asks.
+
+    Args:
+        environments: Who knows it.
+        fqn: Fully qualified name of that class.
+    """
+
+    def __init__(self, environments: EnvironmentProvider | Literal["auto"], fqn: str) -> None:
+        self._environments, self._fqn = environments, fqn
+
+    def python_for(self, actor_class_fqn: str, runner: NodeRunner | None) -> str | None:  # noqa: ARG002
+        """Interpreter of that class's environment, ready on every node.
+
+        Raises:
+            EnvironmentProviderError: It can't be had.
+        """
+        return interpreter_for(self._environments, self._fqn, runner)
+
+
 def transport_of(transport: ArgumentTransport | Literal["auto"] | None) -> ArgumentTransport | None:
     """The transport to use.
 

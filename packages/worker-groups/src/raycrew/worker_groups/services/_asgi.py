@@ -1,0 +1,233 @@
+"""An ASGI application served by uvicorn, behind a token, to clients that can't exhaust it.
+
+A replica's server runs this file in a process of its own, and a proxy in a thread. It imports nothing of
+raycrew, so that such a process needs neither Ray nor this package.
+"""
+
+import asyncio
+import functools
+import hmac
+import importlib
+import inspect
+import json
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, Self, cast
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+HEAD_BYTES = 64 << 10
+MISSING = (
+    "services need uvicorn and h11, which are not installed in {where}: pip install "
+    "'raycrew-worker-groups[services]'"
+)
+
+try:
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+except ImportError as missing:
+    raise ImportError(MISSING.format(where=sys.executable)) from missing
+
+
+class Guard:
+    """An ASGI application that lets requests through to another one if they know a token.
+
+    Args:
+        app: The other one.
+        token: The token; None lets all through.
+        open_path: A path that may be read (GET, HEAD) without it.
+    """
+
+    def __init__(self, app: App, token: str | None, open_path: str | None = None) -> None:
+        self._app, self._open_path = app, open_path
+        self._wanted = None if token is None else f"Bearer {token}".encode()
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request, or refuse it."""
+        if scope["type"] not in ("http", "websocket") or self._may_pass(scope):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            # What is left of the request is not waited for.
+            await answer(send, 401, {"error": "wrong or missing token"}, {"connection": "close"})
+
+    def _may_pass(self, scope: Mapping[str, Any]) -> bool:
+        if self._wanted is None:
+            return True
+        if scope["path"] == self._open_path and scope.get("method") in ("GET", "HEAD"):
+            return True
+        given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
+        return len(given) == 1 and hmac.compare_digest(given[0], self._wanted)
+
+
+async def answer(send: Send, status: int, value: object, headers: Mapping[str, str] | None = None) -> None:
+    """Answer with JSON."""
+    body = json.dumps(value).encode()
+    head = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+    encoded = [(name.encode(), text.encode("latin-1")) for name, text in head.items()]
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body})
+
+
+class Listener(socket.socket):
+    """Accepts so many connections at once; those above are closed before anything is read of them."""
+
+    limit = 0
+    _open: list[socket.socket]
+
+    @classmethod
+    def at(cls, host: str, port: int, limit: int) -> Self:
+        """Listen on an address of either family.
+
+        Raises:
+            OSError: It can't be had.
+        """
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        made = socket.create_server((host, port), family=family, backlog=min(limit, 2048))
+        listener = cls(fileno=made.detach())
+        listener.limit, listener._open = limit, []
+        return listener
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection; as if it had been aborted, if there are too many."""
+        connection, address = super().accept()
+        self._open = [other for other in self._open if other.fileno() >= 0]
+        if len(self._open) >= self.limit:
+            connection.close()
+            raise ConnectionAbortedError(f"more than {self.limit} connections")
+        self._open.append(connection)
+        return connection, address
+
+
+class Connection(H11Protocol):
+    """Ends when no request comes in time, or when its client stops to send one, or to take an answer."""
+
+    def __init__(self, *args: Any, header_timeout_s: float, idle_timeout_s: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._header_timeout_s, self._idle_timeout_s = header_timeout_s, idle_timeout_s
+        self._waits_since = self._moved_at = self._heard_at = self.loop.time()
+        self._unsent, self._seen = 0, self.cycle
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to look after it."""
+        super().connection_made(cast("asyncio.Transport", transport))
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop that."""
+        self._leave_alone()
+        super().connection_lost(exc)
+
+    def handle_websocket_upgrade(self, event: Any) -> None:
+        """Leave it to the protocol that has it from now on."""
+        self._leave_alone()
+        super().handle_websocket_upgrade(event)
+
+    def data_received(self, data: bytes) -> None:
+        """Note that its client has sent something."""
+        self._heard_at = self.loop.time()
+        super().data_received(data)
+
+    def _leave_alone(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        now, unsent = self.loop.time(), self.transport.get_write_buffer_size()
+        if unsent != self._unsent or not unsent:
+            self._unsent, self._moved_at = unsent, now
+        busy = self.cycle is not None and not self.cycle.response_complete
+        if busy or unsent or self.cycle is not self._seen:
+            self._waits_since, self._seen = now, self.cycle
+        stalls = busy and self.cycle.more_body and self.transport.is_reading()
+        since = min(self._moved_at, self._heard_at if stalls else now)
+        if now - self._waits_since > self._header_timeout_s or now - since > self._idle_timeout_s:
+            self.transport.abort()
+            return
+        self._timer = self.loop.call_later(min(self._header_timeout_s, self._idle_timeout_s) / 4, self._look)
+
+
+def server_of(
+    app: App,
+    *,
+    websockets: bool,
+    lifespan: bool,
+    header_timeout_s: float = 10.0,
+    idle_timeout_s: float = 60.0,
+    grace_s: float | None = None,
+) -> uvicorn.Server:
+    """A server of an application, to be run on a `Listener`.
+
+    Args:
+        app: The application.
+        websockets: Whether requests may become web sockets.
+        lifespan: Whether the application is told of the server's start and end.
+        header_timeout_s: A connection without a request under way has so long to send the head of one.
+        idle_timeout_s: A request may pause for so long while it is sent, and an answer while it is taken.
+        grace_s: How long requests under way may take once the server is to end.
+    """
+    limits = {"header_timeout_s": header_timeout_s, "idle_timeout_s": idle_timeout_s}
+    config = uvicorn.Config(
+        app,
+        http=cast("Any", functools.partial(Connection, **limits)),
+        ws="auto" if websockets else "none",
+        loop="asyncio",
+        interface="asgi3",
+        lifespan="auto" if lifespan else "off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=HEAD_BYTES,
+        timeout_graceful_shutdown=None if grace_s is None else max(1, int(grace_s)),
+    )
+    return uvicorn.Server(config)
+
+
+def load(path: str) -> App:
+    """The application that a path names, or that the function which it names makes.
+
+    Raises:
+        Exception: Whatever its module or that function raises.
+        TypeError: It is none.
+    """
+    module, _, names = path.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in names.split("."):
+        found = getattr(found, name)
+    made = found() if _is_factory(found) else found
+    if not callable(made):
+        raise TypeError(f"{path} is neither an ASGI application nor a function that makes one: {made!r:.200}")
+    return cast("App", made)
+
+
+def _is_factory(found: Any) -> bool:
+    """Whether it can be called without arguments; an application is called with three."""
+    if not callable(found):
+        return False
+    try:
+        inspect.signature(found).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def main() -> None:
+    """Serve what the standard input says, as JSON; until a signal."""
+    told = json.load(sys.stdin)
+    sys.path[:] = [*told["path"], *(entry for entry in sys.path if entry not in told["path"])]
+    guard = Guard(load(told["app"]), told["token"], told["open_path"])
+    listener = Listener.at(told["host"], told["port"], told["max_connections"])
+    server_of(guard, websockets=True, lifespan=True, grace_s=0.7 * told["grace_s"]).run([listener])
+
+
+if __name__ == "__main__":
+    main()

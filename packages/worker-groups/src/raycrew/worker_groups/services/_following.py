@@ -1,0 +1,100 @@
+"""What is known of the replicas of a service, looked at again and again in a thread of its own."""
+
+import logging
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ray.exceptions import RayError
+
+from raycrew.cluster_core import ClusterError
+from raycrew.worker_groups._calls import MultiWorkerFuture, deadline_after, left
+from raycrew.worker_groups._group import WorkerGroup
+from raycrew.worker_groups.errors import (
+    ResultTimeoutError,
+    WorkerFailureError,
+    WorkerGroupClosedError,
+    WorkerGroupError,
+)
+from raycrew.worker_groups.services._endpoint import ReplicaState
+from raycrew.worker_groups.services._replicas import Replica
+
+logger = logging.getLogger(__name__)
+
+_ANSWER_S = 5.0
+
+
+class Following:
+    """How the replicas of a group are, as far as they have said.
+
+    Args:
+        replicas: How many there are.
+    """
+
+    def __init__(self, replicas: int) -> None:
+        self._states = {rank: ReplicaState(rank, "restarting") for rank in range(replicas)}
+        self._asked: dict[int, MultiWorkerFuture[ReplicaState]] = {}
+        self._stop, self._looking = threading.Event(), threading.Lock()
+
+    @property
+    def states(self) -> Sequence[ReplicaState]:
+        """How each replica was when it was last asked."""
+        return tuple(self._states.values())
+
+    def begin(self, group: WorkerGroup, interval_s: float) -> None:
+        """Ask now, and then again and again, for as long as somebody has the group."""
+        self.look(group)
+        arguments = (self, weakref.ref(group), interval_s, self._stop)
+        threading.Thread(target=_look_again, args=arguments, name="raycrew-service-look", daemon=True).start()
+
+    def end(self) -> None:
+        """Ask no more."""
+        self._stop.set()
+
+    def note_loss(self, failure: WorkerFailureError) -> None:
+        """Take in that the worker of a replica has died."""
+        if failure.rank in self._states:
+            self._states[failure.rank] = ReplicaState(failure.rank, "lost", reason=failure.message)
+
+    def look(self, group: WorkerGroup) -> None:
+        """Ask all replicas; of one that does not answer what it said before counts.
+
+        Raises:
+            WorkerGroupClosedError: The group was shut down.
+        """
+        with self._looking:
+            deadline = deadline_after(_ANSWER_S)
+            absent = group.absent_ranks
+            for rank in self._states.keys() - self._asked.keys() - set(absent):
+                with suppress(ResultTimeoutError):
+                    self._asked[rank] = group.on([rank], timeout=_ANSWER_S).call(Replica.state)
+            for rank, future in list(self._asked.items()):
+                self._take(rank, future, left(deadline))
+
+    def _take(self, rank: int, future: "MultiWorkerFuture[ReplicaState]", timeout_s: float | None) -> None:
+        try:
+            (state,) = future.get_results(timeout=timeout_s)
+        except ResultTimeoutError:
+            return
+        except WorkerFailureError as failure:
+            self.note_loss(failure)
+        else:
+            self._states[rank] = state
+        self._asked.pop(rank, None)
+
+
+def _look_again(
+    following: Following, owner: "weakref.ref[WorkerGroup]", interval_s: float, stop: threading.Event
+) -> None:
+    while not stop.wait(interval_s):
+        group = owner()
+        if group is None:
+            return
+        try:
+            following.look(group)
+        except WorkerGroupClosedError:
+            return
+        except (WorkerGroupError, ClusterError, RayError) as error:
+            logger.warning("the replicas of %s can't be asked now: %s", group.name, error)
+        del group

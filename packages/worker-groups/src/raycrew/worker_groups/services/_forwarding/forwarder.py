@@ -1,0 +1,196 @@
+"""The way of a request: to a server, to another one if that is right, and the answer or the truth back."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import h11
+
+from raycrew.worker_groups.services._asgi import Receive, Send, answer
+from raycrew.worker_groups.services._endpoint import Endpoint
+from raycrew.worker_groups.services._forwarding.choosing import Choosing
+from raycrew.worker_groups.services._forwarding.exchange import Exchange, PerhapsRunError, SurelyNotRunError
+from raycrew.worker_groups.services._forwarding.headers import content_length, to_client, to_server
+from raycrew.worker_groups.services._forwarding.incoming import ClientGoneError, Incoming, RefusedError
+from raycrew.worker_groups.services._forwarding.keys import Key
+from raycrew.worker_groups.services._options import check_number
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.05
+
+NOT_RUN, PERHAPS_RUN = "surely not run", "perhaps run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a forwarder bears.
+
+    Raises:
+        TypeError: One is no number.
+        ValueError: One is too small.
+
+    Attributes:
+        timeout_s: Deadline of a request with its answer; None for no limit.
+        patience_s: How long a request waits for a server while there is none.
+        resends: How often a request that may have run is sent again, if it is idempotent.
+        body_bytes: How long a request's body may be.
+        held_bytes: How much of a request's body is held, so that it can be sent again; an answer that is
+            no longer is held, too, until it is there as a whole.
+    """
+
+    timeout_s: float | None
+    patience_s: float
+    resends: int
+    body_bytes: int
+    held_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.timeout_s is not None:
+            check_number("timeout_s", self.timeout_s, 1e-3)
+        check_number("patience_s", self.patience_s, 0)
+        for name in ("resends", "body_bytes", "held_bytes"):
+            check_number(name, getattr(self, name), 0, whole=True)
+
+
+class _Attempts:
+    """What became of a request so far."""
+
+    def __init__(self) -> None:
+        self.exchange: Exchange | None = None
+        self.may_have_run = self.is_answered = False
+
+    @property
+    def outcome(self) -> str:
+        begun = self.may_have_run or (self.exchange is not None and self.exchange.has_begun)
+        return PERHAPS_RUN if begun else NOT_RUN
+
+
+class Forwarder:
+    """An ASGI application that passes requests on.
+
+    Args:
+        choosing: Chooses servers.
+        limits: What it bears.
+        key: What tells whose a request is.
+        is_guarded: Whether clients have authorised themselves to it, rather than to the servers.
+    """
+
+    def __init__(self, choosing: Choosing, limits: Limits, key: Key | None, is_guarded: bool) -> None:
+        self._choosing, self._limits, self._key, self._is_guarded = choosing, limits, key, is_guarded
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        attempts = _Attempts()
+        try:
+            async with asyncio.timeout(self._limits.timeout_s):
+                incoming = Incoming(scope, receive, self._limits.body_bytes)
+                await incoming.hold(self._limits.held_bytes)
+                await self._unless_gone(incoming, attempts, send)
+        except RefusedError as refused:
+            await self._refuse(send, attempts, refused.status, str(refused))
+        except TimeoutError:
+            await self._refuse(send, attempts, 504, f"no answer within {self._limits.timeout_s:g} s")
+        except ClientGoneError:
+            return
+        except Exception as error:
+            logger.exception("a request can't be passed on")
+            await self._refuse(send, attempts, 500, f"it can't be passed on: {type(error).__name__}")
+
+    async def _unless_gone(self, incoming: Incoming, attempts: _Attempts, send: Send) -> None:
+        """Pass a request on for as long as its client is there."""
+        work = asyncio.create_task(self._passed_on(incoming, attempts, send))
+        gone = asyncio.create_task(incoming.gone())
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                await work
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def _passed_on(self, incoming: Incoming, attempts: _Attempts, send: Send) -> None:
+        key, resends = self._key_of(incoming), 0
+        while True:
+            endpoint = await self._server(key)
+            try:
+                with self._choosing.counted(endpoint):
+                    return await self._attempt(endpoint, incoming, attempts, send)
+            except SurelyNotRunError as error:
+                self._note(endpoint, incoming, error)
+            except PerhapsRunError as error:
+                attempts.may_have_run = True
+                self._note(endpoint, incoming, error)
+                if attempts.is_answered:
+                    return None  # its connection is closed, which tells that the answer is not whole
+                if not incoming.may_go_again or resends >= self._limits.resends:
+                    raise RefusedError(502, f"replica {endpoint.rank} was lost: {error}") from error
+                resends += 1
+
+    def _key_of(self, incoming: Incoming) -> str | None:
+        if self._key is None:
+            return None
+        if self._key.is_in_body and not incoming.is_whole:
+            most = self._limits.held_bytes
+            raise RefusedError(413, f"keys are looked for in bodies of {most} bytes at most")
+        return self._key.of(incoming.headers, incoming.held)
+
+    async def _server(self, key: str | None) -> Endpoint:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._limits.patience_s
+        while (endpoint := self._choosing.choose(key)) is None:
+            if loop.time() >= until:
+                raise RefusedError(503, f"no replica is ready, for {self._limits.patience_s:g} s")
+            await asyncio.sleep(_LOOK_S)
+        return endpoint
+
+    def _note(self, endpoint: Endpoint, incoming: Incoming, error: Exception) -> None:
+        self._choosing.note_down(endpoint)
+        logger.info("%s for replica %d: %s", incoming.method, endpoint.rank, error)
+
+    async def _attempt(self, endpoint: Endpoint, incoming: Incoming, attempts: _Attempts, send: Send) -> None:
+        exchange = attempts.exchange = Exchange()
+        try:
+            request = self._request(endpoint, incoming)
+            head = await exchange.begin(endpoint.host, endpoint.port, request, incoming.body())
+            pieces, length = exchange.pieces(), content_length(list(head.headers))
+            if incoming.method != "HEAD" and length is not None and length <= self._limits.held_bytes:
+                pieces = _at_once(b"".join([piece async for piece in pieces]))
+            attempts.is_answered = True
+            headers = [*to_client(list(head.headers)), (b"x-raycrew-replica", b"%d" % endpoint.rank)]
+            await send({"type": "http.response.start", "status": head.status_code, "headers": headers})
+            async for piece in pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            exchange.close()
+
+    def _request(self, endpoint: Endpoint, incoming: Incoming) -> h11.Request:
+        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+        headers = to_server(
+            incoming.headers,
+            f"{host}:{endpoint.port}",
+            endpoint.headers,
+            incoming.length,
+            is_authorized_here=self._is_guarded,
+        )
+        return h11.Request(method=incoming.method, target=incoming.target, headers=headers)
+
+    @staticmethod
+    async def _refuse(send: Send, attempts: _Attempts, status: int, message: str) -> None:
+        """Say why there is no answer, and whether the request may have run; its rest is not read."""
+        if attempts.is_answered:
+            return
+        outcome = attempts.outcome
+        headers = {"connection": "close", "x-raycrew-outcome": outcome.replace(" ", "-")}
+        with suppress(OSError):
+            await answer(send, status, {"error": message, "outcome": outcome}, headers)
+
+
+async def _at_once(body: bytes) -> AsyncIterator[bytes]:
+    if body:
+        yield body

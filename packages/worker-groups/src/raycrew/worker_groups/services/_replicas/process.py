@@ -1,0 +1,140 @@
+"""A server's process: started, listened to, and ended with all that it has started."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import psutil
+
+from raycrew.worker_groups._on_nodes import Lookout, Process, kill, marked, process_of
+from raycrew.worker_groups.services.errors import ServiceStartError
+
+_TAIL_LINES = 40
+_LINE_BYTES = 4096
+_POLL_S = 0.02
+_KILL_S = 10.0
+
+
+class ServerProcess:
+    """Runs from when it is made.
+
+    Args:
+        words: The command.
+        env: Its environment.
+        cwd: Its working directory; None for this process's.
+        told: What it reads from its standard input.
+        hidden: What is taken out of its output.
+
+    Raises:
+        ServiceStartError: It can't be started.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        cwd: str | None = None,
+        told: bytes = b"",
+        hidden: str | None = None,
+    ) -> None:
+        own, mark = marked(env)
+        try:
+            self._process = subprocess.Popen(
+                list(words),
+                env=own,
+                cwd=cwd,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            raise ServiceStartError(f"its server can't be started as {words[0]!r}: {error}") from error
+        self._lookout = Lookout()
+        self._family = self._lookout.family(process_of(self._process.pid), mark)
+        self._lines: deque[bytes] = deque(maxlen=_TAIL_LINES)
+        self._hidden = hidden.encode() if hidden else None
+        self._listening = threading.Thread(target=self._listen, name="raycrew-server-output", daemon=True)
+        self._listening.start()
+        self._tell(told)
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """What it ended with, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    @property
+    def tail(self) -> str:
+        """The last lines of its output."""
+        return b"\n".join(list(self._lines)).decode(errors="replace")
+
+    def await_exit(self, timeout_s: float) -> bool:
+        """Wait until it has ended; whether it has."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def listens_on(self, port: int) -> bool:
+        """Whether it, or a process that it has started, listens on a port."""
+        for member in self._members():
+            with suppress(psutil.Error):
+                sockets = psutil.Process(member.pid).net_connections("tcp")
+                if any(s.status == psutil.CONN_LISTEN and s.laddr.port == port for s in sockets):
+                    return True
+        return False
+
+    def end(self, grace_s: float) -> bool:
+        """End it with all that it has started; whether nothing is left.
+
+        Args:
+            grace_s: How long it may take by itself, after a SIGTERM.
+        """
+        if grace_s > 0 and self.exit_code is None:
+            self._process.send_signal(signal.SIGTERM)
+            self.await_exit(grace_s)
+        deadline = time.monotonic() + _KILL_S
+        while left := self._members():
+            for process in left:
+                kill(process)
+            self._process.poll()
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_S)
+        self.await_exit(_KILL_S)
+        self._listening.join(1.0)  # for its last words
+        return True
+
+    def _members(self) -> list[Process]:
+        self._lookout.look()
+        return list(self._family.members)
+
+    def _tell(self, told: bytes) -> None:
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError), self._process.stdin as stdin:
+                stdin.write(told)
+
+    def _listen(self) -> None:
+        """Pass its output on, and remember the end of it."""
+        output = self._process.stdout
+        if output is None:
+            return
+        with output, suppress(ValueError, OSError):
+            while line := output.readline(_LINE_BYTES):
+                if self._hidden is not None:
+                    line = line.replace(self._hidden, b"...")
+                self._lines.append(line.rstrip(b"\r\n"))
+                with suppress(OSError):
+                    os.write(2, line)

@@ -1,0 +1,138 @@
+"""What of a request goes on to a server, whose it is, and which server gets it."""
+
+import pytest
+
+from raycrew.worker_groups.services import Endpoint
+from raycrew.worker_groups.services._forwarding.choosing import DOWN_S, Choosing
+from raycrew.worker_groups.services._forwarding.headers import (
+    content_length,
+    is_idempotent,
+    to_client,
+    to_server,
+)
+from raycrew.worker_groups.services._forwarding.keys import Key
+
+CLIENT = [
+    (b"host", b"proxy"),
+    (b"authorization", b"Bearer of-the-proxy"),
+    (b"connection", b"keep-alive, X-Own"),
+    (b"x-own", b"1"),
+    (b"te", b"trailers"),
+    (b"transfer-encoding", b"chunked"),
+    (b"upgrade", b"websocket"),
+    (b"expect", b"100-continue"),
+    (b"content-length", b"7"),
+    (b"accept", b"*/*"),
+]
+
+
+def test_headers_of_one_connection_stay_there_and_a_token_goes_to_whom_it_is_for():
+    own = {"Authorization": "Bearer of-the-server"}
+    sent = to_server(CLIENT, "server:1", own, 7, is_authorized_here=True)
+    assert sent == [
+        (b"host", b"server:1"),
+        (b"accept", b"*/*"),
+        (b"Authorization", b"Bearer of-the-server"),
+        (b"content-length", b"7"),
+        (b"connection", b"close"),
+    ]
+    assert b"authorization" not in dict(to_server(CLIENT, "server:1", {}, 7, is_authorized_here=True))
+    open_one = dict(to_server(CLIENT, "server:1", {}, None, is_authorized_here=False))
+    assert open_one[b"authorization"] == b"Bearer of-the-proxy"
+    assert open_one[b"transfer-encoding"] == b"chunked"
+    assert b"content-length" not in open_one
+
+
+def test_headers_of_an_answer_go_back():
+    answer = [
+        (b"content-length", b"3"),
+        (b"keep-alive", b"5"),
+        (b"set-cookie", b"a=1"),
+        (b"set-cookie", b"b=2"),
+    ]
+    assert to_client(answer) == [answer[0], *answer[2:]]
+    assert content_length(answer) == 3
+    assert content_length([]) is None
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "may"),
+    [
+        ("GET", [], True),
+        ("HEAD", [], True),
+        ("PUT", [], True),
+        ("DELETE", [], True),
+        ("OPTIONS", [], True),
+        ("POST", [], False),
+        ("PATCH", [], False),
+        ("POST", [(b"Idempotency-Key", b"7")], True),
+    ],
+)
+def test_which_requests_may_be_sent_twice(method, headers, may):
+    assert is_idempotent(method, headers) is may
+
+
+def test_keys_are_in_headers_cookies_and_json():
+    headers = [(b"X-Session", b"s1"), (b"cookie", b"a=1; sid=s2")]
+    assert Key.parsed("header:x-session").of(headers, b"") == "s1"
+    assert Key.parsed("header:X-Session").of(headers, b"") == "s1"
+    assert Key.parsed("header:other").of(headers, b"") is None
+    assert Key.parsed("cookie:sid").of(headers, b"") == "s2"
+    assert Key.parsed("cookie:other").of(headers, b"") is None
+    assert Key.parsed("cookie:sid").of([(b"cookie", b'"; sid')], b"") is None
+    nested = Key.parsed("json:user.id")
+    assert nested.is_in_body
+    assert nested.of([], b'{"user": {"id": 7}}') == "7"
+    without = (b"", b"no json", b"[1]", b'{"user": 1}', b'{"user": {"id": true}}', b'{"user": {"id": ""}}')
+    for body in (*without, b"[" * 10**5):
+        assert nested.of([], body) is None
+
+
+@pytest.mark.parametrize("text", ["", "x-session", "header:", "body:a", "header:a\nb"])
+def test_a_key_that_is_none_is_refused(text):
+    with pytest.raises(ValueError, match="a key is"):
+        Key.parsed(text)
+    with pytest.raises(TypeError):
+        Key.parsed(7)
+
+
+def three():
+    return [Endpoint(f"http://127.0.0.1:{8000 + rank}", rank=rank) for rank in range(3)]
+
+
+def test_the_server_with_the_fewest_requests_is_chosen():
+    choosing = Choosing(three, "least_outstanding")
+    first = choosing.choose(None)
+    with choosing.counted(first):
+        second = choosing.choose(None)
+        with choosing.counted(second):
+            third = choosing.choose(None)
+            assert len({first.rank, second.rank, third.rank}) == 3
+    assert not choosing.needs_key
+
+
+def test_a_key_stays_with_its_server_while_that_is_there_and_comes_back():
+    servers, now = three(), [0.0]
+    choosing = Choosing(lambda: servers, "consistent_hash", lambda: now[0])
+    of_key = {key: choosing.choose(key).rank for key in map(str, range(40))}
+    assert set(of_key.values()) == {0, 1, 2}
+    assert {key: choosing.choose(key).rank for key in of_key} == of_key
+    moved = Endpoint("http://127.0.0.1:9000", rank=1)
+    servers[1] = moved
+    assert {key: choosing.choose(key).rank for key in of_key} == of_key, "a port is no name"
+    choosing.note_down(moved)
+    without = {key: choosing.choose(key).rank for key in of_key}
+    assert set(without.values()) == {0, 2}
+    assert all(without[key] == rank for key, rank in of_key.items() if rank != 1)
+    now[0] += DOWN_S
+    assert {key: choosing.choose(key).rank for key in of_key} == of_key
+    assert choosing.choose(None) is not None, "without a key, by load"
+
+
+def test_there_may_be_no_server_or_several_of_one_rank():
+    assert Choosing(list, "round_robin").choose(None) is None
+    alike = [Endpoint(f"http://127.0.0.1:{port}") for port in (1, 2)]
+    choosing = Choosing(lambda: alike, "round_robin")
+    assert {choosing.choose(None).port for _ in range(4)} == {1, 2}
+    with pytest.raises(ValueError, match="no resource use"):
+        Choosing(list, "least_loaded")

@@ -1,0 +1,257 @@
+"""One endpoint for several servers: what is sent again, what is told, what is refused."""
+
+import http.client
+import json
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from asking import ask, head_of, is_open, serving
+from patience import eventually
+
+pytest.importorskip("uvicorn")
+
+from raycrew.cluster_core import lease_ports
+from raycrew.worker_groups.services import Endpoint, Proxy, ServiceClosedError
+
+SERVERS_TOKEN = "the-servers-own-token"
+
+
+def answers(name, body=None):
+    """A server that says who it is, and what it heard."""
+
+    def answer(connection):
+        heard = head_of(connection)
+        said = json.dumps({"name": name, "head": heard.decode("latin-1")}).encode() if body is None else body
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(said), said))
+
+    return answer
+
+
+def drops(connection):
+    """A server that dies as soon as it has heard a request."""
+    head_of(connection)
+
+
+def breaks_off(connection):
+    """A server that dies in the middle of an answer."""
+    head_of(connection)
+    connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n12345")
+
+
+@contextmanager
+def proxy_of(*servers, token=None, **options):
+    """A proxy of some servers, in their order while all have nothing to do; a number is a port."""
+    with ExitStack() as stack:
+        ports = [one if isinstance(one, int) else stack.enter_context(serving(one)) for one in servers]
+        endpoints = [
+            Endpoint(f"http://127.0.0.1:{port}", SERVERS_TOKEN, rank) for rank, port in enumerate(ports)
+        ]
+        quick = {"strategy": lambda loads, _: loads[0].rank, "token": token, "timeout_s": 30.0}
+        yield stack.enter_context(Proxy(endpoints, **quick | options))
+
+
+def outcome(proxy, *args, **options):
+    status, headers, body = ask(proxy.endpoint, *args, **options)
+    told = json.loads(body)["outcome"]
+    assert headers["x-raycrew-outcome"] == told.replace(" ", "-")
+    return status, told
+
+
+def name_of(answer):
+    """Which server has answered."""
+    return json.loads(answer[2])["name"]
+
+
+@pytest.fixture
+def nobody():
+    """A port that nobody listens on."""
+    with lease_ports(host="127.0.0.1") as lease:
+        yield lease.port
+
+
+def test_a_request_goes_on_with_the_servers_token_and_the_answer_comes_back():
+    with proxy_of(answers("one"), token="auto") as proxy:
+        status, headers, body = ask(proxy.endpoint, "/a%20b?c=d", headers={"X-Mine": "1"})
+        assert (status, headers["x-raycrew-replica"]) == (200, "0")
+        head = json.loads(body)["head"]
+        assert head.startswith("GET /a%20b?c=d HTTP/1.1\r\n")
+        assert f"Authorization: Bearer {SERVERS_TOKEN}\r\n" in head
+        assert proxy.endpoint.token not in head
+        assert "x-mine: 1\r\n" in head
+        assert ask(proxy.endpoint, "/", told=False)[0] == 401
+        assert proxy.endpoint.token not in repr(proxy) + repr(proxy.endpoint)
+        port = proxy.endpoint.port
+    assert not is_open(port)
+    with pytest.raises(ServiceClosedError):
+        _ = proxy.endpoint
+    proxy.shutdown()
+
+
+def test_whoever_can_not_be_connected_to_has_surely_not_run_a_request(nobody):
+    with proxy_of(nobody, answers("two")) as proxy:
+        assert ask(proxy.endpoint, "/", method="POST", body=b"x")[0] == 200
+    with proxy_of(nobody, patience_s=0.2) as proxy:
+        assert outcome(proxy, "/", method="POST", body=b"x") == (503, "surely not run")
+        assert outcome(proxy, "/") == (503, "surely not run")
+
+
+@pytest.mark.parametrize("lost", [drops, breaks_off])
+def test_a_request_that_is_lost_goes_to_another_server_only_if_it_may(lost):
+    with proxy_of(lost, answers("two")) as proxy:
+        assert outcome(proxy, "/", method="POST", body=b"x") == (502, "perhaps run")
+        time.sleep(0.6)  # the first one is tried again
+        marked = {"Idempotency-Key": "7"}
+        assert name_of(ask(proxy.endpoint, "/", method="POST", body=b"x", headers=marked)) == "two"
+        time.sleep(0.6)
+        assert name_of(ask(proxy.endpoint, "/")) == "two"
+
+
+def test_a_request_that_kills_whom_it_gets_to_is_not_sent_for_ever(nobody):
+    heard = []
+
+    def dies(connection):
+        heard.append(head_of(connection))
+
+    with proxy_of(dies, dies, dies, dies, resends=2) as proxy:
+        assert outcome(proxy, "/") == (502, "perhaps run")
+    assert len(heard) == 3
+    with proxy_of(drops, nobody, patience_s=0.2, resends=9) as proxy:
+        assert outcome(proxy, "/")[1] == "perhaps run"
+
+
+def test_a_long_answer_that_breaks_off_is_not_ended():
+    with proxy_of(breaks_off, held_bytes=4) as proxy, pytest.raises(http.client.IncompleteRead):
+        ask(proxy.endpoint, "/")
+
+
+def test_an_answer_is_passed_on_as_it_comes():
+    def events(connection):
+        head_of(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        connection.sendall(b"9\r\ndata: 0\n\n\r\n")
+        connection.recv(1)  # nothing more, until the client is gone
+
+    with proxy_of(events) as proxy:
+        connection = http.client.HTTPConnection("127.0.0.1", proxy.endpoint.port, timeout=30)
+        connection.request("GET", "/")
+        answer = connection.getresponse()
+        assert answer.read1(100) == b"data: 0\n\n"
+        connection.close()
+
+
+def test_a_server_is_told_when_the_client_has_gone():
+    ends = []
+
+    def waits(connection):
+        head_of(connection)
+        connection.settimeout(30)
+        try:
+            ends.append(connection.recv(1))
+        except OSError as error:
+            ends.append(error)
+
+    with proxy_of(waits) as proxy:
+        connection = socket.create_connection(("127.0.0.1", proxy.endpoint.port))
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        time.sleep(0.2)
+        connection.close()
+        eventually(lambda: ends, "the server was told")
+
+
+def test_a_deadline_tells_what_may_have_run(nobody):
+    def silent(connection):
+        head_of(connection)
+        connection.recv(1)
+
+    with proxy_of(silent, timeout_s=0.3) as proxy:
+        assert outcome(proxy, "/") == (504, "perhaps run")
+    with proxy_of(nobody, timeout_s=0.3) as proxy:
+        assert outcome(proxy, "/", method="POST", body=b"") == (504, "surely not run")
+
+
+def test_bodies_are_passed_on_up_to_a_limit():
+    def counts(connection):
+        head, _, body = head_of(connection).partition(b"\r\n\r\n")
+        while not body.endswith(b"0\r\n\r\n" if b"chunked" in head else b"!"):
+            body += connection.recv(65536)
+        said = b"%d" % len(body)
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(said), said))
+
+    with proxy_of(counts, max_body_bytes=300_000, held_bytes=1000) as proxy:
+        long = b"x" * 200_000 + b"!"
+        assert ask(proxy.endpoint, "/", method="POST", body=long)[2] == b"200001"
+        pieces = [b"y" * 50_000] * 4
+        assert int(ask(proxy.endpoint, "/", method="POST", body=iter(pieces))[2]) > 200_000
+        assert outcome(proxy, "/", method="POST", body=b"x" * 300_001) == (413, "surely not run")
+
+
+def test_a_session_stays_with_its_server():
+    options = {"strategy": "consistent_hash", "key": "header:x-session"}
+    with proxy_of(answers("one"), answers("two"), answers("three"), **options) as proxy:
+        names = {}
+        for session in map(str, range(12)):
+            headers = {"X-Session": session}
+            names[session] = {name_of(ask(proxy.endpoint, "/", headers=headers)) for _ in range(3)}
+    assert all(len(each) == 1 for each in names.values())
+    assert len(set.union(*names.values())) > 1
+
+
+def test_a_session_in_json_is_not_lost_silently():
+    options = {"strategy": "consistent_hash", "key": "json:id", "held_bytes": 100}
+    with proxy_of(answers("one"), **options) as proxy:
+        assert ask(proxy.endpoint, "/", method="POST", body=b'{"id": "a"}')[0] == 200
+        assert outcome(proxy, "/", method="POST", body=b'{"id": "a"}' + b" " * 200) == (413, "surely not run")
+
+
+@pytest.mark.hostile
+def test_clients_that_trickle_or_ask_for_too_much_are_let_go():
+    with proxy_of(answers("one"), header_timeout_s=0.4, idle_timeout_s=0.4, max_connections=4) as proxy:
+        where = ("127.0.0.1", proxy.endpoint.port)
+        slow = [socket.create_connection(where) for _ in range(4)]
+        for one in slow[:2]:
+            one.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n")
+        slow[2].sendall(b"POST / HTTP/1.1\r\nHost: x\r\ncontent-length: 100\r\n\r\nx")
+        for one in slow:
+            one.settimeout(30)
+            try:
+                while one.recv(4096):
+                    pass
+            except ConnectionResetError:
+                pass
+            one.close()
+        assert ask(proxy.endpoint, "/")[0] == 200
+        assert ask(proxy.endpoint, "/", headers={"X-Long": "x" * 100_000})[0] in (400, 431)
+        with socket.create_connection(where) as absolute:
+            absolute.sendall(b"GET http://elsewhere/ HTTP/1.1\r\nHost: x\r\nconnection: close\r\n\r\n")
+            assert absolute.makefile("rb").readline().split()[1] == b"400"
+
+
+def test_many_at_once_are_all_answered():
+    options = {"strategy": "least_outstanding"}
+    with proxy_of(answers("one"), answers("two"), **options) as proxy, ThreadPoolExecutor(8) as threads:
+        statuses = list(threads.map(lambda _: ask(proxy.endpoint, "/")[0], range(80)))
+    assert statuses == [200] * 80
+
+
+@pytest.mark.parametrize(
+    ("targets", "options", "kind"),
+    [
+        ([], {}, ValueError),
+        (["http://127.0.0.1:1"], {}, TypeError),
+        (None, {"strategy": "consistent_hash"}, ValueError),
+        (None, {"strategy": "no_such"}, ValueError),
+        (None, {"key": "x"}, ValueError),
+        (None, {"token": "short"}, ValueError),
+        (None, {"token": 7}, TypeError),
+        (None, {"resends": -1}, ValueError),
+        (None, {"timeout_s": 0}, ValueError),
+        (None, {"max_connections": 0}, ValueError),
+    ],
+)
+def test_what_can_not_be_meant_is_refused(targets, options, kind):
+    endpoints = [Endpoint("http://127.0.0.1:1")] if targets is None else targets
+    with pytest.raises(kind):
+        Proxy(endpoints, **options)
