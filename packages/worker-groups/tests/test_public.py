@@ -33,7 +33,7 @@ def test_processes_that_run_items_import_their_own_wing_alone():
 
 
 def test_public_modules_are_attributes_without_an_import_of_their_own():
-    public = {"balancing", "errors", "protocols", "samples", "sharding"}
+    public = {"balancing", "errors", "protocols", "rollouts", "sharding"}
     assert (
         loaded_by(f"import raycrew.worker_groups as w; [getattr(w, n) for n in {sorted(public)}]") >= public
     )

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
         sharded,
     )
     from raycrew.worker_groups.balancing import LoadBalancer, WorkerLoad
-    from raycrew.worker_groups.samples import SampleBatch, SampleQueue, SampleStats
+    from raycrew.worker_groups.rollouts import SampleBatch, SampleQueue, SampleStats
     from raycrew.worker_groups.sharding import NamedSharding, RankInfo
 
 __all__ = [
@@ -191,7 +191,7 @@ _HOMES = {
         "fan_out",
         "fan_out_as_completed",
     ],
-    "samples": ["SampleBatch", "SampleQueue", "SampleStats"],
+    "rollouts": ["SampleBatch", "SampleQueue", "SampleStats"],
     "sharding": ["NamedSharding", "RankInfo"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

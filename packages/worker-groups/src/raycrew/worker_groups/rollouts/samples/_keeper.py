@@ -1,0 +1,349 @@
+"""A queue's state: ledger and rows together, one operation at a time. Nothing here waits."""
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from raycrew.worker_groups.errors import (
+    SampleJournalError,
+    SampleLeaseError,
+    SampleQueueClosedError,
+    SampleQueueEndedError,
+)
+from raycrew.worker_groups.rollouts.samples._options import QueueOptions
+from raycrew.worker_groups.rollouts.samples._reasons import in_vain, why_not_get, why_not_put
+from raycrew.worker_groups.rollouts.samples._requests import Columns, Handed, Wanted, use_of
+from raycrew.worker_groups.rollouts.samples._states import (
+    NO_FLOOR,
+    WHOLE,
+    Ledger,
+    Use,
+    extended,
+    first_runs,
+    order_of,
+)
+from raycrew.worker_groups.rollouts.samples._storage import Standing, size_of
+from raycrew.worker_groups.rollouts.samples._table import Table, rows_of
+from raycrew.worker_groups.rollouts.samples._tally import TALLIED, SampleStats, ages
+
+logger = logging.getLogger(__name__)
+
+_MOST_WITHDRAWN = 256
+
+
+class Keeper:
+    """The samples of one queue.
+
+    An operation that is not possible now, but may be later, gives None. Thread-safe.
+
+    Args:
+        options: The queue's.
+        clock: The monotonic clock.
+        tell: Called with what has happened, by name and how often, now and then.
+    """
+
+    def __init__(
+        self, options: QueueOptions, clock: Callable[[], float], tell: Callable[[Mapping[str, float]], None]
+    ) -> None:
+        self._options, self._clock, self._tell = options, clock, tell
+        self._ledger = Ledger(
+            order_of(options.shuffle_seed, options.shuffle_window),
+            options.stale,
+            options.mask_of(options.rescored),
+        )
+        self._rows = rows_of(options)
+        self._table = Table(options, self._rows)
+        self._withdrawn: deque[str] = deque(maxlen=_MOST_WITHDRAWN)
+        self._tally: Counter[str] = Counter()
+        self._is_ended = self._is_closed = self._is_changed = self._is_torn = False
+        self._is_full = self._has_warned = False
+        self._broken: SampleJournalError | None = None
+        self._lock = threading.RLock()
+        self._listeners: dict[object, Callable[[], object]] = {}
+        self._recover()
+
+    # Operations
+
+    def put(
+        self, columns: Columns, version: int, lengths: Sequence[int] | None, n: int, *, is_whole: bool
+    ) -> list[int] | None:
+        """Take new samples; None where there is no room."""
+        with self._operation(is_change=False):
+            if self._is_ended:
+                raise SampleQueueEndedError(f"{self._options.name} has ended: nothing can be put any more")
+            if self._options.max_samples is not None and n > self._options.max_samples:
+                raise ValueError(f"{n} samples at once are more than max_samples={self._options.max_samples}")
+            self._ledger.advance(version)
+            if not self._has_room(n, size_of(columns.values())):
+                self._is_changed, self._is_full = self._is_changed or not self._is_full, True
+                return None
+            mask = self._options.mask_of(list(columns)) | (WHOLE if is_whole else 0)
+            kept = self._table.kept(columns, range(n))
+            rows = [self._table.row(of_sample) for of_sample in kept]
+            new = self._ledger.numbered(first_runs(version, lengths, n), [mask] * n, rows, self._clock())
+            self._note(partial(self._rows.came, new, self._table.positions(columns), is_new=True))
+            self._ledger.put(new)
+            self._tally["produced"] += n
+            self._is_changed = True
+            return [sample.id for sample in new]
+
+    def add(self, ids: Sequence[int], columns: Columns, version: int | None, lease: str | None) -> list[int]:
+        """Add columns to samples; the numbers of those that did not take them."""
+        with self._operation():
+            mask = self._options.mask_of(list(columns))
+            samples = self._ledger.lacking(ids, mask, lease)
+            position = {sample: i for i, sample in enumerate(ids)}
+            kept = self._table.kept(columns, [position[sample.id] for sample in samples])
+            for sample, of_sample in zip(samples, kept, strict=True):
+                self._table.fill(sample, of_sample)
+            self._ledger.add(samples, mask, version)
+            self._note(partial(self._rows.came, samples, self._table.positions(columns)))
+            if lease is not None:
+                self._ledger.give_back(lease, ids)
+            taken = {sample.id for sample in samples}
+            return [i for i in ids if i not in taken]
+
+    def go_on(
+        self,
+        ids: Sequence[int],
+        columns: Columns,
+        version: int,
+        lengths: Sequence[int],
+        lease: str,
+        *,
+        is_whole: bool,
+    ) -> list[int]:
+        """Put rollouts that have gone on in place of their parts; the numbers of those that are gone."""
+        with self._operation():
+            self._ledger.leases.check(lease, ids, WHOLE)
+            mask = self._options.mask_of(list(columns)) | (WHOLE if is_whole else 0)
+            held = [(i, s) for i, s in enumerate(map(self._ledger.samples.get, ids)) if s is not None]
+            runs = [extended(sample.runs, version, lengths[i]) for i, sample in held]
+            kept = self._table.kept(columns, [i for i, _ in held])
+            for (_, sample), of_sample, rows in zip(held, runs, kept, strict=True):
+                self._table.fill(sample, rows)
+                self._ledger.go_on(sample, of_sample, sample.mask | mask)
+            self._note(partial(self._rows.came, [s for _, s in held], self._table.positions(columns)))
+            self._ledger.give_back(lease, ids)
+            there = {sample.id for _, sample in held}
+            return [i for i in ids if i not in there]
+
+    def get(self, wanted: Wanted) -> Handed | None:
+        """Hand samples out; None where there are not enough."""
+        with self._operation(is_change=False):
+            if wanted.lease in self._withdrawn:
+                raise SampleLeaseError("whoever asked for this batch does not wait for it any more")
+            self._ledger.advance(wanted.version)
+            use, floor = use_of(self._options, wanted), self._floor_of(wanted.max_staleness)
+            self._ledger.take_stale(use, floor)
+            if not self._are_enough(wanted, use, floor):
+                return None
+            until = self._clock() + wanted.lease_s
+            taken = self._ledger.lease(wanted.lease, use, wanted.n, floor, until)
+            try:
+                handed = self._table.handed(taken, wanted.columns, self._ledger.version)
+            except OSError:
+                self._ledger.give_back(wanted.lease, None)
+                raise
+            if not use.adds:
+                self._tally.update(ages(taken, self._ledger.version, self._clock()))
+            return handed
+
+    def done(self, lease: str, ids: Sequence[int] | None) -> int:
+        """Samples were used up; how many."""
+        with self._operation():
+            return self._ledger.done(lease, ids)
+
+    def give_back(self, lease: str, ids: Sequence[int] | None) -> int:
+        """Samples are to be handed out again; how many."""
+        with self._operation():
+            n = self._ledger.give_back(lease, ids)
+            self._tally["returned"] += n
+            return n
+
+    def withdraw(self, lease: str) -> int:
+        """Give a lease back that nobody has waited for, if there is one."""
+        with self._operation():
+            if lease in self._ledger.leases:
+                return self._ledger.give_back(lease, None)
+            self._withdrawn.append(lease)  # it may have been overtaken
+            return 0
+
+    def renew(self, lease: str, lease_s: float) -> bool:
+        """Have a lease last so long from now on."""
+        with self._operation():
+            self._ledger.leases.renew(lease, self._clock() + lease_s)
+            return True
+
+    def advance(self, version: int) -> int:
+        """There is that version of the weights; which is the newest."""
+        with self._operation():
+            self._ledger.advance(version)
+            return self._ledger.version
+
+    def discard(self, max_staleness: int) -> int:
+        """Drop what is older and in nobody's hands, whatever it has and lacks; how many."""
+        with self._operation():
+            floor = self._floor_of(max_staleness)
+            old = [s for s in self._ledger.samples.values() if s.tag < floor and not s.busy]
+            for sample in old:
+                self._ledger.drop(sample)
+            return len(old)
+
+    def end(self) -> bool:
+        """Nothing more is put."""
+        with self._operation():
+            self._is_ended = True
+            return True
+
+    def stats(self) -> SampleStats:
+        """What is held, and what has happened."""
+        with self._operation(is_change=False):
+            held = self._ledger.samples.values()
+            return SampleStats(
+                version=self._ledger.version,
+                held=len(held),
+                leased=len(self._ledger.leases),
+                partial=sum(not sample.mask & WHOLE for sample in held),
+                in_memory_bytes=self._rows.in_memory_bytes,
+                on_disk_bytes=self._rows.on_disk_bytes,
+                **{name: self._tally[name] for name in TALLIED},
+            )
+
+    def close(self) -> None:
+        """Hold nothing any more; idempotent."""
+        with self._lock:
+            self._is_closed = True
+            self._rows.close()
+            self._ledger.clear()
+        self._notify()
+
+    # For those who wait
+
+    def listen(self, key: object, listener: Callable[[], object]) -> None:
+        """Call a function after each change, until `leave`; it must not wait."""
+        with self._lock:
+            self._listeners[key] = listener
+
+    def leave(self, key: object) -> None:
+        """Call it no more."""
+        with self._lock:
+            self._listeners.pop(key, None)
+
+    def next_end_s(self) -> float:
+        """Seconds until a lease ends, after which more may be possible."""
+        with self._lock:
+            end = self._ledger.leases.next_end()
+            return float("inf") if end is None else max(0.0, end - self._clock())
+
+    def why_not(self, operation: str, arguments: Mapping[str, Any]) -> str:
+        """Why an operation is not possible now."""
+        if operation != "get":
+            return why_not_put(self._options, self.stats(), arguments["n"])
+        wanted: Wanted = arguments["wanted"]
+        with self._lock:
+            use, floor = use_of(self._options, wanted), self._floor_of(wanted.max_staleness)
+            ready, of_any_age = (self._ledger.count(use, least) for least in (floor, NO_FLOOR))
+        return why_not_get(self._options, self.stats(), use, wanted.at_least, ready, of_any_age)
+
+    # What they are made of
+
+    @contextmanager
+    def _operation(self, *, is_change: bool = True) -> Iterator[None]:
+        """Take back what is late before, clear away what is gone after, and tell."""
+        is_heard = True
+        try:
+            with self._lock:
+                self._begin()
+                expired = self._ledger.expire(self._clock())
+                self._tally["returned"] += expired
+                self._is_changed = is_change or bool(expired)
+                try:
+                    yield
+                finally:
+                    is_heard = self._clear() or self._is_changed
+                    self._note(lambda: None)
+                    self._tell(self._tally)
+                self._is_torn = False
+        finally:
+            if is_heard or self._is_closed:
+                self._notify()
+
+    def _begin(self) -> None:
+        if self._is_closed:
+            raise self._broken or SampleQueueClosedError(f"{self._options.name} was closed")
+        if self._is_torn:
+            self._rows.mend(self._ledger.mend())
+        self._is_torn = True  # until all is done: a Ctrl-C may break it off between any two lines
+
+    def _clear(self) -> bool:
+        """Give up rows of samples that are gone, and columns that are to be scored anew."""
+        gone, stripped = self._ledger.taken_off()
+        self._is_full = self._is_full and not gone
+        self._table.clear(stripped, self._options.rescored)
+        for sample, _ in gone:
+            self._rows.free(sample.rows)
+        self._note(partial(self._rows.lost_columns, stripped))
+        self._note(partial(self._rows.went, gone, self._ledger.samples))
+        self._tally.update(Counter(why for _, why in gone))
+        self._tally["rescored"] += len(stripped)
+        return bool(gone or stripped)
+
+    def _note(self, write: Callable[[], None]) -> None:
+        """Have something written down; what can't be leaves a queue that nobody may rely on."""
+        if self._broken is not None:
+            return
+        try:
+            self._rows.stands(Standing(self._ledger.version, self._ledger.next_id, dict(self._tally)))
+            write()
+        except OSError as error:
+            self._is_closed = True
+            self._rows.close()
+            self._broken = SampleJournalError(
+                f"{self._options.name} can't write to {self._options.directory} ({error}), "
+                "and is closed: what was written before can be opened again"
+            )
+            raise self._broken from error
+
+    def _notify(self) -> None:
+        for listener in list(self._listeners.values()):
+            listener()
+
+    def _recover(self) -> None:
+        samples, standing = self._rows.recovered()
+        for sample in samples:
+            sample.born = self._clock()
+        self._ledger.put(samples)
+        self._ledger.next_id = max(self._ledger.next_id, standing.next_id)
+        self._ledger.advance(standing.version)
+        self._tally.update(standing.tally)
+
+    def _has_room(self, n: int, size_bytes: int) -> bool:
+        held, most = len(self._ledger.samples), self._options.max_samples
+        return (most is None or held + n <= most) and self._rows.has_room(size_bytes)
+
+    def _floor_of(self, max_staleness: int | None) -> int:
+        return NO_FLOOR if max_staleness is None else self._ledger.version - max_staleness
+
+    def _are_enough(self, wanted: Wanted, use: Use, floor: int) -> bool:
+        ready = self._ledger.count(use, floor)
+        if self._is_full and ready < wanted.at_least:
+            if ready and use.adds:
+                return True  # those who take samples out may wait for these, and those who put for them
+            if not use.adds:
+                self._warn(wanted, use, floor, ready)
+        if ready >= wanted.at_least or not self._is_ended or self._ledger.may_come(use, floor):
+            return ready >= wanted.at_least
+        if not ready:
+            raise SampleQueueEndedError(f"{self._options.name} has ended, and has no more such samples")
+        return True
+
+    def _warn(self, wanted: Wanted, use: Use, floor: int, ready: int) -> None:
+        """Say once, where no time limit does, that somebody may wait for ever."""
+        if not (self._has_warned or self._ledger.leases or self._ledger.may_come(use, floor)):
+            self._has_warned = True
+            logger.warning("%s", in_vain(self._options, wanted, ready, len(self._ledger.samples)))

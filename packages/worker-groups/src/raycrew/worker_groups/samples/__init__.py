@@ -1,8 +1,0 @@
-"""Queues of samples between producers and consumers that know how old a sample may be."""
-
-from raycrew.worker_groups.samples._batch import SampleBatch
-from raycrew.worker_groups.samples._queue import SampleQueue
-from raycrew.worker_groups.samples._states import VersionRun
-from raycrew.worker_groups.samples._tally import SampleStats
-
-__all__ = ["SampleBatch", "SampleQueue", "SampleStats", "VersionRun"]

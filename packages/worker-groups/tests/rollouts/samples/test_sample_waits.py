@@ -1,0 +1,146 @@
+"""Who waits for samples or for room gets them, or is told why not."""
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from raycrew.worker_groups.errors import SampleQueueEndedError, SampleQueueTimeoutError
+from raycrew.worker_groups.rollouts.samples import SampleQueue
+
+
+def test_who_scores_gets_what_there_is_where_no_more_can_come():
+    """The trainer waits for the rest to be scored, the producer for room, and the scorer for the producer."""
+    with SampleQueue(["tokens", "reward"], max_samples=10) as queue, ThreadPoolExecutor(2) as threads:
+
+        def produce():
+            for _ in range(12):
+                queue.put({"tokens": [1] * 5}, version=0, timeout_s=10)
+            queue.end()
+
+        def score():
+            while True:
+                with queue.get(7, adds=["reward"], timeout_s=10) as batch:
+                    batch.add({"reward": [0.0] * batch.size})
+
+        made, scored = threads.submit(produce), threads.submit(score)
+        sizes = []
+        with pytest.raises(SampleQueueEndedError):
+            while True:
+                with queue.get(10, timeout_s=10) as batch:
+                    sizes.append(batch.size)
+        assert sum(sizes) == 60
+        made.result(10)
+        with pytest.raises(SampleQueueEndedError):
+            scored.result(10)
+
+
+def test_who_waits_in_vain_where_all_is_too_old_and_no_room_is_left_is_told_once(caplog):
+    async def main():
+        trainer = asyncio.create_task(queue.get_async(1, max_staleness=1))
+        producer = asyncio.create_task(queue.put_async({"tokens": [3]}, version=5))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not trainer.done() and not producer.done()
+        assert [record.levelno for record in caplog.records] == [logging.WARNING]
+        assert "only 0 of the 2 samples that it holds are for a get() of at least 1 with max" in caplog.text
+        queue.discard(max_staleness=1)
+        await producer
+        assert (await trainer)["tokens"] == [3]
+
+    with SampleQueue(["tokens"], max_samples=2) as queue:
+        queue.put({"tokens": [1, 2]}, version=0)
+        queue.advance(5)
+        asyncio.run(main())
+
+
+def test_only_who_takes_samples_out_waits_in_vain(caplog):
+    with SampleQueue(["tokens", "reward"], max_samples=10) as queue:
+        queue.put({"tokens": [1] * 6, "reward": [0] * 6}, version=0)
+        with pytest.raises(SampleQueueTimeoutError):
+            queue.put({"tokens": [1] * 5}, version=0, timeout_s=0)
+        for wanted in ({"adds": ["reward"]}, {"timeout_s": 0}):
+            assert not caplog.records
+            with pytest.raises(SampleQueueTimeoutError):
+                queue.get(6 + len(wanted), **{"timeout_s": 0, **wanted})
+        with pytest.raises(SampleQueueTimeoutError):
+            queue.get(8, timeout_s=0)
+        assert "only 6 of the 6 samples that it holds are for a get() of at least 7" in caplog.text
+        assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), "1", True])
+def test_a_timeout_that_is_none_is_refused_at_once(timeout_s):
+    with SampleQueue(["tokens"]) as queue:
+        with pytest.raises((TypeError, ValueError), match="timeout_s"):
+            queue.put({"tokens": [1]}, version=0, timeout_s=timeout_s)
+        assert queue.stats().held == 0
+        with pytest.raises((TypeError, ValueError), match="timeout_s"):
+            asyncio.run(queue.get_async(1, timeout_s=timeout_s))
+
+
+def test_no_batch_has_more_samples_than_it_may_have():
+    with SampleQueue(["tokens"]) as queue, pytest.raises(ValueError, match="at_least=3 is more than"):
+        queue.get(2, at_least=3)
+
+
+@pytest.fixture
+def rescoring():
+    columns = ["tokens", "logprobs", "reward"]
+    with SampleQueue(columns, stale="rescore", rescored=["logprobs"]) as queue:
+        yield queue
+
+
+def score(queue, version):
+    with queue.get(1, adds=["logprobs"], timeout_s=0) as batch:
+        batch.add({"logprobs": ["anew"]}, version=version)
+
+
+def test_at_the_end_too_old_samples_are_scored_before_anybody_is_told_that_none_is_left(rescoring):
+    rescoring.put({"tokens": [1], "logprobs": ["old"], "reward": [0]}, version=0)
+    rescoring.advance(5)
+    rescoring.end()
+    trainer = {"max_staleness": 1, "timeout_s": 0}
+    with pytest.raises(SampleQueueEndedError):
+        rescoring.get(1, adds=["logprobs"], timeout_s=0)  # nobody has asked for young ones so far
+    with pytest.raises(SampleQueueTimeoutError):
+        rescoring.get(1, **trainer)
+    score(rescoring, 5)
+    rescoring.advance(9)
+    with pytest.raises(SampleQueueTimeoutError):
+        rescoring.get(1, adds=["logprobs"], timeout_s=0)
+    with pytest.raises(SampleQueueTimeoutError):
+        rescoring.get(1, **trainer)
+    score(rescoring, 9)
+    rescoring.get(1, **trainer).done()
+    for wanted in ({"adds": ["logprobs"]}, {}):
+        with pytest.raises(SampleQueueEndedError):
+            rescoring.get(1, timeout_s=0, **wanted)
+
+
+def test_at_the_end_a_too_old_sample_that_lacks_another_column_is_waited_for(rescoring):
+    ids = rescoring.put({"tokens": [1], "logprobs": ["old"]}, version=0)
+    rescoring.advance(5)
+    rescoring.end()
+    for _ in range(2):
+        with pytest.raises(SampleQueueTimeoutError):
+            rescoring.get(1, max_staleness=1, timeout_s=0)
+        rescoring.add(ids, {"reward": [1]})
+    score(rescoring, 5)
+    assert rescoring.get(1, max_staleness=1, timeout_s=0)["logprobs"] == ["anew"]
+
+
+def test_parts_of_rollouts_are_not_scored_before_they_are_whole(rescoring):
+    rescoring.put({"tokens": [[1]], "logprobs": [[-1]]}, version=0, lengths=[1], partial=True)
+    rescoring.advance(5)
+    with pytest.raises(SampleQueueTimeoutError):
+        rescoring.resume(1, max_staleness=1, timeout_s=0)
+    with rescoring.resume(1) as parts:
+        assert parts["logprobs"] == [[-1]]
+        whole = {"tokens": [[1, 2]], "logprobs": [[-1, -2]], "reward": [0]}
+        parts.put(whole, version=5, lengths=[2])
+    with pytest.raises(SampleQueueTimeoutError):
+        rescoring.get(1, max_staleness=1, timeout_s=0)
+    score(rescoring, 5)
+    assert rescoring.get(1, max_staleness=1, timeout_s=0).versions_behind == [0]
