@@ -26,6 +26,8 @@ from raycrew.tensor_transport import (
 )
 from raycrew.tensor_transport._bytes.codec import decode, encode
 from raycrew.tensor_transport.testing import InProcessByteStore, read_sum
+from raycrew.tensor_transport.weights import Bucket, TensorEntry, WeightUpdate
+from raycrew.tensor_transport.weights._update import sealed
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -126,6 +128,24 @@ def test_weights_are_published_from_a_device(device):
     update = WeightPublisher(store).publish({"w": rows(device), "scale": torch.tensor(2.0, device=device)})
     WeightReceiver(lambda tensors: loaded.update(copy.deepcopy(dict(tensors))), store=store).apply(update)
     assert same(loaded["w"], rows("cpu")) and loaded["scale"] == 2
+
+
+@pytest.mark.hostile
+def test_a_default_device_of_the_caller_is_not_that_of_what_arrives(device):
+    registry = ShardRegistry(InlineBackend())
+    (handle,) = registry.put([rows("cpu")])
+    twice = RTensor.concat([handle, handle])[[3, 1500]]
+    store, loaded = InProcessByteStore(), {}
+    pieces = [TensorEntry("w", "float32", (1,), i, 0, 4, (i,), (2,)) for i in range(2)]
+    none = TensorEntry("none", "float32", (0, 3), 0, 0, 0)
+    tickets = [store.put(np.full(1, i, np.float32).view(np.uint8)) for i in range(2)]
+    update = sealed(WeightUpdate("p", 1, (*pieces, none), tuple(Bucket(t, 4, None) for t in tickets)))
+    receiver = WeightReceiver(lambda tensors: loaded.update(dict(tensors)), store=store)
+    with torch.device("meta" if device == "cpu" else device):
+        (found,) = registry.fetch([twice])
+        receiver.apply(update)
+    assert same(found, rows("cpu")[[3, 500]])
+    assert same(loaded["w"], torch.arange(2.0)) and loaded["none"].device.type == "cpu"
 
 
 def test_batches_are_gathered_over_the_groups_own_backend(device, tmp_path):

@@ -13,6 +13,7 @@ from raycrew.tensor_transport.process_groups.communication import (
     PowerSGD,
     apply_communication,
 )
+from raycrew.tensor_transport.transports import member_facts
 
 POWER = PowerSGD(rank=2, start_step=2)
 VARIANTS = {
@@ -76,6 +77,23 @@ def test_a_backend_that_can_not_be_had_says_why():
         assert CommunicationSettings().resolve_backend() == "gloo"
         with pytest.raises(NoTransportError, match=r"nccl: .*NCCL"):
             CommunicationSettings(backend="nccl").resolve_backend()
+
+
+@pytest.mark.hostile
+def test_a_backend_is_chosen_from_what_all_ranks_say():
+    here = dataclasses.replace(member_facts(), unavailable={}, versions={"torch": "2", "nccl": "2"})
+    first, second = (dataclasses.replace(here, gpus=(f"gpu{i}",)) for i in range(2))
+    auto = CommunicationSettings()
+    assert auto.resolve_backend([first, second]) == "nccl"
+    for other in (
+        dataclasses.replace(second, gpus=(), unavailable={"nccl": "no CUDA device is visible"}),
+        first,
+        dataclasses.replace(second, versions={"torch": "2", "nccl": "3"}),
+    ):
+        assert auto.resolve_backend([first, other]) == auto.resolve_backend([other, first]) == "gloo"
+        with pytest.raises(NoTransportError, match="nccl"):
+            CommunicationSettings(backend="nccl").resolve_backend([first, other])
+    assert CommunicationSettings(backend="gloo").resolve_backend([first, second]) == "gloo"
 
 
 def test_only_a_data_parallel_model_is_taken():

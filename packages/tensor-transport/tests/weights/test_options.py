@@ -112,7 +112,8 @@ def test_an_update_that_was_changed_on_its_way_is_refused(store):
     a, b = update.tensors
     exchanged = (dataclasses.replace(a, name="b"), dataclasses.replace(b, name="a"))
     reads = store.reads
-    for changed in ({"tensors": exchanged}, {"version": 7}, {"publisher": "other"}):
+    wrong = ({"tensors": exchanged}, {"version": 7}, {"publisher": "other"}, {"bases": frozenset({1})})
+    for changed in (*wrong, {"tensors": exchanged, "digest": ""}):
         with pytest.raises(ManifestMismatchError, match="the digest of its manifest differs"):
             arrived(dataclasses.replace(update, **changed), store)
     assert store.reads == reads
@@ -174,6 +175,7 @@ def test_several_versions_are_kept_on_request(store):
         ({"keep": 0}, "keep must be at least 1"),
         ({"part": 2, "parts": 2}, "part must be from 0 to 1"),
         ({"sharded": True, "transform": lambda n, t: t}, "transform= takes whole tensors"),
+        ({"dtype": torch.int8}, "dtype= casts floating-point tensors to another such dtype, not to torch.int8"),
     ],
 )
 def test_options_are_checked(store, options, match):

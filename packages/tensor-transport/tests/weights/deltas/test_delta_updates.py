@@ -162,13 +162,16 @@ def test_what_was_loaded_can_be_taken_back_until_it_is_committed():
 
 
 @pytest.mark.hostile
-def test_other_names_and_sizes_are_refused():
+def test_other_names_shapes_and_dtypes_are_refused():
     trainer = Trainer()
     weights = blank(trainer.weights)
     changes = [
         {"more": torch.zeros(2)},
         {"counts": torch.zeros(999, dtype=torch.int64)},
         {"scale": torch.zeros(32, dtype=torch.float64)},
+        {"scale": torch.zeros(64, dtype=torch.int32)},
+        {"embed": torch.zeros(300, 64, dtype=torch.float16)},
+        {"embed": torch.zeros(64, 300, dtype=torch.bfloat16)},
     ]
     for change in changes:
         target = DeltaTarget(weights | change)

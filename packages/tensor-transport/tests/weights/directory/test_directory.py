@@ -278,6 +278,17 @@ def test_late_and_restarted_receivers_pull_by_themselves(store):
             late.receiver.pull()
 
 
+def test_versions_stay_while_there_are_no_more_than_are_kept(store):
+    with WeightDirectory.local(keep=4) as directory:
+        trainer = Trainer(store, directory)
+        for trainer.seed in range(3):
+            trainer.publish_weights()
+        late = Generator(store, directory)
+        for version in (1, 2, 3):
+            assert late.receiver.pull(version).version == version
+            assert_same(late.model.tensors, weights(version - 1))
+
+
 def test_partial_versions_are_added_to_what_they_belong_to(store):
     with WeightDirectory.local(keep=1) as directory:
         publisher = WeightPublisher(store, directory=directory)

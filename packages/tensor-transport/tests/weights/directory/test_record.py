@@ -95,6 +95,16 @@ def test_the_last_versions_are_kept_and_the_others_freed_once():
         record.offer(0, 2)
 
 
+@pytest.mark.parametrize("keep", [1, 2, 3, 5])
+def test_no_version_goes_while_there_are_no_more_than_are_kept(keep):
+    record = Record(keep=keep)
+    author = Author(record)
+    for number in range(1, 9):
+        author.publish()
+        held = [status.version for status in record.status(0) if status.size_bytes]
+        assert held == list(range(max(1, number - keep + 1), number + 1))
+
+
 def test_what_somebody_reads_is_kept_until_its_lease_ends():
     record = Record(keep=1, lease_s=10)
     author = Author(record)
@@ -207,6 +217,16 @@ def test_a_node_of_a_relay_waits_for_the_one_before():
     assert record.news(0, 1, "c", "third", (0,)) is None
     record.took(0, 1, "b", (1,))
     assert record.news(0, 1, "c", "third", (0,)).buckets
+
+
+@pytest.mark.hostile
+def test_a_node_of_a_relay_does_not_wait_for_one_that_gave_up():
+    record = Record(fanout=1)
+    Author(record).publish()
+    assert record.news(0, 1, "a", "first", (0,)).buckets
+    assert record.news(0, 1, "b", "second", (0,)) is None
+    record.vote(0, 1, "a", False, "no room")
+    assert record.news(0, 1, "b", "second", (0,)).buckets
 
 
 def plan_of(rows):

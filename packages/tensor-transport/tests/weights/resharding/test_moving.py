@@ -1,5 +1,6 @@
 """Plans carried out within one process: random layouts, strided parameters, deadlines, damage."""
 
+import dataclasses
 import random
 
 import numpy as np
@@ -20,6 +21,7 @@ from raycrew.tensor_transport.errors import (
 from raycrew.tensor_transport.weights.resharding import (
     Layout,
     TensorLayout,
+    fused,
     join_layouts,
     layout_of,
     offer_shards,
@@ -238,3 +240,20 @@ def test_shards_of_two_steps_are_not_mixed():
         state["w"].zero_()
         pull_shards(state, plan, 0, found, transport, version=wanted)
         assert state["w"].all()
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("wrong", ["source", "target"])
+def test_tensors_of_one_parameter_have_its_dtype(wrong):
+    apart = Layout({name: replicated((2, 3), "float32", [0]) for name in "ab"})
+    together = fused(apart.tensors, "ab")
+    mixed = Layout({"a": together["a"], "b": dataclasses.replace(together["b"], dtype="int32")})
+    other = Layout(apart.tensors | {"b": replicated((2, 3), "int32", [0])})
+    fused_state = {"ab": torch.zeros(4, 3)}
+    apart_state = {"a": torch.ones(2, 3), "b": torch.ones(2, 3, dtype=torch.int32)}
+    transport = LendingTransport()
+    states = (fused_state, apart_state) if wrong == "source" else (apart_state, fused_state)
+    plan = plan_reshard(*((mixed, other) if wrong == "source" else (other, mixed)))
+    with pytest.raises(ReshardError, match="'ab' of rank 0 is float32.*the layout says int32"):
+        pull_shards(states[1], plan, 0, [offer_shards(states[0], plan, 0, transport)], transport)
+    assert not fused_state["ab"].any()

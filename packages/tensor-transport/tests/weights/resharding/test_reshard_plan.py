@@ -322,6 +322,8 @@ def test_impossible_layouts_are_refused():
         on_mesh((4,), DTYPE, [0, 1], [None, None])
     with pytest.raises(LayoutError, match="they do not fit each other"):
         fused({"a": replicated((2, 3), DTYPE, [0]), "b": replicated((2, 4), DTYPE, [0])}, "ab")
+    with pytest.raises(LayoutError, match=f"have the dtypes {DTYPE}, uint8: a parameter has one"):
+        fused({"a": replicated((2, 3), DTYPE, [0]), "b": replicated((2, 3), "uint8", [0])}, "ab")
 
 
 @pytest.mark.hostile

@@ -23,6 +23,7 @@ from raycrew.tensor_transport import (
     WeightUpdateError,
     sync_weights,
 )
+from raycrew.tensor_transport import _ray
 from raycrew.tensor_transport.process_groups import CollectiveGroup
 from raycrew.tensor_transport.testing import LocalPeers, LocalResults
 from raycrew.tensor_transport.transports import SharedMemoryTransport
@@ -432,3 +433,15 @@ def test_what_a_store_gives_is_nobody_elses_whatever_it_joined_since():
 def test_routes_that_no_buckets_go_over_are_refused_at_once(transport):
     with pytest.raises(ValueError, match="transport must be 'auto', or of shared_memory, gloo, "):
         WeightRoute(transport)
+
+
+@pytest.mark.hostile
+def test_over_tcp_buckets_are_offered_where_other_nodes_reach_this_one(monkeypatch):
+    monkeypatch.setattr(_ray, "node_address", lambda: "127.0.0.7")
+    route = Route("key", "tcp", "tcp", "tcp: chosen")
+    with RouteStore() as ours, RouteStore() as theirs:
+        for store in (ours, theirs):
+            store.join(route)
+        ticket = ours.put(np.arange(100, dtype=np.uint8))
+        assert ticket.kept.key.host == "127.0.0.7"
+        assert (theirs.get(ticket) == np.arange(100)).all()

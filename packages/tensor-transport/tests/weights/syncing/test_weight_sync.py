@@ -118,6 +118,15 @@ def test_sync_refuses_generators_that_report_another_version(crew):
         sync_weights(LocalPeers(trainers), LocalPeers(generators))
 
 
+@pytest.mark.hostile
+@pytest.mark.parametrize("answer", [None, 1])
+def test_sync_does_not_take_the_silence_of_a_generator_for_its_version(crew, answer):
+    trainers, generators = crew
+    generators[1].apply_weights = lambda update: answer
+    with pytest.raises(WeightUpdateError, match=r"receipt on every generator; got \[.*Receipt.*, (None|1)\]"):
+        sync_weights(LocalPeers(trainers), LocalPeers(generators))
+
+
 def breaks_while_loading(tensors):
     next(iter(tensors))
     raise RuntimeError("no room")

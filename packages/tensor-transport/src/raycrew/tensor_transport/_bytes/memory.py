@@ -88,7 +88,7 @@ def tensor_over(data: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.
     Bytes that are not aligned to the element size are copied.
     """
     if not data.nbytes:
-        return torch.empty(tuple(shape), dtype=dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
     if data.__array_interface__["data"][0] % dtype.itemsize:
         data = data.copy()
     return _shaped(unlocked(data), dtype, shape)
@@ -97,7 +97,7 @@ def tensor_over(data: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.
 def tensor_from(data: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
     """A tensor in memory of its own, filled from bytes."""
     if not data.nbytes:
-        return torch.empty(tuple(shape), dtype=dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
     own = np.empty(data.nbytes, np.uint8)
     copy_bytes(own, data)
     return _shaped(own, dtype, shape)
@@ -114,7 +114,7 @@ def fresh_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """An uninitialised CPU tensor, for a large one in huge pages, which numpy asks for and torch does not."""
     size_bytes = math.prod(shape) * dtype.itemsize
     if size_bytes < _LARGE_COPY:
-        return torch.empty(tuple(shape), dtype=dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
     return tensor_over(np.empty(size_bytes, np.uint8), dtype, shape)
 
 

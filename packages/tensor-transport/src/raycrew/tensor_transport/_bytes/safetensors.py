@@ -53,7 +53,7 @@ class Entry:
             TransportError: There is none.
         """
         try:
-            return torch.empty(self.shape, dtype=self.dtype)
+            return torch.empty(self.shape, dtype=self.dtype, device="cpu")
         except (RuntimeError, MemoryError) as error:
             raise TransportError(f"no memory for the {self.size_bytes} bytes of a tensor: {error}") from error
 

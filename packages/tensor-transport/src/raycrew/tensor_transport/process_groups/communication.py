@@ -6,7 +6,7 @@ model = apply_communication(DistributedDataParallel(model), settings)
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
@@ -14,8 +14,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from raycrew.tensor_transport.errors import NoTransportError, TransportError
-from raycrew.tensor_transport.process_groups._membership import Backend
-from raycrew.tensor_transport.transports import member_facts
+from raycrew.tensor_transport.process_groups._membership import Backend, choose_for
+from raycrew.tensor_transport.transports import MemberFacts, member_facts
 
 
 class CommunicationWishes(Protocol):
@@ -110,14 +110,20 @@ class CommunicationSettings:
         wanted = compression if wishes.gradient_compression else None
         return cls(backend=backend, gradient_compression=wanted, asynchronous=wishes.asynchronous)
 
-    def resolve_backend(self) -> Literal["nccl", "gloo"]:
-        """The backend for `torch.distributed.init_process_group` in this process.
+    def resolve_backend(self, members: Sequence[MemberFacts] | None = None) -> Literal["nccl", "gloo"]:
+        """The backend for `torch.distributed.init_process_group`.
 
-        Every rank has to come to the same one: name it where some ranks have GPUs and others none.
+        Every rank has to come to the same one. With the facts of all ranks it does; without them this process
+        looks at itself alone: name the backend, then, where some ranks have GPUs and others none.
+
+        Args:
+            members: `member_facts()` of each rank, in rank order, taken once it has chosen its device.
 
         Raises:
-            NoTransportError: It can't be used in this process; the error says why.
+            NoTransportError: It can't be used by all ranks, or in this process; the error says why.
         """
+        if members is not None:
+            return choose_for(self.backend, members).name  # type: ignore[return-value]
         reasons = member_facts().unavailable
         if self.backend != "gloo" and "nccl" not in reasons:
             return "nccl"

@@ -11,7 +11,7 @@ from raycrew.tensor_transport.process_groups._membership.invitation import (
     ranks_of,
 )
 from raycrew.tensor_transport.process_groups._membership.lifeline import Lifeline
-from raycrew.tensor_transport.process_groups._membership.seat import Seat, choose_backend
+from raycrew.tensor_transport.process_groups._membership.seat import Seat, choose_backend, choose_for
 from raycrew.tensor_transport.process_groups._membership.watch import Watch
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "check_backend",
     "check_members",
     "choose_backend",
+    "choose_for",
     "group_error",
     "member_names",
     "ranks_of",

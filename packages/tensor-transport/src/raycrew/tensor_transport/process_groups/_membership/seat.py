@@ -47,7 +47,11 @@ def choose_backend(wanted: Backend, seats: Sequence[Seat]) -> Choice:
     Raises:
         NoTransportError: Not every member can use what was asked for.
     """
-    facts = [seat.facts for seat in seats]
+    return choose_for(wanted, [seat.facts for seat in seats])
+
+
+def choose_for(wanted: Backend, facts: Sequence[MemberFacts]) -> Choice:
+    """The same, from the facts of all members."""
     if wanted == "gloo":
         return choose_transport(facts, "broadcast", "gloo", device="cpu")
     names = ("nccl", "gloo") if wanted == "auto" else (wanted,)

@@ -1,6 +1,7 @@
 """What every `PullTransport` promises, as a list of checks."""
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -81,16 +82,25 @@ def _check_with_peer(case: PullCase) -> None:
 
 
 def _check_deaths(case: PullCase) -> None:
-    with contextlib.closing(case.make()) as transport:
-        peer = case.start_peer()
-        try:
-            check_killed(transport, peer)
-        except BaseException:
-            with contextlib.suppress(Exception):
-                peer.kill()
-            raise
-        mine = transport.offer(torch.arange(8))
-        expect(torch.equal(pull(transport, mine), torch.arange(8)), "a dead peer disturbs others")
+    def use() -> None:
+        with contextlib.closing(case.make()) as transport:
+            _check_death(case, transport)
+        case.make().close()  # What the peer left behind goes when the next one begins.
+        gc.collect()
+
+    leaves_nothing(use)
+
+
+def _check_death(case: PullCase, transport: PullTransport) -> None:
+    peer = case.start_peer()
+    try:
+        check_killed(transport, peer)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            peer.kill()
+        raise
+    mine = transport.offer(torch.arange(8))
+    expect(torch.equal(pull(transport, mine), torch.arange(8)), "a dead peer disturbs others")
 
 
 @contextlib.contextmanager

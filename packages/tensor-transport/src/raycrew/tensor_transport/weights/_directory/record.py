@@ -93,6 +93,8 @@ class Record(Publications):
         if version is None:
             return
         version.fetching.pop(receiver, None)
+        if not loaded:  # Other nodes may wait for what this one was to fetch.
+            version.forget(receiver)
         if not version.is_live or not version.is_voter(receiver):
             return
         version.votes[receiver] = loaded

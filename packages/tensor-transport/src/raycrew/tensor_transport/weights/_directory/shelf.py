@@ -275,7 +275,7 @@ class Shelf:
     def _needed(self) -> set[int]:
         """The versions to keep: the last ones, and those that they have to be added to."""
         committed = sorted(n for n, v in self.versions.items() if v.state == "committed")
-        needed = set(committed[len(committed) - self.keep :])
+        needed = set(committed[max(0, len(committed) - self.keep) :])
         for number in sorted(needed, reverse=True):
             bases = self.versions[number].bases
             while bases:

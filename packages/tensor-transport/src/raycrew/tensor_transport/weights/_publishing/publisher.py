@@ -101,6 +101,8 @@ class WeightPublisher(Belonging):
             raise ValueError(f"keep must be at least 1, got {keep}: a directory may keep none")
         if sharded and transform is not None:
             raise ValueError("transform= takes whole tensors, and sharded=True has none")
+        if dtype is not None and not dtype.is_floating_point:
+            raise ValueError(f"dtype= casts floating-point tensors to another such dtype, not to {dtype}")
         self._store = as_store(store)
         self._bucket_bytes = bucket_bytes
         self._part, self._parts, self._sharded, self._checksums = part, parts, sharded, checksums

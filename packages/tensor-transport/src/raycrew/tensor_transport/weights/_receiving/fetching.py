@@ -214,7 +214,7 @@ class Assembler:
 
     @staticmethod
     def _begin(entry: TensorEntry) -> tuple[torch.Tensor, int]:
-        target = torch.empty(entry.whole, dtype=getattr(torch, entry.dtype))
+        target = torch.empty(entry.whole, dtype=getattr(torch, entry.dtype), device="cpu")
         return target, target.numel()
 
 

@@ -35,7 +35,7 @@ _MADE: Mapping[str, Callable[[], PullTransport | None]] = {
     "object_store": lambda: None,
     "shared_memory": SharedMemoryTransport,
     "process_vm": ProcessVmTransport,
-    "tcp": TcpTransport,
+    "tcp": lambda: TcpTransport(_ray.node_address() or "127.0.0.1"),
 }
 _REMEMBERED = 100
 """So many routes that were joined are remembered: nobody reads alone what was to be broadcast to it."""

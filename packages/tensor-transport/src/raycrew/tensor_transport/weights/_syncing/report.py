@@ -73,14 +73,16 @@ class WeightSyncReport:
 
 
 def checked_receipts(results: Sequence[object], version: int, method: str) -> tuple[WeightReceipt, ...]:
-    """The receipts among the generators' results, all of one version.
+    """The generators' results: receipts, all of one version.
 
     Raises:
-        WeightUpdateError: There are none, other things, or receipts of other versions.
+        WeightUpdateError: There is none of some generator, or one of another version.
     """
     receipts = tuple(result for result in results if isinstance(result, WeightReceipt))
-    if not receipts or any(r is not None and not isinstance(r, WeightReceipt) for r in results):
-        raise WeightUpdateError(f"{method}() has to return WeightReceiver.apply()'s receipt; got {results!r}")
+    if not receipts or len(receipts) < len(results):
+        raise WeightUpdateError(
+            f"{method}() has to return WeightReceiver.apply()'s receipt on every generator; got {results!r}"
+        )
     if wrong := {rank: r.version for rank, r in enumerate(receipts) if r.version != version}:
         raise WeightUpdateError(f"generators report other versions than {version}: {wrong}", version=version)
     return receipts

@@ -44,9 +44,7 @@ class TensorEntry:
 
     def view(self, bucket: torch.Tensor) -> torch.Tensor:
         """This tensor's bytes in `bucket` (uint8, 1-D), without a copy."""
-        if not self.size_bytes:
-            return torch.empty(self.shape, dtype=getattr(torch, self.dtype))
-        raw = bucket[self.offset : self.offset + self.size_bytes]
+        raw = bucket[self.offset : self.offset + self.size_bytes] if self.size_bytes else bucket[:0]
         return raw.view(getattr(torch, self.dtype)).reshape(self.shape)
 
 
@@ -111,7 +109,8 @@ class WeightUpdate:
         part: Which part of the version this is; `join_updates` makes one of all parts.
         parts: How many parts there are, one per publishing rank.
         bases: Versions to one of which this has to be added; None where it is all of a model.
-        digest: Of all of it but the buckets' tickets, as the publisher made it: receivers compare.
+        digest: Of all of it but the buckets' tickets and checksums, as the publisher made it: receivers
+            compare.
         spans: When the publisher did what.
     """
 
@@ -162,7 +161,7 @@ def check_digest(update: WeightUpdate) -> None:
     Raises:
         ManifestMismatchError: It is not what was published.
     """
-    if update.digest and _digest_of(update, update.plan) != update.digest:
+    if _digest_of(update, update.plan) != update.digest:
         raise ManifestMismatchError(
             f"update {update.version} is not what its publisher made: the digest of its manifest differs; "
             "nothing was fetched. Publisher and receiver may run different releases of raycrew"

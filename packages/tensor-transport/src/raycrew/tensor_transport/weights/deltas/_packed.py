@@ -4,6 +4,7 @@ import struct
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from raycrew.tensor_transport._bytes import Fold
 from raycrew.tensor_transport.errors import DamagedBytesError, DecodeError
@@ -17,8 +18,8 @@ from raycrew.tensor_transport.weights.deltas._codec import (
     table_bytes,
 )
 
-_HEAD = struct.Struct("<4sIQqqQQQ")
-_MAGIC = b"rcd1"
+_HEAD = struct.Struct("<4sIQqqQQQI")
+_MAGIC = b"rcd2"
 NO_VERSION = -1
 
 
@@ -34,6 +35,7 @@ class Delta:
         whole_bytes: Bytes of the tensor.
         fold: Fold of its bytes afterwards.
         changes: Which elements have which values.
+        kind: Dtype and shape of the tensor: bits mean something else in another one.
     """
 
     source: int
@@ -43,14 +45,16 @@ class Delta:
     whole_bytes: int
     fold: int
     changes: Changes
+    kind: str = ""
 
     @property
     def size_bytes(self) -> int:
         """Bytes that are sent."""
-        return _HEAD.size + self.changes.size_bytes
+        return _HEAD.size + len(self.kind.encode()) + self.changes.size_bytes
 
     def packed(self) -> Bytes:
         """All of it as one run of bytes."""
+        kind = self.kind.encode()
         head = _HEAD.pack(
             _MAGIC,
             self.itemsize,
@@ -60,8 +64,9 @@ class Delta:
             self.whole_bytes,
             self.fold,
             self.changes.indices.nbytes,
+            len(kind),
         )
-        parts = [np.frombuffer(head, np.uint8), self.changes.table.view(np.uint8)]
+        parts = [np.frombuffer(head + kind, np.uint8), self.changes.table.view(np.uint8)]
         return np.concatenate([*parts, self.changes.indices, self.changes.values])
 
     @classmethod
@@ -73,17 +78,20 @@ class Delta:
         """
         if data.nbytes < _HEAD.size or data[:4].tobytes() != _MAGIC:
             raise DecodeError("these bytes are no delta")
-        _, itemsize, source, version, base, whole, fold, indexed = _HEAD.unpack(data[: _HEAD.size].tobytes())
+        head = _HEAD.unpack(data[: _HEAD.size].tobytes())
+        _, itemsize, source, version, base, whole, fold, indexed, length = head
         word = min(itemsize, 8)
         if word not in (1, 2, 4, 8) or whole % itemsize:
             raise DecodeError(f"a damaged delta: {whole} bytes of elements of {itemsize}")
-        first = _HEAD.size + table_bytes(whole // word)
+        table_start = _HEAD.size + length
+        first = table_start + table_bytes(whole // word)
         last = first + indexed
         if last > data.nbytes or (data.nbytes - last) % word:
             raise DecodeError(f"a delta of {data.nbytes} bytes is not all there: its values begin at {last}")
-        table = read_table(data[_HEAD.size : first].copy())
+        table = read_table(data[table_start:first].copy())
         changes = Changes(table, data[first:last], data[last:].copy())
-        return cls(source, version, base, itemsize, whole, fold, changes)
+        kind = data[_HEAD.size : table_start].tobytes().decode(errors="replace")
+        return cls(source, version, base, itemsize, whole, fold, changes, kind)
 
     def apply(self, memory: Bytes, *, verify: bool = True) -> "Delta":
         """Write the changes into a tensor's bytes.
@@ -112,8 +120,20 @@ class Delta:
         return Delta(self.source, self.base, self.version, self.itemsize, self.whole_bytes, 0, undo)
 
 
+def kind_of(tensor: torch.Tensor) -> str:
+    """`bfloat16[2, 3]`: what a tensor has to be for the bits of another one to mean the same."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
 def encode_delta(
-    old: Bytes | None, new: Bytes, itemsize: int, *, source: int = 0, version: int = 0, base: int = 0
+    old: Bytes | None,
+    new: Bytes,
+    itemsize: int,
+    *,
+    source: int = 0,
+    version: int = 0,
+    base: int = 0,
+    kind: str = "",
 ) -> Delta:
     """What `new` has that `old` has not; all of it where that takes less, or `old` is None.
 
@@ -124,6 +144,7 @@ def encode_delta(
         source: Who counts the versions.
         version: What `new` is.
         base: What `old` is.
+        kind: Dtype and shape of the tensor that these are the bytes of, for `DeltaTarget`.
 
     Raises:
         ValueError: The lengths differ, or are no multiple of `itemsize`.
@@ -135,7 +156,7 @@ def encode_delta(
     words = as_words(new, itemsize)
     changes = find_changes(None if old is None else as_words(old, itemsize), words)
     needed = base if changes.needs_base else NO_VERSION
-    return Delta(source, version, needed, itemsize, new.nbytes, _fold(new), changes)
+    return Delta(source, version, needed, itemsize, new.nbytes, _fold(new), changes, kind)
 
 
 def _fold(data: Bytes) -> int:

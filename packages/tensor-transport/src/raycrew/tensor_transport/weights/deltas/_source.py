@@ -9,7 +9,7 @@ import torch
 from raycrew.tensor_transport._bytes import tensor_bytes
 from raycrew.tensor_transport.errors import TransportClosedError, TransportError
 from raycrew.tensor_transport.protocols import Bytes
-from raycrew.tensor_transport.weights.deltas._packed import Delta, encode_delta
+from raycrew.tensor_transport.weights.deltas._packed import Delta, encode_delta, kind_of
 
 Pairs = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 _UNDOABLE = 4
@@ -128,7 +128,7 @@ class DeltaSource:
             kept = None
         known = kept if base is not None else None
         options = {"source": self._id, "version": version, "base": base or 0}
-        delta = encode_delta(known, data, tensor.element_size(), **options)
+        delta = encode_delta(known, data, tensor.element_size(), kind=kind_of(tensor), **options)
         if kept is None:
             self._kept[name], self._undo[name] = data.copy(), None
         elif known is None or delta.size_bytes > delta.whole_bytes // _UNDOABLE:

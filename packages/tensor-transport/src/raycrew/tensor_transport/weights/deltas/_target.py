@@ -8,7 +8,7 @@ import torch
 from raycrew.tensor_transport._bytes import check_tensor, tensor_bytes, tensor_over
 from raycrew.tensor_transport.errors import BaseVersionError, DecodeError, ManifestMismatchError
 from raycrew.tensor_transport.protocols import Bytes
-from raycrew.tensor_transport.weights.deltas._packed import NO_VERSION, Delta
+from raycrew.tensor_transport.weights.deltas._packed import NO_VERSION, Delta, kind_of
 
 
 class _Version(NamedTuple):
@@ -59,7 +59,7 @@ class DeltaTarget:
 
         Raises:
             BaseVersionError: It is told against another version than is held: a full update is needed.
-            ManifestMismatchError: Names or sizes are not those of the tensors.
+            ManifestMismatchError: Names, shapes or dtypes are not those of the tensors.
             DecodeError: A delta is damaged.
             DamagedBytesError: The result of one is not what it should be.
         """
@@ -103,11 +103,10 @@ class DeltaTarget:
         if name not in self._weights:
             raise _mismatch(f"{name!r} is unknown", delta.version, [name])
         tensor = self._weights[name]
-        size = tensor.numel() * tensor.element_size()
-        if (delta.whole_bytes, delta.itemsize) != (size, tensor.element_size()):
+        size = (tensor.numel() * tensor.element_size(), tensor.element_size())
+        if delta.kind != kind_of(tensor) or (delta.whole_bytes, delta.itemsize) != size:
             raise _mismatch(
-                f"{name!r} has {delta.whole_bytes} bytes in elements of {delta.itemsize} at the source, and "
-                f"{size} in elements of {tensor.element_size()} here",
+                f"{name!r} is {delta.kind or 'of no kind'} at the source, and {kind_of(tensor)} here",
                 delta.version,
                 [name],
             )

@@ -25,7 +25,7 @@ def fused(parts: Mapping[str, TensorLayout], parameter: str, dim: int = 0) -> di
         dim: Dimension along which the parts follow each other.
 
     Raises:
-        LayoutError: On some rank the parts do not fit each other, or are not contiguous.
+        LayoutError: On some rank the parts do not fit each other, or are not contiguous; their dtypes differ.
     """
     return _fuse([{name: part} for name, part in parts.items()], parameter, dim, stack=False)
 
@@ -39,7 +39,7 @@ def stacked(groups: _Groups, parameter: str) -> dict[str, TensorLayout]:
         parameter: Name of the parameter on each rank.
 
     Raises:
-        LayoutError: On some rank the shapes differ, or something is not contiguous.
+        LayoutError: On some rank the shapes differ, or something is not contiguous; the dtypes differ.
     """
     return _fuse(groups, parameter, 0, stack=True)
 
@@ -48,6 +48,11 @@ def _fuse(groups: _Groups, parameter: str, dim: int, *, stack: bool) -> dict[str
     names = [name for group in groups for name in group]
     if len(names) != len(set(names)):
         raise LayoutError(f"a tensor is named twice among the parts of {parameter!r}", tensor=parameter)
+    if len(dtypes := {tensor.dtype for group in groups for tensor in group.values()}) > 1:
+        raise LayoutError(
+            f"the parts of {parameter!r} have the dtypes {', '.join(sorted(dtypes))}: a parameter has one",
+            tensor=parameter,
+        )
     shares: dict[str, list[Share]] = {name: [] for name in names}
     held = [_by_rank(parameter, group) for group in groups]
     for rank in sorted({rank for members in held for rank in members}):

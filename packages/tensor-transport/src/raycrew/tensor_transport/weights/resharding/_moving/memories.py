@@ -33,8 +33,8 @@ def memories_of(
         ReshardError: A parameter is missing, or lies otherwise than the layout says.
     """
     found: dict[str, torch.Tensor] = {}
-    for name, dtype, memory in _expected(layout, rank):
-        if name in found or (wanted is not None and name not in wanted):
+    for name, dtype, memory in dict.fromkeys(_expected(layout, rank)):
+        if wanted is not None and name not in wanted:
             continue
         if name not in state:
             raise ReshardError(
