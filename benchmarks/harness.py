@@ -1,6 +1,7 @@
 """Measure ratios side by side in one process, print them as a table, keep them as JSON.
 
-A suite is a module in this folder with `run(quick: bool) -> list[Figure]`.
+A suite is a module in this folder with `run(quick: bool) -> list[Figure]`; an empty list where the machine
+lacks what it measures.
 """
 
 import argparse
@@ -158,6 +159,9 @@ def main() -> None:
     console = Console(width=max(Console().width, 120))
     for suite in args.suites or suites:
         figures = importlib.import_module(f"bench_{suite.replace('-', '_')}").run(args.quick)
+        if not figures:
+            console.print(f"{suite}: this machine has nothing to measure it with")
+            continue
         show(suite, figures, console)
         args.output.mkdir(parents=True, exist_ok=True)
         rows = [asdict(f) | {"versions": versions(), "machine": machine()} for f in figures]

@@ -24,6 +24,16 @@ class Process:
         return os.getpid()
 
 
+class Remade:
+    """Arrives in another process as what `make()` makes there."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __reduce__(self):
+        return self.make, ()
+
+
 class ActorPeer:
     """A process on a node; its start takes seconds, so what need not be killed is shared (`peers`)."""
 

@@ -3,20 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from actors import ActorPeer
+from actors import ActorPeer, Remade
 
 from raycrew.tensor_transport.testing import PullCase, check_transport
 from raycrew.tensor_transport.transports import ObjectStoreTransport, choose_transport, member_facts
-
-
-class Remade:
-    """Arrives in another process as what `make()` makes there."""
-
-    def __init__(self, make):
-        self.make = make
-
-    def __reduce__(self):
-        return self.make, ()
 
 
 def pulled(_, offer):

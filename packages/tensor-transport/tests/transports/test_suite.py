@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import MakingPeer
 
+from raycrew.tensor_transport.errors import ShardError
 from raycrew.tensor_transport.testing import PullCase, nothing_left
 from raycrew.tensor_transport.testing._broadcast import _check_nothing_left
-from raycrew.tensor_transport.testing._pulling.case import _check_alone
+from raycrew.tensor_transport.testing._pulling.case import _check_alone, _check_deaths
 from raycrew.tensor_transport.testing._transports import leaves_nothing
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 from raycrew.tensor_transport.transports import _pulling as base
@@ -75,6 +77,26 @@ def test_what_is_left_behind_is_seen():
         leaking.append(Leaking())
         leaking[0].close()
     leaking[0]._arenas.close()
+
+
+class Hoarding(SharedMemoryTransport):
+    """Keeps something of each pull that fails."""
+
+    kept = contextlib.ExitStack()
+
+    def _move(self, jobs, guard):
+        try:
+            super()._move(jobs, guard)
+        except ShardError:
+            self.kept.enter_context(Path(os.devnull).open())
+            raise
+
+
+@pytest.mark.hostile
+def test_what_is_left_behind_after_a_death_is_seen():
+    case = PullCase(Hoarding, lambda: MakingPeer(SharedMemoryTransport))
+    with Hoarding.kept, pytest.raises(AssertionError, match=r"left behind: .*/dev/null"):
+        _check_deaths(case, within_s=0.1)
 
 
 @pytest.mark.hostile

@@ -1,6 +1,7 @@
 """What is published of a model and how, parts of one, and ways back."""
 
 import dataclasses
+import math
 import pickle
 
 import pytest
@@ -175,6 +176,7 @@ def test_several_versions_are_kept_on_request(store):
         ({"keep": 0}, "keep must be at least 1"),
         ({"part": 2, "parts": 2}, "part must be from 0 to 1"),
         ({"sharded": True, "transform": lambda n, t: t}, "transform= takes whole tensors"),
+        ({"timeout_s": math.nan}, "timeout_s must be above 0"),
         ({"dtype": torch.int8}, "dtype= casts floating-point tensors to another such dtype, not to torch.int8"),
     ],
 )

@@ -1,6 +1,7 @@
 """Versions that stream through a directory, between threads of one process."""
 
 import asyncio
+import math
 import threading
 
 import pytest
@@ -475,7 +476,14 @@ def test_only_some_generators_are_updated(store, directory):
 
 @pytest.mark.parametrize(
     ("options", "match"),
-    [({"keep": -1}, "keep"), ({"lease_s": 0}, "lease_s"), ({"fanout": 0}, "fanout")],
+    [
+        ({"keep": -1}, "keep"),
+        ({"keep": 1.5}, "keep"),
+        ({"lease_s": 0}, "lease_s"),
+        ({"lease_s": math.nan}, "lease_s"),
+        ({"fanout": 0}, "fanout"),
+        ({"fanout": True}, "fanout"),
+    ],
 )
 def test_options_of_the_directory_are_checked(options, match):
     with pytest.raises(ValueError, match=match):

@@ -1,5 +1,6 @@
 """Numbers that ranks give their versions: from 1, again after a failure, and never within an update."""
 
+import numpy as np
 import pytest
 import torch
 from authors import Author
@@ -87,7 +88,14 @@ def test_versions_begin_at_1(store, directed):
     for version in (0, -1):
         with pytest.raises(ValueError, match=rf"versions begin at 1, got {version}: give step \+ 1"):
             publisher.publish({"a": torch.ones(2)}, version=version)
+    for version in (True, 1.0, "1"):
+        with pytest.raises(TypeError):
+            publisher.publish({"a": torch.ones(2)}, version=version)
+    with pytest.raises(ValueError, match="versions end at 9223372036854775807"):
+        publisher.publish({"a": torch.ones(2)}, version=2**63)
     assert publisher.publish({"a": torch.ones(2)}, version=1).version == 1
+    found = publisher.publish({"a": torch.ones(2)}, version=np.int64(2)).version
+    assert (type(found), found) == (int, 2)
     assert len(store.held) == 1
 
 

@@ -111,11 +111,11 @@ class CudaIpcTransport(Puller):
                 raise TransportError(
                     f"more than {_MARKS} offers on {raw.device}: withdraw some, or pack them"
                 )
+            handle, offset = cuda_driver.export(marks)  # Where this is refused, nothing is held.
             slot = self._free[raw.device].pop()
             marks[slot] = mark
             torch.cuda.current_stream(raw.device).synchronize()
             self._held[mark] = (raw, slot)
-            handle, offset = cuda_driver.export(marks)
         return handle, offset + 8 * slot, mark
 
     def _target(self, i: int, region: Region, buffer: Buffer) -> torch.Tensor:  # type: ignore[override]

@@ -81,14 +81,14 @@ def _check_with_peer(case: PullCase) -> None:
             check(transport, peer)
 
 
-def _check_deaths(case: PullCase) -> None:
+def _check_deaths(case: PullCase, *, within_s: float = 60.0) -> None:
     def use() -> None:
         with contextlib.closing(case.make()) as transport:
             _check_death(case, transport)
         case.make().close()  # What the peer left behind goes when the next one begins.
         gc.collect()
 
-    leaves_nothing(use)
+    leaves_nothing(use, within_s=within_s)
 
 
 def _check_death(case: PullCase, transport: PullTransport) -> None:

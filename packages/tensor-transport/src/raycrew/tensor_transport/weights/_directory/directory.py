@@ -206,11 +206,12 @@ class WeightDirectory(Closing):
 
 
 def _check(keep: int, lease_s: float, fanout: Fanout) -> None:
-    if keep < 0:
-        raise ValueError(f"keep must not be negative, got {keep}")
-    if lease_s <= 0:
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
+        raise ValueError(f"keep is a number of versions, and must not be negative; got {keep!r}")
+    if not lease_s > 0:
         raise ValueError(f"lease_s must be above 0, got {lease_s}")
-    if fanout not in (None, "auto") and (not isinstance(fanout, int) or fanout < 1):
+    is_number = isinstance(fanout, int) and not isinstance(fanout, bool) and fanout >= 1
+    if fanout not in (None, "auto") and not is_number:
         raise ValueError(f'fanout must be "auto", None or at least 1, got {fanout!r}')
 
 

@@ -1,10 +1,12 @@
 """The trainer's side: pack tensors into buckets, and publish them as one version."""
 
+import operator
 import threading
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import SupportsIndex
 
 import torch
 
@@ -36,6 +38,8 @@ from raycrew.tensor_transport.weights._update import (
     checksum,
 )
 
+_LAST_VERSION = 2**63 - 1
+"""What a row's tag can hold."""
 _BROADCAST_BUCKETS = 4
 """So many buckets may be under way at a time to receivers that take part all together."""
 
@@ -101,6 +105,8 @@ class WeightPublisher(Belonging):
             raise ValueError(f"keep must be at least 1, got {keep}: a directory may keep none")
         if sharded and transform is not None:
             raise ValueError("transform= takes whole tensors, and sharded=True has none")
+        if timeout_s is not None and not timeout_s > 0:
+            raise ValueError(f"timeout_s must be above 0, got {timeout_s}")
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"dtype= casts floating-point tensors to another such dtype, not to {dtype}")
         self._store = as_store(store)
@@ -153,6 +159,7 @@ class WeightPublisher(Belonging):
                 keep their others.
 
         Raises:
+            TypeError: `version` is no whole number.
             ValueError: `version` is below 1, does not rise, or has to be given; a name comes twice, there is
                 no tensor, or nothing to which a partial version could be added.
             UnsupportedTensorError: A tensor has no plain bytes (quantised, sparse, meta).
@@ -163,8 +170,7 @@ class WeightPublisher(Belonging):
             TransportClosedError: The publisher is closed.
             TransportError: The publisher is another process's, or is publishing in this thread already.
         """
-        if version is not None and version < 1:
-            raise ValueError(f"versions begin at 1, got {version}: give step + 1 where steps begin at 0")
+        version = None if version is None else _numbered(version)
         with self._turn():
             taking = Taking(weights, self._selection, sharded=self._sharded, first_part=self._part == 0)
             specs = taking.specs()
@@ -277,3 +283,15 @@ class WeightPublisher(Belonging):
     def _release(self, buckets: Iterable[Bucket]) -> None:
         for bucket in buckets:
             self._store.release(bucket.ticket)
+
+
+def _numbered(version: SupportsIndex) -> int:
+    """A version's number, as rows are tagged with it."""
+    if isinstance(version, bool):
+        raise TypeError(f"version is a whole number, not {version!r}")
+    number = operator.index(version)
+    if number < 1:
+        raise ValueError(f"versions begin at 1, got {number}: give step + 1 where steps begin at 0")
+    if number > _LAST_VERSION:
+        raise ValueError(f"versions end at {_LAST_VERSION}, got {number}")
+    return number
