@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+import threading
 
 import pytest
 import torch
 from ddp_training import train_in_two_processes
 
 from raycrew.tensor_transport.errors import NoTransportError
+from raycrew.tensor_transport.process_groups import communication
 from raycrew.tensor_transport.process_groups.communication import (
     CommunicationSettings,
     PowerSGD,
@@ -99,6 +101,18 @@ def test_a_backend_is_chosen_from_what_all_ranks_say():
 def test_only_a_data_parallel_model_is_taken():
     with pytest.raises(TypeError, match="not a Linear"):
         apply_communication(torch.nn.Linear(2, 2), CommunicationSettings())
+
+
+def test_in_turn_nobody_goes_on_before_a_bucket_has_travelled():
+    travelling, gone_on = torch.futures.Future(), []
+    waits = communication._in_turn(lambda state, bucket: travelling)
+    thread = threading.Thread(target=lambda: gone_on.append(waits(None, None)))
+    thread.start()
+    thread.join(0.1)
+    assert not gone_on
+    travelling.set_result(torch.ones(1))
+    thread.join(60)
+    assert gone_on == [travelling]
 
 
 def test_compressed_gradients_send_fewer_bytes_and_train_as_well():

@@ -113,6 +113,10 @@ def test_the_same_plan_in_every_process(shapes, seed):
     assert plan_reshard(*again) is first, "kept by digest"
     other = plan_reshard.__globals__["_cached"].__wrapped__(*again, (), "error", (), ())
     assert list(other.moves()) == list(first.moves())
+    turned = [Layout(dict(reversed(layout.tensors.items()))) for layout in again]
+    assert [layout.digest for layout in turned] == [source.digest, target.digest]
+    other = plan_reshard.__globals__["_cached"].__wrapped__(*turned, (), "error", (), ())
+    assert list(other.moves()) == list(first.moves()), "one digest, one plan"
 
 
 def test_parallel_layouts_hold_what_they_are_known_for():

@@ -172,7 +172,7 @@ def _cached(
     check_targets(target)
     templates: dict[tuple[int, int], Template] = {}
     found: list[_Matched] = []
-    for name, wanted in target.tensors.items():
+    for name, wanted in sorted(target.tensors.items()):  # As digests do: the order of naming does not count.
         held = source.tensors[name]
         if held.shape != wanted.shape or held.dtype != wanted.dtype:
             check_agreement(name, held, wanted, casts)
