@@ -123,6 +123,9 @@ def test_a_group_over_trainer_and_generators_broadcasts_what_each_publishes(crew
     assert {store.explain() for store in crew.stores} == {crew.route.explain()}
     assert crew.route.choice.name == "gloo"
     assert crew.route.explain().startswith("broadcast of cpu bytes, 4 members on 1 machine: gloo")
+    (kept_in,) = {store._route.kept_in for store in crew.stores}
+    kept = f"kept for those who come late: pull of cpu bytes, 4 members on 1 machine: {kept_in}"
+    assert kept in crew.route.explain()
 
     assert crew.sync(2, prepare=None).version == 2
     crew.all_hold(2)

@@ -80,7 +80,7 @@ class RouteStore(Closing):
 
     def explain(self) -> str:
         """What was chosen for all, and why: the same text in all of them."""
-        return "no route was joined yet" if self._route is None else self._route.explanation
+        return "no route is joined" if self._route is None else self._route.explanation
 
     def join(self, route: Route | None) -> Place:
         """Say where this process is; with a route, join that first, in place of the one before.

@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from raycrew.tensor_transport._bytes import Closing
 from raycrew.tensor_transport.errors import TransportClosedError, TransportError
@@ -71,7 +72,10 @@ class WeightRoute(Closing):
         return self._choice
 
     def explain(self) -> str:
-        """Which transport all use, and why no other one: the text that every member has, too."""
+        """Which transport all use, and why no other one: the text that every member has, too.
+
+        Where a collective was chosen, also which one keeps what it broadcasts.
+        """
         return "nothing is chosen before the first update" if self._route is None else self._route.explanation
 
     def turn(
@@ -137,16 +141,18 @@ class WeightRoute(Closing):
         self._end_groups()
         senders = [name for name in places if name.startswith("trainer")]
         receivers = [name for name in places if name not in senders]
-        base = Route(uuid.uuid4().hex, choice.name, choice.name, choice.explain(), (), 0, self._timeout_s)
+        keeper = choice if choice.name in _KEEPERS else choose_transport(facts, "pull", _KEEPERS)
+        base = Route(uuid.uuid4().hex, choice.name, keeper.name, choice.explain(), (), 0, self._timeout_s)
+        if keeper is not choice:
+            told = f"{base.explanation}\nkept for those who come late: {keeper.explain()}"
+            base = replace(base, explanation=told)
         self._choice, self._route = choice, base
-        if choice.name in _KEEPERS:
+        if keeper is choice:
             return dict.fromkeys(places, base)
-        kept_in = choose_transport(facts, "pull", _KEEPERS).name
         invited = [self._invited(sender, receivers) for sender in senders]
 
         def route(invitations: Sequence[Invitation], number: int = 0) -> Route:
-            told = (base.key, choice.name, kept_in, base.explanation, tuple(invitations), number)
-            return Route(*told, self._timeout_s)
+            return replace(base, invitations=tuple(invitations), number=number)
 
         routes = {sender: route(invited[i][:1], i) for i, sender in enumerate(senders)}
         for i, receiver in enumerate(receivers):
