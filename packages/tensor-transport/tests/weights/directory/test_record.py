@@ -190,6 +190,11 @@ def test_partial_versions_can_be_added_where_all_changes_since_are_among_theirs(
     assert lineage.bases({0: None}) is None
     lineage.note(4, {0: None})
     assert lineage.bases(x) == {4}
+    lineage.note(5, x | {1: frozenset("y")})
+    assert lineage.bases(x | {1: frozenset("yz")}) == {4, 5}
+    lineage.note(6, x | {1: frozenset("y")})
+    assert lineage.bases(x | {1: frozenset("yz")}) == {4, 5, 6}
+    assert lineage.bases(x) == {6}, "of fewer parts it lacks what the others changed"
 
 
 def test_a_relay_is_a_chain_or_a_tree():

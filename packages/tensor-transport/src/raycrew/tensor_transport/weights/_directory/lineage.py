@@ -22,7 +22,9 @@ class Lineage:
         bases: set[int] = set()
         for number, changed in reversed(self._changes):
             bases.add(number)
-            if not all(_covers(names.get(part), found) for part, found in changed.items()):
+            if names.keys() != changed.keys():  # Parts of another number are parts of something else.
+                break
+            if not all(_covers(names[part], found) for part, found in changed.items()):
                 break
         return frozenset(bases)
 
