@@ -254,6 +254,6 @@ def test_tensors_of_one_parameter_have_its_dtype(wrong):
     transport = LendingTransport()
     states = (fused_state, apart_state) if wrong == "source" else (apart_state, fused_state)
     plan = plan_reshard(*((mixed, other) if wrong == "source" else (other, mixed)))
-    with pytest.raises(ReshardError, match="'ab' of rank 0 is float32.*the layout says int32"):
+    with pytest.raises(ReshardError, match=r"'ab' of rank 0 is float32.*the layout says int32"):
         pull_shards(states[1], plan, 0, [offer_shards(states[0], plan, 0, transport)], transport)
     assert not fused_state["ab"].any()

@@ -21,9 +21,9 @@ from raycrew.tensor_transport import (
     WeightDirectory,
     WeightRoute,
     WeightUpdateError,
+    _ray,
     sync_weights,
 )
-from raycrew.tensor_transport import _ray
 from raycrew.tensor_transport.process_groups import CollectiveGroup
 from raycrew.tensor_transport.testing import LocalPeers, LocalResults
 from raycrew.tensor_transport.transports import SharedMemoryTransport
