@@ -24,7 +24,9 @@ LAYOUTS = (
     "weights/resharding/test_reshard_plan.py",
     "weights/resharding/test_moving.py",
 )
-SAMPLES = tuple(f"rollouts/samples/test_sample_{what}.py" for what in ("states", "queue", "age", "waits"))
+SAMPLES = tuple(
+    f"rollouts/samples/test_sample_{what}.py" for what in ("states", "queue", "age", "waits", "keys")
+)
 DIGEST = ("spec/test_digest.py", "spec/test_spec.py")
 
 # Module (below the package's import name) and the tests that stand for it (below the package's tests).
@@ -70,6 +72,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "rollouts/samples/_requests": SAMPLES,
         "rollouts/samples/_telling": SAMPLES,
         "rollouts/samples/_states/ledger": SAMPLES,
+        "rollouts/samples/_states/keys": SAMPLES,
         "rollouts/samples/_states/leases": SAMPLES,
         "rollouts/samples/_states/order": SAMPLES,
         "rollouts/samples/_states/ready": SAMPLES,

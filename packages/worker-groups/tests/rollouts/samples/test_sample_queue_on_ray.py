@@ -123,7 +123,10 @@ def test_coroutines_share_a_queue(queue):
         await asyncio.sleep(0)
         given_up.cancel()
         await asyncio.gather(given_up, return_exceptions=True)
-        ids = await queue.put_async({"tokens": range(4), "reward": range(4)}, version=0)
+        rows, keys = {"tokens": range(4), "reward": range(4)}, ["a", "b", "c", "d"]
+        ids = await queue.put_async(rows, version=0, keys=keys)
+        assert await queue.put_async(rows, version=0, keys=keys) == ids
+        assert queue.known(["x", "d"]) == ["d"]
         batches = await asyncio.gather(*waiting)
         assert sorted(i for batch in batches for i in batch.ids) == ids
         for batch in batches:

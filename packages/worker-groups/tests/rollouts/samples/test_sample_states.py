@@ -28,6 +28,7 @@ DEFAULTS = {
     "shuffle_window": 4,
     "max_samples": None,
     "max_memory": None,
+    "max_keys": None,
     "spill": False,
     "directory": None,
     "fsync": False,
@@ -48,6 +49,7 @@ class World:
         self.scored = {}  # by sample: the version that has scored it
         self.leases = []  # lease, ids, until, use
         self.done = Counter()
+        self.puts = []  # what was asked, and the numbers of the samples
 
     def reopen(self):
         self.keeper.close()
@@ -64,10 +66,18 @@ class World:
     def put(self, n, lag, partial):
         version = max(0, self.version - lag)
         rows = {"tokens": [f"{self.version} {i}" for i in range(n)]}
-        ids = self.ask(putting(self.options, rows, version, [4] * n, partial=partial))
+        keys = [f"key {len(self.puts)} {i}" for i in range(n)]
+        request = putting(self.options, rows, version, [4] * n, partial=partial, keys=keys)
+        ids = self.ask(request)
+        self.puts.append((request, ids))
         assert not set(ids) & self.oldest.keys()
         self.oldest |= dict.fromkeys(ids, version)
         self.tokens |= dict(zip(ids, rows["tokens"], strict=True))
+
+    def put_again(self, which):
+        if self.puts:
+            request, ids = self.puts[which % len(self.puts)]
+            assert self.ask(request) == ids, "what was put is not put again"
 
     def get(self, n, staleness, use):
         wanted = {"learn": {}, "go on": {"is_to_go_on": True}}.get(use, {"adds": [use]})
@@ -150,6 +160,7 @@ OPERATIONS = st.one_of(
         st.sampled_from(["well", "well", "give back", "renew", "die"]),
         st.integers(0, 1),
     ),
+    st.tuples(st.just("put_again"), st.integers(0, 9)),
     st.tuples(st.just("advance")),
     st.tuples(st.just("reopen")),
     st.tuples(st.just("wait"), st.floats(0.5, 13.0)),

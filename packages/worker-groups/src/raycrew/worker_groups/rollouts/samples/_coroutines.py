@@ -36,10 +36,11 @@ class QueueCoroutines:
         version: int | WeightVersions,
         lengths: Sequence[int] | None = None,
         partial: bool = False,
+        keys: Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> list[int]:
         """As `put`, without blocking the event loop."""
-        request = putting(self._options, columns, version, lengths, partial=partial)
+        request = putting(self._options, columns, version, lengths, partial=partial, keys=keys)
         with waiting(self.name, "put", request.arguments["n"]):
             ids: list[int] = await self._channel.ask_async(request, timeout_s)
         return ids

@@ -15,20 +15,19 @@ from raycrew.worker_groups.errors import (
     SampleQueueEndedError,
 )
 from raycrew.worker_groups.rollouts.samples._options import QueueOptions
-from raycrew.worker_groups.rollouts.samples._reasons import in_vain, why_not_get, why_not_put
-from raycrew.worker_groups.rollouts.samples._requests import Columns, Handed, Wanted, use_of
+from raycrew.worker_groups.rollouts.samples._reasons import in_vain, why_not
+from raycrew.worker_groups.rollouts.samples._requests import Columns, Handed, Wanted, only, use_of
 from raycrew.worker_groups.rollouts.samples._states import (
     NO_FLOOR,
     WHOLE,
-    Ledger,
+    Keys,
     Use,
     extended,
     first_runs,
-    order_of,
 )
 from raycrew.worker_groups.rollouts.samples._storage import Standing, size_of
 from raycrew.worker_groups.rollouts.samples._table import Table, rows_of
-from raycrew.worker_groups.rollouts.samples._tally import TALLIED, SampleStats, ages
+from raycrew.worker_groups.rollouts.samples._tally import SampleStats, ages, stats_of
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +49,9 @@ class Keeper:
         self, options: QueueOptions, clock: Callable[[], float], tell: Callable[[Mapping[str, float]], None]
     ) -> None:
         self._options, self._clock, self._tell = options, clock, tell
-        self._ledger = Ledger(
-            order_of(options.shuffle_seed, options.shuffle_window),
-            options.stale,
-            options.mask_of(options.rescored),
-        )
-        self._rows = rows_of(options)
+        self._keys = Keys(options.max_keys)
+        self._ledger = options.ledger(self._keys)
+        self._rows = rows_of(options, self._keys)
         self._table = Table(options, self._rows)
         self._withdrawn: deque[str] = deque(maxlen=_MOST_WITHDRAWN)
         self._tally: Counter[str] = Counter()
@@ -69,27 +65,46 @@ class Keeper:
     # Operations
 
     def put(
-        self, columns: Columns, version: int, lengths: Sequence[int] | None, n: int, *, is_whole: bool
+        self,
+        columns: Columns,
+        version: int,
+        lengths: Sequence[int] | None,
+        n: int,
+        *,
+        is_whole: bool,
+        keys: Sequence[str] | None = None,
     ) -> list[int] | None:
         """Take new samples; None where there is no room."""
         with self._operation(is_change=False):
-            if self._is_ended:
+            ids: list[int | None] = [None] * n if keys is None else self._keys.ids_of(keys)
+            fresh = [i for i, known in enumerate(ids) if known is None]
+            if len(fresh) < n:
+                n, (columns, lengths) = len(fresh), only(fresh, columns, lengths)
+            if self._is_ended and fresh:
                 raise SampleQueueEndedError(f"{self._options.name} has ended: nothing can be put any more")
             if self._options.max_samples is not None and n > self._options.max_samples:
                 raise ValueError(f"{n} samples at once are more than max_samples={self._options.max_samples}")
             self._ledger.advance(version)
-            if not self._has_room(n, size_of(columns.values())):
+            if fresh and not self._has_room(n, size_of(columns.values())):
                 self._is_changed, self._is_full = self._is_changed or not self._is_full, True
                 return None
             mask = self._options.mask_of(list(columns)) | (WHOLE if is_whole else 0)
             kept = self._table.kept(columns, range(n))
             rows = [self._table.row(of_sample) for of_sample in kept]
-            new = self._ledger.numbered(first_runs(version, lengths, n), [mask] * n, rows, self._clock())
+            names = None if keys is None else [keys[i] for i in fresh]
+            new = self._ledger.numbered(first_runs(version, lengths, n), mask, rows, self._clock(), names)
             self._note(partial(self._rows.came, new, self._table.positions(columns), is_new=True))
             self._ledger.put(new)
             self._tally["produced"] += n
             self._is_changed = True
-            return [sample.id for sample in new]
+            for i, sample in zip(fresh, new, strict=True):
+                ids[i] = sample.id
+            return ids  # type: ignore[return-value]
+
+    def known(self, keys: Sequence[str]) -> list[str]:
+        """Those of some keys that are remembered."""
+        with self._operation(is_change=False):
+            return [key for key in keys if key in self._keys]
 
     def add(self, ids: Sequence[int], columns: Columns, version: int | None, lease: str | None) -> list[int]:
         """Add columns to samples; the numbers of those that did not take them."""
@@ -188,11 +203,7 @@ class Keeper:
     def discard(self, max_staleness: int) -> int:
         """Drop what is older and in nobody's hands, whatever it has and lacks; how many."""
         with self._operation():
-            floor = self._floor_of(max_staleness)
-            old = [s for s in self._ledger.samples.values() if s.tag < floor and not s.busy]
-            for sample in old:
-                self._ledger.drop(sample)
-            return len(old)
+            return self._ledger.discard(self._floor_of(max_staleness))
 
     def end(self) -> bool:
         """Nothing more is put."""
@@ -203,16 +214,8 @@ class Keeper:
     def stats(self) -> SampleStats:
         """What is held, and what has happened."""
         with self._operation(is_change=False):
-            held = self._ledger.samples.values()
-            return SampleStats(
-                version=self._ledger.version,
-                held=len(held),
-                leased=len(self._ledger.leases),
-                partial=sum(not sample.mask & WHOLE for sample in held),
-                in_memory_bytes=self._rows.in_memory_bytes,
-                on_disk_bytes=self._rows.on_disk_bytes,
-                **{name: self._tally[name] for name in TALLIED},
-            )
+            rows = self._rows
+            return stats_of(self._ledger, rows.in_memory_bytes, rows.on_disk_bytes, self._tally)
 
     def close(self) -> None:
         """Hold nothing any more; idempotent."""
@@ -242,13 +245,9 @@ class Keeper:
 
     def why_not(self, operation: str, arguments: Mapping[str, Any]) -> str:
         """Why an operation is not possible now."""
-        if operation != "get":
-            return why_not_put(self._options, self.stats(), arguments["n"])
-        wanted: Wanted = arguments["wanted"]
+        stats = self.stats()
         with self._lock:
-            use, floor = use_of(self._options, wanted), self._floor_of(wanted.max_staleness)
-            ready, of_any_age = (self._ledger.count(use, least) for least in (floor, NO_FLOOR))
-        return why_not_get(self._options, self.stats(), use, wanted.at_least, ready, of_any_age)
+            return why_not(self._options, self._ledger, stats, operation, arguments)
 
     # What they are made of
 

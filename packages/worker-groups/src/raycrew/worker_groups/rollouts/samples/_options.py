@@ -6,7 +6,7 @@ from os import PathLike
 from typing import Any, Self, TypedDict, get_args
 
 from raycrew.worker_groups._start import size_bytes
-from raycrew.worker_groups.rollouts.samples._states import WHOLE, Stale
+from raycrew.worker_groups.rollouts.samples._states import WHOLE, Keys, Ledger, Stale, order_of
 
 _MOST_COLUMNS = 62
 
@@ -21,6 +21,7 @@ class QueueKeywords(TypedDict, total=False):
     shuffle_window: int
     max_samples: int | None
     max_memory: int | str | None
+    max_keys: int | None
     spill: bool | str | PathLike[str]
     directory: str | PathLike[str] | None
     fsync: bool
@@ -44,6 +45,7 @@ class QueueOptions:
     shuffle_window: int
     max_samples: int | None
     max_memory: int | str | None
+    max_keys: int | None
     spill: bool | str | PathLike[str]
     directory: str | PathLike[str] | None
     fsync: bool
@@ -69,6 +71,7 @@ class QueueOptions:
         _check_whole("shuffle_seed", self.shuffle_seed, None)
         _check_whole("shuffle_window", self.shuffle_window, 2)
         _check_whole("max_samples", self.max_samples, 1)
+        _check_whole("max_keys", self.max_keys, 1)
         if not isinstance(self.spill, bool | str | PathLike) or self.spill == "":
             raise TypeError(f"spill is True, False or a folder, not {self.spill!r}")
         if self.spill and self.max_memory is None:
@@ -99,6 +102,11 @@ class QueueOptions:
     def names_of(self, mask: int) -> list[str]:
         """The columns of some bits."""
         return [name for i, name in enumerate(self.columns) if mask & (2 << i)]
+
+    def ledger(self, keys: Keys) -> Ledger:
+        """The ledger of such a queue that holds nothing."""
+        order = order_of(self.shuffle_seed, self.shuffle_window)
+        return Ledger(order, self.stale, self.mask_of(self.rescored), keys)
 
     @property
     def every(self) -> int:

@@ -14,7 +14,14 @@ from raycrew.worker_groups.rollouts.samples._coroutines import QueueCoroutines
 from raycrew.worker_groups.rollouts.samples._keeper import Keeper
 from raycrew.worker_groups.rollouts.samples._options import QueueKeywords, QueueOptions, check_count
 from raycrew.worker_groups.rollouts.samples._remote import RayChannel
-from raycrew.worker_groups.rollouts.samples._requests import Request, Wanted, adding, getting, putting
+from raycrew.worker_groups.rollouts.samples._requests import (
+    Request,
+    Wanted,
+    adding,
+    checked_keys,
+    getting,
+    putting,
+)
 from raycrew.worker_groups.rollouts.samples._states import Stale, number_of
 from raycrew.worker_groups.rollouts.samples._tally import SampleStats
 from raycrew.worker_groups.rollouts.samples._telling import Teller, waiting
@@ -53,6 +60,8 @@ class SampleQueue(QueueCoroutines):
         max_memory: Most bytes of rows in memory, in bytes or as "8GB" or "8GiB"; handles don't count. Those
             who put more wait, or with `spill` the newest rows go to disk. Columns that are added to samples
             always find room.
+        max_keys: How many keys of `put` are remembered: with a new one the oldest is forgotten, whether its
+            sample is still held or not. None for all that there ever were.
         spill: Whether they go there: True for the folder of temporary files, or a folder. The files have no
             names, and are gone with the process.
         directory: A folder in which rows and what becomes of samples are written down, for this user alone. A
@@ -89,6 +98,7 @@ class SampleQueue(QueueCoroutines):
         shuffle_window: int = 4096,
         max_samples: int | None = None,
         max_memory: int | str | None = None,
+        max_keys: int | None = 100_000,
         spill: bool | str | PathLike[str] = False,
         directory: str | PathLike[str] | None = None,
         fsync: bool = False,
@@ -129,6 +139,7 @@ class SampleQueue(QueueCoroutines):
         version: int | WeightVersions,
         lengths: Sequence[int] | None = None,
         partial: bool = False,
+        keys: Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> list[int]:
         """Put new samples; waits while there is no room.
@@ -139,22 +150,35 @@ class SampleQueue(QueueCoroutines):
             lengths: How many tokens each has; needed where they are parts, and for `token_versions`.
             partial: Whether they are parts of rollouts that were interrupted: they are handed out by `resume`
                 only, until all of a rollout is there.
+            keys: A name of each sample's own. What was put under a name that the queue remembers (see
+                `max_keys`) is not put again, so that a put of which nobody knows whether it was done can be
+                made once more. A queue with a folder remembers names there.
             timeout_s: How long to wait for room; None for no limit.
 
         Returns:
-            The numbers of the samples.
+            The numbers of the samples; those that they got before, where keys were known.
 
         Raises:
             SampleQueueTimeoutError: There was no room in time; nothing was put.
             SampleQueueEndedError: The queue has ended.
             SampleQueueClosedError: The queue was closed.
             TypeError: A column is no sequence of rows, or a row can't be kept.
-            ValueError: Columns differ in length, or the queue has no such column.
+            ValueError: Columns differ in length, the queue has no such column, or a key comes twice.
         """
-        request = putting(self._options, columns, version, lengths, partial=partial)
+        request = putting(self._options, columns, version, lengths, partial=partial, keys=keys)
         with waiting(self.name, "put", request.arguments["n"]):
             ids: list[int] = self._channel.ask(request, timeout_s)
         return ids
+
+    def known(self, keys: Sequence[str]) -> list[str]:
+        """Those of some keys that samples were put under, as far as the queue remembers.
+
+        Raises:
+            SampleQueueClosedError: The queue was closed.
+            TypeError: A key is no string.
+        """
+        known: list[str] = self._channel.ask(Request("known", {"keys": checked_keys(keys)}), None)
+        return known
 
     def add(
         self,

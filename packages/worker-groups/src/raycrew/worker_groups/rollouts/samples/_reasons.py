@@ -1,9 +1,25 @@
 """Why a queue can't do something now, in words. Pure."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from raycrew.worker_groups.rollouts.samples._options import QueueOptions
-from raycrew.worker_groups.rollouts.samples._requests import Wanted
-from raycrew.worker_groups.rollouts.samples._states import GOES_ON, Use
+from raycrew.worker_groups.rollouts.samples._requests import Wanted, use_of
+from raycrew.worker_groups.rollouts.samples._states import GOES_ON, NO_FLOOR, Ledger, Use
 from raycrew.worker_groups.rollouts.samples._tally import SampleStats
+
+
+def why_not(
+    options: QueueOptions, ledger: Ledger, stats: SampleStats, operation: str, arguments: Mapping[str, Any]
+) -> str:
+    """Why an operation is not possible now."""
+    if operation != "get":
+        return why_not_put(options, stats, arguments["n"])
+    wanted: Wanted = arguments["wanted"]
+    use = use_of(options, wanted)
+    floor = NO_FLOOR if wanted.max_staleness is None else ledger.version - wanted.max_staleness
+    ready, of_any_age = (ledger.count(use, least) for least in (floor, NO_FLOOR))
+    return why_not_get(options, stats, use, wanted.at_least, ready, of_any_age)
 
 
 def why_not_put(options: QueueOptions, stats: SampleStats, n: int) -> str:

@@ -37,6 +37,14 @@ class Request(NamedTuple):
 Columns = Mapping[str, Sequence[Row]]
 
 
+def only(
+    positions: Sequence[int], columns: Columns, lengths: Sequence[int] | None
+) -> tuple[Columns, list[int] | None]:
+    """Some samples of a put."""
+    chosen = {name: [rows[i] for i in positions] for name, rows in columns.items()}
+    return chosen, None if lengths is None else [lengths[i] for i in positions]
+
+
 class Handed(NamedTuple):
     """Samples as they are handed out.
 
@@ -80,7 +88,13 @@ class Wanted(NamedTuple):
 
 
 def putting(
-    options: QueueOptions, columns: Any, version: Any, lengths: Sequence[int] | None, *, partial: bool
+    options: QueueOptions,
+    columns: Any,
+    version: Any,
+    lengths: Sequence[int] | None,
+    *,
+    partial: bool,
+    keys: Sequence[str] | None = None,
 ) -> Request:
     """To put new samples.
 
@@ -93,8 +107,27 @@ def putting(
         lengths = checked_lengths(lengths, n)
     elif partial:
         raise ValueError("parts of rollouts need `lengths`: how many tokens each has so far")
-    arguments = {"columns": encoded, "version": number_of(version), "lengths": lengths, "n": n}
+    arguments: dict[str, Any] = {"columns": encoded, "version": number_of(version)}
+    arguments |= {"lengths": lengths, "n": n}
+    if keys is not None:
+        arguments["keys"] = names = checked_keys(keys)
+        if len(names) != n or len(set(names)) < n:
+            raise ValueError(f"{n} samples have {n} different keys, not {names[:8]}")
     return Request("put", {**arguments, "is_whole": not partial})
+
+
+def checked_keys(keys: Any) -> list[str]:
+    """The keys of samples.
+
+    Raises:
+        TypeError: They are no sequence of strings, or one is empty.
+    """
+    if isinstance(keys, str) or not isinstance(keys, Iterable):
+        raise TypeError(f"keys are a sequence of strings, not {keys!r}")
+    checked = list(keys)
+    if wrong := [key for key in checked if not isinstance(key, str) or not key]:
+        raise TypeError(f"a key is a string that is not empty, not {wrong[0]!r}")
+    return checked
 
 
 def adding(

@@ -7,19 +7,21 @@ from typing import Any
 
 from raycrew.worker_groups.rollouts.samples._options import QueueOptions
 from raycrew.worker_groups.rollouts.samples._requests import Columns, Handed
-from raycrew.worker_groups.rollouts.samples._states import Sample
+from raycrew.worker_groups.rollouts.samples._states import Keys, Sample
 from raycrew.worker_groups.rollouts.samples._storage import DurableRows, Row, Rows, SpillingRows
 
 
-def rows_of(options: QueueOptions) -> Rows:
-    """What keeps the rows of a queue, as its options say.
+def rows_of(options: QueueOptions, keys: Keys) -> Rows:
+    """What keeps the rows of a queue, as its options say; keys that it has on disk are noted.
 
     Raises:
         SampleJournalError: See `SampleQueue`.
         OSError: See `SampleQueue`.
     """
     if options.directory is not None:
-        return DurableRows(options.max_bytes, options.directory, options.columns, is_synced=options.fsync)
+        return DurableRows(
+            options.max_bytes, options.directory, options.columns, is_synced=options.fsync, keys=keys
+        )
     if options.spill:
         return SpillingRows(options.max_bytes, None if options.spill is True else options.spill)
     return Rows(options.max_bytes)

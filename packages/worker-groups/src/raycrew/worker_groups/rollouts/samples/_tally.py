@@ -1,9 +1,10 @@
 """What has become of samples so far, counted. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from raycrew.worker_groups.rollouts.samples._states import Sample
+from raycrew.worker_groups.rollouts.samples._states import WHOLE, Ledger, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,23 @@ def ages(taken: Sequence[Sample], version: int, now: float) -> dict[str, float]:
         "versions_behind": sum(version - sample.tag for sample in taken),
         "waited_s": sum(now - sample.born for sample in taken),
     }
+
+
+def stats_of(
+    ledger: Ledger, in_memory_bytes: int, on_disk_bytes: int, tally: Mapping[str, float]
+) -> SampleStats:
+    """What a queue holds, and what has happened."""
+    held = ledger.samples.values()
+    so_far: dict[str, Any] = {name: tally[name] for name in TALLIED}
+    return SampleStats(
+        version=ledger.version,
+        held=len(held),
+        leased=len(ledger.leases),
+        partial=sum(not sample.mask & WHOLE for sample in held),
+        in_memory_bytes=in_memory_bytes,
+        on_disk_bytes=on_disk_bytes,
+        **so_far,
+    )
 
 
 #: What is told of as it happens, in this order.

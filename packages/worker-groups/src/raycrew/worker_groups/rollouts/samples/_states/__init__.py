@@ -1,5 +1,6 @@
 """Which samples a queue has, of which version, ready for what, and in whose hands. Pure."""
 
+from raycrew.worker_groups.rollouts.samples._states.keys import Keys
 from raycrew.worker_groups.rollouts.samples._states.ledger import NO_FLOOR, Ledger, Stale
 from raycrew.worker_groups.rollouts.samples._states.order import order_of
 from raycrew.worker_groups.rollouts.samples._states.sample import GOES_ON, WHOLE, Sample, Use
@@ -17,6 +18,7 @@ __all__ = [
     "GOES_ON",
     "NO_FLOOR",
     "WHOLE",
+    "Keys",
     "Ledger",
     "Runs",
     "Sample",

@@ -6,6 +6,7 @@ Nothing here waits, and time comes in as an argument.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
+from raycrew.worker_groups.rollouts.samples._states.keys import Keys
 from raycrew.worker_groups.rollouts.samples._states.leases import Leases
 from raycrew.worker_groups.rollouts.samples._states.order import Order
 from raycrew.worker_groups.rollouts.samples._states.ready import Ready
@@ -31,17 +32,22 @@ class Ledger:
         order: In which order they are handed out.
         stale: What becomes of one that is found too old.
         rescored: Columns that such a one loses, to be scored anew.
+        keys: What samples were put under; by default, nothing yet.
 
     Attributes:
         samples: All that are held, by number.
         version: The newest version that anybody has told of.
         next_id: The number of the next sample.
+        keys: What samples were put under.
     """
 
-    def __init__(self, order: Order, stale: Stale = "keep", rescored: int = 0) -> None:
+    def __init__(
+        self, order: Order, stale: Stale = "keep", rescored: int = 0, keys: Keys | None = None
+    ) -> None:
         self.samples: dict[int, Sample] = {}
         self.version = 0
         self.next_id = 0
+        self.keys = Keys() if keys is None else keys
         self._gone: list[tuple[Sample, str]] = []
         self._stripped: list[Sample] = []
         self.leases = Leases()
@@ -56,12 +62,18 @@ class Ledger:
         self.version = max(self.version, version)
 
     def numbered(
-        self, runs: Sequence[Runs], masks: Sequence[int], rows: Sequence[list[Any]], now: float
+        self,
+        runs: Sequence[Runs],
+        mask: int,
+        rows: Sequence[list[Any]],
+        now: float,
+        keys: Sequence[str] | None = None,
     ) -> list[Sample]:
         """New samples, which are not taken yet."""
+        names: Sequence[str | None] = [None] * len(runs) if keys is None else keys
         first, self.next_id = self.next_id, self.next_id + len(runs)
-        of_samples = enumerate(zip(runs, masks, rows, strict=True), first)
-        return [Sample(i, mask, oldest(runs), runs, row, now) for i, (runs, mask, row) in of_samples]
+        of_samples = enumerate(zip(runs, rows, names, strict=True), first)
+        return [Sample(i, mask, oldest(runs), runs, row, now, key=key) for i, (runs, row, key) in of_samples]
 
     def put(self, samples: Iterable[Sample]) -> None:
         """Take samples that have their numbers."""
@@ -70,6 +82,11 @@ class Ledger:
             self.next_id = max(self.next_id, sample.id + 1)
             self.advance(max(run.version for run in sample.runs))
             self._refresh(sample)
+            self._note_key(sample)
+
+    def _note_key(self, sample: Sample) -> None:
+        if sample.key is not None and sample.key not in self.keys:
+            self.keys.note(sample.key, sample.id)
 
     def clear(self) -> None:
         """Hold nothing any more, and so none of the rows."""
@@ -87,6 +104,7 @@ class Ledger:
         self.leases.mend()
         for sample in self.samples.values():
             sample.busy = sample.ready = 0
+            self._note_key(sample)
         for use, ids in self.leases:
             for sample in filter(None, map(self.samples.get, ids)):
                 sample.busy |= use.claims
@@ -176,6 +194,13 @@ class Ledger:
             else:
                 self._strip(sample)
         return len(found)
+
+    def discard(self, floor: int) -> int:
+        """Drop what is older and in nobody's hands, whatever it has and lacks; how many."""
+        old = [sample for sample in self.samples.values() if sample.tag < floor and not sample.busy]
+        for sample in old:
+            self.drop(sample)
+        return len(old)
 
     def drop(self, sample: Sample) -> None:
         """Hold a sample no longer."""

@@ -26,6 +26,7 @@ class Sample:
         is_rescored: Whether it waits to be scored anew.
         scored_by: The oldest version that has scored a column of it since then.
         segment: Where it was written down.
+        key: What it was put under, if anything.
     """
 
     id: int
@@ -39,6 +40,7 @@ class Sample:
     is_rescored: bool = False
     scored_by: int | None = None
     segment: int = 0
+    key: str | None = None
 
 
 class Use(NamedTuple):

@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from raycrew.worker_groups.rollouts.samples._states import Sample
+from raycrew.worker_groups.rollouts.samples._states import Keys, Sample
 from raycrew.worker_groups.rollouts.samples._storage.files import SEGMENT_BYTES
 from raycrew.worker_groups.rollouts.samples._storage.journal import Journal
 from raycrew.worker_groups.rollouts.samples._storage.rows import Place, Recovered, Rows, Standing
@@ -22,6 +22,7 @@ class DurableRows(Rows):
         directory: Where the journal is.
         columns: Names of the columns.
         is_synced: See `Journal`.
+        keys: See `Journal`.
 
     Raises:
         SampleJournalError: See `Journal`.
@@ -37,9 +38,10 @@ class DurableRows(Rows):
         columns: Sequence[str],
         *,
         is_synced: bool,
+        keys: Keys,
     ) -> None:
         super().__init__(max_bytes)
-        self._journal = Journal(Path(directory), columns, is_synced=is_synced)
+        self._journal = Journal(Path(directory), columns, is_synced=is_synced, keys=keys)
 
     def _at(self, place: Place) -> bytes:
         return self._journal.read(place)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raycrew.worker_groups.errors import SampleJournalError
-from raycrew.worker_groups.rollouts.samples._states import Sample, VersionRun
+from raycrew.worker_groups.rollouts.samples._states import Keys, Sample, VersionRun
 from raycrew.worker_groups.rollouts.samples._storage.files import SEGMENT_BYTES, write_all
 from raycrew.worker_groups.rollouts.samples._storage.folder import Folder
 from raycrew.worker_groups.rollouts.samples._storage.records import DamagedError, Record, encode, records
@@ -30,6 +30,7 @@ class Journal:
         path: The folder.
         columns: Names of the columns.
         is_synced: Whether each record is on the disk itself before it counts.
+        keys: What samples were put under; those of the folder are noted there.
 
     Attributes:
         samples: Those that were held; for the caller to take.
@@ -40,12 +41,13 @@ class Journal:
         OSError: It can't be read or written.
     """
 
-    def __init__(self, path: Path, columns: Sequence[str], *, is_synced: bool) -> None:
-        self._columns, self._is_synced = list(columns), is_synced
+    def __init__(self, path: Path, columns: Sequence[str], *, is_synced: bool, keys: Keys) -> None:
+        self._columns, self._is_synced, self._keys = list(columns), is_synced, keys
         self.samples: dict[int, Sample] = {}
         self.standing = Standing()
         self._folder = Folder(path)
         self._file, self._number, self._begun = -1, 0, 0
+        self._of_keys = 0
         self._live: Counter[int] = Counter()
         self._sizes: dict[int, int] = {}
         try:
@@ -92,6 +94,8 @@ class Journal:
             "is_new": is_new,
             "is_moved": is_moved,
         }
+        if is_new and any(sample.key is not None for sample in samples):
+            head["keys"] = [sample.key for sample in samples]
         offset = self._append(head, rows)
         self._count({"produced": len(samples) if is_new else 0})
         if is_new or is_moved:
@@ -156,10 +160,11 @@ class Journal:
 
     def _append(self, head: Mapping[str, Any], rows: Sequence[bytes] = ()) -> int:
         data, rows_at = encode(head, rows)
-        if self._sizes[self._number] + len(data) > SEGMENT_BYTES and self._sizes[self._number] > len(data):
+        filled = self._sizes[self._number] - self._of_keys
+        if filled + len(data) > SEGMENT_BYTES and filled > len(data):
             self._begin_file()
         if not self._sizes[self._number]:
-            self._write_at_end(encode(self._head())[0])
+            self._write_head()
         return self._write_at_end(data) + rows_at
 
     def _write_at_end(self, data: bytes) -> int:
@@ -183,8 +188,15 @@ class Journal:
         self._file, self._number = made, number
         if before >= 0:
             os.close(before)
-        self._write_at_end(encode(self._head())[0])
+        self._write_head()
         self.trim()
+
+    def _write_head(self) -> None:
+        """What stands in earlier files, too, which may go."""
+        keys = [[key, sample] for key, sample in self._keys]
+        of_keys = encode({"kind": "keys", "keys": keys})[0] if keys else b""
+        self._of_keys = len(of_keys)
+        self._write_at_end(encode(self._head())[0] + of_keys)
 
     def _head(self) -> dict[str, Any]:
         version, next_id, tally = self.standing
@@ -226,7 +238,12 @@ class Journal:
             raise SampleJournalError(f"{self._folder.name(min(missing))} is missing: nothing is used")
 
     def _replay_record(self, record: Record) -> None:
-        kinds = {"head": self._replay_head, "samples": self._replay_samples, "gone": self._replay_gone}
+        kinds = {
+            "head": self._replay_head,
+            "keys": self._replay_keys,
+            "samples": self._replay_samples,
+            "gone": self._replay_gone,
+        }
         if record.head.get("format", _FORMAT) != _FORMAT or record.head["kind"] not in kinds:
             raise SampleJournalError(f"{self._folder.path} was written by another version of raycrew")
         kinds[record.head["kind"]](record)
@@ -240,6 +257,11 @@ class Journal:
             )
         names = ("version", "next_id", "tally")
         self.standing = Standing(*(record.head[name] for name in names))
+
+    def _replay_keys(self, record: Record) -> None:
+        self._keys.clear()
+        for key, sample_id in record.head["keys"]:
+            self._keys.note(key, sample_id)
 
     def _replay_samples(self, record: Record) -> None:
         columns, is_new = record.head["columns"], record.head["is_new"] or record.head["is_moved"]
@@ -260,6 +282,15 @@ class Journal:
         ids = [sample_id for sample_id, *_ in record.head["samples"]]
         self.standing = self.standing._replace(next_id=max([self.standing.next_id, *(i + 1 for i in ids)]))
         self._count({"produced": len(ids) if record.head["is_new"] else 0})
+        for key, sample_id in zip(record.head.get("keys", ()), ids, strict=False):
+            self._replay_key(key, sample_id)
+
+    def _replay_key(self, key: str | None, sample_id: int) -> None:
+        if key is None:
+            return
+        if (before := self._keys.id_of(key)) is not None:  # of a put that was broken off, and made again
+            self.samples.pop(before, None)
+        self._keys.note(key, sample_id)
 
     def _replay_gone(self, record: Record) -> None:
         for sample_id, _ in record.head["samples"]:

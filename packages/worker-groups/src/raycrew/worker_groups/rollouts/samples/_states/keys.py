@@ -1,0 +1,43 @@
+"""The keys under which samples were put, so that a put that is made again adds none twice. Pure."""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+
+class Keys:
+    """The numbers of the samples that were put last, by key.
+
+    Args:
+        most: How many keys are remembered: the oldest is forgotten for a new one. None for all.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+        self._ids: OrderedDict[str, int] = OrderedDict()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return iter(self._ids.items())
+
+    def id_of(self, key: str) -> int | None:
+        """The number of the sample that was put under a key, where that is known."""
+        return self._ids.get(key)
+
+    def ids_of(self, keys: Sequence[str]) -> list[int | None]:
+        """The same for several."""
+        return [self._ids.get(key) for key in keys]
+
+    def note(self, key: str, sample: int) -> None:
+        """A sample was put under a key."""
+        self._ids[key] = sample
+        while self._most is not None and len(self._ids) > self._most:
+            self._ids.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._ids.clear()
