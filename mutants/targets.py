@@ -70,6 +70,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "rollouts/samples/_coroutines": SAMPLES,
         "rollouts/samples/_reasons": SAMPLES,
         "rollouts/samples/_requests": SAMPLES,
+        "rollouts/samples/_room": ("rollouts/samples/test_sample_room.py",),
         "rollouts/samples/_telling": SAMPLES,
         "rollouts/samples/_states/ledger": SAMPLES,
         "rollouts/samples/_states/keys": SAMPLES,

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from raycrew.worker_groups.errors import SampleQueueClosedError, SampleQueueTimeoutError
 from raycrew.worker_groups.rollouts.samples._keeper import Keeper
 from raycrew.worker_groups.rollouts.samples._requests import Request
+from raycrew.worker_groups.rollouts.samples._room import PLACE_S
 
 _LONGEST_S = 3600.0
 
@@ -60,23 +61,23 @@ class LocalChannel:
         if (answer := self._try(request)) is not None:
             return answer
         changed = threading.Event()
-        self._keeper.listen(changed, changed.set)
         try:
+            self._keeper.listen(changed, changed.set)
             while (answer := self._try(request)) is None:
                 changed.wait(self._wait_s(request, deadline))
                 changed.clear()
             return answer
         finally:
-            self._keeper.leave(changed)
+            self._keeper.leave(changed, request.ticket)
 
-    async def ask_async(self, request: Request, timeout_s: float | None) -> Any:
-        """See `Channel`."""
+    async def ask_async(self, request: Request, timeout_s: float | None, *, comes_again: bool = False) -> Any:
+        """See `Channel`; who comes again at once with the same request keeps a place among those who wait."""
         deadline = deadline_in(timeout_s)
         if (answer := self._try(request)) is not None:
             return answer
         changed = asyncio.Event()
-        self._keeper.listen(changed, _in_loop(changed.set))
         try:
+            self._keeper.listen(changed, _in_loop(changed.set))
             while (answer := self._try(request)) is None:
                 wait_s = self._wait_s(request, deadline)
                 with suppress(TimeoutError):
@@ -85,7 +86,7 @@ class LocalChannel:
                 changed.clear()
             return answer
         finally:
-            self._keeper.leave(changed)
+            self._keeper.leave(changed, None if comes_again else request.ticket)
 
     def tell(self, request: Request) -> None:
         """See `Channel`."""
@@ -105,7 +106,7 @@ class LocalChannel:
         left = deadline - time.monotonic()
         if left <= 0:
             raise SampleQueueTimeoutError(self._keeper.why_not(request.operation, request.arguments))
-        return min(left, self._keeper.next_end_s(), _LONGEST_S)
+        return min(left, self._keeper.next_end_s(), PLACE_S / 4 if request.ticket else _LONGEST_S)
 
 
 def deadline_in(timeout_s: float | None) -> float:

@@ -17,6 +17,7 @@ from raycrew.worker_groups.errors import (
 from raycrew.worker_groups.rollouts.samples._options import QueueOptions
 from raycrew.worker_groups.rollouts.samples._reasons import in_vain, why_not
 from raycrew.worker_groups.rollouts.samples._requests import Columns, Handed, Wanted, only, use_of
+from raycrew.worker_groups.rollouts.samples._room import Room
 from raycrew.worker_groups.rollouts.samples._states import (
     NO_FLOOR,
     WHOLE,
@@ -53,6 +54,7 @@ class Keeper:
         self._ledger = options.ledger(self._keys)
         self._rows = rows_of(options, self._keys)
         self._table = Table(options, self._rows)
+        self._room = Room(options, self._ledger, self._rows)
         self._withdrawn: deque[str] = deque(maxlen=_MOST_WITHDRAWN)
         self._tally: Counter[str] = Counter()
         self._is_ended = self._is_closed = self._is_changed = self._is_torn = False
@@ -73,8 +75,9 @@ class Keeper:
         *,
         is_whole: bool,
         keys: Sequence[str] | None = None,
+        ticket: str = "",
     ) -> list[int] | None:
-        """Take new samples; None where there is no room."""
+        """Take new samples; None where there is no room, or others wait for it before."""
         with self._operation(is_change=False):
             ids: list[int | None] = [None] * n if keys is None else self._keys.ids_of(keys)
             fresh = [i for i, known in enumerate(ids) if known is None]
@@ -85,7 +88,7 @@ class Keeper:
             if self._options.max_samples is not None and n > self._options.max_samples:
                 raise ValueError(f"{n} samples at once are more than max_samples={self._options.max_samples}")
             self._ledger.advance(version)
-            if fresh and not self._has_room(n, size_of(columns.values())):
+            if fresh and not self._room.takes(n, size_of(columns.values()), ticket, self._clock()):
                 self._is_changed, self._is_full = self._is_changed or not self._is_full, True
                 return None
             mask = self._options.mask_of(list(columns)) | (WHOLE if is_whole else 0)
@@ -155,7 +158,8 @@ class Keeper:
             self._ledger.advance(wanted.version)
             use, floor = use_of(self._options, wanted), self._floor_of(wanted.max_staleness)
             self._ledger.take_stale(use, floor)
-            if not self._are_enough(wanted, use, floor):
+            self._room.is_short = not self._are_enough(wanted, use, floor)
+            if self._room.is_short:
                 return None
             until = self._clock() + wanted.lease_s
             taken = self._ledger.lease(wanted.lease, use, wanted.n, floor, until)
@@ -214,8 +218,7 @@ class Keeper:
     def stats(self) -> SampleStats:
         """What is held, and what has happened."""
         with self._operation(is_change=False):
-            rows = self._rows
-            return stats_of(self._ledger, rows.in_memory_bytes, rows.on_disk_bytes, self._tally)
+            return stats_of(self._ledger, self._rows.in_memory_bytes, self._rows.on_disk_bytes, self._tally)
 
     def close(self) -> None:
         """Hold nothing any more; idempotent."""
@@ -232,10 +235,13 @@ class Keeper:
         with self._lock:
             self._listeners[key] = listener
 
-    def leave(self, key: object) -> None:
-        """Call it no more."""
+    def leave(self, key: object, ticket: str | None = None) -> None:
+        """Call it no more; and want no room any more."""
         with self._lock:
             self._listeners.pop(key, None)
+            if not self._room.leave(ticket):
+                return
+        self._notify()
 
     def next_end_s(self) -> float:
         """Seconds until a lease ends, after which more may be possible."""
@@ -247,7 +253,7 @@ class Keeper:
         """Why an operation is not possible now."""
         stats = self.stats()
         with self._lock:
-            return why_not(self._options, self._ledger, stats, operation, arguments)
+            return why_not(self._options, self._ledger, self._room, stats, operation, arguments)
 
     # What they are made of
 
@@ -320,10 +326,6 @@ class Keeper:
         self._ledger.next_id = max(self._ledger.next_id, standing.next_id)
         self._ledger.advance(standing.version)
         self._tally.update(standing.tally)
-
-    def _has_room(self, n: int, size_bytes: int) -> bool:
-        held, most = len(self._ledger.samples), self._options.max_samples
-        return (most is None or held + n <= most) and self._rows.has_room(size_bytes)
 
     def _floor_of(self, max_staleness: int | None) -> int:
         return NO_FLOOR if max_staleness is None else self._ledger.version - max_staleness

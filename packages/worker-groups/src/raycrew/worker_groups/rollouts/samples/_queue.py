@@ -56,14 +56,16 @@ class SampleQueue(QueueCoroutines):
             the samples that are there, the one with the least comes first. None for the order in which they
             came.
         shuffle_window: So many samples that came one after another are shuffled among themselves.
-        max_samples: Most samples that are held; those who put more wait.
+        max_samples: Most samples that are held; those who put more wait, and are served in the order in which
+            they came, unless a consumer waits for what somebody else could put.
         max_memory: Most bytes of rows in memory, in bytes or as "8GB" or "8GiB"; handles don't count. Those
             who put more wait, or with `spill` the newest rows go to disk. Columns that are added to samples
             always find room.
         max_keys: How many keys of `put` are remembered: with a new one the oldest is forgotten, whether its
             sample is still held or not. None for all that there ever were.
         spill: Whether they go there: True for the folder of temporary files, or a folder. The files have no
-            names, and are gone with the process.
+            names, and are gone with the process; what no sample needs any more goes back to the disk before
+            that, a megabyte at a time where the file system can (ext4, XFS, Btrfs and tmpfs can).
         directory: A folder in which rows and what becomes of samples are written down, for this user alone. A
             later queue of the same columns in that folder goes on where this one was, however it ended; all
             leases are over then. Rows are values, not handles, as what these stand for may end earlier.
@@ -153,7 +155,7 @@ class SampleQueue(QueueCoroutines):
             keys: A name of each sample's own. What was put under a name that the queue remembers (see
                 `max_keys`) is not put again, so that a put of which nobody knows whether it was done can be
                 made once more. A queue with a folder remembers names there.
-            timeout_s: How long to wait for room; None for no limit.
+            timeout_s: How long to wait for room, which those who waited before have first; None for no limit.
 
         Returns:
             The numbers of the samples; those that they got before, where keys were known.

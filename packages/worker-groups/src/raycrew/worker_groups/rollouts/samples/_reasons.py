@@ -5,16 +5,22 @@ from typing import Any
 
 from raycrew.worker_groups.rollouts.samples._options import QueueOptions
 from raycrew.worker_groups.rollouts.samples._requests import Wanted, use_of
+from raycrew.worker_groups.rollouts.samples._room import Room
 from raycrew.worker_groups.rollouts.samples._states import GOES_ON, NO_FLOOR, Ledger, Use
 from raycrew.worker_groups.rollouts.samples._tally import SampleStats
 
 
 def why_not(
-    options: QueueOptions, ledger: Ledger, stats: SampleStats, operation: str, arguments: Mapping[str, Any]
+    options: QueueOptions,
+    ledger: Ledger,
+    room: Room,
+    stats: SampleStats,
+    operation: str,
+    arguments: Mapping[str, Any],
 ) -> str:
     """Why an operation is not possible now."""
     if operation != "get":
-        return why_not_put(options, stats, arguments["n"])
+        return why_not_put(options, stats, arguments["n"], room.n_before(arguments["ticket"]))
     wanted: Wanted = arguments["wanted"]
     use = use_of(options, wanted)
     floor = NO_FLOOR if wanted.max_staleness is None else ledger.version - wanted.max_staleness
@@ -22,12 +28,13 @@ def why_not(
     return why_not_get(options, stats, use, wanted.at_least, ready, of_any_age)
 
 
-def why_not_put(options: QueueOptions, stats: SampleStats, n: int) -> str:
-    """Why there is no room."""
+def why_not_put(options: QueueOptions, stats: SampleStats, n: int, n_before: int = 0) -> str:
+    """Why there is no room, which `n_before` others wait for before."""
+    others = f", and {n_before} others wait for room before" if n_before else ""
     return (
         f"{options.name} has no room for {n} samples more: it holds {stats.held} ({stats.leased} handed out, "
         f"{stats.partial} parts of rollouts) with {stats.in_memory_bytes} bytes in memory, bounded by "
-        f"max_samples={options.max_samples} and max_memory={options.max_memory}"
+        f"max_samples={options.max_samples} and max_memory={options.max_memory}{others}"
     )
 
 

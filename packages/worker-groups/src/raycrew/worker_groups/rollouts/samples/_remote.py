@@ -86,7 +86,8 @@ class QueueActor:
     async def ask(self, request: Request, wait_s: float) -> Answer:
         """Do anything else."""
         try:
-            return Answer(await self._channel.ask_async(request, wait_s))
+            comes_again = wait_s >= POLL_S  # unless its sender is killed, of whom nothing is heard then
+            return Answer(await self._channel.ask_async(request, wait_s, comes_again=comes_again))
         except SampleQueueTimeoutError as error:
             return Answer(error=error, is_late=True)
         except (WorkerGroupError, ValueError, TypeError, OSError) as error:

@@ -30,6 +30,11 @@ class Request(NamedTuple):
             return self.arguments
         return {"wanted": self.arguments["wanted"]._replace(version=number_of(self.holder))}
 
+    @property
+    def ticket(self) -> str | None:
+        """Who waits for room, if that is what is waited for."""
+        return self.arguments.get("ticket")
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Request, (self.operation, self.current())
 
@@ -108,7 +113,7 @@ def putting(
     elif partial:
         raise ValueError("parts of rollouts need `lengths`: how many tokens each has so far")
     arguments: dict[str, Any] = {"columns": encoded, "version": number_of(version)}
-    arguments |= {"lengths": lengths, "n": n}
+    arguments |= {"lengths": lengths, "n": n, "ticket": uuid.uuid4().hex}
     if keys is not None:
         arguments["keys"] = names = checked_keys(keys)
         if len(names) != n or len(set(names)) < n:

@@ -2,24 +2,48 @@
 
 import os
 import tempfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from raycrew.worker_groups.rollouts.samples._states import Sample
 from raycrew.worker_groups.rollouts.samples._storage.files import SEGMENT_BYTES, read_all, write_all
+from raycrew.worker_groups.rollouts.samples._storage.holes import punch
 from raycrew.worker_groups.rollouts.samples._storage.rows import Place, Row, Rows
+
+#: Of one file, of which each takes a descriptor of the process.
+LONG_BYTES = 1 << 30
+#: What is given back at once.
+BLOCK_BYTES = 1 << 20
 
 
 class SpilledRows:
     """Rows in files without names, which are gone with the process however it ends.
 
+    A file goes with its last row; before that, blocks of it do in which nothing is wanted any more. Where the
+    file system can't take single blocks back, files are short.
+
     Args:
         directory: Where; None for the one of temporary files.
+
+    Raises:
+        OSError: Nothing can be written there.
     """
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
-        self._files: dict[int, tuple[Any, int]] = {}  # and how many rows in it are still wanted
-        self._current, self._end = -1, SEGMENT_BYTES
+        self._files: dict[int, Any] = {}
+        self._wanted: dict[int, Counter[int]] = {}  # by file and block, how many rows lie there
+        self._current = self._end = 0
+        self._begin_file()
+        write_all(self._files[0].fileno(), bytes(1), 0)
+        self._has_holes = punch(self._files[0].fileno(), 0, BLOCK_BYTES)
+        self._most_bytes = LONG_BYTES if self._has_holes else SEGMENT_BYTES
+
+    def _begin_file(self) -> None:
+        file: Any = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115
+        self._files[self._current], self._wanted[self._current], self._end = file, Counter(), 0
 
     def write(self, row: bytes) -> Place:
         """Put a row away.
@@ -27,40 +51,63 @@ class SpilledRows:
         Raises:
             OSError: There is no room.
         """
-        if self._end >= SEGMENT_BYTES:
-            file: Any = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115
-            self._forget(self._current)
-            self._current, self._end = self._current + 1, 0
-            self._files[self._current] = (file, 0)
-        file, n_rows = self._files[self._current]
-        write_all(file.fileno(), row, self._end)
+        if self._end >= self._most_bytes:
+            before, self._current = self._current, self._current + 1
+            try:
+                self._begin_file()
+            except OSError:
+                self._current = before
+                raise
+            self._forget(before)
+        write_all(self._files[self._current].fileno(), row, self._end)
         place = Place(self._current, self._end, len(row))
-        self._files[self._current] = (file, n_rows + 1)
+        self._wanted[self._current].update(_blocks(place))
         self._end += len(row)
         return place
 
     def read(self, place: Place) -> bytes:
         """The row at a place."""
-        return read_all(self._files[place.segment][0].fileno(), place)
+        return read_all(self._files[place.segment].fileno(), place)
 
     def free(self, place: Place) -> None:
-        """Want a row no longer; a file goes with its last one."""
-        file, n_rows = self._files[place.segment]
-        self._files[place.segment] = (file, n_rows - 1)
+        """Want a row no longer; what it was the last one in goes."""
+        wanted = self._wanted[place.segment]
+        wanted.subtract(_blocks(place))
+        for block in [block for block in _blocks(place) if not wanted[block]]:
+            del wanted[block]
+            self._give_back(place.segment, block)
         if place.segment != self._current:
             self._forget(place.segment)
 
+    def count(self, places: Iterable[Place]) -> None:
+        """Find out anew what is wanted; files in which nothing is go."""
+        for wanted in self._wanted.values():
+            wanted.clear()
+        for place in places:
+            self._wanted[place.segment].update(_blocks(place))
+        for segment in [segment for segment in self._files if segment != self._current]:
+            self._forget(segment)
+
+    def _give_back(self, segment: int, block: int) -> None:
+        is_written = segment != self._current or (block + 1) * BLOCK_BYTES <= self._end
+        if self._has_holes and is_written:
+            punch(self._files[segment].fileno(), block * BLOCK_BYTES, BLOCK_BYTES)
+
     def _forget(self, segment: int) -> None:
-        file, n_rows = self._files.get(segment, (None, 0))
-        if file is not None and not n_rows:
-            file.close()
-            del self._files[segment]
+        if segment in self._files and not self._wanted[segment]:
+            self._files.pop(segment).close()
+            del self._wanted[segment]
 
     def close(self) -> None:
         """Give all files up."""
-        for file, _ in self._files.values():
+        for file in self._files.values():
             file.close()
         self._files.clear()
+
+
+def _blocks(place: Place) -> range:
+    """The blocks in which a row lies, one of no bytes, too."""
+    return range(place.offset // BLOCK_BYTES, (place.offset + max(place.size, 1) - 1) // BLOCK_BYTES + 1)
 
 
 class SpillingRows(Rows):
@@ -79,7 +126,6 @@ class SpillingRows(Rows):
     def __init__(self, max_bytes: int | None, directory: str | os.PathLike[str] | None) -> None:
         super().__init__(max_bytes)
         self._spilled = SpilledRows(None if directory is None else Path(directory))
-        self._spilled.free(self._spilled.write(b""))
 
     def keep(self, row: Row) -> Row | Place:
         """See `Rows`."""
@@ -94,6 +140,11 @@ class SpillingRows(Rows):
 
     def _free_place(self, place: Place) -> None:
         self._spilled.free(place)
+
+    def mend(self, samples: Sequence[Sample]) -> None:
+        """See `Rows`."""
+        super().mend(samples)
+        self._spilled.count(row for sample in samples for row in sample.rows if isinstance(row, Place))
 
     def close(self) -> None:
         """See `Rows`."""
