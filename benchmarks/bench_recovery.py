@@ -34,7 +34,7 @@ SAID = {
 @contextlib.contextmanager
 def group_of(n: int, worker: type = Idle, **options: Any) -> Iterator[RayWorkerGroup]:
     with (
-        RayVirtualCluster([n], use_gpus=False, cpus_per_bundle=1 / 32) as cluster,
+        RayVirtualCluster([n + options.get("standby", 0)], use_gpus=False, cpus_per_bundle=1 / 32) as cluster,
         RayWorkerGroup(cluster, worker, **options) as group,
     ):
         yield group
@@ -57,22 +57,50 @@ def restart(quick: bool) -> Figure:
             await_true(lambda: group.get_worker_status()[3] == "dead")
             return seconds(group.restart_failed_workers)
 
-        def theirs() -> float:
-            with RayVirtualCluster([1], use_gpus=False, cpus_per_bundle=1 / 32) as cluster:
-                begin = time.perf_counter()
-                started = RayWorkerGroup(cluster, Idle)
-                spent = time.perf_counter() - begin
-                started.shutdown(force=True)
-            return spent
-
         return ratio(
             "restart of one worker of 8",
             ours,
-            theirs,
+            _start_of_one,
             baseline="the start of a group of one worker",
             goal=1.3,
             repeat=3 if quick else 9,
         )
+
+
+def take_over(quick: bool) -> Figure:
+    """The same where somebody stands by who has imported what the class needs."""
+    with group_of(8, standby=1, preload=("torch", "raycrew.tensor_transport")) as group:
+
+        def await_standby() -> None:
+            await_true(lambda: all(spare.pid is not None for spare in group.spares))
+
+        def ours() -> float:
+            await_standby()
+            os.kill(group.call("pid").get_results()[3], signal.SIGKILL)
+            await_true(lambda: group.get_worker_status()[3] == "dead")
+            return seconds(group.restart_failed_workers)
+
+        def theirs() -> float:
+            await_standby()  # nothing else is started meanwhile
+            return _start_of_one()
+
+        return ratio(
+            "one worker of 8 taken over by a standby",
+            ours,
+            theirs,
+            baseline="the start of a group of one worker",
+            goal=0.25,
+            repeat=3 if quick else 9,
+        )
+
+
+def _start_of_one() -> float:
+    with RayVirtualCluster([1], use_gpus=False, cpus_per_bundle=1 / 32) as cluster:
+        begin = time.perf_counter()
+        started = RayWorkerGroup(cluster, Idle)
+        spent = time.perf_counter() - begin
+        started.shutdown(force=True)
+    return spent
 
 
 def noticed(quick: bool) -> list[Figure]:
@@ -205,4 +233,5 @@ def _pairs(parts: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 def run(quick: bool) -> list[Figure]:
     with own_ray(object_store_mib=256):
-        return [restart(quick), *noticed(quick), *first_sample(quick), watching(quick)]
+        again = [restart(quick), take_over(quick)]
+        return [*again, *noticed(quick), *first_sample(quick), watching(quick)]

@@ -58,6 +58,13 @@ def test_one_worker_per_bundle_claims_all_in_whatever_order():
     assert plan.tied_groups == [[0], [1], [2]]
 
 
+def test_the_last_bundles_are_spare_where_nothing_says_who_is_where():
+    plan = plan_seats(bundles(2, 0, 2), n_spare=1)
+    assert (plan.indices, plan.ordered) == ((0, 1, 2), False)
+    assert plan_seats(bundles(2, 2), [1, 1], n_spare=2).indices == (0, 2)
+    assert plan_seats(bundles(2, 2), None, [[3], [0]], n_spare=2).indices == (3, 0)
+
+
 @pytest.mark.parametrize(
     ("asked", "chosen"), [(1, [0, 4]), ([2, 1], [0, 1, 4]), ([0, 2], [4, 5]), ([4, 2], None)]
 )
@@ -74,6 +81,8 @@ def test_workers_per_node(asked, chosen):
         ({"workers_per_node": [1]}, "1 entries for 2 node"),
         ({"workers_per_node": 0}, "no worker at all"),
         ({"workers_per_node": 1, "bundle_indices_list": [[0]]}, "not both"),
+        ({"n_spare": 6}, r"all 6 bundle\(s\) of the cluster are to be spare"),
+        ({"n_spare": 1, "bundle_indices_list": [[0], [1, 2]]}, r"not tied; \[1, 2\] are"),
         ({"bundle_indices_list": []}, "is empty"),
         ({"bundle_indices_list": [(0, [])]}, "names no bundle"),
         ({"bundle_indices_list": [(0, [4])]}, "node 0 has no bundle 4"),

@@ -15,6 +15,7 @@ from raycrew.worker_groups import (
 from raycrew.worker_groups._group import renewal
 from raycrew.worker_groups._group.handles import Directory
 from raycrew.worker_groups._group.life import Lifecycle
+from raycrew.worker_groups._group.reserve import Reserve
 from raycrew.worker_groups._start import HOOK, generations, startup
 from raycrew.worker_groups.testing import InProcessGroup
 
@@ -144,7 +145,7 @@ def test_calls_wait_from_the_start_of_a_generation_that_workers_hear_of(
     group._life = Lifecycle("policy", "open")
     group._claim = None
     group._spec = SimpleNamespace(options=SimpleNamespace(min_workers=least))
-    group._crew = SimpleNamespace(end_strays=list, directory=Directory("policy"))
+    group._crew = SimpleNamespace(end_strays=list, directory=Directory("policy"), reserve=Reserve())
     group._started = SimpleNamespace(
         info=SimpleNamespace(methods=methods), ranks=[SimpleNamespace(generation=1)] * 2
     )

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         fan_out,
         fan_out_as_completed,
     )
-    from raycrew.worker_groups._group import GroupHandle, RayWorkerGroup, Resized
+    from raycrew.worker_groups._group import GroupHandle, RayWorkerGroup, Resized, Spare
     from raycrew.worker_groups._health import (
         Diagnosis,
         RankDiagnosis,
@@ -123,6 +123,7 @@ __all__ = [
     "SampleStats",
     "Shardable",
     "SlowestRank",
+    "Spare",
     "StartupReport",
     "StuckWorker",
     "TimedPhase",
@@ -157,7 +158,7 @@ __version__: str
 # runs something of this package needs little of it.
 _HOMES = {
     "_calls": ["MultiWorkerFuture", "Results", "wait_any"],
-    "_group": ["GroupHandle", "RayWorkerGroup", "Resized"],
+    "_group": ["GroupHandle", "RayWorkerGroup", "Resized", "Spare"],
     "_health": ["Diagnosis", "RankDiagnosis", "ResourceUsage", "RunningCall", "StuckWorker", "WorkerStatus"],
     "_start": ["RayWorkerBuilder", "StartupReport"],
     "_timeline": [

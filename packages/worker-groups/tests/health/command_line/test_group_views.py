@@ -2,14 +2,17 @@
 
 import argparse
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from test_group_records import RECORD, WORKERS
 
 from raycrew.worker_groups._health.command_line import commands
 from raycrew.worker_groups._health.diagnosis import Diagnosis, RankDiagnosis
 from raycrew.worker_groups._health.roster import Found, UnknownGroupError
+from raycrew.worker_groups._health.roster.sights import group_sight
 
 OPTIONS = argparse.Namespace(
     json=False, timeout=5.0, group=["late"], rank=[], sort="rank", interval=0.5, folder=None, output=0
@@ -26,6 +29,18 @@ def test_groups_of_another_version_are_said(monkeypatch):
         screen.print(outcome.shown)
         assert (outcome.code, outcome.data) == (1, [])
         assert screen.file.getvalue().strip() == "2 worker groups of another version of raycrew"
+
+
+def test_who_stands_by_has_a_row_and_is_no_rank(monkeypatch):
+    record = replace(RECORD, standbys=(replace(WORKERS[1], rank=-1, pid=4711),))
+    sight = group_sight(record, {(RECORD.namespace, WORKERS[1].actor)}, {}, {}, 0.0)
+    monkeypatch.setattr(commands, "look", lambda *_: Found([sight], 0))
+    screen = Console(file=io.StringIO(), width=200)
+    screen.print(commands.run_groups(OPTIONS).shown)
+    shown = screen.file.getvalue()
+    assert "policy: 2 ranks (1 dead, 1 unanswered)" in shown
+    (row,) = [line for line in shown.splitlines() if "standby" in line]
+    assert "4711" in row and "-1" not in row
 
 
 @pytest.mark.hostile

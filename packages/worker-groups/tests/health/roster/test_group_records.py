@@ -21,8 +21,12 @@ def test_what_is_left_is_read_again():
     text = RECORD.as_text()
     assert record_of(text) == RECORD
     assert record_of(STARTING.as_text()) == STARTING
+    beside = replace(RECORD, standbys=(replace(WORKERS[1], rank=-1, pid=13),))
+    assert record_of(beside.as_text()) == beside
+    assert [worker.pid for worker in beside.processes] == [11, 12, 13]
     entry = json.loads(text)
     assert entry["workers"][1]["pid"] == 12
+    del entry["standbys"]  # as an earlier version has left it
     entry["later"] = entry["workers"][0]["later"] = "what a later version adds"
     assert record_of(json.dumps(entry)) == RECORD
 
@@ -51,6 +55,7 @@ def test_what_is_left_is_read_again():
         STARTING.as_text().replace('"job": "0100"', '"job": 100'),
         STARTING.as_text().replace('"until": 400.0', '"until": "soon"'),
         RECORD.as_text().replace('"start": null', '"start": 7'),
+        RECORD.as_text().replace('"standbys": []', '"standbys": 7'),
     ],
 )
 def test_what_is_no_record_is_none(text):

@@ -59,6 +59,14 @@ def test_of_a_group_that_starts_ranks_are_starting_unless_more_is_known():
     assert (nobody_yet.ranks, nobody_yet.counts) == ((), {"starting": 4})
 
 
+def test_who_stands_by_is_told_of_beside_the_ranks():
+    standby = replace(WORKERS[1], rank=-1, pid=13)
+    told = {key_of(WORKERS[0]): seen(), key_of(WORKERS[1]): seen(), key_of(standby): seen(is_stopped=True)}
+    found = group_sight(replace(RECORD, standbys=(standby,)), LIVING, told, {}, 0.0)
+    assert (found.n_ranks, found.counts) == (2, {"ready": 2})
+    assert [(one["pid"], one["state"]) for one in found.as_dict()["standbys"]] == [(13, "stopped")]
+
+
 def test_why_nothing_is_known_is_told():
     assert "did not answer" in sight(None, silent={"node0": "its node did not answer"}).ranks[0].note
     assert "no watch" in sight(None).ranks[0].note

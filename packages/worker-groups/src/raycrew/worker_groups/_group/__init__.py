@@ -5,6 +5,7 @@ from raycrew.worker_groups._group.beside import Beside
 from raycrew.worker_groups._group.handles import GroupHandle, LocalRoute
 from raycrew.worker_groups._group.life import RestartBudget, claim_more
 from raycrew.worker_groups._group.on_ray import RayWorkerGroup
+from raycrew.worker_groups._group.reserve import Spare
 from raycrew.worker_groups._group.resizing import Resized
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "RayWorkerGroup",
     "Resized",
     "RestartBudget",
+    "Spare",
     "WorkerGroup",
     "claim_more",
 ]

@@ -114,6 +114,9 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis, Res
         restart_on_failure: bool = False,
         max_restarts: int = 3,
         min_workers: int | None = None,
+        standby: int = 0,
+        preload: Sequence[str] = (),
+        spare_bundles: int = 0,
         on_worker_failure: Callable[[WorkerFailureError], object] | None = None,
         memory_limit: int | str | None = None,
         diagnose: bool | str | PathLike[str] = False,
@@ -125,7 +128,7 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis, Res
     ) -> None:
         options = GroupOptions.among(locals())
         builder = worker if isinstance(worker, RayWorkerBuilder) else RayWorkerBuilder(worker)
-        plan = plan_seats(bundles_of(cluster), workers_per_node, bundle_indices_list)
+        plan = plan_seats(bundles_of(cluster), workers_per_node, bundle_indices_list, options.n_spare)
         check_axes(sharding_annotations, len(plan.seats))
         check_min_workers(min_workers, plan, sharding_annotations)
         self._spec = GroupSpec(

@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from raycrew.cluster_core import Session
 from raycrew.worker_groups._calls import Dispatch, MultiWorkerFuture, Recovery, send_to_actors
 from raycrew.worker_groups._group.actors import Actors
 from raycrew.worker_groups._group.handles import Contact, Directory, GroupHandle, RayRoute
-from raycrew.worker_groups._group.life import CopiedLifecycle, Supervision
+from raycrew.worker_groups._group.life import CopiedLifecycle, Supervision, claim_places
 from raycrew.worker_groups._group.renewal import RenewedGroup, Replaceable
+from raycrew.worker_groups._group.reserve import Reserve
 from raycrew.worker_groups._health import (
     Findings,
     Publication,
@@ -29,6 +31,7 @@ from raycrew.worker_groups._ray import (
     while_connected,
 )
 from raycrew.worker_groups._start import (
+    Layout,
     Started,
     for_the_way,
     start_group,
@@ -89,6 +92,15 @@ class RayWorkerGroup(RenewedGroup):
             give each rank its own part, wait. A call that failed of a death raises without waiting until the
             rank was replaced, unless it is sent again as one of `idempotent_methods`; a balancer's items go
             to another worker at once. Without it, or with fewer left, all wait.
+        standby: How many workers stand by: each has imported `preload` on a bundle of its own, and takes over
+            a rank whose worker has died, in a fraction of a start's time. It is then told what a new worker
+            is told: rank, variables, secrets, class, arguments. The rank has another bundle from then on,
+            and on the one that it had somebody else is prepared to stand by. Such bundles are the first that
+            are free besides; where nothing says who is where, the cluster's last ones. No ranks may be tied.
+        preload: Modules that those import before there is a rank for them, such as "torch". What a module
+            reads of its environment while it is imported is that of the process's start.
+        spare_bundles: Further bundles that are kept free for ranks whose node is lost; those on which workers
+            stand by are, too. They hold as much as each of the ranks' own.
         on_worker_failure: Called with the `WorkerFailureError` of each worker of whose death a call is seen
             to fail (seen as above), once and before it is replaced, in the thread that waited for the call,
             or that restarts the group. It is not told of dead workers that no call has failed of, though a
@@ -138,9 +150,21 @@ class RayWorkerGroup(RenewedGroup):
 
     def _start(self) -> Started:
         self._session, told = current_session(), Publication()
-        started = start_group(self._spec, self._claim, self._note_end, self._check_connection, told)
+        places = claim_places(self._spec, self._claim)
+        reserve = Reserve(self.name, self._session, places, self._spec.options.standby)
+        try:
+            started = start_group(self._spec, self._claim, self._note_end, self._check_connection, told)
+        except BaseException:
+            reserve.end(0)
+            raise
         crew = (self.name, self._session, started.handles, started.facts, self._claim)
-        self._crew: Actors = Actors(*crew, Directory(self.name), told)
+        self._crew: Actors = Actors(*crew, Directory(self.name), told, reserve=reserve)
+        try:
+            reserve.prepare(Layout(self._spec, self._claim, started))
+        except BaseException:
+            with Session.until_set(None):
+                self._note_end(self._crew.end(0.0, force=True))
+            raise
         self._in_order = runs_in_order(started.info.is_async, started.options[0].actor)
         self._is_torn = False
         self._supervision = Supervision(self.name, self._spec.options, self._life)

@@ -20,6 +20,7 @@ from raycrew.worker_groups._group.life import (
     release_when_free,
 )
 from raycrew.worker_groups._group.record import record_of_group
+from raycrew.worker_groups._group.reserve import Spare
 from raycrew.worker_groups._health import (
     Ended,
     Seen,
@@ -73,6 +74,16 @@ class RenewedGroup(WorkerGroup):
         """
         return self._life.restart(self._replace_dead)
 
+    @property
+    def spares(self) -> list[Spare]:
+        """The bundles that are kept for ranks that are lost, and who stands by on them; see `standby`.
+
+        Raises:
+            WorkerGroupError: This is a copy of the group.
+        """
+        self._life.check_owner("spares")
+        return self._crew.reserve.spares
+
     def _replace_dead(self, before: Callable[[], object] | None = None) -> list[int]:
         dead = self._dead()
         ranks = sorted(rank for tied in self._tied_groups if dead.intersection(tied) for rank in tied)
@@ -102,11 +113,18 @@ class RenewedGroup(WorkerGroup):
         goes_on = self._spec.options.min_workers is not None
         self._life.replacing(ranks if goes_on else everybody)
         look_before_end(None)
-        note, take = self._note_stray, self._take_generation
+        note, reserve = self._note_stray, self._crew.reserve
+        layout = Layout(self._spec, self._claim, self._started)
         hold = partial(self._life.replacing, everybody)
-        with self._renewing("restart", ranks):
+        with self._renewing("restart", ranks), reserve.moving(layout, ranks) as move:
+
+            def take(started: Started) -> None:
+                self._take_layout(move.layout._replace(started=started))
+                move.is_made = True
+
             self._is_torn = True
-            next_generation(self._spec, self._claim, self._started, ranks, note, self._open, take, hold)
+            next_generation(*move.layout, ranks, move.arrivals, note, self._open, take, hold)
+        reserve.replenish(Layout(self._spec, self._claim, self._started))
 
     @contextmanager
     def _renewing(self, what: str, ranks: Sequence[int]) -> Iterator[None]:
@@ -143,15 +161,12 @@ class RenewedGroup(WorkerGroup):
         if ended.occupied:
             self._crew.strays.append(ended)
 
-    def _take_generation(self, started: Started) -> None:
-        self._take_layout(Layout(self._spec, self._claim, started))
-
     def _take_layout(self, layout: Layout) -> None:
         super()._take_layout(layout)
         self._crew.handles, self._crew.facts = layout.started.handles, layout.started.facts
         self._usage = self._make_usage()
         tied = self.worker_to_tied_group_index if len(self._tied_groups) < self.world_size else {}
-        self._crew.publication.publish(record_of_group(*layout, tied))
+        self._crew.publish(record_of_group(*layout, tied))
 
     def _make_usage(self) -> ProcessUsage:
         places = zip(self._started.ranks, self._started.facts, strict=True)
@@ -162,7 +177,8 @@ class RenewedGroup(WorkerGroup):
     def _grow(self, n: int) -> None:
         before = self.world_size
         self._refuse_dead(range(before))
-        more, became = claim_more(self.cluster, self._claim, n - before, self.name), [Ended()]
+        own = JoinedClaim.of(self._claim).beside(self._crew.reserve.places)
+        more, became = claim_more(self.cluster, own, n - before, self.name), [Ended()]
         try:
             layout = Layout(self._spec, self._claim, self._started).with_bundles(more)
 
@@ -196,7 +212,7 @@ class RenewedGroup(WorkerGroup):
         try:
             with self._renewing("removal", gone):
                 self._is_torn = True
-                next_generation(*layout, (), self._note_stray, self._open, take)
+                next_generation(*layout, (), {}, self._note_stray, self._open, take)
         finally:
             if self.world_size == n:
                 ended = self._see_off(leaving, last_words, timeout_s)

@@ -36,6 +36,7 @@ from raycrew.worker_groups._ray.nodes import (
     give_back,
     is_alive_node,
     is_granted,
+    living_nodes,
     node_cpus,
     run_on_node,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "is_granted",
     "is_stored",
     "living_jobs",
+    "living_nodes",
     "may_come_back",
     "named_actors",
     "node_cpus",

@@ -6,11 +6,13 @@ from raycrew.worker_groups._start.arguments import (
     check_launchers,
     forwarded_now,
     init_kwargs_of,
+    launcher_of,
 )
+from raycrew.worker_groups._start.arrivals import Standby
 from raycrew.worker_groups._start.copies import for_the_way, without_options
 from raycrew.worker_groups._start.facts import GroupFacts
 from raycrew.worker_groups._start.generations import add_workers, next_generation
-from raycrew.worker_groups._start.layout import JoinedClaim, Layout
+from raycrew.worker_groups._start.layout import JoinedClaim, Layout, Place
 from raycrew.worker_groups._start.record import record_of, workers_of
 from raycrew.worker_groups._start.report import StartupReport, Stopwatch
 from raycrew.worker_groups._start.spec import (
@@ -24,6 +26,7 @@ from raycrew.worker_groups._start.spec import (
     transport_of,
     worker_aliases,
 )
+from raycrew.worker_groups._start.standbys import park
 from raycrew.worker_groups._start.startup import Handle, Started, start_group
 
 __all__ = [
@@ -35,7 +38,9 @@ __all__ = [
     "Handle",
     "JoinedClaim",
     "Layout",
+    "Place",
     "RayWorkerBuilder",
+    "Standby",
     "Started",
     "StartupReport",
     "Stopwatch",
@@ -47,7 +52,9 @@ __all__ = [
     "for_the_way",
     "forwarded_now",
     "init_kwargs_of",
+    "launcher_of",
     "next_generation",
+    "park",
     "record_of",
     "size_bytes",
     "start_group",

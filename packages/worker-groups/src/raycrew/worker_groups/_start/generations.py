@@ -1,6 +1,6 @@
 """The next generation of a started group: the dead replaced, a new place to meet, and all told of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +9,11 @@ from raycrew.worker_groups._calls import Whereabouts
 from raycrew.worker_groups._health import Ended, end_workers
 from raycrew.worker_groups._ray import while_connected
 from raycrew.worker_groups._start.arguments import of_each_rank
+from raycrew.worker_groups._start.arrivals import Arriving, Standby
 from raycrew.worker_groups._start.layout import Layout
 from raycrew.worker_groups._start.report import starting
 from raycrew.worker_groups._start.spec import GroupSpec, interpreter_for
-from raycrew.worker_groups._start.startup import Launch, Started
+from raycrew.worker_groups._start.startup import Started
 from raycrew.worker_groups.errors import WorkerGroupError
 from raycrew.worker_groups.sharding import WorkerFacts, assign_ranks, final_indices
 
@@ -22,6 +23,7 @@ def next_generation(
     claim: Claim,
     started: Started,
     ranks: Sequence[int],
+    arrivals: Mapping[int, Standby | None],
     on_end: Callable[[Ended], None],
     go_on: Callable[[], object],
     on_built: Callable[[Started], None],
@@ -38,6 +40,8 @@ def next_generation(
         claim: Where.
         started: What it was so far.
         ranks: Whom to replace.
+        arrivals: Positions among theirs that have another bundle now, and who takes over there; None where
+            nobody stands by.
         on_end: Told what became of the new workers, when their start fails.
         go_on: Called now and then; what it raises ends the new workers.
         on_built: Told of the new generation once it stands, before the workers' own code hears of it.
@@ -53,9 +57,10 @@ def next_generation(
         if ranks:
             _end_old(spec.name, started, ranks)
         launch = _Succession(spec, claim, progress, positions, on_end, go_on)
-        # A node that joined since the start may not have the environment yet.
-        interpreter_for(spec.options.environments, spec.builder.fqn, spec.cluster)
-        launch.succeed(started, on_built, before_told)
+        if not positions or any(arrivals.get(position) is None for position in positions):
+            # A node that joined since the start may not have the environment yet.
+            interpreter_for(spec.options.environments, spec.builder.fqn, spec.cluster)
+        launch.succeed(launch.met(started, arrivals), on_built, before_told)
 
 
 def add_workers(
@@ -82,7 +87,7 @@ def add_workers(
     positions = range(len(started.order), len(spec.plan.seats))
     with starting(spec, len(positions)) as progress:
         launch = _Succession(spec, claim, progress, positions, on_end, go_on)
-        launch.succeed(launch.prepared(started), on_built, before_told)
+        launch.succeed(launch.prepared(started, positions), on_built, before_told)
 
 
 def _end_old(group_name: str, started: Started, ranks: Sequence[int]) -> None:
@@ -92,17 +97,8 @@ def _end_old(group_name: str, started: Started, ranks: Sequence[int]) -> None:
         raise WorkerGroupError(f"{group_name}: a worker can't be replaced before it has ended ({who})")
 
 
-class _Succession(Launch):
+class _Succession(Arriving):
     """One replacement of the workers at some positions, step by step."""
-
-    def prepared(self, started: Started) -> Started:
-        """The same workers, and what is told to those at further positions."""
-        python = interpreter_for(self.spec.options.environments, self.spec.builder.fqn, self.spec.cluster)
-        own = self._describe(python).configured
-        info = replace(started.info, configured=(*started.info.configured, *own))
-        options = [self._options(info, position, python) for position in self.positions]
-        self._check_init(info, options)
-        return replace(started, info=info, options=[*started.options, *options])
 
     def succeed(
         self,

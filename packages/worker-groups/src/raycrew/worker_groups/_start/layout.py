@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 from raycrew.cluster_core import Bundle, Claim, Placement
 from raycrew.worker_groups._start.spec import GroupSpec
 from raycrew.worker_groups._start.startup import Started
-from raycrew.worker_groups.sharding import SeatPlan, first_seats, resized, with_seats
+from raycrew.worker_groups.sharding import Seat, SeatPlan, first_seats, moved_seats, resized, with_seats
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,29 @@ class JoinedClaim:
         return [(self.seats[own[0]][0], sorted(own)) for own in grouped]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """A bundle on which any rank may have its worker.
+
+    Attributes:
+        claim: It alone.
+        seat: Of a worker there.
+    """
+
+    claim: JoinedClaim
+    seat: Seat
+
+    @property
+    def bundle(self) -> Bundle:
+        """The bundle."""
+        return self.claim.bundles[0]
+
+    def has_room_for(self, bundle: Bundle) -> bool:
+        """Whether it holds as much as another bundle does."""
+        own = self.bundle.resources
+        return all(own.get(name, 0.0) >= amount for name, amount in bundle.resources.items())
+
+
 class Layout(NamedTuple):
     """Who sits where.
 
@@ -110,6 +133,20 @@ class Layout(NamedTuple):
             )
             for info, position in zip(self.started.ranks, self.started.order, strict=True)
         ]
+
+    def place(self, position: int) -> Place:
+        """The bundle of a position."""
+        return Place(JoinedClaim.of(self.claim).at([position]), self.spec.plan.seats[position])
+
+    def moved(self, places: Mapping[int, Place]) -> "Layout":
+        """The same workers, of which those at some positions are to be replaced by some on other bundles."""
+        if not places:
+            return self
+        seats = list(JoinedClaim.of(self.claim).seats)
+        for position, place in places.items():
+            (seats[position],) = place.claim.seats
+        plan = moved_seats(self.spec.plan, {position: place.seat for position, place in places.items()})
+        return self._replace(spec=replace(self.spec, plan=plan), claim=JoinedClaim(tuple(seats)))
 
     def first(self, n: int) -> "Layout":
         """The first `n` ranks alone, each at the position that is its rank; no ranks are tied."""

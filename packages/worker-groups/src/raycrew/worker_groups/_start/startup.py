@@ -197,7 +197,7 @@ class Launch:
         groups = options[0].actor.get("concurrency_groups")  # Ray takes these with the class only.
         remote = remote_class(concurrency_groups=groups)(shell) if groups else remote_class(shell)
         suffix = uuid.uuid4().hex[:8]
-        for position in self.positions:
+        for position in [position for position in self.positions if position not in self.handles]:
             self.go_on()  # else a worker may come to a bundle that was given back meanwhile
             worker = options[position]
             self.names[position] = name = f"{self.aliases[position]}-{suffix}"
@@ -210,18 +210,19 @@ class Launch:
         stand_by([bundle.node_id for bundle in self.claim.bundles])
 
     def _locate(self) -> dict[int, WorkerFacts]:
-        self.progress.step("processes", [self.aliases[position] for position in self.positions])
+        new = [position for position in self.positions if position not in self.located]
+        self.progress.step("processes", [self.aliases[position] for position in new])
         ports = (self.spec.options.ports_per_worker, self.spec.options.port_range)
-        handles: list[Any] = [self.handles[position] for position in self.positions]
+        handles: list[Any] = [self.handles[position] for position in new]
         with while_connected(self.go_on):
             asked = [handle._raycrew_locate.remote(*ports) for handle in handles]  # noqa: SLF001
         settled = self._settle(asked)
         limit = self.spec.options.memory_limit_bytes
         limited = {i: replace(facts, memory_limit_bytes=limit) for i, facts in settled.values.items()}
-        self.located = {self.positions[i]: facts for i, facts in limited.items()}
-        self._raise_failed(settled, [self._whereabouts(position) for position in self.positions])
-        follow(list(self.located.values()), left(self.deadline, _FOLLOW_TIMEOUT_S) or 0.0)
-        self._located_s = {self.positions[i]: seconds for i, seconds in settled.elapsed_s.items()}
+        self.located |= {new[i]: facts for i, facts in limited.items()}
+        self._raise_failed(settled, [self._whereabouts(position) for position in new])
+        follow(list(limited.values()), left(self.deadline, _FOLLOW_TIMEOUT_S) or 0.0)
+        self._located_s = {new[i]: seconds for i, seconds in settled.elapsed_s.items()}
         return self.located
 
     def _begin(
@@ -337,10 +338,11 @@ class Launch:
         for rank, position in enumerate(order):
             if position not in timings:
                 continue
-            process_s = min(self._located_s[position], facts[position].process_age_s)
+            located_s = self._located_s.get(position, 0.0)  # of who stood by, none
+            process_s = min(located_s, facts[position].process_age_s)
             import_s, init_s = timings[position]
             self.report.workers[rank] = {
-                "placement": self._located_s[position] - process_s,
+                "placement": located_s - process_s,
                 "process": process_s,
                 "import": import_s,
                 "init": init_s,

@@ -5,9 +5,10 @@ refers to no module of the user's. In the worker's process it says where it is, 
 environment, and only then imports the user's class.
 """
 
+import importlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -179,6 +180,21 @@ class Shell:
             mark=mark,
         )
 
+    def _raycrew_preload(self, modules: Sequence[str]) -> None:
+        """Import modules while there is no rank yet.
+
+        Raises:
+            ImportError: One can't be imported; says which.
+        """
+        self._raycrew_bind_device()  # so that a module which looks for devices finds this worker's
+        with Running(as_text("preload")):
+            for name in modules:
+                try:
+                    importlib.import_module(name)
+                except Exception as error:
+                    why = f"{type(error).__name__}: {error}"
+                    raise ImportError(f"{name!r} of preload= can't be imported: {why}") from error
+
     def _raycrew_prepare(self, orders: Orders) -> int:
         """Take the rank and its environment, before the user's code is imported; or a new generation's.
 
@@ -195,10 +211,13 @@ class Shell:
         self._raycrew_misplaced = ""
         return 0 if self._raycrew_meeting is None else self._raycrew_meeting.take(orders.worker)
 
-    def _raycrew_take_place(self, orders: Orders) -> None:
+    def _raycrew_bind_device(self) -> None:
         for name in DEFAULT_POLICY.scrubbed(os.environ):
             del os.environ[name]
         os.environ.update(self._raycrew_device)
+
+    def _raycrew_take_place(self, orders: Orders) -> None:
+        self._raycrew_bind_device()
         os.environ.update(orders.env_vars)
         os.environ.update(rank_environment(orders.worker))
         _process_worker.append(orders.worker)

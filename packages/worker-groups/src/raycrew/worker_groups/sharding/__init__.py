@@ -3,6 +3,7 @@
 from raycrew.worker_groups.sharding._named import NamedSharding
 from raycrew.worker_groups.sharding._named import check_axes as check_axes
 from raycrew.worker_groups.sharding._places import first_seats as first_seats
+from raycrew.worker_groups.sharding._places import moved_seats as moved_seats
 from raycrew.worker_groups.sharding._places import resized as resized
 from raycrew.worker_groups.sharding._places import with_seats as with_seats
 from raycrew.worker_groups.sharding._ranks import RankInfo as RankInfo

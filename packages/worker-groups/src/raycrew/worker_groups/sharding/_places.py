@@ -1,6 +1,6 @@
 """Groups that get fewer or more places: the ranks of those that stay never change; pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from raycrew.cluster_core import Bundle
@@ -37,9 +37,25 @@ def with_seats(plan: SeatPlan, bundles: Sequence[Bundle], chosen: Sequence[Bundl
     for bundle in chosen:
         node, position = bundle.node_index, len(seats)
         told = numbers[node], [nodes[node].index(bundle.index)]
-        taken = {seat.number_on_node for seat in seats if seat.bundle.node_index == node}
+        taken = {seat.number_on_node for seat in seats if seat.home == node}
         number = next(i for i in range(len(seats) + 1) if i not in taken)
         seats.append(Seat(position, bundle, position, 0, told, number))
+    return replace(plan, seats=tuple(seats), indices=tuple(seat.bundle.index for seat in seats))
+
+
+def moved_seats(plan: SeatPlan, elsewhere: Mapping[int, Seat]) -> SeatPlan:
+    """A plan in which the workers of some positions sit elsewhere, and keep their names.
+
+    Args:
+        plan: The seats so far.
+        elsewhere: By position, a seat on the other bundle.
+    """
+    seats = list(plan.seats)
+    for position, seat in elsewhere.items():
+        old = seats[position]
+        seats[position] = replace(
+            old, bundle=seat.bundle, tied_bundles=seat.tied_bundles, named_node=old.home
+        )
     return replace(plan, seats=tuple(seats), indices=tuple(seat.bundle.index for seat in seats))
 
 

@@ -59,7 +59,8 @@ class Seat:
         place_in_group: Place in its tied group; 0 is the leader.
         tied_bundles: What `configure_worker` is told: for the leader of a tied group, the node and the
             bundles of the group, else those of the worker; None for the others of a tied group.
-        number_on_node: Its number among the group's seats on its logical node.
+        number_on_node: Its number among the group's seats on the logical node that its name tells.
+        named_node: That node, where the worker has moved to another one; else it is its bundle's.
     """
 
     position: int
@@ -68,6 +69,12 @@ class Seat:
     place_in_group: int = 0
     tied_bundles: tuple[int, list[int]] | None = None
     number_on_node: int = 0
+    named_node: int | None = None
+
+    @property
+    def home(self) -> int:
+        """The logical node that its worker's name tells."""
+        return self.bundle.node_index if self.named_node is None else self.named_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +132,7 @@ def plan_seats(
     bundles: Sequence[Bundle],
     workers_per_node: int | Sequence[int] | None = None,
     bundle_indices_list: Sequence[TiedBundles | Sequence[int]] | None = None,
+    n_spare: int = 0,
 ) -> SeatPlan:
     """Decide which bundles a group occupies.
 
@@ -134,9 +142,12 @@ def plan_seats(
             per bundle.
         bundle_indices_list: Tied groups in rank order: `(node, [indices on it])`, nodes being those that
             have bundles, or `[indices]` of the whole cluster for groups that span nodes.
+        n_spare: How many bundles are to be left besides, which are the last ones where nothing says who is
+            where; ranks that may move to one of those can't be tied.
 
     Raises:
-        ValueError: Both arguments are given, counts or indices are out of range, or a bundle is named twice.
+        ValueError: Both arguments are given, counts or indices are out of range, a bundle is named twice, or
+            there are spare bundles and tied ranks, or nothing but those.
     """
     if workers_per_node is not None and bundle_indices_list is not None:
         raise ValueError("give workers_per_node or bundle_indices_list, not both")
@@ -144,16 +155,25 @@ def plan_seats(
         raise ValueError("the cluster has no bundles to place workers on")
     by_node = _by_node(bundles)
     if bundle_indices_list is not None:
-        return _tied_plan(bundles, by_node, bundle_indices_list)
+        return _movable(_tied_plan(bundles, by_node, bundle_indices_list), n_spare)
+    if workers_per_node is None and len(bundles) <= n_spare:
+        raise ValueError(f"all {len(bundles)} bundle(s) of the cluster are to be spare, and none for workers")
     if workers_per_node is None:
-        return SeatPlan(_seats(bundles, by_node), None, ordered=False)
-    chosen = [
-        b for node, n in zip(by_node, _counts(by_node, workers_per_node), strict=True) for b in node[:n]
-    ]
+        chosen = list(bundles[: len(bundles) - n_spare])
+    else:
+        counts = _counts(by_node, workers_per_node)
+        chosen = [b for node, n in zip(by_node, counts, strict=True) for b in node[:n]]
     if not chosen:
         raise ValueError(f"workers_per_node={workers_per_node!r} asks for no worker at all")
     indices = None if len(chosen) == len(bundles) else tuple(b.index for b in chosen)
     return SeatPlan(_seats(chosen, by_node), indices, ordered=False)
+
+
+def _movable(plan: SeatPlan, n_spare: int) -> SeatPlan:
+    tied = [group for group in plan.tied_groups if len(group) > 1]
+    if n_spare and tied:
+        raise ValueError(f"spare bundles and standby= are for ranks that are not tied; {tied[0]} are")
+    return plan
 
 
 def _seats(chosen: Sequence[Bundle], by_node: Sequence[Sequence[Bundle]]) -> tuple[Seat, ...]:

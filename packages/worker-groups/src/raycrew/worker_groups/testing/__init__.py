@@ -66,10 +66,10 @@ class InProcessGroup(WorkerGroup):
     calls of one worker run one after the other, those of several at the same time. What needs processes of
     their own is accepted and does nothing: workers share this process's environment and interpreter, so
     `env_vars`, `secrets`, `environments` and `RANK` and the like are not set (`current_worker()` tells all of
-    it), and none is ever lost. `port_range`, `memory_limit` and `progress` do nothing
-    either. Workers have no heartbeat and no memory of their own, so of these nothing is told; one that is
-    stuck is found by its call alone. What they print is this process's output, of which `logs` tells nothing.
-    `tick()` counts in the thread that runs the call and in what has its
+    it), and none is ever lost, so that nobody stands by. `port_range`, `memory_limit` and `progress` do
+    nothing either. Workers have no heartbeat and no memory of their own, so of these nothing is told; one
+    that is stuck is found by its call alone. What they print is this process's output, of which `logs` tells
+    nothing. `tick()` counts in the thread that runs the call and in what has its
     context, as `asyncio.to_thread` has; in other threads that a call starts it does nothing.
 
     Args:

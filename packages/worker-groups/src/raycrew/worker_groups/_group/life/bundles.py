@@ -8,13 +8,14 @@ from typing import Protocol
 
 from ray.exceptions import RayError
 
-from raycrew.cluster_core import BundlesOccupiedError, Claim, Cluster, ClusterError
+from raycrew.cluster_core import Bundle, BundlesOccupiedError, Claim, Cluster, ClusterError
 from raycrew.worker_groups._calls import deadline_after, left
 from raycrew.worker_groups._group.life.abandoned import catch_up
 from raycrew.worker_groups._group.life.leftovers import keep, try_again
 from raycrew.worker_groups._health import Ended
-from raycrew.worker_groups._start import JoinedClaim
+from raycrew.worker_groups._start import GroupSpec, JoinedClaim, Place, launcher_of, worker_aliases
 from raycrew.worker_groups.errors import WorkerGroupError
+from raycrew.worker_groups.sharding import with_seats
 
 ABANDONED_S = 30.0
 
@@ -64,7 +65,9 @@ def log_left(name: str, ended: Ended) -> None:
         logger.warning("%s: rank %d is not known to have ended: %s", name, rank, why)
 
 
-def claim_more(cluster: Cluster, own: Claim, n: int, name: str) -> Claim:
+def claim_more(
+    cluster: Cluster, own: Claim, n: int, name: str, fits: Callable[[Bundle], object] = bool
+) -> Claim:
     """The first free bundles of a cluster, in its order, besides those that a group has.
 
     Args:
@@ -72,19 +75,20 @@ def claim_more(cluster: Cluster, own: Claim, n: int, name: str) -> Claim:
         own: Those that it has.
         n: How many.
         name: Name of the group.
+        fits: Whether a bundle will do.
 
     Raises:
-        ValueError: The cluster has fewer bundles besides.
+        ValueError: The cluster has fewer such bundles besides.
         BundlesOccupiedError: Fewer of them are free; says who holds the others.
     """
-    return _once_free(partial(_claim_free, cluster, own, n, name))
+    return _once_free(partial(_claim_free, cluster, own, n, name, fits))
 
 
-def _claim_free(cluster: Cluster, own: Claim, n: int, name: str) -> Claim:
+def _claim_free(cluster: Cluster, own: Claim, n: int, name: str, fits: Callable[[Bundle], object]) -> Claim:
     occupied: set[int] = set()
     while True:
         held = _indices(own)
-        others = [bundle.index for bundle in cluster.bundles if bundle.index not in held]
+        others = [bundle.index for bundle in cluster.bundles if bundle.index not in held and fits(bundle)]
         if len(others) < n:
             raise ValueError(f"{name!r} asks for {n} bundle(s) more; its cluster has {len(others)} besides")
         free = [index for index in others if index not in occupied]
@@ -99,6 +103,33 @@ def _claim_free(cluster: Cluster, own: Claim, n: int, name: str) -> Claim:
             claim.give_back(range(n, len(claim.bundles)))  # of who has just given them back
             return JoinedClaim.of(claim).at(range(n))
         claim.release()  # the claim has learnt devices, and bundles have other indices since
+
+
+def claim_places(spec: GroupSpec, claim: Claim) -> list[Place]:
+    """The spare bundles of a group, each with as much as any of its ranks has.
+
+    Args:
+        spec: What the group is to be.
+        claim: The bundles of its ranks.
+
+    Raises:
+        ValueError: The cluster has fewer such bundles besides; or not all workers are started alike.
+        BundlesOccupiedError: Fewer of them are free.
+    """
+    if not spec.options.n_spare:
+        return []
+    aliases, launchers = worker_aliases(spec.name, spec.plan), spec.options.launchers
+    if spec.options.standby and len({launcher_of(launchers, alias) for alias in aliases}) > 1:
+        raise ValueError("standby= is for workers that are all started alike; launchers= tells some apart")
+    own = claim.bundles
+
+    def fits(bundle: Bundle) -> bool:
+        amounts = [amount for one in own for amount in one.resources.items()]
+        return all(bundle.resources.get(name, 0.0) >= amount for name, amount in amounts)
+
+    more = JoinedClaim.of(claim_more(spec.cluster, claim, spec.options.n_spare, spec.name, fits))
+    seats = with_seats(spec.plan, spec.cluster.bundles, more.bundles).seats[len(spec.plan.seats) :]
+    return [Place(more.at([position]), seat) for position, seat in enumerate(seats)]
 
 
 def _indices(claim: Claim) -> set[int]:

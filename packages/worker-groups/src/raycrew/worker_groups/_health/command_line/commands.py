@@ -67,6 +67,8 @@ def _table(group: GroupSight, order: str) -> Table:
         table.add_column(column, justify="left" if column in ("state", "in", "node", "on") else "right")
     for rank in sorted(group.ranks, key=lambda one: (_BY[order](one.as_dict()), one.worker.rank)):
         table.add_row(*_cells(rank))
+    for standby in group.standbys:
+        table.add_row(Text("standby"), *_cells(standby)[1:])
     return table
 
 

@@ -243,7 +243,7 @@ def _drop(left_over: Mapping[str, str], time_left: Callable[[], float]) -> None:
 
 def _watches(groups: Iterable[GroupRecord], living: Iterable[ActorName]) -> list[ActorName]:
     """The watches of the groups' owners on the groups' nodes."""
-    wanted = {f"{WATCH}{group.owner}-{worker.node_id}-" for group in groups for worker in group.workers}
+    wanted = {f"{WATCH}{group.owner}-{worker.node_id}-" for group in groups for worker in group.processes}
     return sorted(watch for watch in living if watch[1].rpartition("-")[0] + "-" in wanted)
 
 

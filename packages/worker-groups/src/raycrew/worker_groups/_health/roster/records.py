@@ -1,7 +1,7 @@
 """What a group tells everybody of itself, as JSON: who its ranks are and where, and no secrets; pure."""
 
 import json
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -13,7 +13,7 @@ class WorkerRecord:
     """One rank.
 
     Attributes:
-        rank: Its rank.
+        rank: Its rank; -1 of a worker that stands by.
         actor: Name of its actor.
         node_id: Ray node id.
         node_address: IP address of the node.
@@ -95,6 +95,7 @@ class GroupRecord:
         workers: In rank order.
         driver: Host and process id of its driver, as in "login-1:4711".
         start: How far its start has got; None for a group that stands.
+        standbys: Workers that stand by.
     """
 
     name: str
@@ -105,6 +106,12 @@ class GroupRecord:
     workers: tuple[WorkerRecord, ...]
     driver: str = ""
     start: StartRecord | None = None
+    standbys: tuple[WorkerRecord, ...] = ()
+
+    @property
+    def processes(self) -> tuple[WorkerRecord, ...]:
+        """All its workers, those that stand by last."""
+        return (*self.workers, *self.standbys)
 
     def is_meant_by(self, name: str) -> bool:
         """Whether it is chosen by this: its name, or "name@driver" where several bear that."""
@@ -134,12 +141,17 @@ def record_of(text: str) -> GroupRecord | None:
         entry = json.loads(text)
         if entry.pop("version") != _VERSION:
             return None
-        workers = tuple(WorkerRecord(**_known(WorkerRecord, worker)) for worker in entry.pop("workers"))
+        workers = _workers(entry.pop("workers"))
+        standbys = _workers(entry.pop("standbys", ()))
         start = entry.pop("start", None)
         begun = None if start is None else StartRecord(**_known(StartRecord, start))
-        return GroupRecord(**_known(GroupRecord, entry), workers=workers, start=begun)
+        return GroupRecord(**_known(GroupRecord, entry), workers=workers, start=begun, standbys=standbys)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
+
+
+def _workers(entries: Iterable[dict[str, Any]]) -> tuple[WorkerRecord, ...]:
+    return tuple(WorkerRecord(**_known(WorkerRecord, worker)) for worker in entries)
 
 
 def _known(kind: type, entry: dict[str, Any]) -> dict[str, Any]:

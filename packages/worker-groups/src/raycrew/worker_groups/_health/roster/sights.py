@@ -60,11 +60,13 @@ class GroupSight:
         record: What it tells of itself.
         ranks: In rank order, as far as it is known who they are.
         note: How far its start has got; empty for a group that stands.
+        standbys: Workers that stand by, which have no rank.
     """
 
     record: GroupRecord
     ranks: tuple[RankSight, ...]
     note: str = ""
+    standbys: tuple[RankSight, ...] = ()
 
     @property
     def n_ranks(self) -> int:
@@ -90,6 +92,7 @@ class GroupSight:
             "note": self.note,
             "states": dict(self.counts),
             "workers": [rank.as_dict() for rank in self.ranks],
+            "standbys": [standby.as_dict() for standby in self.standbys],
         }
 
 
@@ -140,15 +143,16 @@ def group_sight(
         silent: By node, why no watch there has told anything.
         now: Seconds since the epoch.
     """
-    ranks = []
-    for worker in record.workers:
+
+    def sight(worker: WorkerRecord) -> RankSight:
         told = reports.get(key_of(worker))
         if isinstance(told, Seen):
             is_waiting = record.start is not None and told.state in ("ready", "alive")
-            ranks.append(RankSight(worker, "starting" if is_waiting else told.state, told))
-        elif (record.namespace, worker.actor) not in living:
-            ranks.append(RankSight(worker, "dead"))
-        else:
-            note = told or silent.get(worker.node_id, "no watch on its node knows it")
-            ranks.append(RankSight(worker, "unanswered", note=note))
-    return GroupSight(record, tuple(ranks), "" if record.start is None else record.start.note(now))
+            return RankSight(worker, "starting" if is_waiting else told.state, told)
+        if (record.namespace, worker.actor) not in living:
+            return RankSight(worker, "dead")
+        note = told or silent.get(worker.node_id, "no watch on its node knows it")
+        return RankSight(worker, "unanswered", note=note)
+
+    ranks, standbys = tuple(map(sight, record.workers)), tuple(map(sight, record.standbys))
+    return GroupSight(record, ranks, "" if record.start is None else record.start.note(now), standbys)

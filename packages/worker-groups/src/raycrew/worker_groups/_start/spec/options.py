@@ -4,6 +4,7 @@ import math
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from keyword import iskeyword
 from numbers import Integral, Real
 from os import PathLike
 from typing import Any, Literal, Self
@@ -40,6 +41,9 @@ class GroupOptions:
     restart_on_failure: bool
     max_restarts: int
     min_workers: int | None
+    standby: int
+    preload: Sequence[str]
+    spare_bundles: int
     on_worker_failure: Callable[[WorkerFailureError], object] | None
     memory_limit: int | str | None
     diagnose: bool | str | PathLike[str]
@@ -67,6 +71,7 @@ class GroupOptions:
             _check_number("min_workers", self.min_workers, 1, whole=True)
             if not self.restart_on_failure:
                 raise ValueError("min_workers= is for groups with restart_on_failure=True")
+        self._check_reserve()
         if self.on_worker_failure is not None and not callable(self.on_worker_failure):
             raise TypeError(f"on_worker_failure is a function of the failure, not {self.on_worker_failure!r}")
         if self.memory_limit is not None:
@@ -79,10 +84,22 @@ class GroupOptions:
         if self.port_range is not None:
             _check_ports(self.port_range)
 
+    def _check_reserve(self) -> None:
+        for name in ("standby", "spare_bundles"):
+            _check_number(name, getattr(self, name), 0, whole=True)
+        _check_modules("preload", self.preload)
+        if self.preload and not self.standby:
+            raise ValueError("preload= is for workers that stand by, and standby is 0")
+
     @property
     def variables(self) -> Mapping[str, str]:
         """`env_vars` that are the same for all workers."""
         return {} if self.env_vars is None or callable(self.env_vars) else self.env_vars
+
+    @property
+    def n_spare(self) -> int:
+        """How many bundles the group has beside those of its ranks."""
+        return self.standby + self.spare_bundles
 
     @property
     def memory_limit_bytes(self) -> int:
@@ -132,6 +149,13 @@ def _check_names(option: str, names: object) -> None:
         raise TypeError(f"{option} is a sequence of names, as in [{names!r}]")
     if wrong := [name for name in names if not isinstance(name, str)]:
         raise TypeError(f"{option} is a sequence of names, and has one of type {type(wrong[0]).__name__}")
+
+
+def _check_modules(option: str, names: Collection[str]) -> None:
+    _check_names(option, names)
+    for name in names:
+        if not all(part.isidentifier() and not iskeyword(part) for part in name.split(".")):
+            raise ValueError(f"{option} is a sequence of modules' names, which {name!r} is not")
 
 
 def _check_number(option: str, value: Any, least: float, *, whole: bool = False) -> None:

@@ -163,6 +163,6 @@ def worker_aliases(group_name: str, plan: SeatPlan) -> list[str]:
     return [
         f"{group_name}-grp{seat.tied_group}-{seat.place_in_group}"
         if sizes[seat.tied_group] > 1
-        else f"{group_name}-{seat.bundle.node_index}-{seat.number_on_node}"
+        else f"{group_name}-{seat.home}-{seat.number_on_node}"
         for seat in plan.seats
     ]

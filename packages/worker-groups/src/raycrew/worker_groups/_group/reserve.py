@@ -1,0 +1,334 @@
+"""What a group keeps for ranks that are lost: spare bundles, and workers that stand by on some of them."""
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from raycrew.cluster_core import NodeLostError, Session
+from raycrew.worker_groups._group.choosing import choose, templates
+from raycrew.worker_groups._group.life import release_when_free
+from raycrew.worker_groups._health import Ended, WorkerRecord, end_workers_of
+from raycrew.worker_groups._ray import actor_states, check_session, living_nodes
+from raycrew.worker_groups._start import JoinedClaim, Layout, Place, Standby, park
+from raycrew.worker_groups.errors import WorkerGroupClosedError
+
+logger = logging.getLogger(__name__)
+
+_ANSWER_S = 1.0  # for who stands by to say that it does
+_UNWIND_S = 30.0  # for a preparation that is given up to end what it has started
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """A bundle that a group keeps for a rank that is lost.
+
+    Attributes:
+        bundle_index: Which of its cluster's.
+        node_id: Ray node id.
+        node_address: IP address of the node.
+        pid: Process of the worker that stands by on it; None where none does, or not yet.
+    """
+
+    bundle_index: int
+    node_id: str
+    node_address: str
+    pid: int | None = None
+
+
+@dataclass(slots=True)
+class Move:
+    """Ranks on their way to other bundles.
+
+    Attributes:
+        layout: The group as it is to be.
+        places: By position, the bundle that it comes to.
+        arrivals: The same positions, and who stands by there; None where nobody does.
+        vacated: The bundles that they had, as far as there still are any.
+        is_made: Whether the workers are there.
+    """
+
+    layout: Layout
+    places: Mapping[int, Place] = field(default_factory=dict)
+    arrivals: Mapping[int, Standby | None] = field(default_factory=dict)
+    vacated: Sequence[Place] = ()
+    is_made: bool = False
+
+
+class Reserve:
+    """Of one group; without the group, so that it can be ended when that is gone.
+
+    Args:
+        name: Name of the group.
+        session: The connection that who stands by belongs to.
+        places: The spare bundles.
+        n_standbys: On how many of them somebody is to stand by.
+    """
+
+    def __init__(
+        self,
+        name: str = "",
+        session: Session | None = None,
+        places: Sequence[Place] = (),
+        n_standbys: int = 0,
+    ) -> None:
+        self._name, self._session, self._n_standbys = name, session, n_standbys
+        self._places = list(places)
+        self._standbys: dict[Place, Standby] = {}
+        self._lock = threading.RLock()  # for signal handlers, too
+        self._is_wanted, self._is_over = True, False
+        self._idle = threading.Event()
+        self._idle.set()
+        self.on_change: Callable[[], object] = bool
+
+    @property
+    def places(self) -> JoinedClaim:
+        """All spare bundles."""
+        with self._lock:
+            return _joined(self._places)
+
+    @property
+    def spares(self) -> list[Spare]:
+        """What is kept, in the order of the bundles."""
+        with self._lock:
+            known = [(place.bundle, self._standbys.get(place)) for place in self._places]
+        spares = [
+            Spare(bundle.index, bundle.node_id, bundle.node_address, one.facts.pid if one else None)
+            for bundle, one in known
+        ]
+        return sorted(spares, key=lambda spare: spare.bundle_index)
+
+    @property
+    def records(self) -> tuple[WorkerRecord, ...]:
+        """Who stands by, for those who look at the cluster."""
+        with self._lock:
+            standbys = list(self._standbys.values())
+        return tuple(_record(standby) for standby in standbys)
+
+    # Preparing.
+
+    def prepare(self, layout: Layout) -> None:
+        """Have workers stand by wherever they are missing, and wait until they do.
+
+        Raises:
+            WorkerFailureError: One failed or was late, or can't import a module; none of those that were
+                started is left.
+            WorkerGroupClosedError: The group ends, or somebody wants the bundles.
+        """
+        while places := self._next(layout):
+            try:
+                standbys = park(layout, places, partial(self._note_end, places), self._go_on)
+                with self._lock:
+                    self._standbys |= {standby.place: standby for standby in standbys}
+            finally:
+                self._idle.set()
+            self.on_change()
+
+    def replenish(self, layout: Layout) -> None:
+        """The same in a thread of its own; what fails is logged, and tried again after the next restart."""
+        with self._lock:
+            if not self._missing or not self._idle.is_set():
+                return
+        work = partial(self._replenish, layout)
+        try:
+            threading.Thread(target=work, name="raycrew-standby", daemon=True).start()
+        except RuntimeError as error:  # this process can have no more threads
+            logger.warning("%s: nobody stands by: %s", self._name, error)
+
+    def _replenish(self, layout: Layout) -> None:
+        try:
+            self.prepare(layout)
+        except WorkerGroupClosedError as error:
+            logger.debug("%s: nobody is prepared to stand by: %s", self._name, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, ranks are started as if nobody was to
+            logger.warning("%s: no worker could be prepared to stand by: %s", self._name, error)
+
+    @property
+    def _missing(self) -> int:
+        return 0 if self._is_over else min(self._n_standbys, len(self._places)) - len(self._standbys)
+
+    def _next(self, layout: Layout) -> dict[int, Place]:
+        """The bundles for the next workers, as many as are missing; nobody else prepares any then."""
+        with self._lock:
+            if self._missing <= 0 or not self._idle.is_set():
+                return {}
+            bare = [place for place in self._places if place not in self._standbys]
+            if found := templates(layout, bare[: self._missing]):
+                self._idle.clear()
+                self._is_wanted = True
+            return found
+
+    def _go_on(self) -> None:
+        check_session(self._session, f"worker group {self._name!r}")
+        if not self._is_wanted:
+            raise WorkerGroupClosedError(f"{self._name}: nobody is to stand by on these bundles any more")
+
+    def _note_end(self, places: Mapping[int, Place], ended: Ended) -> None:
+        """Take in what became of workers that could not be prepared."""
+        if ended.occupied:
+            self._give_up(list(places.values()), ended)
+
+    def _give_up(self, places: Collection[Place], ended: Ended) -> None:
+        with self._lock:
+            self._places = [place for place in self._places if place not in places]
+        release_when_free(ended, _joined(places))
+
+    def _halt(self) -> bool:
+        """Have a preparation that is under way given up; whether nobody prepares anything now."""
+        with self._lock:
+            self._is_wanted = False
+        return self._idle.wait(_UNWIND_S)
+
+    # Taking over.
+
+    @contextmanager
+    def moving(self, layout: Layout, ranks: Sequence[int]) -> Iterator[Move]:
+        """Within, workers of some ranks are replaced, perhaps on other bundles; one thread at a time.
+
+        Who stands by and does not answer is ended, and does not take over.
+
+        Raises:
+            NodeLostError: A rank's node is gone, and there is no spare bundle for it.
+        """
+        move = self._move(layout, [layout.started.order[rank] for rank in ranks])
+        try:
+            yield move
+        finally:
+            with self._lock:
+                if move.is_made:
+                    came = list(move.vacated)
+                else:
+                    came = list(move.places.values())
+                    self._standbys |= {s.place: s for s in move.arrivals.values() if s is not None}
+                self._places += came
+                is_over = self._is_over
+            if is_over:  # it has not waited for this
+                self.end(len(ranks))
+
+    def _move(self, layout: Layout, positions: Sequence[int]) -> Move:
+        if not positions:
+            return Move(layout)
+        nodes = {str(node["NodeID"]) for node in living_nodes()}
+        bundles = layout.claim.bundles
+        lost = [position for position in positions if bundles[position].node_id not in nodes]
+        self._look(nodes)
+        if lost:
+            self._halt()  # all bundles may be wanted
+        with self._lock:
+            found = choose(layout, positions, lost, self._free)
+            if missing := [position for position in lost if position not in found]:
+                raise self._refusal(layout, missing)
+            arrivals = {position: self._taken(layout, position, place) for position, place in found.items()}
+        for position in lost:  # nobody's any more; else they would be missed as long as the group has them
+            layout.place(position).claim.release()
+        vacated = [layout.place(position) for position in found if position not in lost]
+        return Move(layout.moved(found), found, arrivals, vacated)
+
+    def _look(self, nodes: Collection[str]) -> None:
+        """Part with bundles that are gone, and with those that stand by and do not answer."""
+        with self._lock:
+            gone = [place for place in self._places if place.bundle.node_id not in nodes]
+            for place in gone:
+                self._standbys.pop(place, None)
+            standbys = list(self._standbys.values())
+        if gone:
+            logger.warning("%s: %d spare bundles are gone with their nodes", self._name, len(gone))
+            self._give_up(gone, Ended())
+        states = actor_states([standby.handle for standby in standbys], _ANSWER_S) if standbys else {}
+        for position, state in states.items():
+            if state != "ready":
+                standby, said = standbys[position], "has died" if state == "dead" else "does not answer"
+                who = f"process {standby.facts.pid}, which stood by on bundle {standby.place.bundle.index}"
+                logger.warning("%s: %s %s, and takes nothing over", self._name, who, said)
+                self._dismiss(standby)
+
+    def _dismiss(self, standby: Standby) -> None:
+        with self._lock:
+            self._standbys.pop(standby.place, None)
+        ended = end_workers_of(self._own_session, {0: standby.handle}, {0: standby.facts})
+        if ended.occupied:
+            self._give_up([standby.place], ended)
+
+    @property
+    def _free(self) -> dict[Place, bool]:
+        """The bundles on which nobody is being prepared, and whether somebody stands by there."""
+        known = ((place, place in self._standbys) for place in self._places)
+        return {place: stands_by for place, stands_by in known if stands_by or self._idle.is_set()}
+
+    def _taken(self, layout: Layout, position: int, place: Place) -> Standby | None:
+        """Who takes over at a position, from a bundle that is no spare one from now on."""
+        self._places.remove(place)
+        standby = self._standbys.pop(place, None)
+        rank, bundle = layout.started.order.index(position), place.bundle.index
+        if standby is None:
+            logger.warning("%s: rank %d moves to spare bundle %d", self._name, rank, bundle)
+        else:
+            who = f"process {standby.facts.pid}, which stood by on bundle {bundle}"
+            logger.warning("%s: %s, becomes rank %d", self._name, who, rank)
+        return standby
+
+    def _refusal(self, layout: Layout, missing: Sequence[int]) -> NodeLostError:
+        bundles, order = layout.claim.bundles, layout.started.order
+        nodes = {bundles[p].node_id: f"{bundles[p].node_address} ({bundles[p].node_id[:8]})" for p in missing}
+        ranks = sorted(order.index(position) for position in missing)
+        return NodeLostError(
+            f"{self._name!r} lost the bundles of ranks {ranks}: node {', '.join(nodes.values())} is gone, "
+            f"and no spare bundle of the group's would do (it has {len(self._places)}); spare_bundles= keeps "
+            "some for that. Shut the group and its cluster down and create them anew.",
+            list(nodes),
+        )
+
+    # The end.
+
+    @property
+    def _own_session(self) -> Session:
+        if self._session is None:
+            raise WorkerGroupClosedError(f"{self._name}: there is no connection to Ray")
+        return self._session
+
+    def close(self) -> None:
+        """Prepare nothing any more; does not wait."""
+        self._is_over, self._is_wanted = True, False
+
+    def end(self, first_key: int) -> Ended:
+        """End all that stand by, and give the spare bundles back; idempotent.
+
+        Args:
+            first_key: Who is not known to have ended has this key, or one that follows.
+        """
+        self.close()
+        if not self._halt():
+            left = {first_key: "a worker that is to stand by is still being prepared"}
+            return Ended(left=left, occupied=True, again=partial(self.end, first_key))
+        with self._lock:
+            places, self._places = self._places, []
+            standbys, self._standbys = list(self._standbys.values()), {}
+        ended = Ended()
+        if standbys:
+            keys = range(first_key, first_key + len(standbys))
+            handles = {key: one.handle for key, one in zip(keys, standbys, strict=True)}
+            facts = {key: one.facts for key, one in zip(keys, standbys, strict=True)}
+            ended = end_workers_of(self._own_session, handles, facts)
+        release_when_free(ended, _joined(places))
+        left = {key: f"it stood by, without a rank: {why}" for key, why in ended.left.items()}
+        return replace(ended, late=(), left=left)
+
+
+def _joined(places: Collection[Place]) -> JoinedClaim:
+    return JoinedClaim(tuple(seat for place in places for seat in place.claim.seats))
+
+
+def _record(standby: Standby) -> WorkerRecord:
+    facts, bundle = standby.facts, standby.place.bundle
+    return WorkerRecord(
+        rank=-1,
+        actor=standby.name,
+        node_id=facts.node_id,
+        node_address=facts.node_address,
+        pid=facts.pid,
+        started=facts.started,
+        bundle_index=bundle.index,
+        device=":".join(str(part) for part in (facts.device_kind, facts.device_index) if part is not None),
+    )
