@@ -1,0 +1,187 @@
+"""Spare bundles and those who stand by on them, without Ray: taken, given back, prepared and ended."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+from patience import eventually
+from test_choosing import made
+
+from raycrew.cluster_core import NodeLostError
+from raycrew.cluster_core.testing import FakeCluster
+from raycrew.worker_groups import WorkerGroupClosedError
+from raycrew.worker_groups._group import reserve
+from raycrew.worker_groups._group.reserve import Reserve
+from raycrew.worker_groups._health import Ended
+from raycrew.worker_groups._start import Standby
+
+pytestmark = pytest.mark.hostile
+
+
+class World:
+    """What Ray says: which nodes live, how those are who stand by, and what becomes of a preparation."""
+
+    def __init__(self, monkeypatch):
+        self.nodes, self.states, self.ended = ["0", "1"], {}, []
+        self.prepared, self.goes_on = 0, threading.Event()
+        self.goes_on.set()
+        self.occupied = False
+        monkeypatch.setattr(reserve, "living_nodes", lambda: [{"NodeID": f"{n:0>56}"} for n in self.nodes])
+        monkeypatch.setattr(reserve, "actor_states", self.look)
+        monkeypatch.setattr(reserve, "end_workers_of", self.end)
+        monkeypatch.setattr(reserve, "park", self.park)
+        monkeypatch.setattr(reserve, "check_session", lambda *_: None)
+
+    def look(self, handles, _):
+        return {i: self.states.get(handle, "ready") for i, handle in enumerate(handles)}
+
+    def end(self, _, handles, __):
+        self.ended += handles.values()
+        left = dict.fromkeys(handles, "it lingers") if self.occupied else {}
+        return Ended(left=left, occupied=self.occupied, again=Ended)  # it has ended at the next look
+
+    def park(self, _, places, on_end, go_on):
+        standbys = []
+        for place in places.values():
+            self.prepared += 1
+            handle, facts = f"standby {self.prepared}", SimpleNamespace(pid=self.prepared)
+            standbys.append(Standby(place, handle, handle, facts, None, None))
+        try:
+            while not self.goes_on.wait(0.01):
+                go_on()
+        except WorkerGroupClosedError:
+            on_end(Ended())
+            raise
+        return standbys
+
+
+@pytest.fixture
+def world(monkeypatch):
+    return World(monkeypatch)
+
+
+def reserved(n_spare, n_standbys, counts=(3, 2)):
+    """Ranks on bundles 0 and 3; their spare bundles, of 1, 2 and 4."""
+    layout, places = made(FakeCluster(counts), workers_per_node=1, n_spare=n_spare)
+    layout = layout._replace(started=SimpleNamespace(order=[0, 1]))
+    kept = Reserve("g", "session", list(places.values()), n_standbys)
+    kept.prepare(layout)
+    return layout, kept
+
+
+def shown(kept):
+    return {spare.bundle_index: spare.pid for spare in kept.spares}
+
+
+def holders(layout):
+    return sorted(layout.spec.cluster.holders())
+
+
+def test_what_a_rank_leaves_behind_is_the_next_spare_bundle(world):
+    layout, kept = reserved(2, 1)
+    assert shown(kept) == {1: 1, 2: None}
+    with kept.moving(layout, [0]) as move:
+        assert [bundle.index for bundle in move.layout.claim.bundles] == [1, 3]
+        assert (move.arrivals[0].handle, shown(kept)) == ("standby 1", {2: None})
+        move.is_made = True
+    assert shown(kept) == {0: None, 2: None}
+    told = []
+    kept.on_change = lambda: told.append(shown(kept))
+    kept.replenish(move.layout)
+    eventually(lambda: told == [{0: None, 2: 2}], "somebody stands by again")
+    kept.replenish(move.layout)
+    assert (kept.end(2), world.ended, holders(layout)) == (Ended(), ["standby 2"], [1, 3])
+    assert kept.end(2) == Ended()
+
+
+def test_what_fails_leaves_everything_as_it_was_and_who_has_died_of_it_is_not_taken_again(world):
+    layout, kept = reserved(1, 1)
+
+    def fail():
+        with kept.moving(layout, [0]):
+            raise ValueError("not today")
+
+    with pytest.raises(ValueError, match="not today"):
+        fail()
+    assert (shown(kept), holders(layout)) == ({1: 1}, [0, 1, 3])
+    world.states["standby 1"] = "dead"
+    with kept.moving(layout, [0]) as move:
+        assert (move.layout, move.arrivals) == (layout, {})
+    assert (world.ended, shown(kept)) == (["standby 1"], {1: None})
+
+
+def test_a_bundle_whose_standby_can_not_be_ended_is_no_spare_one_any_more(world):
+    layout, kept = reserved(2, 1)
+    world.states["standby 1"], world.occupied = "busy", True
+    with kept.moving(layout, [0, 1]) as move:
+        assert move.arrivals == {}
+    assert (shown(kept), holders(layout)) == ({2: None}, [0, 1, 2, 3])
+
+
+def test_nobody_moves_without_ranks_and_nothing_is_asked(world):
+    layout, kept = reserved(1, 1)
+    world.nodes = None
+    with kept.moving(layout, []) as move:
+        assert move.layout is layout
+
+
+def test_ranks_of_a_lost_node_need_bundles_and_what_is_lost_is_nobodys(world):
+    layout, kept = reserved(3, 0)
+    world.nodes = ["0"]
+    with kept.moving(layout, [1]) as move:
+        assert (list(move.places), move.arrivals, shown(kept)) == ([1], {1: None}, {2: None})
+        assert holders(layout) == [0, 1, 2], "3 and 4 are gone"
+        move.is_made = True
+    assert shown(kept) == {2: None}
+
+
+def test_too_few_bundles_are_an_error_that_changes_nothing(world):
+    layout, kept = reserved(1, 1)
+    world.nodes = []
+    with pytest.raises(NodeLostError, match=r"bundles of ranks \[0, 1\].*\(it has 0\); spare_bundles= keeps"):
+        kept.moving(layout, [0, 1]).__enter__()
+    assert holders(layout) == [0, 3]
+
+
+def test_a_preparation_is_given_up_for_a_lost_rank_and_not_for_others(world):
+    layout, kept = reserved(1, 0)
+    kept._n_standbys = 1
+    world.goes_on.clear()
+    kept.replenish(layout)
+    eventually(lambda: world.prepared == 1, "somebody is being prepared")
+    with kept.moving(layout, [0]) as move:
+        assert move.arrivals == {}
+    assert not kept._idle.is_set()
+    world.nodes = ["0"]
+    with kept.moving(layout, [1]) as move:
+        assert move.arrivals == {1: None}
+        assert kept._idle.is_set()
+
+
+def test_the_end_waits_for_a_preparation_and_nothing_is_prepared_then(world):
+    layout, kept = reserved(1, 0)
+    kept._n_standbys = 1
+    world.goes_on.clear()
+    kept.replenish(layout)
+    eventually(lambda: world.prepared == 1, "somebody is being prepared")
+    assert kept.end(2) == Ended()
+    assert (kept.spares, holders(layout), kept._idle.is_set()) == ([], [0, 3], True)
+    kept.replenish(layout)
+    kept.prepare(layout)
+    assert world.prepared == 1
+
+
+def test_who_can_not_be_ended_keeps_the_bundles(world):
+    layout, kept = reserved(1, 1)
+    world.occupied = True
+    ended = kept.end(2)
+    assert (ended.left, ended.occupied) == ({2: "it stood by, without a rank: it lingers"}, True)
+    assert holders(layout) == [0, 1, 3]
+
+
+def test_a_move_that_outlasts_the_end_leaves_nothing(world):
+    layout, kept = reserved(1, 1)
+    with kept.moving(layout, [0]) as move:
+        assert kept.end(2) == Ended()
+        move.is_made = True
+    assert (kept.spares, holders(layout)) == ([], [1, 3])
