@@ -25,7 +25,7 @@ WORKER_GROUPS = (
     *("RayWorkerGroup", "SampleQueue", "current_worker", "fan_out", "fan_out_as_completed", "sharded"),
 )
 SCHEDULING = ("Job", "RayRPCServer", "RayScheduler", "SchedulingSpec")
-SERVICES = ("Endpoint", "Proxy", "Service")
+SERVICES = ("Endpoint", "Gateway", "Proxy", "Service")
 TENSOR_TRANSPORT = (
     *("BatchedDataDict", "InlineBackend", "PackedTensor", "RTensor", "ShardRegistry", "pack", "remotize"),
 )
@@ -59,7 +59,7 @@ ALONE = (
     *("SampleQueue", "lease_ports", "pack", "plan_cluster", "register_actor_environment"),
 )
 OF_GROUPS = (
-    *("GroupHandle", "LoadBalancer", "MultiWorkerFuture", "RayScheduler", "RayWorkerBuilder"),
+    *("Gateway", "GroupHandle", "LoadBalancer", "MultiWorkerFuture", "RayScheduler", "RayWorkerBuilder"),
     *("RayWorkerGroup", "current_worker", "sharded"),
 )
 ON_RAY = ("BundleSpec", "RayVirtualCluster", "fan_out", "fan_out_as_completed", "init_ray")
@@ -84,7 +84,8 @@ def test_examples_run(name: str) -> None:
 @pytest.mark.parametrize("name", OF_GROUPS)
 def test_examples_of_groups_run_in_one_process_as_on_ray(name: str) -> None:
     scheduler = functools.partial(PUBLIC["RayScheduler"], group_class=InProcessGroup)
-    run(name, cluster=FakeCluster([2]), RayWorkerGroup=InProcessGroup, RayScheduler=scheduler)
+    groups = {"RayWorkerGroup": InProcessGroup, "RayScheduler": scheduler}
+    run(name, cluster=FakeCluster([2]), urllib=urllib, **groups)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from raycrew.worker_groups.services._forwarding.headers import (
     to_server,
 )
 from raycrew.worker_groups.services._forwarding.keys import Key
+from raycrew.worker_groups.services._forwarding.limits import Limits
 
 CLIENT = [
     (b"host", b"proxy"),
@@ -136,3 +137,19 @@ def test_there_may_be_no_server_or_several_of_one_rank():
     assert {choosing.choose(None).port for _ in range(4)} == {1, 2}
     with pytest.raises(ValueError, match="no resource use"):
         Choosing(list, "least_loaded")
+
+
+LEAST = {"timeout_s": 1e-3, "patience_s": 0, "resends": 0, "body_bytes": 0, "held_bytes": 0}
+
+
+def test_limits_are_numbers_that_are_large_enough():
+    Limits(**LEAST)
+    Limits(**{**LEAST, "timeout_s": None})
+    for name in LEAST:
+        with pytest.raises(ValueError, match=name):
+            Limits(**{**LEAST, name: -1})
+        with pytest.raises(TypeError, match=name):
+            Limits(**{**LEAST, name: "1"})
+    for name in ("resends", "body_bytes", "held_bytes"):
+        with pytest.raises(TypeError, match=name):
+            Limits(**{**LEAST, name: 1.5})

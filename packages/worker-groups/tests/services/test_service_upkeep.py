@@ -80,13 +80,11 @@ def test_an_application_is_served_behind_its_token_and_is_gone_afterwards():
     assert upkeep.state.status == "stopped"
 
 
-def test_an_open_path_and_an_application_without_a_token():
+def test_a_path_may_be_open_to_whoever_only_reads_it():
     with kept("served_apps:late", ready_is_open=True) as upkeep:
         assert ask(upkeep.state.endpoint, "/health", told=False)[0] == 200
         assert ask(upkeep.state.endpoint, "/health", method="POST", told=False)[0] == 401
         assert ask(upkeep.state.endpoint, "/where?A", told=False)[0] == 401
-    with kept("served_apps:app", token=None) as upkeep:
-        assert told(upkeep.state.endpoint, "/where?A")["word"] == "ready made"
 
 
 def test_a_command_gets_its_port_as_a_word_and_its_token_as_a_variable():
@@ -112,11 +110,15 @@ def test_a_server_that_ends_early_is_told_of_with_its_exit_code_and_last_words()
 
 
 def test_a_server_that_hangs_is_told_of_once_its_time_is_over():
-    error = refused("served_apps:hangs", ready_timeout_s=1.5)
+    error = refused("served_apps:hangs", ready_timeout_s=0.8)
     assert isinstance(error, ServiceStartTimeoutError)
     assert error.exit_code is None
     assert "it hangs" in error.log_tail
-    assert "did not listen within 1.5 s" in str(error)
+    assert "did not listen within 0.8 s" in str(error)
+
+
+@pytest.mark.long
+def test_a_server_that_answers_nothing_good_is_told_of_once_its_time_is_over():
     words = [PYTHON, "-c", SERVER, "{port}"]
     assert "no good answer at /none" in str(refused(words, ready="/none", token=None, ready_timeout_s=2.0))
 
@@ -150,7 +152,8 @@ def test_a_server_that_dies_is_started_anew_on_its_port():
 
 @pytest.mark.hostile
 def test_a_server_that_is_stopped_is_replaced():
-    with kept(silent_s=0.3) as upkeep:
+    with kept("served_apps:app", token=None, silent_s=0.3) as upkeep:
+        assert told(upkeep.state.endpoint, "/where?A")["word"] == "ready made"
         pid = upkeep.state.pid
         os.kill(pid, signal.SIGSTOP)
         eventually(lambda: is_ready_again(upkeep, 1), "another one serves")

@@ -150,6 +150,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(cluster):
     assert cluster.holders() == {}
 
 
+@pytest.mark.long
 def test_a_replica_that_has_failed_for_good_is_told_of(cluster):
     with Service(cluster, APP, max_restarts=0, **QUICK) as service:
         os.kill(service.replicas[0].pid, signal.SIGKILL)

@@ -56,6 +56,11 @@ class LoadBalancer(Workload):
             raise ValueError(f"the strategy {strategy!r} needs reports of resource use: usage=")
         super().__init__(group, idempotent_methods, usage if self._strategy.needs_usage else None, absent)
 
+    @property
+    def needs_key(self) -> bool:
+        """Whether `call` needs a key."""
+        return self._strategy.needs_key
+
     @overload
     def call(
         self,

@@ -13,10 +13,12 @@ from raycrew.worker_groups.services.errors import (
 )
 
 if TYPE_CHECKING:
+    from raycrew.worker_groups.services._gateway import Gateway
     from raycrew.worker_groups.services._proxy import Proxy
 
 __all__ = [
     "Endpoint",
+    "Gateway",
     "Proxy",
     "ReplicaState",
     "Service",
@@ -29,7 +31,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """The proxy, imported when it is first used: commands can be served without the extra."""
+    """What needs the extra, imported when it is first used: commands can be served without it."""
+    if name == "Gateway":
+        from raycrew.worker_groups.services._gateway import Gateway
+
+        return Gateway
     if name == "Proxy":
         from raycrew.worker_groups.services._proxy import Proxy
 

@@ -3,57 +3,23 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, MutableMapping
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import h11
 
-from raycrew.worker_groups.services._asgi import Receive, Send, answer
+from raycrew.worker_groups.services._asgi import Receive, Send
 from raycrew.worker_groups.services._endpoint import Endpoint
 from raycrew.worker_groups.services._forwarding.choosing import Choosing
 from raycrew.worker_groups.services._forwarding.exchange import Exchange, PerhapsRunError, SurelyNotRunError
 from raycrew.worker_groups.services._forwarding.headers import content_length, to_client, to_server
 from raycrew.worker_groups.services._forwarding.incoming import ClientGoneError, Incoming, RefusedError
 from raycrew.worker_groups.services._forwarding.keys import Key
-from raycrew.worker_groups.services._options import check_number
+from raycrew.worker_groups.services._forwarding.limits import NOT_RUN, PERHAPS_RUN, Limits
+from raycrew.worker_groups.services._forwarding.telling import tell
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.05
-
-NOT_RUN, PERHAPS_RUN = "surely not run", "perhaps run"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a forwarder bears.
-
-    Raises:
-        TypeError: One is no number.
-        ValueError: One is too small.
-
-    Attributes:
-        timeout_s: Deadline of a request with its answer; None for no limit.
-        patience_s: How long a request waits for a server while there is none.
-        resends: How often a request that may have run is sent again, if it is idempotent.
-        body_bytes: How long a request's body may be.
-        held_bytes: How much of a request's body is held, so that it can be sent again; an answer that is
-            no longer is held, too, until it is there as a whole.
-    """
-
-    timeout_s: float | None
-    patience_s: float
-    resends: int
-    body_bytes: int
-    held_bytes: int
-
-    def __post_init__(self) -> None:
-        if self.timeout_s is not None:
-            check_number("timeout_s", self.timeout_s, 1e-3)
-        check_number("patience_s", self.patience_s, 0)
-        for name in ("resends", "body_bytes", "held_bytes"):
-            check_number(name, getattr(self, name), 0, whole=True)
 
 
 class _Attempts:
@@ -185,10 +151,7 @@ class Forwarder:
         """Say why there is no answer, and whether the request may have run; its rest is not read."""
         if attempts.is_answered:
             return
-        outcome = attempts.outcome
-        headers = {"connection": "close", "x-raycrew-outcome": outcome.replace(" ", "-")}
-        with suppress(OSError):
-            await answer(send, status, {"error": message, "outcome": outcome}, headers)
+        await tell(send, status, message, attempts.outcome)
 
 
 async def _at_once(body: bytes) -> AsyncIterator[bytes]:

@@ -1,0 +1,176 @@
+"""Methods of a group over HTTP, here of one in this process: what is answered, and what is told."""
+
+import json
+import threading
+from contextlib import contextmanager
+
+import pytest
+from asking import ask, is_open
+from ray.exceptions import RayActorError
+
+pytest.importorskip("uvicorn")
+
+from raycrew.cluster_core.testing import FakeCluster
+from raycrew.worker_groups import WorkerFailureError, WorkerGroupError, current_worker
+from raycrew.worker_groups.services import Gateway
+from raycrew.worker_groups.services._forwarding.calling import CallError, arguments_of
+from raycrew.worker_groups.testing import InProcessGroup
+
+go_on = threading.Event()
+
+
+class Generator:
+    def generate(self, prompt="", times=1):
+        return {"text": prompt[::-1] * times, "rank": current_worker().rank}
+
+    def fail(self):
+        raise KeyError("no model")
+
+    def strange(self):
+        return object()
+
+    def wait(self):
+        go_on.wait(60)
+
+    def stream(self):
+        yield 1
+
+    def hidden(self):
+        return "secret"
+
+
+METHODS = ("generate", "fail", "strange", "wait", "stream", "none")
+
+
+@contextmanager
+def gateway_of(strategy="least_outstanding", **options):
+    go_on.clear()
+    with (
+        InProcessGroup(
+            FakeCluster([3]), Generator, enable_load_balancing=True, load_balancing_strategy=strategy
+        ) as group,
+        Gateway(group, METHODS, **options) as gateway,
+    ):
+        try:
+            yield gateway
+        finally:
+            go_on.set()
+
+
+def post(gateway, method, value=None, **options):
+    body = json.dumps({} if value is None else value).encode()
+    status, _, answer = ask(gateway.endpoint, f"/{method}", method="POST", body=body, **options)
+    return status, json.loads(answer)
+
+
+def test_a_request_is_a_call_on_one_worker():
+    with gateway_of() as gateway:
+        told = [post(gateway, "generate", {"prompt": "abc", "times": 2}) for _ in range(3)]
+        assert [(status, value["text"]) for status, value in told] == [(200, "cbacba")] * 3
+        assert {value["rank"] for _, value in told} == {0, 1, 2}
+        assert post(gateway, "generate", told=False)[0] == 401
+        port = gateway.endpoint.port
+    assert not is_open(port)
+
+
+def test_what_has_no_result_is_told_with_whether_it_has_run():
+    with gateway_of(timeout_s=0.5) as gateway:
+        for method, value, status, outcome, said in (
+            ("hidden", None, 404, "surely not run", "hidden"),
+            ("none", None, 404, "surely not run", "none"),
+            ("generate", {"prompt": "a", "size": 1}, 400, "surely not run", "size"),
+            ("generate", [1], 400, "surely not run", "object"),
+            ("generate", {"key": 1}, 400, "surely not run", "key"),
+            ("fail", None, 500, "has run", "KeyError: 'no model'"),
+            ("strange", None, 500, "has run", "JSON"),
+            ("stream", None, 501, "perhaps run", "stream"),
+            ("wait", None, 504, "perhaps run", "0.5 s"),
+        ):
+            found, told = post(gateway, method, value)
+            assert (found, told["outcome"]) == (status, outcome), (method, told)
+            assert said in told["error"]
+        assert ask(gateway.endpoint, "/generate")[0] == 405
+
+
+def test_a_session_stays_with_its_worker():
+    with gateway_of("consistent_hash", key="json:prompt") as gateway:
+        ranks = {}
+        for prompt in map(str, range(9)):
+            ranks[prompt] = {post(gateway, "generate", {"prompt": prompt})[1]["rank"] for _ in range(2)}
+        assert all(len(each) == 1 for each in ranks.values())
+        assert len(set.union(*ranks.values())) > 1
+        assert post(gateway, "generate")[0] == 400, "no key"
+
+
+class Lossy:
+    """A balancer whose workers die under the first calls."""
+
+    needs_key = False
+
+    def __init__(self, losses, error):
+        self.losses, self.error, self.calls = losses, error, 0
+
+    @property
+    def balancer(self):
+        return self
+
+    def call(self, method, *, key, timeout, **arguments):
+        self.calls += 1
+        return Future(self.error if self.calls <= self.losses else None)
+
+
+class Future:
+    is_stream = False
+
+    def __init__(self, error):
+        self.error = error
+
+    def __await__(self):
+        if self.error is not None:
+            raise self.error
+        return [7]
+        yield
+
+
+DEATH = WorkerFailureError("it died", rank=1, cause=RayActorError())
+
+
+@pytest.mark.parametrize(
+    ("losses", "headers", "error", "wanted"),
+    [
+        (1, {"Idempotency-Key": "a"}, DEATH, (200, 2)),
+        (1, {}, DEATH, (502, 1)),
+        (9, {"Idempotency-Key": "a"}, DEATH, (502, 3)),
+        (1, {"Idempotency-Key": "a"}, WorkerFailureError("it raised", cause=ValueError()), (500, 1)),
+        (1, {"Idempotency-Key": "a"}, WorkerGroupError("who knows"), (502, 1)),
+    ],
+)
+def test_a_call_is_made_again_only_if_it_may_run_twice_and_its_worker_died(losses, headers, error, wanted):
+    group = Lossy(losses, error)
+    with Gateway(group, ["generate"], resends=2) as gateway:
+        status, _ = post(gateway, "generate", headers=headers)
+    assert (status, group.calls) == wanted
+
+
+def test_arguments_are_an_object():
+    assert arguments_of(b"") == {}
+    assert arguments_of(b'{"a": 1}') == {"a": 1}
+    for body in (b"{", b"1", b'{"timeout": 1}', b"[" * 100_000):
+        with pytest.raises(CallError) as caught:
+            arguments_of(body)
+        assert caught.value.status == 400
+
+
+def test_what_can_not_be_meant_is_refused():
+    with InProcessGroup(FakeCluster([1]), Generator) as group, pytest.raises(ValueError, match="balancing"):
+        Gateway(group, ["generate"])
+    options = {"enable_load_balancing": True, "load_balancing_strategy": "consistent_hash"}
+    with InProcessGroup(FakeCluster([1]), Generator, **options) as group:
+        with pytest.raises(ValueError, match="key="):
+            Gateway(group, ["generate"])
+        for methods in ([], ["_private"], ["a b"]):
+            with pytest.raises(ValueError, match="methods are"):
+                Gateway(group, methods, key="header:a")
+        for methods in ("generate", [7]):
+            with pytest.raises(TypeError, match="methods are"):
+                Gateway(group, methods, key="header:a")
