@@ -568,8 +568,9 @@ def test_the_failure_of_one_part_gives_up_the_others(cluster):
                 waits.acquire(timeout=10)
                 waits.acquire(timeout=10)
                 raise WorkerCreationError("not this one")
-            waits.release()
-            told.append(f"waited in vain: {is_done(Future(), 10)}")  # as what waits for Ray does
+            if self._spec.name != "ref":
+                waits.release()
+                told.append(f"waited in vain: {is_done(Future(), 10)}")  # as what waits for Ray does
             return super()._start()
 
     with RayScheduler(cluster, group_class=Failing) as scheduler:
