@@ -166,7 +166,7 @@ def test_a_deadline_tells_what_may_have_run(nobody):
         head_of(connection)
         connection.recv(1)
 
-    with proxy_of(silent, timeout_s=0.3) as proxy:
+    with proxy_of(silent, timeout_s=1.0) as proxy:
         assert outcome(proxy, "/") == (504, "perhaps run")
     with proxy_of(nobody, timeout_s=0.3) as proxy:
         assert outcome(proxy, "/", method="POST", body=b"") == (504, "surely not run")
@@ -208,7 +208,7 @@ def test_a_session_in_json_is_not_lost_silently():
 
 @pytest.mark.hostile
 def test_clients_that_trickle_or_ask_for_too_much_are_let_go():
-    with proxy_of(answers("one"), header_timeout_s=0.4, idle_timeout_s=0.4, max_connections=4) as proxy:
+    with proxy_of(answers("one"), header_timeout_s=1.0, idle_timeout_s=1.0, max_connections=4) as proxy:
         where = ("127.0.0.1", proxy.endpoint.port)
         slow = [socket.create_connection(where) for _ in range(4)]
         for one in slow[:2]:

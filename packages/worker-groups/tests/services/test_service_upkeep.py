@@ -110,7 +110,12 @@ def test_a_server_that_ends_early_is_told_of_with_its_exit_code_and_last_words()
 
 
 def test_a_server_that_hangs_is_told_of_once_its_time_is_over():
-    error = refused("served_apps:hangs", ready_timeout_s=0.8)
+    def heard(spec, site):
+        server = launch(spec, site)
+        eventually(lambda: "it hangs" in server.tail, "it says so")
+        return server
+
+    error = refused("served_apps:hangs", run=heard, ready_timeout_s=0.8)
     assert isinstance(error, ServiceStartTimeoutError)
     assert error.exit_code is None
     assert "it hangs" in error.log_tail
@@ -119,8 +124,13 @@ def test_a_server_that_hangs_is_told_of_once_its_time_is_over():
 
 @pytest.mark.long
 def test_a_server_that_answers_nothing_good_is_told_of_once_its_time_is_over():
-    words = [PYTHON, "-c", SERVER, "{port}"]
-    assert "no good answer at /none" in str(refused(words, ready="/none", token=None, ready_timeout_s=2.0))
+    def listening(spec, site):
+        server = launch(spec, site)
+        eventually(lambda: server.listens_on(site.ports[0]), "it listens")
+        return server
+
+    words, asked = [PYTHON, "-c", SERVER, "{port}"], {"ready": "/none", "token": None, "ready_timeout_s": 0.8}
+    assert "no good answer at /none" in str(refused(words, run=listening, **asked))
 
 
 @pytest.mark.hostile
@@ -152,11 +162,11 @@ def test_a_server_that_dies_is_started_anew_on_its_port():
 
 @pytest.mark.hostile
 def test_a_server_that_is_stopped_is_replaced():
-    with kept("served_apps:app", token=None, silent_s=0.3) as upkeep:
+    with kept("served_apps:app", token=None, silent_s=1.0) as upkeep:
         assert told(upkeep.state.endpoint, "/where?A")["word"] == "ready made"
         pid = upkeep.state.pid
         os.kill(pid, signal.SIGSTOP)
-        eventually(lambda: is_ready_again(upkeep, 1), "another one serves")
+        eventually(lambda: upkeep.state.status == "ready" and upkeep.state.restarts, "another one serves")
         assert not is_running(pid)
         assert "no good answer" in upkeep.state.reason
 
