@@ -84,6 +84,25 @@ def test_a_generator_that_was_restarted_comes_to_what_the_next_update_is_added_t
 
 
 @pytest.mark.hostile
+@pytest.mark.parametrize("prepare", [None, "prepare_weights"])
+def test_a_generator_that_is_updated_now_and_then_comes_to_what_an_update_is_added_to(
+    store, directory, prepare, monkeypatch
+):
+    monkeypatch.setitem(CHANGES, 3, {"scale": torch.tensor(9.0, dtype=torch.bfloat16)})
+    trainer, generators = PartialTrainer(store, directory), [Generator(store, directory) for _ in range(2)]
+    sync([trainer], generators, directory, prepare=prepare)
+    sync([trainer], generators, directory, prepare=prepare, recipients=[0])
+    assert [generator.receiver.version for generator in generators] == [2, 1]
+    seen = []
+    generators[1].before_load = lambda: seen.append(list(generators[1].events))
+    assert sync([trainer], generators, directory, prepare=prepare).version == 3
+    for generator in generators:
+        assert generator.receiver.require(3) == 3
+        assert_same(generator.model.tensors, weights() | CHANGES[2] | CHANGES[3])
+    assert len(seen) == 2 and all(events[-2:] == ["stop", "apply"] for events in seen), "paused"
+
+
+@pytest.mark.hostile
 def test_what_a_restarted_generator_cannot_catch_up_with_ends_the_update_for_all(store):
     with WeightDirectory.local(keep=0) as directory:
         trainer, generators = (

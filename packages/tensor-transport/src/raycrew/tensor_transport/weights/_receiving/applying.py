@@ -110,6 +110,8 @@ class Applier:
                 heading, stream, watch = prepared.heading, prepared.fetched, prepared.watch
             else:
                 heading, stream, watch = self._begin(update, timeout_s)
+            if heading.is_vote and self._is_behind(heading):
+                self._catch_up(max(heading.bases or ()), deadline)
             waited_s = watch.total("wire")
             if self._holds(heading):
                 return WeightReceipt(heading.version, 0, 0.0, 0.0, self.held.version)
@@ -127,7 +129,8 @@ class Applier:
         heading: Heading | None = None
         try:
             heading, stream, watch = self._begin(version, timeout_s)
-            self._check(heading)
+            if not (heading.is_vote and self._is_behind(heading)):  # It catches up when it may be loaded.
+                self._check(heading)
             self._prepared = _Prepared(heading, list(stream), watch)
         except Exception as error:
             self._refuse(version, heading, error)
@@ -160,9 +163,15 @@ class Applier:
             self._catch_up(max(heading.bases, default=None), deadline)
         return heading, Stream(feed, heading.version, self._fetcher, watch, deadline), watch
 
+    def _is_behind(self, heading: Heading) -> bool:
+        """Whether whole weights are of a version before those that a partial one can be added to."""
+        held, bases = self.held, heading.bases
+        return bool(bases) and held.is_whole and held.version is not None and held.version < min(bases or ())
+
     def _catch_up(self, version: int | None, deadline: float | None) -> None:
-        """Come to what a partial version is added to: whoever holds no version has nothing to lose."""
-        for number in self._member.directory.ask(Record.chain, version, None):
+        """Come to what a partial version is added to, with the versions between."""
+        held = self.held.version if self.held.is_whole else None
+        for number in self._member.directory.ask(Record.chain, version, held):
             self.apply(number, None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def _holds(self, heading: Heading) -> bool:

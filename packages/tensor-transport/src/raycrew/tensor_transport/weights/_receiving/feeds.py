@@ -135,6 +135,8 @@ class DirectoryFeed:
     def next(self, timeout_s: float | None) -> Parcel | None:
         """The next bucket of any part, as soon as it was put."""
         took = (self._version, self._receiver, tuple(self._handed))
+        if self._stopped.is_set():  # Whoever asks counts as one that reads.
+            return None
         if self._waiting:
             self._directory.ask(Record.took, *took)
         elif self._done:  # There is nothing more to be had of it that could be lost.

@@ -165,7 +165,8 @@ class WeightReceiver(Belonging):
 
         A version that is given by its number, and that `sync_weights` began, is decided by the directory:
         this returns when all receivers have loaded it, and else rolls back and raises. If such a version is a
-        partial one, a receiver that holds none, or a mixture, comes to the version before it first.
+        partial one, a receiver that holds none, a mixture, or one that it can't be added to, as it was no
+        recipient of those since, comes to the version before it first, which the directory has to keep.
 
         Args:
             update: A complete update, or the number of a version in the directory.
