@@ -8,7 +8,13 @@ import torch
 from processes import MakingPeer
 
 from raycrew.tensor_transport import _ray
-from raycrew.tensor_transport.errors import TransferCancelledError, TransportError, TransportTimeoutError
+from raycrew.tensor_transport._bytes import fold_in_sections
+from raycrew.tensor_transport.errors import (
+    DamagedBytesError,
+    TransferCancelledError,
+    TransportError,
+    TransportTimeoutError,
+)
 from raycrew.tensor_transport.testing import PullCase, check_transport
 from raycrew.tensor_transport.transports import CudaIpcTransport, NixlTransport, Offer, this_process
 
@@ -94,3 +100,22 @@ def test_a_get_by_nixl_that_does_not_end_keeps_nobody_else_waiting(monkeypatch):
         go_on.set()
         hanging.wait()
     assert [buffer.sum().item() for buffer in buffers] == [28, 28, 0, 0]
+
+
+@pytest.mark.hostile
+def test_what_nixl_writes_in_place_is_compared_with_its_fold(monkeypatch):
+    asked = []
+
+    def get(ref, into, timeout_s):
+        asked.append(into)
+        return into.fill_(7)
+
+    monkeypatch.setattr(_ray, "get_by_nixl", get)
+    fold = fold_in_sections(torch.full((4,), 7, dtype=torch.uint8))
+    into = torch.zeros(4, dtype=torch.uint8)
+    right, wrong = (Offer("nixl", this_process(), _Ref("x"), 4, each) for each in (fold, fold ^ 1))
+    with NixlTransport() as transport:
+        transport.pull([right.whole], [into]).wait(30)
+        assert into.tolist() == [7] * 4 and asked[0].data_ptr() == into.data_ptr(), "no copy on the way"
+        with pytest.raises(DamagedBytesError):
+            transport.pull([wrong.whole], [into]).wait(30)

@@ -11,7 +11,7 @@ from raycrew.tensor_transport import _ray
 from raycrew.tensor_transport._bytes import check_tensor, fold_in_sections, tensor_bytes
 from raycrew.tensor_transport.transports._choosing import this_process
 from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Guard, Offer
-from raycrew.tensor_transport.transports._pulling import Job, Puller, gone
+from raycrew.tensor_transport.transports._pulling import Job, Puller, damaged, gone
 
 
 class NixlTransport(Puller):
@@ -65,12 +65,14 @@ class NixlTransport(Puller):
         for job in jobs:
             guard.check()
             target = torch.from_numpy(job.target)
-            straight = job.region.is_whole and guard.left_s() is None and job.offer.fold is None
+            straight = job.region.is_whole and guard.left_s() is None
             found = self._get(job.offer, target if straight else None, guard)
             if found.numel() != job.offer.size_bytes:
                 raise gone(job.offer, f"{found.numel()} bytes are there")
             if found.data_ptr() != target.data_ptr():
                 job.copy_from(tensor_bytes(found), guard)
+            elif job.offer.fold is not None and fold_in_sections(job.target) != job.offer.fold:
+                raise damaged(job.offer)
 
     def _get(self, offer: Offer, into: torch.Tensor | None, guard: Guard) -> torch.Tensor:
         with self._turn(offer.key.hex(), guard):  # A target belongs to the object, not to who asks for it.
