@@ -3,8 +3,10 @@
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,10 @@ from recovery_workers import Generator, Idle, Trainer
 
 HEARTBEAT_S = 1.0
 GENERATE_S = 0.2
-PARTS = ("noticed", "process", "imports", "weights", "sample")
+PARTS = ("noticed", "begun", "weights", "sample")
 SAID = {
     "noticed": "until the call that waits for it has noticed",
-    "process": "from then until its new process is there",
-    "imports": "from then until its class is imported",
+    "begun": "from then until the new one is in its __init__: process and imports",
     "weights": "from then until it has the weights",
     "sample": "from then until all have sampled again",
 }
@@ -138,45 +139,50 @@ def noticed(quick: bool) -> list[Figure]:
     ]
 
 
-def watching(quick: bool) -> Figure:
+def watching(quick: bool) -> list[Figure]:
     """What the heartbeats and the watch of a node spend on idle workers, of one core."""
+    baseline = "none: the CPU time of their threads and processes"
     n, for_s = (8, 5.0) if quick else (64, 30.0)
     with group_of(n, init_timeout_s=600) as group:
         hearts = group.call("heart").get_results(timeout=300)
-        watch = psutil.Process(_watch_pid())
-        lookers = [watch.pid, *(child.pid for child in watch.children(recursive=True))]
+        watch, own_threads = _watch()
+        keepers = [child.pid for child in psutil.Process(watch).children(recursive=True)]
+        beating = [(pid, thread) for pid, threads in hearts for thread in threads]
+        rays_own: list[float] = []
 
-        def spent_s() -> float:
-            beating = sum(_spent_s(pid, thread) for pid, threads in hearts for thread in threads)
-            looking = sum(_spent_s(pid, int(task.name)) for pid in lookers for task in _tasks(pid))
-            return beating + looking
+        def spent_s() -> tuple[float, float]:
+            looking = [(pid, thread) for pid in (watch, *keepers) for thread in _threads(pid)]
+            of_ray = [(pid, t) for pid, t in looking if pid == watch and t not in own_threads]
+            return sum(starmap(_spent_s, beating + looking)), sum(starmap(_spent_s, of_ray))
 
         shares = []
         for _ in range(2 if quick else 5):
             before, begin = spent_s(), time.monotonic()
             time.sleep(for_s)
-            shares.append(100 * (spent_s() - before) / (time.monotonic() - begin))
-    return figure(
-        f"heartbeats and watch of {n} workers on a node",
-        shares,
-        unit="% of a core",
-        baseline="none: the CPU time of their threads and processes",
-        goal=1.0,
-    )
+            after, per_s = spent_s(), 100 / (time.monotonic() - begin)
+            shares.append((after[0] - before[0]) * per_s)
+            rays_own.append((after[1] - before[1]) * per_s)
+    what, unit = f"heartbeats and watch of {n} workers on a node", "% of a core"
+    return [
+        figure(what, shares, unit=unit, baseline=baseline, goal=1.0),
+        figure("… of it Ray's own in the watch's process", rays_own, unit=unit, baseline=baseline),
+    ]
 
 
-def _watch_pid() -> int:
+def _watch() -> tuple[int, list[int]]:
+    """The process of the watch, and its threads that run Python."""
     (named,) = (
         one
         for one in ray.util.list_named_actors(all_namespaces=True)
         if one["name"].startswith("raycrew-watch-")
     )
     watch: Any = ray.get_actor(named["name"], named["namespace"])
-    return int(ray.get(watch.__ray_call__.remote(lambda _: os.getpid())))
+    threads = ray.get(watch.__ray_call__.remote(lambda _: [t.native_id for t in threading.enumerate()]))
+    return int(ray.get(watch.__ray_call__.remote(lambda _: os.getpid()))), threads
 
 
-def _tasks(pid: int) -> list[Path]:
-    return list(Path(f"/proc/{pid}/task").iterdir())
+def _threads(pid: int) -> list[int]:
+    return [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
 
 
 def _spent_s(pid: int, thread: int) -> float:
@@ -234,4 +240,4 @@ def _pairs(parts: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 def run(quick: bool) -> list[Figure]:
     with own_ray(object_store_mib=256):
         again = [restart(quick), take_over(quick)]
-        return [*again, *noticed(quick), *first_sample(quick), watching(quick)]
+        return [*again, *noticed(quick), *first_sample(quick), *watching(quick)]

@@ -5,7 +5,6 @@ import threading
 import time
 from typing import Any
 
-import psutil
 import torch
 
 from raycrew.tensor_transport import WeightDirectory, WeightPublisher, WeightReceiver
@@ -34,7 +33,7 @@ class Generator:
 
     def __init__(self, directory: WeightDirectory) -> None:
         self.weights: dict[str, torch.Tensor] = {}
-        self.times = {"process": psutil.Process().create_time(), "imports": time.time()}
+        self.times = {"begun": time.time()}
         name = f"generator {current_worker().rank}"
         self.receiver = WeightReceiver(self.load, directory=directory, name=name)
 
