@@ -3,6 +3,7 @@
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 from patience import eventually, is_running
@@ -166,14 +167,15 @@ def test_a_shutdown_ends_a_group_that_is_growing(group, cluster, tmp_path):
 
 @pytest.mark.long  # in short: test_it_grows_and_shrinks_while_it_is_used
 def test_a_shutdown_does_not_wait_for_calls_of_those_that_leave(group, cluster, tmp_path):
+    pids = group.call("pid").get_results()
     busy = group.on([1]).call("wait_for", str(tmp_path / "gate"))
-    pids = group.on([0]).call("pid").get_results()
     eventually(lambda: group.get_worker_status()[1] == "busy", "it is in the call")
     with ThreadPoolExecutor(1) as pool:
         removed = pool.submit(group.remove_workers, timeout=600)
         eventually(lambda: group.world_size == 1, "it has left the group")
         assert group.shutdown(force=True)
-        assert removed.result(60).cut == (1,)
+        with suppress(WorkerGroupClosedError):  # where those that stay were still being told
+            assert removed.result(60).cut == (1,)
     with pytest.raises((WorkerFailureError, WorkerGroupClosedError)):
         busy.get_results(timeout=60)
     assert not any(map(is_running, pids))

@@ -70,6 +70,10 @@ def call_cancelled(method: str) -> Exception:
     return ray.exceptions.TaskCancelledError(error_message=f"{method} was cancelled before it began")
 
 
+#: Larger results go to a node's object store, and so does nothing that Ray says of a death.
+_INLINE_BYTES = 100 << 10
+
+
 def is_stored(ref: Any) -> bool:
     """Whether a result is in a node's object store, as large ones are; that its worker died is never there.
 
@@ -78,4 +82,6 @@ def is_stored(ref: Any) -> bool:
     if is_behind_proxy():
         return False
     where = get_local_object_locations([ref]).get(ref, {})
-    return bool(where.get("node_ids") or where.get("did_spill"))
+    # That it is somewhere may be heard a moment before where.
+    is_large = (where.get("object_size") or 0) > _INLINE_BYTES
+    return bool(where.get("node_ids") or where.get("did_spill") or is_large)
