@@ -28,7 +28,8 @@ class App:
             await say(send, 200 if time.monotonic() >= self.ready_at else 503, {"is": "well"})
         elif path == "/where":
             environ = {name: os.environ.get(name, "") for name in query.split(",")}
-            await say(send, 200, {"pid": os.getpid(), "word": self.word, "env": environ, "headers": headers})
+            seen = {"word": self.word, "env": environ, "headers": headers, "cwd": str(Path.cwd())}
+            await say(send, 200, {"pid": os.getpid(), **seen})
         elif path == "/nap":
             await asyncio.sleep(float(query))
             await say(send, 200, {"pid": os.getpid()})

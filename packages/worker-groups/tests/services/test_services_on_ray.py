@@ -48,11 +48,13 @@ def cluster(local_ray):
         yield made
 
 
-def test_workers_are_given_endpoints_and_nothing_is_left_at_the_end(cluster, monkeypatch):
+def test_workers_are_given_endpoints_and_nothing_is_left_at_the_end(cluster, monkeypatch, tmp_path):
     monkeypatch.setenv("RAYCREW_TEST_SECRET", "planted-secret-of-a-test")
     secrets = {"secrets": ["RAYCREW_TEST_SECRET"], "env_vars": {"COLOUR": "red"}}
-    with Service(cluster, APP, replicas=2, **secrets, **QUICK) as service:
+    monkeypatch.chdir(tmp_path.parent)
+    with Service(cluster, APP, replicas=2, cwd=tmp_path.name, **secrets, **QUICK) as service:
         endpoints = service.endpoints
+        assert told(endpoints[1], "/where?A")["cwd"] == str(tmp_path)
         assert [one.rank for one in endpoints] == [0, 1]
         assert pickle.loads(pickle.dumps(endpoints)) == endpoints
         assert {one.host for one in endpoints} == {"127.0.0.1"}

@@ -4,6 +4,7 @@ import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
@@ -53,7 +54,7 @@ class Service:
         token_variable: Variable of the servers' environment that has the token, for a command that reads it.
         host: Address that servers bind to; by default loopback while the Ray cluster is one node, else the
             address of their node. "0.0.0.0" is all addresses.
-        cwd: Working directory of the servers, where an application's modules are found, too.
+        cwd: Working directory of the servers on their nodes, where an application's modules are found, too.
         env_vars: Variables of the servers; see `RayWorkerGroup`.
         secrets: Names of variables of this process that servers get too, and that show up nowhere.
         environments: Which Python an application runs in; see `RayWorkerGroup`.
@@ -109,6 +110,7 @@ class Service:
         max_connections: int = 1024,
         port_range: tuple[int, int] | None = None,
     ) -> None:
+        cwd = None if cwd is None else Path(cwd).absolute()  # here, for workers have a folder of their own
         options = ServiceOptions.among(locals())
         own = made_token(token)
         check_token(own, options)
