@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from raycrew.worker_groups import WorkerFailureError
 from raycrew.worker_groups.balancing import WorkerLoad, strategy_of
-from raycrew.worker_groups.balancing._stream import GoneWorkerError, LostWorkerError, Stream
+from raycrew.worker_groups.balancing._stream import LATER, GoneWorkerError, LostWorkerError, Stream
 
 
 class FakeWorkers:
@@ -175,3 +175,28 @@ def test_items_go_to_workers_that_join_and_the_window_grows_with_them():
             workers.ranks = [0, 1, 2]
     assert len(seen) == 60
     assert sum(workers.most.values()) == 6
+
+
+def test_a_source_that_has_nothing_now_is_asked_again_and_holds_up_no_result():
+    class Waiting(FakeWorkers):
+        def wait(self, sent):
+            self.log.append(("waits", len(sent)))
+            return super().wait(sent) if sent else []
+
+    workers = Waiting(1)
+    items = iter([LATER, 1, 2, LATER, LATER, 3, LATER])
+    assert list(stream_over(workers, items).pairs()) == [(0, 10), (1, 20), (2, 30)]
+    asked = [what for what in workers.log if what[0] == "waits"]
+    assert [n for _, n in asked] == [0, 2, 1, 0, 1]
+
+
+def test_an_item_goes_to_as_many_workers_as_is_said():
+    for most, is_given in ((1, False), (2, True)):
+        workers = FakeWorkers(4)
+        workers.loses = {7: 2}
+        stream = Stream(workers, strategy_of("round_robin"), [7], lambda item: item, 1, max_resends=most)
+        if is_given:
+            assert list(stream.pairs()) == [(0, 70)]
+        else:
+            with pytest.raises(WorkerFailureError):
+                list(stream.pairs())

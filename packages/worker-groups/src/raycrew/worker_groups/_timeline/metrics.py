@@ -15,6 +15,8 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "calls": ("Calls that have ended.", ("group", "method", "outcome")),
     "fan_out_items": ("Items of fan_out that have ended.", ("function", "stop")),
     "fan_out_bytes": ("Bytes of items and results of fan_out.", ("direction",)),
+    "rollouts": ("Rollouts of a pool, and their prompts, to which that has happened.", ("pool", "what")),
+    "rollout_seconds": ("From the pulling of prompts to the end of their last rollouts.", ("pool",)),
     "samples": ("Samples of a queue to which that has happened.", ("queue", "what")),
     "sample_versions_behind": ("Versions that handed out samples were behind.", ("queue",)),
     "sample_waited_seconds": ("Seconds since handed out samples had come.", ("queue",)),

@@ -11,19 +11,27 @@ from raycrew.worker_groups.balancing._strategies import (
     WorkerLoad,
     strategy_of,
 )
+from raycrew.worker_groups.balancing._stream import LATER, Item, LostWorkerError, Stream
 from raycrew.worker_groups.balancing._usage import ProcessUsage
-from raycrew.worker_groups.balancing._workload import BalancedGroup
+from raycrew.worker_groups.balancing._workload import BalancedGroup, Sent, StreamedCalls, ended_of
 
 __all__ = [
+    "LATER",
     "Balanced",
     "BalancedGroup",
     "ConsistentHash",
+    "Item",
     "LeastLoaded",
     "LeastOutstanding",
     "LoadBalancer",
+    "LostWorkerError",
     "ProcessUsage",
     "RoundRobin",
+    "Sent",
     "Strategy",
+    "Stream",
+    "StreamedCalls",
     "WorkerLoad",
+    "ended_of",
     "strategy_of",
 ]

@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from raycrew.worker_groups.balancing._strategies import Strategy, WorkerLoad
 
@@ -13,9 +13,12 @@ S = TypeVar("S")
 MAX_RESENDS = 1
 """An item that two workers were lost with does not get a third."""
 
+LATER: Final = object()
+"""What a source gives that has no item now, and may have one later."""
+
 
 class LostWorkerError(Exception):
-    """The worker that held an item is gone; `__cause__` is what the caller would be told."""
+    """The worker of an item is gone, or another one is to have it; `__cause__` is what a caller is told."""
 
 
 class GoneWorkerError(Exception):
@@ -48,7 +51,7 @@ class Workers(Protocol[S]):
         ...
 
     def wait(self, sent: Sequence[S]) -> Sequence[S]:
-        """Those that are done; at least one."""
+        """Those that are done; at least one, unless the source was to be asked again."""
         ...
 
     def collect(self, sent: S) -> Any:
@@ -70,11 +73,13 @@ class Stream(Generic[S]):
     Args:
         workers: The workers.
         strategy: Chooses among them.
-        items: The source, read as late as possible.
+        items: The source, read as late as possible; where it gives `LATER`, it is asked again after the
+            next wait.
         key: Makes the strategy's key of an item.
         max_outstanding: Most items of this stream per worker.
         window: Most items taken from the source and not counted in `given`, or tells how many that are now;
             None for no bound.
+        max_resends: How often an item may go to another worker.
 
     Attributes:
         given: How many results, in the items' order, the caller has given on.
@@ -88,8 +93,10 @@ class Stream(Generic[S]):
         key: Callable[[Any], Any],
         max_outstanding: int,
         window: int | Callable[[], int] | None = None,
+        max_resends: float = MAX_RESENDS,
     ) -> None:
         self.given = 0
+        self._max_resends = max_resends
         self._workers = workers
         self._strategy = strategy
         self._source = iter(items)
@@ -97,7 +104,7 @@ class Stream(Generic[S]):
         self._max_outstanding = max_outstanding
         self._window = window if window is None or callable(window) else partial(int, window)
         self._taken = 0
-        self._exhausted = False
+        self._exhausted = self._is_late = False
         self._again: deque[Item] = deque()
         self._parked: dict[int, deque[Item]] = {}
         self._sent: dict[S, tuple[int, Item]] = {}
@@ -108,7 +115,7 @@ class Stream(Generic[S]):
         try:
             while True:
                 self._fill()
-                if not self._sent:
+                if not self._sent and not self._is_late:
                     return
                 for sent in self._workers.wait(list(self._sent)):
                     rank, item = self._sent.pop(sent)
@@ -116,7 +123,7 @@ class Stream(Generic[S]):
                     try:
                         value = self._workers.collect(sent)
                     except LostWorkerError as lost:
-                        if item.resends >= MAX_RESENDS:
+                        if item.resends >= self._max_resends:
                             raise (lost.__cause__ or lost) from None
                         item.resends += 1
                         self._again.append(item)
@@ -126,6 +133,7 @@ class Stream(Generic[S]):
             self._workers.abandon(list(self._sent))
 
     def _fill(self) -> None:
+        self._is_late = False
         loads = self._workers.loads()
         self._unpark({load.rank for load in loads})
         while any(self._has_room(load.rank) for load in loads) and self._may_park(len(loads)):
@@ -175,6 +183,9 @@ class Stream(Generic[S]):
             value = next(self._source)
         except StopIteration:
             self._exhausted = True
+            return None
+        if value is LATER:
+            self._is_late = True
             return None
         item = Item(self._taken, value, self._key(value))
         self._taken += 1

@@ -158,7 +158,7 @@ class Workload:
     def _reap_singles(self) -> None:
         if not self._singles:
             return
-        for sent in _done(self._singles, len(self._singles), timeout_s=0):
+        for sent in ended_of(self._singles, len(self._singles), timeout_s=0):
             self._singles.remove(sent)
             self.returned(sent)
             if sent.future._died(sent.end):  # noqa: SLF001
@@ -193,7 +193,7 @@ class StreamedCalls:
         """See `Workers`."""
         deadlines = [one.deadline for one in sent if one.deadline is not None]
         timeout_s = left(min(deadlines)) if deadlines else None
-        done = _done(sent, 1, timeout_s, fetch_local=True)
+        done = ended_of(sent, 1, timeout_s, fetch_local=True)
         if not done:  # its time is over: collecting it says so
             return [min((one for one in sent if one.deadline is not None), key=lambda one: one.deadline or 0)]
         return done
@@ -219,7 +219,7 @@ class StreamedCalls:
             one.future.cancel()
 
 
-def _done(
+def ended_of(
     sent: Sequence[Sent], count: int, timeout_s: float | None, *, fetch_local: bool = False
 ) -> list[Sent]:
     """Those of some calls that have ended, once as many have or the time is over."""

@@ -1,0 +1,175 @@
+"""Rollouts as calls of a group's workers: sent, waited for, and ended with their process where they don't."""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raycrew.worker_groups._calls import has_died, left
+from raycrew.worker_groups._group import RayWorkerGroup
+from raycrew.worker_groups._health import end_workers
+from raycrew.worker_groups.balancing import Item, LoadBalancer, LostWorkerError, Sent, WorkerLoad, ended_of
+from raycrew.worker_groups.errors import (
+    GroupResizedError,
+    ResultTimeoutError,
+    WorkerFailureError,
+    WorkerGroupError,
+)
+from raycrew.worker_groups.rollouts._tasks import Retries, Task
+from raycrew.worker_groups.rollouts._telling import Tally
+from raycrew.worker_groups.rollouts._values import Call, CurrentRollout, Outcome, Wishes
+
+#: So long the answer of a worker may take beyond what its rollout may.
+ANSWER_S = 5.0
+_ASK_S = 10.0
+_POLL_S = 0.05
+_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a rollout may take.
+
+    Attributes:
+        deadline_s: By itself; None for as long as it takes.
+        grace_s: From its being cancelled on.
+    """
+
+    deadline_s: float | None
+    grace_s: float
+
+    @property
+    def total_s(self) -> float | None:
+        """Until its worker must have answered."""
+        return None if self.deadline_s is None else self.deadline_s + self.grace_s + ANSWER_S
+
+
+class RolloutCalls:
+    """The workers of a pool, for one stream of rollouts; see `Workers` of the wing of streams.
+
+    Args:
+        group: The group, with a balancer.
+        limits: Of each rollout.
+        wishes: What is wanted of results.
+        retries: Which ones are tried again.
+        wake: Set when the source may have something more.
+        tally: Counts.
+    """
+
+    def __init__(
+        self,
+        group: RayWorkerGroup,
+        limits: Limits,
+        wishes: Wishes,
+        retries: Retries,
+        wake: threading.Event,
+        tally: Tally,
+    ) -> None:
+        self._group, self._limits, self._wishes, self._retries = group, limits, wishes, retries
+        self._wake, self._tally = wake, tally
+        self._balancer: LoadBalancer = group.balancer
+        self._tasks: dict[Sent, Task] = {}
+        self._ended: dict[tuple[int, int], CurrentRollout] = {}  # because of whom
+        self.is_source_late = False
+
+    def loads(self) -> Sequence[WorkerLoad]:
+        """See `Workers`."""
+        return self._balancer.loads()
+
+    def send(self, rank: int, item: Item) -> Sent:
+        """See `Workers`."""
+        task: Task = item.value
+        limits, is_again = self._limits, rank in task.tried
+        end_s = None if limits.total_s is None else limits.total_s + _ASK_S
+        call = Call(task.which, task.prompt.data, limits.deadline_s, limits.grace_s, is_again, end_s)
+        sent = self._balancer.send(rank, "run", (call, self._wishes), {}, limits.total_s)
+        self._tasks[sent] = task
+        return sent
+
+    def wait(self, sent: Sequence[Sent]) -> Sequence[Sent]:
+        """See `Workers`."""
+        if not sent:
+            self._wake.wait(_LOOK_S)
+            self._wake.clear()
+            return []
+        deadlines = [one.deadline for one in sent if one.deadline is not None]
+        longest_s = _POLL_S if self.is_source_late else _LOOK_S
+        timeout_s = left(min(deadlines), longest_s) if deadlines else longest_s
+        done = ended_of(sent, 1, timeout_s, fetch_local=True)
+        now = time.monotonic()
+        return done or [one for one in sent if one.deadline is not None and one.deadline <= now]
+
+    def collect(self, sent: Sent) -> tuple[Task, Outcome]:
+        """See `Workers`."""
+        task = self._tasks.pop(sent)
+        self._balancer.returned(sent)
+        outcome = self._outcome(sent, task.which)
+        if outcome is None:
+            raise LostWorkerError  # as another's process was ended, and it with that
+        if outcome.kind is None:
+            return task, outcome
+        if outcome.kind == "stuck":
+            self._end_process(sent, task.which)
+            outcome = outcome._replace(kind="late")
+        task.attempts += 1
+        task.tried.add(sent.rank)
+        if self._retries.allow(task, outcome):
+            self._tally.count("retried")
+            raise LostWorkerError
+        return task, outcome
+
+    def abandon(self, sent: Sequence[Sent]) -> None:
+        """See `Workers`."""
+        for one in sent:
+            self._balancer.returned(one)
+            one.future.cancel()
+
+    def _outcome(self, sent: Sent, which: CurrentRollout) -> Outcome | None:
+        """What became of a rollout; None where it is to run elsewhere for no fault of its own."""
+        try:
+            outcome: Outcome = sent.future.get_results()[0]
+        except ResultTimeoutError:
+            if _process_of(sent) not in self._ended:
+                self._end_process(sent, self._blocking(sent) or which)
+            return self._of_ended(sent, which)
+        except GroupResizedError:  # it died, and there is no such rank any more
+            return None
+        except WorkerFailureError as error:
+            if not has_died(error):
+                return Outcome(kind="raised", message=str(error))
+            self._balancer.lose(sent)
+            if _process_of(sent) in self._ended:
+                return self._of_ended(sent, which)
+            return Outcome(kind="lost", message=str(error))
+        return outcome
+
+    def _of_ended(self, sent: Sent, which: CurrentRollout) -> Outcome | None:
+        """What became of a rollout whose process was ended because of one of them."""
+        if self._ended.get(_process_of(sent), which) != which:
+            return None
+        message = f"it ran past its deadline of {self._limits.deadline_s:g} s, and its worker did not answer"
+        return Outcome(kind="late", message=message)
+
+    def _blocking(self, sent: Sent) -> CurrentRollout | None:
+        """Which rollout keeps its worker's event loop to itself, if that can be told."""
+        try:
+            found: CurrentRollout | None
+            (found,) = self._group.on([sent.rank], timeout=_ASK_S).call("blocking").get_results()
+        except WorkerGroupError:
+            return None
+        return found
+
+    def _end_process(self, sent: Sent, guilty: CurrentRollout) -> None:
+        """End the worker that a rollout keeps; the next call that fails of it has the group replace it."""
+        process = _process_of(sent)
+        now = {info.rank: info.generation for info in self._group.ranks}
+        if process in self._ended or now.get(sent.rank) != sent.generation:
+            return
+        self._ended[process] = guilty
+        workers: Any = self._group._workers()  # noqa: SLF001 - made for this package
+        end_workers({sent.rank: workers.handles[sent.rank]}, {sent.rank: workers.facts[sent.rank]})
+
+
+def _process_of(sent: Sent) -> tuple[int, int]:
+    return sent.rank, sent.generation

@@ -1,0 +1,47 @@
+"""Which rollouts are tried again, and where."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raycrew.worker_groups.balancing import WorkerLoad
+from raycrew.worker_groups.rollouts._tasks import Prompt, Retries, Task, Untried
+from raycrew.worker_groups.rollouts._values import Outcome
+
+
+def task_of(n=1, **state):
+    return Task(Prompt("p", b"", 0.0, [None] * n, [0] * n), 0, **state)
+
+
+@pytest.mark.parametrize(
+    ("most", "of_errors", "attempts", "kind", "expected"),
+    [
+        (1, False, 1, "late", True),
+        (1, False, 2, "late", False),
+        (1, False, 1, "lost", True),
+        (0, False, 1, "lost", False),
+        (3, False, 1, "raised", False),
+        (3, True, 3, "raised", True),
+        (3, True, 4, "raised", False),
+    ],
+)
+def test_errors_of_the_user_are_tried_again_only_if_that_is_wanted(most, of_errors, attempts, kind, expected):
+    assert Retries(most, of_errors).allow(task_of(attempts=attempts), Outcome(kind=kind)) is expected
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.sets(st.integers(0, 4)))
+def test_the_least_busy_worker_that_has_not_failed_it_is_next(outstanding, tried):
+    loads = [WorkerLoad(rank, n) for rank, n in enumerate(outstanding)]
+    chosen = Untried().choose(loads, task_of(tried=tried))
+    others = [load for load in loads if load.rank not in tried] or loads
+    assert chosen in {load.rank for load in others}
+    assert outstanding[chosen] == min(load.outstanding for load in others)
+
+
+def test_a_prompt_is_complete_when_all_its_rollouts_have_ended_in_order():
+    prompt = Prompt("p", b"", 0.0, [None] * 3, [0] * 3)
+    tasks = [Task(prompt, i) for i in range(3)]
+    tasks[1].attempts = 2
+    assert [tasks[i].end(Outcome(text=str(i))) for i in (2, 0, 1)] == [False, False, True]
+    assert [outcome.text for outcome in prompt.outcomes] == ["0", "1", "2"] and prompt.attempts == [0, 2, 0]
+    assert tasks[1].which == ("p", 1, 2)
