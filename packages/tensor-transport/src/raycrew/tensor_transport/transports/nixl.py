@@ -41,8 +41,8 @@ class NixlTransport(Puller):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Wherever NIXL reaches."""
-        return Capabilities(reach="cluster", one_sided=True)
+        """Wherever NIXL reaches; Ray asks the owner's process about each object first."""
+        return Capabilities(reach="cluster")
 
     def offer(self, data: Buffer, *, folded: bool = False) -> Offer:
         """See `PullTransport.offer`."""
