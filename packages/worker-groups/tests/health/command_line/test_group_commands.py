@@ -182,7 +182,18 @@ def test_a_group_that_hangs_in_its_start_is_told_of_until_that_ends(
             assert capsys.readouterr().out.count("starting for") == 2
         finally:
             (tmp_path / "gate").touch()
-        with starting.result(PATIENCE_S):
+        with starting.result(PATIENCE_S) as group:
+            _, [found] = told(capsys, groups)
+            assert (found["note"], found["states"]) == ("", {"ready": 2})
+            (tmp_path / "gate").unlink()
+            os.kill(found["workers"][1]["pid"], signal.SIGKILL)
+            eventually(lambda: group.ping()[1] == "dead", "it is seen to be dead")
+            again = beside.submit(group.restart_failed_workers)
+            note = r"restarting for \d+ s: ranks \[1\]"
+            eventually(lambda: re.fullmatch(note, told(capsys, groups)[1][0]["note"]), "that is said, too")
+            assert told(capsys, groups)[1][0]["states"] == {"starting": 1, "ready": 1}
+            (tmp_path / "gate").touch()
+            assert again.result(PATIENCE_S) == [1]
             _, [found] = told(capsys, groups)
             assert (found["note"], found["states"]) == ("", {"ready": 2})
     with pytest.raises(WorkerFailureError, match="rank 1 can't start"):

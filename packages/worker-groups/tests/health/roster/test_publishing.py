@@ -10,6 +10,7 @@ from test_group_records import RECORD, STARTING
 
 from raycrew.cluster_core import Session
 from raycrew.worker_groups._health.roster import Publication, publishing
+from raycrew.worker_groups._health.roster.records import record_of
 from raycrew.worker_groups._ray import bulletin
 
 
@@ -46,6 +47,29 @@ def test_what_is_told_of_a_start_never_comes_over_the_group(board):
     publication.end()
     publication.announce(STARTING)
     assert board.kept == {}
+
+
+def test_what_is_done_to_a_group_that_stands_is_told_meanwhile(board):
+    publication, start = Publication(), replace(STARTING.start, doing="restarting")
+    later = replace(RECORD, generation=3)
+
+    def seen():
+        return [record_of(text.decode()) for text in board.kept.values()]
+
+    with publication.renewing(start):
+        assert seen() == [], "it does not stand"
+    publication.publish(RECORD)
+    with publication.renewing(start):
+        assert seen() == [replace(RECORD, start=start)]
+        publication.publish(later)
+        assert seen() == [replace(later, start=start)]
+    assert seen() == [later]
+    with pytest.raises(ZeroDivisionError), publication.renewing(start):
+        raise ZeroDivisionError
+    assert seen() == [later]
+    with publication.renewing(start):
+        publication.end()
+    assert seen() == []
 
 
 @pytest.mark.hostile

@@ -67,6 +67,20 @@ def test_who_stands_by_is_told_of_beside_the_ranks():
     assert [(one["pid"], one["state"]) for one in found.as_dict()["standbys"]] == [(13, "stopped")]
 
 
+def test_of_a_group_that_restarts_the_dead_are_starting_and_the_others_what_they_are():
+    again = replace(RECORD, start=replace(START, doing="restarting", n_ranks=2))
+    for told, living in (({}, {(RECORD.namespace, WORKERS[1].actor)}), ({0: seen(is_alive=False)}, LIVING)):
+        reports = {key_of(WORKERS[rank]): one for rank, one in {1: seen(), **told}.items()}
+        found = group_sight(again, living, reports, {}, 112.0)
+        assert [rank.state for rank in found.ranks] == ["starting", "ready"]
+        assert found.note.startswith("restarting for 12 s")
+    idle = group_sight(replace(again, workers=(), standbys=WORKERS), set(), {}, {}, 112.0)
+    assert [one.state for one in idle.standbys] == ["dead", "dead"]
+    smaller = replace(RECORD, start=replace(START, doing="shrinking", n_ranks=1))
+    fewer = group_sight(smaller, LIVING, {}, {}, 0.0)
+    assert fewer.counts == {"unanswered": 2}
+
+
 def test_why_nothing_is_known_is_told():
     assert "did not answer" in sight(None, silent={"node0": "its node did not answer"}).ranks[0].note
     assert "no watch" in sight(None).ranks[0].note

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from raycrew.worker_groups._health import (
     observed,
     sights_of,
 )
-from raycrew.worker_groups._ray import ActorState, actor_states
+from raycrew.worker_groups._ray import ActorState, actor_states, while_connected
 from raycrew.worker_groups._start import (
     HOOK,
     JoinedClaim,
@@ -38,6 +38,7 @@ from raycrew.worker_groups._start import (
     Started,
     add_workers,
     next_generation,
+    renewal_record,
 )
 from raycrew.worker_groups.balancing import ProcessUsage
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
@@ -46,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 _STATUS_S = 1.0
 _LOOK_S = 0.1
+_DOING = {"restart": "restarting", "start": "growing", "removal": "shrinking"}
 
 
 class RenewedGroup(WorkerGroup):
@@ -132,11 +134,19 @@ class RenewedGroup(WorkerGroup):
         self._end_strays()
         outcome, began = "failed", time.monotonic()
         try:
-            yield
+            with self._shown(what, ranks):
+                yield
             self._is_torn, outcome = False, "ok"
         finally:
             self._crew.directory.publish(self._members)
             self._note_generation(what, ranks, outcome, began)
+
+    def _shown(self, what: str, ranks: Sequence[int]) -> AbstractContextManager[None]:
+        """Within, others see what is done to which ranks."""
+        n_ranks = min(ranks) if what == "removal" else max([self.world_size, *(rank + 1 for rank in ranks)])
+        with while_connected(self._open):
+            start = renewal_record(self._spec, _DOING[what], ranks, n_ranks)
+        return self._crew.publication.renewing(start)
 
     def _note_generation(self, what: str, ranks: Sequence[int], outcome: str, began: float) -> None:
         if (observer := observed.by) is None:

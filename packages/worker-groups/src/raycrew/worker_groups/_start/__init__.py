@@ -1,5 +1,6 @@
 """Starting a group: what it is to be, all workers at once within one deadline, what took how long."""
 
+from raycrew.worker_groups._start.announcing import renewal_record
 from raycrew.worker_groups._start.arguments import (
     bundles_of,
     check_arguments,
@@ -56,6 +57,7 @@ __all__ = [
     "next_generation",
     "park",
     "record_of",
+    "renewal_record",
     "size_bytes",
     "start_group",
     "transport_of",

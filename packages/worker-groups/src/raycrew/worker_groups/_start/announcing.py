@@ -88,6 +88,20 @@ class Announced(StartupProgress):
                 self._is_over.wait(_APART_S)
 
 
+def renewal_record(spec: GroupSpec, doing: str, ranks: Sequence[int], n_ranks: int) -> StartRecord:
+    """What others see of a group while something is done to some of its ranks.
+
+    Args:
+        spec: What the group is.
+        doing: What is done, as in "restarting".
+        ranks: To whom; none where all get a new place to meet.
+        n_ranks: How many ranks there are, or will be.
+    """
+    what, began = f"ranks {sorted(ranks)}" if ranks else "a new rendezvous", time.time()
+    until = began + spec.options.init_timeout_s + _SPARE_S
+    return StartRecord(what, began, until, n_ranks, n_ranks, "", own_job(), doing)
+
+
 @contextmanager
 def announced(
     spec: GroupSpec, publication: Publication, n_ranks: int, progress: StartupProgress

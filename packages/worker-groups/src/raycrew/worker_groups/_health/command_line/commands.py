@@ -59,7 +59,8 @@ def _remarks(found: Found[Any]) -> list[Text]:
 
 def _table(group: GroupSight, order: str) -> Table:
     states = ", ".join(f"{count} {state}" for state, count in group.counts.items())
-    title = f"{group.record.name}: {group.n_ranks} ranks ({states}), driver {group.record.driver}"
+    count = f"{group.n_ranks} rank{'' if group.n_ranks == 1 else 's'}"
+    title = f"{group.record.name}: {count} ({states}), driver {group.record.driver}"
     title += f", {group.note}" if group.note else ""
     generation = group.record.generation
     table = Table(title=Text(f"{title}, generation {generation}" if generation else title))

@@ -3,9 +3,12 @@
 import logging
 import threading
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
-from raycrew.worker_groups._health.roster.records import GroupRecord
+from raycrew.worker_groups._health.roster.records import GroupRecord, StartRecord
 from raycrew.worker_groups._ray import drop_records, put_record
 
 logger = logging.getLogger(__name__)
@@ -23,6 +26,7 @@ class Publication:
         self._key = f"{GROUPS}{uuid.uuid4().hex}"
         self._is_over = False
         self._standing: GroupRecord | None = None
+        self._renewal: StartRecord | None = None
         self._lock = threading.Lock()
 
     def announce(self, record: GroupRecord) -> None:
@@ -34,8 +38,24 @@ class Publication:
     def publish(self, record: GroupRecord) -> None:
         """From now on this is the record, unless the group has ended meanwhile."""
         with self._lock:
-            self._standing = record
-            self._put(record)
+            self._standing = replace(record, start=self._renewal)
+            self._put(self._standing)
+
+    @contextmanager
+    def renewing(self, start: StartRecord) -> Iterator[None]:
+        """Within, the record of a group that stands says that this is done to it."""
+        self._tell(start)
+        try:
+            yield
+        finally:
+            self._tell(None)
+
+    def _tell(self, start: StartRecord | None) -> None:
+        with self._lock:
+            self._renewal = start
+            if self._standing is not None:
+                self._standing = replace(self._standing, start=start)
+                self._put(self._standing)
 
     def _put(self, record: GroupRecord) -> None:
         try:

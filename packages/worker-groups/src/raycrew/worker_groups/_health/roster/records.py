@@ -41,7 +41,7 @@ class WorkerRecord:
 
 @dataclass(frozen=True, slots=True)
 class StartRecord:
-    """How far the start of a group has got.
+    """How far the start of a group has got, or the renewal of one that stands.
 
     Attributes:
         step: What is waited for.
@@ -51,6 +51,7 @@ class StartRecord:
         n_answered: How many of them have done the step.
         missing: Names of some that have not.
         job: The job of the driver, as Ray names it.
+        doing: What is done to the group.
     """
 
     step: str
@@ -60,6 +61,12 @@ class StartRecord:
     n_answered: int
     missing: str
     job: str
+    doing: str = "starting"
+
+    @property
+    def is_renewal(self) -> bool:
+        """Whether the group stands already, and those of its ranks that live go on."""
+        return self.doing != "starting"
 
     def note(self, now: float) -> str:
         """How far it has got, in words.
@@ -67,7 +74,7 @@ class StartRecord:
         Args:
             now: Seconds since the epoch.
         """
-        said = f"starting for {max(0.0, now - self.began):.0f} s: {self.step}"
+        said = f"{self.doing} for {max(0.0, now - self.began):.0f} s: {self.step}"
         if self.n_answered == self.n_ranks or not self.missing:
             return said
         return f"{said}, {self.n_answered} of {self.n_ranks} ranks are done, not {self.missing}"

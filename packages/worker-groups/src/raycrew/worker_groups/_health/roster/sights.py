@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Set
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from raycrew.worker_groups._health.reports import RankState, Seen
@@ -59,7 +59,7 @@ class GroupSight:
     Attributes:
         record: What it tells of itself.
         ranks: In rank order, as far as it is known who they are.
-        note: How far its start has got; empty for a group that stands.
+        note: How far its start or renewal has got; empty for a group that stands.
         standbys: Workers that stand by, which have no rank.
     """
 
@@ -71,7 +71,8 @@ class GroupSight:
     @property
     def n_ranks(self) -> int:
         """How many ranks it has, or is to have."""
-        return len(self.ranks) if self.record.start is None else self.record.start.n_ranks
+        start = self.record.start
+        return len(self.ranks) if start is None else max(len(self.ranks), start.n_ranks)
 
     @property
     def counts(self) -> dict[State, int]:
@@ -143,16 +144,18 @@ def group_sight(
         silent: By node, why no watch there has told anything.
         now: Seconds since the epoch.
     """
+    start = record.start
+    waits: tuple[State, ...] = () if start is None else ("dead",) if start.is_renewal else ("ready", "alive")
 
     def sight(worker: WorkerRecord) -> RankSight:
         told = reports.get(key_of(worker))
         if isinstance(told, Seen):
-            is_waiting = record.start is not None and told.state in ("ready", "alive")
-            return RankSight(worker, "starting" if is_waiting else told.state, told)
+            return RankSight(worker, told.state, told)
         if (record.namespace, worker.actor) not in living:
             return RankSight(worker, "dead")
         note = told or silent.get(worker.node_id, "no watch on its node knows it")
         return RankSight(worker, "unanswered", note=note)
 
-    ranks, standbys = tuple(map(sight, record.workers)), tuple(map(sight, record.standbys))
-    return GroupSight(record, ranks, "" if record.start is None else record.start.note(now), standbys)
+    found, standbys = map(sight, record.workers), tuple(map(sight, record.standbys))
+    ranks = tuple(replace(rank, state="starting") if rank.state in waits else rank for rank in found)
+    return GroupSight(record, ranks, "" if start is None else start.note(now), standbys)
