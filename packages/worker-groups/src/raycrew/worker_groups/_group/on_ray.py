@@ -117,10 +117,10 @@ class RayWorkerGroup(RenewedGroup):
             what a program expects; so it is off by default. What happens within 10 s of the last one is told
             of in that; one call, or stall, is not told of again. Of those that this process makes so
             in one folder the first and the last 10 stay.
-        init_timeout_s: Deadline of the whole start-up.
+        init_timeout_s: Deadline of the whole start-up, and once more of the start of those that stand by.
         ports_per_worker: Ports that each worker leases for itself, besides the group's rendezvous port.
         port_range: First and last port to lease from. While it starts, each worker needs two of them besides
-            `ports_per_worker`, to meet at should it get rank 0; rank 0 keeps its two.
+            `ports_per_worker`, to meet at should it get rank 0; rank 0, and who stands by, keeps its two.
         progress: Whether to draw a progress bar; by default on a terminal.
         **init_kwargs: Further keyword arguments of the worker's `__init__`. One that is named nearly as an
             option is, and that only a `**kwargs` there would take, is refused.
