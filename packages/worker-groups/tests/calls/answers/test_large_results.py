@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ray
-from patience import PATIENCE_S
+from patience import PATIENCE_S, eventually
 from ray.experimental import get_object_locations
 
 from raycrew.cluster_core import RayVirtualCluster
@@ -33,6 +33,7 @@ def test_who_only_waits_leaves_them_on_their_nodes(ray_nodes):
         future = group.on(ranks=[away.rank]).call("make", 4 << 20)
         assert future.wait(PATIENCE_S) and future.done() and wait_any([future]) == [future]
         assert beside.submit(future.wait, PATIENCE_S).result(), "looks now and then"
+        eventually(lambda: away.node_id in nodes_of(future[0]), "Ray has heard where it is")
         assert nodes_of(future[0]) == {away.node_id}
         assert future.get_results()[0].nbytes == 4 << 20
-        assert here in nodes_of(future[0])
+        eventually(lambda: here in nodes_of(future[0]), "Ray has heard that it is here, too")

@@ -20,7 +20,7 @@ from raycrew.worker_groups._calls import (
     refuse_stream,
     start_timeout,
 )
-from raycrew.worker_groups._group import GroupHandle, LocalRoute, WorkerGroup, claim_more
+from raycrew.worker_groups._group import GroupHandle, LocalRoute, Spare, WorkerGroup, claim_more
 from raycrew.worker_groups._health import Findings, Seen, SeenByRank, Subjects, Wanted, Workers, observed
 from raycrew.worker_groups._on_nodes import on_page
 from raycrew.worker_groups._ray import ActorState, unwrap_actor_class
@@ -197,6 +197,11 @@ class InProcessGroup(WorkerGroup):
         """Nothing, as none is ever lost."""
         self._open()
         return self._life.restart(list)
+
+    @property
+    def spares(self) -> list[Spare]:
+        """Nothing, for the same reason."""
+        return []
 
     def _next_generation(self, ranks: Sequence[int]) -> None:  # noqa: ARG002 - never any
         self._life.replacing(range(self.world_size))
