@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from ray.exceptions import GetTimeoutError
+
 from raycrew.cluster_core import NodeLostError, Session
 from raycrew.worker_groups._group.choosing import choose, templates
 from raycrew.worker_groups._group.life import release_when_free
@@ -210,8 +212,13 @@ class Reserve:
     def _move(self, layout: Layout, positions: Sequence[int]) -> Move:
         if not positions:
             return Move(layout)
-        nodes = {str(node["NodeID"]) for node in living_nodes()}
         bundles = layout.claim.bundles
+        try:
+            nodes = {str(node["NodeID"]) for node in living_nodes()}
+        except GetTimeoutError:  # a stopped control service holds up nobody who keeps nothing
+            if self._places:
+                raise
+            nodes = {bundle.node_id for bundle in bundles}
         lost = [position for position in positions if bundles[position].node_id not in nodes]
         self._look(nodes)
         if lost:
