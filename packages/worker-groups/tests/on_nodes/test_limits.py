@@ -11,8 +11,9 @@ import time
 
 import pytest
 from patience import PATIENCE_S
+from replacing import replace
 
-from raycrew.worker_groups._on_nodes import limits, read_tail, sight
+from raycrew.worker_groups._on_nodes import read_tail
 from raycrew.worker_groups._on_nodes.limits import MemoryLimits
 from raycrew.worker_groups._on_nodes.process_table import (
     Process,
@@ -21,14 +22,37 @@ from raycrew.worker_groups._on_nodes.process_table import (
     pid_namespace,
     read_entry,
 )
+from raycrew.worker_groups._on_nodes.sight import Sights
 from raycrew.worker_groups._on_nodes.watch import Watch
+
+
+@contextlib.contextmanager
+def sleeping():
+    with subprocess.Popen(["sleep", "3600"]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture
 def child():
-    with subprocess.Popen(["sleep", "3600"]) as process:
+    with sleeping() as process:
         yield process
-        process.kill()
+
+
+@pytest.fixture
+def other():
+    with sleeping() as process:
+        yield process
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """Whom limits end, who is left alive: also where the one at hand is this process."""
+    ended = []
+    replace(monkeypatch, MemoryLimits._enforce, kill=ended.append)
+    return ended
 
 
 def test_who_has_more_is_ended_and_the_others_are_not(child):
@@ -106,25 +130,25 @@ def test_a_name_that_is_cut_within_a_letter_is_no_trouble():
 
 
 @pytest.mark.hostile
-def test_a_worker_that_can_not_be_looked_at_costs_only_itself(child, monkeypatch, caplog):
+def test_a_worker_that_can_not_be_looked_at_costs_only_itself(child, other, monkeypatch, caplog):
     def read(pid):
-        if pid == os.getpid():
+        if pid == other.pid:
             raise RuntimeError("no luck")
         return {"RssAnon": 2}
 
-    monkeypatch.setattr(limits, "memory_of", read)
-    kept = MemoryLimits()
-    kept.set(own_process(), 1)
+    replace(monkeypatch, MemoryLimits._enforce, memory_of=read)
+    unseen, kept = read_entry(other.pid).process, MemoryLimits()
+    kept.set(unseen, 1)
     kept.set(read_entry(child.pid).process, 1)
     kept.enforce()
     kept.enforce()
     assert child.wait() == -signal.SIGKILL
+    assert other.poll() is None
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [RuntimeError]
 
-    kept_watch, told = Watch(), [(*own_process(), "0" * 32, pid_namespace(), 0)]
-    monkeypatch.setattr(sight, "memory_of", read)
-    other = (*own_process(), "0" * 32, "elsewhere", 0)
-    first, second = asyncio.run(kept_watch.see([*told, other], 1.0))
+    replace(monkeypatch, Sights.of, memory_of=read)
+    told = [(*unseen, "0" * 32, namespace, 0) for namespace in (pid_namespace(), "elsewhere")]
+    first, second = asyncio.run(Watch().see(told, 1.0))
     assert "RuntimeError: no luck" in first
     assert "namespace" in second
 
@@ -151,21 +175,19 @@ def test_no_limit_is_none():
     assert not kept.are_set
 
 
-def test_shared_memory_is_nobodys(monkeypatch):
+def test_shared_memory_is_nobodys(ended):
     size, before = 64 * 2**20, memory_of(os.getpid())["RssAnon"]
     with mmap.mmap(-1, size) as shared:
         for _ in range(size // 2**20):
             shared.write(b"x" * 2**20)
         assert memory_of(os.getpid())["RssAnon"] < before + size // 2
-        ended = []
-        monkeypatch.setattr(limits, "kill", ended.append)
         kept = MemoryLimits()
         kept.set(own_process(), before + size // 2)
         kept.enforce()
         assert ended == []
 
 
-def test_what_can_not_be_read_is_said_once_and_again_after_it_could(monkeypatch, caplog):
+def test_what_can_not_be_read_is_said_once_and_again_after_it_could(monkeypatch, ended, caplog):
     answers = [OSError("busy"), OSError("busy"), {"RssAnon": 1}, OSError("busy")]
 
     def read(pid):
@@ -174,7 +196,7 @@ def test_what_can_not_be_read_is_said_once_and_again_after_it_could(monkeypatch,
             raise answer
         return answer
 
-    monkeypatch.setattr(limits, "memory_of", read)
+    replace(monkeypatch, MemoryLimits._enforce, memory_of=read)
     kept = MemoryLimits()
     kept.set(own_process(), 2**40)
     said = []
@@ -184,10 +206,9 @@ def test_what_can_not_be_read_is_said_once_and_again_after_it_could(monkeypatch,
     assert said == [1, 1, 1, 2]
 
 
-def test_exactly_the_limit_is_allowed_and_who_was_ended_is_not_limited_again(monkeypatch):
-    used, ended = {"RssAnon": 1000}, []
-    monkeypatch.setattr(limits, "memory_of", lambda pid: used)
-    monkeypatch.setattr(limits, "kill", ended.append)
+def test_exactly_the_limit_is_allowed_and_who_was_ended_is_not_limited_again(monkeypatch, ended):
+    used = {"RssAnon": 1000}
+    replace(monkeypatch, MemoryLimits._enforce, memory_of=lambda pid: used)
     kept, worker = MemoryLimits(), own_process()
     kept.set(worker, 1000)
     kept.enforce()

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from patience import eventually
+from replacing import replace
 
-from raycrew.worker_groups._on_nodes import lookout
 from raycrew.worker_groups._on_nodes import marks as marks_module
+from raycrew.worker_groups._on_nodes.lookout import Lookout
 from raycrew.worker_groups._on_nodes.marks import VARIABLE, mark_own_process, marks_of
 from raycrew.worker_groups._on_nodes.process_table import (
     Entry,
@@ -151,13 +152,15 @@ def test_a_process_that_is_being_executed_is_looked_at_until_it_has_its_mark(mon
         try:
             adopted = read_entry(child.pid)._replace(parent=1)
             answers = iter([None, None, frozenset({"ab"})])
-            monkeypatch.setattr(lookout, "read_table", lambda: {child.pid: adopted})
-            monkeypatch.setattr(
-                lookout, "_BEING_EXECUTED_S", 1.0
-            )  # a busy machine may take the default at once
-            monkeypatch.setattr(lookout, "_YOUNG_S", 60.0)
-            monkeypatch.setattr(lookout, "marks_of", lambda _pid: next(answers))
-            seen = lookout.Lookout()
+            replace(
+                monkeypatch,
+                Lookout.look,
+                read_table=lambda: {child.pid: adopted},
+                marks_of=lambda _pid: next(answers),
+                _BEING_EXECUTED_S=1.0,  # a busy machine may take the default at once
+                _YOUNG_S=60.0,
+            )
+            seen = Lookout()
             family = seen.family(Process(1, 1), "ab")
             seen.look()
             assert family.members == {adopted.process}
