@@ -110,12 +110,17 @@ def driver(folder):
         "            raise RuntimeError('no such checkpoint')\n"
         "        pathlib.Path(stall).touch()\n"
         "        time.sleep(600)\n"
+        "class Generator:\n"
+        "    def __init__(self, config, directory):\n"
+        "        pass\n"
     )
     script = folder / "other_run.py"
     script.write_text(
         "import sys\n"
-        "from grpo.main import main\n"
+        "import grpo.main\n"
         "from grpo.workers import WorkerKind\n"
-        "sys.exit(main(policy=WorkerKind('policy', 'other_policy.Policy', None)))\n"
+        "generator = WorkerKind('idle', 'other_policy.Generator', None)\n"
+        "grpo.main.choose_generator = lambda *_: generator\n"
+        "sys.exit(grpo.main.main(policy=WorkerKind('policy', 'other_policy.Policy', None)))\n"
     )
     return script

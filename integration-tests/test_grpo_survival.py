@@ -22,7 +22,7 @@ from grpo.config import GrpoConfig, ModelConfig, RunConfig, WarmupConfig
 from grpo.crew import Crew
 from grpo.deaths import Deaths
 from grpo.loop import GrpoLoop
-from grpo.workers import LEARN, SAMPLE, WorkerKind, start_workers
+from grpo.workers import LEARN, SAMPLE, WorkerKind, start_groups
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.tensor_transport import WeightDirectory
 
@@ -35,6 +35,7 @@ CONFIG = RunConfig(
 MODULES = os.pathsep.join(map(str, (EXAMPLE, Path(__file__).parent, os.environ.get("PYTHONPATH", ""))))
 POLICY = WorkerKind("policy", "grpo_tiny.TinyPolicy", None, {"PYTHONPATH": MODULES}, LEARN)
 GENERATOR = WorkerKind("tiny", "grpo_tiny.TinyGenerator", None, {"PYTHONPATH": MODULES}, SAMPLE)
+KINDS = {"policy": POLICY, "generator": GENERATOR}
 
 
 class Stage:
@@ -47,8 +48,8 @@ class Stage:
     def crew(self, config=CONFIG, kill=(), deaths=Deaths):
         deaths = deaths(dict(kill), self.told.append)
         with WeightDirectory.start() as directory:
-            start = partial(start_workers, self.cluster, config=config, directory=directory, deaths=deaths)
-            with start(POLICY, "policy") as policy, start(GENERATOR, "generator") as generators:
+            how = {"config": config, "directory": directory, "deaths": deaths}
+            with start_groups(self.cluster, KINDS, **how) as (policy, generators):
                 yield Crew(config, policy, generators, directory, deaths)
 
     def run(self, crew, name, *, resume_from=None, keep_step=None):

@@ -21,7 +21,8 @@ from grpo.errors import ExampleError
 from grpo.loop import GrpoLoop
 from grpo.options import Options, parse_options
 from grpo.report import prepare_folder, write_report
-from grpo.workers import POLICY, WorkerKind, choose_generator, prepare_environment, start_workers
+from grpo.startup import StartClock, start_rows, start_table
+from grpo.workers import POLICY, WorkerKind, choose_generator, prepare_environment, start_groups
 from raycrew.cluster_core import ClusterError, RayVirtualCluster, init_ray
 from raycrew.tensor_transport import TransportError, WeightDirectory
 from raycrew.venv_manager import VenvError
@@ -29,6 +30,7 @@ from raycrew.worker_groups import WorkerFailureError, WorkerGroupError, timeline
 
 CPU_WORKERS = 2
 GROUPS = 2
+GROUPS_START = "groups, both at once"
 VERIFIER_CPUS = 4
 CHECKPOINTS = "checkpoint"
 EXPECTED = (ExampleError, ClusterError, WorkerGroupError, TransportError, VenvError)
@@ -62,41 +64,54 @@ def run(options: Options, policy_kind: WorkerKind, console: Console) -> None:
     checkpoint = _checkpoint(options, settings)
     deaths = Deaths(options.kill, partial(console.print, soft_wrap=True))
     files = [folder / "timeline.html", folder / "timeline.json"] if options.timeline else []
+    clock = StartClock()
     with ExitStack() as stack:
+        cluster = _enter_cluster(stack, n_workers, options.gpus, clock)
+        with clock.phase("environments"):
+            prepare_environment(policy_kind, cluster, console)
+            generator_kind = choose_generator(options, cluster, console)
+        settings["generator"] = generator_kind.name
+        if checkpoint is not None:
+            checkpoint.check(settings)
+        if files:
+            stack.enter_context(timeline(html=files[0], trace=files[1]))
+        with clock.phase("weight directory"):
+            directory = stack.enter_context(WeightDirectory.start())
+        with clock.phase(GROUPS_START):
+            kinds = {"policy": policy_kind, "generator": generator_kind}
+            starting = start_groups(cluster, kinds, config=options.config, directory=directory, deaths=deaths)
+            policy, generators = groups = stack.enter_context(starting)
+        start = time.perf_counter()
+        cluster.print_all_worker_groups(groups)
+        crew = Crew(options.config, policy, generators, directory, deaths)
+        loop = GrpoLoop(options.config, crew, folder / CHECKPOINTS, settings, options.checkpoint_every)
+        with clock.phase("warm-up" if checkpoint is None else "checkpoint"):
+            _prepare(loop, checkpoint, console)
+        rows = start_rows(clock.seconds, [group.startup for group in groups], among=GROUPS_START)
+        console.print(start_table(rows))
+        _train(loop, console)
+        policy.call("close").get_results(timeout=30)
+    about = _about(options, generator_kind, time.perf_counter() - start)
+    files += write_report(loop.history, {**about, "start_s": dict(rows)}, folder)
+    console.print(loop.history.summary)
+    for file in files:
+        console.print(str(file), soft_wrap=True)
+
+
+def _enter_cluster(stack: ExitStack, n_workers: int, gpus: int, clock: StartClock) -> RayVirtualCluster:
+    """A Ray of this run's own, and the bundles of its workers."""
+    with clock.phase("Ray"):
         stack.enter_context(init_ray("local", num_cpus=GROUPS * n_workers + VERIFIER_CPUS))
-        cluster = stack.enter_context(
+    with clock.phase("bundles"):
+        return stack.enter_context(
             RayVirtualCluster(
                 [n_workers],
-                use_gpus=options.gpus > 0,
+                use_gpus=gpus > 0,
                 num_gpus_per_node=n_workers,
                 max_colocated_worker_groups=GROUPS,
                 name="grpo",
             )
         )
-        prepare_environment(policy_kind, cluster, console)
-        if files:
-            stack.enter_context(timeline(html=files[0], trace=files[1]))
-        directory = stack.enter_context(WeightDirectory.start())
-        start_group = partial(
-            start_workers, cluster, config=options.config, directory=directory, deaths=deaths
-        )
-        policy = stack.enter_context(start_group(policy_kind, "policy"))
-        generator_kind = choose_generator(options, cluster, console)
-        settings["generator"] = generator_kind.name
-        if checkpoint is not None:
-            checkpoint.check(settings)
-        generators = stack.enter_context(start_group(generator_kind, "generator"))
-        start = time.perf_counter()
-        cluster.print_all_worker_groups([policy, generators])
-        crew = Crew(options.config, policy, generators, directory, deaths)
-        loop = GrpoLoop(options.config, crew, folder / CHECKPOINTS, settings, options.checkpoint_every)
-        _train(loop, checkpoint, console)
-        policy.call("close").get_results(timeout=30)
-    about = _about(options, generator_kind, time.perf_counter() - start)
-    files += write_report(loop.history, about, folder)
-    console.print(loop.history.summary)
-    for file in files:
-        console.print(str(file), soft_wrap=True)
 
 
 def _checkpoint(options: Options, settings: Mapping[str, Any]) -> Checkpoint | None:
@@ -116,15 +131,19 @@ def _checkpoint(options: Options, settings: Mapping[str, Any]) -> Checkpoint | N
     return checkpoint
 
 
-def _train(loop: GrpoLoop, checkpoint: Checkpoint | None, console: Console) -> None:
-    """The supervised phase, unless that is done, then the rounds of GRPO, shown as they go."""
+def _prepare(loop: GrpoLoop, checkpoint: Checkpoint | None, console: Console) -> None:
+    """The supervised phase, unless that is done."""
     if checkpoint is not None:
         loop.restore(checkpoint)
         console.print(f"resumed at step {loop.step}, with weights of version {loop.crew.version}")
-    else:
-        with console.status("warm-up") as status:
-            loss = loop.warm_up(lambda steps, loss: status.update(f"warm-up: step {steps}, loss {loss:.3f}"))
-        console.print(f"warm-up: {loop.config.warmup.steps} supervised steps, loss {loss:.2f}")
+        return
+    with console.status("warm-up") as status:
+        loss = loop.warm_up(lambda steps, loss: status.update(f"warm-up: step {steps}, loss {loss:.3f}"))
+    console.print(f"warm-up: {loop.config.warmup.steps} supervised steps, loss {loss:.2f}")
+
+
+def _train(loop: GrpoLoop, console: Console) -> None:
+    """The rounds of GRPO, shown as they go."""
     with RunDisplay(console, loop.history, loop.config.grpo.steps) as display:
         loop.run(display.update)
     console.print(loop.history.time_split())

@@ -1,8 +1,11 @@
 """Which class does which work, and the environment that each of them runs in."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -94,29 +97,48 @@ def choose_generator(options: Options, cluster: RayVirtualCluster, console: Cons
     return TRANSFORMERS
 
 
-def start_workers(
+@contextmanager
+def start_groups(
     cluster: RayVirtualCluster,
-    kind: WorkerKind,
-    name: str,
+    kinds: Mapping[str, WorkerKind],
     *,
     config: RunConfig,
     directory: WeightDirectory,
     deaths: Deaths,
-) -> RayWorkerGroup:
-    """A group of one kind, one rank per bundle, whose ranks are replaced when they die."""
-    return RayWorkerGroup(
-        cluster,
-        kind.worker,
-        name_prefix=name,
-        sharding_annotations=NamedSharding(list(range(cluster.world_size())), ["data"]),
-        env_vars=dict(kind.env_vars),
-        environments=RegistryEnvironmentProvider(),
-        restart_on_failure=True,
-        idempotent_methods=kind.repeatable,
-        on_worker_failure=deaths.note,
-        config=config,
-        directory=directory,
-    )
+) -> Iterator[list[RayWorkerGroup]]:
+    """A group of each kind, by name, with one rank per bundle; their workers are replaced when they die.
+
+    All start at the same time: if one can't, none stays.
+    """
+
+    async def start(name: str, kind: WorkerKind) -> RayWorkerGroup:
+        group = await RayWorkerGroup.start(
+            cluster,
+            kind.worker,
+            name_prefix=name,
+            sharding_annotations=NamedSharding(list(range(cluster.world_size())), ["data"]),
+            env_vars=dict(kind.env_vars),
+            environments=RegistryEnvironmentProvider(),
+            restart_on_failure=True,
+            idempotent_methods=kind.repeatable,
+            on_worker_failure=deaths.note,
+            config=config,
+            directory=directory,
+        )
+        return stack.enter_context(group)
+
+    with ExitStack() as stack:
+        yield asyncio.run(_at_once([start(*item) for item in kinds.items()]))
+
+
+async def _at_once(starting: Sequence[Coroutine[Any, Any, RayWorkerGroup]]) -> list[RayWorkerGroup]:
+    """What they give; when one fails, the others are given up, and its error is raised."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(one) for one in starting]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in running]
 
 
 def _size(folder: Path) -> str:
