@@ -44,6 +44,26 @@ def test_headers_of_one_connection_stay_there_and_a_token_goes_to_whom_it_is_for
     assert b"content-length" not in open_one
 
 
+@pytest.mark.parametrize(
+    ("value", "known"),
+    [
+        (b"http://server:1/a/?b", b"/a/?b"),
+        (b"http://server:1", b"/"),
+        (b"http://server:1?b", b"/?b"),
+        (b"http://server:10/a", b"http://server:10/a"),
+        (b"http://server:1@elsewhere/", b"http://server:1@elsewhere/"),
+        (b"/a", b"/a"),
+    ],
+)
+def test_a_place_on_the_server_is_one_on_the_proxy(value, known):
+    assert to_client([(b"Location", value)], "server:1") == [(b"Location", known)]
+
+
+def test_chunks_count_more_than_a_length():
+    answer = [(b"content-length", b"3"), (b"transfer-encoding", b"chunked")]
+    assert to_client(answer, "server:1") == []
+
+
 def test_headers_of_an_answer_go_back():
     answer = [
         (b"content-length", b"3"),
@@ -51,7 +71,7 @@ def test_headers_of_an_answer_go_back():
         (b"set-cookie", b"a=1"),
         (b"set-cookie", b"b=2"),
     ]
-    assert to_client(answer) == [answer[0], *answer[2:]]
+    assert to_client(answer, "server:1") == [answer[0], *answer[2:]]
     assert content_length(answer) == 3
     assert content_length([]) is None
 
@@ -81,6 +101,10 @@ def test_keys_are_in_headers_cookies_and_json():
     assert Key.parsed("cookie:sid").of(headers, b"") == "s2"
     assert Key.parsed("cookie:other").of(headers, b"") is None
     assert Key.parsed("cookie:sid").of([(b"cookie", b'"; sid')], b"") is None
+    odd = (b'prefs={"x":1}; sid=s3', b"a[b]=1; sid=s3", b"a=\xe9;sid=s3", b'sid="s3"', b"sid = s3 ; sid=s4")
+    for cookies in odd:
+        assert Key.parsed("cookie:sid").of([(b"cookie", cookies)], b"") == "s3"
+    assert Key.parsed("cookie:sid").of([(b"cookie", b"a=1"), (b"Cookie", b"sid=s3")], b"") == "s3"
     nested = Key.parsed("json:user.id")
     assert nested.is_in_body
     assert nested.of([], b'{"user": {"id": 7}}') == "7"
@@ -128,6 +152,14 @@ def test_a_key_stays_with_its_server_while_that_is_there_and_comes_back():
     now[0] += DOWN_S
     assert {key: choosing.choose(key).rank for key in of_key} == of_key
     assert choosing.choose(None) is not None, "without a key, by load"
+
+
+def test_sessions_stay_when_a_server_without_a_rank_of_its_own_leaves():
+    alike = [Endpoint(f"http://127.0.0.1:{port}") for port in range(8000, 8005)]
+    choosing = Choosing(lambda: alike, "consistent_hash")
+    before = {key: choosing.choose(key) for key in map(str, range(100))}
+    gone = alike.pop(1)
+    assert all(choosing.choose(key) == one for key, one in before.items() if one != gone)
 
 
 def test_there_may_be_no_server_or_several_of_one_rank():

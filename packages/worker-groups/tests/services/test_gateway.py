@@ -1,12 +1,13 @@
 """Methods of a group over HTTP, here of one in this process: what is answered, and what is told."""
 
 import json
+import logging
 import threading
 from contextlib import contextmanager
 
 import pytest
 from asking import ask, is_open
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, TaskCancelledError
 
 pytest.importorskip("uvicorn")
 
@@ -29,6 +30,9 @@ class Generator:
     def strange(self):
         return object()
 
+    def not_a_number(self):
+        return {"reward": float("nan")}
+
     def wait(self):
         go_on.wait(60)
 
@@ -39,7 +43,7 @@ class Generator:
         return "secret"
 
 
-METHODS = ("generate", "fail", "strange", "wait", "stream", "none")
+METHODS = ("generate", "fail", "strange", "not_a_number", "wait", "stream", "none")
 
 
 @contextmanager
@@ -83,6 +87,7 @@ def test_what_has_no_result_is_told_with_whether_it_has_run():
             ("generate", {"key": 1}, 400, "surely not run", "key"),
             ("fail", None, 500, "has run", "KeyError: 'no model'"),
             ("strange", None, 500, "has run", "JSON"),
+            ("not_a_number", None, 500, "has run", "JSON"),
             ("stream", None, 501, "perhaps run", "stream"),
         ):
             found, told = post(gateway, method, value)
@@ -152,6 +157,24 @@ def test_a_call_is_made_again_only_if_it_may_run_twice_and_its_worker_died(losse
     with Gateway(group, ["generate"], resends=2) as gateway:
         status, _ = post(gateway, "generate", headers=headers)
     assert (status, group.calls) == wanted
+
+
+@pytest.mark.parametrize(
+    ("cause", "outcome"),
+    [(ValueError("no"), "has run"), (TaskCancelledError(), "perhaps run"), (None, "perhaps run")],
+)
+def test_only_a_method_that_raised_has_run_for_sure(cause, outcome):
+    failure = WorkerFailureError("it failed", cause=cause)
+    with Gateway(Lossy(1, failure), ["generate"]) as gateway:
+        status, told = post(gateway, "generate")
+    assert (status, told["outcome"]) == (500, outcome)
+
+
+def test_loggers_of_this_process_stay_as_they_are():
+    loggers = [logging.getLogger(f"uvicorn.{name}") for name in ("access", "error")]
+    before = [(one.propagate, one.level, one.handlers) for one in loggers]
+    with Gateway(Lossy(0, None), ["generate"]):
+        assert [(one.propagate, one.level, one.handlers) for one in loggers] == before
 
 
 def test_arguments_are_an_object():

@@ -1,5 +1,6 @@
 """One endpoint for several servers: what is sent again, what is told, what is refused."""
 
+import asyncio
 import http.client
 import json
 import socket
@@ -15,6 +16,7 @@ pytest.importorskip("uvicorn")
 
 from raycrew.cluster_core import lease_ports
 from raycrew.worker_groups.services import Endpoint, Proxy, ServiceClosedError
+from raycrew.worker_groups.services._forwarding import Choosing, Forwarder, Limits
 
 SERVERS_TOKEN = "the-servers-own-token"
 
@@ -98,6 +100,13 @@ def test_whoever_can_not_be_connected_to_has_surely_not_run_a_request(nobody):
         assert outcome(proxy, "/") == (503, "surely not run")
 
 
+def test_patience_ends_though_a_server_is_tried_again_and_again(nobody):
+    with proxy_of(nobody, patience_s=1.2, timeout_s=20.0) as proxy:
+        assert outcome(proxy, "/", method="POST", body=b"x") == (503, "surely not run")
+    with proxy_of(nobody, answers("two"), patience_s=0) as proxy:
+        assert ask(proxy.endpoint, "/", method="POST", body=b"x")[0] == 200
+
+
 @pytest.mark.parametrize("lost", [drops, breaks_off])
 def test_a_request_that_is_lost_goes_to_another_server_only_if_it_may(lost):
     with proxy_of(lost, answers("two")) as proxy:
@@ -125,6 +134,85 @@ def test_a_request_that_kills_whom_it_gets_to_is_not_sent_for_ever(nobody):
 def test_a_long_answer_that_breaks_off_is_not_ended():
     with proxy_of(breaks_off, held_bytes=4) as proxy, pytest.raises(http.client.IncompleteRead):
         ask(proxy.endpoint, "/")
+
+
+def test_an_answer_with_two_lengths_has_the_one_that_counts():
+    def both(connection):
+        head_of(connection)
+        head = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\ntransfer-encoding: chunked\r\n\r\n"
+        connection.sendall(head + b"5\r\nwhole\r\n0\r\n\r\n")
+
+    with proxy_of(both) as proxy:
+        assert ask(proxy.endpoint, "/", timeout=5)[2] == b"whole"
+
+
+def test_an_answer_that_stops_as_the_request_is_too_long_is_not_ended():
+    def unlengthed(connection):
+        head_of(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\npart")
+        while connection.recv(65536):
+            pass
+
+    chunk = b"a\r\n0123456789\r\n"
+    with (
+        proxy_of(unlengthed, held_bytes=4, max_body_bytes=20) as proxy,
+        socket.create_connection(("127.0.0.1", proxy.endpoint.port), timeout=10) as client,
+    ):
+        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\ntransfer-encoding: chunked\r\n\r\n" + chunk)
+        heard = client.recv(65536)
+        while b"part" not in heard:
+            heard += client.recv(65536)
+        client.sendall(2 * chunk)
+        assert client.recv(65536) == b""
+
+
+async def _asked_once(send):
+    scope = {"method": "GET", "headers": [], "query_string": b"", "raw_path": b"/", "path": "/"}
+    sent = asyncio.Queue()
+    sent.put_nowait({"type": "http.request"})
+    with serving(answers("one")) as port:
+        choosing = Choosing(lambda: [Endpoint(f"http://127.0.0.1:{port}")], "round_robin")
+        limits = Limits(timeout_s=30, patience_s=0, resends=0, body_bytes=9, held_bytes=9)
+        await Forwarder(choosing, limits, None, is_guarded=False)(scope, sent.get, send)
+
+
+def test_an_answer_that_can_not_be_given_to_its_end_is_an_error_for_whoever_serves_it():
+    async def takes(message):
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            raise RuntimeError("too little")
+
+    with pytest.raises(RuntimeError, match="too little"):
+        asyncio.run(_asked_once(takes))
+
+
+def test_a_redirect_to_the_server_is_one_to_the_proxy():
+    def redirects(connection):
+        heard = head_of(connection).decode()
+        host = next(line for line in heard.splitlines() if line.startswith("host: ")).removeprefix("host: ")
+        where = "http://elsewhere/a" if "/away" in heard else f"http://{host}/score/?a=b"
+        connection.sendall(
+            f"HTTP/1.1 307 Temporary Redirect\r\nlocation: {where}\r\ncontent-length: 0\r\n\r\n".encode()
+        )
+
+    with proxy_of(redirects) as proxy:
+        assert ask(proxy.endpoint, "/score", method="POST")[1]["location"] == "/score/?a=b"
+        assert ask(proxy.endpoint, "/away", method="POST")[1]["location"] == "http://elsewhere/a"
+
+
+def test_what_is_no_request_to_pass_on_gets_to_no_server():
+    heard = []
+
+    def hears(connection):
+        heard.append(head_of(connection))
+
+    web_socket = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    both = {"Content-Length": "5", "Transfer-Encoding": "chunked"}
+    with proxy_of(hears, held_bytes=4) as proxy:
+        assert outcome(proxy, "/", method="TRACE") == (501, "surely not run")
+        assert outcome(proxy, "/", headers=web_socket) == (501, "surely not run")
+        body = b"5\r\nabcde\r\n5\r\nfghij\r\n0\r\n\r\n"
+        assert outcome(proxy, "/", method="POST", body=body, headers=both) == (400, "surely not run")
+    assert heard == []
 
 
 def test_an_answer_is_passed_on_as_it_comes():

@@ -67,8 +67,13 @@ class Guard:
 
 
 async def answer(send: Send, status: int, value: object, headers: Mapping[str, str] | None = None) -> None:
-    """Answer with JSON."""
-    body = json.dumps(value).encode()
+    """Answer with JSON.
+
+    Raises:
+        TypeError: It can't be told as JSON.
+        ValueError: It can't, for it has a NaN or an infinity, or contains itself.
+    """
+    body = json.dumps(value, allow_nan=False).encode()
     head = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
     encoded = [(name.encode(), text.encode("latin-1")) for name, text in head.items()]
     await send({"type": "http.response.start", "status": status, "headers": encoded})
@@ -110,6 +115,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *args: Any, header_timeout_s: float, idle_timeout_s: float, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.access_log = False
         self._header_timeout_s, self._idle_timeout_s = header_timeout_s, idle_timeout_s
         self._waits_since = self._moved_at = self._heard_at = self.loop.time()
         self._unsent, self._seen = 0, self.cycle
@@ -182,7 +188,6 @@ def server_of(
         interface="asgi3",
         lifespan="auto" if lifespan else "off",
         log_config=None,
-        access_log=False,
         server_header=False,
         date_header=False,
         proxy_headers=False,

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Collection, Mapping, MutableMapping
 from typing import Any
 
+from ray.exceptions import RayError, RayTaskError
+
 from raycrew.worker_groups._calls import MultiWorkerFuture, described, has_died
 from raycrew.worker_groups.balancing import LoadBalancer
 from raycrew.worker_groups.errors import (
@@ -140,7 +142,10 @@ class Caller:
 def _told(error: WorkerFailureError) -> CallError:
     if has_died(error):
         return CallError(502, f"worker {error.rank} was lost", PERHAPS_RUN)
-    return CallError(500, described(error.cause) if error.cause is not None else error.message, HAS_RUN)
+    cause = error.cause
+    if cause is None or (isinstance(cause, RayError) and not isinstance(cause, RayTaskError)):
+        return CallError(500, error.message, PERHAPS_RUN)
+    return CallError(500, described(cause), HAS_RUN)
 
 
 def arguments_of(body: bytes) -> dict[str, Any]:

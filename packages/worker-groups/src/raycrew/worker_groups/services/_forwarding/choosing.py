@@ -1,5 +1,6 @@
 """Which server a request goes to, by the policies that balance calls over workers."""
 
+import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 from raycrew.worker_groups.balancing import LeastOutstanding, WorkerLoad, strategy_of
 from raycrew.worker_groups.services._endpoint import Endpoint
 
-#: A server that could not be reached gets no requests for so long, while there are others.
+#: A server that could not be reached gets no requests for so long.
 DOWN_S = 0.5
 
 
@@ -74,6 +75,11 @@ class Choosing:
 
 
 def _numbered(endpoints: Sequence[Endpoint]) -> dict[int, Endpoint]:
-    """Servers by their ranks, which stay when their ports change; by position where ranks are no names."""
+    """Servers by their ranks, which stay when ports change; by their addresses where ranks are no names."""
     by_rank = {one.rank: one for one in endpoints}
-    return by_rank if len(by_rank) == len(endpoints) else dict(enumerate(endpoints))
+    return by_rank if len(by_rank) == len(endpoints) else {_number(one.url): one for one in endpoints}
+
+
+def _number(url: str) -> int:
+    """A number that stays when other servers come and go."""
+    return int.from_bytes(hashlib.blake2b(url.encode(), digest_size=8).digest())

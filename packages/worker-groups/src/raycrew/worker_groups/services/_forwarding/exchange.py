@@ -81,7 +81,7 @@ class Exchange:
             if self._body_error is not None:
                 raise self._body_error from None
             raise PerhapsRunError(f"its answer can't be had: {error or type(error).__name__}") from error
-        if self._body_error is not None and isinstance(event, h11.ConnectionClosed):
+        if self._body_error is not None and not isinstance(event, h11.Data):  # the end is that of this side
             raise self._body_error
         return event
 
@@ -90,7 +90,7 @@ class Exchange:
     ) -> None:
         """Send all; a server that wants no more of it says so in its answer, which is what counts."""
         try:
-            with suppress(OSError, h11.LocalProtocolError):
+            with suppress(OSError):
                 self._write(writer, [request])
                 async for piece in body:
                     self._write(writer, [h11.Data(data=piece)])

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, MutableMapping
 from typing import Any
 
@@ -35,6 +36,18 @@ class _Attempts:
         return PERHAPS_RUN if begun else NOT_RUN
 
 
+class _Search:
+    """The search for a server that takes a request: each is asked, and again until the patience is over."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._until = time.monotonic() + patience_s
+        self.refused: set[str] = set()
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._until
+
+
 class Forwarder:
     """An ASGI application that passes requests on.
 
@@ -63,6 +76,8 @@ class Forwarder:
         except ClientGoneError:
             return
         except Exception as error:
+            if attempts.is_answered:
+                raise  # whoever serves this ends the connection
             logger.exception("a request can't be passed on")
             await self._refuse(send, attempts, 500, f"it can't be passed on: {type(error).__name__}")
 
@@ -80,14 +95,15 @@ class Forwarder:
             await asyncio.gather(work, gone, return_exceptions=True)
 
     async def _passed_on(self, incoming: Incoming, attempts: _Attempts, send: Send) -> None:
-        key, resends = self._key_of(incoming), 0
+        key, resends, search = self._key_of(incoming), 0, _Search(self._limits.patience_s)
         while True:
-            endpoint = await self._server(key)
+            endpoint = await self._server(key, search)
             try:
                 with self._choosing.counted(endpoint):
                     return await self._attempt(endpoint, incoming, attempts, send)
             except SurelyNotRunError as error:
                 self._note(endpoint, incoming, error)
+                search.refused.add(endpoint.url)
             except PerhapsRunError as error:
                 attempts.may_have_run = True
                 self._note(endpoint, incoming, error)
@@ -95,7 +111,7 @@ class Forwarder:
                     return None  # its connection is closed, which tells that the answer is not whole
                 if not incoming.may_go_again or resends >= self._limits.resends:
                     raise RefusedError(502, f"replica {endpoint.rank} was lost: {error}") from error
-                resends += 1
+                resends, search = resends + 1, _Search(self._limits.patience_s)
 
     def _key_of(self, incoming: Incoming) -> str | None:
         if self._key is None:
@@ -105,14 +121,14 @@ class Forwarder:
             raise RefusedError(413, f"keys are looked for in bodies of {most} bytes at most")
         return self._key.of(incoming.headers, incoming.held)
 
-    async def _server(self, key: str | None) -> Endpoint:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._limits.patience_s
-        while (endpoint := self._choosing.choose(key)) is None:
-            if loop.time() >= until:
+    async def _server(self, key: str | None, search: "_Search") -> Endpoint:
+        while True:
+            endpoint = self._choosing.choose(key)
+            if endpoint is not None and not (search.is_over and endpoint.url in search.refused):
+                return endpoint
+            if search.is_over:
                 raise RefusedError(503, f"no replica is ready, for {self._limits.patience_s:g} s")
             await asyncio.sleep(_LOOK_S)
-        return endpoint
 
     def _note(self, endpoint: Endpoint, incoming: Incoming, error: Exception) -> None:
         self._choosing.note_down(endpoint)
@@ -123,11 +139,12 @@ class Forwarder:
         try:
             request = self._request(endpoint, incoming)
             head = await exchange.begin(endpoint.host, endpoint.port, request, incoming.body())
-            pieces, length = exchange.pieces(), content_length(list(head.headers))
+            headers = to_client(list(head.headers), _host_of(endpoint))
+            pieces, length = exchange.pieces(), content_length(headers)
             if incoming.method != "HEAD" and length is not None and length <= self._limits.held_bytes:
                 pieces = _at_once(b"".join([piece async for piece in pieces]))
             attempts.is_answered = True
-            headers = [*to_client(list(head.headers)), (b"x-raycrew-replica", b"%d" % endpoint.rank)]
+            headers.append((b"x-raycrew-replica", b"%d" % endpoint.rank))
             await send({"type": "http.response.start", "status": head.status_code, "headers": headers})
             async for piece in pieces:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -136,10 +153,9 @@ class Forwarder:
             exchange.close()
 
     def _request(self, endpoint: Endpoint, incoming: Incoming) -> h11.Request:
-        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
         headers = to_server(
             incoming.headers,
-            f"{host}:{endpoint.port}",
+            _host_of(endpoint),
             endpoint.headers,
             incoming.length,
             is_authorized_here=self._is_guarded,
@@ -152,6 +168,11 @@ class Forwarder:
         if attempts.is_answered:
             return
         await tell(send, status, message, attempts.outcome)
+
+
+def _host_of(endpoint: Endpoint) -> str:
+    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+    return f"{host}:{endpoint.port}"
 
 
 async def _at_once(body: bytes) -> AsyncIterator[bytes]:

@@ -12,6 +12,7 @@ _OF_A_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
     b"transfer-encoding upgrade".split()
 )
+_PLACES = frozenset({b"location", b"content-location"})
 _SAID_ANEW = frozenset({b"host", b"content-length", b"expect"})
 
 
@@ -23,6 +24,16 @@ def is_idempotent(method: str, headers: Headers) -> bool:
 def content_length(headers: Headers) -> int | None:
     """How long a body is said to be."""
     return next((int(value) for name, value in headers if name.lower() == b"content-length"), None)
+
+
+def has_two_lengths(headers: Headers) -> bool:
+    """Whether a body has a length and comes in chunks, so that its end is not the same for everybody."""
+    return {b"content-length", b"transfer-encoding"} <= {name.lower() for name, _ in headers}
+
+
+def is_web_socket(headers: Headers) -> bool:
+    """Whether a request is to become a web socket."""
+    return any(name.lower() == b"upgrade" and b"websocket" in value.lower() for name, value in headers)
 
 
 def to_server(
@@ -49,9 +60,25 @@ def to_server(
     return [(b"host", host.encode()), *kept, *own, framing, (b"connection", b"close")]
 
 
-def to_client(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """The headers of an answer that goes back."""
-    return _kept(headers, frozenset())
+def to_client(headers: Headers, host: str) -> list[tuple[bytes, bytes]]:
+    """The headers of an answer that goes back.
+
+    Args:
+        headers: Those of the server.
+        host: Its host and port: clients who are sent there ask here.
+    """
+    is_chunked = any(name.lower() == b"transfer-encoding" for name, _ in headers)
+    kept = _kept(headers, {b"content-length"} if is_chunked else ())
+    origin = f"http://{host}".encode()
+    return [(name, _path(value, origin) if name.lower() in _PLACES else value) for name, value in kept]
+
+
+def _path(value: bytes, origin: bytes) -> bytes:
+    """What is left of a URL of an origin; any other as it is."""
+    rest = value.removeprefix(origin)
+    if rest == value or rest[:1] not in (b"", b"/", b"?", b"#"):
+        return value
+    return rest if rest.startswith(b"/") else b"/" + rest
 
 
 def _kept(headers: Headers, besides: Iterable[bytes]) -> list[tuple[bytes, bytes]]:

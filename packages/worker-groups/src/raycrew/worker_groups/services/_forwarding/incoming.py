@@ -5,7 +5,13 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from raycrew.worker_groups.services._asgi import HEAD_BYTES, Receive
-from raycrew.worker_groups.services._forwarding.headers import Headers, content_length, is_idempotent
+from raycrew.worker_groups.services._forwarding.headers import (
+    Headers,
+    content_length,
+    has_two_lengths,
+    is_idempotent,
+    is_web_socket,
+)
 
 
 class RefusedError(Exception):
@@ -40,7 +46,7 @@ class Incoming:
         is_whole: Whether that is all of it.
 
     Raises:
-        RefusedError: It is too long, or for no path.
+        RefusedError: It is too long, or nothing to be passed on.
     """
 
     def __init__(self, scope: Mapping[str, Any], receive: Receive, most_bytes: int) -> None:
@@ -53,6 +59,10 @@ class Incoming:
         self._ended = asyncio.Event()
         if not self.target.startswith(b"/") or self.method == "CONNECT":
             raise RefusedError(400, "requests are for paths")
+        if self.method == "TRACE" or is_web_socket(self.headers):  # the one would show a server's token
+            raise RefusedError(501, "neither web sockets nor TRACE are passed on")
+        if has_two_lengths(self.headers):
+            raise RefusedError(400, "a body has a length or comes in chunks, not both")
         if len(self.target) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
             raise RefusedError(431, f"a head of more than {HEAD_BYTES} bytes")
         if (length := content_length(self.headers)) is not None and length > most_bytes:

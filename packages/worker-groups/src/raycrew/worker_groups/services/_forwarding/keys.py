@@ -1,9 +1,8 @@
 """What tells whose a request is: a header, a cookie, or a field of its JSON; pure."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from typing import Any, Self
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -48,21 +47,23 @@ class Key:
         if self.kind == "json":
             return _field(body, self.name.split("."))
         if self.kind == "header":
-            return _value(headers, self.name)
-        return _cookie(_value(headers, "cookie") or "", self.name)
+            return next(_values(headers, self.name), None) or None
+        return _cookie(_values(headers, "cookie"), self.name)
 
 
-def _value(headers: Headers, name: str) -> str | None:
+def _values(headers: Headers, name: str) -> Iterator[str]:
     wanted = name.encode()
-    return next((value.decode("latin-1") for key, value in headers if key.lower() == wanted), None) or None
+    return (value.decode("latin-1") for key, value in headers if key.lower() == wanted)
 
 
-def _cookie(text: str, name: str) -> str | None:
-    try:
-        found = SimpleCookie(text).get(name)
-    except CookieError:
-        return None
-    return found.value or None if found is not None else None
+def _cookie(texts: Iterable[str], name: str) -> str | None:
+    """The first cookie of a name, whatever else there is: the standard library drops all for an odd one."""
+    for text in texts:
+        for pair in text.split(";"):
+            own, equals, value = pair.partition("=")
+            if equals and own.strip() == name:
+                return value.strip().strip('"') or None
+    return None
 
 
 def _field(body: bytes, names: list[str]) -> str | None:
