@@ -75,7 +75,7 @@ def test_a_workers_method_is_not_the_groups_and_the_error_says_how_to_call_it(gr
 @pytest.mark.parametrize(
     ("misspelt", "said"),
     [
-        ("env_var", "did you mean 'env_vars', an option of the group, by 'env_var'"),
+        ("env_var", "^did you mean 'env_vars', an option of the group, by 'env_var'"),
         ("worker_per_node", "did you mean 'workers_per_node', an option of the group"),
         ("bases", r"did you mean 'base', by 'bases'"),
     ],

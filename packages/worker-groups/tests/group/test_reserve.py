@@ -13,7 +13,7 @@ from raycrew.worker_groups import WorkerGroupClosedError
 from raycrew.worker_groups._group import reserve
 from raycrew.worker_groups._group.reserve import Reserve
 from raycrew.worker_groups._health import Ended
-from raycrew.worker_groups._start import Standby
+from raycrew.worker_groups._start import JoinedClaim, Standby
 
 pytestmark = pytest.mark.hostile
 
@@ -125,14 +125,28 @@ def test_nobody_moves_without_ranks_and_nothing_is_asked(world):
         assert move.layout is layout
 
 
-def test_ranks_of_a_lost_node_need_bundles_and_what_is_lost_is_nobodys(world):
+def test_ranks_of_a_lost_node_need_bundles_and_what_is_lost_is_nobodys(world, caplog):
     layout, kept = reserved(3, 0)
     world.nodes = ["0"]
     with kept.moving(layout, [1]) as move:
         assert (list(move.places), move.arrivals, shown(kept)) == ([1], {1: None}, {2: None})
         assert holders(layout) == [0, 1, 2], "3 and 4 are gone"
+        assert "g: rank 1 moves to spare bundle 1 on another node, " in caplog.text
         move.is_made = True
     assert shown(kept) == {2: None}
+
+
+def test_lost_bundles_that_can_not_be_given_back_lose_nobody_who_stands_by(world, monkeypatch):
+    layout, kept = reserved(2, 1)
+    world.nodes = ["0"]
+
+    def deaf(_):
+        raise TimeoutError("who keeps the bundles does not answer")
+
+    monkeypatch.setattr(JoinedClaim, "release", deaf)
+    with pytest.raises(TimeoutError), kept.moving(layout, [1]):
+        pass
+    assert shown(kept) == {1: 1, 2: None}
 
 
 def test_too_few_bundles_are_an_error_that_changes_nothing(world):

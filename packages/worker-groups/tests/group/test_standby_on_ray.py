@@ -13,7 +13,7 @@ from replaced_workers import Replaced
 from raycrew.cluster_core import NodeLostError, RayVirtualCluster
 from raycrew.cluster_core.testing import connected, simulated_nodes
 from raycrew.worker_groups import RayWorkerGroup, Spare, WorkerFailureError, WorkerGroupError
-from raycrew.worker_groups._health import look
+from raycrew.worker_groups._health import look, take_stacks
 
 pytestmark = pytest.mark.hostile
 
@@ -97,6 +97,22 @@ def test_who_stands_by_takes_over_and_somebody_else_stands_by_then(cluster, capl
         assert (pids(group)[1:], group.ranks[0].bundle_index) == ([spare.pid, before[2]], 0)
         everybody = [await_standby(group), *pids(group)]
     assert not any(map(is_running, everybody))
+    assert cluster.holders() == {}
+
+
+def test_two_who_stand_by_take_over_from_two_that_are_lost_at_once_and_are_seen_before(cluster):
+    with RayWorkerGroup(cluster, Replaced, standby=2, preload=PRELOAD) as group:
+        waiting = standbys(group)
+        assert len(set(waiting)) == 2
+        (shown,) = look(10.0, [group.name])
+        seats = [(one.placement_group, one.placement_bundle) for one in shown.record.processes]
+        assert len(set(seats)) == 4 and all(placement_group for placement_group, _ in seats)
+        seen = [(one.worker.rank, one.worker.pid, bool(one.text)) for one in take_stacks(10.0, [group.name])]
+        assert seen[2:] == [(-1, pid, True) for pid in waiting] and len(seen) == 4
+        lose(group, [0, 1])
+        assert group.restart_failed_workers() == [0, 1]
+        assert sorted(pids(group)) == sorted(waiting)
+        assert {info.bundle_index for info in group.ranks} == {2, 3}
     assert cluster.holders() == {}
 
 

@@ -200,3 +200,18 @@ def test_a_group_that_was_shut_down_meanwhile_gets_no_new_workers(monkeypatch):
     with pytest.raises(WorkerGroupClosedError):
         launch.succeed(SimpleNamespace(order=[0], options=[worker], info=None), print)
     assert not made
+
+
+@pytest.mark.hostile
+def test_new_workers_that_their_group_can_not_take_in_are_ended():
+    ended = []
+    launch = generations._Succession.__new__(generations._Succession)
+    launch._build = launch._tell_places = lambda *_: {}
+    launch._end = lambda: ended.append("the new ones")
+
+    def take(started):
+        raise TimeoutError("nobody says how large a share of its bundle each has")
+
+    with pytest.raises(TimeoutError):
+        launch.succeed(None, take)
+    assert ended == ["the new ones"]

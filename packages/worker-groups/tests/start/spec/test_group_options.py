@@ -60,7 +60,7 @@ def test_defaults_are_good_and_fixed():
         ({"max_restarts": -1}, ValueError, "max_restarts"),
         ({"on_worker_failure": 3}, TypeError, "on_worker_failure"),
         ({"min_workers": 0, "restart_on_failure": True}, ValueError, "min_workers"),
-        ({"standby": -1}, ValueError, "standby is -1"),
+        ({"standby": -1}, ValueError, "standby is -1; it has to be at least 0"),
         ({"standby": True}, TypeError, "standby is a whole number"),
         ({"spare_bundles": 0.5}, TypeError, "spare_bundles is a whole number"),
         ({"standby": 1}, ValueError, r"all 1 bundle\(s\) of the cluster are to be spare"),

@@ -59,8 +59,9 @@ class RenewedGroup(WorkerGroup):
     _in_order: bool
 
     def restart_failed_workers(self) -> list[int]:
-        """Replace dead workers: same rank, bundle and arguments, new process; returns their ranks.
+        """Replace dead workers: same rank and arguments, new process; returns their ranks.
 
+        Their bundles are the same, but where somebody stands by on another one, or their own are gone.
         Where one rank of a tied group is dead, all of that tied group are replaced. The group gets a new
         generation and a new master port. Workers that live keep their state; they see the new generation in
         `current_worker()` once their running call is over. Where the class has an `on_generation(worker)`,
@@ -121,8 +122,10 @@ class RenewedGroup(WorkerGroup):
         with self._renewing("restart", ranks), reserve.moving(layout, ranks) as move:
 
             def take(started: Started) -> None:
-                self._take_layout(move.layout._replace(started=started))
-                move.is_made = True
+                try:
+                    self._take_layout(move.layout._replace(started=started))
+                finally:
+                    move.is_made = self._claim is move.layout.claim
 
             self._is_torn = True
             next_generation(*move.layout, ranks, move.arrivals, note, self._open, take, hold)

@@ -14,7 +14,7 @@ from raycrew.worker_groups._group.choosing import choose, templates
 from raycrew.worker_groups._group.life import release_when_free
 from raycrew.worker_groups._health import Ended, WorkerRecord, end_workers_of
 from raycrew.worker_groups._ray import actor_states, check_session, living_nodes
-from raycrew.worker_groups._start import JoinedClaim, Layout, Place, Standby, park
+from raycrew.worker_groups._start import JoinedClaim, Layout, Place, Standby, park, record_of_standby
 from raycrew.worker_groups.errors import WorkerGroupClosedError
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ class Move:
         places: By position, the bundle that it comes to.
         arrivals: The same positions, and who stands by there; None where nobody does.
         vacated: The bundles that they had, as far as there still are any.
+        lost: Those that there are not.
         is_made: Whether the workers are there.
     """
 
@@ -56,6 +57,7 @@ class Move:
     places: Mapping[int, Place] = field(default_factory=dict)
     arrivals: Mapping[int, Standby | None] = field(default_factory=dict)
     vacated: Sequence[Place] = ()
+    lost: Sequence[Place] = ()
     is_made: bool = False
 
 
@@ -107,7 +109,7 @@ class Reserve:
         """Who stands by, for those who look at the cluster."""
         with self._lock:
             standbys = list(self._standbys.values())
-        return tuple(_record(standby) for standby in standbys)
+        return tuple(map(record_of_standby, standbys))
 
     # Preparing.
 
@@ -196,6 +198,8 @@ class Reserve:
         """
         move = self._move(layout, [layout.started.order[rank] for rank in ranks])
         try:
+            for place in move.lost:  # else they would be missed as long as the group has them
+                place.claim.release()
             yield move
         finally:
             with self._lock:
@@ -227,11 +231,11 @@ class Reserve:
             found = choose(layout, positions, lost, self._free)
             if missing := [position for position in lost if position not in found]:
                 raise self._refusal(layout, missing)
+            vacated = [layout.place(position) for position in found if position not in lost]
+            gone = [layout.place(position) for position in lost]
+            move = Move(layout.moved(found), found, vacated=vacated, lost=gone)
             arrivals = {position: self._taken(layout, position, place) for position, place in found.items()}
-        for position in lost:  # nobody's any more; else they would be missed as long as the group has them
-            layout.place(position).claim.release()
-        vacated = [layout.place(position) for position in found if position not in lost]
-        return Move(layout.moved(found), found, arrivals, vacated)
+            return replace(move, arrivals=arrivals)
 
     def _look(self, nodes: Collection[str]) -> None:
         """Part with bundles that are gone, and with those that stand by and do not answer."""
@@ -268,11 +272,13 @@ class Reserve:
         """Who takes over at a position, from a bundle that is no spare one from now on."""
         self._places.remove(place)
         standby = self._standbys.pop(place, None)
-        rank, bundle = layout.started.order.index(position), place.bundle.index
+        rank, bundle = layout.started.order.index(position), place.bundle
+        is_near = bundle.node_id == layout.claim.bundles[position].node_id
+        apart = "" if is_near else f" on another node, {bundle.node_address}"
         if standby is None:
-            logger.warning("%s: rank %d moves to spare bundle %d", self._name, rank, bundle)
+            logger.warning("%s: rank %d moves to spare bundle %d%s", self._name, rank, bundle.index, apart)
         else:
-            who = f"process {standby.facts.pid}, which stood by on bundle {bundle}"
+            who = f"process {standby.facts.pid}, which stood by on bundle {bundle.index}{apart}"
             logger.warning("%s: %s, becomes rank %d", self._name, who, rank)
         return standby
 
@@ -325,17 +331,3 @@ class Reserve:
 
 def _joined(places: Collection[Place]) -> JoinedClaim:
     return JoinedClaim(tuple(seat for place in places for seat in place.claim.seats))
-
-
-def _record(standby: Standby) -> WorkerRecord:
-    facts, bundle = standby.facts, standby.place.bundle
-    return WorkerRecord(
-        rank=-1,
-        actor=standby.name,
-        node_id=facts.node_id,
-        node_address=facts.node_address,
-        pid=facts.pid,
-        started=facts.started,
-        bundle_index=bundle.index,
-        device=":".join(str(part) for part in (facts.device_kind, facts.device_index) if part is not None),
-    )

@@ -27,7 +27,7 @@ from raycrew.worker_groups._start.spec import (
     transport_of,
     worker_aliases,
 )
-from raycrew.worker_groups._start.standbys import park
+from raycrew.worker_groups._start.standbys import park, record_of_standby
 from raycrew.worker_groups._start.startup import Handle, Started, start_group
 
 __all__ = [
@@ -57,6 +57,7 @@ __all__ = [
     "next_generation",
     "park",
     "record_of",
+    "record_of_standby",
     "renewal_record",
     "size_bytes",
     "start_group",

@@ -111,12 +111,12 @@ class _Succession(Arriving):
             successor = self._build(started)
             before_told()
             told = self._tell_places(successor)
+            if 0 in told:
+                successor.spare_port = None if self._has_hook(successor.info) else told[0]
+            on_built(successor)  # whoever is not taken in is nobody's
         except BaseException:
             self._end()
             raise
-        if 0 in told:
-            successor.spare_port = None if self._has_hook(successor.info) else told[0]
-        on_built(successor)
         self._await_places(successor, told)
 
     def _build(self, started: Started) -> Started:

@@ -64,13 +64,13 @@ def workers_of(
             bundle_index=info.bundle_index,
             device=own.device_kind if info.device_index is None else f"{own.device_kind}:{info.device_index}",
             tied_group=tied_groups.get(info.rank),
-            **_place(claim.actor_options(position)),
+            **place_of(claim.actor_options(position)),
         )
         for position, name, info, own in zip(order, names, ranks, facts, strict=True)
     ]
 
 
-def _place(options: Mapping[str, Any]) -> dict[str, Any]:
+def place_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """Which bundle of which of Ray's placement groups a worker is on."""
     strategy = options.get("scheduling_strategy")
     group = getattr(strategy, "placement_group", None)

@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from raycrew.worker_groups._health import Ended
+from raycrew.worker_groups._health import Ended, WorkerRecord
 from raycrew.worker_groups._ray import while_connected
 from raycrew.worker_groups._start.arrivals import Arriving, Standby
 from raycrew.worker_groups._start.layout import Layout, Place
+from raycrew.worker_groups._start.record import place_of
 from raycrew.worker_groups._start.report import starting
 from raycrew.worker_groups._start.startup import Started
 
@@ -37,13 +38,30 @@ def park(
         return _Parking(spec, claim, progress, list(places), on_end, go_on).run_parked(started, places)
 
 
+def record_of_standby(standby: Standby) -> WorkerRecord:
+    """What a group tells everybody of a worker that stands by."""
+    facts, bundle = standby.facts, standby.place.bundle
+    return WorkerRecord(
+        rank=-1,
+        actor=standby.name,
+        node_id=facts.node_id,
+        node_address=facts.node_address,
+        pid=facts.pid,
+        started=facts.started,
+        bundle_index=bundle.index,
+        device=":".join(str(part) for part in (facts.device_kind, facts.device_index) if part is not None),
+        **place_of(standby.options.actor),
+    )
+
+
 class _Parking(Arriving):
     """A start of workers without ranks, step by step."""
 
     def run_parked(self, started: Started, places: Mapping[int, Place]) -> list[Standby]:
         """Start them."""
         started = self.prepared(started, self.positions)
-        self.aliases = [f"{self.spec.name}-standby"] * len(self.aliases)
+        names = {p: f"{self.spec.name}-standby-{place.bundle.index}" for p, place in places.items()}
+        self.aliases = [names.get(p, alias) for p, alias in enumerate(self.aliases)]
         try:
             self._create(started.info, started.options)
             facts = self._locate()

@@ -124,13 +124,14 @@ def run_top(
 
 
 def run_stacks(options: argparse.Namespace) -> Outcome:
-    """The stacks of all threads of all ranks."""
+    """The stacks of all threads of all ranks, and of those that stand by."""
     found = take_stacks(options.timeout, options.group, options.rank)
     shown = _remarks(found)
     for one in found:
         worker = one.worker
         where = f"pid {worker.pid} on {worker.node_address} ({worker.node_id[:8]})"
-        head = f"{one.record.name} rank {worker.rank} ({where}), driver {one.record.driver}"
+        who = "standby" if worker.rank < 0 else f"rank {worker.rank}"
+        head = f"{one.record.name} {who} ({where}), driver {one.record.driver}"
         if one.note:
             shown.append(Text(f"{head}: {one.note}\n", style="yellow"))
         else:

@@ -86,12 +86,12 @@ def look(timeout_s: float = 5.0, names: Sequence[str] = ()) -> Found[GroupSight]
 def take_stacks(
     timeout_s: float = 10.0, names: Sequence[str] = (), ranks: Sequence[int] = ()
 ) -> Found[Stacks]:
-    """The stacks of all ranks of all groups, or of some, by group and rank.
+    """The stacks of all ranks of all groups, or of some, by group and rank; last of those that stand by.
 
     Args:
         timeout_s: For Ray's control service and all nodes together.
         names: Which groups; all for none.
-        ranks: Which ranks; all for none.
+        ranks: Which ranks; all for none, and those that stand by.
 
     Raises:
         GetTimeoutError: Ray's control service does not answer.
@@ -100,7 +100,7 @@ def take_stacks(
     """
     time_left = _countdown(timeout_s)
     living, found = _groups(names, time_left)
-    wanted = [(record, w) for record in found for w in record.workers if not ranks or w.rank in ranks]
+    wanted = [(record, w) for record in found for w in record.processes if not ranks or w.rank in ranks]
     told = _told(wanted, living, "stacks", lambda _: (), time_left, timeout_s)
     stacks = (_stacks(record, worker, living, told.get(key_of(worker))) for record, worker in wanted)
     return Found(stacks, found.n_unread)

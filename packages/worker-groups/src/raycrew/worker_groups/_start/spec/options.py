@@ -163,7 +163,8 @@ def _check_number(option: str, value: Any, least: float, *, whole: bool = False)
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise TypeError(f"{option} is a {'whole ' if whole else ''}number, not {value!r}")
     if not value >= least:
-        raise ValueError(f"{option} is {value!r}, which is too small or no number")
+        bound = f"at least {least}" if whole else "above 0"
+        raise ValueError(f"{option} is {value!r}; it has to be {bound}")
 
 
 def _check_ports(port_range: Any) -> None:

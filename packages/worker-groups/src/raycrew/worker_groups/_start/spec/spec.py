@@ -113,11 +113,11 @@ def check_init(
         bind(*args, **kwargs)
     except TypeError as error:
         advice = _near_misses(info, kwargs, _NEAR)
-        raise TypeError(f"{info.name}.__init__{info.init}: {error}{advice}") from None
+        raise TypeError(f"{advice}{info.name}.__init__{info.init}: {error}") from None
     named = {p.name for p in info.init.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD}
     if advice := _near_misses(info, [name for name in loose if name not in named], _VERY_NEAR):
         raise TypeError(
-            f"{info.name}.__init__{info.init} names no such parameter{advice} "
+            f"{advice}{info.name}.__init__{info.init} names no such parameter. "
             "An argument that has such a name all the same goes into init=dict(…)"
         )
 
@@ -134,7 +134,7 @@ def _near_misses(info: ClassInfo, names: Iterable[str], nearness: float) -> str:
     near = {name: get_close_matches(name, own + options, 1, nearness) for name in names if name not in own}
     meant = {name: found[0] for name, found in near.items() if found}
     return "".join(
-        f"; did you mean {found!r}{'' if found in own else ', an option of the group'}, by {name!r}?"
+        f"did you mean {found!r}{'' if found in own else ', an option of the group'}, by {name!r}? "
         for name, found in meant.items()
     )
 
