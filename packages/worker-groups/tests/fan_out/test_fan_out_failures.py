@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -20,6 +21,7 @@ from raycrew.worker_groups import (
     fan_out,
     fan_out_as_completed,
 )
+from raycrew.worker_groups._fan_out import hearing
 
 pytestmark = pytest.mark.hostile
 
@@ -212,3 +214,49 @@ def test_an_item_that_calls_ray_fails_rather_than_become_a_driver():
     (result,) = fan_out(lambda item: ray.put(item), [1], on_error="return")
     assert isinstance(result, ItemError)
     assert "Ray has not been started" in str(result)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(hearing, "LOOK_S", 0.2)
+    monkeypatch.setattr(hearing, "SILENT_S", 1.0)
+
+
+def host_stopper(folder):
+    """Stops the host of the process that calls it, which is above its fork server and the keeper of that."""
+
+    def stop_host():
+        host = psutil.Process().parent().parent().parent()
+        for pid in (os.getpid(), host.pid):
+            pathlib.Path(folder, str(pid)).touch()
+        host.suspend()
+
+    return stop_host
+
+
+@pytest.mark.usefixtures("local_ray", "pool", "impatient")
+def test_a_stopped_host_is_given_up_where_items_have_a_time_and_leaves_nothing(tmp_path, caplog):
+    stop_host = host_stopper(tmp_path)
+
+    def stop_host_once(item):
+        if item == 2 and not any(tmp_path.iterdir()):
+            stop_host()
+            signal.pause()
+        return item
+
+    assert fan_out(stop_host_once, range(4), batch_size=1, timeout_s=60) == list(range(4))
+    assert "was lost: it has not answered for" in caplog.text
+    eventually(lambda: not any(map(is_running, read_pids(tmp_path))), "the host and its item are gone")
+
+
+@pytest.mark.usefixtures("local_ray", "pool", "impatient")
+def test_a_stopped_host_is_waited_for_where_items_may_take_for_ever_and_that_is_said(tmp_path, caplog):
+    stop_host = host_stopper(tmp_path)
+    with ThreadPoolExecutor(1) as threads:
+        call = threads.submit(fan_out, lambda item: stop_host() or item, [1])
+        eventually(lambda: "is waited for: it has not answered" in caplog.text, "it is said")
+        assert not call.done()
+        for pid in read_pids(tmp_path):
+            os.kill(pid, signal.SIGCONT)
+        assert call.result() == [1]
+    assert caplog.text.count("has not answered") == 1

@@ -106,14 +106,16 @@ def fan_out(
     `initializer`.
 
     Args:
-        fn: Called with one item. It may run again for an item whose node was lost.
+        fn: Called with one item. It may run again for an item whose node, or its host there, was lost.
         items: Read as late as possible.
         batch_size: Items sent together; `auto` measures them, for batches of some tens of milliseconds.
         max_in_flight: Most items that are sent and not returned; None for two batches per process.
         max_workers: Most processes; None for one per free CPU. Calls that run at the same time share the
             processes of the first.
         timeout_s: Time that one item may take. Past it, its process and all that it started are killed.
-            Loading the function and running the initializer are not charged to it.
+            Loading the function and running the initializer are not charged to it. With it, a node's host
+            that has not answered for a minute, as one that is stopped, is killed with all its processes, and
+            its items run again; without it, it is waited for, and a warning says so.
         retries: How often an item is tried again after it raised, ran past its time or ended its process.
         initializer: Called without arguments in each process, before the first item and not again in later
             calls that name it, whatever their function (a process remembers the last eight). What it sets as

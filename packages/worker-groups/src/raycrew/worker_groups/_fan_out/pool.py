@@ -195,6 +195,16 @@ class Pool:
                 del self._members[member.node_id]
         _ray.end_actors([member.handle])
 
+    def ask(self, member: Member) -> "ray.ObjectRef[Any]":
+        """Ask a host what it can answer at once, whatever it runs."""
+        with _ray.while_connected(self.check_open):
+            return member.handle.statistics.remote()  # type: ignore[no-any-return]
+
+    def is_answered(self, question: "ray.ObjectRef[Any]") -> bool:
+        """Whether a host has answered, or died: what it runs says so, too."""
+        with _ray.while_connected(self.check_open) as session:
+            return bool(session.wait([question], timeout=0.0)[0])
+
     def check_open(self) -> None:
         """Raise if the pool was closed, or its connection to Ray has ended.
 

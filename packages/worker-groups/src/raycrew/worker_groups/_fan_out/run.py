@@ -15,6 +15,7 @@ from ray.exceptions import RayActorError, RayError
 
 from raycrew.cluster_core import Session
 from raycrew.worker_groups._fan_out.batches import Backlog, BatchSizer, Entry
+from raycrew.worker_groups._fan_out.hearing import SILENT_S, Hearing
 from raycrew.worker_groups._fan_out.observing import tell_of_batch
 from raycrew.worker_groups._fan_out.outcomes import (
     FunctionLoadError,
@@ -24,14 +25,8 @@ from raycrew.worker_groups._fan_out.outcomes import (
     ItemTimeoutError,
 )
 from raycrew.worker_groups._fan_out.pool import Member, Pool
-from raycrew.worker_groups._fan_out.processes import (
-    BatchReport,
-    Finished,
-    Function,
-    StrayMessageError,
-    dumps,
-    finished,
-)
+from raycrew.worker_groups._fan_out.processes import BatchReport, Finished, Function, dumps
+from raycrew.worker_groups._fan_out.reports import ended_items
 from raycrew.worker_groups._health import observed
 from raycrew.worker_groups._ray import while_connected
 from raycrew.worker_groups._worker import pick_secrets
@@ -104,6 +99,7 @@ class Run:
         self._sent: Counter[Member] = Counter()
         self._isolated: set[Member] = set()
         self._failed_starts = 0
+        self._hearing = Hearing(pool.ask, pool.is_answered)
 
     def outcomes(self) -> Iterator[ItemOutcome[Any]]:
         """Every item's outcome as it comes; closing the iterator gives up what is left."""
@@ -131,12 +127,12 @@ class Run:
         member = self._pool.member(node_id)
         self._starting[member.ready] = member
 
-    def _lose(self, member: Member, error: RayError, *, again: bool) -> None:
-        """A host has died: its node gets another if it may, and the last node must."""
+    def _lose(self, member: Member, why: object, *, again: bool) -> None:
+        """A host is of no use any more: its node gets another if it may, and the last node must."""
         self._pool.check_open()
         self._ready.pop(member.node_id, None)
         self._pool.drop(member)
-        logger.warning("the fan-out host on node %s was lost: %s", member.node_id, error)
+        logger.warning("the fan-out host on node %s was lost: %s", member.node_id, why)
         living = self._pool.living_nodes()
         if again and member.node_id in living:
             self._join(member.node_id)
@@ -210,18 +206,30 @@ class Run:
         with while_connected(self._pool.check_open) as session:
             self._pool.look_again()
             self._take_one(session)
+            for member in self._hearing.fallen_silent({b.member for b in self._in_flight.values()}):
+                self._fell_silent(member)
 
     def _take_one(self, session: Session) -> None:
         refs = [*self._starting, *self._in_flight]
-        timeout_s = None if self._in_flight else START_TIMEOUT_S
+        timeout_s = self._hearing.pause_s if self._in_flight else START_TIMEOUT_S
         done, _ = session.wait(refs, timeout=timeout_s)
-        if not done:
+        for ref in done:
+            if ref in self._starting:
+                self._started(session, self._starting.pop(ref))
+            else:
+                self._ended(session, ref, self._in_flight.pop(ref))
+        if not done and not self._in_flight:
             raise WorkerGroupError(f"no node was ready to run items within {START_TIMEOUT_S:.0f} s")
-        ref = done[0]
-        if ref in self._starting:
-            self._started(session, self._starting.pop(ref))
-        else:
-            self._ended(session, ref, self._in_flight.pop(ref))
+
+    def _fell_silent(self, member: Member) -> None:
+        """A host does not answer: it is given up only where its items have a time to keep to."""
+        why = f"it has not answered for {SILENT_S:.0f} s; is its process stopped?"
+        if self._limits.timeout_s is None:
+            logger.warning("the fan-out host on node %s is waited for: %s", member.node_id, why)
+            return
+        self._lose(member, why, again=True)
+        for ref in [ref for ref, batch in self._in_flight.items() if batch.member is member]:
+            self._lost(self._in_flight.pop(ref), "was lost with its host, which did not answer")
 
     def _started(self, session: Session, member: Member) -> None:
         try:
@@ -235,24 +243,28 @@ class Run:
             self._ready[member.node_id] = member
 
     def _ended(self, session: Session, ref: "ObjectRef[BatchReport]", batch: _Batch) -> None:
-        self._sent[batch.member] -= 1
-        self._isolated.discard(batch.member)
         try:
             report: BatchReport = session.get(ref)
         except RayActorError as error:
             if self._ready.get(batch.member.node_id) is batch.member:
                 self._lose(batch.member, error, again=True)
-            report = BatchReport("lost", b"", "was lost with its host")
+            self._lost(batch, "was lost with its host")
         except RayError as error:
             logger.warning("a batch on node %s is sent again: %s", batch.member.node_id, error)
-            report = BatchReport("lost", b"", "could not be run")
-        self._take_in(report, batch)
+            self._lost(batch, "could not be run")
+        else:
+            self._take_in(report, batch)
+
+    def _lost(self, batch: _Batch, how: str) -> None:
+        self._take_in(BatchReport("lost", b"", how), batch)
 
     def _take_in(self, report: BatchReport, batch: _Batch) -> None:
+        self._sent[batch.member] -= 1
+        self._isolated.discard(batch.member)
         self._refuse_unloadable(report, batch.member.node_id)
         if report.stop == "lost":
             self._pool.check_open()
-        ended = self._ended_items(report, batch)
+        ended = ended_items(report, batch.number, batch.member.node_id)
         if (observer := observed.by) is not None:
             seconds, sizes = [end.seconds for end in ended], [len(entry.payload) for entry in batch.entries]
             tell_of_batch(
@@ -280,19 +292,6 @@ class Run:
         if report.stop == "uninitialized":
             reason = f"the initializer {self._function.initializer_name} failed on node {node_id}"
             raise FunctionLoadError(f"{reason}:\n{report.detail}")
-
-    @staticmethod
-    def _ended_items(report: BatchReport, batch: _Batch) -> list[Finished]:
-        """The items that have ended; none where the report is not about this batch."""
-        if report.stamp is None:
-            return []
-        try:
-            if report.stamp.batch != batch.number:
-                raise StrayMessageError(f"a report on batch {report.stamp.batch} for batch {batch.number}")
-            return list(finished(report.journal, report.stamp))
-        except StrayMessageError as error:
-            logger.warning("a batch on node %s is sent again: %s", batch.member.node_id, error)
-            return []
 
     def _settle(self, entry: Entry, end: Finished) -> None:
         if not end.ok:
