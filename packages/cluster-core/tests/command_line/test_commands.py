@@ -10,6 +10,7 @@ import pytest
 import ray
 
 from raycrew.cluster_core.__main__ import main
+from raycrew.cluster_core._command_line import commands
 
 
 def said(capsys, *arguments):
@@ -137,6 +138,16 @@ def test_status_grid_and_plan_of_a_running_cluster(ray_nodes, capsys, monkeypatc
     assert [bundle["held_by"] for bundle in node["bundles"]] == [[HELD]] * 3
     status, out = said(capsys, "grid")
     assert re.search(r"held\[b\]\S* 2 ", out) and "2 of 3 nodes hold no placement group" in out
+
+    def on(bundle, rank):
+        place = {"placement_group": group.id.hex(), "placement_bundle": bundle}
+        return {"rank": rank, "state": "ready", "private_bytes": None, **place}
+
+    report = {"name": "policy", "states": {}, "workers": [on(0, 0)], "standbys": [on(1, -1), on(2, -1)]}
+    monkeypatch.setattr(commands, "occupants", lambda _: ([report], []))
+    _, out = said(capsys, "grid", "--json")
+    drawn = [(w["group"], w["rank"]) for bundle in json.loads(out)[0]["bundles"] for w in bundle["workers"]]
+    assert drawn == [("policy", 0), ("policy standby", 0), ("policy standby", 1)]
 
     status, out = said(capsys, "plan", "--address", ray_nodes, "--request", "3x4", "--json")
     assert status == 1 and "held" in "".join(json.loads(out)["reasons"])

@@ -209,7 +209,7 @@ def run_grid(options: argparse.Namespace) -> Outcome:
         nodes, states = node_states(), group_states()
         reports, problems = occupants(LOOK_S)
     bundles, groups, known = _placed(nodes, states)
-    drawn = [*groups, *(_Group(report["name"], _seats(report, known)) for report in reports)]
+    drawn = [*groups, *(group for report in reports for group in _occupying(report, known))]
     answer = [_row(row, len(groups)) for row in layout.rows(bundles, drawn)]
     if options.svg is not None:
         options.svg.write_text(layout.svg(bundles, drawn), encoding="utf-8")
@@ -240,10 +240,17 @@ def _placed(
     return bundles, [_Group(states[n].name or "(no name)", seats) for n, seats in held.items()], known
 
 
-def _seats(report: Report, known: Mapping[tuple[str, int], int]) -> list[Placement]:
-    """Where the workers of a group sit, with what they are up to."""
+def _occupying(report: Report, known: Mapping[tuple[str, int], int]) -> "list[_Group]":
+    """A group of workers as it is drawn, and those that stand by as another one: they have no ranks."""
+    standbys = [{**one, "rank": number} for number, one in enumerate(report.get("standbys", ()))]
+    drawn = [_Group(report["name"], _seats(report["workers"], known))]
+    return drawn + ([_Group(f"{report['name']} standby", _seats(standbys, known))] if standbys else [])
+
+
+def _seats(workers: Sequence[Mapping[str, Any]], known: Mapping[tuple[str, int], int]) -> list[Placement]:
+    """Where workers sit, with what they are up to."""
     seats = []
-    for worker in report["workers"]:
+    for worker in workers:
         index = known.get((worker["placement_group"], worker["placement_bundle"]))
         if index is not None:  # else it is on no bundle, or on one that was made after the look
             seats.append(Placement(worker["rank"], index, state=_state(worker)))

@@ -3,7 +3,8 @@
 Each is a function of the seconds that it may take. It gives groups as they are told by `--json`: of each its
 `name`, `states` (ranks by what they are up to) and `workers`, each of which has a `rank`, `state`, `node_id`,
 `private_bytes`, `placement_group` (Ray's id) and `placement_bundle`, and whatever else there is to tell; a
-`note` says what a group as a whole is at that does not work yet.
+`note` says what a group as a whole is at that does not work yet, and `standbys` are the same of workers
+without a rank.
 """
 
 from collections.abc import Callable, Mapping, Sequence
