@@ -12,7 +12,7 @@ from test_group_records import RECORD, WORKERS
 from raycrew.worker_groups._health.command_line import commands
 from raycrew.worker_groups._health.diagnosis import Diagnosis, RankDiagnosis
 from raycrew.worker_groups._health.roster import Found, UnknownGroupError
-from raycrew.worker_groups._health.roster.sights import group_sight
+from raycrew.worker_groups._health.roster.sights import Stacks, group_sight
 
 OPTIONS = argparse.Namespace(
     json=False, timeout=5.0, group=["late"], rank=[], sort="rank", interval=0.5, folder=None, output=0
@@ -41,6 +41,19 @@ def test_who_stands_by_has_a_row_and_is_no_rank(monkeypatch):
     assert "policy: 2 ranks (1 dead, 1 unanswered)" in shown
     (row,) = [line for line in shown.splitlines() if "standby" in line]
     assert "4711" in row and "-1" not in row
+
+
+def test_stacks_of_who_stands_by_are_named_so_and_are_no_ranks(monkeypatch):
+    found = [
+        Stacks(RECORD, WORKERS[0], "in train", "py-spy"),
+        Stacks(RECORD, replace(WORKERS[1], rank=-1), note="it is dead"),
+    ]
+    monkeypatch.setattr(commands, "take_stacks", lambda *_: Found(found, 0))
+    outcome, screen = commands.run_stacks(OPTIONS), Console(file=io.StringIO(), width=200)
+    screen.print(outcome.shown)
+    shown = screen.file.getvalue()
+    assert "policy rank 0 (" in shown and "policy standby (" in shown and "-1" not in shown
+    assert (outcome.code, [one["rank"] for one in outcome.data]) == (0, [0, -1])
 
 
 @pytest.mark.hostile

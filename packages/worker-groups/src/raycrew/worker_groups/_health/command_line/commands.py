@@ -136,7 +136,7 @@ def run_stacks(options: argparse.Namespace) -> Outcome:
             shown.append(Text(f"{head}: {one.note}\n", style="yellow"))
         else:
             shown.append(Text.assemble((f"{head}, by {one.told_by}\n", "bold"), one.text, "\n"))
-    is_wrong = found.n_unread > 0 or any(one.note for one in found)
+    is_wrong = found.n_unread > 0 or any(one.note for one in found if one.worker.rank >= 0)
     return Outcome([one.as_dict() for one in found], Text("\n").join(shown), int(is_wrong))
 
 
