@@ -388,6 +388,23 @@ def gpu(session: nox.Session) -> None:
         )
 
 
+@nox.session(python=PYTHONS[0], reuse_venv=True, requires=["build"], default=False)
+def vllm(session: nox.Session) -> None:
+    """What needs vLLM, on CPUs: with the exact pins of the GRPO example's environment."""
+    text = (ROOT / "examples/grpo/environments/vllm-cpu/pyproject.toml").read_text()
+    project = tomllib.loads(text)
+    excluded = Path(session.create_tmp(), "excluded.txt")
+    excluded.write_text("\n".join(project["tool"]["uv"]["exclude-dependencies"]))
+    pins = project["project"]["dependencies"]
+    session.install(*pins, *all_wheels(), *REINSTALL, *TEST_TOOLS, *CONSTRAINTS, "--excludes", str(excluded))
+    tests = ROOT / "integration-tests" / "on_vllm"
+    environment = RAY_ENVIRONMENT | {"PYTHONPATH": str(tests), "REQUIRE_VLLM": "1"}
+    session.run(
+        *("python", "-m", "pytest", str(tests), "--durations=10", *session.posargs),
+        env=environment,
+    )
+
+
 FIRST_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -560,7 +577,7 @@ def quickstart_short(session: nox.Session) -> None:
     default=False,
     requires=[
         *("lint", "imports", "typecheck", "build", "tests", "lowest", "tests_together", "hostile"),
-        *("security",),
+        *("security", "vllm"),
         *("docs", "release", "quickstart_short"),
     ],
 )

@@ -313,6 +313,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "_bytes/shared/machine": ON_PROCESSES,
         "_ray/session": ON_RAY,
         "errors": WORDS,
+        "integrations/vllm/_plugin": ON_PROCESSES,
         "process_groups/_forming": ON_PROCESSES,
         "process_groups/_membership/watch": ON_PROCESSES,
         "process_groups/_process/deadline": ON_PROCESSES,

@@ -130,6 +130,10 @@ class StaleWeightsError(WeightUpdateError):
     """
 
 
+class LoadRefusedError(WeightUpdateError):
+    """A receiver's `load` raises it while it has changed nothing: what is held is intact, and stays."""
+
+
 class BaseVersionError(WeightUpdateError):
     """A partial update has to be added to a version that the receiver does not hold.
 

@@ -9,6 +9,7 @@ import torch
 
 from raycrew.tensor_transport.errors import (
     BaseVersionError,
+    LoadRefusedError,
     StaleVersionError,
     TransportTimeoutError,
     UpdateAbortedError,
@@ -209,8 +210,12 @@ class Applier:
         )
         if self._verify_first:
             stream = list(stream)
+        before = self.held
         try:
             load_whole(self._load, loading, stream, watch)
+        except LoadRefusedError:
+            self.held = before
+            raise
         except BaseException as error:
             if isinstance(error, Exception):
                 self._roll_back(loading, error)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from raycrew.tensor_transport.errors import WeightUpdateError
+from raycrew.tensor_transport.errors import LoadRefusedError, WeightUpdateError
 from raycrew.tensor_transport.weights._receiving.fetching import Assembler, Fetched, Heading
 from raycrew.tensor_transport.weights._receiving.rollback import bare
 from raycrew.tensor_transport.weights._update import (
@@ -118,12 +118,15 @@ def load_whole(load: Load, loading: Loading, stream: Iterable[Fetched], watch: S
 
     Raises:
         WeightUpdateError: `load` raised, or did not take every tensor.
+        LoadRefusedError: `load` raised it, and changed nothing.
         Exception: What went wrong with the buckets.
     """
     tensors = loading.tensors(stream)
     try:
         with watch.measure("load"):
             load(tensors)
+    except LoadRefusedError:
+        raise
     except Exception as error:
         if loading.failure is None:
             raise WeightUpdateError(f"update {loading.version}: load() raised {error!r}") from error

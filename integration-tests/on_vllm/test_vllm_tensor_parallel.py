@@ -1,0 +1,80 @@
+"""Weights into a vLLM of two workers that are processes of their own, each of which holds shards."""
+
+import contextlib
+import gc
+
+import pytest
+import torch
+from vllm_engines import Trainer, greedy, model_of, references, start, weights_of
+
+from raycrew.tensor_transport import StaleWeightsError, WeightPublisher, WeightUpdateError
+from raycrew.tensor_transport.integrations.vllm import VllmWeights
+from raycrew.tensor_transport.transports import SharedMemoryTransport
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(280)]
+
+KIND = "tied embeddings, biases"
+
+
+@pytest.fixture(scope="module")
+def engine():
+    llm = start(KIND, tensor_parallel_size=2, distributed_executor_backend="mp")
+    yield llm
+    llm.llm_engine.engine_core.shutdown()
+    del llm
+    gc.collect()
+
+
+@pytest.fixture
+def store():
+    with SharedMemoryTransport() as transport:
+        yield transport
+
+
+@pytest.fixture
+def trainer(store):
+    with contextlib.closing(Trainer(KIND, store)) as trainer:
+        yield trainer
+
+
+def test_shards_are_those_of_the_trainers_tensors(engine, trainer, store):
+    with VllmWeights(engine, store=store) as weights:
+        for seed in (1, 2):
+            weights.apply_weights(trainer.publish(seed))
+            weights.check(references(trainer.model))
+        for _ in range(20):
+            weights.apply_weights(trainer.publisher.publish(weights_of(trainer.model)))
+        weights.check(references(trainer.model))
+
+
+def test_a_first_version_that_lacks_tensors_is_not_served_and_the_engine_can_go_on(engine, store):
+    parts = {k: v for k, v in weights_of(model_of(KIND, 3)).items() if "up_proj" not in k}
+    with VllmWeights(engine, store=store) as weights, contextlib.closing(WeightPublisher(store)) as publisher:
+        with pytest.raises(WeightUpdateError, match="2 of 2 workers"):
+            weights.apply_weights(publisher.publish(parts))
+        with pytest.raises(StaleWeightsError, match="mixture"):
+            weights.require()
+        weights.apply_weights(publisher.publish(weights_of(model_of(KIND, 4))))
+        weights.check(references(model_of(KIND, 4)))
+
+
+def test_workers_that_fail_half_way_get_the_version_before(engine, trainer, store, monkeypatch):
+    with VllmWeights(engine, store=store, requests="finish") as weights:
+        weights.apply_weights(trainer.publish(5))
+        good, stage = references(trainer.model), weights._delivery._stage
+        lend = stage.lend
+
+        def spoilt(tensors):
+            monkeypatch.undo()
+            cut = len(tensors) // 2
+            return lend([*tensors[:cut], ("no.such.weight", torch.zeros(3)), *tensors[cut:]])
+
+        monkeypatch.setattr(stage, "lend", spoilt)
+        with pytest.raises(WeightUpdateError, match="2 of 2 workers") as caught:
+            weights.apply_weights(trainer.publish(6))
+        assert caught.value.intact
+        weights.check(good)
+        (answer,) = engine.generate([{"prompt_token_ids": [5, 6]}], greedy(3), use_tqdm=False)
+        assert [span.version for span in answer.outputs[0].weight_versions] == ["1"]
+        weights.apply_weights(trainer.publish(7))
+        weights.check(references(trainer.model))

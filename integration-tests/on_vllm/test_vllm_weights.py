@@ -1,0 +1,243 @@
+"""Weights into a running vLLM, whose worker is this process."""
+
+import contextlib
+import gc
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from vllm_engines import CONFIGS, LONG, Trainer, greedy, model_of, references, start, weights_of
+
+from raycrew.tensor_transport import (
+    ManifestMismatchError,
+    RouteStore,
+    StaleWeightsError,
+    WeightDirectory,
+    WeightPublisher,
+    WeightRoute,
+    WeightUpdateError,
+    sync_weights,
+)
+from raycrew.tensor_transport.integrations.vllm import VllmWeights, WeightCheckError
+from raycrew.tensor_transport.testing import LocalPeers
+from raycrew.tensor_transport.transports import SharedMemoryTransport
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(280)]
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def engine(request):
+    llm = start(request.param)
+    llm.kind = request.param
+    yield llm
+    llm.llm_engine.engine_core.shutdown()
+    del llm
+    gc.collect()
+
+
+@pytest.fixture
+def store():
+    with SharedMemoryTransport() as transport:
+        yield transport
+
+
+@pytest.fixture
+def trainer(engine, store):
+    with contextlib.closing(Trainer(engine.kind, store)) as trainer:
+        yield trainer
+
+
+class TestUpdates:
+    def test_the_engine_computes_what_the_trainer_does(self, engine, trainer, store):
+        with VllmWeights(engine, store=store) as weights:
+            with pytest.raises(StaleWeightsError, match="holds no version yet"):
+                weights.check(references(model_of(engine.kind, 0)))
+            for seed in (1, 2, 3):
+                receipt = weights.apply_weights(trainer.publish(seed))
+                assert receipt.version == weights.require() == seed
+                assert weights.check(references(trainer.model), tolerance=1e-4) < 1e-4
+            with pytest.raises(WeightCheckError, match="the trainer with"):
+                weights.check(references(model_of(engine.kind, 99)))
+
+    def test_a_state_dict_with_tied_names_does_as_well(self, engine, store):
+        model = model_of(engine.kind, 4)
+        with (
+            VllmWeights(engine, store=store) as weights,
+            contextlib.closing(WeightPublisher(store)) as publisher,
+        ):
+            weights.apply_weights(publisher.publish(model.state_dict()))
+            weights.check(references(model))
+
+    def test_outputs_say_which_version_made_them(self, engine, trainer, store):
+        with VllmWeights(engine, store=store) as weights:
+            weights.apply_weights(trainer.publish(5))
+            (answer,) = engine.generate([{"prompt_token_ids": LONG}], greedy(4), use_tqdm=False)
+            assert [span.version for span in answer.outputs[0].weight_versions] == ["1"]
+
+    def test_over_gloo(self, engine):
+        directory = WeightDirectory.local()
+        peer = Over(engine, directory)
+        with WeightRoute("gloo") as route:
+            for seed in (6, 7):
+                peer.seed = seed
+                options = {"directory": directory, "route": route, "publish": "publish_weights"}
+                sync_weights(LocalPeers([peer.trainer]), LocalPeers([peer]), **options)
+                peer.weights.check(references(model_of(engine.kind, seed)))
+        peer.close()
+
+    def test_200_updates_take_no_memory(self, engine, trainer, store):
+        with VllmWeights(engine, store=store) as weights:
+            trainer.model, model_bytes = model_of(engine.kind, 8), 0
+            seen = []
+            for number in range(220):
+                update = trainer.publisher.publish(weights_of(trainer.model))
+                weights.apply_weights(update)
+                model_bytes = update.size_bytes
+                if not 20 < number < 200:
+                    seen.append(held())
+            weights.check(references(trainer.model))
+        before, after = (map(max, zip(*some, strict=True)) for some in (seen[:21], seen[21:]))
+        for most, now, spare in zip(before, after, (20 * model_bytes, 0, 2), strict=True):
+            assert now <= most + spare
+
+
+class TestFailures:
+    def test_what_lacks_tensors_is_never_served(self, engine, store):
+        parts = {k: v for k, v in weights_of(model_of(engine.kind, 10)).items() if "k_proj.weight" not in k}
+        with (
+            VllmWeights(engine, store=store) as weights,
+            contextlib.closing(WeightPublisher(store)) as publisher,
+        ):
+            with pytest.raises(WeightUpdateError, match="qkv_proj") as caught:
+                weights.apply_weights(publisher.publish(parts))
+            assert not caught.value.intact
+            with pytest.raises(StaleWeightsError, match="mixture"):
+                weights.require()
+            weights.apply_weights(publisher.publish(weights_of(model_of(engine.kind, 11))))
+            weights.check(references(model_of(engine.kind, 11)))
+
+    def test_a_worker_that_fails_half_way_gets_the_version_before(self, engine, trainer, store, monkeypatch):
+        with VllmWeights(engine, store=store) as weights:
+            weights.apply_weights(trainer.publish(12))
+            good = references(trainer.model)
+            with monkeypatch.context() as patch:
+                spoil_one_load(patch, weights)
+                with pytest.raises(WeightUpdateError, match="rank 0") as caught:
+                    weights.apply_weights(trainer.publish(13))
+            assert caught.value.intact
+            assert weights.require() == 1
+            weights.check(good)
+            weights.apply_weights(trainer.publish(14))
+            weights.check(references(trainer.model))
+
+    def test_names_that_are_not_the_trainers_are_refused_before_the_engine_is_touched(
+        self, engine, trainer, store
+    ):
+        expected = weights_of(model_of(engine.kind, 0))
+        with VllmWeights(engine, store=store, expected=expected) as weights:
+            weights.apply_weights(trainer.publish(15))
+            with pytest.raises(ManifestMismatchError):
+                weights.apply_weights(trainer.publish(16, more=torch.zeros(2)))
+            with pytest.raises(WeightUpdateError):
+                weights.apply_weights(trainer.publisher.publish({"model.norm.weight": torch.ones(128)}))
+            assert weights.require() == 1
+            weights.check(references(model_of(engine.kind, 15)))
+
+
+class TestRequestsUnderWay:
+    """70 tokens of a prompt, some made with version 1, and an update before the others."""
+
+    @pytest.fixture
+    def weights(self, engine, trainer, store, request):
+        with VllmWeights(engine, store=store, requests=request.param) as weights:
+            weights.apply_weights(trainer.publish(20))
+            engine.enqueue([{"prompt_token_ids": LONG}], greedy(12), use_tqdm=False)
+            for _ in range(4):
+                assert not any(output.finished for output in engine.llm_engine.step())
+            weights.apply_weights(trainer.publish(21))
+            yield weights
+
+    @pytest.mark.parametrize("weights", ["continue"], indirect=True)
+    def test_continue_as_if_the_new_weights_had_read_all(self, engine, weights):
+        (answer,) = engine.wait_for_completion(use_tqdm=False)
+        (sample,) = answer.outputs
+        first, second = sample.weight_versions
+        assert (first.version, second.version) == ("1", "2")
+        old, new = model_of(engine.kind, 20), model_of(engine.kind, 21)
+        assert list(sample.token_ids) == continued(old, new, LONG, first.end, 12)
+
+    @pytest.mark.parametrize("weights", ["finish"], indirect=True)
+    def test_finish_with_the_old_weights(self, engine, weights):
+        (answer,) = weights.take_finished()
+        assert weights.take_finished() == []
+        (sample,) = answer.outputs
+        assert list(sample.token_ids) == continued(model_of(engine.kind, 20), None, LONG, 12, 12)
+        assert [span.version for span in sample.weight_versions] == ["1"]
+
+    @pytest.mark.parametrize("weights", ["abort"], indirect=True)
+    def test_abort(self, engine, weights):
+        assert not engine.llm_engine.has_unfinished_requests()
+        weights.check(references(model_of(engine.kind, 21)))
+
+
+class Over:
+    """A trainer and a generator that join a route."""
+
+    def __init__(self, engine, directory):
+        self.stores = RouteStore(), RouteStore()
+        self.kind, self.seed = engine.kind, 0
+        self.publisher = WeightPublisher(self.stores[0], directory=directory)
+        self.weights = VllmWeights(engine, store=self.stores[1], directory=directory)
+        self.apply_weights = self.weights.apply_weights
+        self.join_route = self.stores[1].join
+        self.trainer = self._Trainer(self)
+
+    class _Trainer:
+        def __init__(self, over):
+            self.over, self.join_route = over, over.stores[0].join
+
+        def publish_weights(self):
+            model = model_of(self.over.kind, self.over.seed)
+            return self.over.publisher.publish(weights_of(model))
+
+    def close(self):
+        self.weights.close()
+        self.publisher.close()
+        for store in self.stores:
+            store.close()
+
+
+def continued(old, new, prompt, after, tokens):
+    """Greedy tokens of one model, from some number of them on of another."""
+    ids = list(prompt)
+    with torch.no_grad():
+        for number in range(tokens):
+            model = old if number < after else new
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def spoil_one_load(patch, weights):
+    """Have the first load of the engine's worker stop half-way, and the next ones go through."""
+    loader = weights._delivery._stage.lend
+
+    def lend(tensors):
+        patch.undo()
+        cut = len(tensors) // 2
+        return loader([*tensors[:cut], ("no.such.weight", torch.zeros(3)), *tensors[cut:]])
+
+    patch.setattr(weights._delivery._stage, "lend", lend)
+
+
+def held():
+    """Bytes in memory, bytes of shared memory that are mapped, and descriptors."""
+    gc.collect()
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm" in line]
+    shared = sum(_bytes_of(*line.split()[0].split("-")) for line in mapped)
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return resident, shared, len(list(Path("/proc/self/fd").iterdir()))
+
+
+def _bytes_of(start, stop):
+    return int(stop, 16) - int(start, 16)

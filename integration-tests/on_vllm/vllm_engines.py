@@ -1,0 +1,89 @@
+"""Small models, and engines of vLLM for them; imported only where vLLM is installed."""
+
+import tempfile
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from vllm import LLM, SamplingParams
+from vllm.config import WeightTransferConfig
+
+from raycrew.tensor_transport import WeightPublisher
+from raycrew.tensor_transport.integrations.vllm import BACKEND, greedy_references
+
+torch.set_num_threads(1)
+SIZES = {
+    "vocab_size": 100,  # vLLM pads it
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "initializer_range": 0.3,
+}
+CONFIGS = {
+    "separate embeddings": LlamaConfig(**SIZES, tie_word_embeddings=False, dtype="float32"),
+    "tied embeddings, biases": Qwen2Config(**SIZES, tie_word_embeddings=True, dtype="float32"),
+}
+LONG = [2 + i * 7 % 90 for i in range(70)]  # Longer than two blocks of the prefix cache.
+PROMPTS = [[5, 6, 7, 8], LONG]
+
+
+def model_of(kind, seed):
+    """A model whose weights, all of them, are those of a seed."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind]).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def weights_of(model):
+    """What a trainer publishes."""
+    return dict(model.named_parameters())
+
+
+def references(model, tokens=8):
+    return greedy_references(lambda ids: model(ids).logits, PROMPTS, tokens)
+
+
+def start(kind, **options):
+    """An engine with weights of no use."""
+    with tempfile.TemporaryDirectory() as folder:
+        CONFIGS[kind].save_pretrained(folder)
+        return LLM(
+            model=folder,
+            skip_tokenizer_init=True,
+            dtype="float32",
+            load_format="dummy",
+            max_model_len=256,
+            block_size=32,
+            kv_cache_memory_bytes=8 << 20,
+            enforce_eager=True,
+            enable_prefix_caching=True,
+            weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+            **options,
+        )
+
+
+def greedy(tokens):
+    return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+
+
+class Trainer:
+    """Publishes models of seeds, as versions 1, 2, ..."""
+
+    def __init__(self, kind, store, directory=None):
+        self.kind, self.publisher = kind, WeightPublisher(store, directory=directory)
+
+    def publish(self, seed, **changes):
+        self.model = model_of(self.kind, seed)
+        return self.publisher.publish(weights_of(self.model) | changes)
+
+    def close(self):
+        self.publisher.close()

@@ -1,0 +1,178 @@
+"""What is asked of an engine, whichever of vLLM's two entry points it is used by."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, Protocol
+
+Requests = Literal["continue", "finish", "abort"]
+"""What becomes of requests under way when new weights are loaded."""
+
+_MODES: dict[Requests, str] = {"continue": "keep", "finish": "wait", "abort": "abort"}
+
+
+class Engine(Protocol):
+    """An engine whose weights change."""
+
+    def initialise(self, info: dict[str, Any]) -> None:
+        """Have each worker hear of something, once."""
+        ...
+
+    def update(self, info: dict[str, Any]) -> None:
+        """One update in each worker, from its start to its end."""
+        ...
+
+    def pause(self, requests: Requests) -> None:
+        """No step of the model is made from here on."""
+        ...
+
+    def forget(self) -> None:
+        """Drop what was computed with other weights; requests under way compute it again."""
+        ...
+
+    def name_version(self, version: str) -> None:
+        """What outputs say of the tokens that are made from here on."""
+        ...
+
+    def resume(self) -> None:
+        """Go on."""
+        ...
+
+    def abort(self) -> None:
+        """End all requests that are under way."""
+        ...
+
+
+class OfflineEngine:
+    """A `vllm.LLM`, called by one thread.
+
+    Attributes:
+        finished: Outputs of requests that were finished before an update, until somebody takes them.
+    """
+
+    def __init__(self, llm: Any) -> None:
+        self._llm, self._core = llm, llm.llm_engine
+        self._is_in_process = not hasattr(self._core.engine_core, "call_utility")
+        self.finished: list[Any] = []
+
+    def initialise(self, info: dict[str, Any]) -> None:
+        """See `Engine`."""
+        self._llm.init_weight_transfer_engine({"init_info": info})
+
+    def update(self, info: dict[str, Any]) -> None:
+        """See `Engine`."""
+        self._llm.start_weight_update()
+        self._llm.update_weights({"update_info": info})
+        self._llm.finish_weight_update()
+
+    def pause(self, requests: Requests) -> None:
+        """See `Engine`. In one process nothing happens between calls: it is done here."""
+        if not self._is_in_process:
+            self._llm.sleep(level=0, mode=_MODES[requests])
+            return
+        if requests == "finish":
+            self.finish()
+        elif requests == "abort":
+            self.abort()
+        self._llm.sleep(level=0, mode="keep")
+
+    def finish(self) -> None:
+        """Make steps until all requests are done; `finished` has their outputs."""
+        while self._core.has_unfinished_requests():
+            self.finished += [output for output in self._core.step() if output.finished]
+
+    def forget(self) -> None:
+        """See `Engine`."""
+        self._llm.reset_prefix_cache(reset_running_requests=True)
+        self._core.reset_encoder_cache()
+
+    def name_version(self, version: str) -> None:
+        """See `Engine`."""
+        self._llm.update_weight_version(version)
+
+    def resume(self) -> None:
+        """See `Engine`."""
+        self._llm.wake_up(tags=["scheduling"])
+
+    def abort(self) -> None:
+        """See `Engine`."""
+        self._core.abort_request(list(self._core.output_processor.request_states), internal=True)
+
+
+class OnlineEngine:
+    """A `vllm.AsyncLLM`, whose event loop runs in another thread than the one that calls this."""
+
+    def __init__(self, engine: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._engine, self._loop = engine, loop
+
+    def initialise(self, info: dict[str, Any]) -> None:
+        """See `Engine`."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        self._wait(
+            lambda: self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
+        )
+
+    def update(self, info: dict[str, Any]) -> None:
+        """See `Engine`."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        self._wait(self._engine.start_weight_update)
+        self._wait(lambda: self._engine.update_weights(WeightTransferUpdateRequest(update_info=info)))
+        self._wait(self._engine.finish_weight_update)
+
+    def pause(self, requests: Requests) -> None:
+        """See `Engine`."""
+        self._wait(lambda: self._engine.pause_generation(mode=_MODES[requests], clear_cache=False))
+
+    def forget(self) -> None:
+        """See `Engine`."""
+        self._wait(lambda: self._engine.reset_prefix_cache(reset_running_requests=True))
+        self._wait(self._engine.reset_encoder_cache)
+
+    def name_version(self, version: str) -> None:
+        """See `Engine`."""
+        self._wait(lambda: self._engine.update_weight_version(version))
+
+    def resume(self) -> None:
+        """See `Engine`."""
+        self._wait(self._engine.resume_generation)
+
+    def abort(self) -> None:
+        """See `Engine`."""
+        self._wait(lambda: self._engine.pause_generation(mode="abort", clear_cache=False))
+
+    def _wait(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """What a coroutine on the engine's loop returns.
+
+        Raises:
+            RuntimeError: This is the loop's own thread, which would wait for itself.
+        """
+        if _running_loop() is self._loop:
+            raise RuntimeError("this blocks the engine's event loop: use asyncio.to_thread(...)")
+
+        async def answer() -> Any:
+            return await ask()
+
+        return asyncio.run_coroutine_threadsafe(answer(), self._loop).result()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def engine_of(engine: Any, loop: asyncio.AbstractEventLoop | None) -> Engine:
+    """What stands for an engine of vLLM here.
+
+    Raises:
+        TypeError: It is neither of the two, or an asynchronous one without its loop.
+    """
+    if hasattr(engine, "llm_engine"):
+        return OfflineEngine(engine)
+    if not hasattr(engine, "pause_generation"):
+        raise TypeError(f"a vllm.LLM or a vllm.AsyncLLM is needed, not {type(engine).__name__}")
+    if loop is None:
+        raise TypeError("an AsyncLLM needs loop=, the event loop that it runs on")
+    return OnlineEngine(engine, loop)

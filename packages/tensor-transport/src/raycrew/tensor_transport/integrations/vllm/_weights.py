@@ -1,0 +1,248 @@
+"""The weights of one running engine."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from raycrew.tensor_transport.errors import LoadRefusedError, TransportError
+from raycrew.tensor_transport.integrations.vllm._checking import GreedyReference, compare_greedy
+from raycrew.tensor_transport.integrations.vllm._delivery import Delivery, EngineLoadError
+from raycrew.tensor_transport.integrations.vllm._engines import OfflineEngine, Requests, engine_of
+from raycrew.tensor_transport.protocols import ByteStore
+from raycrew.tensor_transport.transports import PullTransport
+from raycrew.tensor_transport.weights import WeightDirectory, WeightReceipt, WeightReceiver
+
+__all__ = ["EngineLoadError", "VllmWeights"]
+
+_T = TypeVar("_T")
+
+
+class VllmWeights:
+    """Brings versions of a trainer's weights into a running vLLM engine, through vLLM's weight transfer.
+
+    The engine is made with `weight_transfer_config=WeightTransferConfig(backend="raycrew")`; its processes
+    find the back end by themselves. All of a version is fetched and verified while the engine serves; then it
+    pauses, each worker loads its own slices, the prefix cache is dropped, and it goes on. If a worker fails,
+    or another generator of the same `sync_weights`, all workers load the version before again. Where that
+    fails, too, the weights are a mixture: requests under way are aborted, and `require` and `tag`, which
+    every generation has to ask first, refuse with StaleWeightsError until a version was loaded whole.
+
+    vLLM's own `weight_versions` of outputs say which tokens were made with which version.
+
+    Args:
+        engine: A `vllm.LLM`; or a `vllm.AsyncLLM`, with `loop`, and this object is used by another thread.
+        requests: What becomes of requests under way: "continue" under the new weights (what was computed with
+            the old ones is computed anew), "finish" before, or "abort". With an `LLM` in one process,
+            `take_finished` has the outputs of those that were finished.
+        loop: The event loop of an `AsyncLLM`.
+        directory: Where versions are found by number.
+        store: Where the buckets are; see `WeightReceiver`, as for the following.
+        expected: Names, shapes and dtypes of the trainer's tensors; those of the first version unless given.
+        borrow: Hand on the store's own memory.
+        verify: Compare checksums.
+        rollback: How the version before comes back: "shadow" keeps it, "refetch" fetches it again.
+        name: What the directory calls this receiver.
+
+    Raises:
+        TypeError: That is no engine, or its loop is missing.
+        EngineLoadError: Its workers do not answer to this back end.
+        ValueError: There is no such rollback, or nothing of the kind for requests.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        *,
+        requests: Requests = "continue",
+        loop: asyncio.AbstractEventLoop | None = None,
+        directory: WeightDirectory | None = None,
+        store: ByteStore | PullTransport | None = None,
+        expected: Mapping[str, torch.Tensor] | None = None,
+        borrow: bool = False,
+        verify: bool = True,
+        rollback: Any = "shadow",
+        name: str | None = None,
+    ) -> None:
+        if requests not in ("continue", "finish", "abort"):
+            raise ValueError(f"requests must be 'continue', 'finish' or 'abort', got {requests!r}")
+        self._raw, self._requests = engine, requests
+        self._engine = engine_of(engine, loop)
+        self._lock = threading.RLock()
+        self._names: frozenset[str] = frozenset(expected or ())
+        self._is_paused = False
+        self._delivery = Delivery(self._engine)
+        try:
+            self._receiver = WeightReceiver(
+                self._load,
+                expected=expected,
+                store=store,
+                borrow=borrow,
+                verify_first=True,
+                verify=verify,
+                rollback=rollback,
+                directory=directory,
+                name=name,
+            )
+        except BaseException:
+            self._delivery.close()
+            raise
+
+    @property
+    def version(self) -> int | None:
+        """The version of the last update that was applied whole, None before the first."""
+        return self._receiver.version
+
+    @property
+    def intact(self) -> bool:
+        """Whether the engine's weights are those of `version`."""
+        return self._receiver.intact
+
+    def require(self, version: Any = None) -> int:
+        """The version, if the engine may serve; see `WeightReceiver.require`.
+
+        Raises:
+            StaleWeightsError: It holds none yet, an older one than is required, or a mixture.
+        """
+        return self._receiver.require(version)
+
+    def tag(self, rows: int) -> torch.Tensor:
+        """The version for each of so many rows, int64 [rows]; raises as `require` does."""
+        return self._receiver.tag(rows)
+
+    def prepare_weights(self, version: int, *, timeout_s: float | None = 600.0) -> WeightReceipt:
+        """Fetch and verify a version while the engine serves; `apply_weights` then only loads it.
+
+        Raises:
+            WeightUpdateError: See `WeightReceiver.prepare`.
+        """
+        with self._lock:
+            return self._receiver.prepare(version, timeout_s=timeout_s)
+
+    def apply_weights(self, version: Any, *, timeout_s: float | None = 600.0) -> WeightReceipt:
+        """Bring a version into the engine, whole or not at all.
+
+        Args:
+            version: Its number in the directory, or a `WeightUpdate`.
+            timeout_s: Deadline of fetching it, and of hearing that it counts.
+
+        Raises:
+            EngineLoadError: As the cause: workers failed.
+            WeightUpdateError: See `WeightReceiver.apply`; `intact` says whether the engine is back at
+                `current_version`, and may serve.
+        """
+        return self._change(lambda: self._receiver.apply(version, timeout_s=timeout_s))
+
+    def pull(self, *, timeout_s: float | None = 600.0, missing_ok: bool = False) -> WeightReceipt | None:
+        """Come to the latest version, after a restart or a failure; see `WeightReceiver.pull`.
+
+        Raises:
+            WeightUpdateError: As `apply_weights`.
+        """
+        return self._change(lambda: self._receiver.pull(timeout_s=timeout_s, missing_ok=missing_ok))
+
+    def check(self, references: Sequence[GreedyReference], *, tolerance: float = 1e-4) -> float:
+        """Compare what the engine computes with the trainer's own forward pass, for a `vllm.LLM`.
+
+        Args:
+            references: By `greedy_references`, made of the weights that are held.
+            tolerance: Of log-probabilities: 1e-4 in float32, about 0.1 in bfloat16.
+
+        Returns:
+            The largest difference of log-probabilities.
+
+        Raises:
+            WeightCheckError: Tokens, or log-probabilities by more than that, differ.
+            StaleWeightsError: See `require`.
+            TypeError: The engine is asynchronous: use `compare_greedy` on what it generates.
+        """
+        if not isinstance(self._engine, OfflineEngine):
+            raise TypeError("check() is for a vllm.LLM; compare_greedy() takes what an AsyncLLM generates")
+        self.require()
+        return compare_greedy(references, [self._greedy(one) for one in references], tolerance)
+
+    def take_finished(self) -> list[Any]:
+        """Outputs of requests that were finished before an update, with an `LLM` in one process."""
+        if not isinstance(self._engine, OfflineEngine):
+            return []
+        finished, self._engine.finished = self._engine.finished, []
+        return finished
+
+    def close(self) -> None:
+        """Leave the directory, and give back what is held; the engine goes on as it is. Idempotent."""
+        with self._lock:
+            self._receiver.close()
+            self._delivery.close()
+
+    def __enter__(self) -> "VllmWeights":
+        """For `with`."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _change(self, change: Callable[[], _T]) -> _T:
+        with self._lock, self._resuming():
+            return change()
+
+    @contextlib.contextmanager
+    def _resuming(self) -> Iterator[None]:
+        """An engine that was paused within the context goes on after it, with nothing of other weights."""
+        try:
+            yield
+        finally:
+            if self._is_paused:
+                self._resume()
+
+    def _resume(self) -> None:
+        if self._receiver.intact:
+            self._engine.forget()
+            self._engine.name_version(str(self._receiver.version))
+        else:
+            self._engine.abort()
+        self._engine.resume()
+        self._is_paused = False
+
+    def _load(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """What the receiver loads into: a version's tensors, or those of the version before."""
+        weights = list(tensors)
+        self._check_whole(weights)
+        with self._staged(weights) as load:
+            self._pause()
+            load()
+        self._names = frozenset(name for name, _ in weights)
+
+    @contextlib.contextmanager
+    def _staged(self, weights: Sequence[tuple[str, torch.Tensor]]) -> Iterator[Callable[[], None]]:
+        with contextlib.ExitStack() as staged:
+            try:
+                load = staged.enter_context(self._delivery.staged(weights))
+            except TransportError as error:
+                raise LoadRefusedError(f"the engine's workers can't be given the weights: {error}") from error
+            yield load
+
+    def _pause(self) -> None:
+        if not self._is_paused:
+            self._engine.pause(self._requests)
+            self._is_paused = True
+
+    def _check_whole(self, weights: Sequence[tuple[str, torch.Tensor]]) -> None:
+        if missing := self._names - {name for name, _ in weights}:
+            raise LoadRefusedError(
+                f"an engine takes whole models, and the update lacks {sorted(missing)[:5]}: publish it whole"
+            )
+
+    def _greedy(self, reference: GreedyReference) -> tuple[list[int], list[float]]:
+        from vllm import SamplingParams
+
+        how = SamplingParams(
+            temperature=0, max_tokens=len(reference.tokens), logprobs=0, ignore_eos=True, detokenize=False
+        )
+        prompt = {"prompt_token_ids": list(reference.prompt)}
+        (answer,) = self._raw.generate([prompt], how, use_tqdm=False)
+        (sample,) = answer.outputs
+        tokens = list(sample.token_ids)
+        return tokens, [at[token].logprob for at, token in zip(sample.logprobs, tokens, strict=True)]

@@ -1,0 +1,428 @@
+"""Weights into an engine of vLLM, on a stand-in for it: `integration-tests/on_vllm` has the real one."""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from vllm_fake import NAMES, ROWS, WIDTH, Llm, Workers, install
+
+from raycrew.tensor_transport import (
+    BucketFetchError,
+    LoadRefusedError,
+    ManifestMismatchError,
+    StaleWeightsError,
+    TransportError,
+    WeightDirectory,
+    WeightPublisher,
+    WeightReceiver,
+    WeightUpdateError,
+    sync_weights,
+)
+from raycrew.tensor_transport.integrations.vllm import (
+    EngineLoadError,
+    GreedyReference,
+    VllmWeights,
+    WeightCheckError,
+    compare_greedy,
+    greedy_references,
+    register,
+)
+from raycrew.tensor_transport.integrations.vllm._outcomes import Mailbox, Outcome, tell
+from raycrew.tensor_transport.testing import InProcessByteStore, LocalPeers
+from raycrew.tensor_transport.transports import this_process
+
+TENSORS = [name for parts in NAMES.values() for name in parts]
+
+
+def model(value):
+    return {
+        name: torch.arange(float(ROWS * WIDTH)).reshape(ROWS, WIDTH) + 100 * place + 1000 * value
+        for place, name in enumerate(TENSORS)
+    }
+
+
+def same(held, expected):
+    return held.keys() == expected.keys() and all(torch.equal(held[name], expected[name]) for name in held)
+
+
+@pytest.fixture
+def factory(monkeypatch):
+    made = install(monkeypatch)
+    register()
+    register()  # vLLM may load a plugin more than once
+    return made
+
+
+@pytest.fixture
+def store():
+    return InProcessByteStore()
+
+
+@pytest.fixture
+def publisher(store):
+    with contextlib.closing(WeightPublisher(store)) as publisher:
+        yield publisher
+
+
+@pytest.fixture(params=["in process", "2 workers"])
+def llm(factory, request):
+    return Llm(factory) if request.param == "in process" else Llm(factory, 2, in_process=False)
+
+
+class TestUpdates:
+    def test_each_worker_has_its_slices_of_each_version(self, llm, store, publisher):
+        with VllmWeights(llm, store=store) as weights:
+            for value in (1, 2, 3):
+                assert weights.apply_weights(publisher.publish(model(value))).version == value
+                assert same(llm.workers.held(), model(value))
+                assert weights.require() == value == int(llm.version)
+                assert weights.tag(2).tolist() == [value] * 2
+
+    def test_the_engine_is_paused_from_the_first_load_to_a_fresh_cache(self, llm, store, publisher):
+        with VllmWeights(llm, store=store) as weights:
+            weights.apply_weights(publisher.publish(model(1)))
+        assert llm.told == [
+            "pause 0 keep",
+            *("start_weight_update", "update_weights", "finish_weight_update"),
+            *("reset_prefix_cache", "reset_encoder_cache"),
+            "resume ['scheduling']",
+        ]
+
+    def test_what_is_held_already_moves_nothing(self, llm, store, publisher):
+        with VllmWeights(llm, store=store) as weights:
+            update = publisher.publish(model(1))
+            weights.apply_weights(update)
+            llm.told.clear()
+            assert weights.apply_weights(update).size_bytes == 0
+        assert llm.told == []
+
+    def test_by_number_and_after_a_restart(self, llm, store):
+        with WeightDirectory.local(keep=2) as directory:
+            publisher = WeightPublisher(store, directory=directory)
+            trainer = type("Trainer", (), {"publish_weights": lambda _: publisher.publish(model(7))})()
+            with VllmWeights(llm, store=store, directory=directory, name="one") as weights:
+                assert weights.pull(missing_ok=True) is None
+                steps = {"prepare": "prepare_weights", "directory": directory}
+                sync_weights(LocalPeers([trainer]), LocalPeers([weights]), **steps)
+                assert same(llm.workers.held(), model(7))
+            with VllmWeights(llm, store=store, directory=directory, name="one") as weights:
+                with pytest.raises(StaleWeightsError):
+                    weights.require()
+                assert weights.pull().version == weights.version == 1
+            publisher.close()
+
+
+class TestFailures:
+    def test_before_the_engine_is_touched_it_goes_on_as_it_was(self, llm, store, publisher):
+        with VllmWeights(llm, store=store) as weights:
+            weights.apply_weights(publisher.publish(model(1)))
+            llm.told.clear()
+            with pytest.raises(LoadRefusedError, match="publish it whole") as caught:
+                weights.apply_weights(publisher.publish({"a": model(2)["a"]}, partial=True))
+            assert caught.value.intact
+            with pytest.raises(ManifestMismatchError):
+                weights.apply_weights(publisher.publish(model(3) | {"more": torch.zeros(2)}))
+            lost = publisher.publish(model(4))
+            store.release(lost.buckets[0].ticket)
+            with pytest.raises(BucketFetchError):
+                weights.apply_weights(lost)
+            assert weights.require() == 1
+            assert llm.told == []
+            assert same(llm.workers.held(), model(1))
+
+    def test_workers_that_fail_half_way_get_the_version_before(self, llm, store, publisher, monkeypatch):
+        with VllmWeights(llm, store=store) as weights:
+            weights.apply_weights(publisher.publish(model(1)))
+            fail_once(monkeypatch, llm)
+            with pytest.raises(WeightUpdateError, match="rank 0: ValueError: no room") as caught:
+                weights.apply_weights(publisher.publish(model(2)))
+            assert isinstance(caught.value.__cause__, EngineLoadError)
+            assert caught.value.__cause__.ranks == (0,)
+            assert caught.value.intact
+            assert same(llm.workers.held(), model(1))
+            assert (llm.version, llm.is_paused) == ("1", False)
+            weights.apply_weights(publisher.publish(model(3)))
+            assert same(llm.workers.held(), model(3))
+
+    def test_a_mixture_is_not_served_until_a_version_is_whole(self, llm, store, publisher, monkeypatch):
+        with VllmWeights(llm, store=store) as weights:
+            weights.apply_weights(publisher.publish(model(1)))
+            llm.left["under way"] = 3
+            with monkeypatch.context() as patch:
+                fail_always(patch, llm)
+                with pytest.raises(WeightUpdateError) as caught:
+                    weights.apply_weights(publisher.publish(model(2)))
+            assert not caught.value.intact
+            assert not llm.left  # it would have gone on with the mixture
+            for refused in (weights.require, lambda: weights.tag(1), lambda: weights.check([])):
+                with pytest.raises(StaleWeightsError, match="mixture"):
+                    refused()
+            weights.apply_weights(publisher.publish(model(3)))
+            assert weights.require() == 3
+            assert same(llm.workers.held(), model(3))
+
+    @pytest.mark.parametrize("missing", TENSORS)
+    def test_a_first_version_that_lacks_a_tensor_is_not_served(self, llm, store, publisher, missing):
+        with VllmWeights(llm, store=store) as weights:
+            rest = {name: tensor for name, tensor in model(1).items() if name != missing}
+            layer = next(layer for layer, parts in NAMES.items() if missing in parts)
+            with pytest.raises(WeightUpdateError, match=f"not all weights of .*{layer}"):
+                weights.apply_weights(publisher.publish(rest))
+            with pytest.raises(StaleWeightsError):
+                weights.require()
+
+    def test_without_room_for_the_workers_nothing_changes(self, factory, store, publisher, monkeypatch):
+        llm = Llm(factory, 2, in_process=False)
+        with VllmWeights(llm, store=store) as weights:
+            weights.apply_weights(publisher.publish(model(1)))
+            with monkeypatch.context() as patch:
+                patch.setattr(weights._delivery._stage._transport, "offer", refuse)
+                with pytest.raises(LoadRefusedError, match="there is no room") as caught:
+                    weights.apply_weights(publisher.publish(model(2)))
+            assert caught.value.intact
+            assert weights.require() == 1
+
+    def test_when_another_generator_fails_both_return(self, llm, store):
+        with WeightDirectory.local(keep=2) as directory:
+            publisher = WeightPublisher(store, directory=directory)
+            value, fails = [1], [False]
+            trainer = type("Trainer", (), {"publish_weights": lambda _: publisher.publish(model(value[0]))})()
+
+            def load(tensors):
+                if fails[0]:
+                    raise RuntimeError("the other one fails")
+                list(tensors)
+
+            other = WeightReceiver(load, store=store, directory=directory, rollback="shadow")
+            other.apply_weights = other.apply
+            with VllmWeights(llm, store=store, directory=directory) as weights:
+                generators = Concurrent([weights, other])
+                sync_weights(LocalPeers([trainer]), generators, directory=directory, timeout_s=20)
+                value[0], fails[0] = 2, True
+                with pytest.raises(WeightUpdateError):
+                    sync_weights(LocalPeers([trainer]), generators, directory=directory, timeout_s=20)
+                assert weights.require() == 1
+                assert same(llm.workers.held(), model(1))
+                assert llm.version == "1"
+            other.close()
+            publisher.close()
+
+
+class TestRequests:
+    @pytest.mark.parametrize(
+        ("requests", "mode"), [("continue", "keep"), ("finish", "wait"), ("abort", "abort")]
+    )
+    def test_an_engine_in_processes_of_its_own_is_told(self, factory, store, publisher, requests, mode):
+        llm = Llm(factory, 2, in_process=False)
+        with VllmWeights(llm, store=store, requests=requests) as weights:
+            weights.apply_weights(publisher.publish(model(1)))
+        assert llm.told[0] == f"pause 0 {mode}"
+
+    @pytest.mark.parametrize(
+        ("requests", "finished", "left"), [("continue", 0, 1), ("finish", 1, 0), ("abort", 0, 0)]
+    )
+    def test_in_one_process(self, factory, store, publisher, requests, finished, left):
+        llm = Llm(factory)
+        llm.left["under way"] = 3
+        with VllmWeights(llm, store=store, requests=requests) as weights:
+            weights.apply_weights(publisher.publish(model(1)))
+            assert len(weights.take_finished()) == finished
+            assert weights.take_finished() == []
+        assert len(llm.left) == left
+
+    def test_of_an_asynchronous_engine(self, factory, store, publisher):
+        engine = AsyncEngine(factory)
+        with (
+            running_loop() as loop,
+            VllmWeights(engine, loop=loop, store=store, requests="finish") as weights,
+        ):
+            weights.apply_weights(publisher.publish(model(1)))
+            assert same(engine.llm.workers.held(), model(1))
+            assert engine.told[0] == "pause wait"
+            assert engine.told[-1] == "resume"
+            assert engine.llm.version == "1"
+
+            async def on_the_loop():
+                weights.apply_weights(publisher.publish(model(2)))
+
+            with pytest.raises(Exception, match="event loop"):
+                asyncio.run_coroutine_threadsafe(on_the_loop(), loop).result(10)
+
+
+class TestWhatIsRefused:
+    def test_bad_arguments(self, factory, store):
+        with pytest.raises(ValueError, match="'finish'"):
+            VllmWeights(Llm(factory), requests="later", store=store)
+        with pytest.raises(ValueError, match="rollback"):
+            VllmWeights(Llm(factory), rollback="magic", store=store)
+        with pytest.raises(TypeError, match=r"a vllm\.LLM or"):
+            VllmWeights(object(), store=store)
+        with pytest.raises(TypeError, match="loop="):
+            VllmWeights(AsyncEngine(factory), store=store)
+
+    def test_an_engine_whose_workers_do_not_answer(self, factory, store, monkeypatch):
+        monkeypatch.setattr(Workers, "initialise", lambda *_: None)
+        with pytest.raises(EngineLoadError, match="backend='raycrew'"):
+            VllmWeights(Llm(factory), store=store)
+
+    def test_nothing_is_left(self, llm, store, publisher, tmp_path, monkeypatch):
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        with VllmWeights(llm, store=store) as weights:
+            weights.apply_weights(publisher.publish(model(1)))
+            assert list(tmp_path.iterdir())
+        assert not list(tmp_path.iterdir())
+
+
+class TestMailbox:
+    def test_only_what_was_said_of_this_update_counts(self):
+        box = Mailbox()
+        tell(box.folder, Outcome(1, 0, 2, 10))
+        tell(box.folder, Outcome(2, 1, 2, 11, "it broke"))
+        assert box.read(2) == [Outcome(2, 1, 2, 11, "it broke")]
+        box.close()
+        box.close()
+
+    def test_what_killed_processes_left_is_removed(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        kept = Mailbox()
+        me, name = this_process(), Path(kept.folder).name
+        gone = tmp_path / name.replace(f"-{me.pid}-{me.started}-", f"-{me.pid}-{me.started + 1}-")
+        gone.mkdir()
+        Mailbox().close()
+        assert Path(kept.folder).is_dir()
+        assert not gone.exists()
+        kept.close()
+
+
+class TestChecks:
+    def test_references_are_greedy(self):
+        table = torch.tensor([[0.0, 2.0, 1.0], [0.0, 1.0, 5.0], [3.0, 0.0, 0.0]])
+        (found,) = greedy_references(lambda ids: table[ids], [[0]], tokens=3)
+        assert found.tokens == (1, 2, 0)
+        assert found.logprobs[0] == pytest.approx(float(table[0].log_softmax(-1)[1]))
+
+    def test_comparison(self):
+        references = [GreedyReference((1,), (2, 3), (-1.0, -2.0))]
+        assert compare_greedy(references, [([2, 3], [-1.0, -2.05])], 0.1) == pytest.approx(0.05)
+        for answer in (([2, 4], [-1.0, -2.0]), ([2, 3], [-1.0, -2.5]), ([2, 3], [-1.0, float("nan")])):
+            with pytest.raises(WeightCheckError, match="prompt 0"):
+                compare_greedy(references, [answer], 0.1)
+
+
+def test_nothing_of_vllm_is_imported_outside_its_processes():
+    code = "import sys, raycrew.tensor_transport.integrations.vllm; sys.exit('vllm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class AsyncEngine:
+    """A `vllm.AsyncLLM`."""
+
+    def __init__(self, factory):
+        self.llm, self.told = Llm(factory, 2, in_process=False), []
+
+    async def init_weight_transfer_engine(self, request):
+        self.llm.workers.initialise(request.init_info)
+
+    async def start_weight_update(self):
+        self.llm.workers.ask("start_weight_update")
+
+    async def update_weights(self, request):
+        self.llm.workers.ask("update_weights", request.update_info)
+
+    async def finish_weight_update(self):
+        self.llm.workers.ask("finish_weight_update")
+
+    async def pause_generation(self, mode, clear_cache):
+        assert not clear_cache
+        self.told.append(f"pause {mode}")
+
+    async def reset_prefix_cache(self, reset_running_requests):
+        assert reset_running_requests
+
+    async def reset_encoder_cache(self):
+        self.told.append("reset")
+
+    async def update_weight_version(self, version):
+        self.llm.version = version
+
+    async def resume_generation(self):
+        self.told.append("resume")
+
+
+class Concurrent(LocalPeers):
+    """Objects that are called side by side, as they wait for each other."""
+
+    def __init__(self, workers):
+        super().__init__(workers)
+        self.workers = workers
+
+    def call(self, method, /, *args, **kwargs):
+        answers = [None] * len(self.workers)
+
+        def run(place, worker):
+            try:
+                answers[place] = getattr(worker, method)(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - raised where the answers are read
+                answers[place] = error
+
+        threads = [threading.Thread(target=run, args=pair) for pair in enumerate(self.workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return type("Results", (), {"get_results": lambda _, timeout=None: raise_first(answers)})()
+
+    def on(self, ranks):
+        return Concurrent([self.workers[rank] for rank in ranks])
+
+
+def raise_first(answers):
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
+@contextlib.contextmanager
+def running_loop():
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def refuse(*_):
+    raise TransportError("there is no room")
+
+
+def fail_always(patch, llm):
+    """Rank 0 takes one tensor, and no more."""
+    worker = llm.workers.models[0]
+    load = type(worker).load_weights
+
+    def fail(weights):
+        load(worker, [next(iter(weights))])
+        raise ValueError("no room")
+
+    patch.setattr(worker, "load_weights", fail, raising=False)
+
+
+def fail_once(patch, llm):
+    fail_always(patch, llm)
+    fail, worker = llm.workers.models[0].load_weights, llm.workers.models[0]
+
+    def once(weights):
+        patch.undo()
+        fail(weights)
+
+    patch.setattr(worker, "load_weights", once)
