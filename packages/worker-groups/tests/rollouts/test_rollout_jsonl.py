@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_a_last_line_that_is_cut_anywhere_is_written_again_and_no_other(tmp_path
         path = tmp_path / f"{size}.jsonl"
         path.write_bytes(data[:size])
         lines = opened(path)
-        n = data[:size].count(b"\n")
+        n = data[: size + 1].count(b"\n")  # a line that only lacks its end is there
         assert lines.ids == set(["a", "bb", "ccc"][:n])
         add(lines, "a", "bb", "ccc")
         lines.close()
@@ -60,7 +61,7 @@ def test_a_last_line_that_is_cut_anywhere_is_written_again_and_no_other(tmp_path
 
 def test_a_long_torn_line_is_cut_off(tmp_path):
     path = tmp_path / "out.jsonl"
-    path.write_bytes(line_of("a", [], {}) + b"x" * 200_000)
+    path.write_bytes(line_of("a", [], {}) + b'{"id":"b' + b"x" * 200_000)
     lines = opened(path)
     assert lines.ids == {"a"} and path.stat().st_size == len(line_of("a", [], {}))
     lines.close()
@@ -83,6 +84,41 @@ def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path, line):
     assert path.read_bytes() == line_of("a", [], {}) + line
     path.write_bytes(b"")
     opened(path).close()  # it is not locked any more
+
+
+@pytest.mark.parametrize("content", [b'{"config": 1}', b"a text", b"[1]", b'{"id": 7}', b"\x80\x05K"])
+def test_a_file_of_something_else_without_an_end_of_line_is_left_alone_too(tmp_path, content):
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(RolloutFileError, match="line 1"):
+        opened(path)
+    assert path.read_bytes() == content
+
+
+def test_what_a_failing_disk_left_in_place_of_a_line_goes(tmp_path):
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(line_of("a", [], {}) + bytes(100))
+    lines = opened(path)
+    add(lines, "b")
+    lines.close()
+    assert ids_in(path) == ["a", "b"]
+
+
+def test_a_forked_child_does_not_keep_the_file(tmp_path):
+    lines = opened(tmp_path / "out.jsonl")
+    alive, told = os.pipe()
+    if not (child := os.fork()):
+        os.write(told, b".")
+        signal.pause()
+    try:
+        assert os.read(alive, 1)
+        lines.close()
+        opened(tmp_path / "out.jsonl").close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(alive)
+        os.close(told)
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])

@@ -4,13 +4,26 @@ import fcntl
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from raycrew.worker_groups.rollouts._values import RolloutFailure
 from raycrew.worker_groups.rollouts.errors import RolloutFileError
+
+_BEGIN = b'{"id":'
+_locked: weakref.WeakSet["JsonLines"] = weakref.WeakSet()
+
+
+def _forget_locks() -> None:
+    """Have a forked child not keep a file locked when its parent has ended."""
+    for lines in list(_locked):
+        lines.forget()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
 
 
 def line_of(prompt: str, texts: Sequence[str], failures: Mapping[int, RolloutFailure]) -> bytes:
@@ -28,7 +41,10 @@ def line_of(prompt: str, texts: Sequence[str], failures: Mapping[int, RolloutFai
 
 
 class JsonLines:
-    """The file, which is this process's alone as long as it is open; a last line without an end is cut off.
+    """The file, which is this process's alone as long as it is open.
+
+    A last line that was never finished is cut off, and one that only lacks its end gets it; nothing else that
+    is there is touched.
 
     Args:
         path: The file; made where there is none.
@@ -47,14 +63,15 @@ class JsonLines:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._end = self._heal()
-            self.ids = set(self._read())
+            self._end, self.ids = 0, set[str]()
+            self._read()
         except BlockingIOError:
             self.close()
             raise RolloutFileError(f"{path} is in use by another collection") from None
         except BaseException:
             self.close()
             raise
+        _locked.add(self)
 
     def add(self, prompt: str, line: bytes) -> None:
         """Add a prompt's line, unless it is there.
@@ -85,6 +102,12 @@ class JsonLines:
                 os.close(self._file)
                 self._file = -1
 
+    def forget(self) -> None:
+        """Give the file up in a forked child, whose copy of the lock some thread may have held."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
     def _write(self, line: bytes) -> None:
         rest, offset = memoryview(line), self._end
         while rest:
@@ -93,24 +116,23 @@ class JsonLines:
         if self._is_synced:
             os.fsync(self._file)
 
-    def _heal(self) -> int:
-        """Where the last whole line ends; what is behind it goes."""
-        end = os.fstat(self._file).st_size
-        while end:
-            begin = max(0, end - (1 << 16))
-            found = os.pread(self._file, end - begin, begin).rfind(b"\n")
-            if found >= 0:
-                end = begin + found + 1
-                break
-            end = begin
-        os.ftruncate(self._file, end)
-        return end
-
-    def _read(self) -> Iterator[str]:
+    def _read(self) -> None:
+        """Note whose lines are there, and where the last one ends."""
         with os.fdopen(os.dup(self._file), "rb") as lines:
             lines.seek(0)
             for number, line in enumerate(lines, 1):
-                yield self._id_of(line, number)
+                if not line.endswith(b"\n"):
+                    self._settle(line, number)
+                    return
+                self.ids.add(self._id_of(line, number))
+                self._end += len(line)
+
+    def _settle(self, line: bytes, number: int) -> None:
+        """A last line without an end: gets it, or goes."""
+        if _is_cut(line):
+            os.ftruncate(self._file, self._end)
+        else:
+            self._add(self._id_of(line, number), line + b"\n")
 
     def _id_of(self, line: bytes, number: int) -> str:
         try:
@@ -120,3 +142,11 @@ class JsonLines:
         if not isinstance(found, str):
             raise RolloutFileError(f"line {number} of {self._path} has the id {found!r}, which is no string")
         return found
+
+
+def _is_cut(line: bytes) -> bool:
+    """Whether it may be one of these that was never finished."""
+    with suppress(ValueError):
+        json.loads(line)
+        return False
+    return line.startswith(_BEGIN) or _BEGIN.startswith(line) or not any(line)
