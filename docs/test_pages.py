@@ -17,10 +17,14 @@ PACKAGES = ("cluster-core", "worker-groups", "tensor-transport", "venv-manager")
 
 
 def public_errors(package: str) -> Iterator[str]:
-    """Each error class that a package hands out."""
+    """Each error class that a package or a part of it hands out."""
     module = importlib.import_module(f"raycrew.{package.replace('-', '_')}")
-    errors = importlib.import_module(f"{module.__name__}.errors")
-    for name, found in {**vars(errors), **{name: getattr(module, name) for name in module.__all__}}.items():
+    known = {name: getattr(module, name) for name in module.__all__}
+    for path in Path(str(module.__file__)).parent.glob("**/errors.py"):
+        where = path.parent.relative_to(Path(str(module.__file__)).parent).parts
+        if not any(part.startswith("_") for part in where):
+            known |= vars(importlib.import_module(".".join([module.__name__, *where, "errors"])))
+    for name, found in known.items():
         is_error = isinstance(found, type) and issubclass(found, BaseException)
         if is_error and found.__module__.startswith("raycrew.") and not name.startswith("_"):
             yield name

@@ -12,7 +12,7 @@ import pytest
 from patience import eventually
 from ray import cloudpickle
 
-from raycrew.worker_groups import WorkerGroupError
+from raycrew.worker_groups import WorkerGroupClosedError, WorkerGroupError
 from raycrew.worker_groups.balancing import WorkerLoad
 from raycrew.worker_groups.rollouts import (
     PromptError,
@@ -78,7 +78,7 @@ def collect(
         wishes = Wishes(lines is not None, None if queue is None else tuple(queue.columns))
         wake = threading.Event()
         calls = FakeCalls(rollout, wishes, wake)
-        written = set() if lines is None else lines.ids
+        written = None if lines is None else lines.ids
         stream, bounds = Prompts(prompts, ids, wake.set), Bounds(n, 2, in_flight)
         engine = Engine(calls, stream, progress, written, bounds, on_error, wake, Tally("pool"))
         delivery = Delivery(progress.run, lines, queue, lambda: engine.is_stopped)
@@ -357,3 +357,87 @@ def test_whoever_waits_in_another_thread_is_told_of_the_end():
     waiting.join(60)
     go_on.set()
     assert len(told) == 1
+
+
+def test_who_asks_for_more_of_a_collection_that_was_closed_is_told_so():
+    """Else a loop that somebody else has ended would look as one that got all."""
+    collection, seen = collect(doubled, range(100)), []
+    with pytest.raises(WorkerGroupClosedError, match="before its end"):
+        for group in collection:
+            seen.append(group)
+            if len(seen) == 3:
+                closing = threading.Thread(target=collection.close)
+                closing.start()
+                closing.join(60)
+    with pytest.raises(WorkerGroupClosedError):
+        collection.run()
+    ended = collect(doubled, range(3))
+    assert len(list(ended)) == 3 and list(ended) == []
+    assert ended.run().handed_out == 3
+
+    async def main():
+        collection = collect(doubled, range(100))
+        async for _ in collection:
+            await collection.aclose()
+
+    with pytest.raises(WorkerGroupClosedError):
+        asyncio.run(main())
+
+
+def test_a_loop_that_reads_the_prompts_is_not_blocked():
+    async def prompts():
+        yield 1
+
+    async def main():
+        with collect(doubled, prompts()) as collection:
+            with pytest.raises(RuntimeError, match="`async for`"):
+                next(collection)
+            seen = [group.samples[0] async for group in collection]
+        with collect(doubled, prompts()) as collection, pytest.raises(RuntimeError, match="`async for`"):
+            collection.run()
+        with collect(doubled, [3]) as collection:
+            assert collection.run().produced == 1  # of no loop
+        return seen
+
+    assert asyncio.run(main()) == [2]
+
+
+@pytest.mark.parametrize("n_lost", [1, 5])
+def test_a_file_that_has_lost_lines_of_what_the_folder_has_is_refused(tmp_path, n_lost):
+    """What is done is not rolled out again, so that these would be nowhere."""
+    out = tmp_path / "out.jsonl"
+    where = {"folder": tmp_path / "run", "jsonl": out}
+    with collect(doubled, range(10), **where) as collection:
+        for _ in range(6):
+            next(collection)
+    lines = out.read_text().splitlines(keepends=True)
+    out.write_text("".join(lines[n_lost:]))
+    with pytest.raises(RolloutFileError, match="the file has no line of it"):
+        collect(doubled, range(10), **where).run()
+    out.write_text("".join(lines[:n_lost]) + out.read_text())
+    collect(doubled, range(10), **where).run()
+    assert sorted(json.loads(line)["id"] for line in out.read_text().splitlines()) == list("0123456789")
+
+
+def test_a_disk_that_fills_up_is_the_folders_error_whoever_writes(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    collection = collect(doubled, range(50), folder=tmp_path)
+    next(collection)
+    with monkeypatch.context() as patched, pytest.raises(RolloutFileError, match="No space left"):
+        patched.setattr("os.pwrite", full)
+        list(collection)
+    assert collect(doubled, range(50), folder=tmp_path).run().pulled == 50
+
+
+def test_a_rollout_that_cancels_itself_has_failed_and_no_other():
+    async def cancelled(prompt):
+        if prompt == 1:
+            asyncio.current_task().cancel()
+        await asyncio.sleep(0)
+        return prompt
+
+    groups = {group.id: group for group in collect(cancelled, range(3), on_error="return")}
+    assert groups["0"].samples == (0,) and groups["2"].samples == (2,)
+    assert groups["1"].failures[0].kind == "raised" and "cancelled" in groups["1"].failures[0].message

@@ -11,7 +11,7 @@ from patience import eventually, is_running, read_pids
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.cluster_core.testing import connected
 from raycrew.worker_groups import SampleQueue, WorkerGroupClosedError
-from raycrew.worker_groups.rollouts import RolloutPool, _calls
+from raycrew.worker_groups.rollouts import RolloutFileError, RolloutPool, _calls
 
 BESIDE = [{"sleep": 0.2, "n": i} for i in range(6)]
 
@@ -95,6 +95,15 @@ def test_samples_go_to_a_file_and_a_queue_of_the_cluster(cluster, tmp_path):
             return [group.id async for group in other.collect(range(5))]
 
         assert sorted(asyncio.run(main())) == list("01234")
+        for columns, more, message in (
+            (["tokens", "version"], {}, "another name"),
+            (["tokens"], {"max_samples": 1}, "holds 1 samples"),
+        ):
+            with SampleQueue(columns, **more) as wrong, pytest.raises(ValueError, match=message):
+                other.collect(range(5), jsonl=tmp_path / "other.jsonl", queue=wrong)
+        other.collect([], folder=tmp_path / "run").close()
+        with pytest.raises(RolloutFileError, match="its destination is 'the iteration alone', not 'a file'"):
+            other.collect([], folder=tmp_path / "run", jsonl=tmp_path / "other.jsonl")
         endless = other.collect(iter(int, 1))
         next(endless)
     pids = read_pids(tmp_path / "pids")

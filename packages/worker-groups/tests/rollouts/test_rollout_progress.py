@@ -58,12 +58,21 @@ def test_a_folder_is_one_collections_at_a_time_and_of_one_kind(tmp_path):
     first.close()
     with pytest.raises(RolloutFileError, match="its samples_per_prompt is 2, not 3"):
         Progress(tmp_path, {**OPTIONS, "samples_per_prompt": 3})
-    for text in ("{", "[]", '{"format": 99}'):
+    for text in ("{", "[]", '{"format": 99}', '{"format": 1}', '{"format": 1, "run": "r", "options": 7}'):
         (tmp_path / "collection.json").write_text(text)
         with pytest.raises(RolloutFileError, match=r"damaged|another version"):
             Progress(tmp_path, OPTIONS)
     (tmp_path / "collection.json").write_text(json.dumps({"format": 1, "run": "r", "options": OPTIONS}))
     Progress(tmp_path, OPTIONS).close()
+
+
+def test_what_is_done_without_a_word_of_what_it_is_of_is_refused(tmp_path):
+    first = Progress(tmp_path, OPTIONS)
+    first.add(done_of("a"))
+    first.close()
+    (tmp_path / "collection.json").unlink()
+    with pytest.raises(RolloutFileError, match="is missing"):
+        Progress(tmp_path, OPTIONS)
 
 
 def test_a_disk_that_is_full_is_told_of(tmp_path, monkeypatch):

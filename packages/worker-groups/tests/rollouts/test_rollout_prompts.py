@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import threading
 
+import numpy
 import pytest
 from patience import eventually
 
@@ -40,6 +41,7 @@ def test_ids_are_positions_or_given():
     assert all_of(prompts_of([])) == []
     assert all_of(prompts_of(iter("ab"))) == [("0", "a"), ("1", "b")]
     given = [{"n": 5}, {"n": 7}]
+    assert all_of(prompts_of([7], numpy.int64)) == [("7", 7)]
     assert all_of(prompts_of(given, lambda prompt: prompt["n"])) == [("5", given[0]), ("7", given[1])]
 
 
@@ -49,6 +51,7 @@ def test_ids_are_positions_or_given():
         ("aba", str, "the prompt at 2 has the id 'a' of an earlier one"),
         ([1, 2, None], lambda prompt: prompt, "is a string or a whole number, not None"),
         ([1, 2, True], lambda prompt: prompt, "not True"),
+        ([1, 2, 2.5], lambda prompt: prompt, "not 2.5"),
         (["a", "b", ""], str, "not ''"),
         ([1, 2, "x"], lambda prompt: prompt + 1, "TypeError"),
         ([1, 2, threading.Lock()], None, "can't pickle|cannot pickle"),

@@ -171,6 +171,9 @@ def test_what_can_not_be_sent_or_kept_is_the_rollouts_error():
     assert "can't be pickled" in outcome_of(generator).message
     for value in ({1, 2}, float("nan")):
         assert "JSON can't hold" in outcome_of(give, value, wishes=Wishes(is_json=True)).message
+    for column in ("version", "length"):  # which a line says of the sample itself
+        told = outcome_of(give, RolloutSample({column: 1}, 0), wishes=Wishes(is_json=True)).message
+        assert "needs another name" in told
     for value, message in (
         ({"tokens": []}, "returns a RolloutSample, not dict"),
         (RolloutSample({"x": 1}, 0), "no column 'x', but tokens"),

@@ -8,9 +8,10 @@ from types import TracebackType
 from typing import Self
 
 from raycrew.worker_groups._calls import Results
+from raycrew.worker_groups.errors import WorkerGroupClosedError
 from raycrew.worker_groups.rollouts._delivery import Delivery
 from raycrew.worker_groups.rollouts._engine import Engine
-from raycrew.worker_groups.rollouts._progress import Progress, done_in
+from raycrew.worker_groups.rollouts._progress import Progress, in_hand
 from raycrew.worker_groups.rollouts._telling import RolloutStats
 from raycrew.worker_groups.rollouts._values import RolloutGroup
 
@@ -19,7 +20,8 @@ class RolloutCollection(Iterator[RolloutGroup], AsyncIterator[RolloutGroup]):
     """The rollouts of a stream of prompts, a prompt at a time as they are done: for `for` and `async for`.
 
     A prompt counts as taken once the next one is asked for, or the iteration is over: where a collection goes
-    on in a folder, the one that was in hand before comes again. Closing gives up what is under way.
+    on in a folder, the one that was in hand before comes again. Closing gives up what is under way; whoever
+    asks for the next one then, and had not got all, gets a `WorkerGroupClosedError`.
     """
 
     def __init__(self, engine: Engine, progress: Progress, delivery: Delivery) -> None:
@@ -37,13 +39,27 @@ class RolloutCollection(Iterator[RolloutGroup], AsyncIterator[RolloutGroup]):
         return self
 
     def __next__(self) -> RolloutGroup:
-        return next(self._results)
+        self._engine.check_may_block()
+        try:
+            return next(self._results)
+        except StopIteration:
+            self._check_end()
+            raise
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> RolloutGroup:
-        return await anext(self._results)
+        try:
+            return await anext(self._results)
+        except StopAsyncIteration:
+            self._check_end()
+            raise
+
+    def _check_end(self) -> None:
+        """Make sure that the iteration is over as there is nothing more, not as somebody has closed it."""
+        if not self._engine.is_finished:
+            raise WorkerGroupClosedError("the collection was closed before its end")
 
     def run(self) -> RolloutStats:
         """Take all that there is and will be; for rollouts that go to a file or a queue.
@@ -92,7 +108,7 @@ def _groups(
 ) -> Generator[RolloutGroup, None, None]:
     with closing:
         while (batch := progress.take()) is not None:
-            with batch:
-                yield delivery.deliver(done_in(batch))
+            with in_hand(batch) as done:
+                yield delivery.deliver(done)
             engine.handed_out()
-        engine.check()
+        engine.finish()

@@ -16,7 +16,7 @@ from raycrew.worker_groups.rollouts._prompts import END, Prompts
 from raycrew.worker_groups.rollouts._tasks import Prompt, Task, Untried
 from raycrew.worker_groups.rollouts._telling import RolloutStats, Tally
 from raycrew.worker_groups.rollouts._values import Outcome
-from raycrew.worker_groups.rollouts.errors import RolloutFailedError
+from raycrew.worker_groups.rollouts.errors import RolloutFailedError, RolloutFileError
 
 OnError = Literal["raise", "return"]
 _END_S = 30.0
@@ -44,7 +44,7 @@ class Engine:
         calls: The workers.
         prompts: The stream.
         progress: Where what is done is noted.
-        written: Ids of prompts that are done besides.
+        written: Ids of prompts that have a line in the file; None for no file.
         bounds: How much there is at a time.
         on_error: Whether a rollout that failed ends it all.
         wake: Set when something has changed.
@@ -56,7 +56,7 @@ class Engine:
         calls: RolloutCalls,
         prompts: Prompts,
         progress: Progress,
-        written: Collection[str],
+        written: Collection[str] | None,
         bounds: Bounds,
         on_error: OnError,
         wake: threading.Event,
@@ -64,11 +64,12 @@ class Engine:
     ) -> None:
         self._calls, self._prompts, self._progress, self._written = calls, prompts, progress, written
         self._bounds, self._on_error, self._wake, self.tally = bounds, on_error, wake, tally
-        self._in_hand = len(progress)
+        self._in_hand = self._recovered = len(progress)
+        self._owed: set[str] = set()
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._error: BaseException | None = None
-        self._is_over = False
+        self._is_over = self.is_finished = False
         self._thread = threading.Thread(target=self._run, name="raycrew-rollouts", daemon=True)
 
     def start(self) -> None:
@@ -101,13 +102,19 @@ class Engine:
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(wait_s)
 
-    def check(self) -> None:
-        """Raise what has ended it, if it was not the end of the prompts."""
+    def check_may_block(self) -> None:
+        """See `Prompts`."""
+        self._prompts.check_may_block()
+
+    def finish(self) -> None:
+        """All that was done was handed out; raise what has ended it, if it was not the end of the prompts."""
         self._thread.join()
         if self._error is not None:
             raise self._error
         if not self._is_over:
             raise WorkerGroupClosedError("the collection was closed before its end")
+        self._check_owed(0)
+        self.is_finished = True
 
     def _run(self) -> None:
         try:
@@ -160,12 +167,29 @@ class Engine:
             if found is LATER or found is END:
                 return found
             self.tally.count("pulled")
-            if not self._progress.has(found.id) and found.id not in self._written:
+            if not self._is_done(found.id):
                 with self._lock:
                     self._in_hand += 1
                 return found
             self.tally.count("skipped")
         return LATER
+
+    def _is_done(self, prompt: str) -> bool:
+        has_line = self._written is not None and prompt in self._written
+        if not self._progress.has(prompt):
+            return has_line
+        if self._written is not None and not has_line:
+            self._owed.add(prompt)  # that is, one of those that were not handed out
+            self._check_owed(self._recovered)
+        return True
+
+    def _check_owed(self, most: int) -> None:
+        lost = [prompt for prompt in self._owed if prompt not in (self._written or ())]
+        if len(lost) > most:
+            raise RolloutFileError(
+                f"the folder says that prompt {lost[0]!r} is done, but the file has no line of it: it has "
+                "lost lines, or is another file. Bring it back, or collect into another folder and file"
+            )
 
     def _is_full(self) -> bool:
         Session.check_wanted()

@@ -93,12 +93,14 @@ class PoolOptions:
         enough = 2 * -(-all_workers // self.samples_per_prompt)
         return Bounds(self.samples_per_prompt, self.in_flight_per_worker, self.max_in_flight or enough)
 
-    def of_collection(self, *, has_ids: bool) -> dict[str, Any]:
+    def of_collection(self, *, has_ids: bool, has_file: bool, has_queue: bool) -> dict[str, Any]:
         """What has to be the same when a collection goes on in a folder."""
+        to = [name for name, is_there in (("a file", has_file), ("a queue", has_queue)) if is_there]
         return {
             "rollout": name_of(self.rollout),
             "samples_per_prompt": self.samples_per_prompt,
             "ids": "given" if has_ids else "positions",
+            "destination": " and ".join(to) or "the iteration alone",
         }
 
 

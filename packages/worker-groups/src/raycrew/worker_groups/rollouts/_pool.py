@@ -23,7 +23,7 @@ from raycrew.worker_groups.rollouts._prompts import Prompts, check_prompts
 from raycrew.worker_groups.rollouts._tasks import Retries
 from raycrew.worker_groups.rollouts._telling import Tally
 from raycrew.worker_groups.rollouts._values import Wishes
-from raycrew.worker_groups.rollouts._worker import WATCH, RolloutWorker
+from raycrew.worker_groups.rollouts._worker import WATCH, RolloutWorker, check_columns
 from raycrew.worker_groups.rollouts.samples import SampleQueue
 
 _END_S = 5.0
@@ -140,17 +140,21 @@ class RolloutPool:
 
         Raises:
             TypeError: An argument is of a wrong kind.
+            ValueError: The queue holds fewer samples than a prompt has, or a column can't stand in a file.
             RolloutFileError: The folder or file is in use, damaged, or of another collection.
             WorkerGroupClosedError: The pool was closed.
         """
         if self._is_closed:
             raise WorkerGroupClosedError(f"{self._options.name} was closed")
         check_prompts(prompts, ids)
-        if queue is not None and not isinstance(queue, SampleQueue):
-            raise TypeError(f"queue is a SampleQueue, not {queue!r}")
+        if queue is not None:
+            self._check_queue(queue, has_file=jsonl is not None)
         where, file = path_of("folder", folder), path_of("jsonl", jsonl)
         with ExitStack() as undone:
-            progress = Progress(where, self._options.of_collection(has_ids=ids is not None), fsync=fsync)
+            of_it = self._options.of_collection(
+                has_ids=ids is not None, has_file=file is not None, has_queue=queue is not None
+            )
+            progress = Progress(where, of_it, fsync=fsync)
             undone.callback(progress.close)
             lines = None if file is None else JsonLines(file, is_synced=fsync)
             if lines is not None:
@@ -163,6 +167,17 @@ class RolloutPool:
         self._collections.add(collection)
         return collection
 
+    def _check_queue(self, queue: Any, *, has_file: bool) -> None:
+        if not isinstance(queue, SampleQueue):
+            raise TypeError(f"queue is a SampleQueue, not {queue!r}")
+        if has_file:
+            check_columns(queue.columns)
+        if (most := queue.max_samples) is not None and most < self._options.samples_per_prompt:
+            n = self._options.samples_per_prompt
+            raise ValueError(
+                f"the queue holds {most} samples at most, but a prompt has {n}, which come together"
+            )
+
     def _engine(
         self, prompts: Any, ids: Any, progress: Progress, lines: JsonLines | None, wishes: Wishes
     ) -> Engine:
@@ -171,7 +186,7 @@ class RolloutPool:
         retries = Retries(options.retries, options.retry_errors)
         calls = RolloutCalls(self.group, limits, wishes, retries, wake, tally)
         bounds = options.bounds(self.group.world_size)
-        written = set[str]() if lines is None else lines.ids
+        written = None if lines is None else lines.ids
         stream = Prompts(prompts, ids, wake.set)
         return Engine(calls, stream, progress, written, bounds, options.on_error, wake, tally)
 

@@ -3,11 +3,12 @@
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from raycrew.worker_groups.errors import SampleJournalError, SampleQueueEndedError
+from raycrew.worker_groups.errors import SampleJournalError, SampleQueueEndedError, SampleQueueError
 from raycrew.worker_groups.rollouts._values import Outcome
 from raycrew.worker_groups.rollouts.errors import RolloutFileError
 from raycrew.worker_groups.rollouts.samples import SampleBatch, SampleQueue
@@ -56,7 +57,7 @@ class Progress:
         self.run = uuid.uuid4().hex
         self._folder = folder
         if folder is None:
-            self._queue = SampleQueue(["done"], name="rollouts", max_keys=None)
+            self._queue = SampleQueue(["done"], name="rollouts")
             return
         known = _read(folder / _NAME)
         _check_same(folder, known, options)
@@ -70,6 +71,7 @@ class Progress:
             known = _read(folder / _NAME)  # another process may have begun and ended since
             _check_same(folder, known, options)
             if known is None:
+                self._check_new(folder)
                 known = {"format": _FORMAT, "run": self.run, "options": dict(options)}
                 _write(folder / _NAME, known)
             self.run = known["run"]
@@ -77,9 +79,13 @@ class Progress:
             self._queue.close()
             raise
 
+    def _check_new(self, folder: Path) -> None:
+        if self._queue.stats().produced:
+            raise RolloutFileError(f"{folder / _NAME} is missing beside what was done: restore it")
+
     def has(self, prompt: str) -> bool:
-        """Whether a prompt is done."""
-        return bool(self._queue.known([prompt]))
+        """Whether an earlier collection in the folder has done a prompt."""
+        return self._folder is not None and bool(self._queue.known([prompt]))
 
     def __len__(self) -> int:
         """How many prompts are done and were not taken."""
@@ -91,15 +97,19 @@ class Progress:
         Raises:
             RolloutFileError: That can't be written down.
         """
-        try:
-            self._queue.put({"done": [tuple(done)]}, version=0, keys=[done.id])
-        except SampleJournalError as error:
-            raise RolloutFileError(str(error)) from error
+        with _written_down():
+            keys = None if self._folder is None else [done.id]
+            self._queue.put({"done": [tuple(done)]}, version=0, keys=keys)
 
     def take(self) -> SampleBatch | None:
-        """The next that nobody has taken, once there is one; None where none will come any more."""
+        """The next that nobody has taken, once there is one; None where none will come any more.
+
+        Raises:
+            RolloutFileError: The folder could not be written to meanwhile.
+        """
         try:
-            return self._queue.get(1, lease_s=_LEASE_S)
+            with _written_down():
+                return self._queue.get(1, lease_s=_LEASE_S)
         except SampleQueueEndedError:
             return None
 
@@ -112,10 +122,35 @@ class Progress:
         self._queue.close()
 
 
+@contextmanager
+def in_hand(batch: SampleBatch) -> Iterator[Done]:
+    """What was taken, for good at the end of the block; where that raises, it comes again.
+
+    Raises:
+        RolloutFileError: That it was taken can't be written down.
+    """
+    try:
+        yield done_in(batch)
+    except BaseException:
+        with suppress(SampleQueueError):  # the block's own error counts
+            batch.give_back()
+        raise
+    with _written_down():
+        batch.done()
+
+
 def done_in(batch: SampleBatch) -> Done:
     """What was taken."""
     prompt, data, outcomes, attempts = batch["done"][0]
     return Done(prompt, data, [Outcome(*outcome) for outcome in outcomes], attempts)
+
+
+@contextmanager
+def _written_down() -> Iterator[None]:
+    try:
+        yield
+    except SampleJournalError as error:
+        raise RolloutFileError(str(error)) from error
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -127,6 +162,8 @@ def _read(path: Path) -> dict[str, Any] | None:
         raise RolloutFileError(f"{path} is damaged: {error}") from None
     if not isinstance(known, dict) or known.get("format") != _FORMAT:
         raise RolloutFileError(f"{path} was written by another version of raycrew")
+    if not isinstance(known.get("run"), str) or not isinstance(known.get("options"), dict):
+        raise RolloutFileError(f"{path} is damaged: it does not say what the collection is of")
     return known
 
 

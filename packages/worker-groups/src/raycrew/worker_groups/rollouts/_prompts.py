@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterable, Callable, Iterable
 from concurrent.futures import Future
+from operator import index
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
@@ -57,7 +58,7 @@ class Prompts:
         on_ready: Callable[[], object],
     ) -> None:
         self._ids, self._on_ready = ids, on_ready
-        self._ask = _asking(prompts)
+        self._ask, self._loop = _asking(prompts)
         self._coming: Future[Any] | None = None
         self._position = 0
         self._seen: set[str] = set()
@@ -81,6 +82,17 @@ class Prompts:
         except BaseException as error:  # noqa: BLE001 - raised to whoever collects
             self.error = _told(error, self._position)
             return END
+
+    def check_may_block(self) -> None:
+        """Make sure that who waits here for a prompt does not hold up the loop that reads the stream.
+
+        Raises:
+            RuntimeError: This thread runs that loop.
+        """
+        if self._loop is not None and asyncio._get_running_loop() is self._loop:  # noqa: SLF001
+            raise RuntimeError(
+                "the prompts are read in this event loop, which this would block: `async for` does not"
+            )
 
     def _identified(self, prompt: Any) -> Identified:
         position, self._position = self._position, self._position + 1
@@ -108,7 +120,9 @@ def _told(error: BaseException, position: int) -> PromptError:
 
 
 def _checked(name: Any) -> str:
-    if isinstance(name, bool) or not isinstance(name, str | int) or name == "":
+    if not isinstance(name, bool) and hasattr(name, "__index__"):
+        return str(index(name))
+    if not isinstance(name, str) or not name:
         raise TypeError(f"the id of a prompt is a string or a whole number, not {name!r}")
     return str(name)
 
@@ -119,10 +133,13 @@ def _wait_a_moment(coming: "Future[Any]") -> None:
     ready.wait(_MOMENT_S)
 
 
-def _asking(prompts: Iterable[Any] | AsyncIterable[Any]) -> "Callable[[], Future[Any]]":
+def _asking(
+    prompts: Iterable[Any] | AsyncIterable[Any],
+) -> "tuple[Callable[[], Future[Any]], asyncio.AbstractEventLoop | None]":
+    """What asks for the next one, and the loop that reads the stream, where it is not a thread of its own."""
     if isinstance(prompts, Iterable):
         items = iter(prompts)
-        return _InThread(lambda _: next(items, END))
+        return _InThread(lambda _: next(items, END)), None
     coming = aiter(prompts)
 
     async def take() -> Any:
@@ -131,8 +148,8 @@ def _asking(prompts: Iterable[Any] | AsyncIterable[Any]) -> "Callable[[], Future
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
-        return _InThread(lambda runner: runner.run(take()))
-    return lambda: asyncio.run_coroutine_threadsafe(take(), loop)
+        return _InThread(lambda runner: runner.run(take())), None
+    return lambda: asyncio.run_coroutine_threadsafe(take(), loop), loop
 
 
 class _InThread:

@@ -6,7 +6,7 @@ import inspect
 import json
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from operator import index
 from typing import Any
@@ -90,7 +90,7 @@ class RolloutWorker:
         task.add_done_callback(self._running.pop)
         try:
             if (await asyncio.wait([task], timeout=call.deadline_s))[0]:
-                return task.result()
+                return _CANCELLED if task.cancelled() else task.result()
             task.cancel()
             is_over = (await asyncio.wait([task], timeout=call.grace_s))[0]
         except asyncio.CancelledError:
@@ -152,8 +152,19 @@ def plain(value: Any) -> Any:
     """A sample as JSON can hold it."""
     if not isinstance(value, RolloutSample):
         return value
+    check_columns(value.columns)
     length = {} if value.length is None else {"length": value.length}
     return {**value.columns, "version": value.version, **length}
+
+
+def check_columns(columns: Iterable[str]) -> None:
+    """Make sure that columns can stand in a line beside what it says of the sample itself.
+
+    Raises:
+        ValueError: They can't.
+    """
+    if taken := sorted({"version", "length"} & set(columns)):
+        raise ValueError(f"in a file, {taken[0]!r} is the sample's own: the column needs another name")
 
 
 def _check_sample(value: Any, columns: tuple[str, ...]) -> None:
@@ -173,6 +184,11 @@ def _check_number(name: str, value: Any) -> None:
         raise TypeError(f"the {name} of a RolloutSample is a whole number, not {value!r}")
     if index(value) < 0:
         raise ValueError(f"the {name} of a RolloutSample is not negative, got {value}")
+
+
+_CANCELLED = Outcome(
+    kind="raised", message="it was cancelled, though it had time: by itself, or by another one"
+)
 
 
 def _raised() -> Outcome:

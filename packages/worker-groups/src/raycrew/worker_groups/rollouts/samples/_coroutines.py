@@ -29,6 +29,11 @@ class QueueCoroutines:
         """Names of the columns."""
         return list(self._options.columns)
 
+    @property
+    def max_samples(self) -> int | None:
+        """Most samples that it holds, if there is a bound."""
+        return self._options.max_samples
+
     async def put_async(
         self,
         columns: Mapping[str, Any],
