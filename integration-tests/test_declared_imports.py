@@ -58,6 +58,7 @@ def test_every_import_is_declared(package):
         for module in imported(source)
         if module.split(".")[0] not in sys.stdlib_module_names
         and not distributions(module) & declared(project)
+        and f"/integrations/{module.split('.')[0]}/" not in str(source)  # runs only where that is
     }
     assert not undeclared
 
