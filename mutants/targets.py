@@ -157,6 +157,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "venv-manager": {
         "_spec/digest": DIGEST,
         "_store/building/content": ("store/building/test_content.py",),
+        "_store/building/engines": ("store/building/test_engines.py",),
         "_store/building/inventory": ("store/building/test_inventory.py", "store/test_upkeep.py"),
         "_store/building/recipe": ("store/building/test_recipe.py",),
         "_spec/local/credentials": ("uv/test_access.py", "uv/test_secrets.py"),

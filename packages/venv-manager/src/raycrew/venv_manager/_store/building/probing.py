@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from raycrew.venv_manager._store.building.engines import Needs, engine_misfits
 from raycrew.venv_manager._waiting import end, start
 from raycrew.venv_manager.errors import IncompatibleEnvironmentError, ProbeError
 
 _SCRIPT = """
-import importlib, importlib.metadata as metadata, json, sys, time
+import importlib, importlib.metadata as metadata, json, re, sys, time
 start = time.perf_counter()
-failed, versions = {}, {}
+failed, versions, needs = {}, {}, {}
 for name in json.loads(sys.argv[1]):
     try:
         importlib.import_module(name)
@@ -23,10 +24,13 @@ for name in json.loads(sys.argv[1]):
         failed[name] = f"{type(error).__name__}: {error}"
 for dist in metadata.distributions():
     name = (dist.metadata["Name"] or "").lower().replace("_", "-")
-    if name == "ray" or name.startswith("raycrew-"):
+    if name in ("ray", "torch") or name.startswith("raycrew-"):
         versions.setdefault(name, dist.version)
+    if re.match("vllm(-|$)|raycrew-", name):
+        needed = [line for line in dist.requires or () if re.match(r"(ray|torch)(?![\\w.-])", line)]
+        needs.setdefault(name, (dist.version, needed))
 print("\\n@@raycrew@@" + json.dumps({
-    "python": list(sys.version_info[:3]), "versions": versions, "failed": failed,
+    "python": list(sys.version_info[:3]), "versions": versions, "failed": failed, "needs": needs,
     "seconds": time.perf_counter() - start,
 }))
 """
@@ -68,9 +72,10 @@ class Probe:
     Attributes:
         python: Its path.
         version: (major, minor, micro).
-        versions: Versions of ray and of raycrew's distributions in it.
+        versions: Versions of ray, torch and raycrew's distributions in it.
         failed: Module to the error of its import.
         seconds: Time that the imports took in it.
+        needs: What distributions of vLLM, and raycrew's, require of torch and Ray.
     """
 
     python: str
@@ -78,6 +83,7 @@ class Probe:
     versions: Mapping[str, str]
     failed: Mapping[str, str]
     seconds: float
+    needs: Needs = field(default_factory=dict)
 
 
 def probe(
@@ -119,7 +125,8 @@ def probe(
         )
     said: dict[str, Any] = json.loads(answer)
     major, minor, micro = said["python"]
-    return Probe(path, (major, minor, micro), said["versions"], said["failed"], said["seconds"])
+    needs = {name: (version, tuple(needed)) for name, (version, needed) in said["needs"].items()}
+    return Probe(path, (major, minor, micro), said["versions"], said["failed"], said["seconds"], needs)
 
 
 def check(found: Probe, expected: Expectation) -> None:
@@ -158,5 +165,6 @@ def _misfits(found: Probe, expected: Expectation) -> list[str]:
             lines.append(
                 f"it has {name} {has or '(none)'}, the driver {version}: build it anew from the driver's"
             )
+    lines += engine_misfits(found.needs, found.versions, expected.ray)
     lines += [f"`import {name}` fails there: {error}" for name, error in found.failed.items()]
     return lines
