@@ -138,6 +138,16 @@ def test_a_call_that_was_cancelled_needs_none(made):
     assert (error.diagnosis, made.reasons) == (None, [])
 
 
+def test_each_part_of_an_error_says_where_it_lies_as_the_whole_does(made):
+    parts = [WorkerFailureError(f"rank {rank} failed", rank=rank) for rank in range(2)]
+    made.diagnoses.tell(error := WorkerFailuresError("both failed", parts), "a")
+    try:
+        raise error
+    except* WorkerFailureError as failures:
+        assert {part.diagnosis for part in failures.exceptions} == {error.diagnosis}
+    assert error.diagnosis is not None and str(error).count("lies in") == 1
+
+
 def test_errors_say_where_it_lies_also_from_afar(tmp_path):
     parts = [WorkerFailureError(f"rank {rank} failed", rank=rank) for rank in range(2)]
     for error in (ResultTimeoutError("late", [1]), parts[0], WorkerFailuresError("both failed", parts)):

@@ -169,6 +169,9 @@ def test_a_group_of_this_process_is_diagnosed_too(tmp_path):
         for wrong in (tmp_path / "file", tmp_path / "file" / "deeper"):
             with pytest.raises(ValueError, match=f"folder is '{wrong}', and {tmp_path}/file is no folder"):
                 group.diagnose(wrong)
+        (nowhere := tmp_path / "link").symlink_to(tmp_path / "nowhere")
+        with pytest.raises(ValueError, match=f"{nowhere} is no folder"):
+            group.diagnose(nowhere)
         with pytest.raises(
             WorkerGroupError, match="rank 1 of 'Sitter' can't be had: it is this process's own"
         ):

@@ -43,9 +43,11 @@ class Diagnoses:
         self._of: dict[Hashable, Path] = {}
 
     def tell(self, error: WorkerGroupError, whose: Hashable) -> None:
-        """Have an error say where the diagnosis that is made for it lies; cancelled calls need none."""
+        """Have an error and its parts say where the diagnosis made for it lies; cancelled calls need none."""
         if not isinstance(getattr(error, "cause", None), TaskCancelledError):
-            error.diagnosis = self.folder_for(str(error), [whose])
+            folder = self.folder_for(str(error), [whose])
+            for part in (error, *getattr(error, "exceptions", ())):  # `except*` may hand out the parts alone
+                part.diagnosis = folder
 
     def folder_for(self, reason: str, whose: Collection[Hashable]) -> Path | None:
         """Where a diagnosis lies that was made for these, now or before; None where there is none.

@@ -17,7 +17,7 @@ def check_folder(option: str, within: str | PathLike[str] | None) -> None:
         ValueError: It, or a part of its path, is something else.
     """
     path = Path(within or ".").absolute()
-    there = next(part for part in (path, *path.parents) if part.exists())
+    there = next(part for part in (path, *path.parents) if part.exists() or part.is_symlink())
     if not there.is_dir():
         raise ValueError(f"{option} is {str(within)!r}, and {there} is no folder: name one, or a new one")
 
