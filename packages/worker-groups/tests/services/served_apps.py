@@ -82,6 +82,10 @@ def hangs():
     time.sleep(600)
 
 
+def wants_more(settings):
+    """Neither an application nor a function without arguments."""
+
+
 def number():
     """No application."""
     return 7

@@ -2,11 +2,13 @@
 
 import json
 import logging
+import socket
 import threading
 from contextlib import contextmanager
 
 import pytest
 from asking import ask, is_open
+from patience import eventually
 from ray.exceptions import RayActorError, TaskCancelledError
 
 pytest.importorskip("uvicorn")
@@ -130,7 +132,10 @@ class Future:
     is_stream = False
 
     def __init__(self, error):
-        self.error = error
+        self.error, self.is_cancelled = error, threading.Event()
+
+    def cancel(self):
+        self.is_cancelled.set()
 
     def __await__(self):
         if self.error is not None:
@@ -157,6 +162,46 @@ def test_a_call_is_made_again_only_if_it_may_run_twice_and_its_worker_died(losse
     with Gateway(group, ["generate"], resends=2) as gateway:
         status, _ = post(gateway, "generate", headers=headers)
     assert (status, group.calls) == wanted
+
+
+class Slow(Lossy):
+    """A balancer that takes a while to send a call."""
+
+    def __init__(self):
+        super().__init__(0, None)
+        self.is_asked, self.goes_on, self.future = threading.Event(), threading.Event(), Future(None)
+
+    def call(self, method, **arguments):
+        self.is_asked.set()
+        self.goes_on.wait(30)
+        return self.future
+
+
+def test_a_call_whose_client_leaves_while_it_is_sent_is_cancelled():
+    group = Slow()
+    with Gateway(group, ["generate"], token=None, max_connections=1) as gateway:
+        with socket.create_connection(("127.0.0.1", gateway.endpoint.port)) as client:
+            client.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\ncontent-length: 0\r\n\r\n")
+            assert group.is_asked.wait(30)
+        eventually(lambda: ask(gateway.endpoint, "/generate")[0] == 405, "the client's place is free")
+        group.goes_on.set()
+        assert group.future.is_cancelled.wait(30)
+
+
+def test_calls_that_are_made_again_share_one_deadline():
+    given = []
+
+    class Timed(Lossy):
+        def call(self, method, *, timeout, **arguments):
+            given.append(timeout)
+            return super().call(method, timeout=timeout, **arguments)
+
+    with Gateway(Timed(2, DEATH), ["generate"], timeout_s=60.0) as gateway:
+        assert post(gateway, "generate", headers={"Idempotency-Key": "a"})[0] == 200
+    assert 60.0 >= given[0] > given[1] > given[2]
+    with Gateway(Timed(0, None), ["generate"], timeout_s=None) as gateway:
+        assert post(gateway, "generate")[0] == 200
+    assert given[3] is None
 
 
 @pytest.mark.parametrize(

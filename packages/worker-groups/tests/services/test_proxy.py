@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import pickle
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ pytest.importorskip("uvicorn")
 
 from raycrew.cluster_core import lease_ports
 from raycrew.worker_groups.services import Endpoint, Proxy, ServiceClosedError
+from raycrew.worker_groups.services._asgi import FULL
 from raycrew.worker_groups.services._forwarding import Choosing, Forwarder, Limits
 
 SERVERS_TOKEN = "the-servers-own-token"
@@ -85,6 +87,8 @@ def test_a_request_goes_on_with_the_servers_token_and_the_answer_comes_back():
         assert "x-mine: 1\r\n" in head
         assert ask(proxy.endpoint, "/", told=False)[0] == 401
         assert proxy.endpoint.token not in repr(proxy) + repr(proxy.endpoint)
+        with pytest.raises(TypeError, match="endpoint"):
+            pickle.dumps(proxy)
         port = proxy.endpoint.port
     assert not is_open(port)
     with pytest.raises(ServiceClosedError):
@@ -105,6 +109,29 @@ def test_patience_ends_though_a_server_is_tried_again_and_again(nobody):
         assert outcome(proxy, "/", method="POST", body=b"x") == (503, "surely not run")
     with proxy_of(nobody, answers("two"), patience_s=0) as proxy:
         assert ask(proxy.endpoint, "/", method="POST", body=b"x")[0] == 200
+
+
+def full(connection):
+    """A server that has no place for another connection."""
+    head_of(connection)
+    connection.sendall(FULL)
+
+
+def test_whom_a_full_server_turns_away_has_surely_not_run():
+    with proxy_of(full, answers("two")) as proxy:
+        assert name_of(ask(proxy.endpoint, "/", method="POST", body=b"x")) == "two"
+    with proxy_of(full, patience_s=0) as proxy:
+        assert outcome(proxy, "/", method="POST", body=b"x") == (503, "surely not run")
+    with proxy_of(full, answers("two"), held_bytes=4) as proxy:
+        assert outcome(proxy, "/", method="POST", body=b"too long to go twice") == (503, "surely not run")
+
+
+def test_clients_above_the_limit_are_told_so():
+    with (
+        proxy_of(answers("one"), max_connections=1) as proxy,
+        socket.create_connection(("127.0.0.1", proxy.endpoint.port)),
+    ):
+        assert outcome(proxy, "/") == (503, "surely not run")
 
 
 @pytest.mark.parametrize("lost", [drops, breaks_off])
@@ -337,6 +364,9 @@ def test_many_at_once_are_all_answered():
         (None, {"resends": -1}, ValueError),
         (None, {"timeout_s": 0}, ValueError),
         (None, {"max_connections": 0}, ValueError),
+        (None, {"port": 65536}, ValueError),
+        (None, {"host": 7}, TypeError),
+        (None, {"patience_s": float("inf")}, ValueError),
     ],
 )
 def test_what_can_not_be_meant_is_refused(targets, options, kind):

@@ -5,7 +5,8 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 
 import psutil
 import pytest
@@ -37,6 +38,7 @@ def kept(*args, **kwargs):
     upkeep = upkeep_of(*args, **kwargs)
     try:
         upkeep.begin()
+        assert upkeep.state.reason == ""
         yield upkeep
     finally:
         assert upkeep.stop(5.0)
@@ -81,7 +83,7 @@ def test_an_application_is_served_behind_its_token_and_is_gone_afterwards():
 
 
 def test_a_path_may_be_open_to_whoever_only_reads_it():
-    with kept("served_apps:late", ready_is_open=True) as upkeep:
+    with kept("served_apps:late", ready="/health?of=1", ready_is_open=True) as upkeep:
         assert ask(upkeep.state.endpoint, "/health", told=False)[0] == 200
         assert ask(upkeep.state.endpoint, "/health", method="POST", told=False)[0] == 401
         assert ask(upkeep.state.endpoint, "/where?A", told=False)[0] == 401
@@ -100,7 +102,8 @@ def test_a_server_that_ends_early_is_told_of_with_its_exit_code_and_last_words()
     assert error.exit_code == 1
     assert "just before the end" in error.log_tail
     assert "no model is here" in str(error)
-    assert "neither an ASGI application" in refused("served_apps:number").log_tail
+    for none in ("number", "wants_more"):
+        assert "neither an ASGI application" in refused(f"served_apps:{none}").log_tail
     assert refused([PYTHON, "-c", "import os; os._exit(7)", "{port}"], token=None).exit_code == 7
     assert "can't be started" in str(refused(["/no/such/program", "{port}"], token=None))
     killed = "import os, signal; print(os.environ['KEY'], flush=True); os.kill(os.getpid(), signal.SIGKILL)"
@@ -182,35 +185,83 @@ def test_a_server_that_dies_too_often_is_given_up_with_its_last_words():
 
 @pytest.mark.hostile
 def test_a_port_that_was_stolen_is_left_to_the_thief():
-    thieves, heard = [], []
+    stack, heard = ExitStack(), []
 
     def robbed(spec, site):
-        if not thieves:
-            thief = socket.socket()
-            thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            thief.bind(("127.0.0.1", site.ports[0]))
-            thief.listen()
-            threading.Thread(target=lie, args=(thief,), daemon=True).start()
-            thieves.append(thief)
+        if not heard:
+            heard.append(stack.enter_context(thief_at(site.ports[0])))
+            stolen.append(site.ports[0])
         return launch(spec, site)
 
-    def lie(thief):
+    stolen = []
+    with stack, kept(run=robbed) as upkeep:
+        assert upkeep.state.endpoint.port not in stolen
+        assert told(upkeep.state.endpoint, "/where?A")["pid"] == upkeep.state.pid
+    assert TOKEN.encode() not in b"".join(heard[0])
+
+
+def test_a_server_whose_connections_are_all_taken_is_not_silent():
+    with kept(max_connections=2, silent_s=0.4) as upkeep, ThreadPoolExecutor(2) as threads:
+        before = upkeep.state
+        naps = [threads.submit(ask, before.endpoint, "/nap?2") for _ in range(2)]
+        assert [nap.result()[0] for nap in naps] == [200, 200]
+        assert upkeep.state == before
+
+
+LEAVES_ITS_PORT = """import http.server, sys, threading, time
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+        if self.path == "/leave":
+            threading.Thread(target=lambda: (server.shutdown(), server.server_close())).start()
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+server.serve_forever()
+time.sleep(600)
+"""
+
+
+@pytest.mark.hostile
+def test_whoever_takes_the_port_of_a_server_that_left_it_is_told_nothing():
+    words = [PYTHON, "-c", LEAVES_ITS_PORT, "{port}"]
+    with kept(words, token_variable="KEY", ready="/", silent_s=0.5) as upkeep, ExitStack() as stack:
+        before = upkeep.state
+        ask(before.endpoint, "/leave")
+        heard = stack.enter_context(thief_at(before.endpoint.port))
+        eventually(lambda: upkeep.state.status == "ready" and upkeep.state.restarts, "another one serves")
+        assert upkeep.state.endpoint.port != before.endpoint.port
+    assert TOKEN.encode() not in b"".join(heard)
+
+
+@contextmanager
+def thief_at(port):
+    """Answers whoever asks at a port, which it takes as soon as it can; gives what it heard."""
+    heard, thief = [], socket.socket()
+    thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+    def has_it():
+        with suppress(OSError):
+            thief.bind(("127.0.0.1", port))
+            thief.listen()
+            return True
+
+    def lie():
         while True:
             try:
                 connection, _ = thief.accept()
             except OSError:
                 return
-            with connection:
+            with connection, suppress(OSError):
                 heard.append(connection.recv(4096))
-                with suppress(OSError):
-                    connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
 
-    with kept(run=robbed) as upkeep:
-        (thief,) = thieves
-        assert upkeep.state.endpoint.port != thief.getsockname()[1]
-        assert told(upkeep.state.endpoint, "/where?A")["pid"] == upkeep.state.pid
+    eventually(has_it, "the port is taken")
+    threading.Thread(target=lie, daemon=True).start()
+    try:
+        yield heard
+    finally:
         thief.close()
-    assert TOKEN.encode() not in b"".join(heard)
 
 
 @pytest.mark.hostile
@@ -219,8 +270,8 @@ def test_clients_that_send_nothing_keep_no_place(monkeypatch):
         port = upkeep.state.endpoint.port
         idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
         idle[0].sendall(b"GET / HTTP/1.1\r\nHost: x\r\n")
-        with pytest.raises(OSError):
-            ask(upkeep.state.endpoint, "/health", timeout=5)
+        status, headers, _ = ask(upkeep.state.endpoint, "/health", timeout=5)
+        assert (status, headers["x-raycrew-outcome"]) == (503, "surely-not-run")
         for one in idle[1:]:
             one.close()
         eventually(lambda: _answers(upkeep.state.endpoint), "there is room again")

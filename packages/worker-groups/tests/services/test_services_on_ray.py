@@ -5,7 +5,9 @@ import os
 import pickle
 import signal
 import sys
+import sysconfig
 import threading
+import venv
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from patience import eventually, is_running
 pytest.importorskip("uvicorn")
 
 from raycrew.cluster_core import RayVirtualCluster
-from raycrew.worker_groups import RayWorkerGroup
+from raycrew.worker_groups import EnvironmentProviderError, RayWorkerGroup
 from raycrew.worker_groups.services import (
     Proxy,
     Service,
@@ -149,6 +151,49 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(cluster):
         Service(cluster, [sys.executable, "{port}"])
     with pytest.raises(TypeError, match="cluster"):
         Service(APP, APP)
+    assert cluster.holders() == {}
+
+
+class OtherPython:
+    """Environments that all are one Python; None for one that can't be had."""
+
+    def __init__(self, python):
+        self.python, self.asked = python, []
+
+    def python_for(self, name, runner):
+        self.asked.append(name)
+        if self.python is None:
+            raise FileNotFoundError("no such environment")
+        return self.python
+
+
+def test_an_application_is_served_by_the_python_of_its_environment(cluster, tmp_path):
+    venv.create(tmp_path, symlinks=True)
+    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(tmp_path)}))
+    (packages / "as_here.pth").write_text("\n".join(filter(None, sys.path)))
+    (packages / "only_there.py").write_text(
+        "import sys\nfrom served_apps import App\ndef create(): return App(sys.prefix)\n"
+    )
+    there = OtherPython(str(tmp_path / "bin" / "python"))
+    with Service(cluster, "only_there:create", environments=there, **QUICK) as service:
+        before = service.replicas[0]
+        assert told(before.endpoint, "/where?A")["word"] == str(tmp_path)
+        os.kill(before.pid, signal.SIGKILL)
+        await_another(service, before)
+        assert told(service.endpoints[0], "/where?A")["word"] == str(tmp_path)
+    assert there.asked == ["only_there.create"]
+
+
+def test_an_environment_that_can_not_be_had_is_told_of_by_its_name(cluster):
+    with pytest.raises(EnvironmentProviderError, match=r"served_apps\.create"):
+        Service(cluster, APP, environments=OtherPython(None))
+    with pytest.raises(EnvironmentProviderError, match="scorers"):
+        Service(cluster, APP, environments=OtherPython(None), environment="scorers")
+    command = [sys.executable, "{port}"]
+    with pytest.raises(ValueError, match="environment="):
+        Service(cluster, command, token=None, environments=OtherPython(sys.executable))
+    with pytest.raises(ValueError, match="environments="):
+        Service(cluster, APP, environment="scorers")
     assert cluster.holders() == {}
 
 

@@ -30,6 +30,7 @@ from raycrew.worker_groups._on_nodes.process_table import (
     pid_namespace,
     process_of,
     read_table,
+    runs,
 )
 from raycrew.worker_groups._on_nodes.ring import Ring
 from raycrew.worker_groups._on_nodes.sight import on_page
@@ -70,4 +71,5 @@ __all__ = [
     "process_of",
     "read_table",
     "read_tail",
+    "runs",
 ]

@@ -5,6 +5,7 @@ raycrew, so that such a process needs neither Ray nor this package.
 """
 
 import asyncio
+import contextlib
 import functools
 import hmac
 import importlib
@@ -31,6 +32,15 @@ try:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as missing:
     raise ImportError(MISSING.format(where=sys.executable)) from missing
+
+
+#: Told to a client for whom there is no place. "surely not run" is what a proxy says of such a request, too.
+FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\n"
+    b"content-type: application/json\r\ncontent-length: 70\r\nconnection: close\r\n"
+    b"x-raycrew-outcome: surely-not-run\r\n\r\n"
+    b'{"error": "too many connections at once", "outcome": "surely not run"}'
+)
 
 
 class Guard:
@@ -81,7 +91,7 @@ async def answer(send: Send, status: int, value: object, headers: Mapping[str, s
 
 
 class Listener(socket.socket):
-    """Accepts so many connections at once; those above are closed before anything is read of them."""
+    """Accepts so many connections at once; those above are told so, and closed."""
 
     limit = 0
     _open: list[socket.socket]
@@ -104,10 +114,18 @@ class Listener(socket.socket):
         connection, address = super().accept()
         self._open = [other for other in self._open if other.fileno() >= 0]
         if len(self._open) >= self.limit:
-            connection.close()
+            _turn_away(connection)
             raise ConnectionAbortedError(f"more than {self.limit} connections")
         self._open.append(connection)
         return connection, address
+
+
+def _turn_away(connection: socket.socket) -> None:
+    with connection, contextlib.suppress(OSError):
+        connection.setblocking(False)
+        connection.send(FULL)
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(HEAD_BYTES)  # what is not read resets the connection when it is closed
 
 
 class Connection(H11Protocol):
@@ -208,20 +226,22 @@ def load(path: str) -> App:
     found: Any = importlib.import_module(module)
     for name in names.split("."):
         found = getattr(found, name)
-    made = found() if _is_factory(found) else found
-    if not callable(made):
+    made = found() if _takes(found, 0) else found
+    if not _takes(made, 3, if_unknown=True):
         raise TypeError(f"{path} is neither an ASGI application nor a function that makes one: {made!r:.200}")
     return cast("App", made)
 
 
-def _is_factory(found: Any) -> bool:
-    """Whether it can be called without arguments; an application is called with three."""
+def _takes(found: Any, arguments: int, *, if_unknown: bool = False) -> bool:
+    """Whether it can be called so: an application with three arguments, what makes one with none."""
     if not callable(found):
         return False
     try:
-        inspect.signature(found).bind()
-    except (TypeError, ValueError):
+        inspect.signature(found).bind(*range(arguments))
+    except TypeError:
         return False
+    except ValueError:
+        return if_unknown
     return True
 
 

@@ -1,9 +1,14 @@
 """Where a server is reached, and how its replicas are: values for whoever asks."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
+
+from raycrew.worker_groups.services._options import check_header_text
+
+_ORIGIN = re.compile(r"http://([\w.-]+|\[[\w.:%-]+\])(:\d+)?")
 
 Status = Literal["ready", "restarting", "failed", "stopped", "lost"]
 
@@ -19,7 +24,7 @@ class Endpoint:
         ports: All ports of the server, that of `url` first.
 
     Raises:
-        ValueError: The URL is of another form.
+        ValueError: The URL is of another form, or the token can be in no header.
 
     Examples:
         >>> endpoint = Endpoint("http://127.0.0.1:20017", "a-token-that-nobody-knows")
@@ -35,19 +40,10 @@ class Endpoint:
     ports: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        try:
-            parts = urlsplit(self.url)
-            is_whole = parts.port != 0 and parts.scheme == "http" and bool(parts.hostname)
-        except ValueError:
-            is_whole = False
-        if (
-            not is_whole
-            or parts.username is not None
-            or parts.path.strip("/")
-            or parts.query
-            or parts.fragment
-        ):
+        if not _is_origin(self.url):
             raise ValueError(f"an endpoint's url is http://host:port, and nothing besides; not {self.url!r}")
+        if self.token is not None:
+            check_header_text(self.token)
 
     def __str__(self) -> str:
         return self.url
@@ -92,6 +88,13 @@ class ReplicaState:
     pid: int | None = None
     exit_code: int | None = None
     log_tail: str = field(default="", repr=False)
+
+
+def _is_origin(url: str) -> bool:
+    try:
+        return _ORIGIN.fullmatch(url) is not None and urlsplit(url).port != 0
+    except ValueError:
+        return False
 
 
 def url_of(address: str, port: int) -> str:

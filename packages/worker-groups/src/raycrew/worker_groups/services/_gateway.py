@@ -31,7 +31,7 @@ class Gateway(ServedInThread):
         timeout_s: Deadline of a call; None for no limit.
         resends: How often a call that may have run is made again, if it may be.
         max_body_bytes: How long a request's body may be.
-        max_connections: Connections at once; more are closed.
+        max_connections: Connections at once; more are answered with 503.
         header_timeout_s: How long the head of a request may take.
         idle_timeout_s: How long a request may pause, and an answer that is not taken.
 

@@ -3,7 +3,7 @@
 import threading
 import time
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 from raycrew.cluster_core import PortLease, lease_ports
 from raycrew.worker_groups.services._addresses import as_known, loopback_if_alone, node_address
@@ -13,6 +13,7 @@ from raycrew.worker_groups.services._options import check_number
 from raycrew.worker_groups.services.errors import ServiceClosedError, ServiceError
 
 _START_S, _END_S = 10.0, 10.0
+_LAST_PORT = 65535
 
 
 class ServedInThread:
@@ -43,8 +44,7 @@ class ServedInThread:
         header_timeout_s: float,
         idle_timeout_s: float,
     ) -> None:
-        if port is not None:
-            check_number("port", port, 0, whole=True)
+        _check_address(host, port)
         check_number("max_connections", max_connections, 1, whole=True)
         check_number("header_timeout_s", header_timeout_s, 1e-3)
         check_number("idle_timeout_s", idle_timeout_s, 1e-3)
@@ -101,8 +101,20 @@ class ServedInThread:
     ) -> None:
         self.shutdown()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} stays where it was made; pass its endpoint on")
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._endpoint.url!r}{', shut down' if self._closed else ''})"
+
+
+def _check_address(host: object, port: object) -> None:
+    if not isinstance(host, str | None):
+        raise TypeError(f"host is a string or None, not {host!r}")
+    if port is not None:
+        check_number("port", port, 0, whole=True)
+    if isinstance(port, int) and port > _LAST_PORT:
+        raise ValueError(f"port is {port}; {_LAST_PORT} is the last")
 
 
 def _listening(host: str | None, port: int | None, limit: int) -> tuple[PortLease | None, Listener, str]:

@@ -63,11 +63,18 @@ class ServiceOptions:
             if not isinstance(getattr(self, name), str | None):
                 raise TypeError(f"{name} is a string or None, not {getattr(self, name)!r}")
         _check_path(self.ready)
+        self._check_open()
         _check_variable(self.token_variable)
         if self.cwd is not None and not isinstance(self.cwd, str | PathLike):
             raise TypeError(f"cwd is a folder, not {self.cwd!r}")
         if not self.is_app:
             self.words("host", "address", range(1, self.ports + 1), 0)
+
+    def _check_open(self) -> None:
+        if not isinstance(self.ready_is_open, bool):
+            raise TypeError(f"ready_is_open is True or False, not {self.ready_is_open!r}")
+        if self.ready_is_open and (self.ready is None or not self.is_app):
+            raise ValueError("ready_is_open= is for the path `ready` of an application, and there is none")
 
     @property
     def is_app(self) -> bool:
@@ -152,7 +159,16 @@ def check_token_text(token: object) -> None:
         raise TypeError(f"a token is a string, 'auto' or None, not of type {type(token).__name__}")
     if len(token) < TOKEN_LENGTH:
         raise ValueError(f"a token has at least {TOKEN_LENGTH} characters; 'auto' makes one up")
-    if not token.isascii() or not token.isprintable() or " " in token:
+    check_header_text(token)
+
+
+def check_header_text(token: str) -> None:
+    """Check that a token can be in a header.
+
+    Raises:
+        ValueError: It can't.
+    """
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise ValueError("a token has printable characters of ASCII alone, without spaces")
 
 
@@ -196,10 +212,10 @@ def check_number(option: str, value: object, least: float, *, whole: bool = Fals
 
     Raises:
         TypeError: It is none.
-        ValueError: It is too small.
+        ValueError: It is too small, or infinite.
     """
     kinds = int if whole else int | float
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise TypeError(f"{option} is a {'whole ' if whole else ''}number, not {value!r}")
-    if not value >= least:
-        raise ValueError(f"{option} is {value!r}; it is at least {least:g}")
+    if not least <= value < float("inf"):
+        raise ValueError(f"{option} is {value!r}; it is at least {least:g}, and finite")

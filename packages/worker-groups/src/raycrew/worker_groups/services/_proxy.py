@@ -23,7 +23,7 @@ class Proxy(ServedInThread):
     itself (502, 503, 504, …) is JSON with the fields "error" and "outcome", which is "surely not run" or
     "perhaps run"; a header `X-Raycrew-Outcome` says the same. An answer that has begun and breaks off is not
     ended, so that its client sees that. Bodies and answers, such as streams of events, are passed on as they
-    come; web sockets are not.
+    come; web sockets are refused. A redirect to a server's own address becomes one to a path of the proxy.
 
     Args:
         targets: A `Service`, whose replicas are followed through restarts; endpoints; or a function that
@@ -31,19 +31,20 @@ class Proxy(ServedInThread):
         strategy: Who gets a request: "least_outstanding", "round_robin", "consistent_hash", or a function as
             that of a `LoadBalancer`.
         key: Where the key of a request is, by which "consistent_hash" chooses: "header:x-session",
-            "cookie:sid" or "json:user.id". Requests without one go by "least_outstanding".
+            "cookie:sid" or "json:user.id". Requests without one go by "least_outstanding". Servers are told
+            apart by their ranks, or where several have the same, by their addresses.
         token: What clients have to know, as `Authorization: Bearer …`: "auto" makes one up, None has none.
             The servers' own tokens are added on the way.
         host: Address to listen on; by default loopback while the Ray cluster is one node, else the address of
             this one. "0.0.0.0" is all addresses.
         port: Port to listen on; by default one that is leased.
         timeout_s: Deadline of a request with its answer; None for no limit.
-        patience_s: How long a request waits while no server is ready.
+        patience_s: How long a request waits while no server takes it.
         resends: How often a request that may have run is sent again, if it may be.
         max_body_bytes: How long a request's body may be.
         held_bytes: How much of a body is held: a request that is longer is not sent again, and has no key in
             its JSON; an answer of known length that is no longer is held until all of it is there.
-        max_connections: Connections at once; more are closed.
+        max_connections: Connections at once; more are answered with 503.
         header_timeout_s: How long the head of a request may take.
         idle_timeout_s: How long a request may pause, and an answer that is not taken.
 

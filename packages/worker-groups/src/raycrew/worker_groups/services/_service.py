@@ -58,14 +58,16 @@ class Service:
         env_vars: Variables of the servers; see `RayWorkerGroup`.
         secrets: Names of variables of this process that servers get too, and that show up nowhere.
         environments: Which Python an application runs in; see `RayWorkerGroup`.
-        environment: Under which name `environments` know it; by default "package.app.create".
+        environment: Under which name `environments` know it; by default "package.app.create". A command has
+            no such name by itself.
         max_restarts: How often each server is started anew, and the group's workers together; with pauses as
             those of groups.
         ready_timeout_s: How long a server may take to become ready.
         probe_interval_s: Seconds between two questions at `ready`.
-        silent_s: A server that gives no good answer at `ready` for so long is replaced.
+        silent_s: A server that gives no good answer at `ready` for so long is replaced; one that is at its
+            `max_connections` has given one.
         grace_s: How long a server may take to end after SIGTERM.
-        max_connections: Connections at once of an application's server; more are closed.
+        max_connections: Connections at once of an application's server; more are answered with 503.
         port_range: First and last port to lease from.
 
     Raises:
@@ -263,7 +265,13 @@ def _environment_of(
     options: ServiceOptions, environments: EnvironmentProvider | Literal["auto"] | None
 ) -> EnvironmentProvider | None:
     name = options.environment or (options.shown.replace(":", ".") if options.is_app else "")
-    return None if environments is None or not name else EnvironmentOf(environments, name)
+    if environments is None:
+        if options.environment:
+            raise ValueError(f"environment={name!r} is one of environments=, of which there are none")
+        return None
+    if not name:
+        raise ValueError("a command has no environment of its own: say which is meant, as environment=")
+    return EnvironmentOf(environments, name)
 
 
 def _start(cluster: Cluster, worker: RayWorkerBuilder, **options: Any) -> RayWorkerGroup:

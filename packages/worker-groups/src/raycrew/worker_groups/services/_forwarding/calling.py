@@ -3,12 +3,12 @@
 import asyncio
 import json
 import logging
-from collections.abc import Collection, Mapping, MutableMapping
+from collections.abc import Collection, Coroutine, Mapping, MutableMapping
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
 
-from raycrew.worker_groups._calls import MultiWorkerFuture, described, has_died
+from raycrew.worker_groups._calls import MultiWorkerFuture, deadline_after, described, has_died, left
 from raycrew.worker_groups.balancing import LoadBalancer
 from raycrew.worker_groups.errors import (
     ResultTimeoutError,
@@ -105,8 +105,11 @@ class Caller:
     async def _called(self, incoming: Incoming, method: str, arguments: Mapping[str, Any]) -> Any:
         key = None if self._key is None else self._key.of(incoming.headers, incoming.held)
         resends = self._limits.resends if is_idempotent(incoming.method, incoming.headers) else 0
+        deadline = deadline_after(self._limits.timeout_s)
         while True:
-            future = await asyncio.to_thread(self._sent, method, arguments, key)
+            future = await _or_cancelled(
+                asyncio.to_thread(self._sent, method, arguments, key, left(deadline))
+            )
             try:
                 return (await future)[0]
             except WorkerFailureError as error:
@@ -119,14 +122,16 @@ class Caller:
             except WorkerGroupError as error:
                 raise CallError(502, str(error), PERHAPS_RUN) from error
 
-    def _sent(self, method: str, arguments: Mapping[str, Any], key: str | None) -> MultiWorkerFuture[Any]:
+    def _sent(
+        self, method: str, arguments: Mapping[str, Any], key: str | None, timeout_s: float | None
+    ) -> MultiWorkerFuture[Any]:
         """Send a call.
 
         Raises:
             CallError: It could not be sent.
         """
         try:
-            future = self._balancer.call(method, key=key, timeout=self._limits.timeout_s, **arguments)
+            future = self._balancer.call(method, key=key, timeout=timeout_s, **arguments)
         except UnknownMethodError as error:
             raise CallError(404, str(error)) from error
         except (TypeError, ValueError) as error:
@@ -137,6 +142,21 @@ class Caller:
             future.cancel()
             raise CallError(501, f"{method} gives a stream, which can't be had here", PERHAPS_RUN)
         return future
+
+
+async def _or_cancelled(sending: Coroutine[Any, Any, MultiWorkerFuture[Any]]) -> MultiWorkerFuture[Any]:
+    """A call that is being sent; it is cancelled once it has been, if nobody waits for it any more."""
+    sent = asyncio.create_task(sending)
+    try:
+        return await asyncio.shield(sent)
+    except asyncio.CancelledError:
+        sent.add_done_callback(_cancel)
+        raise
+
+
+def _cancel(sent: "asyncio.Task[MultiWorkerFuture[Any]]") -> None:
+    if not sent.cancelled() and sent.exception() is None:
+        asyncio.get_running_loop().run_in_executor(None, sent.result().cancel)
 
 
 def _told(error: WorkerFailureError) -> CallError:

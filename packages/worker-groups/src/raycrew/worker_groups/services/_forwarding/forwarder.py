@@ -12,7 +12,12 @@ from raycrew.worker_groups.services._asgi import Receive, Send
 from raycrew.worker_groups.services._endpoint import Endpoint
 from raycrew.worker_groups.services._forwarding.choosing import Choosing
 from raycrew.worker_groups.services._forwarding.exchange import Exchange, PerhapsRunError, SurelyNotRunError
-from raycrew.worker_groups.services._forwarding.headers import content_length, to_client, to_server
+from raycrew.worker_groups.services._forwarding.headers import (
+    content_length,
+    says_not_run,
+    to_client,
+    to_server,
+)
 from raycrew.worker_groups.services._forwarding.incoming import ClientGoneError, Incoming, RefusedError
 from raycrew.worker_groups.services._forwarding.keys import Key
 from raycrew.worker_groups.services._forwarding.limits import NOT_RUN, PERHAPS_RUN, Limits
@@ -139,6 +144,9 @@ class Forwarder:
         try:
             request = self._request(endpoint, incoming)
             head = await exchange.begin(endpoint.host, endpoint.port, request, incoming.body())
+            if incoming.is_whole and says_not_run(head.status_code, list(head.headers)):
+                exchange.has_begun = False
+                raise SurelyNotRunError("it has turned the request away")
             headers = to_client(list(head.headers), _host_of(endpoint))
             pieces, length = exchange.pieces(), content_length(headers)
             if incoming.method != "HEAD" and length is not None and length <= self._limits.held_bytes:

@@ -26,6 +26,12 @@ def content_length(headers: Headers) -> int | None:
     return next((int(value) for name, value in headers if name.lower() == b"content-length"), None)
 
 
+def says_not_run(status: int, headers: Headers) -> bool:
+    """Whether a server has turned a request away, rather than run it."""
+    told = {name.lower(): value for name, value in headers}
+    return status == 503 and told.get(b"x-raycrew-outcome") == b"surely-not-run"
+
+
 def has_two_lengths(headers: Headers) -> bool:
     """Whether a body has a length and comes in chunks, so that its end is not the same for everybody."""
     return {b"content-length", b"transfer-encoding"} <= {name.lower() for name, _ in headers}

@@ -91,7 +91,7 @@ def _told(spec: ReplicaSpec, site: Site) -> dict[str, Any]:
         "host": site.host,
         "port": site.ports[0],
         "token": spec.token,
-        "open_path": options.ready if options.ready_is_open else None,
+        "open_path": options.ready.partition("?")[0] if options.ready and options.ready_is_open else None,
         "path": [*([] if options.folder is None else [options.folder]), *filter(None, sys.path)],
         "max_connections": options.max_connections,
         "grace_s": options.grace_s,

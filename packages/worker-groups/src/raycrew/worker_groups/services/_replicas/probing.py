@@ -4,22 +4,28 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Literal
 
-_STATUS_BYTES = 4096
+#: "full": it lives, and has no place for another connection.
+Answer = Literal["good", "full", "bad"]
+
+_HEAD_BYTES = 4096
+_TURNED_AWAY = b"x-raycrew-outcome: surely-not-run"
 
 
-def is_ready(host: str, port: int, path: str | None, headers: Mapping[str, str], timeout_s: float) -> bool:
-    """Whether a server answers a path with 2xx; without a path, whether it accepts connections."""
+def answer_of(host: str, port: int, path: str | None, headers: Mapping[str, str], timeout_s: float) -> Answer:
+    """How a server answers a path: 2xx is good; without a path it is enough that it accepts connections."""
     deadline = time.monotonic() + timeout_s
     try:
         with socket.create_connection((host, port), timeout=timeout_s) as connection:
             if path is None:
-                return True
+                return "good"
             connection.settimeout(max(deadline - time.monotonic(), 1e-3))
-            connection.sendall(_request(host, port, path, headers))
-            return _status(connection, deadline) // 100 == 2
+            with suppress(BrokenPipeError, ConnectionResetError):  # who is turned away is told before
+                connection.sendall(_request(host, port, path, headers))
+            return _told(connection, deadline)
     except (OSError, ValueError):
-        return False
+        return "bad"
 
 
 def is_taken(host: str, port: int) -> bool:
@@ -36,23 +42,31 @@ def _request(host: str, port: int, path: str, headers: Mapping[str, str]) -> byt
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
-def _status(connection: socket.socket, deadline: float) -> int:
-    """The number in the first line of an answer.
+def _told(connection: socket.socket, deadline: float) -> Answer:
+    """What the head of an answer says.
 
     Raises:
         ValueError: There is none.
         OSError: It does not come in time.
     """
-    heard = b""
-    while b"\n" not in heard and len(heard) < _STATUS_BYTES:
+    heard = _heard(connection, b"\n", b"", deadline)
+    version, _, rest = heard.partition(b"\n")[0].partition(b" ")
+    if not version.startswith(b"HTTP/"):
+        raise ValueError("no answer of HTTP")
+    status = int(rest[:3])
+    if status == 503 and _TURNED_AWAY in _heard(connection, b"\r\n\r\n", heard, deadline).lower():
+        return "full"
+    return "good" if status // 100 == 2 else "bad"
+
+
+def _heard(connection: socket.socket, end: bytes, heard: bytes, deadline: float) -> bytes:
+    """What is heard until some end, after what was heard already."""
+    while end not in heard and len(heard) < _HEAD_BYTES:
         connection.settimeout(max(deadline - time.monotonic(), 1e-3))
-        piece = connection.recv(_STATUS_BYTES)
+        piece = connection.recv(_HEAD_BYTES)
         if not piece:
             break
         heard += piece
         if time.monotonic() >= deadline:
             raise TimeoutError("the answer trickles")
-    version, _, rest = heard.partition(b"\n")[0].partition(b" ")
-    if not version.startswith(b"HTTP/"):
-        raise ValueError("no answer of HTTP")
-    return int(rest[:3])
+    return heard

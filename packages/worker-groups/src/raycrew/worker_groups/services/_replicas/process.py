@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import psutil
 
-from raycrew.worker_groups._on_nodes import Lookout, Process, kill, marked, process_of
+from raycrew.worker_groups._on_nodes import Lookout, Process, kill, marked, process_of, runs
 from raycrew.worker_groups.services.errors import ServiceStartError
 
 _TAIL_LINES = 40
@@ -59,6 +59,7 @@ class ServerProcess:
         self._lookout = Lookout()
         self._family = self._lookout.family(process_of(self._process.pid), mark)
         self._lines: deque[bytes] = deque(maxlen=_TAIL_LINES)
+        self._listener: Process | None = None
         self._hidden = hidden.encode() if hidden else None
         self._listening = threading.Thread(target=self._listen, name="raycrew-server-output", daemon=True)
         self._listening.start()
@@ -89,11 +90,11 @@ class ServerProcess:
 
     def listens_on(self, port: int) -> bool:
         """Whether it, or a process that it has started, listens on a port."""
-        for member in self._members():
-            with suppress(psutil.Error):
-                sockets = psutil.Process(member.pid).net_connections("tcp")
-                if any(s.status == psutil.CONN_LISTEN and s.laddr.port == port for s in sockets):
-                    return True
+        if self._listener is not None and _listens(self._listener, port):
+            return True
+        with suppress(OSError):  # the processes can't be read now
+            self._listener = next((member for member in self._members() if _listens(member, port)), None)
+            return self._listener is not None
         return False
 
     def end(self, grace_s: float) -> bool:
@@ -138,3 +139,12 @@ class ServerProcess:
                 self._lines.append(line.rstrip(b"\r\n"))
                 with suppress(OSError):
                     os.write(2, line)
+
+
+def _listens(process: Process, port: int) -> bool:
+    if not runs(process):
+        return False
+    with suppress(psutil.Error):
+        sockets = psutil.Process(process.pid).net_connections("tcp")
+        return any(s.status == psutil.CONN_LISTEN and s.laddr.port == port for s in sockets)
+    return False

@@ -11,7 +11,7 @@ from raycrew.worker_groups._group import RestartBudget
 from raycrew.worker_groups.errors import WorkerGroupError
 from raycrew.worker_groups.services._endpoint import ReplicaState, Status
 from raycrew.worker_groups.services._replicas.launching import ReplicaSpec, Site, endpoint_of, launch, site_of
-from raycrew.worker_groups.services._replicas.probing import is_ready, is_taken
+from raycrew.worker_groups.services._replicas.probing import Answer, answer_of, is_taken
 from raycrew.worker_groups.services._replicas.process import ServerProcess
 from raycrew.worker_groups.services.errors import ServiceStartError, ServiceStartTimeoutError
 
@@ -110,14 +110,14 @@ class Upkeep:
         except BaseException:
             self._end(server, 0.0)
             raise
-        self._tell("ready", endpoint=endpoint_of(self._spec, site), pid=server.pid)
+        self._tell("ready", endpoint=endpoint_of(self._spec, site), pid=server.pid, reason="")
 
     def _until_ready(self, server: ServerProcess, site: Site, deadline: float) -> None:
         pause_s = _FIRST_LOOKS_S
         while True:
             time_s = min(_PROBE_S, max(deadline - time.monotonic(), _FIRST_LOOKS_S))
             listens = server.listens_on(site.ports[0])  # first: nobody else is to be told the token
-            if listens and self._answers(site, time_s) and server.exit_code is None:
+            if listens and self._answer(site, time_s) == "good" and server.exit_code is None:
                 return
             if server.await_exit(pause_s):
                 raise self._ended_early(server)
@@ -148,9 +148,9 @@ class Upkeep:
             log_tail=server.tail,
         )
 
-    def _answers(self, site: Site, timeout_s: float) -> bool:
+    def _answer(self, site: Site, timeout_s: float) -> Answer:
         headers = endpoint_of(self._spec, site).headers
-        return is_ready(site.asked_at, site.ports[0], self._options.ready, headers, timeout_s)
+        return answer_of(site.asked_at, site.ports[0], self._options.ready, headers, timeout_s)
 
     def _keep(self) -> None:
         try:
@@ -169,11 +169,16 @@ class Upkeep:
         while not server.await_exit(self._options.probe_interval_s):
             if self._stopping.is_set():
                 return ""
-            if self._answers(site, min(_PROBE_S, self._options.silent_s)):
+            if self._is_well(server, site):
                 good_at = time.monotonic()
             elif time.monotonic() - good_at >= self._options.silent_s:
                 return f"its server gave no good answer for {self._options.silent_s:g} s"
         return "" if self._stopping.is_set() else f"its server ended with exit code {server.exit_code}"
+
+    def _is_well(self, server: ServerProcess, site: Site) -> bool:
+        """Whether it serves, and has not left its port to somebody else; one that is full does."""
+        time_s = min(_PROBE_S, self._options.silent_s)
+        return server.listens_on(site.ports[0]) and self._answer(site, time_s) != "bad"
 
     def _revived(self, why: str) -> bool:
         """Whether the server runs again, after as many tries as the budget has."""
