@@ -3,11 +3,14 @@
 import asyncio
 import http.client
 import json
+import os
 import pickle
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import pytest
 from asking import ask, head_of, is_open, serving
@@ -274,6 +277,59 @@ def test_a_server_is_told_when_the_client_has_gone():
         time.sleep(0.2)
         connection.close()
         eventually(lambda: ends, "the server was told")
+
+
+@contextmanager
+def copied_sockets():
+    """All sockets of this process have copies, as in a child that was forked."""
+    sockets = [int(fd.name) for fd in Path("/proc/self/fd").iterdir() if _is_socket(fd)]
+    copies = [os.dup(fd) for fd in sockets]
+    try:
+        yield
+    finally:
+        for copy in copies:
+            os.close(copy)
+
+
+def _is_socket(fd):
+    with suppress(FileNotFoundError):
+        return str(fd.readlink()).startswith("socket:")
+
+
+def test_ends_get_through_though_a_forked_child_has_all_connections():
+    heard, go_on = [], threading.Event()
+
+    def server(connection):
+        head = head_of(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n")
+        if b"GET /break" in head:
+            go_on.wait(30)
+            connection.shutdown(socket.SHUT_RDWR)
+        else:
+            heard.append(connection.recv(1))
+
+    with proxy_of(server) as proxy:
+        clients = [socket.create_connection(("127.0.0.1", proxy.endpoint.port), timeout=5) for _ in range(2)]
+        for client, path in zip(clients, (b"/break", b"/leave"), strict=True):
+            client.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert client.recv(4096)
+        with copied_sockets():
+            go_on.set()
+            while clients[0].recv(4096):
+                pass
+            clients[1].shutdown(socket.SHUT_RDWR)
+            eventually(lambda: heard == [b""], "the server was told")
+            port = proxy.endpoint.port
+            proxy.shutdown()
+            assert not is_open(port)
+        for client in clients:
+            client.close()
+
+
+def test_a_proxy_on_all_addresses_is_reached_by_those_of_both_families():
+    with proxy_of(answers("one"), host="::") as proxy:
+        for host in ("127.0.0.1", "[::1]"):
+            assert ask(Endpoint(f"http://{host}:{proxy.endpoint.port}"), "/")[0] == 200
 
 
 def test_a_deadline_tells_what_may_have_run(nobody):

@@ -11,6 +11,7 @@ import hmac
 import importlib
 import inspect
 import json
+import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -93,7 +94,7 @@ async def answer(send: Send, status: int, value: object, headers: Mapping[str, s
 class Listener(socket.socket):
     """Accepts so many connections at once; those above are told so, and closed."""
 
-    limit = 0
+    limit = _pid = 0
     _open: list[socket.socket]
 
     @classmethod
@@ -104,9 +105,11 @@ class Listener(socket.socket):
             OSError: It can't be had.
         """
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        made = socket.create_server((host, port), family=family, backlog=min(limit, 2048))
+        both = host == "::" and socket.has_dualstack_ipv6()
+        backlog = min(limit, 2048)
+        made = socket.create_server((host, port), family=family, backlog=backlog, dualstack_ipv6=both)
         listener = cls(fileno=made.detach())
-        listener.limit, listener._open = limit, []
+        listener.limit, listener._open, listener._pid = limit, [], os.getpid()
         return listener
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -118,6 +121,18 @@ class Listener(socket.socket):
             raise ConnectionAbortedError(f"more than {self.limit} connections")
         self._open.append(connection)
         return connection, address
+
+    def close(self) -> None:
+        """Listen no more, whatever children were forked meanwhile; in such a child, let go of it."""
+        if self._pid == os.getpid():
+            end_connection(self)
+        super().close()
+
+
+def end_connection(connection: Any) -> None:
+    """End a connection, whatever children were forked meanwhile: closing it ends only this process's part."""
+    with contextlib.suppress(OSError, AttributeError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _turn_away(connection: socket.socket) -> None:
@@ -147,6 +162,7 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop that."""
         self._leave_alone()
+        end_connection(self.transport.get_extra_info("socket"))
         super().connection_lost(exc)
 
     def handle_websocket_upgrade(self, event: Any) -> None:

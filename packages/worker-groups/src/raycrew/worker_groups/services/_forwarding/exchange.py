@@ -6,6 +6,8 @@ from contextlib import suppress
 
 import h11
 
+from raycrew.worker_groups.services._asgi import end_connection
+
 _READ_BYTES = 1 << 16
 _HEAD_BYTES = 256 << 10
 _CONNECT_S = 5.0
@@ -71,6 +73,7 @@ class Exchange:
         if self._sending is not None:
             self._sending.cancel()
         if self._writer is not None:
+            end_connection(self._writer.get_extra_info("socket"))
             self._writer.transport.abort()
 
     async def _next_event(self) -> object:
