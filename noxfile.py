@@ -35,7 +35,7 @@ TEST_TOOLS = ("pytest>=8", "pytest-timeout", "pytest-xdist>=3.6", "hypothesis")
 LANES = ("--dist", "loadfile", "--max-worker-restart", "0", "-n")
 TWO_LANES = "2"
 # Examples whose modules are found by the folder that they lie in, and are not checked in strict mode.
-LOOSE_EXAMPLES = ("grpo", "verifier")
+LOOSE_EXAMPLES = ("generation", "grpo", "verifier")
 WITHOUT_LONG = ("-m", "not long")
 PYTHONS = ("3.11", "3.12", "3.13")
 # A CPU build of torch is not to be had everywhere for every Python: name where it is.
@@ -361,8 +361,8 @@ def short_together(session: nox.Session) -> None:
 
 
 def pytest_together(session: nox.Session, *arguments: str) -> None:
-    """Run the integration tests with all wheels."""
-    session.install(*all_wheels(), *TEST_TOOLS, "matplotlib", *CONSTRAINTS)
+    """Run the integration tests with all wheels, and with transformers for the plain generator."""
+    session.install(*all_wheels(), *TEST_TOOLS, "matplotlib", "transformers==5.19.0", *CONSTRAINTS)
     tests = ROOT / "integration-tests"
     environment = RAY_ENVIRONMENT | {"PYTHONPATH": str(tests)}
     session.run(

@@ -1,0 +1,96 @@
+"""One call of a generator: the requests that it becomes, and their samples as they end."""
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from generation.engine import Request
+from generation.errors import AsleepError
+from generation.loop import EngineLoop
+from generation.prompts import Limits, read_prompts
+from generation.samples import Sample
+from generation.sampling import Sampling
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a call asks for.
+
+    Attributes:
+        batch: Prompts.
+        sampling: How tokens are chosen.
+        request_id: What `abort` calls it.
+        adapter: A loaded adapter.
+    """
+
+    batch: Mapping[str, Any]
+    sampling: Sampling
+    request_id: str | None
+    adapter: str | None
+
+
+def requests_of(asked: Asked, limits: Limits) -> list[Request]:
+    """A request for each sample, those of a prompt side by side.
+
+    Raises:
+        PromptError: The model can't take a prompt.
+    """
+    prompts, call, sampling = read_prompts(asked.batch, limits), asked.request_id, asked.sampling
+    call = uuid.uuid4().hex if call is None else call
+    return [
+        Request(
+            str(next(_numbers)),
+            call,
+            prompt.index,
+            number,
+            prompt.tokens,
+            replace(sampling, n=1, seed=None),
+            None if sampling.seed is None else _seed_of(sampling.seed, prompt.index, number),
+            min(sampling.max_tokens, limits.context_length - len(prompt.tokens)),
+            asked.adapter,
+        )
+        for prompt in prompts
+        for number in range(sampling.n)
+    ]
+
+
+async def samples_of(
+    loop: EngineLoop, requests: Sequence[Request]
+) -> AsyncGenerator[tuple[Request, Sample], None]:
+    """Have samples made, and give them as they end; whoever stops early aborts the rest."""
+    inbox: asyncio.Queue[tuple[Request, Sample | BaseException]] = asyncio.Queue()
+    left = {request.id: request for request in requests}
+    deliver = partial(_deliver, asyncio.get_running_loop(), inbox)
+    try:
+        await asyncio.wrap_future(loop.submit(requests, deliver))
+        while left:
+            request, found = await inbox.get()
+            del left[request.id]
+            if isinstance(found, BaseException):
+                raise found
+            yield request, found
+    finally:
+        if left:
+            with contextlib.suppress(AsleepError):  # then they have ended with their engine
+                loop.discard(list(left.values()))
+
+
+def _deliver(
+    loop: asyncio.AbstractEventLoop, inbox: "asyncio.Queue[Any]", request: Request, found: Any
+) -> None:
+    with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(inbox.put_nowait, (request, found))
+
+
+def _seed_of(seed: int, prompt: int, sample: int) -> int:
+    """The same on each worker, and others for each sample."""
+    digest = hashlib.blake2b(f"{seed}/{prompt}/{sample}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 2

@@ -1,0 +1,143 @@
+"""What an engine is to a worker: something that is stepped by one thread."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from generation.errors import RefusedError
+from generation.prompts import Limits
+from generation.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sample to be made.
+
+    Attributes:
+        id: Unique in its worker's life.
+        call: Name of the call that it belongs to.
+        prompt_index: Number of its prompt.
+        sample_index: Which of the prompt's samples it is.
+        prompt: Ids.
+        sampling: How tokens are chosen; its `n` and `seed` are done with.
+        seed: Of this sample; None for the engine's own randomness.
+        max_tokens: Most tokens; they fit the context beside the prompt.
+        adapter: Name of a loaded adapter.
+    """
+
+    id: str
+    call: str
+    prompt_index: int
+    sample_index: int
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    seed: int | None
+    max_tokens: int
+    adapter: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a step added to a request.
+
+    Attributes:
+        request_id: The request.
+        tokens: Ids, often one.
+        logprobs: Log-probability of each at temperature 1.
+        finish_reason: Why it ended with them; None while it goes on.
+    """
+
+    request_id: str
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    finish_reason: Literal["stop", "length"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What an engine is at.
+
+    Attributes:
+        running: Requests that it generates for.
+        waiting: Requests that wait for room.
+        kv_cache_use: Used share of the memory for keys and values, 0 to 1.
+    """
+
+    running: int
+    waiting: int
+    kv_cache_use: float
+
+
+class Engine(ABC):
+    """Generates tokens step by step; one thread calls it, and nobody else.
+
+    Attributes:
+        limits: What its model can take.
+        weights: Names, shapes and dtypes that `load_weights` takes, as meta tensors.
+    """
+
+    limits: Limits
+    weights: Mapping[str, torch.Tensor]
+
+    @abstractmethod
+    def add(self, request: Request) -> None:
+        """Take a request; the next steps generate for it."""
+
+    @abstractmethod
+    def step(self) -> Sequence[Piece]:
+        """Go one step further with what there is."""
+
+    @abstractmethod
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Forget requests; those that have ended already are no error."""
+
+    @abstractmethod
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Replace all weights, which are named as in the model's state dict."""
+
+    @abstractmethod
+    def forget_computed(self) -> None:
+        """Have keys and values of all requests computed anew, as other weights made those that there are."""
+
+    @abstractmethod
+    def reset_prefix_cache(self) -> None:
+        """Forget the keys and values of prompts that have ended."""
+
+    @abstractmethod
+    def load(self) -> EngineLoad:
+        """What it is at."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give up the model and its memory, and end what was started."""
+
+    @abstractmethod
+    def explain(self) -> str:
+        """What it is, and what its sleep is, in a line or two."""
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA adapter.
+
+        Raises:
+            RefusedError: It can't.
+        """
+        raise RefusedError(f"the {type(self).__name__} has no LoRA adapters: {name!r} ({path}) is not loaded")
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter.
+
+        Raises:
+            RefusedError: There is none of that name.
+        """
+        raise RefusedError(f"no adapter {name!r} is loaded")
+
+    def check_adapter(self, name: str) -> None:
+        """Refuse an adapter that is not loaded.
+
+        Raises:
+            RefusedError: There is none of that name.
+        """
+        raise RefusedError(f"no adapter {name!r} is loaded")

@@ -1,0 +1,185 @@
+"""An engine with what receives its weights: made together, given up together, changed by one at a time."""
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from generation.engine import Engine
+from generation.errors import AsleepError, GenerationError
+from generation.loop import EngineLoop, PauseMode
+from raycrew.tensor_transport import (
+    ByteStore,
+    StaleWeightsError,
+    WeightDirectory,
+    WeightReceipt,
+    WeightReceiver,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSource:
+    """Where an engine's weights come from.
+
+    Attributes:
+        directory: Where versions are found.
+        store: Where their bytes are found; None for Ray's object store.
+        name: What the directory calls the receiver; None for a name of its own each time.
+    """
+
+    directory: WeightDirectory
+    store: ByteStore | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Awake:
+    """What a worker has while it does not sleep."""
+
+    loop: EngineLoop
+    receiver: WeightReceiver | None
+
+    def version(self) -> int:
+        """Of the weights; 0 for those that the engine was made with, where nobody updates them.
+
+        Raises:
+            StaleWeightsError: They are of no version, or a mixture.
+        """
+        return 0 if self.receiver is None else self.receiver.require()
+
+    def known_version(self) -> int | None:
+        """The same; None in place of the error."""
+        try:
+            return self.version()
+        except StaleWeightsError:
+            return None
+
+    def close(self) -> None:
+        """Leave the directory, and give up the engine."""
+        if self.receiver is not None:
+            self.receiver.close()
+        self.loop.close()
+
+
+class EngineLife:
+    """An engine that is made at once, and may sleep and be updated.
+
+    Args:
+        make: Makes an engine, in the thread that will own it.
+        source: Where its weights come from; None to keep those it is made with.
+    """
+
+    def __init__(self, make: Callable[[], Engine], source: WeightSource | None) -> None:
+        self._make, self._source = make, source
+        self._changes = threading.Lock()
+        self.state: Awake | None = self._begin()
+        self.limits = self.awake.loop.engine.limits
+
+    @property
+    def awake(self) -> Awake:
+        """The engine.
+
+        Raises:
+            AsleepError: There is none now.
+        """
+        if (state := self.state) is None:
+            raise AsleepError("this generator sleeps, and has no engine: wake() it first")
+        return state
+
+    @property
+    def receiver(self) -> WeightReceiver:
+        """What receives its weights.
+
+        Raises:
+            AsleepError: There is no engine now.
+            GenerationError: Its weights are never updated.
+        """
+        if (receiver := self.awake.receiver) is None:
+            raise GenerationError("this generator was made without a directory: its weights stay as they are")
+        return receiver
+
+    def update(self, how: Callable[[WeightReceiver], T], mode: PauseMode) -> T:
+        """Have the receiver change the weights while nothing is generated; a mixture generates nothing."""
+        with self._changes:
+            receiver, loop = self.receiver, self.awake.loop
+            if not loop.is_held("caller"):
+                loop.pause(mode, "update").result()
+            try:
+                return how(receiver)
+            finally:
+                if receiver.intact:
+                    loop.resume("update").result()
+
+    def catch_up(self, mode: PauseMode) -> None:
+        """Take the latest version where none is held and there is one."""
+        state = self.state
+        if state is not None and state.receiver is not None and state.receiver.version is None:
+            self.update(_pull, mode)
+
+    def sleep(self, mode: PauseMode) -> None:
+        """See `GenerationWorker.sleep`."""
+        with self._changes:
+            if (state := self.state) is None:
+                return
+            if mode == "finish" and state.loop.is_stuck():
+                raise GenerationError(
+                    "samples on their way wait in a pause, and can't end: resume(), or sleep('abort')"
+                )
+            state.loop.pause(mode, "sleep").result()
+            self.state = None
+            state.close()
+
+    def wake(self) -> None:
+        """See `GenerationWorker.wake`."""
+        with self._changes:
+            if self.state is not None:
+                return
+            state = self._begin()
+            try:
+                if state.receiver is not None:
+                    _pull(state.receiver)
+            except BaseException:
+                state.close()
+                raise
+            self.state = state
+
+    def _begin(self) -> Awake:
+        made: list[Awake] = []
+        loop = EngineLoop(self._make, lambda: made[0].version())
+        try:
+            made.append(Awake(loop, self._receiver_for(loop)))
+        except BaseException:
+            loop.close()
+            raise
+        return made[0]
+
+    def _receiver_for(self, loop: EngineLoop) -> WeightReceiver | None:
+        if self._source is None:
+            return None
+        return WeightReceiver(
+            partial(_load, loop),
+            expected=loop.engine.weights,
+            store=self._source.store,
+            directory=self._source.directory,
+            rollback="shadow",
+            name=self._source.name,
+        )
+
+
+def _load(loop: EngineLoop, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load() -> None:
+        try:
+            loop.engine.load_weights(weights)
+        finally:
+            loop.engine.forget_computed()
+
+    loop.within(load)
+
+
+def _pull(receiver: WeightReceiver) -> WeightReceipt | None:
+    return receiver.pull(missing_ok=True)

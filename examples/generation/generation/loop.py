@@ -1,0 +1,292 @@
+"""The thread that owns an engine: between two steps it takes requests, pauses, and loads weights.
+
+Each token belongs to the version whose weights chose it, because nothing else is done during a step. Whoever
+calls gets a future, and never touches the engine or the requests itself.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from generation.engine import Engine, EngineLoad, Request
+from generation.errors import AsleepError, EngineFailedError, GenerationError
+from generation.samples import FinishReason, Sample
+from raycrew.tensor_transport import StaleWeightsError
+
+T = TypeVar("T")
+PauseMode = Literal["finish", "abort", "continue"]
+PAUSE_MODES = ("finish", "abort", "continue")
+PAUSE_S = 0.005
+Sink = Callable[[Request, Sample | BaseException], None]
+"""Where a sample goes when it has ended, or what became of it instead; called in the engine's thread."""
+
+
+@dataclass(slots=True)
+class Track:
+    """A request on its way."""
+
+    request: Request
+    sink: Sink
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def ended(self, reason: FinishReason) -> Sample:
+        """The sample as far as it has come."""
+        request = self.request
+        found = self.tokens, self.logprobs, self.versions
+        return Sample(request.prompt_index, request.sample_index, *found, reason)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was done since the engine was made."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    finished: int = 0
+    aborted: int = 0
+
+
+class EngineLoop:
+    """Steps an engine while there are requests and nobody holds it.
+
+    Args:
+        make: Makes the engine, in the thread.
+        version: Asked before each step: of the weights that the engine has.
+
+    Raises:
+        Exception: What `make` raises.
+    """
+
+    def __init__(self, make: Callable[[], Engine], version: Callable[[], int]) -> None:
+        self.counts = Counts()
+        self._version = version
+        self._commands: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._gate, self._is_closed = threading.Lock(), False
+        self._running: dict[str, Track] = {}
+        self._waiting: dict[str, Track] = {}
+        self._holds: set[str] = set()
+        self._finishing: dict[str, Future[None]] = {}
+        self._failure: Exception | None = None
+        made: Future[Engine] = Future()
+        self._thread = threading.Thread(target=self._run, args=(make, made), name="engine", daemon=True)
+        self._thread.start()
+        self.engine = made.result()
+
+    # From any thread
+
+    def call(self, function: Callable[..., T], *args: Any) -> Future[T]:
+        """Call a function in the engine's thread, between two steps.
+
+        Raises:
+            AsleepError: The loop is closed.
+        """
+        future: Future[T] = Future()
+        with self._gate:
+            if self._is_closed:
+                raise AsleepError("this generator sleeps, and has no engine: wake() it first")
+            self._commands.put((future, lambda: function(*args)))
+        return future
+
+    def within(self, function: Callable[..., T], *args: Any) -> T:
+        """`call`, and its result; in the engine's thread itself, just the function."""
+        if threading.current_thread() is self._thread:
+            return function(*args)
+        return self.call(function, *args).result()
+
+    def submit(self, requests: Sequence[Request], sink: Sink) -> Future[None]:
+        """Have samples made; in a pause they wait for its end."""
+        return self.call(self._submit, requests, sink)
+
+    def abort(self, call: str | None) -> Future[int]:
+        """End the requests of a call, or all; they are given on as far as they have come. Tells how many."""
+        return self.call(self._abort, lambda track: call in (None, track.request.call))
+
+    def discard(self, requests: Sequence[Request]) -> None:
+        """End requests whose samples nobody waits for any more."""
+        ids = {request.id for request in requests}
+        self.call(self._abort, lambda track: track.request.id in ids)
+
+    def pause(self, mode: PauseMode, reason: str) -> Future[None]:
+        """Step no further until `resume` with the same reason; the future ends when that is so."""
+        paused: Future[None] = Future()
+        self.call(self._pause, mode, reason, paused)
+        return paused
+
+    def resume(self, reason: str) -> Future[None]:
+        """Go on, unless there is another reason not to."""
+        return self.call(self._resume, reason)
+
+    def load(self) -> Future[EngineLoad]:
+        """What the engine is at, with what waits for the end of a pause."""
+        return self.call(self._load)
+
+    def is_held(self, reason: str) -> bool:
+        """Whether there is a pause for this reason, or one about to be."""
+        return reason in self._holds or reason in self._finishing
+
+    def is_stuck(self) -> bool:
+        """Whether requests wait in a pause that nothing will end by itself."""
+        return bool(self._running and self._holds)
+
+    def close(self) -> None:
+        """End what is on its way as aborted, close the engine, and end the thread; idempotent."""
+        with self._gate:
+            if not self._is_closed:
+                self._is_closed = True
+                self._commands.put(None)
+        self._thread.join()
+
+    # In the engine's thread
+
+    def _run(self, make: Callable[[], Engine], made: "Future[Engine]") -> None:
+        try:
+            engine = make()
+        except BaseException as error:  # noqa: BLE001 - whoever waits is told
+            made.set_exception(error)
+            return
+        made.set_result(engine)
+        while self._turn():
+            if self._may_step():
+                self._step(engine)
+        self._abort(lambda _: True)
+        for future in self._finishing.values():
+            future.set_exception(AsleepError("the generator was sent to sleep before its requests had ended"))
+        engine.close()
+
+    def _turn(self) -> bool:
+        """Do what was asked for, waiting for it if there is nothing to step; False once that was to end."""
+        while not self._may_step() or not self._commands.empty():
+            command = self._commands.get()
+            if command is None:
+                return False
+            future, run = command
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(run())
+                except BaseException as error:  # noqa: BLE001 - whoever asked is told
+                    future.set_exception(error)
+        return True
+
+    def _may_step(self) -> bool:
+        return bool(self._running) and not self._holds
+
+    def _step(self, engine: Engine) -> None:
+        began = time.perf_counter()
+        try:
+            version = self._version()
+            pieces = engine.step()
+        except StaleWeightsError:  # an update that was not announced by a pause: it is over in a moment
+            time.sleep(PAUSE_S)
+            return
+        except Exception as error:  # noqa: BLE001 - those whose requests they were are told
+            self._fail(error)
+            return
+        for piece in pieces:
+            track = self._running.get(piece.request_id)
+            if track is None:
+                continue
+            track.tokens += piece.tokens
+            track.logprobs += piece.logprobs
+            track.versions += [version] * len(piece.tokens)
+            self.counts.tokens += len(piece.tokens)
+            if piece.finish_reason is not None:
+                del self._running[piece.request_id]
+                self.counts.finished += 1
+                track.sink(track.request, track.ended(piece.finish_reason))
+        self.counts.seconds += time.perf_counter() - began
+        self._settle()
+
+    def _submit(self, requests: Sequence[Request], sink: Sink) -> None:
+        if self._failure is not None:
+            raise self._as_failed() from self._failure
+        tracks = [Track(request, sink) for request in requests]
+        if self._holds or self._finishing:
+            self._waiting |= {track.request.id: track for track in tracks}
+        else:
+            self._admit(tracks)
+
+    def _admit(self, tracks: Sequence[Track]) -> None:
+        for track in tracks:
+            try:
+                self.engine.add(track.request)
+            except Exception as error:  # noqa: BLE001 - whose request it is, is told
+                track.sink(track.request, error)
+            else:
+                self._running[track.request.id] = track
+
+    def _abort(self, which: Callable[[Track], bool]) -> int:
+        running = [track for track in self._running.values() if which(track)]
+        waiting = [track for track in self._waiting.values() if which(track)]
+        if running:
+            self.engine.abort([track.request.id for track in running])
+        for track in (*running, *waiting):
+            self._running.pop(track.request.id, None)
+            self._waiting.pop(track.request.id, None)
+            track.sink(track.request, track.ended("abort"))
+        self.counts.aborted += len(running) + len(waiting)
+        self._settle()
+        return len(running) + len(waiting)
+
+    def _pause(self, mode: PauseMode, reason: str, paused: "Future[None]") -> None:
+        if mode == "abort":
+            self._abort(lambda _: True)
+        if mode != "finish" or not self._running:
+            self._holds.add(reason)
+            paused.set_result(None)
+            return
+        self._holds.discard(reason)
+        if (before := self._finishing.get(reason)) is not None:
+            before.add_done_callback(lambda ended: _follow(ended, paused))
+        else:
+            self._finishing[reason] = paused
+
+    def _resume(self, reason: str) -> None:
+        self._holds.discard(reason)
+        if (paused := self._finishing.pop(reason, None)) is not None:
+            paused.set_exception(GenerationError("resumed before the requests of this pause had ended"))
+        if not self._holds and not self._finishing:
+            waiting, self._waiting = list(self._waiting.values()), {}
+            self._admit(waiting)
+
+    def _settle(self) -> None:
+        """Once nothing runs, pauses that waited for that begin."""
+        if self._running:
+            return
+        for reason, paused in self._finishing.items():
+            self._holds.add(reason)
+            paused.set_result(None)
+        self._finishing.clear()
+
+    def _load(self) -> EngineLoad:
+        load = self.engine.load()
+        return EngineLoad(load.running, load.waiting + len(self._waiting), load.kv_cache_use)
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
+        failed = self._as_failed()
+        failed.__cause__ = error
+        tracks = [*self._running.values(), *self._waiting.values()]
+        self._running, self._waiting = {}, {}
+        for track in tracks:
+            track.sink(track.request, failed)
+        self._settle()
+
+    def _as_failed(self) -> EngineFailedError:
+        error = self._failure
+        return EngineFailedError(
+            f"the engine failed ({type(error).__name__}: {error}): sleep() and wake() make a new one"
+        )
+
+
+def _follow(ended: "Future[None]", other: "Future[None]") -> None:
+    error = ended.exception()
+    if error is None:
+        other.set_result(None)
+    else:
+        other.set_exception(error)

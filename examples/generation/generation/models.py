@@ -1,0 +1,53 @@
+"""Models by folder or configuration; imported only in workers, as it needs transformers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from generation.options import EngineOptions
+from generation.prompts import Limits
+
+
+def read_config(options: EngineOptions) -> Any:
+    """The model's configuration.
+
+    Raises:
+        ValueError: The context is to be longer than the model can.
+    """
+    given = options.model
+    config = (
+        AutoConfig.for_model(**given) if isinstance(given, Mapping) else AutoConfig.from_pretrained(given)
+    )
+    config.dtype = options.dtype
+    most = config.max_position_embeddings
+    if options.context_length is not None and options.context_length > most:
+        raise ValueError(f"a context of {options.context_length} is longer than the model's {most} positions")
+    return config
+
+
+def limits_of(options: EngineOptions, config: Any) -> Limits:
+    """What the model can take."""
+    return Limits(config.vocab_size, options.context_length or config.max_position_embeddings)
+
+
+def end_tokens(config: Any) -> tuple[int, ...]:
+    """Ids that end a sample."""
+    found = config.eos_token_id
+    return () if found is None else (found,) if isinstance(found, int) else tuple(found)
+
+
+def expected_weights(config: Any) -> dict[str, torch.Tensor]:
+    """Names, shapes and dtypes of the weights, as meta tensors."""
+    with torch.device("meta"):
+        return dict(AutoModelForCausalLM.from_config(config, dtype=config.dtype).state_dict())
+
+
+def build_model(options: EngineOptions, config: Any) -> Any:
+    """The model: from its folder, or with random weights that are the same for the same seed."""
+    if not isinstance(options.model, Mapping):
+        return AutoModelForCausalLM.from_pretrained(options.model, dtype=config.dtype)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(options.seed)
+        return AutoModelForCausalLM.from_config(config, dtype=config.dtype)

@@ -1,0 +1,75 @@
+"""What an engine is made of: checked in the driver, before an actor starts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from generation.errors import RefusedError
+
+Executor = Literal["uni", "mp", "ray"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """An engine to be made.
+
+    Attributes:
+        model: Folder of a model, or its configuration (with a `model_type`) for random weights.
+        seed: Of random weights, and, with the worker's rank, of what is sampled without a seed.
+        context_length: Most tokens of prompt and sample; None for what the model can.
+        dtype: Of weights and computation.
+        max_running: Most requests that are generated for at a time.
+        tensor_parallel: Over how many workers of a tied group the model is spread.
+        executor: How the engine's processes are run: "uni" in the worker itself, "mp" as its children, "ray"
+            as actors on the tied group's bundles, on several nodes too; None for "uni" without tensor
+            parallelism and "mp" with it.
+        kv_cache_bytes: Memory for keys and values.
+        prefix_caching: Whether keys and values of prompts are kept for later ones that begin alike.
+        max_adapters: How many LoRA adapters may be loaded.
+        max_adapter_rank: Largest rank of an adapter.
+        more: Further options of the engine's own, as vLLM's `LLM` takes them.
+
+    Raises:
+        ValueError: A value is out of its range.
+    """
+
+    model: str | Mapping[str, Any]
+    seed: int = 0
+    context_length: int | None = None
+    dtype: str = "float32"
+    max_running: int = 256
+    tensor_parallel: int = 1
+    executor: Executor | None = None
+    kv_cache_bytes: int = 64 << 20
+    prefix_caching: bool = False
+    max_adapters: int = 0
+    max_adapter_rank: int = 16
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, Mapping) and "model_type" not in self.model:
+            raise ValueError("the model's configuration has no model_type, such as 'llama'")
+        if self.executor not in ("uni", "mp", "ray", None):
+            raise ValueError(f"there is no executor {self.executor!r}; there are 'uni', 'mp' and 'ray'")
+        for name in ("max_running", "tensor_parallel", "kv_cache_bytes", "max_adapter_rank"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")
+        if self.context_length is not None and self.context_length < 2:
+            raise ValueError(f"a context of {self.context_length} has no room for a prompt and a token")
+        if self.executor == "uni" and self.tensor_parallel > 1:
+            raise ValueError("the executor 'uni' is one process: tensor parallelism needs 'mp' or 'ray'")
+
+    @property
+    def chosen_executor(self) -> Executor:
+        """The executor, where none was named too."""
+        return self.executor or ("uni" if self.tensor_parallel == 1 else "mp")
+
+
+def check_device(options: EngineOptions, device_kind: str) -> None:
+    """Refuse what this kind of device can't do.
+
+    Raises:
+        RefusedError: vLLM has no executor `ray` on CPUs.
+    """
+    if options.executor == "ray" and device_kind == "cpu":
+        raise RefusedError("vLLM has no executor 'ray' on CPUs: use 'mp', whose processes are on one node")

@@ -1,0 +1,97 @@
+"""What a batch of prompts looks like, and which ones an engine can take."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from generation.errors import PromptError
+from raycrew.tensor_transport import RaggedTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a model can take.
+
+    Attributes:
+        vocabulary_size: Token ids are below it.
+        context_length: Most tokens of a prompt and its sample together.
+    """
+
+    vocabulary_size: int
+    context_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One row of a batch.
+
+    Attributes:
+        index: Its number: the row, unless the batch has a column `prompt_index`.
+        tokens: Its ids.
+    """
+
+    index: int
+    tokens: tuple[int, ...]
+
+
+def read_prompts(batch: Mapping[str, Any], limits: Limits) -> list[Prompt]:
+    """The prompts of a batch, each of which the model can take.
+
+    Args:
+        batch: Has a column `prompt_ids`: a `RaggedTensor` or lists of ids, or an integer tensor of shape
+            [rows, length], padded on the right, whose column `prompt_lengths` tells each row's length (the
+            whole width without one). It may have a column `prompt_index`, int64, [rows].
+        limits: What the model can take.
+
+    Raises:
+        PromptError: There are no prompts, or one is empty, has ids that the vocabulary lacks, or leaves no
+            room for a token in the context.
+    """
+    if "prompt_ids" not in batch:
+        raise PromptError(f"the batch has no column 'prompt_ids'; it has {', '.join(batch) or 'none'}")
+    rows = _rows_of(batch["prompt_ids"], batch.get("prompt_lengths"))
+    if not rows:
+        raise PromptError("the batch has no prompts")
+    indices = [int(index) for index in batch.get("prompt_index", range(len(rows)))]
+    if len(indices) != len(rows):
+        raise PromptError(f"the batch has {len(rows)} prompts, and {len(indices)} entries of prompt_index")
+    for row, tokens in enumerate(rows):
+        check_prompt(tokens, limits, f"the prompt of row {row}")
+    return [Prompt(index, tuple(tokens)) for index, tokens in zip(indices, rows, strict=True)]
+
+
+def check_prompt(tokens: Sequence[int], limits: Limits, which: str) -> None:
+    """Refuse a prompt that the model can't take.
+
+    Raises:
+        PromptError: See `read_prompts`.
+    """
+    if not tokens:
+        raise PromptError(f"{which} is empty")
+    if len(tokens) >= limits.context_length:
+        raise PromptError(
+            f"{which} has {len(tokens)} tokens, and the context of {limits.context_length} has to hold one "
+            "more: shorten it"
+        )
+    for position, token in enumerate(tokens):
+        if not isinstance(token, int) or not 0 <= token < limits.vocabulary_size:
+            raise PromptError(
+                f"{which} has the id {token!r} at position {position}; the vocabulary has ids from 0 to "
+                f"{limits.vocabulary_size - 1}"
+            )
+
+
+def _rows_of(column: Any, lengths: Any) -> list[list[int]]:
+    if isinstance(column, torch.Tensor):
+        if column.ndim != 2 or column.is_floating_point():
+            shape = f"{column.dtype} of shape {list(column.shape)}"
+            raise PromptError(f"prompt_ids must be integers of shape [rows, length], not {shape}")
+        counts = [column.shape[1]] * len(column) if lengths is None else [int(n) for n in lengths]
+        if len(counts) != len(column) or not all(0 <= count <= column.shape[1] for count in counts):
+            raise PromptError(f"prompt_lengths {counts} do not fit prompt_ids of {list(column.shape)}")
+        return [row[:count] for row, count in zip(column.tolist(), counts, strict=True)]
+    if isinstance(column, RaggedTensor) and column.values.is_floating_point():
+        raise PromptError(f"prompt_ids must be integers, not {column.dtype}")
+    return [row.tolist() if hasattr(row, "tolist") else list(row) for row in column]

@@ -1,0 +1,308 @@
+"""A worker that generates: what all of them do, whatever engine they have."""
+
+import asyncio
+import contextlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+from generation.calls import Asked, requests_of, samples_of
+from generation.engine import Engine, Request
+from generation.errors import GenerationError
+from generation.life import EngineLife, WeightSource
+from generation.loop import PAUSE_MODES, PauseMode
+from generation.metrics import GenerationMetrics
+from generation.options import EngineOptions, check_device
+from generation.prompts import Limits
+from generation.samples import Sample, pack_samples
+from generation.sampling import Sampling
+from raycrew.tensor_transport import BatchedDataDict, ByteStore, WeightDirectory, WeightReceipt, WeightUpdate
+from raycrew.worker_groups import CurrentWorker, WorkerGroupError, current_worker
+
+How = Sampling | Mapping[str, Any] | None
+
+
+class GenerationWorker(ABC):
+    """Generates with an engine, under weights that may be replaced while it does.
+
+    Any number of calls may be on their way at a time; the engine generates for all of them together. Samples
+    wait in a pause. Where a `directory` is given, nothing is generated before the first version has come.
+
+    Args:
+        options: The engine to be made.
+        directory: Where versions of the weights are found; None to keep those that the engine is made with.
+        store: Where their bytes are found; as for `WeightReceiver`.
+        on_update: What becomes of samples on their way when weights are replaced: all end first ("finish"),
+            they end as they are ("abort"), or they go on under the new weights ("continue"), with keys and
+            values computed anew, so that each token's log-probability is that of the version that it names.
+        leads: Whether it has the engine of its tied group; the others lend their bundles to its processes,
+            and refuse all calls but `pid`.
+
+    Raises:
+        RefusedError: The engine, or this machine, can't do what the options ask for.
+        ValueError: There is no such mode.
+    """
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        directory: WeightDirectory | None = None,
+        store: ByteStore | None = None,
+        on_update: PauseMode = "continue",
+        leads: bool = True,
+    ) -> None:
+        _check_mode(on_update, PAUSE_MODES)
+        me = _own_worker()
+        check_device(options, "cpu" if me is None else me.device_kind)
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        self.options, self.on_update = options, on_update
+        seed, name = options.seed, None
+        if me is not None:
+            seed, name = seed + me.rank, f"{me.group_name} {me.rank}"
+        source = None if directory is None else WeightSource(directory, store, name)
+        self._engine = EngineLife(lambda: self.create_engine(seed), source) if leads else None
+
+    @property
+    def _life(self) -> EngineLife:
+        if self._engine is None:
+            raise GenerationError(
+                "this worker lends its bundle to the engine of its tied group: ask the leader"
+            )
+        return self._engine
+
+    @abstractmethod
+    def create_engine(self, seed: int) -> Engine:
+        """Make the engine of `options`; called in the thread that owns it.
+
+        Args:
+            seed: Of what is sampled without a seed; another one on each worker.
+        """
+
+    # Generation
+
+    async def generate(
+        self,
+        batch: BatchedDataDict,
+        sampling: How = None,
+        *,
+        request_id: str | None = None,
+        adapter: str | None = None,
+    ) -> BatchedDataDict:
+        """Sample from each prompt of a batch.
+
+        Args:
+            batch: Its prompts; see `read_prompts` for the columns.
+            sampling: How tokens are chosen, for all prompts: `Sampling`, or its options by name.
+            request_id: What `abort` calls these samples.
+            adapter: Name of a loaded LoRA adapter to sample with.
+
+        Returns:
+            A row for each sample, those of a prompt side by side; see `pack_samples` for the columns.
+
+        Raises:
+            PromptError: The engine can't take a prompt.
+            SamplingError: There is no such option, or a value is out of its range.
+            RefusedError: There is no such adapter.
+            AsleepError: The generator sleeps.
+            StaleWeightsError: It holds no version of the weights yet, or a mixture.
+            EngineFailedError: The engine raised.
+        """
+        async with contextlib.aclosing(self._samples(batch, sampling, request_id, adapter)) as samples:
+            found = [sample async for sample in samples]
+        return pack_samples([sample for _, sample in sorted(found, key=_place)])
+
+    async def generate_async(
+        self,
+        batch: BatchedDataDict,
+        sampling: How = None,
+        *,
+        request_id: str | None = None,
+        adapter: str | None = None,
+    ) -> AsyncIterator[BatchedDataDict]:
+        """The samples of `generate` as they end, each a batch of one row.
+
+        Who closes the generator early aborts the rest.
+
+        Yields:
+            `prompt_index` and `sample_index` say whose each is.
+
+        Raises:
+            Exception: As `generate`.
+        """
+        async with contextlib.aclosing(self._samples(batch, sampling, request_id, adapter)) as samples:
+            async for _, sample in samples:
+                yield pack_samples([sample])
+
+    async def abort(self, request_id: str | None = None) -> int:
+        """End the samples of a call, or all: they are returned as they are, with finish reason "abort".
+
+        Returns:
+            How many these were.
+        """
+        state = self._life.state
+        return 0 if state is None else await asyncio.wrap_future(state.loop.abort(request_id))
+
+    async def pause(self, mode: PauseMode = "continue") -> None:
+        """Generate nothing until `resume`; new samples wait. Returns once that is so.
+
+        Args:
+            mode: Samples on their way end first ("finish"), end as they are ("abort"), or wait ("continue").
+
+        Raises:
+            ValueError: There is no such mode.
+            GenerationError: `resume` came before those on their way had ended.
+        """
+        _check_mode(mode, PAUSE_MODES)
+        await asyncio.wrap_future(self._life.awake.loop.pause(mode, "caller"))
+
+    async def resume(self) -> None:
+        """Go on after a pause; without one it does nothing."""
+        await asyncio.wrap_future(self._life.awake.loop.resume("caller"))
+
+    # Weights
+
+    async def apply_weights(self, update: int | WeightUpdate) -> WeightReceipt:
+        """Replace the weights, as `sync_weights` asks; samples on their way fare as `on_update` says.
+
+        In a pause, whatever waits goes on under the new weights afterwards.
+
+        Raises:
+            AsleepError: The generator sleeps; it takes the latest version when it wakes.
+            WeightUpdateError: As `WeightReceiver.apply`.
+        """
+        return await asyncio.to_thread(
+            self._life.update, lambda receiver: receiver.apply(update), self.on_update
+        )
+
+    async def set_on_update(self, mode: PauseMode) -> None:
+        """What becomes of samples on their way at the next updates; see `on_update`.
+
+        Raises:
+            ValueError: There is no such mode.
+        """
+        _check_mode(mode, PAUSE_MODES)
+        self.on_update = mode
+
+    async def prepare_weights(self, version: int) -> WeightReceipt:
+        """Fetch a version while samples go on, so that `apply_weights` only loads it."""
+        return await asyncio.to_thread(self._life.receiver.prepare, version)
+
+    def on_generation(self, worker: CurrentWorker) -> None:  # noqa: ARG002 - a group calls it so
+        """Take the latest version where none is held: after a restart, or in a group that was made later."""
+        if self._engine is not None:
+            self._engine.catch_up(self.on_update)
+
+    # Life
+
+    async def sleep(self, mode: Literal["finish", "abort"] = "finish") -> None:
+        """Give up the engine with its model and memory, until `wake`; asleep already is a success.
+
+        Args:
+            mode: Samples on their way end first ("finish") or as they are ("abort"). Those that wait for the
+                end of a pause are aborted.
+
+        Raises:
+            ValueError: There is no such mode.
+            GenerationError: Samples on their way wait in a pause, and are to end first.
+        """
+        _check_mode(mode, ("finish", "abort"))
+        await asyncio.to_thread(self._life.sleep, mode)
+
+    async def wake(self) -> None:
+        """Make an engine again, with the latest version of the weights; awake already is a success."""
+        await asyncio.to_thread(self._life.wake)
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget keys and values of prompts that have ended."""
+        loop = self._life.awake.loop
+        await asyncio.wrap_future(loop.call(loop.engine.reset_prefix_cache))
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA adapter from a folder, for samples that name it.
+
+        Raises:
+            RefusedError: The engine has no adapters, or was made without (`max_adapters`).
+        """
+        loop = self._life.awake.loop
+        await asyncio.wrap_future(loop.call(loop.engine.load_adapter, name, path))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter.
+
+        Raises:
+            RefusedError: There is none of that name.
+        """
+        loop = self._life.awake.loop
+        await asyncio.wrap_future(loop.call(loop.engine.unload_adapter, name))
+
+    # Questions
+
+    async def metrics(self) -> GenerationMetrics:
+        """What it is at; answered between two steps."""
+        state = self._life.state
+        if state is None:
+            return GenerationMetrics("asleep", None)
+        load, counts = await asyncio.wrap_future(state.loop.load()), state.loop.counts
+        return GenerationMetrics(
+            "paused" if state.loop.is_held("caller") else "awake",
+            state.known_version(),
+            load.running,
+            load.waiting,
+            load.kv_cache_use,
+            counts.tokens,
+            counts.tokens / counts.seconds if counts.seconds else 0.0,
+            counts.finished,
+            counts.aborted,
+        )
+
+    async def limits(self) -> Limits:
+        """What the model can take."""
+        return self._life.limits
+
+    async def pid(self) -> int:
+        """This worker's process."""
+        return os.getpid()
+
+    async def explain(self) -> str:
+        """What the engine is, what its sleep is, and how it is."""
+        state = self._life.state
+        if state is None:
+            return "asleep: there is no engine; wake() makes one, with the latest version of the weights"
+        held = (
+            "the weights it was made with" if state.receiver is None else f"version {state.known_version()}"
+        )
+        return f"{state.loop.engine.explain()}; it holds {held}, and on an update samples {self.on_update}"
+
+    # Inside
+
+    async def _samples(
+        self, batch: BatchedDataDict, sampling: How, request_id: str | None, adapter: str | None
+    ) -> AsyncGenerator[tuple[Request, Sample], None]:
+        """What was asked for, and what came of it, as it ends."""
+        state = self._life.awake
+        requests = requests_of(Asked(batch, Sampling.of(sampling), request_id, adapter), self._life.limits)
+        state.version()
+        if adapter is not None:
+            await asyncio.wrap_future(state.loop.call(state.loop.engine.check_adapter, adapter))
+        async with contextlib.aclosing(samples_of(state.loop, requests)) as samples:
+            async for pair in samples:
+                yield pair
+
+
+def _place(pair: tuple[Request, Sample]) -> int:
+    return int(pair[0].id)
+
+
+def _own_worker() -> CurrentWorker | None:
+    try:
+        return current_worker()
+    except WorkerGroupError:  # used without a group
+        return None
+
+
+def _check_mode(mode: str, modes: Sequence[str]) -> None:
+    if mode not in modes:
+        raise ValueError(f"there is no mode {mode!r}; there are {', '.join(map(repr, modes))}")

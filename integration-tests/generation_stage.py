@@ -1,0 +1,266 @@
+"""A generation group with a trainer of its own, and what its model says about tokens: for tests."""
+
+import asyncio
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from raycrew.cluster_core import RayVirtualCluster
+from raycrew.tensor_transport import BatchedDataDict, WeightDirectory, WeightPublisher, sync_weights
+from raycrew.tensor_transport.testing import LocalPeers
+from raycrew.worker_groups import WorkerFailureError
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "generation"
+sys.path.insert(0, str(EXAMPLE))
+
+from generation import EngineOptions, start_generators  # noqa: E402
+
+TIMEOUT_S = 120.0
+END = 1
+# Weights large enough for each version to say something else.
+MODEL = {
+    "model_type": "llama",
+    "vocab_size": 61,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": END,
+}
+PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13, 14], [15]]
+
+
+class Trainer:
+    """Publishes a model with weights of its own for each version, and keeps all of them."""
+
+    def __init__(self, directory, store=None):
+        self.publisher, self.models = WeightPublisher(directory=directory, store=store), {}
+
+    def model(self, version):
+        if version not in self.models:
+            torch.manual_seed(version)
+            config = AutoConfig.for_model(**MODEL)
+            self.models[version] = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        return self.models[version]
+
+    def publish_weights(self):
+        version = max(self.models, default=0) + 1
+        update = self.publisher.publish(self.model(version).state_dict())
+        assert update.version == version
+        return update
+
+
+class Stage(ABC):
+    """A generator, and a trainer in this process that updates it."""
+
+    def __init__(self, directory, model):
+        self.directory, self.model = directory, model
+        self.trainer = LocalPeers([self.model])
+
+    @property
+    def version(self):
+        return self.directory.latest
+
+    def sync(self):
+        options = {"prepare": "prepare_weights", "timeout_s": TIMEOUT_S, "directory": self.directory}
+        return sync_weights(self.trainer, self.peers, **options).version
+
+    def generate(self, *args, **call):
+        return self.begin(*args, **call).result(TIMEOUT_S)
+
+    @abstractmethod
+    def begin(self, batch, sampling=None, **call):
+        """A future of `generate`."""
+
+    @abstractmethod
+    def call(self, method, *args):
+        """The result of another method."""
+
+    @abstractmethod
+    def stream(self, batch, sampling):
+        """What `generate_async` yields."""
+
+    @abstractmethod
+    def refused(self, kind, match):
+        """A context in which the generator raises such an error."""
+
+    def metrics(self):
+        return self.call("metrics")
+
+    def wait_for(self, condition):
+        """Until what the generator tells of itself is so."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition(found := self.metrics()):
+            assert time.monotonic() < deadline, found
+            time.sleep(0.002)
+        return found
+
+    def wait_for_tokens(self, count, future=None):
+        """Until so many more tokens were generated, or the call has ended that was to generate them."""
+        before = self.metrics().tokens
+        self.wait_for(lambda found: found.tokens >= before + count or (future and future.done()))
+
+    def plain_logprobs(self, prompt, tokens, version):
+        """Log-probability of each token in a plain forward pass with a version's weights."""
+        at = torch.arange(len(prompt) - 1, len(prompt) + len(tokens) - 1)
+        return self._logits([*prompt, *tokens], version).log_softmax(-1)[at, torch.tensor(tokens)].tolist()
+
+    def likeliest(self, tokens, version):
+        """The token that a plain forward pass has as the next one."""
+        return int(self._logits(tokens, version)[-1].argmax())
+
+    def _logits(self, tokens, version):
+        with torch.no_grad():
+            return self.model.model(version)(torch.tensor([tokens])).logits[0]
+
+
+class LocalStage(Stage):
+    """A worker that is an object of this process, on an event loop in a thread."""
+
+    def __init__(self, worker, directory, store, loop):
+        super().__init__(directory, Trainer(directory, store))
+        self.worker, self.loop = worker, loop
+        self.peers = LocalPeers([self])
+
+    def begin(self, batch, sampling=None, **call):
+        return asyncio.run_coroutine_threadsafe(self.worker.generate(batch, sampling, **call), self.loop)
+
+    def call(self, method, *args):
+        coroutine = getattr(self.worker, method)(*args)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(TIMEOUT_S)
+
+    def stream(self, batch, sampling):
+        async def listed():
+            return [item async for item in self.worker.generate_async(batch, sampling)]
+
+        return asyncio.run_coroutine_threadsafe(listed(), self.loop).result(TIMEOUT_S)
+
+    def refused(self, kind, match):
+        return pytest.raises(kind, match=match)
+
+    def prepare_weights(self, version):
+        return self.call("prepare_weights", version)
+
+    def apply_weights(self, version):
+        return self.call("apply_weights", version)
+
+
+class GroupStage(Stage):
+    """A group on Ray; the first replica is asked where one is meant."""
+
+    def __init__(self, generators, directory, model):
+        super().__init__(directory, model)
+        self.generators = generators
+        self.group = self.peers = generators.group
+
+    @property
+    def first(self):
+        return self.group.on(ranks=[self.generators.leaders[0]], timeout=TIMEOUT_S)
+
+    def sync(self):
+        options = {"prepare": "prepare_weights", "timeout_s": TIMEOUT_S, "directory": self.directory}
+        ranks = self.generators.leaders
+        return sync_weights(self.trainer, self.group, recipients=ranks, **options).version
+
+    def begin(self, batch, sampling=None, **call):
+        return First(self.first.call("generate", batch, sampling, **call))
+
+    def call(self, method, *args):
+        return self.first.call(method, *args).get_results()[0]
+
+    def stream(self, batch, sampling):
+        return [item for _, item in self.first.stream("generate_async", batch, sampling)]
+
+    @contextmanager
+    def refused(self, kind, match):
+        with pytest.raises(WorkerFailureError, match=match) as failure:
+            yield
+        assert isinstance(failure.value.__cause__, kind)
+
+
+class First:
+    """The future of one rank's result."""
+
+    def __init__(self, future):
+        self.future = future
+        self.cancel, self.done = future.cancel, future.done
+
+    def result(self, timeout):
+        return self.future.get_results(timeout=timeout)[0]
+
+
+class Shelf(dict):
+    """Where a trainer and a generator of one process have the bytes of weights."""
+
+    def put(self, data):
+        self[key := len(self)] = data.copy()
+        return key
+
+    def get(self, ticket, timeout_s=None):
+        return self[ticket]
+
+    def release(self, ticket):
+        self[ticket] = None
+
+
+def batch_of(prompts=PROMPTS):
+    return BatchedDataDict({"prompt_ids": prompts})
+
+
+def rows_of(batch):
+    """Prompt, sample, ids, log-probabilities, versions and reason of each row, as lists."""
+    columns = ("output_ids", "logprobs", "weight_versions")
+    ragged = zip(*([row.tolist() for row in batch[name]] for name in columns), strict=True)
+    heads = zip(batch["prompt_index"].tolist(), batch["sample_index"].tolist(), strict=True)
+    return [(*head, *row, why) for head, row, why in zip(heads, ragged, batch["finish_reason"], strict=True)]
+
+
+@contextmanager
+def local_stage(worker, **options):
+    """A stage with a worker of this process."""
+    loop, shelf = asyncio.new_event_loop(), Shelf()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    directory = WeightDirectory.local()
+    made = LocalStage(worker(EngineOptions(MODEL, **options), directory, shelf), directory, shelf, loop)
+    try:
+        made.sync()
+        yield made
+    finally:
+        made.call("sleep", "abort")
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@contextmanager
+def group_stage(worker, bundles=1, model=MODEL, trainer=Trainer, synced=True, options=None, **group):
+    """A stage with generators on Ray."""
+    with (
+        WeightDirectory.start() as directory,
+        RayVirtualCluster([bundles], use_gpus=False) as cluster,
+        start_generators(
+            cluster,
+            worker,
+            EngineOptions(model, **(options or {})),
+            worker_options={"directory": directory},
+            **group,
+        ) as generators,
+    ):
+        made = GroupStage(generators, directory, trainer(directory))
+        if synced:
+            made.sync()
+        yield made
