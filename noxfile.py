@@ -193,7 +193,7 @@ def typecheck(session: nox.Session) -> None:
     session.run("mypy", *sources, "integration-tests/typing", "benchmarks/harness.py", "chaos")
     for program in sorted((ROOT / "examples").glob("*/run.py")):
         if program.parent.name not in LOOSE_EXAMPLES:  # each by itself: all are called `run`
-            session.run("mypy", str(program))
+            session.run("mypy", str(program), env={"MYPYPATH": str(program.parent)})
     readmes = [ROOT / "README.md", *ROOT.glob("packages/*/README.md")]
     for number, readme in enumerate(readmes):
         blocks = re.findall(r"^```python\n(.*?)^```$", readme.read_text(), re.MULTILINE | re.DOTALL)

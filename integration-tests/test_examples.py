@@ -17,7 +17,7 @@ from raycrew.cluster_core.testing import FakeCluster
 from raycrew.tensor_transport import BatchedDataDict
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-PROGRAMS = ("async_rollouts", "data_parallel", "embed", "environments", "ppo", "services")
+PROGRAMS = ("agent", "async_rollouts", "data_parallel", "embed", "environments", "ppo", "services")
 
 
 @contextmanager

@@ -1,0 +1,149 @@
+"""A Python interpreter in a process of its own, with limits: what an agent's programs run in.
+
+It keeps out endless loops, memory hogs, files, floods of output, and the variables of this process (where API
+keys are). It is no jail: a program has the same user, file system and network. Programs from people who mean
+harm belong in a container or a virtual machine.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from dataclasses import astuple, dataclass
+from typing import Self
+
+MAX_ANSWER = 1000
+LINE_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one interpreter may use.
+
+    Attributes:
+        cpu_s: Seconds of CPU time, for all of its programs together.
+        memory_bytes: Address space.
+        file_bytes: Size of each file that it writes.
+        open_files: Open file descriptors.
+        wall_s: Seconds that one program may take.
+    """
+
+    cpu_s: int = 5
+    memory_bytes: int = 256 << 20
+    file_bytes: int = 0
+    open_files: int = 32
+    wall_s: float = 5.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a program.
+
+    Attributes:
+        value: The `repr` of an expression's value, cut off; empty after statements.
+        error: What went wrong, if something did.
+    """
+
+    value: str = ""
+    error: str = ""
+
+
+class EndedError(Exception):
+    """The interpreter has ended: a program used too much of something, or exited."""
+
+
+class Interpreter:
+    """Runs one program after another; names stay from one to the next. Programs take turns."""
+
+    def __init__(self, process: Process, limits: Limits) -> None:
+        self._process, self._limits = process, limits
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    async def start(cls, limits: Limits = Limits()) -> Self:
+        """Start one, in a session of its own and with nothing of this process's environment."""
+        python = [sys.executable, "-I", "-S", "-B", "-c", _INSIDE, json.dumps(astuple(limits)[:4])]
+        process = await asyncio.create_subprocess_exec(
+            *python,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=DEVNULL,
+            cwd="/",
+            env={"LANG": "C.UTF-8"},
+            start_new_session=True,
+            limit=LINE_BYTES,
+        )
+        return cls(process, limits)
+
+    async def run(self, program: str) -> Answer:
+        """Evaluate an expression, or run statements.
+
+        Raises:
+            EndedError: It ended before it had answered, or was ended as it took too long.
+        """
+        async with self._turn:
+            try:
+                async with asyncio.timeout(self._limits.wall_s):
+                    return await self._ask(program)
+            except TimeoutError:
+                await self.close()
+                raise EndedError(f"the program took longer than {self._limits.wall_s:g} s") from None
+            except (ConnectionError, ValueError, TypeError):
+                await self.close()
+                raise EndedError(
+                    "the interpreter ended: too much time, memory or output, or an exit"
+                ) from None
+            except asyncio.CancelledError:
+                self._kill()  # the next program would get this one's answer
+                raise
+
+    async def _ask(self, program: str) -> Answer:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        if stdin is None or stdout is None or self._process.returncode is not None:
+            raise ConnectionError
+        stdin.write(json.dumps(program).encode() + b"\n")
+        await stdin.drain()
+        return Answer(**json.loads(await stdout.readline()))
+
+    async def close(self) -> None:
+        """End it, with the processes of its group; idempotent."""
+        self._kill()
+        await self._process.wait()
+
+    def _kill(self) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+
+# Programs are read from, and answers told to, descriptors that are no longer standard input and output.
+_INSIDE = f"""
+import json, os, resource, sys
+kinds = resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE
+for kind, most in zip(kinds, json.loads(sys.argv[1])):
+    resource.setrlimit(kind, (most, most))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+programs, told = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+nowhere = os.open(os.devnull, os.O_RDWR)
+os.dup2(nowhere, 0)
+os.dup2(nowhere, 1)
+
+def answered(program, names):
+    try:
+        try:
+            code, is_value = compile(program, "program", "eval"), True
+        except SyntaxError:
+            code, is_value = compile(program, "program", "exec"), False
+        value = eval(code, names)
+        return {{"value": repr(value)[:{MAX_ANSWER}] if is_value else ""}}
+    except BaseException as error:
+        return {{"error": f"{{type(error).__name__}}: {{error}}"[:{MAX_ANSWER}]}}
+
+names = {{"__name__": "program"}}
+for line in programs:
+    told.write(json.dumps(answered(json.loads(line), names)) + "\\n")
+    told.flush()
+"""

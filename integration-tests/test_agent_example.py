@@ -1,0 +1,208 @@
+"""The example agent: its sandboxed tool by itself, an episode, and runs of the whole."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "agent"
+sys.path.insert(0, str(EXAMPLE))
+
+import tool  # noqa: E402
+from episodes import ASKED, PLACES, Puzzle, play  # noqa: E402
+from interpreter import Answer, EndedError, Interpreter, Limits  # noqa: E402
+
+LIMITS = Limits(wall_s=20, cpu_s=1)
+
+
+def answers(*programs, limits=LIMITS):
+    async def run():
+        interpreter = await Interpreter.start(limits)
+        try:
+            return [await interpreter.run(program) for program in programs]
+        finally:
+            await interpreter.close()
+
+    return asyncio.run(run())
+
+
+def test_names_stay_from_one_program_to_the_next():
+    assert answers("def f(x):\n  return 3 * x", "f(4) <= 12", "y = f(1)", "y") == [
+        Answer(),
+        Answer("True"),
+        Answer(),
+        Answer("3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("expression", "error"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("x =", "SyntaxError"),
+        ("exit(1)", "NameError"),
+        ("raise SystemExit", "SystemExit"),
+        ("len(bytearray(1 << 40))", "MemoryError"),
+        ("open('/tmp/by-an-agent', 'w').write('x' * 100_000)", "OSError"),
+    ],
+)
+def test_what_a_program_gets_wrong_is_an_answer_and_the_next_one_runs(expression, error):
+    wrong, after = answers(expression, "1 + 1")
+    assert wrong.error.startswith(error)
+    assert (wrong.value, after) == ("", Answer("2"))
+
+
+def test_a_program_gets_nothing_of_the_servers_environment_and_long_answers_are_cut(monkeypatch):
+    monkeypatch.setenv("API_TOKEN", "sesame")
+    _, environment, said, long = answers("import os", "dict(os.environ)", "print('x' * 10**6)", "'x' * 10**6")
+    assert "sesame" not in environment.value
+    assert said == Answer("None")
+    assert len(long.value) == 1000
+
+
+@pytest.mark.parametrize(
+    "program", ["while True: pass", "import os; os._exit(0)", "import os; os.write(4, b'x' * 10**6)"]
+)
+def test_an_interpreter_that_uses_too_much_has_ended(program):
+    async def run():
+        interpreter = await Interpreter.start(LIMITS)
+        for _ in range(2):
+            with pytest.raises(EndedError):
+                await interpreter.run(program)
+        await interpreter.close()
+
+    asyncio.run(run())
+
+
+def test_a_program_that_waits_too_long_is_ended_with_what_it_started():
+    async def run():
+        interpreter = await Interpreter.start(LIMITS)
+        await interpreter.run("import os, time\nchild = os.fork()\nif not child: time.sleep(1000)")
+        child = int((await interpreter.run("child")).value)
+        assert is_running(child)
+        interpreter._limits = Limits(wall_s=0.2)
+        with pytest.raises(EndedError, match="took longer"):
+            await interpreter.run("time.sleep(1000)")
+        while is_running(child):  # it was killed, and is nobody's here to wait for
+            await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class Client:
+    """Asks an application, without a server."""
+
+    def __init__(self):
+        self.app = tool.create()
+
+    async def __call__(self, method, session, program=""):
+        sent, body = [], json.dumps({"program": program}).encode()
+
+        async def receive():
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message):
+            sent.append(message)
+
+        headers = [(b"x-session", session.encode())]
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": "/session",
+            "headers": headers,
+            "query_string": b"",
+        }
+        await self.app(scope, receive, send)
+        return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+def test_sessions_do_not_see_each_other_and_end():
+    async def run():
+        ask = Client()
+        asked = [("PUT", "a", "x = 1"), ("PUT", "b", "x = 2"), ("POST", "a", "x"), ("POST", "b", "x")]
+        said = [await ask(*each) for each in asked]
+        await ask("DELETE", "a")
+        said += [await ask("POST", "a", "x"), await ask("PUT", "b"), await ask("POST", "b", "x")]
+        ended = [await ask("POST", "b", "import os; os._exit(0)"), await ask("POST", "b", "1")]
+        await ask("DELETE", "b")
+        return [(status, body.get("value")) for status, body in said[2:]], [status for status, _ in ended]
+
+    said, ended = asyncio.run(run())
+    assert said == [(200, "1"), (200, "2"), (404, None), (200, ""), (200, "")]
+    assert ended == [410, 410]
+
+
+def test_sessions_that_nobody_uses_make_room_for_others(monkeypatch):
+    async def run():
+        ask = Client()
+        monkeypatch.setattr(tool, "MOST", 1)
+        statuses = [(await ask("PUT", "a", "x = 1"))[0], (await ask("PUT", "b", "x = 1"))[0]]
+        monkeypatch.setattr(tool, "IDLE_S", -1.0)
+        statuses += [(await ask("PUT", "b", "x = 1"))[0], (await ask("POST", "a", "x"))[0]]
+        await ask("DELETE", "b")
+        return statuses
+
+    assert asyncio.run(run()) == [200, 503, 200, 404]
+
+
+class Bisecting:
+    """An agent that needs no learning, with the interpreter at hand."""
+
+    def __init__(self):
+        self.versions = iter(range(4, 100))
+
+    async def act(self, seen):
+        low, high, turn = seen
+        return (low if turn == ASKED else (low + high) // 2), 0.0, next(self.versions)
+
+    @asynccontextmanager
+    async def interpreter(self, program):
+        names = {}
+        exec(program, names)
+
+        async def run(expression):
+            return repr(eval(expression, names))
+
+        yield run
+
+
+def test_an_agent_that_bisects_solves_every_puzzle_and_a_sample_is_as_old_as_its_first_turn():
+    chance = Random(1)
+    puzzles = [Puzzle.made(chance, is_held_out=bool(i % 2)) for i in range(200)]
+    assert {puzzle.answer for puzzle in puzzles} == set(range(PLACES))
+    for puzzle in puzzles:
+        sample = asyncio.run(play(Bisecting(), puzzle))
+        assert (sample.columns["reward"], sample.columns["solved"], sample.version) == (1.0, 1.0, 4)
+
+
+def test_held_out_programs_are_not_among_the_others():
+    chance = Random(2)
+    learnt = {Puzzle.made(chance).program for _ in range(2000)}
+    assert not learnt & {Puzzle.made(chance, is_held_out=True).program for _ in range(2000)}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_agent_learns_to_use_its_tool(tmp_path):
+    done = subprocess.run(
+        [sys.executable, EXAMPLE / "run.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "held-out puzzles solved" in done.stdout
