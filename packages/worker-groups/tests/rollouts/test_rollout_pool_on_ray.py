@@ -119,6 +119,7 @@ def test_bad_options_are_refused_before_anything_starts():
     for options, error, message in (
         ({"samples_per_prompt": 0}, ValueError, "at least 1"),
         ({"deadline_s": 0}, ValueError, "above 0"),
+        ({"deadline_s": float("inf")}, ValueError, "finite"),
         ({"deadline_s": "1"}, TypeError, "number of seconds"),
         ({"retries": -1}, ValueError, "at least 0"),
         ({"retries": True}, TypeError, "whole number"),

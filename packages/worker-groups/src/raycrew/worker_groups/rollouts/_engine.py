@@ -199,10 +199,8 @@ class Engine:
 
 def failed(task: Task, outcome: Outcome) -> RolloutFailedError:
     """What is raised of a rollout."""
-    message = (
-        f"rollout {task.sample} of prompt {task.prompt.id!r} failed in {task.attempts} attempts, the last: "
-        f"{outcome.message}"
-    )
+    how_often = "once" if task.attempts == 1 else f"{task.attempts} times, at last"
+    message = f"rollout {task.sample} of prompt {task.prompt.id!r} failed {how_often}: {outcome.message}"
     details: dict[str, Any] = {"id": task.prompt.id, "sample": task.sample}
     return RolloutFailedError(message, **details, kind=outcome.kind, attempts=task.attempts)
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import inf
 from pathlib import Path
 from typing import Any, Self, get_args
 
@@ -147,5 +148,5 @@ def _check_whole(name: str, value: Any, least: int) -> None:
 def _check_seconds(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} is a number of seconds, not {value!r}")
-    if not value > 0:
-        raise ValueError(f"{name} is above 0, got {value}")
+    if not 0 < value < inf:
+        raise ValueError(f"{name} is above 0 and finite, got {value}")

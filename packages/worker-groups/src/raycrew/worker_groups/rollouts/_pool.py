@@ -193,9 +193,10 @@ class RolloutPool:
     def close(self) -> None:
         """Give up what is under way, and end the workers; idempotent."""
         self._is_closed = True
-        for collection in list(self._collections):
-            collection.close()
-        self.group.shutdown(timeout=_END_S)
+        with ExitStack() as ending:  # to its end, whatever is raised on the way
+            ending.callback(self.group.shutdown, timeout=_END_S)
+            for collection in list(self._collections):
+                ending.callback(collection.close)
 
     def __enter__(self) -> Self:
         return self
