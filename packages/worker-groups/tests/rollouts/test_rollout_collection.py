@@ -21,6 +21,7 @@ from raycrew.worker_groups.rollouts import (
     RolloutFileError,
     RolloutSample,
     SampleQueue,
+    _delivery,
 )
 from raycrew.worker_groups.rollouts._delivery import Delivery
 from raycrew.worker_groups.rollouts._engine import Bounds, Engine
@@ -441,3 +442,25 @@ def test_a_rollout_that_cancels_itself_has_failed_and_no_other():
     groups = {group.id: group for group in collect(cancelled, range(3), on_error="return")}
     assert groups["0"].samples == (0,) and groups["2"].samples == (2,)
     assert groups["1"].failures[0].kind == "raised" and "cancelled" in groups["1"].failures[0].message
+
+
+def test_rollouts_that_nobody_makes_room_for_are_told_of(monkeypatch, caplog):
+    """Where the loop that takes them from the queue is the one that waits here, say."""
+
+    async def sample(prompt):
+        return RolloutSample({"tokens": prompt}, version=0)
+
+    monkeypatch.setattr(_delivery, "_TRY_S", 0.01)
+    queue = SampleQueue(["tokens"], max_samples=1)
+    collection = collect(sample, range(3), queue=queue)
+
+    def run():
+        with pytest.raises(WorkerGroupError):
+            collection.run()
+
+    running = threading.Thread(target=run)
+    running.start()
+    eventually(lambda: "to go to their queue" in caplog.text, "a warning")
+    collection.close()
+    running.join(60)
+    assert not running.is_alive() and queue.stats().held == 1

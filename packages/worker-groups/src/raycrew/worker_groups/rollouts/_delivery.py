@@ -1,7 +1,9 @@
 """Where prompts that are done go: a file of JSON, a queue of samples, and whoever iterates."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from ray import cloudpickle
 
@@ -12,7 +14,11 @@ from raycrew.worker_groups.rollouts._values import RolloutFailure, RolloutGroup,
 from raycrew.worker_groups.rollouts.errors import RolloutError
 from raycrew.worker_groups.rollouts.samples import SampleQueue
 
+logger = logging.getLogger(__name__)
+
 _TRY_S = 2.0
+_TELL_AFTER = 30
+"""Tries: whoever is to take samples may be who waits here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +58,14 @@ class Delivery:
         """Put samples; as often as it takes, as their keys have them put once."""
         columns = {name: [sample.columns[name] for sample in samples] for name in samples[0].columns}
         lengths = [sample.length for sample in samples if sample.length is not None] or None
-        while True:
+        for tried in count(1):
             try:
                 queue.put(columns, version=samples[0].version, lengths=lengths, keys=keys, timeout_s=_TRY_S)
-            except SampleQueueTimeoutError:
+            except SampleQueueTimeoutError as error:
                 if self.is_given_up():
                     raise
+                if tried % _TELL_AFTER == 0:
+                    logger.warning("rollouts wait for %g s to go to their queue: %s", tried * _TRY_S, error)
             else:
                 return
 
