@@ -209,6 +209,18 @@ def test_ports_are_leased_and_differ():
         server.alloc_ports(200)
 
 
+def test_the_ports_of_a_role_that_ends_can_be_leased_again(tmp_path):
+    server = RayRPCServer(["engines.*"], port_range=(23200, 23202))
+    kept = server.alloc_ports(1, "actor")
+    server.alloc_ports(2, "ref")
+    server.create_engine_of("ref", "engines.Closing", "bad", str(tmp_path / "ends"), "bad", 0.0, fail=True)
+    with pytest.raises(PortAllocationError):
+        server.alloc_ports(2, "other")
+    with pytest.raises(ExceptionGroup):
+        server.end_role("ref")
+    assert not set(kept) & set(server.alloc_ports(2, "other"))
+
+
 def test_engines_run_in_the_thread_that_calls(call):
     assert call("is_main_thread") is True
     with ThreadPoolExecutor(1) as thread:

@@ -177,6 +177,17 @@ def test_a_second_name_that_could_not_make_an_engine_does_not_end_the_one_that_i
     assert scheduler.call_engine("actor/0", "say")[0] == "actor/0"
 
 
+def test_the_ports_of_a_second_name_go_with_it_and_not_its_targets(cluster):
+    with RayScheduler(cluster, group_class=InProcessGroup, port_range=(23300, 23305)) as scheduler:
+        scheduler.create_workers(job(replicas=1))
+        own = {*scheduler.get_workers("actor")[0].worker_ports, *scheduler.alloc_ports("actor/0", 1)}
+        for _ in range(3):
+            scheduler.create_workers(job("ref", 1, "colocation", "actor"))
+            ports = scheduler.alloc_ports("ref/0", 3)
+            assert len(ports) == 3 and not own & set(ports)
+            assert scheduler.delete_workers("ref")
+
+
 def test_a_second_name_ends_only_engines_of_its_own(scheduler):
     scheduler.create_workers(job())
     scheduler.create_workers(job("ref", 1, "colocation", "actor"))

@@ -21,7 +21,8 @@ def end_role(role: Role, timeout_s: float, one_by_one: bool = False) -> bool:
     """End a role: its engines, its processes, the stragglers among those, and then its places.
 
     Args:
-        role: The role. Of one that is a second name, only the engines that were made under it end.
+        role: The role. Of one that is a second name, only the engines that were made under it end, and ports
+            that were leased under it are given back.
         timeout_s: Seconds for engines and processes to end by themselves; then they are killed. With 0 they
             are killed at once.
         one_by_one: Whether engines end one after the other, those of the last worker first.
@@ -61,7 +62,8 @@ def _destroyed(seats: Sequence[Seat], owner: str | None, timeout_s: float) -> bo
     until, is_clean, calls = deadline_after(timeout_s), True, []
     for seat in seats:
         try:
-            calls.append((seat, send(seat, "destroy", None, (None, owner), {})))
+            method, whose = ("destroy", ()) if owner is None else ("end_role", (owner,))
+            calls.append((seat, send(seat, method, None, whose, {})))
         except _FAILURES as error:
             is_clean = _noted(seat, error)
     for seat, call in calls:

@@ -41,7 +41,7 @@ class Role:
         job: What it is to be.
         seats: Its workers, by number.
         parts: Its own groups, none of which it has if it is a second name for another role's workers.
-        hosts: Ids of its workers that were asked to make an engine.
+        hosts: Ids of its workers that were asked to make an engine, or to lease ports.
         engine_ports: Ports that were allocated later, by worker id.
     """
 

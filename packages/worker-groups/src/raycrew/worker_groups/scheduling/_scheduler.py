@@ -186,7 +186,8 @@ class RayScheduler(EngineCalls):
 
         Engines are destroyed on all workers at once, on number 0 once the others have, as it may hold what
         they need; then processes end, what is late is killed, and the places are given back. Of a role that
-        is a second name for another's workers, only engines that were made under it are destroyed.
+        is a second name for another's workers, only engines that were made under it are destroyed, and ports
+        that were leased under it given back.
 
         Args:
             role: The role; None for all, those on another role's devices before that one.
@@ -265,16 +266,17 @@ class RayScheduler(EngineCalls):
     def alloc_ports(self, worker_id: str, count: int = 1, timeout_s: float | None = None) -> tuple[int, ...]:
         """Lease more ports on a worker, for its engines; `get_workers` has them, too.
 
-        They stay leased until the worker's process ends: those of a second name until its target does, and
-        those of a call that was late, which nobody hears of, as well.
+        They stay leased until the worker's role is deleted, also those of a call that was late, which nobody
+        hears of.
 
         Raises:
             PortAllocationError: There are not so many.
             SchedulerError: The worker could not be asked.
         """
         role, seat = self._roles.seat(worker_id)
+        role.hosts.add(worker_id)
         ports: tuple[int, ...] = self._ask(
-            seat, worker_id, "alloc_ports", PortAllocationError, timeout_s, (count,), {}
+            seat, worker_id, "alloc_ports", PortAllocationError, timeout_s, (count, role.name), {}
         )
         role.engine_ports[worker_id] = (*role.engine_ports.get(worker_id, ()), *ports)
         return ports

@@ -60,7 +60,7 @@ class RayRPCServer:
         self._engine_paths, self._port_range = tuple(engine_paths), port_range
         self._engines: dict[str, Any] = {}
         self._owners: dict[str, str] = {}
-        self._leases: list[PortLease] = []
+        self._leases: list[tuple[str, PortLease]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._begun: deque[str] = deque(maxlen=1000)
 
@@ -68,17 +68,28 @@ class RayRPCServer:
         """The names of the engines, once this worker has time to answer."""
         return list(self._engines)
 
-    def alloc_ports(self, count: int) -> tuple[int, ...]:
-        """Lease ports until this process ends, also those that nobody hears of as the call was late.
+    def alloc_ports(self, count: int, owner: str = "") -> tuple[int, ...]:
+        """Lease ports until this process ends or its role does, also those that nobody hears of.
+
+        Args:
+            count: How many.
+            owner: The role; see `release_ports`.
 
         Raises:
             PortAllocationError: There are not so many.
         """
         try:
-            self._leases.append(lease_ports(count, port_range=self._port_range))
+            lease = lease_ports(count, port_range=self._port_range)
         except Exception as error:
             raise PortAllocationError(f"{count} ports can't be leased: {error}", cause=error) from error
-        return self._leases[-1].ports
+        self._leases.append((owner, lease))
+        return lease.ports
+
+    def release_ports(self, owner: str) -> None:
+        """Give the ports back that were leased for a role, when its engines have ended."""
+        for lease in [lease for whose, lease in self._leases if whose == owner]:
+            lease.release()
+        self._leases = [(whose, lease) for whose, lease in self._leases if whose != owner]
 
     def set_env(self, env_vars: Mapping[str, str]) -> None:
         """Set variables of this process; libraries that were imported before may not look again.
@@ -197,6 +208,17 @@ class RayRPCServer:
     def has_begun(self, number: str) -> bool:
         """Whether a call of this number is among the last thousand."""
         return number in self._begun
+
+    def end_role(self, owner: str) -> None:
+        """End the engines of a role that goes while this process stays, and give its ports back.
+
+        Raises:
+            ExceptionGroup: See `destroy`.
+        """
+        try:
+            self.destroy(None, owner)
+        finally:
+            self.release_ports(owner)
 
     def destroy(self, names: Sequence[str] | None = None, owner: str | None = None) -> list[str]:
         """End engines, the newest first, by their `destroy`, `close` or `shutdown`; forget them in any case.
