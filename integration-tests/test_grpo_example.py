@@ -1,6 +1,7 @@
 """The main example: its mathematics, a short run of it as a user runs it, and how it ends on bad input."""
 
 import json
+import math
 import random
 import shutil
 import signal
@@ -77,10 +78,12 @@ class TestAdvantages:
             group_advantages(rewards, group)
 
 
-def loss_of(logprobs, behaviour, advantages, *, reference=None, mask=None, kl_weight=0.0):
+def loss_of(logprobs, behaviour, advantages, *, proximal=None, reference=None, mask=None, kl_weight=0.0):
     reference = behaviour if reference is None else reference
     mask = torch.ones_like(behaviour) if mask is None else mask
-    return grpo_loss(logprobs, behaviour, reference, advantages, mask, clip=0.2, kl_weight=kl_weight)
+    proximal = behaviour if proximal is None else proximal
+    how = {"clip": 0.2, "truncate": 2.0, "kl_weight": kl_weight}
+    return grpo_loss(logprobs, proximal, behaviour, reference, advantages, mask, **how)
 
 
 class TestLoss:
@@ -100,6 +103,18 @@ class TestLoss:
         parts.loss.backward()
         assert bool(logprobs.grad.abs().sum() > 0) is moves
         assert parts.clipped == 1.0
+
+    @pytest.mark.parametrize(
+        ("since", "weight"), [(0.0, 1.0), (-1.0, math.exp(-1)), (0.5, math.exp(0.5)), (3.0, 2.0)]
+    )
+    def test_what_an_older_policy_sampled_counts_by_how_likely_it_is_today_cut_off(self, since, weight):
+        behaviour = torch.tensor([[-4.0, -5.0]])
+        proximal = behaviour + since
+        logprobs = proximal.clone().requires_grad_()
+        parts = loss_of(logprobs, behaviour, torch.ones(1), proximal=proximal)
+        parts.loss.backward()
+        assert torch.allclose(logprobs.grad, torch.full((1, 2), -weight / 2))
+        assert parts.clipped == 0
 
     def test_divergence_is_zero_at_the_reference_and_positive_elsewhere(self):
         behaviour = torch.tensor([[-1.0, -2.0]])

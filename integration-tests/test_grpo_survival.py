@@ -1,86 +1,27 @@
 """The main example goes on, after a death and from a checkpoint, with the same curve to the last bit."""
 
 import json
-import os
-import shutil
 import signal
-import sys
-from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import partial
-from pathlib import Path
 
 import pytest
-import ray
-from grpo_runs import EXAMPLE, Run, tiny_driver
+from grpo_runs import Run, tiny_driver
+from grpo_stage import CONFIG, MODULES, a_stage
 
-sys.path.insert(0, str(EXAMPLE))
-
-from grpo import task, verification
-from grpo.checkpoint import FILE, Checkpoint, settings_of
-from grpo.config import GrpoConfig, ModelConfig, RunConfig, WarmupConfig
-from grpo.crew import Crew
+from grpo.checkpoint import FILE
 from grpo.deaths import Deaths
-from grpo.loop import GrpoLoop
-from grpo.workers import LEARN, SAMPLE, WorkerKind, start_groups
-from raycrew.cluster_core import RayVirtualCluster
-from raycrew.tensor_transport import WeightDirectory
-
-CONFIG = RunConfig(
-    digits=2,
-    model=ModelConfig(hidden=32),
-    warmup=WarmupConfig(steps=60, batch_size=64, learning_rate=2e-2),
-    grpo=GrpoConfig(steps=4, prompts_per_step=8, samples_per_prompt=8, evaluate_every=2, held_out_prompts=20),
-)
-MODULES = os.pathsep.join(map(str, (EXAMPLE, Path(__file__).parent, os.environ.get("PYTHONPATH", ""))))
-POLICY = WorkerKind("policy", "grpo_tiny.TinyPolicy", None, {"PYTHONPATH": MODULES}, LEARN)
-GENERATOR = WorkerKind("tiny", "grpo_tiny.TinyGenerator", None, {"PYTHONPATH": MODULES}, SAMPLE)
-KINDS = {"policy": POLICY, "generator": GENERATOR}
 
 
-class Stage:
-    """A cluster on which the example runs, and where its checkpoints are."""
-
-    def __init__(self, cluster, folder):
-        self.cluster, self.folder, self.told = cluster, folder, []
-
-    @contextmanager
-    def crew(self, config=CONFIG, kill=(), deaths=Deaths):
-        deaths = deaths(dict(kill), self.told.append)
-        with WeightDirectory.start() as directory:
-            how = {"config": config, "directory": directory, "deaths": deaths}
-            with start_groups(self.cluster, KINDS, **how) as (policy, generators):
-                yield Crew(config, policy, generators, directory, deaths)
-
-    def run(self, crew, name, *, resume_from=None, keep_step=None):
-        """A run's history; its checkpoint after `keep_step` is copied to where another run finds it."""
-        folder = self.folder / name
-        loop = GrpoLoop(crew.config, crew, folder, settings_of(crew.config), checkpoint_every=2)
-        if resume_from is None:
-            loop.warm_up(lambda *_: None)
-        else:
-            loop.restore(Checkpoint.load(self.folder / resume_from))
-
-        def keep():
-            if loop.step == keep_step:
-                shutil.copytree(folder, self.folder / f"{name} {keep_step}", dirs_exist_ok=True)
-
-        return loop.run(keep)
+@pytest.fixture
+def stage(local_ray, tmp_path):
+    with a_stage(tmp_path) as stage:
+        yield stage
 
 
 def curve(history):
     """All that a seed decides."""
     steps = [{**asdict(step), "seconds": None} for step in history.steps]
     return [*steps, *map(asdict, history.evaluations)]
-
-
-@pytest.fixture
-def stage(request, local_ray, tmp_path):
-    for module in (task, verification):  # what verifies runs in processes that do not know the example
-        ray.cloudpickle.register_pickle_by_value(module)
-        request.addfinalizer(partial(ray.cloudpickle.unregister_pickle_by_value, module))
-    with RayVirtualCluster([2], use_gpus=False, max_colocated_worker_groups=2) as cluster:
-        yield Stage(cluster, tmp_path)
 
 
 @pytest.mark.long

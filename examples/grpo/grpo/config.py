@@ -40,6 +40,7 @@ class GrpoConfig:
         learning_rate: Of AdamW, constant.
         minibatches: Optimiser steps that each round's data is split into.
         clip: How far the probability ratio may leave 1 before the gradient stops.
+        truncate: Largest weight of a token that an older policy sampled.
         kl_weight: Weight of the divergence from the frozen reference policy.
         evaluate_every: Rounds between two measurements on the held-out prompts.
         held_out_prompts: How many held-out prompts one measurement uses.
@@ -51,6 +52,7 @@ class GrpoConfig:
     learning_rate: float = 3e-4
     minibatches: int = 2
     clip: float = 0.2
+    truncate: float = 2.0
     kl_weight: float = 0.001
     evaluate_every: int = 5
     held_out_prompts: int = 256

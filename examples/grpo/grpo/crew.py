@@ -1,5 +1,6 @@
 """The two groups of workers and what the driver has them do; what dies is replaced, and asked again."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -7,8 +8,15 @@ from typing import Any
 from grpo.config import RunConfig
 from grpo.deaths import Deaths
 from grpo.errors import ExampleError
-from raycrew.tensor_transport import BatchedDataDict, WeightDirectory, WeightUpdateError, sync_weights
-from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
+from raycrew.tensor_transport import (
+    BatchedDataDict,
+    SyncProgress,
+    WeightDirectory,
+    WeightUpdateError,
+    sync_weights,
+    sync_weights_async,
+)
+from raycrew.worker_groups import MultiWorkerFuture, RayWorkerGroup, WorkerFailureError
 
 DATA = ("data",)
 
@@ -64,7 +72,7 @@ class Crew:
     ) -> BatchedDataDict:
         """Completions of all prompts, each generator taking its share of them; their weights are checked."""
         shares = split(prompts, len(self.generators.ranks))
-        how = {"samples": samples, "temperature": temperature, "seed": self.config.seed * 1_000_003 + seed}
+        how = {"samples": samples, "temperature": temperature, "seed": self._seed(seed)}
         with self.deaths.strike(self.generators, step):
             parts = self.generators.run_all_workers_sharded_data(
                 "generate", prompts=shares, common_kwargs=how, in_sharded_axes=DATA
@@ -76,15 +84,33 @@ class Crew:
         self.deaths.tell(step, f"caught up to version {self.version}")
         return batch
 
+    def ask_generator(
+        self, rank: int, prompts: Sequence[str], samples: int, temperature: float, seed: int
+    ) -> MultiWorkerFuture[Any, list[BatchedDataDict]]:
+        """Have one generator complete prompts, with the weights that it has by then."""
+        how = {"samples": samples, "temperature": temperature, "seed": self._seed(seed)}
+        return self.generators.on(ranks=[rank]).call("generate", prompts, **how)
+
     def train(self, batch: BatchedDataDict, step: int) -> dict[str, float]:
         """One round's learning, the batch sharded over the policy's ranks."""
+        with self.deaths.strike(self.policy, step):
+            done = self._ask_policy(batch, step)
+        return self._has_learnt(done.get_results()[0], step)
+
+    async def train_async(self, batch: BatchedDataDict, step: int) -> dict[str, float]:
+        """As `train`, without blocking the event loop."""
+        return self._has_learnt((await self._ask_policy(batch, step))[0], step)
+
+    def _ask_policy(
+        self, batch: BatchedDataDict, step: int
+    ) -> MultiWorkerFuture[Any, list[dict[str, float]]]:
         columns = ("tokens", "mask", "logprobs", "advantages")
         shards = BatchedDataDict({key: batch[key] for key in columns}).shard(len(self.policy.ranks))
-        with self.deaths.strike(self.policy, step):
-            done = self.policy.run_all_workers_sharded_data(
-                "train", batch=shards, common_kwargs={"step": step}, in_sharded_axes=DATA
-            )
-        metrics: dict[str, float] = done.get_results()[0]
+        return self.policy.run_all_workers_sharded_data(
+            "train", batch=shards, common_kwargs={"step": step}, in_sharded_axes=DATA
+        )
+
+    def _has_learnt(self, metrics: dict[str, float], step: int) -> dict[str, float]:
         self.done = step
         self.deaths.tell(step, f"caught up to round {step} from the other ranks")
         return metrics
@@ -105,6 +131,33 @@ class Crew:
                 self.deaths.tell(self.done, f"caught up to version {self.version}")
                 return
 
+    async def share(self, published: asyncio.Event) -> int:
+        """As `synchronise`, without blocking the event loop; the version.
+
+        Args:
+            published: Set once the policy may go on learning, perhaps before the generators have loaded.
+        """
+        loop = asyncio.get_running_loop()
+
+        def progress(now: SyncProgress) -> None:
+            if now.phase == "publish" and now.done == now.total:
+                loop.call_soon_threadsafe(published.set)
+
+        while True:
+            deaths = self.deaths.count
+            try:
+                report = await sync_weights_async(
+                    self.policy, self.generators, directory=self.directory, progress=progress
+                )
+            except (WorkerFailureError, WeightUpdateError):
+                if self.deaths.count == deaths or await asyncio.to_thread(self.has_lost):
+                    raise
+            else:
+                self._held = report.version
+                published.set()
+                self.deaths.tell(self.done, f"caught up to version {self.version}")
+                return report.version
+
     def has_lost(self) -> bool:
         """Whether the policy has forgotten what it had learnt, as none of its ranks survived."""
         found: list[int] = self.policy.on(ranks=[0]).call("done").get_results()[0]
@@ -121,6 +174,9 @@ class Crew:
         self.done = done
         self.synchronise()
         self._before = version - self._held
+
+    def _seed(self, seed: int) -> int:
+        return self.config.seed * 1_000_003 + seed
 
 
 def split(items: Sequence[str], parts: int) -> list[Sequence[str]]:

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from grpo.history import PHASES, History, StepRecord
+from grpo.history import Evaluation, History, StepRecord
 
 COLOURS = ("cyan", "yellow", "magenta", "green")
 BAR_WIDTH = 20
@@ -32,6 +32,7 @@ class RunDisplay:
             TextColumn("GRPO"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
         )
         self._task = self._progress.add_task("GRPO", total=total)
+        self._shown: Evaluation | None = history.evaluations[-1] if history.evaluations else None
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> Self:
@@ -49,9 +50,10 @@ class RunDisplay:
         steps, evaluations = self._history.steps, self._history.evaluations
         done = steps[-1].step if steps else 0
         self._progress.update(self._task, completed=done)
-        if evaluations[-1].step == done:
-            now = _describe(steps[-1]) if steps else ""
-            self._console.print(f"step {done:>3}  held-out {evaluations[-1].reward:.2f}{now}")
+        if (last := evaluations[-1]) is not self._shown:
+            self._shown = last
+            now = _describe(steps[last.step - 1]) if last.step else ""
+            self._console.print(f"step {last.step:>3}  held-out {last.reward:.2f}{now}")
 
     def _render(self) -> RenderableType:
         steps = self._history.steps[-ROWS:]
@@ -88,7 +90,7 @@ def _split(step: StepRecord) -> Text:
     """The last step's time as a bar of coloured parts."""
     total = max(sum(step.seconds.values()), 1e-9)
     bar, legend = Text("  "), Text()
-    for phase, colour in zip(PHASES, COLOURS, strict=True):
+    for phase, colour in zip(step.seconds, COLOURS, strict=False):
         bar.append("█" * round(BAR_WIDTH * step.seconds[phase] / total), style=colour)
         legend.append(f"  {phase} {step.seconds[phase] * 1000:.0f} ms", style=colour)
     return bar + legend

@@ -1,10 +1,13 @@
 """What a run measured: one record per step, and the held-out reward every few steps."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 PHASES = ("generate", "verify", "train", "sync")
+"""What a round in turns consists of."""
+OVERLAPPED = ("wait", "train", "sync")
+"""What the trainer's round consists of where generators do not wait for it: it waits for samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +22,10 @@ class StepRecord:
         clipped: Share of tokens whose probability ratio left the clip range.
         logprob_difference: Largest difference between the generator's log-probability of a sampled token
             and the trainer's own, before the round's learning.
-        weight_version: What the generators reported to have sampled with.
-        tokens: Generated in this round.
-        seconds: Wall time of each of `PHASES`.
+        weight_version: What the generators reported to have sampled with, the oldest.
+        tokens: Of the round's completions.
+        seconds: Wall time of each phase.
+        staleness: How many versions older that was than the policy, prompt by prompt, where it may be.
     """
 
     step: int
@@ -33,11 +37,12 @@ class StepRecord:
     weight_version: int
     tokens: int
     seconds: dict[str, float]
+    staleness: list[int] = field(default_factory=list)
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens over the time that generating took."""
-        return self.tokens / max(self.seconds["generate"], 1e-9)
+        """Generated tokens over the time that generating took, or over the whole round's."""
+        return self.tokens / max(self.seconds.get("generate", sum(self.seconds.values())), 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,7 @@ class History:
     steps: list[StepRecord] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    phases: Sequence[str] = PHASES
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
@@ -102,4 +108,4 @@ class History:
 
     def phase_totals(self) -> dict[str, float]:
         """Seconds that each phase took over all steps."""
-        return {phase: sum(step.seconds[phase] for step in self.steps) for phase in PHASES}
+        return {phase: sum(step.seconds[phase] for step in self.steps) for phase in self.phases}

@@ -30,7 +30,7 @@ class GrpoLoop:
         crew: The two groups.
         folder: Where checkpoints are written.
         settings: What a checkpoint has to be of.
-        checkpoint_every: Rounds between two checkpoints.
+        checkpoint_every: Rounds between two checkpoints; None for none at all.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class GrpoLoop:
         crew: Crew,
         folder: Path,
         settings: Mapping[str, Any],
-        checkpoint_every: int,
+        checkpoint_every: int | None,
     ) -> None:
         self.config, self.crew = config, crew
         self.folder, self.settings, self.checkpoint_every = folder, settings, checkpoint_every
@@ -85,7 +85,7 @@ class GrpoLoop:
             self.crew.synchronise()
         if self._is_due(self.config.grpo.evaluate_every):
             self.evaluate(self.step)
-        if self._is_due(self.checkpoint_every):
+        if self.checkpoint_every is not None and self._is_due(self.checkpoint_every):
             self.save()
 
     def round(self, step: int, prompts: Sequence[str]) -> StepRecord:

@@ -13,13 +13,17 @@ from typing import Any
 
 from rich.console import Console
 
+from grpo.asynchronous import AsyncGrpoLoop
 from grpo.checkpoint import Checkpoint, settings_of
+from grpo.comparison import write_comparison
 from grpo.crew import Crew
 from grpo.deaths import Deaths
 from grpo.display import RunDisplay
 from grpo.errors import ExampleError
+from grpo.history import History
 from grpo.loop import GrpoLoop
 from grpo.options import Options, parse_options
+from grpo.pace import Pace, Stopwatch, comparison, in_turns, overlapped
 from grpo.report import prepare_folder, write_report
 from grpo.startup import StartClock, start_rows, start_table
 from grpo.workers import POLICY, WorkerKind, choose_generator, prepare_environment, start_groups
@@ -84,16 +88,23 @@ def run(options: Options, policy_kind: WorkerKind, console: Console) -> None:
         start = time.perf_counter()
         cluster.print_all_worker_groups(groups)
         crew = Crew(options.config, policy, generators, directory, deaths)
-        loop = GrpoLoop(options.config, crew, folder / CHECKPOINTS, settings, options.checkpoint_every)
+        every = options.checkpoint_every if options.max_staleness is None else None
+        loop = GrpoLoop(options.config, crew, folder / CHECKPOINTS, settings, every)
         with clock.phase("warm-up" if checkpoint is None else "checkpoint"):
             _prepare(loop, checkpoint, console)
         rows = start_rows(clock.seconds, [group.startup for group in groups], among=GROUPS_START)
         console.print(start_table(rows))
-        _train(loop, console)
+        paces: list[Pace] = []
+        if options.max_staleness is None:
+            history = _train(loop, console).history
+        else:
+            history, paces = _train_both(loop, crew, options.max_staleness, console)
         policy.call("close").get_results(timeout=30)
     about = _about(options, generator_kind, time.perf_counter() - start)
-    files += write_report(loop.history, {**about, "start_s": dict(rows)}, folder)
-    console.print(loop.history.summary)
+    files += write_report(history, {**about, "start_s": dict(rows)}, folder)
+    if paces:
+        files += write_comparison(paces, about, folder)
+    console.print(history.summary)
     for file in files:
         console.print(str(file), soft_wrap=True)
 
@@ -142,11 +153,33 @@ def _prepare(loop: GrpoLoop, checkpoint: Checkpoint | None, console: Console) ->
     console.print(f"warm-up: {loop.config.warmup.steps} supervised steps, loss {loss:.2f}")
 
 
-def _train(loop: GrpoLoop, console: Console) -> None:
+def _train(loop: GrpoLoop | AsyncGrpoLoop, console: Console) -> Stopwatch:
     """The rounds of GRPO, shown as they go."""
     with RunDisplay(console, loop.history, loop.config.grpo.steps) as display:
-        loop.run(display.update)
+        watch = Stopwatch(loop.history, display.update)
+        loop.run(watch)
     console.print(loop.history.time_split())
+    return watch
+
+
+def _train_both(
+    loop: GrpoLoop, crew: Crew, max_staleness: int, console: Console
+) -> tuple[History, list[Pace]]:
+    """Rounds in turns, and from where these began others that overlap; the history of the latter."""
+    config, begin = loop.config.grpo, crew.state()
+    console.print("in turns:")
+    turns = in_turns(_train(loop, console), config.prompts_per_step, config.samples_per_prompt)
+    crew.restore(begin, 0, 1)
+    other = AsyncGrpoLoop(loop.config, crew, max_staleness)
+    console.print(f"with generation going on meanwhile, samples at most {max_staleness} versions behind:")
+    watch = _train(other, console)
+    paces = [
+        turns,
+        overlapped(watch, max_staleness, config.samples_per_prompt, other.busy_s(), other.counts()),
+    ]
+    other.close()
+    console.print(comparison(paces))
+    return watch.history, paces
 
 
 def _about(options: Options, generator: WorkerKind, seconds: float) -> dict[str, Any]:
@@ -158,6 +191,7 @@ def _about(options: Options, generator: WorkerKind, seconds: float) -> dict[str,
         f"{options.gpus} GPU(s)" if options.gpus else "CPU",
         f"seed {config.seed}",
         *([] if config.synchronise else ["generator never synchronised"]),
+        *([] if options.max_staleness is None else [f"at most {options.max_staleness} versions behind"]),
     ]
     return {
         "title": ", ".join(parts),

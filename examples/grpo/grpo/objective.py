@@ -1,7 +1,10 @@
 """The mathematics of GRPO as pure functions of tensors.
 
 Group-normalised advantages and the clipped loss follow Shao et al., "DeepSeekMath" (arXiv:2402.03300); the
-divergence estimate is "k3" of Schulman's note "Approximating KL Divergence" (2020), as used there.
+divergence estimate is "k3" of Schulman's note "Approximating KL Divergence" (2020), as used there. That what
+sampled and what clipping starts from may be two policies is of Hilton et al., "Batch size-invariance for
+policy optimization" (arXiv:2110.00641); that the weight between them is cut off above, of Espeholt et al.,
+"IMPALA" (arXiv:1802.01561).
 """
 
 from dataclasses import dataclass
@@ -49,31 +52,39 @@ class GrpoLoss:
 
 def grpo_loss(
     logprobs: torch.Tensor,
+    proximal_logprobs: torch.Tensor,
     behaviour_logprobs: torch.Tensor,
     reference_logprobs: torch.Tensor,
     advantages: torch.Tensor,
     mask: torch.Tensor,
     *,
     clip: float,
+    truncate: float,
     kl_weight: float,
 ) -> GrpoLoss:
     """Clipped policy-gradient loss plus the divergence from a frozen reference.
 
+    Tokens that an older policy sampled count by how likely they are today: by the importance weight of the
+    proximal policy over the one that sampled them, which is 1 where these are the same.
+
     Args:
         logprobs: Of the policy that is trained, shape [batch, length], with gradient.
-        behaviour_logprobs: Of the policy that sampled the tokens, same shape.
+        proximal_logprobs: Of the policy as it was before this round, same shape.
+        behaviour_logprobs: Of the policy that sampled the tokens, recorded then, same shape.
         reference_logprobs: Of the frozen reference, same shape.
         advantages: One per completion, shape [batch].
         mask: 1 where a token belongs to the completion, same shape as `logprobs`.
-        clip: The ratio's gradient stops outside [1 - clip, 1 + clip].
+        clip: The gradient of the ratio to the proximal policy stops outside [1 - clip, 1 + clip].
+        truncate: Largest importance weight.
         kl_weight: Weight of the divergence.
 
     Returns:
         Means over completions of means over their tokens.
     """
     mask = mask.to(logprobs.dtype)
-    ratio = (logprobs - behaviour_logprobs).exp()
-    weight = advantages[:, None]
+    ratio = (logprobs - proximal_logprobs).exp()
+    importance = (proximal_logprobs - behaviour_logprobs).exp().clamp(max=truncate)
+    weight = importance * advantages[:, None]
     gain = torch.minimum(ratio * weight, ratio.clamp(1 - clip, 1 + clip) * weight)
     difference = reference_logprobs - logprobs
     kl = difference.exp() - difference - 1

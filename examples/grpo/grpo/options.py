@@ -9,6 +9,13 @@ from grpo.config import RunConfig
 
 VICTIMS = {"generator": "generator", "trainer": "policy"}
 """Which group `--kill-…-at` means."""
+IN_TURNS = {
+    "no_sync": "no-sync",
+    "resume": "resume",
+    "checkpoint_every": "checkpoint-every",
+    **{f"kill_{group}": f"kill-{name}-at" for name, group in VICTIMS.items()},
+}
+"""Options of a run in turns alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +31,7 @@ class Options:
         resume: Whether to go on from the checkpoint in `output`.
         timeline: Whether to record what each worker does when.
         kill: In which round a worker of a group is killed, by the group's name.
+        max_staleness: How many versions old a sample may be; None for rounds in turns alone.
     """
 
     config: RunConfig
@@ -34,6 +42,7 @@ class Options:
     resume: bool
     timeline: bool
     kill: Mapping[str, int]
+    max_staleness: int | None = None
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
@@ -82,7 +91,16 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
             dest=f"kill_{group}",
             help=f"kill a {name} in round N",
         )
+    parser.add_argument(
+        "--async",
+        type=_natural,
+        metavar="K",
+        dest="max_staleness",
+        help="a second time, with generation going on during training; samples are at most K versions old",
+    )
     given = parser.parse_args(arguments)
+    if given.max_staleness is not None and (others := [name for name in IN_TURNS if getattr(given, name)]):
+        parser.error(f"--async does not go with --{IN_TURNS[others[0]]}")
     config = RunConfig(seed=given.seed, synchronise=not given.no_sync)
     if given.quick:
         config = config.quick()
@@ -101,6 +119,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         resume=given.resume,
         timeline=given.timeline,
         kill=kill,
+        max_staleness=given.max_staleness,
     )
 
 

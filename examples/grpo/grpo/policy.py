@@ -88,7 +88,8 @@ class PolicyWorker:
 
         Returns:
             Means over all ranks: `loss`, `kl`, `clipped`, and `logprob_difference`, the largest difference
-            between the generator's log-probabilities and this policy's own before it learnt anything.
+            between the generator's log-probabilities and this policy's own before it learnt anything: where
+            the generator has older weights, what was learnt since is part of it.
         """
         warm_up = self.config.warmup.steps
         if self._has_done([warm_up, step - 1], [warm_up, step]):
@@ -105,11 +106,13 @@ class PolicyWorker:
         for rows in minibatches:
             parts = grpo_loss(
                 token_logprobs(self.replica, tokens[rows]),
+                own[rows],
                 behaviour[rows],
                 reference[rows],
                 advantages[rows],
                 mask[rows],
                 clip=self.config.grpo.clip,
+                truncate=self.config.grpo.truncate,
                 kl_weight=self.config.grpo.kl_weight,
             )
             self.learner.step(parts.loss)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from grpo.errors import ExampleError
-from grpo.history import PHASES, History
+from grpo.history import History
 
 INK, FAINT = "#222222", "#d9d9d9"
 TRAIN, HELD_OUT, DIVERGENCE, DIFFERENCE = "#7aa6c2", "#c1440e", "#5b4b8a", "#3c8d5a"
@@ -111,11 +111,11 @@ def _draw_divergence(axes: Axes, history: History) -> None:
 
 def _draw_time(axes: Axes, history: History) -> None:
     steps = [s.step for s in history.steps]
-    layers = [[s.seconds[phase] for s in history.steps] for phase in PHASES]
-    axes.stackplot(steps, *layers, labels=PHASES, colors=PHASE_COLOURS, alpha=0.85)
+    layers = [[s.seconds[phase] for s in history.steps] for phase in history.phases]
+    axes.stackplot(steps, *layers, labels=history.phases, colors=PHASE_COLOURS, alpha=0.85)
     axes.set_ylabel("seconds per step")
     axes.set_ylim(0, 1.25 * max(sum(parts) for parts in zip(*layers, strict=True)))
-    axes.legend(frameon=False, ncols=len(PHASES), loc="upper right", fontsize=8)
+    axes.legend(frameon=False, ncols=len(history.phases), loc="upper right", fontsize=8)
 
 
 def _smooth(values: Sequence[float], width: int = 5) -> list[float]:

@@ -51,7 +51,6 @@ def start_table(rows: Rows) -> Table:
 
 
 def _describe(report: StartupReport) -> str:
-    """A group, and what kept the slowest of its workers."""
-    slowest = {phase: seconds for phase, (seconds, _) in report.slowest().items()}
-    parts = (f"{phase} {seconds:.1f}" for phase, seconds in slowest.items() if seconds >= 0.1)
-    return f"{report.group_name}: {', '.join(parts)}"
+    """A group, and what took the slowest of its workers longest."""
+    slowest = sorted(((seconds, phase) for phase, (seconds, _) in report.slowest().items()), reverse=True)
+    return f"{report.group_name}: {', '.join(f'{phase} {seconds:.1f}' for seconds, phase in slowest[:3])}"

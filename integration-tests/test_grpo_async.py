@@ -1,0 +1,282 @@
+"""The main example with generation going on while the trainer trains: ages, counts, and what is refused."""
+
+import asyncio
+import json
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+from grpo_in_process import crew_in_process
+from grpo_runs import Run, tiny_driver
+from grpo_stage import CONFIG, MODULES, a_stage
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo import asynchronous
+from grpo.admission import Admission
+from grpo.asynchronous import AsyncGrpoLoop
+from grpo.comparison import write_comparison
+from grpo.history import OVERLAPPED, PHASES, Evaluation, History, StepRecord
+from grpo.occupancy import Occupancy
+from grpo.options import parse_options
+from grpo.pace import Stopwatch, in_turns, overlapped
+
+
+@pytest.fixture
+def stage(local_ray, tmp_path):
+    with a_stage(tmp_path) as stage:
+        yield stage
+
+
+def config_of(steps):
+    return replace(CONFIG, grpo=replace(CONFIG.grpo, steps=steps, evaluate_every=4))
+
+
+def run_overlapped(crew, bound, update=lambda _: None):
+    """A loop that has run from the warm-up to its end."""
+    loop = AsyncGrpoLoop(crew.config, crew, bound)
+    crew.warm_up(loop.train_prompts, lambda *_: None)
+    loop.run(lambda: update(loop))
+    return loop
+
+
+def assert_each_prompt_counts_once_and_none_is_too_old(loop, bound):
+    steps, counts = loop.history.steps, loop.counts()
+    assert [step.step for step in steps] == list(range(1, 9))
+    ages = [age for step in steps for age in step.staleness]
+    assert len(ages) == 64
+    assert max(ages) <= bound
+    assert set(loop.trained.values()) == {1}
+    assert len(loop.trained) == counts["trained"] == 64
+    assert counts["produced"] == counts["trained"] + counts["dropped as too old"] + counts["left over"]
+    assert counts["produced"] == loop.admission.asked
+    assert [evaluation.step for evaluation in loop.history.evaluations] == [0, 4, 8]
+
+
+def verified_here(monkeypatch):
+    monkeypatch.setattr(
+        asynchronous, "rewards", lambda prompts, texts: [float(text == "1.0") for text in texts]
+    )
+
+
+@pytest.mark.parametrize("bound", [0, 1, 2])
+def test_each_prompt_is_learnt_from_once_and_none_is_too_old(monkeypatch, bound):
+    verified_here(monkeypatch)
+    updates = []
+    with crew_in_process(config_of(steps=8)) as crew:
+        loop = AsyncGrpoLoop(crew.config, crew, bound)
+        loop.run(lambda: updates.append(None))
+    assert_each_prompt_counts_once_and_none_is_too_old(loop, bound)
+    assert len(updates) == 8 + 3
+    assert loop.counts()["left over"] == 0
+    assert all(step.reward == 1.0 for step in loop.history.steps)
+    assert all(evaluation.reward == 0.0 for evaluation in loop.history.evaluations)  # greedy, here
+    assert all(step.step - step.weight_version == max(step.staleness) for step in loop.history.steps)
+    assert all(seconds > 0 for seconds in loop.busy_s().values())
+
+
+def test_what_is_too_old_all_the_same_is_dropped_and_replaced(monkeypatch):
+    verified_here(monkeypatch)
+    monkeypatch.setattr(asynchronous, "PATIENCE_S", 0.05)
+    with crew_in_process(config_of(steps=8)) as crew:
+        loop = AsyncGrpoLoop(crew.config, crew, 1)
+        loop.admission.bound = 3  # more is begun than can be used in time
+        take = loop._next_prompts
+
+        async def take_once_four_rounds_are_there():
+            while loop.queue.stats().produced < 4 * 8:
+                await asyncio.sleep(0.01)
+            return await take()
+
+        monkeypatch.setattr(loop, "_next_prompts", take_once_four_rounds_are_there)
+        loop.run(lambda: None)
+    assert loop.counts()["dropped as too old"] >= 2 * 8
+    assert_each_prompt_counts_once_and_none_is_too_old(loop, 1)
+
+
+def test_what_fails_on_the_way_ends_the_loop_with_its_own_error(monkeypatch):
+    def fail(*_):
+        raise OSError("the verifier is gone")
+
+    with crew_in_process(config_of(steps=8)) as crew:
+        verified_here(monkeypatch)
+        loop = AsyncGrpoLoop(crew.config, crew, 1)
+
+        def update():
+            monkeypatch.setattr(asynchronous, "rewards", fail)
+
+        with pytest.raises(OSError, match="the verifier is gone"):
+            loop.run(update)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_what_is_learnt_from_is_what_was_sampled(stage):
+    with stage.crew(config_of(steps=8)) as crew:
+        loop = run_overlapped(crew, 2)
+    assert_each_prompt_counts_once_and_none_is_too_old(loop, 2)
+    steps = loop.history.steps
+    assert steps[0].logprob_difference < 1e-4  # sampled with the very weights that the trainer has
+    assert steps[-1].logprob_difference > 1e-4  # and with older ones
+    assert steps[-1].kl > 0
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.hostile
+def test_a_generator_that_dies_on_the_way_is_replaced_and_all_is_counted_as_before(stage):
+    killed = []
+
+    def kill_once(loop):
+        if len(loop.history.steps) == 3 and not killed:
+            killed.extend(loop.crew.generators.on(ranks=[0]).call("pid").get_results())
+            os.kill(killed[0], signal.SIGKILL)
+
+    with stage.crew(config_of(steps=8)) as crew:
+        loop = run_overlapped(crew, 2, kill_once)
+        after = crew.generators.on(ranks=[0]).call("pid").get_results()
+    assert killed
+    assert killed != after
+    assert_each_prompt_counts_once_and_none_is_too_old(loop, 2)
+    assert stage.told
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_leaves_both_paces_side_by_side(tmp_path):
+    script, out = tiny_driver(tmp_path), tmp_path / "out"
+    run = Run(
+        "--quick", "--steps", "6", "--async", "1", "--output", out, script=script, env={"PYTHONPATH": MODULES}
+    )
+    code, output, err = run.finish()
+    assert code == 0, output + err
+    files = ("reward.png", "metrics.json", "async.png", "async.json")
+    assert output.splitlines()[-4:] == [str(out / name) for name in files]
+    assert "groups, both at once" in output
+    turns, overlap = json.loads((out / "async.json").read_text())["paces"]
+    assert turns["samples"] == overlap["samples"] == 6 * 16 * 16
+    assert turns["rewards"][0][1] == overlap["rewards"][0][1]  # both begin where the warm-up ended
+    assert set(turns["staleness"]) == {"0"}
+    assert set(overlap["staleness"]) <= {"0", "1"}
+    (trained,) = (line for line in output.splitlines() if "prompts trained" in line)
+    assert trained.split()[-2:] == ["96", "96"]
+
+
+@given(
+    bound=st.integers(0, 3),
+    per_round=st.integers(1, 5),
+    moves=st.lists(st.one_of(st.integers(1, 7), st.none()), max_size=60),
+)
+def test_whoever_learns_in_order_finds_nothing_too_old(bound, per_round, moves):
+    rounds = 6
+
+    async def admitted():
+        admission, versions = Admission(bound, per_round, rounds, dropped=lambda: 0), []
+        for most in moves:
+            if most is None:  # a round is over, if there was enough to learn from
+                if len(versions) >= admission.version * per_round:
+                    await admission.note(admission.version + 1)
+            elif admission.room:
+                versions += [admission.version] * await admission.admit(most)
+        return admission, versions
+
+    admission, versions = asyncio.run(admitted())
+    assert admission.asked == len(versions) <= rounds * per_round
+    for number, version in enumerate(versions):
+        learnt_in = number // per_round + 1
+        assert learnt_in - version <= bound
+    if len(versions) < rounds * per_round:  # and nobody waits for what is never asked for
+        assert admission.room or len(versions) >= admission.version * per_round
+
+
+def test_what_was_dropped_is_asked_for_again_by_those_who_wait():
+    async def replaced():
+        dropped = 0
+        admission = Admission(bound=0, per_round=4, rounds=9, dropped=lambda: dropped)
+        assert await admission.admit(4) == 4
+        waiting = asyncio.create_task(admission.admit(4))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        dropped = 3
+        await admission.note()
+        assert await asyncio.wait_for(waiting, 60) == 3
+        return admission
+
+    assert asyncio.run(replaced()).version == 1
+
+
+def test_overlapping_calls_are_one_time_with_something_to_do():
+    now = 0.0
+    occupancy = Occupancy(lambda: now)
+    with occupancy.call():
+        now = 1.0
+        with pytest.raises(KeyError), occupancy.call():
+            now = 2.0
+            raise KeyError
+        now = 4.0
+        assert occupancy.busy_s == 4.0
+    now = 10.0
+    assert occupancy.busy_s == 4.0
+
+
+def watched(history, seconds):
+    """A stopwatch that saw two rounds and three measurements."""
+    now = 100.0
+    watch = Stopwatch(history, lambda: None, lambda: now)
+    for step, (at, took) in enumerate(seconds):
+        now = 100.0 + at
+        if step:
+            staleness = [0, 1] if len(took) == 3 else []
+            history.steps.append(StepRecord(step, 0.5, 0.1, 0, 0, 0, step, 9, took, staleness))
+        history.evaluations.append(Evaluation(step, step / 2))
+        watch()
+    return watch
+
+
+def test_the_picture_shows_both_paces(tmp_path):
+    turn = dict(zip(PHASES, (1.0, 0.5, 1.5, 0.5), strict=True))
+    turns = in_turns(watched(History(), [(0, {}), (4, turn), (8, turn)]), 2, 16)
+    assert (turns.wall_s, turns.samples, turns.samples_per_s) == (8.0, 64, 8.0)
+    assert turns.idle == {"trainer": 0.5, "generators": 0.5}  # one second was for measuring
+    assert (turns.staleness, turns.mean_staleness) == ({0: 4}, 0)
+    assert (turns.seconds_to(0.5), turns.seconds_to(1.0), turns.seconds_to(2.0)) == (4.0, 8.0, None)
+
+    over = dict(zip(OVERLAPPED, (0.2, 1.5, 0.3), strict=True))
+    counts = {"produced": 5, "trained": 4, "dropped as too old": 1, "left over": 0}
+    watch = watched(History(phases=OVERLAPPED), [(0, {}), (2, over), (4, over)])
+    faster = overlapped(watch, 1, 16, {"trainer": 3.0, "generators": 2.0}, counts)
+    assert faster.name == "at most 1 version behind"
+    assert faster.idle == {"trainer": 0.25, "generators": 0.5}
+    assert (faster.staleness, faster.mean_staleness, faster.samples_per_s) == ({0: 2, 1: 2}, 0.5, 16.0)
+
+    picture, figures = write_comparison([turns, faster], {"title": "a test"}, tmp_path)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    paces = json.loads(figures.read_text())["paces"]
+    assert [pace["samples_per_s"] for pace in paces] == [8.0, 16.0]
+    assert paces[1]["counts"] == counts
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ["--no-sync"],
+        ["--resume"],
+        ["--checkpoint-every", "5"],
+        ["--kill-generator-at", "2"],
+        ["--kill-trainer-at", "2"],
+    ],
+)
+def test_what_goes_with_rounds_in_turns_alone_is_refused_by_name(capsys, other):
+    with pytest.raises(SystemExit, match="2"):
+        parse_options(["--async", "2", *other])
+    assert f"--async does not go with {other[0]}" in capsys.readouterr().err
+
+
+def test_the_bound_reaches_the_options():
+    assert parse_options(["--async", "2"]).max_staleness == 2
+    assert parse_options(["--async", "0"]).max_staleness == 0
+    assert parse_options([]).max_staleness is None
+    with pytest.raises(SystemExit, match="2"):
+        parse_options(["--async", "-1"])
