@@ -132,6 +132,7 @@ def leave_nothing_that_names_a_cluster(patch):
 
 @pytest.fixture
 def apart(monkeypatch):
+    ray.shutdown()  # tests on one local Ray leave this process connected to it
     leave_nothing_that_names_a_cluster(monkeypatch)
     return monkeypatch
 
