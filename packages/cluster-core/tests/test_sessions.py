@@ -247,7 +247,7 @@ def test_a_forked_child_has_no_connection_and_leaves_its_parents_alone(local_ray
 
 
 FORGETFUL = """
-    import gc, ray, sys
+    import atexit, gc, ray, sys
     from raycrew.cluster_core import RayVirtualCluster
     ray.init(address=sys.argv[1], log_to_driver=False)
     cycle = [RayVirtualCluster([1], use_gpus=False)]
@@ -256,11 +256,13 @@ FORGETFUL = """
     if sys.argv[2] == "collected":
         del cycle
         gc.collect()
+    elif sys.argv[2] == "at exit":  # where no thread can be started from Python 3.12 on
+        atexit.register(kept.shutdown)
     print("end", flush=True)
 """
 
 
-@pytest.mark.parametrize("how", ["collected", "kept"])
+@pytest.mark.parametrize("how", ["collected", "kept", pytest.param("at exit", marks=pytest.mark.smoke)])
 def test_a_driver_that_forgets_its_clusters_ends_well(local_ray, how):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORGETFUL), local_ray, how],

@@ -107,6 +107,8 @@ class Noting:
 def test_a_put_beside_many_references_asks_for_no_count_of_them(lender, monkeypatch):
     asked, others = [], [ray.ObjectRef.from_random() for _ in range(20_000)]
     real = objects.core_worker
+    if not hasattr(real(), "add_object_out_of_scope_callback"):
+        pytest.skip("this Ray can only be asked for the counts of all its references")
     monkeypatch.setattr(objects, "core_worker", lambda: Noting(real(), asked))
     for i in range(50):
         (shard,) = lender.put([torch.full((1 << 10,), i)])

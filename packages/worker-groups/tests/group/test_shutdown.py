@@ -1,3 +1,7 @@
+import subprocess
+import sys
+import textwrap
+
 import psutil
 import pytest
 import ray
@@ -124,3 +128,31 @@ def test_each_connection_to_ray_is_told_from_all_others(local_ray_session, ray_n
 def test_clean_up_may_have_a_timeout_of_its_own(group):
     group.call("keep", "fresh").get_results()
     assert group.shutdown("clean_with_timeout")
+
+
+AT_EXIT = """
+    import atexit, ray, sys
+    from raycrew.cluster_core import RayVirtualCluster
+    from raycrew.worker_groups import RayWorkerGroup
+    from workers import Worker
+    ray.init(address=sys.argv[1], log_to_driver=False)
+    cluster = RayVirtualCluster([1], use_gpus=False)
+    group = RayWorkerGroup(cluster, Worker)
+    print(group.call("add", 1).get_results(), flush=True)
+    atexit.register(cluster.shutdown)
+    atexit.register(group.shutdown, "pid", timeout=60)
+"""
+
+
+@pytest.mark.hostile
+@pytest.mark.smoke
+def test_at_the_end_of_the_interpreter(local_ray):
+    """Where no thread can be started from Python 3.12 on."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(AT_EXIT), local_ray],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "[1]"), done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr, done.stderr

@@ -107,7 +107,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are():
 @pytest.mark.long
 def test_rays_endpoint_has_them(cluster):
     with (
-        RayWorkerGroup(cluster, Timed, name_prefix="measured") as group,
+        RayWorkerGroup(cluster, Timed, name_prefix="on-rays-endpoint") as group,
         SampleQueue.on_ray(["tokens"], name="timed") as queue,
         timeline(metrics=True, max_spans=0) as run,
     ):
@@ -137,7 +137,7 @@ def test_rays_endpoint_has_them(cluster):
 
         eventually(is_there, "Ray's endpoint has the metrics")
     told = re.findall(r"^ray_raycrew_calls_total\{([^}]*)\} (\S+)", shown, re.MULTILINE)
-    (calls,) = ((labels, n) for labels, n in told if 'group="measured"' in labels)
+    (calls,) = ((labels, n) for labels, n in told if 'group="on-rays-endpoint"' in labels)
     assert 'method="clock"' in calls[0] and 'outcome="ok"' in calls[0]
     assert float(calls[1]) == 3.0
     told = re.findall(r"^ray_raycrew_samples_total\{([^}]*)\} (\S+)", shown, re.MULTILINE)

@@ -187,7 +187,7 @@ class FakeUv:
         python = Path(sys.executable)
         text = _FAKE.format(
             python=str(python), folder=str(self.folder), home=str(Path(sys.base_prefix, "bin")),
-            minor=".".join(map(str, sys.version_info[:2])), version=".".join(map(str, OLDEST)) + ".0",
+            minor=".".join(map(str, sys.version_info[:2])), version=".".join(map(str, OLDEST)),
         )  # fmt: skip
         self.path.write_text(text)
         self.path.chmod(0o755)

@@ -188,7 +188,7 @@ def test_no_call_comes_before_on_generation(cluster, tmp_path):
 @pytest.mark.hostile
 def test_no_copy_of_a_group_calls_before_on_generation(cluster, monkeypatch):
     with RayWorkerGroup(cluster, Meeting) as group, ThreadPoolExecutor(1) as pool:
-        waits, take, copies = threading.Event(), RayWorkerGroup._take_generation, []
+        waits, take, copies = threading.Event(), RayWorkerGroup._take_layout, []
         await_replaced = group._life.await_replaced
 
         def await_and_say_so(*asked):
@@ -199,13 +199,13 @@ def test_no_copy_of_a_group_calls_before_on_generation(cluster, monkeypatch):
             copy = pickle.loads(cloudpickle.dumps(group))
             return copy.call("seen").get_results(timeout=60)
 
-        def take_and_be_copied(group, started):
-            take(group, started)
+        def take_and_be_copied(group, layout):
+            take(group, layout)
             copies.append(pool.submit(copied))
             assert waits.wait(60), "it is copied within the restart"
 
         monkeypatch.setattr(group._life, "await_replaced", await_and_say_so)
-        monkeypatch.setattr(RayWorkerGroup, "_take_generation", take_and_be_copied)
+        monkeypatch.setattr(RayWorkerGroup, "_take_layout", take_and_be_copied)
         assert group.on([0]).call("end").wait(60)
         assert group.restart_failed_workers() == [0]
         assert copies[0].result(60) == [(1, 1)] * 2, "no copy knows a worker that has not heard of it"

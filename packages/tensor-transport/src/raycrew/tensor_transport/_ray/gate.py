@@ -78,10 +78,19 @@ def _once(give_back: Callable[[], object]) -> Callable[[], None]:
 
 def _begin(thread: threading.Thread, answer: Future[Any], undo: Callable[[Any], object] | None) -> None:
     try:
-        thread.start()
+        _start(thread)
     except BaseException:
         _give_up(answer, undo)
         raise
+
+
+def _start(thread: threading.Thread) -> None:
+    try:
+        thread.start()
+    except RuntimeError:
+        if threading.main_thread().is_alive():
+            raise
+        thread.run()  # from Python 3.12 on no thread begins at the interpreter's end: asked in this one
 
 
 def _wait(answer: Future[T], timeout_s: float, undo: Callable[[T], object] | None) -> T:

@@ -18,13 +18,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
+from packaging.version import Version
+
 from raycrew.venv_manager import errors
 from raycrew.venv_manager._uv.access import hiding
 from raycrew.venv_manager._waiting import LOOK_S, end, start
 
 logger = logging.getLogger(__name__)
 
-OLDEST = (0, 12)
+OLDEST = (0, 12, 20)  # those before read an exchanged wheel of the same size, or a lock's folders, wrongly
 TAIL_LINES = 30
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 # What uv writes, to the class of error and the next step. The first that matches counts.
@@ -105,7 +107,7 @@ def _found(environ: Mapping[str, str]) -> tuple[str, str]:
         )
     stat = Path(path).stat()
     version = _asked(path, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+    if Version(version).release < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise errors.UvVersionError(
             f"{path} is uv {version}, older than {oldest}: install a newer one (`pip install -U uv`)"
