@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from vllm_engines import CONFIGS, LONG, Trainer, greedy, model_of, references, start, weights_of
+from vllm_engines import CONFIGS, LONG, Trainer, continued, greedy, model_of, references, start, weights_of
 
 from raycrew.tensor_transport import (
     ManifestMismatchError,
@@ -206,16 +206,6 @@ class Over:
         self.publisher.close()
         for store in self.stores:
             store.close()
-
-
-def continued(old, new, prompt, after, tokens):
-    """Greedy tokens of one model, from some number of them on of another."""
-    ids = list(prompt)
-    with torch.no_grad():
-        for number in range(tokens):
-            model = old if number < after else new
-            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
-    return ids[len(prompt) :]
 
 
 def spoil_one_load(patch, weights):

@@ -1,5 +1,6 @@
 """Small models, and engines of vLLM for them; imported only where vLLM is installed."""
 
+import contextlib
 import tempfile
 
 import torch
@@ -52,23 +53,29 @@ def references(model, tokens=8):
     return greedy_references(lambda ids: model(ids).logits, PROMPTS, tokens)
 
 
-def start(kind, **options):
-    """An engine with weights of no use."""
+@contextlib.contextmanager
+def engine_options(kind, **options):
+    """Arguments of an engine with weights of no use, whose folder is there while it starts."""
     with tempfile.TemporaryDirectory() as folder:
         CONFIGS[kind].save_pretrained(folder)
-        return LLM(
-            model=folder,
-            skip_tokenizer_init=True,
-            dtype="float32",
-            load_format="dummy",
-            max_model_len=256,
-            block_size=32,
-            kv_cache_memory_bytes=8 << 20,
-            enforce_eager=True,
-            enable_prefix_caching=True,
-            weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+        yield {
+            "model": folder,
+            "skip_tokenizer_init": True,
+            "dtype": "float32",
+            "load_format": "dummy",
+            "max_model_len": 256,
+            "block_size": 32,
+            "kv_cache_memory_bytes": 8 << 20,
+            "enforce_eager": True,
+            "enable_prefix_caching": True,
+            "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
             **options,
-        )
+        }
+
+
+def start(kind, **options):
+    with engine_options(kind, **options) as given:
+        return LLM(**given)
 
 
 def greedy(tokens):
@@ -87,3 +94,13 @@ class Trainer:
 
     def close(self):
         self.publisher.close()
+
+
+def continued(old, new, prompt, after, tokens):
+    """Greedy tokens of one model, from some number of them on of another."""
+    ids = list(prompt)
+    with torch.no_grad():
+        for number in range(tokens):
+            model = old if number < after else new
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(prompt) :]

@@ -187,6 +187,31 @@ class TestFailures:
             assert caught.value.intact
             assert weights.require() == 1
 
+    def test_an_engine_that_does_not_go_on_says_so(self, llm, store, publisher, monkeypatch):
+        with VllmWeights(llm, store=store) as weights:
+            weights.apply_weights(publisher.publish(model(1)))
+            with monkeypatch.context() as patch:
+                patch.setattr(llm, "reset_prefix_cache", refuse)
+                with pytest.raises(TransportError, match="there is no room"):
+                    weights.apply_weights(update := publisher.publish(model(2)))
+            for refused in (weights.require, lambda: weights.tag(1)):
+                with pytest.raises(StaleWeightsError, match="stays paused"):
+                    refused()
+            weights.apply_weights(update)  # holds it already, and goes on
+            assert (weights.require(), llm.version, llm.is_paused) == (2, "2", False)
+
+    def test_the_first_error_is_raised_where_the_engine_is_gone(self, llm, store, publisher, monkeypatch):
+        with VllmWeights(llm, store=store) as weights:
+            weights.apply_weights(publisher.publish(model(1)))
+            for name in ("update_weights", "abort_request", "wake_up"):
+                monkeypatch.setattr(llm, name, refuse)
+            with pytest.raises(WeightUpdateError, match="load") as caught:
+                weights.apply_weights(publisher.publish(model(2)))
+            assert not caught.value.intact
+            assert any("stays paused" in note for note in caught.value.__notes__)
+            with pytest.raises(StaleWeightsError, match="stays paused"):
+                weights.require()
+
     def test_when_another_generator_fails_both_return(self, llm, store):
         with WeightDirectory.local(keep=2) as directory:
             publisher = WeightPublisher(store, directory=directory)
@@ -299,6 +324,17 @@ class TestMailbox:
         kept.close()
 
 
+def test_tied_embeddings_are_named_twice(factory):
+    from raycrew.tensor_transport.integrations.vllm._loading import _with_head
+
+    embeddings, other = torch.zeros(2), torch.ones(2)
+    once = [("model.embed_tokens.weight", embeddings), ("model.norm.weight", other)]
+    assert list(_with_head(iter(once))) == [*once, ("lm_head.weight", embeddings)]
+    twice = [("lm_head.weight", other), *once]
+    assert list(_with_head(iter(twice))) == twice
+    assert list(_with_head(iter(once[1:]))) == once[1:]
+
+
 class TestChecks:
     def test_references_are_greedy(self):
         table = torch.tensor([[0.0, 2.0, 1.0], [0.0, 1.0, 5.0], [3.0, 0.0, 0.0]])
@@ -401,7 +437,7 @@ def running_loop():
         loop.close()
 
 
-def refuse(*_):
+def refuse(*_, **__):
     raise TransportError("there is no room")
 
 

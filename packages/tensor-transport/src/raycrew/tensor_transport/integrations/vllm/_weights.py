@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from raycrew.tensor_transport.errors import LoadRefusedError, TransportError
+from raycrew.tensor_transport.errors import LoadRefusedError, StaleWeightsError, TransportError
 from raycrew.tensor_transport.integrations.vllm._checking import GreedyReference, compare_greedy
 from raycrew.tensor_transport.integrations.vllm._delivery import Delivery, EngineLoadError
 from raycrew.tensor_transport.integrations.vllm._engines import OfflineEngine, Requests, engine_of
@@ -73,7 +73,7 @@ class VllmWeights:
         self._engine = engine_of(engine, loop)
         self._lock = threading.RLock()
         self._names: frozenset[str] = frozenset(expected or ())
-        self._is_paused = False
+        self._is_paused = self._is_stuck = False
         self._delivery = Delivery(self._engine)
         try:
             self._receiver = WeightReceiver(
@@ -105,12 +105,15 @@ class VllmWeights:
         """The version, if the engine may serve; see `WeightReceiver.require`.
 
         Raises:
-            StaleWeightsError: It holds none yet, an older one than is required, or a mixture.
+            StaleWeightsError: It holds none yet, an older one than is required, or a mixture; or the engine
+                stays paused, as it did not go on after an update.
         """
+        self._check_goes_on()
         return self._receiver.require(version)
 
     def tag(self, rows: int) -> torch.Tensor:
         """The version for each of so many rows, int64 [rows]; raises as `require` does."""
+        self._check_goes_on()
         return self._receiver.tag(rows)
 
     def prepare_weights(self, version: int, *, timeout_s: float | None = 600.0) -> WeightReceipt:
@@ -193,18 +196,34 @@ class VllmWeights:
         """An engine that was paused within the context goes on after it, with nothing of other weights."""
         try:
             yield
-        finally:
-            if self._is_paused:
+        except BaseException as error:
+            try:
                 self._resume()
+            except Exception as second:  # noqa: BLE001 - the first error is raised
+                error.add_note(f"the engine did not go on, and stays paused: {second!r}")
+            raise
+        self._resume()
 
     def _resume(self) -> None:
+        if not self._is_paused:
+            return
+        self._is_stuck = True
         if self._receiver.intact:
             self._engine.forget()
             self._engine.name_version(str(self._receiver.version))
         else:
             self._engine.abort()
         self._engine.resume()
-        self._is_paused = False
+        self._is_paused = self._is_stuck = False
+
+    def _check_goes_on(self) -> None:
+        if self._is_stuck:
+            raise StaleWeightsError(
+                "the engine stays paused: after an update it did not drop what older weights had computed, "
+                "or did not go on; update it again, or start it anew",
+                current_version=self.version,
+                intact=self.intact,
+            )
 
     def _load(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
         """What the receiver loads into: a version's tensors, or those of the version before."""

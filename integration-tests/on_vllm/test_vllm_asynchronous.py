@@ -1,0 +1,77 @@
+"""Weights into an asynchronous vLLM, whose core is a process of its own, while it generates."""
+
+import asyncio
+import contextlib
+import threading
+
+import pytest
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm_engines import LONG, Trainer, continued, engine_options, model_of
+
+from raycrew.tensor_transport.integrations.vllm import VllmWeights
+from raycrew.tensor_transport.transports import SharedMemoryTransport
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(280)]
+
+KIND = "separate embeddings"
+TOKENS = 150
+
+
+@pytest.fixture(scope="module")
+def loop():
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def engine(loop):
+    async def start():
+        with engine_options(KIND) as options:
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**options))
+
+    engine = run(loop, start())
+    yield engine
+    loop.call_soon_threadsafe(engine.shutdown)
+
+
+@pytest.mark.parametrize("requests", ["continue", "finish", "abort"])
+def test_an_update_while_it_generates(engine, loop, requests):
+    with (
+        SharedMemoryTransport() as store,
+        contextlib.closing(Trainer(KIND, store)) as trainer,
+        VllmWeights(engine, loop=loop, store=store, requests=requests) as weights,
+    ):
+        weights.apply_weights(trainer.publish(1))
+        begun = threading.Event()
+        answer = asyncio.run_coroutine_threadsafe(generate(engine, requests, begun), loop)
+        assert begun.wait(60)
+        weights.apply_weights(trainer.publish(2))
+        sample = answer.result(120).outputs[0]
+    versions = {span.version: span.end for span in sample.weight_versions}
+    tokens, old = list(sample.token_ids), model_of(KIND, 1)
+    if requests == "continue":
+        assert list(versions) == ["1", "2"]
+        assert tokens == continued(old, model_of(KIND, 2), LONG, versions["1"], TOKENS)
+        return
+    ended = ("abort", True) if requests == "abort" else ("length", False)
+    assert list(versions) == ["1"]
+    assert (sample.finish_reason, len(tokens) < TOKENS) == ended
+    assert tokens == continued(old, None, LONG, TOKENS, len(tokens))
+
+
+async def generate(engine, name, begun):
+    how = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False)
+    async for output in engine.generate({"prompt_token_ids": LONG}, how, name):
+        if len(output.outputs[0].token_ids) > 3:
+            begun.set()
+    return output
+
+
+def run(loop, coroutine):
+    return asyncio.run_coroutine_threadsafe(coroutine, loop).result(200)
