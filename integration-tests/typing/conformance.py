@@ -12,6 +12,7 @@ from raycrew.tensor_transport import (
     WeightReceiver,
     WeightSyncReport,
 )
+from raycrew.tensor_transport.integrations.vllm import VllmWeights
 from raycrew.venv_manager import NodeRunner, RegistryEnvironmentProvider
 from raycrew.worker_groups import (
     ArgumentTransport,
@@ -59,8 +60,8 @@ def row_handles(handle: RTensor) -> RowHandles:
     return handle
 
 
-def weight_versions(receiver: WeightReceiver) -> WeightVersions:
-    return receiver
+def weight_versions(receiver: WeightReceiver, engine: VllmWeights) -> tuple[WeightVersions, ...]:
+    return receiver, engine
 
 
 def timed_reports(report: WeightSyncReport) -> TimedReport:

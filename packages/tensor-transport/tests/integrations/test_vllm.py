@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -295,6 +296,18 @@ class TestWhatIsRefused:
         with pytest.raises(EngineLoadError, match="backend='raycrew'"):
             VllmWeights(Llm(factory), store=store)
 
+    def test_a_worker_that_cannot_say_what_became_of_an_update(self, factory, store, publisher, monkeypatch):
+        llm = Llm(factory, 2, in_process=False)
+        with VllmWeights(llm, store=store) as weights:
+            weights.apply_weights(publisher.publish(model(1)))
+            with monkeypatch.context() as patch:
+                patch.setattr(llm.workers.engines[1], "_folder", "/no/such/folder")
+                with pytest.raises(WeightUpdateError, match="1 of 2 workers of the engine answer") as caught:
+                    weights.apply_weights(publisher.publish(model(2)))
+            assert not caught.value.intact
+            weights.apply_weights(publisher.publish(model(3)))
+            assert same(llm.workers.held(), model(3))
+
     def test_nothing_is_left(self, llm, store, publisher, tmp_path, monkeypatch):
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         with VllmWeights(llm, store=store) as weights:
@@ -311,6 +324,17 @@ class TestMailbox:
         assert box.read(2) == [Outcome(2, 1, 2, 11, "it broke")]
         box.close()
         box.close()
+
+    def test_a_forked_child_leaves_it_alone(self):
+        box = Mailbox()
+        child = os.fork()
+        if not child:
+            box.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert Path(box.folder).is_dir()
+        box.close()
+        assert not Path(box.folder).exists()
 
     def test_what_killed_processes_left_is_removed(self, tmp_path, monkeypatch):
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 import uuid
+import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,15 +52,18 @@ class Mailbox:
     def __init__(self) -> None:
         _sweep()
         self.folder = tempfile.mkdtemp(prefix=f"{_owned_by_this_process()}-")
+        self.close = weakref.finalize(self, _remove, self.folder, os.getpid())
+        """Remove it; idempotent, and nothing in a forked child. Who is forgotten does so, too."""
 
     def read(self, serial: int) -> list[Outcome]:
         """What ranks said of an update, by rank; those that said nothing are not among them."""
         found = [Outcome(**json.loads(path.read_text())) for path in Path(self.folder).glob("*.json")]
         return sorted((one for one in found if one.serial == serial), key=lambda one: one.rank)
 
-    def close(self) -> None:
-        """Remove it; idempotent."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+
+def _remove(folder: str, pid: int) -> None:
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _owned_by_this_process() -> str:

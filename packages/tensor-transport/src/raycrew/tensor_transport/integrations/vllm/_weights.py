@@ -2,26 +2,26 @@
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
+from raycrew.tensor_transport._bytes import Belonging
 from raycrew.tensor_transport.errors import LoadRefusedError, StaleWeightsError, TransportError
 from raycrew.tensor_transport.integrations.vllm._checking import GreedyReference, compare_greedy
 from raycrew.tensor_transport.integrations.vllm._delivery import Delivery, EngineLoadError
 from raycrew.tensor_transport.integrations.vllm._engines import OfflineEngine, Requests, engine_of
 from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.transports import PullTransport
-from raycrew.tensor_transport.weights import WeightDirectory, WeightReceipt, WeightReceiver
+from raycrew.tensor_transport.weights import WeightDirectory, WeightReceipt, WeightReceiver, WeightUpdate
 
 __all__ = ["EngineLoadError", "VllmWeights"]
 
 _T = TypeVar("_T")
 
 
-class VllmWeights:
+class VllmWeights(Belonging):
     """Brings versions of a trainer's weights into a running vLLM engine, through vLLM's weight transfer.
 
     The engine is made with `weight_transfer_config=WeightTransferConfig(backend="raycrew")`; its processes
@@ -64,14 +64,13 @@ class VllmWeights:
         expected: Mapping[str, torch.Tensor] | None = None,
         borrow: bool = False,
         verify: bool = True,
-        rollback: Any = "shadow",
+        rollback: Literal["shadow", "refetch", "none"] = "shadow",
         name: str | None = None,
     ) -> None:
         if requests not in ("continue", "finish", "abort"):
             raise ValueError(f"requests must be 'continue', 'finish' or 'abort', got {requests!r}")
         self._raw, self._requests = engine, requests
         self._engine = engine_of(engine, loop)
-        self._lock = threading.RLock()
         self._names: frozenset[str] = frozenset(expected or ())
         self._is_paused = self._is_stuck = False
         self._delivery = Delivery(self._engine)
@@ -90,6 +89,7 @@ class VllmWeights:
         except BaseException:
             self._delivery.close()
             raise
+        super().__init__()
 
     @property
     def version(self) -> int | None:
@@ -125,7 +125,7 @@ class VllmWeights:
         with self._lock:
             return self._receiver.prepare(version, timeout_s=timeout_s)
 
-    def apply_weights(self, version: Any, *, timeout_s: float | None = 600.0) -> WeightReceipt:
+    def apply_weights(self, version: WeightUpdate | int, *, timeout_s: float | None = 600.0) -> WeightReceipt:
         """Bring a version into the engine, whole or not at all.
 
         Args:
@@ -175,17 +175,15 @@ class VllmWeights:
         return finished
 
     def close(self) -> None:
-        """Leave the directory, and give back what is held; the engine goes on as it is. Idempotent."""
+        """Leave the directory, and give back what is held; the engine goes on as it is. Idempotent.
+
+        In a forked child it does nothing.
+        """
+        if self._is_parents:
+            return
         with self._lock:
             self._receiver.close()
             self._delivery.close()
-
-    def __enter__(self) -> "VllmWeights":
-        """For `with`."""
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _change(self, change: Callable[[], _T]) -> _T:
         with self._lock, self._resuming():

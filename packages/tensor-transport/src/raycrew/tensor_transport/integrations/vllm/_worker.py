@@ -1,5 +1,6 @@
 """The part in each worker of an engine; imported by vLLM alone."""
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,9 @@ from vllm.distributed.weight_transfer.base import (
 from raycrew.tensor_transport.integrations.vllm import _loading
 from raycrew.tensor_transport.integrations.vllm._outcomes import Outcome, tell
 from raycrew.tensor_transport.integrations.vllm._staging import Reader
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -86,4 +90,7 @@ class RaycrewWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  
         parallel = self.parallel_config
         rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
         members = parallel.world_size * parallel.data_parallel_size
-        tell(self._folder, Outcome(self._serial, rank, members, os.getpid(), self._error))
+        try:
+            tell(self._folder, Outcome(self._serial, rank, members, os.getpid(), self._error))
+        except OSError:  # The client misses what this rank says, and takes it for a failure.
+            logger.exception("rank %d cannot say what became of update %d", rank, self._serial)
