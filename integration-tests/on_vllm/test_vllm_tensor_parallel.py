@@ -61,7 +61,7 @@ def test_a_first_version_that_lacks_tensors_is_not_served_and_the_engine_can_go_
 def test_workers_that_fail_half_way_get_the_version_before(engine, trainer, store, monkeypatch):
     with VllmWeights(engine, store=store, requests="finish") as weights:
         weights.apply_weights(trainer.publish(5))
-        good, stage = references(trainer.model), weights._delivery._stage
+        good, stage = references(trainer.model), weights._loader._stage
         lend = stage.lend
 
         def spoilt(tensors):

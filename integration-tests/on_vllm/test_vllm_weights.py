@@ -221,14 +221,14 @@ class Over:
 
 def spoil_one_load(patch, weights):
     """Have the first load of the engine's worker stop half-way, and the next ones go through."""
-    loader = weights._delivery._stage.lend
+    loader = weights._loader._stage.lend
 
     def lend(tensors):
         patch.undo()
         cut = len(tensors) // 2
         return loader([*tensors[:cut], ("no.such.weight", torch.zeros(3)), *tensors[cut:]])
 
-    patch.setattr(weights._delivery._stage, "lend", lend)
+    patch.setattr(weights._loader._stage, "lend", lend)
 
 
 def held():

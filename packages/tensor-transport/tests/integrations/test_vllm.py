@@ -25,6 +25,7 @@ from raycrew.tensor_transport import (
     sync_weights,
 )
 from raycrew.tensor_transport.integrations.vllm import (
+    EngineLoader,
     EngineLoadError,
     GreedyReference,
     VllmWeights,
@@ -118,6 +119,22 @@ class TestUpdates:
             publisher.close()
 
 
+class TestLoader:
+    def test_into_an_engine_that_somebody_else_pauses(self, llm, store, publisher, monkeypatch):
+        llm.is_paused = True
+        load = EngineLoader(llm)
+        receiver = WeightReceiver(load, store=store, verify_first=True, rollback="shadow")
+        receiver.apply(publisher.publish(model(1)))
+        assert same(llm.workers.held(), model(1))
+        fail_once(monkeypatch, llm)
+        with pytest.raises(WeightUpdateError) as caught:
+            receiver.apply(publisher.publish(model(2)))
+        assert caught.value.intact
+        assert same(llm.workers.held(), model(1))
+        receiver.close()
+        load.close()
+
+
 class TestFailures:
     def test_before_the_engine_is_touched_it_goes_on_as_it_was(self, llm, store, publisher):
         with VllmWeights(llm, store=store) as weights:
@@ -182,7 +199,7 @@ class TestFailures:
         with VllmWeights(llm, store=store) as weights:
             weights.apply_weights(publisher.publish(model(1)))
             with monkeypatch.context() as patch:
-                patch.setattr(weights._delivery._stage._transport, "offer", refuse)
+                patch.setattr(weights._loader._stage._transport, "offer", refuse)
                 with pytest.raises(LoadRefusedError, match="there is no room") as caught:
                     weights.apply_weights(publisher.publish(model(2)))
             assert caught.value.intact

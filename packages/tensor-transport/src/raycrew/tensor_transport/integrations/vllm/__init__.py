@@ -9,13 +9,15 @@ from raycrew.tensor_transport.integrations.vllm._checking import (
     compare_greedy,
     greedy_references,
 )
+from raycrew.tensor_transport.integrations.vllm._delivery import EngineLoader, EngineLoadError
 from raycrew.tensor_transport.integrations.vllm._engines import Requests
 from raycrew.tensor_transport.integrations.vllm._plugin import BACKEND, register
-from raycrew.tensor_transport.integrations.vllm._weights import EngineLoadError, VllmWeights
+from raycrew.tensor_transport.integrations.vllm._weights import VllmWeights
 
 __all__ = [
     "BACKEND",
     "EngineLoadError",
+    "EngineLoader",
     "GreedyReference",
     "Requests",
     "VllmWeights",

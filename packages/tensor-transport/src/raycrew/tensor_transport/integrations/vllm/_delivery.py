@@ -1,12 +1,14 @@
 """Tensors of a version into all workers of an engine, and what they say of it."""
 
+import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
-from raycrew.tensor_transport.errors import WeightUpdateError
-from raycrew.tensor_transport.integrations.vllm._engines import Engine
+from raycrew.tensor_transport.errors import LoadRefusedError, TransportError, WeightUpdateError
+from raycrew.tensor_transport.integrations.vllm._engines import engine_of
 from raycrew.tensor_transport.integrations.vllm._outcomes import Mailbox, Outcome
 from raycrew.tensor_transport.integrations.vllm._staging import Named, OwnProcess, SharedMemory, Stage
 
@@ -21,41 +23,59 @@ class EngineLoadError(WeightUpdateError):
     ranks: Sequence[int] = ()
 
 
-class Delivery:
-    """The way to the workers of one engine.
+class EngineLoader:
+    """Loads tensors into all workers of an engine: the `load` of a `WeightReceiver` of one's own.
+
+    Who calls it sees to what `VllmWeights` does else: that the engine makes no step meanwhile, that its
+    prefix cache is reset, and that a mixture is not served. The receiver takes `verify_first=True`
+    and a rollback.
 
     Args:
-        engine: Whose.
+        engine: A `vllm.LLM`; or a `vllm.AsyncLLM`, with `loop`.
+        loop: The event loop of an `AsyncLLM`, which runs in another thread.
 
     Raises:
+        TypeError: That is no engine, or its loop is missing.
         EngineLoadError: Not all workers answer: its back end is another one, or they are on other nodes.
 
     Attributes:
-        is_intact: Whether the workers hold what was loaded last, whole.
-        in_process: Whether the engine's one worker is this process.
+        engine: What stands for the engine.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Any, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self.engine = engine_of(engine, loop)
         self._mailbox = Mailbox()
         self._serials = itertools.count(1)
-        self.is_intact = True
         with contextlib.ExitStack() as undo:
             undo.callback(self._mailbox.close)
-            engine.initialise({"folder": self._mailbox.folder})
-            outcomes = self._heard(0)
-            self.in_process = [one.pid for one in outcomes] == [os.getpid()]
-            self._stage: Stage = OwnProcess() if self.in_process else SharedMemory()
+            self.engine.initialise({"folder": self._mailbox.folder})
+            in_process = [one.pid for one in self._heard(0)] == [os.getpid()]
+            self._stage: Stage = OwnProcess() if in_process else SharedMemory()
             undo.pop_all()
+
+    def __call__(self, weights: Iterable[Named]) -> None:
+        """Load all tensors of a model, named as in a checkpoint.
+
+        Raises:
+            LoadRefusedError: The workers can't be given them; nothing has changed.
+            EngineLoadError: Some workers failed, and all hold a mixture.
+        """
+        with self.staged(list(weights)) as load:
+            load()
 
     @contextlib.contextmanager
     def staged(self, weights: Sequence[Named]) -> Iterator[Callable[[], None]]:
-        """Have tensors within reach of the workers; what is yielded loads them.
+        """Have tensors within reach of the workers; what is yielded loads them, and may be called once.
 
         Raises:
-            EngineLoadError: When it is called: some workers failed, and all hold a mixture.
+            LoadRefusedError: There is no room for them.
+            EngineLoadError: When what is yielded is called: some workers failed, and all hold a mixture.
         """
-        with self._stage.lend(weights) as told:
+        with contextlib.ExitStack() as lent:
+            try:
+                told = lent.enter_context(self._stage.lend(weights))
+            except TransportError as error:
+                raise LoadRefusedError(f"the engine's workers can't be given the weights: {error}") from error
             yield lambda: self._load({"serial": next(self._serials), "told": told})
 
     def close(self) -> None:
@@ -64,8 +84,7 @@ class Delivery:
         self._mailbox.close()
 
     def _load(self, info: dict[str, object]) -> None:
-        self.is_intact = False
-        self._engine.update(info)
+        self.engine.update(info)
         outcomes = self._heard(int(str(info["serial"])))
         if failed := [one for one in outcomes if one.error is not None]:
             error = EngineLoadError(
@@ -74,7 +93,6 @@ class Delivery:
             )
             error.ranks = tuple(one.rank for one in failed)
             raise error
-        self.is_intact = True
 
     def _heard(self, serial: int) -> list[Outcome]:
         """What all workers say."""

@@ -8,15 +8,13 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from raycrew.tensor_transport._bytes import Belonging
-from raycrew.tensor_transport.errors import LoadRefusedError, StaleWeightsError, TransportError
+from raycrew.tensor_transport.errors import LoadRefusedError, StaleWeightsError
 from raycrew.tensor_transport.integrations.vllm._checking import GreedyReference, compare_greedy
-from raycrew.tensor_transport.integrations.vllm._delivery import Delivery, EngineLoadError
-from raycrew.tensor_transport.integrations.vllm._engines import OfflineEngine, Requests, engine_of
+from raycrew.tensor_transport.integrations.vllm._delivery import EngineLoader
+from raycrew.tensor_transport.integrations.vllm._engines import OfflineEngine, Requests
 from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.transports import PullTransport
 from raycrew.tensor_transport.weights import WeightDirectory, WeightReceipt, WeightReceiver, WeightUpdate
-
-__all__ = ["EngineLoadError", "VllmWeights"]
 
 _T = TypeVar("_T")
 
@@ -70,10 +68,10 @@ class VllmWeights(Belonging):
         if requests not in ("continue", "finish", "abort"):
             raise ValueError(f"requests must be 'continue', 'finish' or 'abort', got {requests!r}")
         self._raw, self._requests = engine, requests
-        self._engine = engine_of(engine, loop)
         self._names: frozenset[str] = frozenset(expected or ())
         self._is_paused = self._is_stuck = False
-        self._delivery = Delivery(self._engine)
+        self._loader = EngineLoader(engine, loop=loop)
+        self._engine = self._loader.engine
         try:
             self._receiver = WeightReceiver(
                 self._load,
@@ -87,7 +85,7 @@ class VllmWeights(Belonging):
                 name=name,
             )
         except BaseException:
-            self._delivery.close()
+            self._loader.close()
             raise
         super().__init__()
 
@@ -183,7 +181,7 @@ class VllmWeights(Belonging):
             return
         with self._lock:
             self._receiver.close()
-            self._delivery.close()
+            self._loader.close()
 
     def _change(self, change: Callable[[], _T]) -> _T:
         with self._lock, self._resuming():
@@ -227,19 +225,10 @@ class VllmWeights(Belonging):
         """What the receiver loads into: a version's tensors, or those of the version before."""
         weights = list(tensors)
         self._check_whole(weights)
-        with self._staged(weights) as load:
+        with self._loader.staged(weights) as load:
             self._pause()
             load()
         self._names = frozenset(name for name, _ in weights)
-
-    @contextlib.contextmanager
-    def _staged(self, weights: Sequence[tuple[str, torch.Tensor]]) -> Iterator[Callable[[], None]]:
-        with contextlib.ExitStack() as staged:
-            try:
-                load = staged.enter_context(self._delivery.staged(weights))
-            except TransportError as error:
-                raise LoadRefusedError(f"the engine's workers can't be given the weights: {error}") from error
-            yield load
 
     def _pause(self) -> None:
         if not self._is_paused:

@@ -17,7 +17,6 @@ from raycrew.tensor_transport.integrations.vllm import _loading
 from raycrew.tensor_transport.integrations.vllm._outcomes import Outcome, tell
 from raycrew.tensor_transport.integrations.vllm._staging import Reader
 
-
 logger = logging.getLogger(__name__)
 
 
