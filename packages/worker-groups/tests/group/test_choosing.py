@@ -74,6 +74,12 @@ def test_a_bundle_that_holds_less_is_not_taken():
     assert (list(templates(layout, [small])), list(templates(layout, [spare[1]]))) == ([0], [0])
 
 
+def test_what_ranks_have_no_use_for_is_left_to_others_as_long_as_there_is_a_choice():
+    specs = [[BundleSpec(cpus=1, gpus=1), BundleSpec(cpus=1), BundleSpec(cpus=1)]]
+    assert list(made(FakeCluster([3], bundle_specs=specs), bundle_indices_list=[[1]], n_spare=1)[1]) == [2]
+    assert set(made(FakeCluster([3], bundle_specs=specs), bundle_indices_list=[[1]], n_spare=2)[1]) == {0, 2}
+
+
 def test_who_is_to_stand_by_is_started_as_somebody_on_that_node(two_nodes):
     layout, spare = two_nodes
     found = templates(layout, [spare[4], spare[1], spare[2]])

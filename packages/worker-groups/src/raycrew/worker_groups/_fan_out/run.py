@@ -206,8 +206,9 @@ class Run:
         with while_connected(self._pool.check_open) as session:
             self._pool.look_again()
             self._take_one(session)
-            for member in self._hearing.fallen_silent({b.member for b in self._in_flight.values()}):
-                self._fell_silent(member)
+            if not self._hearing.pause_s:
+                for member in self._hearing.fallen_silent({b.member for b in self._in_flight.values()}):
+                    self._fell_silent(member)
 
     def _take_one(self, session: Session) -> None:
         refs = [*self._starting, *self._in_flight]

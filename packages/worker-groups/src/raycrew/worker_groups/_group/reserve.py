@@ -31,7 +31,8 @@ class Spare:
         bundle_index: Which of its cluster's.
         node_id: Ray node id.
         node_address: IP address of the node.
-        pid: Process of the worker that stands by on it; None where none does, or not yet.
+        pid: Process of the worker that stands by on it; None where none does, or not yet. Whether it still
+            lives is asked when it is needed.
     """
 
     bundle_index: int

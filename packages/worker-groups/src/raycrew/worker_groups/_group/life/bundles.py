@@ -65,8 +65,17 @@ def log_left(name: str, ended: Ended) -> None:
         logger.warning("%s: rank %d is not known to have ended: %s", name, rank, why)
 
 
+def _nothing(_: Bundle) -> int:
+    return 0
+
+
 def claim_more(
-    cluster: Cluster, own: Claim, n: int, name: str, fits: Callable[[Bundle], object] = bool
+    cluster: Cluster,
+    own: Claim,
+    n: int,
+    name: str,
+    fits: Callable[[Bundle], object] = bool,
+    waste: Callable[[Bundle], int] = _nothing,
 ) -> Claim:
     """The first free bundles of a cluster, in its order, besides those that a group has.
 
@@ -76,19 +85,28 @@ def claim_more(
         n: How many.
         name: Name of the group.
         fits: Whether a bundle will do.
+        waste: How much of it nobody would use; the least comes first.
 
     Raises:
         ValueError: The cluster has fewer such bundles besides.
         BundlesOccupiedError: Fewer of them are free; says who holds the others.
     """
-    return _once_free(partial(_claim_free, cluster, own, n, name, fits))
+    return _once_free(partial(_claim_free, cluster, own, n, name, fits, waste))
 
 
-def _claim_free(cluster: Cluster, own: Claim, n: int, name: str, fits: Callable[[Bundle], object]) -> Claim:
+def _claim_free(
+    cluster: Cluster,
+    own: Claim,
+    n: int,
+    name: str,
+    fits: Callable[[Bundle], object],
+    waste: Callable[[Bundle], int],
+) -> Claim:
     occupied: set[int] = set()
     while True:
         held = _indices(own)
-        others = [bundle.index for bundle in cluster.bundles if bundle.index not in held and fits(bundle)]
+        besides = [bundle for bundle in cluster.bundles if bundle.index not in held and fits(bundle)]
+        others = [bundle.index for bundle in sorted(besides, key=waste)]
         if len(others) < n:
             raise ValueError(f"{name!r} asks for {n} bundle(s) more; its cluster has {len(others)} besides")
         free = [index for index in others if index not in occupied]
@@ -106,7 +124,7 @@ def _claim_free(cluster: Cluster, own: Claim, n: int, name: str, fits: Callable[
 
 
 def claim_places(spec: GroupSpec, claim: Claim) -> list[Place]:
-    """The spare bundles of a group, each with as much as any of its ranks has.
+    """The spare bundles of a group, each with as much as any of its ranks has, and if possible nothing else.
 
     Args:
         spec: What the group is to be.
@@ -122,12 +140,17 @@ def claim_places(spec: GroupSpec, claim: Claim) -> list[Place]:
     if spec.options.standby and len({launcher_of(launchers, alias) for alias in aliases}) > 1:
         raise ValueError("standby= is for workers that are all started alike; launchers= tells some apart")
     own = claim.bundles
+    kinds = {name for bundle in own for name in bundle.resources}
 
     def fits(bundle: Bundle) -> bool:
         amounts = [amount for one in own for amount in one.resources.items()]
         return all(bundle.resources.get(name, 0.0) >= amount for name, amount in amounts)
 
-    more = JoinedClaim.of(claim_more(spec.cluster, claim, spec.options.n_spare, spec.name, fits))
+    def waste(bundle: Bundle) -> int:
+        return len(bundle.resources.keys() - kinds)
+
+    found = claim_more(spec.cluster, claim, spec.options.n_spare, spec.name, fits, waste)
+    more = JoinedClaim.of(found)
     seats = with_seats(spec.plan, spec.cluster.bundles, more.bundles).seats[len(spec.plan.seats) :]
     return [Place(more.at([position]), seat) for position, seat in enumerate(seats)]
 
