@@ -400,6 +400,14 @@ def test_clients_that_trickle_or_ask_for_too_much_are_let_go():
             assert absolute.makefile("rb").readline().split()[1] == b"400"
 
 
+def test_servers_that_are_gone_for_good_are_not_waited_for():
+    def closed():
+        raise ServiceClosedError("service 'a' was shut down")
+
+    with Proxy(closed, token=None, patience_s=600.0) as proxy:
+        assert outcome(proxy, "/", timeout=10) == (503, "surely not run")
+
+
 def test_many_at_once_are_all_answered():
     options = {"strategy": "least_outstanding"}
     with proxy_of(answers("one"), answers("two"), **options) as proxy, ThreadPoolExecutor(8) as threads:

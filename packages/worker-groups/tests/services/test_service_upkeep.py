@@ -183,20 +183,27 @@ def test_a_server_that_dies_too_often_is_given_up_with_its_last_words():
         assert "max_restarts" in upkeep.state.reason
 
 
+ON_TWO_PORTS = f"""import socket, sys
+other = socket.create_server(("127.0.0.1", int(sys.argv[2])))
+{SERVER}"""
+
+
 @pytest.mark.hostile
-def test_a_port_that_was_stolen_is_left_to_the_thief():
-    stack, heard = ExitStack(), []
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_port_that_was_stolen_is_left_to_the_thief(which):
+    stack, stolen, heard = ExitStack(), [], []
 
     def robbed(spec, site):
-        if not heard:
-            heard.append(stack.enter_context(thief_at(site.ports[0])))
-            stolen.append(site.ports[0])
+        if not stolen:
+            stolen.append(site.ports[which])
+            heard.append(stack.enter_context(thief_at(stolen[0])))
         return launch(spec, site)
 
-    stolen = []
-    with stack, kept(run=robbed) as upkeep:
-        assert upkeep.state.endpoint.port not in stolen
-        assert told(upkeep.state.endpoint, "/where?A")["pid"] == upkeep.state.pid
+    words = [PYTHON, "-c", ON_TWO_PORTS, "{port}", "{port1}"]
+    with stack, kept(words, run=robbed, ports=2, ready="/", token_variable="KEY") as upkeep:
+        assert stolen[0] not in upkeep.state.endpoint.ports
+        assert ask(upkeep.state.endpoint, "/")[0] == 200
+        assert upkeep.state.restarts == 0
     assert TOKEN.encode() not in b"".join(heard[0])
 
 

@@ -9,7 +9,6 @@ from raycrew.worker_groups.services._forwarding import Choosing, Forwarder, Key,
 from raycrew.worker_groups.services._in_thread import ServedInThread
 from raycrew.worker_groups.services._options import made_token
 from raycrew.worker_groups.services._service import Service
-from raycrew.worker_groups.services.errors import ServiceClosedError
 
 Targets = Service | Sequence[Endpoint] | Callable[[], Sequence[Endpoint]]
 
@@ -27,7 +26,8 @@ class Proxy(ServedInThread):
 
     Args:
         targets: A `Service`, whose replicas are followed through restarts; endpoints; or a function that
-            gives those of the moment, quickly.
+            gives those of the moment, quickly. Once it raises a `ServiceClosedError`, as a service that was
+            shut down does, requests are answered with 503 at once.
         strategy: Who gets a request: "least_outstanding", "round_robin", "consistent_hash", or a function as
             that of a `LoadBalancer`.
         key: Where the key of a request is, by which "consistent_hash" chooses: "header:x-session",
@@ -104,7 +104,7 @@ def endpoints_of(targets: Targets) -> Callable[[], Sequence[Endpoint]]:
         ValueError: There are none.
     """
     if isinstance(targets, Service):
-        return lambda: _unless_closed(targets)
+        return lambda: targets.endpoints
     if callable(targets):
         return targets
     if not isinstance(targets, Sequence) or not all(isinstance(one, Endpoint) for one in targets):
@@ -112,10 +112,3 @@ def endpoints_of(targets: Targets) -> Callable[[], Sequence[Endpoint]]:
     if not targets:
         raise ValueError("there are no endpoints to pass requests on to")
     return lambda: targets
-
-
-def _unless_closed(service: Service) -> Sequence[Endpoint]:
-    try:
-        return service.endpoints
-    except ServiceClosedError:
-        return ()

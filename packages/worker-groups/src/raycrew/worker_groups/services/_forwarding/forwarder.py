@@ -22,6 +22,7 @@ from raycrew.worker_groups.services._forwarding.incoming import ClientGoneError,
 from raycrew.worker_groups.services._forwarding.keys import Key
 from raycrew.worker_groups.services._forwarding.limits import NOT_RUN, PERHAPS_RUN, Limits
 from raycrew.worker_groups.services._forwarding.telling import tell
+from raycrew.worker_groups.services.errors import ServiceClosedError
 
 logger = logging.getLogger(__name__)
 
@@ -128,12 +129,18 @@ class Forwarder:
 
     async def _server(self, key: str | None, search: "_Search") -> Endpoint:
         while True:
-            endpoint = self._choosing.choose(key)
+            endpoint = self._chosen(key)
             if endpoint is not None and not (search.is_over and endpoint.url in search.refused):
                 return endpoint
             if search.is_over:
                 raise RefusedError(503, f"no replica is ready, for {self._limits.patience_s:g} s")
             await asyncio.sleep(_LOOK_S)
+
+    def _chosen(self, key: str | None) -> Endpoint | None:
+        try:
+            return self._choosing.choose(key)
+        except ServiceClosedError as error:
+            raise RefusedError(503, str(error)) from error
 
     def _note(self, endpoint: Endpoint, incoming: Incoming, error: Exception) -> None:
         self._choosing.note_down(endpoint)

@@ -92,9 +92,10 @@ class Upkeep:
             try:
                 self._await_ready(site, deadline)
             except ServiceStartError as error:
-                if last or self._stopping.is_set() or not is_taken(site.asked_at, site.ports[0]):
+                stolen = [port for port in site.ports if is_taken(site.asked_at, port)]
+                if last or self._stopping.is_set() or not stolen:
                     raise
-                logger.warning("somebody else serves on port %d: %s", site.ports[0], error)
+                logger.warning("somebody else serves on port %d: %s", stolen[0], error)
                 self._let_ports_go()
             else:
                 return
