@@ -112,6 +112,12 @@ def test_a_server_that_ends_early_is_told_of_with_its_exit_code_and_last_words()
     assert TOKEN not in str(error)
 
 
+def test_a_token_in_the_middle_of_a_long_line_is_hidden():
+    long = "import os; print('x' * 4090 + os.environ['KEY'] + 'y' * 9000, flush=True); os._exit(7)"
+    error = refused([PYTHON, "-c", long, "{port}"], token_variable="KEY")
+    assert error.log_tail.replace("\n", "") == "x" * 4090 + "..." + "y" * 9000
+
+
 def test_a_server_that_hangs_is_told_of_once_its_time_is_over():
     def heard(spec, site):
         server = launch(spec, site)

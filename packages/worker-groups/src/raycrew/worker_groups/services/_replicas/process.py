@@ -6,8 +6,9 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import IO
 
 import psutil
 
@@ -133,12 +134,23 @@ class ServerProcess:
         if output is None:
             return
         with output, suppress(ValueError, OSError):
-            while line := output.readline(_LINE_BYTES):
-                if self._hidden is not None:
-                    line = line.replace(self._hidden, b"...")
+            for line in _without(self._hidden, output):
                 self._lines.append(line.rstrip(b"\r\n"))
                 with suppress(OSError):
                     os.write(2, line)
+
+
+def _without(hidden: bytes | None, output: IO[bytes]) -> Iterator[bytes]:
+    """Lines, long ones in pieces, without what is hidden; no piece ends in the middle of that."""
+    kept, overlap = b"", len(hidden or b".") - 1
+    while piece := output.readline(_LINE_BYTES):
+        line = kept + piece if hidden is None else (kept + piece).replace(hidden, b"...")
+        end = len(line) if line.endswith(b"\n") else max(len(line) - overlap, 0)
+        kept = line[end:]
+        if end:
+            yield line[:end]
+    if kept:
+        yield kept
 
 
 def _listens(process: Process, port: int) -> bool:
