@@ -235,7 +235,7 @@ def test_a_process_whose_loop_is_blocked_is_ended_from_inside_where_nobody_else_
         assert ended.wait(60)
 
     worker = worker_of(doubled)
-    worker._rollout, worker._watchdog = blocking, _watchdog.Watchdog(ended.set)
+    worker._rollout, worker._watchdog = blocking, _watchdog.Watchdog(worker._has_no_loop, ended.set)
     call = call_of(0)._replace(end_s=0.05)
     assert asyncio.run(worker.run(call, Wishes())).kind is None
     assert not worker._watchdog._latest
@@ -243,3 +243,53 @@ def test_a_process_whose_loop_is_blocked_is_ended_from_inside_where_nobody_else_
     worker._rollout = doubled
     assert asyncio.run(worker.run(call, Wishes())).kind is None
     assert not ended.wait(0.2), "what is over in time is not minded"
+
+
+def watched(monkeypatch, rollout):
+    """A worker whose process would be ended, and what is set then."""
+    monkeypatch.setattr(_watchdog, "_LOOK_S", 0.02)
+    worker, ended = worker_of(doubled), threading.Event()
+    worker._rollout, worker._watchdog = rollout, _watchdog.Watchdog(worker._has_no_loop, ended.set)
+    return worker, ended
+
+
+def test_a_process_whose_loop_was_ended_ends_also_without_a_deadline(monkeypatch):
+    """By a task of the rollout's own: nothing would ever answer for those beside it."""
+
+    async def leaves(prompt):
+        async def leave():
+            sys.exit(3)
+
+        await asyncio.create_task(leave())
+
+    worker, ended = watched(monkeypatch, leaves)
+    loop = asyncio.new_event_loop()
+    running = loop.create_task(worker.run(call_of(0), Wishes()))
+    with pytest.raises(SystemExit):
+        loop.run_until_complete(running)
+    assert ended.wait(60)
+    assert loop.run_until_complete(running).kind == "raised"  # as nobody goes on on Ray
+    loop.close()
+
+
+def test_one_that_goes_on_after_its_call_was_cancelled_does_not_go_on_for_ever(monkeypatch):
+    heard = []
+
+    async def stubborn(prompt):
+        while not ended.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                heard.append(prompt)
+                if prompt == "ends":
+                    return
+
+    async def main(prompt):
+        running = asyncio.create_task(worker.run(call_of(prompt), Wishes()))
+        await asyncio.sleep(0.05)
+        running.cancel()
+        return await asyncio.to_thread(ended.wait, 60 if prompt == "goes on" else 0.2)
+
+    worker, ended = watched(monkeypatch, stubborn)
+    assert [asyncio.run(main(prompt)) for prompt in ("ends", "goes on")] == [False, True]
+    assert heard[:2] == ["ends", "goes on"]

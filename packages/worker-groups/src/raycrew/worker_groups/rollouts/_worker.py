@@ -74,7 +74,7 @@ class RolloutWorker:
         check_coroutine(self._rollout)
         self._make: Callable[[], Any] | None = resolved(state)
         self._state = None if self._make is None else (self._make(),)
-        self._watchdog = Watchdog()
+        self._watchdog = Watchdog(self._has_no_loop)
         self._running: dict[asyncio.Task[Outcome], CurrentRollout] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -95,11 +95,16 @@ class RolloutWorker:
             is_over = (await asyncio.wait([task], timeout=call.grace_s))[0]
         except asyncio.CancelledError:
             task.cancel()
+            watched = self._watchdog.begin(call.grace_s)
+            task.add_done_callback(lambda _: self._watchdog.over(watched))
             raise
         if is_over:
             return Outcome(kind="late", message=f"it ran past its deadline of {call.deadline_s:g} s")
         message = f"it ran past its deadline of {call.deadline_s:g} s, and on after it was cancelled"
         return Outcome(kind="stuck", message=message)
+
+    def _has_no_loop(self) -> bool:
+        return self._loop is not None and not self._loop.is_running()
 
     @ray.method(concurrency_group=WATCH)
     async def blocking(self) -> CurrentRollout | None:
