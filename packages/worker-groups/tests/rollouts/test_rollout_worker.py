@@ -204,13 +204,21 @@ def test_a_child_that_a_rollout_forks_does_not_answer_for_it():
     assert pickle.loads(outcome_of(forking).data) == 1
 
 
-def test_a_worker_tells_from_elsewhere_who_blocks_its_loop():
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_a_worker_tells_from_elsewhere_who_blocks_its_loop(is_beside):
+    """Also where that is a task which the rollout has begun, as `gather` does."""
     begun, go_on = threading.Event(), threading.Event()
 
-    async def blocking(prompt):
+    async def use_tool(prompt):
         if prompt == "blocks":
             begun.set()
             go_on.wait(60)
+
+    async def blocking(prompt):
+        if is_beside:
+            await asyncio.gather(asyncio.sleep(0), asyncio.gather(use_tool(prompt)))
+        else:
+            await use_tool(prompt)
 
     async def main(worker):
         calls = [call_of(prompt, attempt=i) for i, prompt in enumerate(["waits", "blocks"])]

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
+from raycrew.worker_groups.rollouts._owners import Owners
 from raycrew.worker_groups.rollouts._values import Call, CurrentRollout, Outcome, RolloutSample, Wishes
 from raycrew.worker_groups.rollouts._watchdog import Watchdog
 
@@ -75,7 +76,8 @@ class RolloutWorker:
         self._make: Callable[[], Any] | None = resolved(state)
         self._state = None if self._make is None else (self._make(),)
         self._watchdog = Watchdog(self._has_no_loop)
-        self._running: dict[asyncio.Task[Outcome], CurrentRollout] = {}
+        self._running: set[asyncio.Task[Outcome]] = set()
+        self._owners = Owners(_current)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self, call: Call, wishes: Wishes) -> Outcome:
@@ -85,9 +87,11 @@ class RolloutWorker:
 
     async def _run(self, call: Call, wishes: Wishes) -> Outcome:
         self._loop = asyncio.get_running_loop()
+        self._owners.observe(self._loop)
         task = asyncio.ensure_future(self._outcome(call, wishes))
-        self._running[task] = call.which  # the loop alone does not keep tasks
-        task.add_done_callback(self._running.pop)
+        self._owners.note(task, call.which)
+        self._running.add(task)  # the loop alone does not keep tasks
+        task.add_done_callback(self._running.discard)
         try:
             if (await asyncio.wait([task], timeout=call.deadline_s))[0]:
                 return _CANCELLED if task.cancelled() else task.result()
@@ -109,8 +113,7 @@ class RolloutWorker:
     @ray.method(concurrency_group=WATCH)
     async def blocking(self) -> CurrentRollout | None:
         """Which rollout has the event loop now; answered in a loop beside it."""
-        task: Any = None if self._loop is None else asyncio.current_task(self._loop)
-        return self._running.get(task)
+        return self._owners.running()
 
     async def _outcome(self, call: Call, wishes: Wishes) -> Outcome:
         process = os.getpid()
