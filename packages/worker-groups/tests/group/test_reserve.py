@@ -26,6 +26,7 @@ class World:
         self.prepared, self.goes_on = 0, threading.Event()
         self.goes_on.set()
         self.occupied = False
+        self.failures = 0
         monkeypatch.setattr(reserve, "living_nodes", lambda: [{"NodeID": f"{n:0>56}"} for n in self.nodes])
         monkeypatch.setattr(reserve, "actor_states", self.look)
         monkeypatch.setattr(reserve, "end_workers_of", self.end)
@@ -42,6 +43,9 @@ class World:
 
     def park(self, _, places, on_end, go_on):
         standbys = []
+        if self.failures:
+            self.failures -= 1
+            raise TimeoutError("Ray does not answer")
         for place in places.values():
             self.prepared += 1
             handle, facts = f"standby {self.prepared}", SimpleNamespace(pid=self.prepared)
@@ -170,6 +174,27 @@ def test_a_preparation_is_given_up_for_a_lost_rank_and_not_for_others(world):
     with kept.moving(layout, [1]) as move:
         assert move.arrivals == {1: None}
         assert kept._idle.is_set()
+
+
+def test_a_preparation_that_fails_is_tried_again_for_some_time_and_not_after_the_end(
+    world, monkeypatch, caplog
+):
+    monkeypatch.setattr(reserve, "_PAUSES_S", (0.01, 0.02))
+    layout, kept = reserved(1, 0)
+    kept._n_standbys, world.failures = 1, 2
+    kept.replenish(layout)
+    eventually(lambda: shown(kept) == {1: 1}, "somebody stands by")
+    assert "which is tried again in 0.02 s: Ray does not answer" in caplog.text
+    kept._standbys.clear()
+    world.failures = 5
+    kept.replenish(layout)
+    eventually(lambda: "again after the next restart: Ray" in caplog.text, "it is given up")
+    assert world.failures == 2
+    monkeypatch.setattr(reserve, "_PAUSES_S", (3600.0,))
+    kept.replenish(layout)
+    eventually(lambda: "again in 3600 s" in caplog.text, "it waits")
+    kept.end(2)
+    eventually(lambda: not [t for t in threading.enumerate() if t.name == "raycrew-standby"], "it has ended")
 
 
 def test_the_end_waits_for_a_preparation_and_nothing_is_prepared_then(world):

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _ANSWER_S = 1.0  # for who stands by to say that it does
 _UNWIND_S = 30.0  # for a preparation that is given up to end what it has started
+_PAUSES_S = (5.0, 30.0, 120.0)  # before somebody is prepared once more
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,8 @@ class Reserve:
         self._places = list(places)
         self._standbys: dict[Place, Standby] = {}
         self._lock = threading.RLock()  # for signal handlers, too
-        self._is_wanted, self._is_over = True, False
+        self._is_wanted, self._over = True, threading.Event()
+        self._attempt = 0
         self._idle = threading.Event()
         self._idle.set()
         self.on_change: Callable[[], object] = bool
@@ -132,27 +134,36 @@ class Reserve:
             self.on_change()
 
     def replenish(self, layout: Layout) -> None:
-        """The same in a thread of its own; what fails is logged, and tried again after the next restart."""
+        """The same in a thread of its own; what fails is logged, and tried again for some minutes."""
         with self._lock:
             if not self._missing or not self._idle.is_set():
                 return
-        work = partial(self._replenish, layout)
+            self._attempt += 1
+        work = partial(self._replenish, layout, self._attempt)
         try:
             threading.Thread(target=work, name="raycrew-standby", daemon=True).start()
         except RuntimeError as error:  # this process can have no more threads
             logger.warning("%s: nobody stands by: %s", self._name, error)
 
-    def _replenish(self, layout: Layout) -> None:
-        try:
-            self.prepare(layout)
-        except WorkerGroupClosedError as error:
-            logger.debug("%s: nobody is prepared to stand by: %s", self._name, error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, ranks are started as if nobody was to
-            logger.warning("%s: no worker could be prepared to stand by: %s", self._name, error)
+    def _replenish(self, layout: Layout, number: int) -> None:
+        for pause_s in (*_PAUSES_S, None):
+            try:
+                self._check_session()
+                self.prepare(layout)
+                return
+            except WorkerGroupClosedError as error:
+                logger.debug("%s: nobody is prepared to stand by: %s", self._name, error)
+                return
+            except Exception as error:  # noqa: BLE001 - whatever it is, ranks are started as if nobody was to
+                again = "after the next restart" if pause_s is None else f"in {pause_s:g} s"
+                said = "%s: no worker could be prepared to stand by, which is tried again %s: %s"
+                logger.warning(said, self._name, again, error)
+            if self._over.wait(pause_s or 0.0) or self._attempt != number:
+                return
 
     @property
     def _missing(self) -> int:
-        return 0 if self._is_over else min(self._n_standbys, len(self._places)) - len(self._standbys)
+        return 0 if self._over.is_set() else min(self._n_standbys, len(self._places)) - len(self._standbys)
 
     def _next(self, layout: Layout) -> dict[int, Place]:
         """The bundles for the next workers, as many as are missing; nobody else prepares any then."""
@@ -165,8 +176,11 @@ class Reserve:
                 self._is_wanted = True
             return found
 
-    def _go_on(self) -> None:
+    def _check_session(self) -> None:
         check_session(self._session, f"worker group {self._name!r}")
+
+    def _go_on(self) -> None:
+        self._check_session()
         if not self._is_wanted:
             raise WorkerGroupClosedError(f"{self._name}: nobody is to stand by on these bundles any more")
 
@@ -181,9 +195,10 @@ class Reserve:
         release_when_free(ended, _joined(places))
 
     def _halt(self) -> bool:
-        """Have a preparation that is under way given up; whether nobody prepares anything now."""
+        """Have a preparation that is under way, or tried again later, given up; whether that is so now."""
         with self._lock:
             self._is_wanted = False
+            self._attempt += 1
         return self._idle.wait(_UNWIND_S)
 
     # Taking over.
@@ -210,8 +225,7 @@ class Reserve:
                     came = list(move.places.values())
                     self._standbys |= {s.place: s for s in move.arrivals.values() if s is not None}
                 self._places += came
-                is_over = self._is_over
-            if is_over:  # it has not waited for this
+            if self._over.is_set():  # it has not waited for this
                 self.end(len(ranks))
 
     def _move(self, layout: Layout, positions: Sequence[int]) -> Move:
@@ -304,7 +318,8 @@ class Reserve:
 
     def close(self) -> None:
         """Prepare nothing any more; does not wait."""
-        self._is_over, self._is_wanted = True, False
+        self._over.set()
+        self._is_wanted = False
 
     def end(self, first_key: int) -> Ended:
         """End all that stand by, and give the spare bundles back; idempotent.
