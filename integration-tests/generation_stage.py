@@ -1,6 +1,8 @@
 """A generation group with a trainer of its own, and what its model says about tokens: for tests."""
 
 import asyncio
+import os
+import signal
 import sys
 import threading
 import time
@@ -264,3 +266,17 @@ def group_stage(worker, bundles=1, model=MODEL, trainer=Trainer, synced=True, op
         if synced:
             made.sync()
         yield made
+
+
+def survive(stage, pid, batch, sampling):
+    """Rows of a batch during which a replica is killed once it is at work."""
+
+    def kill():
+        stage.wait_for_tokens(8)
+        os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    parts = list(stage.generators.stream(batch, sampling))
+    killer.join()
+    return [row for part in parts for row in rows_of(part)]

@@ -1,17 +1,21 @@
 """The generation worker of vLLM does what every generation worker does."""
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.vllm, pytest.mark.long]
 
-from generation_conformance import Conformance  # noqa: E402
-from generation_stage import local_stage  # noqa: E402
+from generation_conformance import LONG, Conformance, assert_plain  # noqa: E402
+from generation_stage import MODEL, PROMPTS, batch_of, group_stage, local_stage, rows_of, survive  # noqa: E402
 
+from generation import RefusedError  # noqa: E402
 from generation.vllm_worker import VllmWorker  # noqa: E402
 
 
@@ -21,3 +25,63 @@ class TestVllm(Conformance):
     def stage(cls):
         with local_stage(VllmWorker) as made:
             yield made
+
+
+def test_an_adapter_is_as_good_as_weights_with_it_merged(tmp_path):
+    deltas = make_adapter(tmp_path)
+    greedy = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+    with local_stage(VllmWorker, max_adapters=1, max_adapter_rank=8) as stage:
+        plain = rows_of(stage.generate(batch_of(), greedy))
+        stage.call("load_adapter", "tuned", str(tmp_path))
+        with stage.refused(RefusedError, "which is the most"):
+            stage.call("load_adapter", "other", str(tmp_path))
+        tuned = rows_of(stage.generate(batch_of(), greedy, adapter="tuned"))
+        assert [row[2] for row in tuned] != [row[2] for row in plain]
+        assert rows_of(stage.generate(batch_of(), greedy)) == plain, "who names none has none"
+        with torch.no_grad():
+            for name, parameter in stage.model.model(stage.version).named_parameters():
+                parameter += deltas.get(name, 0)
+        for row in tuned:
+            assert_plain(stage, PROMPTS, row)
+        stage.call("unload_adapter", "tuned")
+        with stage.refused(RefusedError, "no adapter 'tuned'"):
+            stage.generate(batch_of(), greedy, adapter="tuned")
+
+
+def make_adapter(folder, rank=8):
+    """Write an adapter for the queries; gives what it adds to each weight, by name."""
+    deltas, tensors = {}, {}
+    for layer in range(MODEL["num_hidden_layers"]):
+        size = MODEL["hidden_size"]
+        name = f"model.layers.{layer}.self_attn.q_proj"
+        down, up = 0.3 * torch.randn(rank, size), 0.3 * torch.randn(size, rank)
+        tensors |= {
+            f"base_model.model.{name}.lora_{which}.weight": t for which, t in (("A", down), ("B", up))
+        }
+        deltas[f"{name}.weight"] = up @ down
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": ["q_proj"],
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return deltas
+
+
+def test_an_engine_over_a_tied_group_is_updated_and_ends_with_its_processes(local_ray):
+    with group_stage("vllm", 2, options={"tensor_parallel": 2}, name_prefix="tied") as stage:
+        assert stage.generators.leaders == (0,)
+        assert "in processes of its own, mp" in stage.call("explain")
+        future = stage.begin(batch_of(), LONG)
+        stage.wait_for(lambda found: found.running)
+        stage.sync()
+        for row in rows_of(future.result(120)):
+            assert_plain(stage, PROMPTS, row)
+        found = survive(stage, stage.call("pid"), batch_of(), LONG)
+        assert sorted(row[0] for row in found) == [0, 1, 2, 3]
+        for row in found:
+            assert set(row[4]) == {stage.version}
+            assert_plain(stage, PROMPTS, row)

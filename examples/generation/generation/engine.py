@@ -1,15 +1,24 @@
 """What an engine is to a worker: something that is stepped by one thread."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
 from generation.errors import RefusedError
 from generation.prompts import Limits
 from generation.sampling import Sampling
+from raycrew.tensor_transport import (
+    ByteStore,
+    WeightDirectory,
+    WeightReceipt,
+    WeightReceiver,
+    WeightUpdate,
+)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +80,74 @@ class EngineLoad:
     kv_cache_use: float
 
 
+@dataclass(frozen=True, slots=True)
+class WeightSource:
+    """Where an engine's weights come from.
+
+    Attributes:
+        directory: Where versions are found.
+        store: Where their bytes are found; None for Ray's object store.
+        name: What the directory calls the receiver; None for a name of its own each time.
+    """
+
+    directory: WeightDirectory
+    store: ByteStore | None = None
+    name: str | None = None
+
+
+class Receiver(Protocol):
+    """What brings versions into an engine, as `WeightReceiver` does; called by any thread, one at a time."""
+
+    @property
+    def version(self) -> int | None:
+        """What is held."""
+        ...
+
+    @property
+    def intact(self) -> bool:
+        """Whether the weights are those of `version`."""
+        ...
+
+    def require(self) -> int:
+        """The version, if the engine may generate."""
+        ...
+
+    def prepare(self, version: int) -> WeightReceipt:
+        """Fetch a version, and touch no weights."""
+        ...
+
+    def apply(self, update: int | WeightUpdate) -> WeightReceipt:
+        """Load a version, whole or not at all."""
+        ...
+
+    def pull(self, *, missing_ok: bool) -> WeightReceipt | None:
+        """Load the latest version, where there is one."""
+        ...
+
+    def close(self) -> None:
+        """Leave the directory."""
+        ...
+
+
+class Within(Protocol):
+    """Calls a function in the engine's thread, between two steps, and gives its result."""
+
+    def __call__(self, function: Callable[..., T], *args: Any) -> T:
+        """That."""
+        ...
+
+
 class Engine(ABC):
     """Generates tokens step by step; one thread calls it, and nobody else.
 
     Attributes:
         limits: What its model can take.
-        weights: Names, shapes and dtypes that `load_weights` takes, as meta tensors.
+        weights: Names, shapes and dtypes that `load_weights` takes, as meta tensors; None where those of the
+            first version count, as tied tensors may have one name or two.
     """
 
     limits: Limits
-    weights: Mapping[str, torch.Tensor]
+    weights: Mapping[str, torch.Tensor] | None
 
     @abstractmethod
     def add(self, request: Request) -> None:
@@ -93,6 +160,24 @@ class Engine(ABC):
     @abstractmethod
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests; those that have ended already are no error."""
+
+    def receiver(self, source: WeightSource, within: Within) -> Receiver:
+        """What brings versions into it: through `load_weights`, unless it has a way of its own."""
+
+        def load(weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+            try:
+                self.load_weights(weights)
+            finally:
+                self.forget_computed()
+
+        return WeightReceiver(
+            lambda weights: within(load, weights),
+            expected=self.weights,
+            store=source.store,
+            directory=source.directory,
+            rollback="shadow",
+            name=source.name,
+        )
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -1,40 +1,16 @@
 """An engine with what receives its weights: made together, given up together, changed by one at a time."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
-import torch
-
-from generation.engine import Engine
+from generation.engine import Engine, Receiver, WeightSource
 from generation.errors import AsleepError, GenerationError
 from generation.loop import EngineLoop, PauseMode
-from raycrew.tensor_transport import (
-    ByteStore,
-    StaleWeightsError,
-    WeightDirectory,
-    WeightReceipt,
-    WeightReceiver,
-)
+from raycrew.tensor_transport import StaleWeightsError, WeightReceipt
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class WeightSource:
-    """Where an engine's weights come from.
-
-    Attributes:
-        directory: Where versions are found.
-        store: Where their bytes are found; None for Ray's object store.
-        name: What the directory calls the receiver; None for a name of its own each time.
-    """
-
-    directory: WeightDirectory
-    store: ByteStore | None = None
-    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +18,7 @@ class Awake:
     """What a worker has while it does not sleep."""
 
     loop: EngineLoop
-    receiver: WeightReceiver | None
+    receiver: Receiver | None
 
     def version(self) -> int:
         """Of the weights; 0 for those that the engine was made with, where nobody updates them.
@@ -92,7 +68,7 @@ class EngineLife:
         return state
 
     @property
-    def receiver(self) -> WeightReceiver:
+    def receiver(self) -> Receiver:
         """What receives its weights.
 
         Raises:
@@ -103,7 +79,7 @@ class EngineLife:
             raise GenerationError("this generator was made without a directory: its weights stay as they are")
         return receiver
 
-    def update(self, how: Callable[[WeightReceiver], T], mode: PauseMode) -> T:
+    def update(self, how: Callable[[Receiver], T], mode: PauseMode) -> T:
         """Have the receiver change the weights while nothing is generated; a mixture generates nothing."""
         with self._changes:
             receiver, loop = self.receiver, self.awake.loop
@@ -111,6 +87,10 @@ class EngineLife:
                 loop.pause(mode, "update").result()
             try:
                 return how(receiver)
+            except BaseException as error:
+                if not receiver.intact:  # what is on its way can't go on with these weights
+                    loop.fail(error).result()
+                raise
             finally:
                 if receiver.intact:
                     loop.resume("update").result()
@@ -152,34 +132,14 @@ class EngineLife:
         made: list[Awake] = []
         loop = EngineLoop(self._make, lambda: made[0].version())
         try:
-            made.append(Awake(loop, self._receiver_for(loop)))
+            source = self._source
+            receiver = None if source is None else loop.engine.receiver(source, loop.within)
         except BaseException:
             loop.close()
             raise
+        made.append(Awake(loop, receiver))
         return made[0]
 
-    def _receiver_for(self, loop: EngineLoop) -> WeightReceiver | None:
-        if self._source is None:
-            return None
-        return WeightReceiver(
-            partial(_load, loop),
-            expected=loop.engine.weights,
-            store=self._source.store,
-            directory=self._source.directory,
-            rollback="shadow",
-            name=self._source.name,
-        )
 
-
-def _load(loop: EngineLoop, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    def load() -> None:
-        try:
-            loop.engine.load_weights(weights)
-        finally:
-            loop.engine.forget_computed()
-
-    loop.within(load)
-
-
-def _pull(receiver: WeightReceiver) -> WeightReceipt | None:
+def _pull(receiver: Receiver) -> WeightReceipt | None:
     return receiver.pull(missing_ok=True)

@@ -107,6 +107,10 @@ class EngineLoop:
         """End the requests of a call, or all; they are given on as far as they have come. Tells how many."""
         return self.call(self._abort, lambda track: call in (None, track.request.call))
 
+    def fail(self, error: BaseException) -> Future[None]:
+        """End all requests with an error, in place of a sample."""
+        return self.call(self._end_all, error)
+
     def discard(self, requests: Sequence[Request]) -> None:
         """End requests whose samples nobody waits for any more."""
         ids = {request.id for request in requests}
@@ -271,10 +275,17 @@ class EngineLoop:
         self._failure = error
         failed = self._as_failed()
         failed.__cause__ = error
+        self._drop_all(failed)
+
+    def _end_all(self, error: BaseException) -> None:
+        self.engine.abort(list(self._running))
+        self._drop_all(error)
+
+    def _drop_all(self, error: BaseException) -> None:
         tracks = [*self._running.values(), *self._waiting.values()]
         self._running, self._waiting = {}, {}
         for track in tracks:
-            track.sink(track.request, failed)
+            track.sink(track.request, error)
         self._settle()
 
     def _as_failed(self) -> EngineFailedError:

@@ -38,8 +38,10 @@ def end_tokens(config: Any) -> tuple[int, ...]:
     return () if found is None else (found,) if isinstance(found, int) else tuple(found)
 
 
-def expected_weights(config: Any) -> dict[str, torch.Tensor]:
-    """Names, shapes and dtypes of the weights, as meta tensors."""
+def expected_weights(config: Any) -> dict[str, torch.Tensor] | None:
+    """Names, shapes and dtypes of the weights, as meta tensors; None where some are tied."""
+    if config.tie_word_embeddings:
+        return None
     with torch.device("meta"):
         return dict(AutoModelForCausalLM.from_config(config, dtype=config.dtype).state_dict())
 

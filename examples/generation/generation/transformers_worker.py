@@ -9,8 +9,8 @@ from transformers import DynamicCache
 
 from generation.choosing import choose
 from generation.engine import Engine, EngineLoad, Piece, Request
-from generation.errors import RefusedError
-from generation.models import build_model, end_tokens, limits_of, read_config
+from generation.errors import GenerationError, RefusedError
+from generation.models import build_model, end_tokens, expected_weights, limits_of, read_config
 from generation.options import EngineOptions
 from generation.worker import GenerationWorker
 
@@ -102,7 +102,7 @@ class TransformersEngine(Engine):
         self.limits, self._ends = limits_of(options, config), end_tokens(config)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self.model = build_model(options, config).to(device).eval()
-        self.weights = {name: tensor.to("meta") for name, tensor in self.model.state_dict().items()}
+        self.weights = expected_weights(config)
         self._random = torch.Generator().manual_seed(seed)
         self._waiting: list[Row] = []
         self._cohorts: list[Cohort] = []
@@ -131,11 +131,18 @@ class TransformersEngine(Engine):
         self._cohorts = [cohort for cohort in self._cohorts if cohort.rows]
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Copy each tensor into the model's own."""
+        """Copy each tensor into the model's own.
+
+        Raises:
+            GenerationError: Some got nothing.
+        """
+        own, lacking = self.model.state_dict(), {p.data_ptr() for p in self.model.parameters()}
         with torch.no_grad():
-            own = self.model.state_dict()
             for name, tensor in weights:
                 own[name].copy_(tensor)
+                lacking.discard(own[name].data_ptr())
+        if lacking:
+            raise GenerationError(f"the update brings nothing for {len(lacking)} of the model's tensors")
 
     def forget_computed(self) -> None:
         """See `Engine`."""

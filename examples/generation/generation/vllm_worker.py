@@ -3,20 +3,24 @@
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from typing import Any
 
 import torch
 from vllm import LLM, SamplingParams
+from vllm.config import WeightTransferConfig
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
-from generation.engine import Engine, EngineLoad, Piece, Request
+from generation.engine import Engine, EngineLoad, Piece, Receiver, Request, WeightSource, Within
 from generation.errors import RefusedError
 from generation.models import build_model, end_tokens, expected_weights, limits_of, read_config
 from generation.options import EngineOptions, check_device
 from generation.worker import GenerationWorker
+from raycrew.tensor_transport import WeightReceipt, WeightUpdate
+from raycrew.tensor_transport.integrations.vllm import BACKEND, VllmWeights, register
 
 GPU_MEMORY_SHARE = 0.3
 
@@ -33,6 +37,7 @@ class VllmEngine(Engine):
     """
 
     def __init__(self, options: EngineOptions, seed: int) -> None:
+        register()
         check_device(options, "cpu" if current_platform.is_cpu() else "accelerator")
         self.options, config = options, read_config(options)
         self.limits, self._ends = limits_of(options, config), end_tokens(config)
@@ -75,11 +80,20 @@ class VllmEngine(Engine):
         """See `Engine`."""
         self._engine.abort_request(list(request_ids))
 
+    def receiver(self, source: WeightSource, within: Within) -> Receiver:
+        """Weights come through vLLM's own interface for them, into each of the engine's processes."""
+        weights = VllmWeights(
+            self._llm,
+            directory=source.directory,
+            store=source.store,
+            expected=self.weights,
+            name=source.name,
+        )
+        return _InThread(weights, within)
+
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Have the engine load the tensors as if from a checkpoint; it fuses and packs them as it needs."""
-        one_process = self.options.chosen_executor == "uni"
-        source = iter(weights) if one_process else [(name, tensor.clone()) for name, tensor in weights]
-        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": source})
+        """Nobody calls it: see `receiver`."""
+        raise NotImplementedError
 
     def forget_computed(self) -> None:
         """See `Engine`."""
@@ -141,6 +155,29 @@ class VllmEngine(Engine):
             super().check_adapter(name)
 
 
+class _InThread:
+    """Has the engine's thread change its weights; what only fetches or asks is done where it is called."""
+
+    def __init__(self, weights: VllmWeights, within: Within) -> None:
+        self._weights, self._within = weights, within
+        self.require, self.prepare = weights.require, weights.prepare_weights
+        self.close = weights.close
+
+    @property
+    def version(self) -> int | None:
+        return self._weights.version
+
+    @property
+    def intact(self) -> bool:
+        return self._weights.intact
+
+    def apply(self, update: int | WeightUpdate) -> WeightReceipt:
+        return self._within(self._weights.apply_weights, update)
+
+    def pull(self, *, missing_ok: bool) -> WeightReceipt | None:
+        return self._within(partial(self._weights.pull, missing_ok=missing_ok))
+
+
 class VllmWorker(GenerationWorker):
     """Generates with vLLM."""
 
@@ -164,6 +201,7 @@ def _arguments_of(options: EngineOptions, context_length: int) -> dict[str, Any]
         "enable_prefix_caching": options.prefix_caching,
         "enforce_eager": True,
         "disable_log_stats": False,
+        "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
         **adapters,
         **options.more,
     }

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 
 from generation.calls import Asked, requests_of, samples_of
-from generation.engine import Engine, Request
+from generation.engine import Engine, Request, WeightSource
 from generation.errors import GenerationError
-from generation.life import EngineLife, WeightSource
+from generation.life import EngineLife
 from generation.loop import PAUSE_MODES, PauseMode
 from generation.metrics import GenerationMetrics
 from generation.options import EngineOptions, check_device
@@ -166,6 +166,8 @@ class GenerationWorker(ABC):
 
     async def apply_weights(self, update: int | WeightUpdate) -> WeightReceipt:
         """Replace the weights, as `sync_weights` asks; samples on their way fare as `on_update` says.
+
+        Where the weights are left a mixture, samples on their way fail with the same error.
 
         In a pause, whatever waits goes on under the new weights afterwards.
 

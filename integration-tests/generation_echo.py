@@ -1,0 +1,76 @@
+"""A generator whose engine only adds: what the driver's side does can be seen without a model."""
+
+import time
+from collections import deque
+from typing import ClassVar
+
+import torch
+
+from generation.engine import Engine, EngineLoad, Piece
+from generation.prompts import Limits
+from generation.worker import GenerationWorker
+from raycrew.tensor_transport import WeightPublisher
+
+MODEL = {"model_type": "echo"}
+VOCABULARY = 97
+
+
+class EchoEngine(Engine):
+    """The next token is the last one and the weight; the log-probability is the weight."""
+
+    limits = Limits(VOCABULARY, 1000)
+    weights: ClassVar = {"add": torch.zeros(1, device="meta")}
+
+    def __init__(self):
+        self.add_up, self.requests = 0, deque()
+
+    def add(self, request):
+        self.requests.append((request, [*request.prompt]))
+
+    def step(self):
+        time.sleep(0.002)
+        pieces = [self._next(request, tokens) for request, tokens in self.requests]
+        self.abort([piece.request_id for piece in pieces if piece.finish_reason])
+        return pieces
+
+    def _next(self, request, tokens):
+        tokens.append((tokens[-1] + self.add_up + (request.seed or 0)) % VOCABULARY)
+        is_last = len(tokens) == len(request.prompt) + request.max_tokens
+        return Piece(request.id, tokens[-1:], [float(self.add_up)], "length" if is_last else None)
+
+    def abort(self, request_ids):
+        gone = set(request_ids)
+        self.requests = deque(pair for pair in self.requests if pair[0].id not in gone)
+
+    def load_weights(self, weights):
+        ((_, tensor),) = weights
+        self.add_up = int(tensor)
+
+    def forget_computed(self):
+        pass
+
+    def reset_prefix_cache(self):
+        pass
+
+    def load(self):
+        return EngineLoad(len(self.requests), 0, 0.0)
+
+    def close(self):
+        pass
+
+    def explain(self):
+        return "an engine that adds"
+
+
+class EchoWorker(GenerationWorker):
+    def create_engine(self, seed):
+        return EchoEngine()
+
+
+class EchoTrainer:
+    def __init__(self, directory):
+        self.publisher, self.version = WeightPublisher(directory=directory), 0
+
+    def publish_weights(self):
+        self.version += 1
+        return self.publisher.publish({"add": torch.tensor([float(self.version)])})
