@@ -1,18 +1,29 @@
 """The example agent: its sandboxed tool by itself, an episode, and runs of the whole."""
 
 import asyncio
+import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
-from contextlib import asynccontextmanager
+import time
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from random import Random
 
 import pytest
+import ray
+
+from raycrew.cluster_core import RayVirtualCluster
+from raycrew.tensor_transport import sync_weights
+from raycrew.worker_groups.services import Service
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "agent"
 sys.path.insert(0, str(EXAMPLE))
 
+import episodes  # noqa: E402
+import policy  # noqa: E402
 import tool  # noqa: E402
 from episodes import ASKED, PLACES, Puzzle, play  # noqa: E402
 from interpreter import Answer, EndedError, Interpreter, Limits  # noqa: E402
@@ -191,6 +202,67 @@ def test_held_out_programs_are_not_among_the_others():
     chance = Random(2)
     learnt = {Puzzle.made(chance).program for _ in range(2000)}
     assert not learnt & {Puzzle.made(chance, is_held_out=True).program for _ in range(2000)}
+
+
+@contextmanager
+def run_module():
+    """The program, whose classes travel with the calls, as do those of the modules beside it."""
+    spec = importlib.util.spec_from_file_location("example_agent", EXAMPLE / "run.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    for each in (module, episodes, policy):
+        ray.cloudpickle.register_pickle_by_value(each)
+    try:
+        yield module
+    finally:
+        for each in (module, episodes, policy):
+            ray.cloudpickle.unregister_pickle_by_value(each)
+        del sys.modules[spec.name]
+
+
+def check_all_are_accounted_for(run, consumed):
+    samples = run.samples
+    assert samples.consumed == consumed
+    assert run.rollouts.failed == 0
+    assert run.rollouts.produced == samples.produced == samples.consumed + samples.dropped + samples.held
+
+
+def test_every_sample_of_a_run_is_accounted_for_and_none_is_too_old(local_ray):
+    cluster = RayVirtualCluster([2], use_gpus=False, max_colocated_worker_groups=4)
+    with run_module() as program, cluster:
+        run = program.learn(cluster, steps=12, batch=8, held_out=8, bound=1)
+    assert len(run.curve) == 12
+    assert 0 <= run.oldest <= 1
+    check_all_are_accounted_for(run, 12 * 8)
+
+
+@pytest.mark.long
+def test_a_tool_server_that_is_killed_takes_no_episode_along(local_ray, monkeypatch):
+    services, restarts = [], []
+
+    class Seen(Service):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            services.append(self)
+
+    def sync_and_kill(trainer, policies):
+        report = sync_weights(trainer, policies)
+        if report.version == 3:
+            os.kill(services[0].replicas[0].pid, signal.SIGKILL)
+        if report.version == 12:
+            while not services[0].refresh()[0].restarts:
+                time.sleep(0.05)
+            restarts.append(services[0].refresh()[0].restarts)
+        return report
+
+    cluster = RayVirtualCluster([2], use_gpus=False, max_colocated_worker_groups=4)
+    with run_module() as program, cluster:
+        monkeypatch.setattr(program, "Service", Seen)
+        monkeypatch.setattr(program, "sync_weights", sync_and_kill)
+        run = program.learn(cluster, steps=12, batch=8, held_out=8, bound=2)
+    assert restarts == [1]
+    check_all_are_accounted_for(run, 12 * 8)
 
 
 @pytest.mark.long

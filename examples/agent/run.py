@@ -92,7 +92,7 @@ def main() -> int:
     parser.add_argument("--bound", type=int, default=2, help="how old an episode may be, in versions")
     parser.add_argument("--quick", action="store_true", help="a dozen small steps, to see that all works")
     options = parser.parse_args()
-    sizes = (12, 8, 16) if options.quick else (30, 64, 128)
+    sizes = (12, 8, 16) if options.quick else (40, 64, 128)
     with (
         init_ray(num_cpus=8),
         RayVirtualCluster([2], use_gpus=False, max_colocated_worker_groups=4) as cluster,
