@@ -1,10 +1,14 @@
 """A generator whose engine only adds: what the driver's side does can be seen without a model."""
 
+import sys
 import time
 from collections import deque
+from pathlib import Path
 from typing import ClassVar
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "generation"))
 
 from generation.engine import Engine, EngineLoad, Piece
 from generation.prompts import Limits
@@ -21,6 +25,8 @@ class EchoEngine(Engine):
     limits = Limits(VOCABULARY, 1000)
     weights: ClassVar = {"add": torch.zeros(1, device="meta")}
 
+    loads_to_fail = steps_to_fail = 0
+
     def __init__(self):
         self.add_up, self.requests = 0, deque()
 
@@ -29,6 +35,9 @@ class EchoEngine(Engine):
 
     def step(self):
         time.sleep(0.002)
+        if self.steps_to_fail:
+            self.steps_to_fail -= 1
+            raise RuntimeError("no memory is left")
         pieces = [self._next(request, tokens) for request, tokens in self.requests]
         self.abort([piece.request_id for piece in pieces if piece.finish_reason])
         return pieces
@@ -44,6 +53,9 @@ class EchoEngine(Engine):
 
     def load_weights(self, weights):
         ((_, tensor),) = weights
+        if self.loads_to_fail:
+            self.loads_to_fail -= 1
+            raise RuntimeError("the engine has no room")
         self.add_up = int(tensor)
 
     def forget_computed(self):
@@ -68,8 +80,8 @@ class EchoWorker(GenerationWorker):
 
 
 class EchoTrainer:
-    def __init__(self, directory):
-        self.publisher, self.version = WeightPublisher(directory=directory), 0
+    def __init__(self, directory, store=None):
+        self.publisher, self.version = WeightPublisher(directory=directory, store=store), 0
 
     def publish_weights(self):
         self.version += 1

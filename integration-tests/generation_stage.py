@@ -132,8 +132,8 @@ class Stage(ABC):
 class LocalStage(Stage):
     """A worker that is an object of this process, on an event loop in a thread."""
 
-    def __init__(self, worker, directory, store, loop):
-        super().__init__(directory, Trainer(directory, store))
+    def __init__(self, worker, directory, model, loop):
+        super().__init__(directory, model)
         self.worker, self.loop = worker, loop
         self.peers = LocalPeers([self])
 
@@ -231,13 +231,14 @@ def rows_of(batch):
 
 
 @contextmanager
-def local_stage(worker, **options):
+def local_stage(worker, model=MODEL, trainer=Trainer, **options):
     """A stage with a worker of this process."""
     loop, shelf = asyncio.new_event_loop(), Shelf()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     directory = WeightDirectory.local()
-    made = LocalStage(worker(EngineOptions(MODEL, **options), directory, shelf), directory, shelf, loop)
+    made = worker(EngineOptions(model, **options), directory, shelf)
+    made = LocalStage(made, directory, trainer(directory, shelf), loop)
     try:
         made.sync()
         yield made
