@@ -278,6 +278,26 @@ class TestRequests:
             assert weights.take_finished() == []
         assert len(llm.left) == left
 
+    def test_an_engine_that_was_paused_before_stays_so(self, llm, store, publisher):
+        llm.is_paused = True
+        with VllmWeights(llm, store=store) as weights:
+            weights.apply_weights(publisher.publish(model(1)))
+            assert llm.is_paused
+            assert weights.require() == 1
+            llm.is_paused = False
+            weights.apply_weights(publisher.publish(model(2)))
+            assert not llm.is_paused
+
+    def test_requests_that_a_pause_holds_cannot_be_finished_first(self, factory, store, publisher):
+        llm = Llm(factory)
+        llm.left["under way"], llm.is_paused = 3, True
+        with VllmWeights(llm, store=store, requests="finish") as weights:
+            with pytest.raises(LoadRefusedError, match="the engine is paused"):
+                weights.apply_weights(publisher.publish(model(1)))
+            assert llm.told == []
+            llm.is_paused = False
+            weights.apply_weights(publisher.publish(model(2)))
+
     def test_of_an_asynchronous_engine(self, factory, store, publisher):
         engine = AsyncEngine(factory)
         with (
@@ -413,6 +433,9 @@ class AsyncEngine:
 
     async def finish_weight_update(self):
         self.llm.workers.ask("finish_weight_update")
+
+    async def is_paused(self):
+        return False
 
     async def pause_generation(self, mode, clear_cache):
         assert not clear_cache

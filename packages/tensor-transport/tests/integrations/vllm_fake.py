@@ -216,6 +216,9 @@ class Llm:
         self.told.append(f"pause {level} {mode}")
         self.is_paused = True
 
+    def is_sleeping(self):
+        return self.is_paused
+
     def wake_up(self, tags):
         self.told.append(f"resume {tags}")
         self.is_paused = False

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, Protocol
 
+from raycrew.tensor_transport.errors import LoadRefusedError
+
 Requests = Literal["continue", "finish", "abort"]
 """What becomes of requests under way when new weights are loaded."""
 
@@ -22,7 +24,11 @@ class Engine(Protocol):
         ...
 
     def pause(self, requests: Requests) -> None:
-        """No step of the model is made from here on."""
+        """No step of the model is made from here on.
+
+        Raises:
+            LoadRefusedError: Requests are to be finished, and somebody else has paused the engine.
+        """
         ...
 
     def forget(self) -> None:
@@ -34,7 +40,7 @@ class Engine(Protocol):
         ...
 
     def resume(self) -> None:
-        """Go on."""
+        """Go on, unless somebody else had paused it before."""
         ...
 
     def abort(self) -> None:
@@ -52,6 +58,7 @@ class OfflineEngine:
     def __init__(self, llm: Any) -> None:
         self._llm, self._core = llm, llm.llm_engine
         self._is_in_process = not hasattr(self._core.engine_core, "call_utility")
+        self._stays_paused = False
         self.finished: list[Any] = []
 
     def initialise(self, info: dict[str, Any]) -> None:
@@ -66,14 +73,20 @@ class OfflineEngine:
 
     def pause(self, requests: Requests) -> None:
         """See `Engine`. In one process nothing happens between calls: it is done here."""
+        self._stays_paused = self._core.is_sleeping()
         if not self._is_in_process:
             self._llm.sleep(level=0, mode=_MODES[requests])
             return
         if requests == "finish":
+            self._check_can_finish()
             self.finish()
         elif requests == "abort":
             self.abort()
         self._llm.sleep(level=0, mode="keep")
+
+    def _check_can_finish(self) -> None:
+        if self._stays_paused and self._core.has_unfinished_requests():
+            raise LoadRefusedError("requests under way can't be finished first: the engine is paused")
 
     def finish(self) -> None:
         """Make steps until all requests are done; `finished` has their outputs."""
@@ -91,7 +104,8 @@ class OfflineEngine:
 
     def resume(self) -> None:
         """See `Engine`."""
-        self._llm.wake_up(tags=["scheduling"])
+        if not self._stays_paused:
+            self._llm.wake_up(tags=["scheduling"])
 
     def abort(self) -> None:
         """See `Engine`."""
@@ -103,6 +117,7 @@ class OnlineEngine:
 
     def __init__(self, engine: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._engine, self._loop = engine, loop
+        self._stays_paused = False
 
     def initialise(self, info: dict[str, Any]) -> None:
         """See `Engine`."""
@@ -122,6 +137,7 @@ class OnlineEngine:
 
     def pause(self, requests: Requests) -> None:
         """See `Engine`."""
+        self._stays_paused = self._wait(self._engine.is_paused)
         self._wait(lambda: self._engine.pause_generation(mode=_MODES[requests], clear_cache=False))
 
     def forget(self) -> None:
@@ -135,7 +151,8 @@ class OnlineEngine:
 
     def resume(self) -> None:
         """See `Engine`."""
-        self._wait(self._engine.resume_generation)
+        if not self._stays_paused:
+            self._wait(self._engine.resume_generation)
 
     def abort(self) -> None:
         """See `Engine`."""
