@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import os
 from pathlib import Path
 
 import pytest
@@ -232,12 +231,12 @@ def spoil_one_load(patch, weights):
 
 
 def held():
-    """Bytes in memory, bytes of shared memory that are mapped, and descriptors."""
+    """Bytes of its own memory, bytes of shared memory that are mapped, and descriptors."""
     gc.collect()
     mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm" in line]
     shared = sum(_bytes_of(*line.split()[0].split("-")) for line in mapped)
-    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return resident, shared, len(list(Path("/proc/self/fd").iterdir()))
+    (own,) = [line for line in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in line]
+    return int(own.split()[1]) << 10, shared, len(list(Path("/proc/self/fd").iterdir()))
 
 
 def _bytes_of(start, stop):
