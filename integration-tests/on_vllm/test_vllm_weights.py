@@ -33,6 +33,7 @@ from raycrew.tensor_transport.integrations.vllm import VllmWeights, WeightCheckE
 from raycrew.tensor_transport.testing import LocalPeers
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 
+ARENA_BYTES = 4 << 20  # so that each is used again and again
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(280)]
 
 
@@ -48,7 +49,7 @@ def engine(request):
 
 @pytest.fixture
 def store():
-    with SharedMemoryTransport() as transport:
+    with SharedMemoryTransport(arena_bytes=ARENA_BYTES) as transport:
         yield transport
 
 
@@ -108,7 +109,7 @@ class TestUpdates:
                     seen.append(held())
             weights.check(references(trainer.model))
         before, after = (map(max, zip(*some, strict=True)) for some in (seen[:21], seen[21:]))
-        for most, now, spare in zip(before, after, (20 * model_bytes, 0, 2), strict=True):
+        for most, now, spare in zip(before, after, (20 * model_bytes, ARENA_BYTES, 2), strict=True):
             assert now <= most + spare
 
 
