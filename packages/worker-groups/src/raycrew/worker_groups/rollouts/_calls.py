@@ -26,6 +26,9 @@ _ASK_S = 10.0
 _POLL_S = 0.05
 _LOOK_S = 1.0
 
+#: Processes that were ended, by rank and generation: because of which rollout of whose calls.
+Ended = dict[tuple[int, int], tuple[object, CurrentRollout]]
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -55,6 +58,7 @@ class RolloutCalls:
         retries: Which ones are tried again.
         wake: Set when the source may have something more.
         tally: Counts.
+        ended: What is known of processes, by the calls of all collections of the group.
     """
 
     def __init__(
@@ -65,12 +69,13 @@ class RolloutCalls:
         retries: Retries,
         wake: threading.Event,
         tally: Tally,
+        ended: Ended,
     ) -> None:
         self._group, self._limits, self._wishes, self._retries = group, limits, wishes, retries
         self._wake, self._tally = wake, tally
         self._balancer: LoadBalancer = group.balancer
         self._tasks: dict[Sent, Task] = {}
-        self._ended: dict[tuple[int, int], CurrentRollout] = {}  # because of whom
+        self._ended, self._own = ended, object()
         self.is_source_late = False
 
     def loads(self) -> Sequence[WorkerLoad]:
@@ -146,7 +151,8 @@ class RolloutCalls:
 
     def _of_ended(self, sent: Sent, which: CurrentRollout) -> Outcome | None:
         """What became of a rollout whose process was ended because of one of them."""
-        if self._ended.get(_process_of(sent), which) != which:
+        own = (self._own, which)
+        if self._ended.get(_process_of(sent), own) != own:
             return None
         message = f"it ran past its deadline of {self._limits.deadline_s:g} s, and its worker did not answer"
         return Outcome(kind="late", message=message)
@@ -166,7 +172,7 @@ class RolloutCalls:
         now = {info.rank: info.generation for info in self._group.ranks}
         if process in self._ended or now.get(sent.rank) != sent.generation:
             return
-        self._ended[process] = guilty
+        self._ended[process] = (self._own, guilty)
         workers: Any = self._group._workers()  # noqa: SLF001 - made for this package
         end_workers({sent.rank: workers.handles[sent.rank]}, {sent.rank: workers.facts[sent.rank]})
 

@@ -12,7 +12,7 @@ from raycrew.cluster_core import Cluster
 from raycrew.worker_groups._group import RayWorkerGroup
 from raycrew.worker_groups._start import RayWorkerBuilder
 from raycrew.worker_groups.errors import WorkerGroupClosedError
-from raycrew.worker_groups.rollouts._calls import Limits, RolloutCalls
+from raycrew.worker_groups.rollouts._calls import Ended, Limits, RolloutCalls
 from raycrew.worker_groups.rollouts._collection import RolloutCollection
 from raycrew.worker_groups.rollouts._delivery import Delivery
 from raycrew.worker_groups.rollouts._engine import Engine, OnError
@@ -108,6 +108,7 @@ class RolloutPool:
         worker = RayWorkerBuilder(RolloutWorker).options(concurrency_groups={WATCH: 1})
         self._collections: weakref.WeakSet[RolloutCollection] = weakref.WeakSet()
         self._is_closed = False
+        self._ended: Ended = {}
         self.group = RayWorkerGroup(cluster, worker, **options)
 
     def collect(
@@ -184,7 +185,7 @@ class RolloutPool:
         options, wake, tally = self._options, threading.Event(), Tally(self._options.name)
         limits = Limits(options.deadline_s, options.cancel_grace_s)
         retries = Retries(options.retries, options.retry_errors)
-        calls = RolloutCalls(self.group, limits, wishes, retries, wake, tally)
+        calls = RolloutCalls(self.group, limits, wishes, retries, wake, tally, self._ended)
         bounds = options.bounds(self.group.world_size)
         written = None if lines is None else lines.ids
         stream = Prompts(prompts, ids, wake.set)

@@ -1,0 +1,85 @@
+"""What becomes of rollouts whose process was ended, or died, without Ray."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from raycrew.worker_groups.balancing import Item, LostWorkerError, Sent
+from raycrew.worker_groups.errors import WorkerFailureError
+from raycrew.worker_groups.rollouts import _calls
+from raycrew.worker_groups.rollouts._calls import Ended, Limits, RolloutCalls
+from raycrew.worker_groups.rollouts._tasks import Prompt, Retries, Task
+from raycrew.worker_groups.rollouts._telling import Tally
+from raycrew.worker_groups.rollouts._values import Outcome, Wishes
+
+
+class Answer:
+    """A call that has ended."""
+
+    def __init__(self, outcome=None):
+        self.outcome = outcome
+
+    def get_results(self):
+        if self.outcome is None:
+            raise WorkerFailureError("it has died", rank=0, cause=ActorDiedError())
+        return [self.outcome]
+
+
+class Group:
+    """One worker, which answers as it was told."""
+
+    ranks = (SimpleNamespace(rank=0, generation=1),)
+
+    def __init__(self, ended, monkeypatch):
+        self.answer = Answer()
+        send = lambda rank, *_: Sent(rank, 1, self.answer, None)  # noqa: E731
+        self.balancer = SimpleNamespace(send=send, returned=lambda _: None, lose=lambda _: None)
+        monkeypatch.setattr(_calls, "end_workers", lambda handles, _: ended.extend(handles))
+
+    def _workers(self):
+        return SimpleNamespace(handles={0: "worker"}, facts={0: None})
+
+
+def sent_by(calls, name="0"):
+    task = Task(Prompt(name, b"", 0.0, [None], [0]), 0)
+    return task, calls.send(0, Item(0, task, None))
+
+
+def test_a_process_that_was_ended_because_of_one_takes_no_attempt_of_others_whosever_they_are(monkeypatch):
+    ended, known = [], Ended()
+    group = Group(ended, monkeypatch)
+    one, other = (
+        RolloutCalls(
+            group, Limits(1.0, 0.1), Wishes(), Retries(0, False), threading.Event(), Tally("p"), known
+        )
+        for _ in range(2)
+    )
+    beside, beside_sent = sent_by(one, "1")
+    elsewhere, elsewhere_sent = sent_by(other)  # a prompt of another collection, with the same id
+    group.answer = Answer(Outcome(kind="stuck", message="it goes on"))
+    guilty, guilty_sent = sent_by(one)
+    assert one.collect(guilty_sent)[1].kind == "late" and guilty.attempts == 1 and ended == [0]
+    for calls, task, sent in ((one, beside, beside_sent), (other, elsewhere, elsewhere_sent)):
+        with pytest.raises(LostWorkerError):
+            calls.collect(sent)
+        assert task.attempts == 0
+
+
+def test_a_process_that_dies_by_itself_takes_an_attempt_of_all(monkeypatch):
+    calls = RolloutCalls(
+        Group([], monkeypatch),
+        Limits(1.0, 0.1),
+        Wishes(),
+        Retries(1, False),
+        threading.Event(),
+        Tally("p"),
+        {},
+    )
+    task, sent = sent_by(calls)
+    with pytest.raises(LostWorkerError):
+        calls.collect(sent)
+    assert task.attempts == 1
+    outcome = calls.collect(calls.send(0, Item(0, task, None)))[1]
+    assert outcome.kind == "lost" and task.attempts == 2 and "has died" in outcome.message
