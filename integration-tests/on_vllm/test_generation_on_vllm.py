@@ -74,7 +74,7 @@ def make_adapter(folder, rank=8):
 def test_an_engine_over_a_tied_group_is_updated_and_ends_with_its_processes(local_ray):
     with group_stage("vllm", 2, options={"tensor_parallel": 2}, name_prefix="tied") as stage:
         assert stage.generators.leaders == (0,)
-        assert "in processes of its own, mp" in stage.call("explain")
+        assert "in processes of its own (mp)" in stage.call("explain")
         future = stage.begin(batch_of(), LONG)
         stage.wait_for(lambda found: found.running)
         stage.sync()
