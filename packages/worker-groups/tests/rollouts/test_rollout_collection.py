@@ -372,6 +372,8 @@ def test_who_asks_for_more_of_a_collection_that_was_closed_is_told_so():
                 closing.join(60)
     with pytest.raises(WorkerGroupClosedError):
         collection.run()
+    with pytest.raises(TypeError, match="stays in its process"):
+        cloudpickle.dumps(collection)
     ended = collect(doubled, range(3))
     assert len(list(ended)) == 3 and list(ended) == []
     assert ended.run().handed_out == 3

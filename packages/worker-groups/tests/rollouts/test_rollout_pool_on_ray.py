@@ -7,6 +7,7 @@ import threading
 import pytest
 import rollout_agents
 from patience import eventually, is_running, read_pids
+from ray import cloudpickle
 
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.cluster_core.testing import connected
@@ -104,6 +105,8 @@ def test_samples_go_to_a_file_and_a_queue_of_the_cluster(cluster, tmp_path):
         other.collect([], folder=tmp_path / "run").close()
         with pytest.raises(RolloutFileError, match="its destination is 'the iteration alone', not 'a file'"):
             other.collect([], folder=tmp_path / "run", jsonl=tmp_path / "other.jsonl")
+        with pytest.raises(TypeError, match="stays in its process"):
+            cloudpickle.dumps(other)
         endless = other.collect(iter(int, 1))
         next(endless)
     pids = read_pids(tmp_path / "pids")

@@ -86,6 +86,9 @@ class RolloutCollection(Iterator[RolloutGroup], AsyncIterator[RolloutGroup]):
         """The same as `close`, without blocking the event loop."""
         await asyncio.to_thread(self.close)
 
+    def __reduce__(self) -> str:
+        raise TypeError("a collection of rollouts stays in its process and can't be pickled")
+
     def __enter__(self) -> Self:
         return self
 

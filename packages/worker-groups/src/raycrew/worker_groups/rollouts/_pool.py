@@ -207,5 +207,8 @@ class RolloutPool:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> str:
+        raise TypeError("a pool stays in its process and can't be pickled: does its rollout hold it?")
+
     def __repr__(self) -> str:
         return f"RolloutPool({self._options.name!r}, {self.group.world_size} workers)"
