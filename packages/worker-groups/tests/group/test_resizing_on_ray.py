@@ -166,6 +166,23 @@ def test_a_shutdown_ends_a_group_that_is_growing(group, cluster, tmp_path):
 
 
 @pytest.mark.long  # in short: test_it_grows_and_shrinks_while_it_is_used
+@pytest.mark.hostile
+def test_a_shutdown_in_the_moment_in_which_they_leave_ends_them_too(group, monkeypatch):
+    pids, take, shut = group.call("pid").get_results(), RayWorkerGroup._take_layout, []
+    with ThreadPoolExecutor(1) as pool:
+
+        def take_and_shut_down(group, layout):
+            take(group, layout)
+            has_ended = pool.submit(group.shutdown, force=True).result(120)
+            shut.append((has_ended, [pid for pid in pids if is_running(pid)]))
+
+        monkeypatch.setattr(RayWorkerGroup, "_take_layout", take_and_shut_down)
+        with suppress(WorkerGroupClosedError):
+            group.remove_workers(timeout=600)
+    assert shut == [(True, [])]
+
+
+@pytest.mark.long  # in short: test_it_grows_and_shrinks_while_it_is_used
 def test_a_shutdown_does_not_wait_for_calls_of_those_that_leave(group, cluster, tmp_path):
     pids = group.call("pid").get_results()
     busy = group.on([1]).call("wait_for", str(tmp_path / "gate"))

@@ -217,9 +217,9 @@ class RenewedGroup(WorkerGroup):
         last_words = self._last_words(leaving, cleanup_method)
 
         def take(started: Started) -> None:
+            self._crew.strays.append(leaving.not_yet)  # first: a shutdown meanwhile ends them too
             self._take_layout(layout._replace(started=started))
             self._supervision.expect((rank, own.pid) for rank, own in leaving.facts.items())
-            self._crew.strays.append(leaving.not_yet)
 
         ended = leaving.not_yet
         try:
