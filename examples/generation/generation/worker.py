@@ -5,6 +5,7 @@ import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import torch
@@ -195,7 +196,8 @@ class GenerationWorker(ABC):
     def on_generation(self, worker: CurrentWorker) -> None:  # noqa: ARG002 - a group calls it so
         """Take the latest version where none is held: after a restart, or in a group that was made later."""
         if self._engine is not None:
-            self._engine.catch_up(self.on_update)
+            with ThreadPoolExecutor(1) as apart:  # Ray warns of waits in the event loop's own thread
+                apart.submit(self._engine.catch_up, self.on_update).result()
 
     # Life
 
@@ -273,9 +275,8 @@ class GenerationWorker(ABC):
         state = self._life.state
         if state is None:
             return "asleep: there is no engine; wake() makes one, with the latest version of the weights"
-        held = (
-            "the weights it was made with" if state.receiver is None else f"version {state.known_version()}"
-        )
+        version = state.known_version()
+        held = "no version of the weights" if version is None else f"version {version} of the weights"
         return f"{state.loop.engine.explain()}; it holds {held}, and on an update samples {self.on_update}"
 
     # Inside
