@@ -23,7 +23,7 @@ from grpo.errors import ExampleError
 from grpo.history import History
 from grpo.loop import GrpoLoop
 from grpo.options import Options, parse_options
-from grpo.pace import Pace, Stopwatch, comparison, in_turns, overlapped
+from grpo.pace import Pace, Stopwatch, behind, comparison, in_turns, overlapped
 from grpo.report import prepare_folder, write_report
 from grpo.startup import StartClock, start_rows, start_table
 from grpo.workers import POLICY, WorkerKind, choose_generator, prepare_environment, start_groups
@@ -171,7 +171,7 @@ def _train_both(
     turns = in_turns(_train(loop, console), config.prompts_per_step, config.samples_per_prompt)
     crew.restore(begin, 0, 1)
     other = AsyncGrpoLoop(loop.config, crew, max_staleness)
-    console.print(f"with generation going on meanwhile, samples at most {max_staleness} versions behind:")
+    console.print(f"with generation going on meanwhile, samples {behind(max_staleness)}:")
     watch = _train(other, console)
     paces = [
         turns,
@@ -191,7 +191,7 @@ def _about(options: Options, generator: WorkerKind, seconds: float) -> dict[str,
         f"{options.gpus} GPU(s)" if options.gpus else "CPU",
         f"seed {config.seed}",
         *([] if config.synchronise else ["generator never synchronised"]),
-        *([] if options.max_staleness is None else [f"at most {options.max_staleness} versions behind"]),
+        *([] if options.max_staleness is None else [behind(options.max_staleness)]),
     ]
     return {
         "title": ", ".join(parts),

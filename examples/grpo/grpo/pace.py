@@ -84,6 +84,11 @@ class Stopwatch:
         return self.rewards[-1][0]
 
 
+def behind(bound: int) -> str:
+    """How old samples may be, in words."""
+    return f"at most {bound} version{'s' * (bound != 1)} behind"
+
+
 def in_turns(watch: Stopwatch, prompts_per_step: int, samples_per_prompt: int) -> Pace:
     """The pace of a loop that generates, verifies, trains and synchronises in turns."""
     history, wall = watch.history, watch.wall_s
@@ -112,7 +117,7 @@ def overlapped(
     history, wall = watch.history, watch.wall_s
     staleness = Counter(age for step in history.steps for age in step.staleness)
     return Pace(
-        f"at most {bound} version{'s' * (bound != 1)} behind",
+        behind(bound),
         wall,
         staleness.total() * samples_per_prompt,
         watch.rewards,
