@@ -466,19 +466,19 @@ def hostile(session: nox.Session) -> None:
     session.install(*wheels, *sorted(used), *TEST_TOOLS, "matplotlib", *CONSTRAINTS)
     areas = {package: ROOT / "packages" / package / "tests" for package in PACKAGES}
     rows = []
-    for area, tests in (areas | {"together": ROOT / "integration-tests"}).items():
-        report = Path(session.create_tmp()) / f"{area}.xml"
-        report.unlink(missing_ok=True)
-        # 5: this area has no such test.
-        session.run(
-            *("python", "-m", "pytest", str(tests), "-m", "hostile", "-q", "-p", "no:cacheprovider"),
-            f"--junit-xml={report}",
-            *lanes(),
-            *session.posargs,
-            env=RAY_ENVIRONMENT | {"PYTHONPATH": modules_of(tests)},
-            success_codes=[0, 1, 5],
-        )
-        rows += list(areas_of(report, area))
+    with tempfile.TemporaryDirectory() as folder:  # `create_tmp` would be TMPDIR, where Ray keeps no session
+        for area, tests in (areas | {"together": ROOT / "integration-tests"}).items():
+            report = Path(folder, f"{area}.xml")
+            # 5: this area has no such test.
+            session.run(
+                *("python", "-m", "pytest", str(tests), "-m", "hostile", "-q", "-p", "no:cacheprovider"),
+                f"--junit-xml={report}",
+                *lanes(),
+                *session.posargs,
+                env=RAY_ENVIRONMENT | {"PYTHONPATH": modules_of(tests)},
+                success_codes=[0, 1, 5],
+            )
+            rows += list(areas_of(report, area))
     for row in rows:
         print("{:<44} tried {:>4}   failed {:>3}   skipped {:>3}".format(*row))
     if not rows or any(failed for _, _, failed, _ in rows):
