@@ -250,9 +250,8 @@ def _close(held: dict[int, _Pair]) -> None:
 def _resolve(host: str | None) -> tuple[int, str]:
     """Family and address to bind, checked by binding a port that the system picks."""
     if host is None:
-        return (
-            (socket.AF_INET6, "::") if _has_ipv6() else (socket.AF_INET, "0.0.0.0")
-        )  # bound, never listening # nosec B104
+        everywhere = "0.0.0.0"  # nosec B104 - bound, never listening
+        return (socket.AF_INET6, "::") if _has_ipv6() else (socket.AF_INET, everywhere)
     try:
         family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
         with socket.socket(family) as probe:
