@@ -495,7 +495,7 @@ def chaos(session: nox.Session) -> None:
 @nox.session(python=PYTHONS[0], requires=["build"], default=False)
 def security(session: nox.Session) -> None:
     """What bandit says of the sources, and known vulnerabilities of what the packages depend on."""
-    session.install(*all_wheels(), "bandit[toml]>=1.8", "pip-audit>=2.9", "pytest>=8", *CONSTRAINTS)
+    session.install(*all_wheels(), "bandit[toml]>=1.8", "pip-audit>=2.9", *TEST_TOOLS, *CONSTRAINTS)
     sources = (f"packages/{package}/src" for package in PACKAGES)
     session.run("bandit", "--quiet", "--configfile", "pyproject.toml", "--recursive", *sources)
     session.run("python", "-m", "pytest", "-q", "security", "-p", "no:cacheprovider")

@@ -250,7 +250,8 @@ def _close(held: dict[int, _Pair]) -> None:
 def _resolve(host: str | None) -> tuple[int, str]:
     """Family and address to bind, checked by binding a port that the system picks."""
     if host is None:
-        everywhere = "0.0.0.0"  # nosec B104 - bound, never listening
+        # Bound, never listening.
+        everywhere = "0.0.0.0"  # nosec B104
         return (socket.AF_INET6, "::") if _has_ipv6() else (socket.AF_INET, everywhere)
     try:
         family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
