@@ -10,7 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "generation"))
 
-from generation.engine import Engine, EngineLoad, Piece
+from generation.engine import EngineLoad, LoadingEngine, Piece
 from generation.prompts import Limits
 from generation.worker import GenerationWorker
 from raycrew.tensor_transport import WeightPublisher
@@ -19,7 +19,7 @@ MODEL = {"model_type": "echo"}
 VOCABULARY = 97
 
 
-class EchoEngine(Engine):
+class EchoEngine(LoadingEngine):
     """The next token is the last one and the weight; the log-probability is the weight."""
 
     limits = Limits(VOCABULARY, 1000)

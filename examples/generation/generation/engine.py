@@ -142,7 +142,7 @@ class Engine(ABC):
 
     Attributes:
         limits: What its model can take.
-        weights: Names, shapes and dtypes that `load_weights` takes, as meta tensors; None where those of the
+        weights: Names, shapes and dtypes of what it takes, as meta tensors; None where those of the
             first version count, as tied tensors may have one name or two.
     """
 
@@ -161,27 +161,9 @@ class Engine(ABC):
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests; those that have ended already are no error."""
 
-    def receiver(self, source: WeightSource, within: Within) -> Receiver:
-        """What brings versions into it: through `load_weights`, unless it has a way of its own."""
-
-        def load(weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-            try:
-                self.load_weights(weights)
-            finally:
-                self.forget_computed()
-
-        return WeightReceiver(
-            lambda weights: within(load, weights),
-            expected=self.weights,
-            store=source.store,
-            directory=source.directory,
-            rollback="shadow",
-            name=source.name,
-        )
-
     @abstractmethod
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Replace all weights, which are named as in the model's state dict."""
+    def receiver(self, source: WeightSource, within: Within) -> Receiver:
+        """What brings versions into it."""
 
     @abstractmethod
     def forget_computed(self) -> None:
@@ -226,3 +208,29 @@ class Engine(ABC):
             RefusedError: There is none of that name.
         """
         raise RefusedError(f"no adapter {name!r} is loaded")
+
+
+class LoadingEngine(Engine):
+    """One that is given its weights as tensors."""
+
+    def receiver(self, source: WeightSource, within: Within) -> Receiver:
+        """See `Engine`: each version goes through `load_weights`."""
+
+        def load(weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+            try:
+                self.load_weights(weights)
+            finally:
+                self.forget_computed()
+
+        return WeightReceiver(
+            lambda weights: within(load, weights),
+            expected=self.weights,
+            store=source.store,
+            directory=source.directory,
+            rollback="shadow",
+            name=source.name,
+        )
+
+    @abstractmethod
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Replace all weights, which are named as in the model's state dict."""

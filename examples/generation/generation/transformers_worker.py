@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from generation.choosing import choose
-from generation.engine import Engine, EngineLoad, Piece, Request
+from generation.engine import EngineLoad, LoadingEngine, Piece, Request
 from generation.errors import GenerationError, RefusedError
 from generation.models import build_model, end_tokens, expected_weights, limits_of, read_config
 from generation.options import EngineOptions
@@ -82,7 +82,7 @@ class Cohort:
             self.mask = self.mask[chosen]
 
 
-class TransformersEngine(Engine):
+class TransformersEngine(LoadingEngine):
     """Steps a model for cohorts of requests that came at the same time.
 
     Args:
@@ -193,6 +193,6 @@ class TransformersEngine(Engine):
 class TransformersWorker(GenerationWorker):
     """Generates with transformers."""
 
-    def create_engine(self, seed: int) -> Engine:
+    def create_engine(self, seed: int) -> TransformersEngine:
         """A model in this process."""
         return TransformersEngine(self.options, seed)

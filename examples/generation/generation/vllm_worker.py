@@ -1,13 +1,12 @@
 """The vLLM generator, in an environment of its own; a driver knows this module only by name."""
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
 from typing import Any
 
-import torch
 from vllm import LLM, SamplingParams
 from vllm.config import WeightTransferConfig
 from vllm.lora.request import LoRARequest
@@ -90,10 +89,6 @@ class VllmEngine(Engine):
             name=source.name,
         )
         return _InThread(weights, within)
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Nobody calls it: see `receiver`."""
-        raise NotImplementedError
 
     def forget_computed(self) -> None:
         """See `Engine`."""
