@@ -91,7 +91,8 @@ def tried(copy: Path, package: str, names: Sequence[str], chosen: argparse.Names
         told = f"{named[module.source]}: {outcome}\n  - {mutation.before}\n  + {mutation.after}"
         print(told, file=output, flush=True)
 
-    places = ["-c", str(copy / "pyproject.toml"), "--rootdir", str(copy), f"--basetemp={copy / 'tmp'}"]
+    beside = copy.parent / "tmp"  # not within: a folder of a test has no project above it
+    places = ["-c", str(copy / "pyproject.toml"), "--rootdir", str(copy), f"--basetemp={beside}"]
     found, failed = Trial([*PYTEST, *places], copy, show).outcomes(list(modules.values()))
     output.close()
     for test in failed:
@@ -109,11 +110,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = options(arguments)
     totals: dict[str, tuple[int, int]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        prepare(Path(folder))
+        copy = Path(folder, "copy")
+        prepare(copy)
         for package, targets in TARGETS.items():
             names = [name for name in targets if not chosen.modules or {name, package} & {*chosen.modules}]
             if names:
-                totals[package] = tried(Path(folder), package, names, chosen)
+                totals[package] = tried(copy, package, names, chosen)
     totals["all"] = tuple(map(sum, zip(*totals.values(), strict=True)))
     for package, (noticed, made) in totals.items():
         print(f"{package:<56} noticed {noticed:>4} of {made:>4}")

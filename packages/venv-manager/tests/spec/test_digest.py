@@ -160,6 +160,24 @@ def test_a_wheelhouse_counts_by_what_its_files_hold(tmp_path):
     assert line.startswith("wheelhouse.one-1.0-py3-none-any.whl: absent -> ")
 
 
+@pytest.mark.hostile
+def test_a_local_wheel_counts_by_its_content(tmp_path):
+    keys = []
+    for dependency in ("leaf", "base"):
+        name, content = make_wheel("one", "1.0", requires=[dependency])
+        (tmp_path / name).write_bytes(content)
+        keys.append(keyed(EnvironmentSpec.requirements([f"one @ {(tmp_path / name).as_uri()}"]))[0])
+    assert len(set(keys)) == 2
+
+
+def test_of_a_wheelhouse_its_place_and_each_wheel_are_told(tmp_path):
+    name, content = make_wheel("one", "1.0")
+    (tmp_path / name).write_bytes(content)
+    spec = EnvironmentSpec.requirements(["one"])
+    lines = explain(keyed(spec)[1], keyed(spec.replace(wheelhouse=str(tmp_path)))[1])
+    assert [line.split(":")[0] for line in lines] == ["variables.UV_FIND_LINKS", f"wheelhouse.{name}"]
+
+
 def test_requirements_with_local_folders_count_them(tmp_path):
     lib = write_project(tmp_path / "lib", name="lib")
     spec = EnvironmentSpec.requirements([f"lib @ {lib.as_uri()}", "demo"])

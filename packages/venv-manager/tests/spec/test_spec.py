@@ -79,6 +79,19 @@ def test_each_flag_that_uv_has_is_understood_with_its_value_or_refused_by_name(p
     assert len(flags) > 60
 
 
+def test_groups_alone_and_flags_that_decide_nothing(project):
+    assert parse(f"uv run --directory {project} --only-group test") == EnvironmentSpec.project(
+        project, groups=["test"], only_groups=True
+    )
+    words = "--color never --no-editable-package demo --no-progress"
+    assert parse(f"uv run --directory {project} {words}") == EnvironmentSpec.project(project)
+
+
+@pytest.mark.parametrize("words", ["-p 3", "-p3", "-p=3", "--python 3", "--python=3"])
+def test_a_value_stands_behind_its_flag_or_follows_it(project, words):
+    assert parse(f"uv run --directory {project} {words}").python == "3"
+
+
 def test_order_and_repetition_of_flags_do_not_matter(project):
     one = parse(f"uv run --extra a --extra b --directory {project} --locked")
     other = parse(f"uv run --locked --directory={project} --extra=b --extra a --extra b python3")

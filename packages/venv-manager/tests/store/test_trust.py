@@ -112,6 +112,16 @@ def test_a_parent_that_everybody_may_write_is_refused_before_anything_is_built(o
     assert ensure(SPEC, store=store).python.exists()
 
 
+@pytest.mark.parametrize("part", ["{key}", "{key}/venv", "{key}/venv/bin", "locks"])
+def test_within_a_store_others_may_not_even_add_files(store, part):
+    """A folder like `/tmp` is fine above a store; within, what is added would be run or found."""
+    built = ensure(SPEC, store=store)
+    path = store.root / part.format(key=built.key)
+    path.chmod(0o1777)
+    with pytest.raises(UntrustedStoreError, match=f"everybody may write {path},"):
+        ensure(SPEC, store=store)
+
+
 @pytest.mark.root
 def test_in_a_folder_for_everybody_what_others_put_there_before_is_refused(open_folder, fake_uv):
     environ = dict(os.environ) | fake_uv.environ

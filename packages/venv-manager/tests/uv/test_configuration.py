@@ -9,7 +9,7 @@ import pytest
 from raycrew.venv_manager import EnvironmentSpec, NetworkError, ResolutionError, Store, ensure, identify
 from raycrew.venv_manager.__main__ import main
 from raycrew.venv_manager._store.building import Recipe
-from raycrew.venv_manager._uv import configured, index_variables, serving
+from raycrew.venv_manager._uv import configured, index_variables, serving, told_to_uv
 from raycrew.venv_manager.provision import prepare
 from raycrew.venv_manager.testing import LocalIndex, write_project
 
@@ -88,6 +88,69 @@ def test_lists_are_joined_the_narrower_first_and_paths_start_at_their_file(place
         "find-links": [str(user.parent / "wheels"), "https://h/links"],
         "pip": {"no-deps": True},
     }
+
+
+@pytest.mark.smoke
+def test_of_the_systems_files_the_first_counts_alone(places, tmp_path):
+    _, system, environ = places
+    other = tmp_path / "other" / "uv" / "uv.toml"
+    other.parent.mkdir(parents=True)
+    system.write_text('prerelease = "allow"\n')
+    other.write_text('resolution = "lowest"\n')
+    environ |= {"XDG_CONFIG_DIRS": f"{tmp_path / 'other'}:{system.parent.parent}"}
+    assert configured(environ) == {"resolution": "lowest"}
+    other.unlink()
+    assert configured(environ) == {"prerelease": "allow"}
+
+
+@pytest.mark.smoke
+def test_what_a_spec_itself_tells_uv_comes_first_and_only_from_where_it_says_so(
+    places, tmp_path, monkeypatch
+):
+    user, _, environ = places
+    user.write_text('prerelease = "disallow"\nresolution = "lowest"\n')
+    project = write_project(tmp_path / "p", more='[tool.uv]\nprerelease = "allow"\nfind-links = ["w"]\n')
+    (project / "job.py").write_text('# /// script\n# [tool.uv]\n# prerelease = "explicit"\n# ///\n')
+    (project / "pylock.toml").write_text('lock-version = "1.0"\n')
+    monkeypatch.chdir(project)
+    both = {"resolution": "lowest"}
+    for spec, told in (
+        (EnvironmentSpec.project(project), {"prerelease": "allow", "find-links": [str(project / "w")]}),
+        (EnvironmentSpec.script(project / "job.py"), {"prerelease": "explicit"}),
+        (EnvironmentSpec.pylock(project / "pylock.toml"), {"prerelease": "disallow"}),
+        (SPEC, {"prerelease": "disallow"}),
+    ):
+        assert told_to_uv(spec, environ) == told | both, spec.kind
+
+
+@pytest.mark.smoke
+def test_an_index_that_a_spec_names_is_asked_though_pip_has_none(places):
+    environ = places[2] | {"PIP_NO_INDEX": "1"}
+    assert told_to_uv(SPEC, environ) == {"no-index": True}
+    for named in ({"default_index": "https://i/simple"}, {"indexes": ("https://i/simple",)}):
+        assert told_to_uv(SPEC.replace(**named), environ) == {}
+
+
+@pytest.mark.smoke
+def test_without_an_index_only_files_beside_it_are_shown(places):
+    user, _, environ = places
+    user.write_text('no-index = true\nindex-url = "https://corp/simple"\nfind-links = ["wheels"]\n')
+    assert [place.url for place in serving(environ)] == [str(user.parent / "wheels")]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("written", "name", "url"),
+    [
+        ("mine=https://i/simple", "mine", "https://i/simple"),
+        ("https://i/simple", "", "https://i/simple"),
+        ("https://i/simple?a=b", "", "https://i/simple?a=b"),
+        ("mine=https://i/simple?a=b", "mine", "https://i/simple?a=b"),
+    ],
+)
+def test_the_name_of_an_index_is_told_from_its_address(places, written, name, url):
+    first = serving(places[2] | {"UV_INDEX": written})[0]
+    assert (first.name, first.url) == (name, url)
 
 
 @pytest.mark.hostile

@@ -59,6 +59,23 @@ def test_what_is_counted_is_told_by_its_content(source, counted, stays):
     assert not seen.stays(["one.dat"], [])
 
 
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        (["one.dat"], {"one.dat"}),
+        (["made/b.py"], {"made/"}),
+        (["made/*.py", "one.dat"], {"made/", "one.dat"}),
+        (["one.data", "made.txt", "absent"], set()),
+        ([], set()),
+    ],
+)
+def test_what_a_source_names_is_named_and_not_what_only_begins_like_it(source, keys, named):
+    for name in ("one.data", "made.txt"):
+        (source / name).write_text(name)
+    (source / "pyproject.toml").write_text(f"[tool.uv]\ncache-keys = {keys}\n")
+    assert Ignored(source).named == named
+
+
 def test_folders_that_hold_nothing_yet_and_what_is_no_folder(source, tmp_path):
     (source / ".gitignore").write_text("made/\none.dat\nempty/\n")
     (source / "empty").mkdir()
