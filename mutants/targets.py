@@ -114,6 +114,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_fan_out/hearing": ("fan_out/test_fan_out_hearing.py",),
         "_fan_out/outcomes": ("fan_out/test_fan_out_outcomes.py",),
         "_fan_out/processes/journal": ("fan_out/test_fan_out_journal.py",),
+        "_fan_out/shares": ("fan_out/test_fan_out_shares.py",),
         "scheduling/_job": ("scheduling/test_jobs.py",),
         "scheduling/_plan": ("scheduling/test_role_plans.py",),
         "services/_endpoint": ("services/test_service_places.py",),

@@ -16,25 +16,10 @@ from ray.util.placement_group import placement_group_table
 from raycrew.cluster_core.testing import connected, simulated_nodes
 from raycrew.worker_groups import close_fan_out, fan_out, fan_out_as_completed
 from raycrew.worker_groups._fan_out import pool as pooling
-from raycrew.worker_groups._fan_out.pool import Pool, Shares, share_out, shared_pool
+from raycrew.worker_groups._fan_out.pool import Pool, shared_pool
 from raycrew.worker_groups._ray.nodes import node_cpus
 
 CPUS = 8
-
-
-@pytest.mark.parametrize(
-    ("cpus", "limit", "expected"),
-    [
-        ({"a": (4.0, 8.0), "b": (1.5, 8.0)}, None, Shares({"a": 4, "b": 1}, True)),
-        ({"a": (4.0, 8.0), "b": (0.5, 8.0)}, None, Shares({"a": 4}, True)),
-        ({"a": (4.0, 8.0), "b": (4.0, 8.0)}, 3, Shares({"a": 2, "b": 1}, True)),
-        ({"a": (4.0, 8.0), "b": (4.0, 8.0)}, 1, Shares({"a": 1}, True)),
-        ({"a": (0.0, 8.0), "b": (0.0, 1.0), "c": (0.0, 0.0)}, None, Shares({"a": 8, "b": 1}, False)),
-        ({"a": (0.0, 0.0)}, None, Shares({"a": 1}, False)),
-    ],
-)
-def test_processes_are_shared_out_by_free_cpus(cpus, limit, expected):
-    assert share_out(cpus, limit) == expected
 
 
 @pytest.mark.usefixtures("local_ray", "pool")
@@ -275,7 +260,7 @@ def test_the_pool_ends_with_its_driver(local_ray, how):
     eventually(lambda: not any(map(is_running, pids)), "the processes of the pool are gone")
 
 
-@pytest.mark.long  # in short: test_processes_are_shared_out_by_free_cpus
+@pytest.mark.long  # in short: test_fan_out_shares.py
 @pytest.mark.usefixtures("ray_nodes", "pool")
 def test_items_are_spread_over_the_nodes():
     def where(item):

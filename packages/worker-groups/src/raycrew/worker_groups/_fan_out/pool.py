@@ -10,59 +10,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import Session
 from raycrew.worker_groups import _ray
 from raycrew.worker_groups._fan_out.asked import Asked, Keys
+from raycrew.worker_groups._fan_out.claims import Claims
 from raycrew.worker_groups._fan_out.processes import CONTROL, Code, FanOutHost, Kept
+from raycrew.worker_groups._fan_out.shares import Shares, share_out
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
 
 logger = logging.getLogger(__name__)
 
-# Ray counts resources as free again a little after a placement group is removed.
-SETTLE_S = 3.0
-GRANT_S = 5.0
-# It keeps the CPUs of finished tasks for about a second, for more of the same kind.
+# Ray keeps the CPUs of finished tasks for about a second, for more of the same kind.
 LEASE_S = 2.0
 MAX_HOST_THREADS = 1024
 LARGE_BYTES = 100_000
 """From this size on, code is put into the object store once, rather than sent with every batch."""
 CLOSE_TIMEOUT_S = 30.0
-
-
-@dataclass(frozen=True)
-class Shares:
-    """How many processes work on each node, and whether they have CPUs of their own."""
-
-    slots: Mapping[str, int]
-    claimed: bool
-
-
-def share_out(cpus: Mapping[str, tuple[float, float]], limit: int | None) -> Shares:
-    """One process per free CPU; where none is free at all, one per CPU, without a claim on it.
-
-    Whoever holds all the CPUs is then most likely waiting for the results.
-
-    Args:
-        cpus: Free and total CPUs by node id.
-        limit: Most processes altogether; they are spread over as many nodes as possible.
-    """
-    wanted = {node: int(free) for node, (free, _) in cpus.items() if free >= 1}
-    claimed = bool(wanted)
-    if not claimed:
-        wanted = {node: max(int(total), 1) for node, (_, total) in cpus.items() if total > 0}
-    wanted = wanted or dict.fromkeys(cpus, 1)
-    if limit is None or limit >= sum(wanted.values()):
-        return Shares(wanted, claimed)
-    given = dict.fromkeys(wanted, 0)
-    while limit:
-        for node, want in wanted.items():
-            if limit and given[node] < want:
-                given[node] += 1
-                limit -= 1
-    return Shares({node: slots for node, slots in given.items() if slots}, claimed)
 
 
 @dataclass(eq=False)
@@ -84,9 +49,7 @@ class Pool:
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _active: int = 0
     _shares: Shares = field(default_factory=lambda: Shares({}, True))
-    _claim: PlacementGroup | None = None
-    _granted: Mapping[str, int] = field(default_factory=dict)
-    _released_at: float = float("-inf")
+    _claims: Claims = field(default_factory=Claims)
     _look_again_at: float | None = None
     _noted: bool = False
     _closed: bool = False
@@ -121,7 +84,7 @@ class Pool:
             with self._lock:
                 self._active -= 1
                 if self._active == 0:
-                    self._release()
+                    self._claims.release(self.is_reachable)
 
     def ahead(self, limit: int | None) -> list[tuple[Member, int]]:
         """The hosts that a call would use now, each with the number of its processes; nothing is claimed.
@@ -158,7 +121,7 @@ class Pool:
             self._look_again_at = None
             cpus = _ray.node_cpus()
             if all(cpus.get(node, (0, 0))[0] >= n for node, n in self._shares.slots.items()):
-                self._take(self._shares.slots)
+                self._claims.take(self._shares.slots)
             elif not self._noted and all(free < 1 for free, _ in cpus.values()):
                 self._noted = True
                 logger.warning(
@@ -247,7 +210,7 @@ class Pool:
             members, self._members = list(self._members.values()), {}
             if not self.is_reachable():
                 return
-            self._release()
+            self._claims.release(self.is_reachable)
         if not members:
             return
         # Else they have ended with the connection.
@@ -264,61 +227,15 @@ class Pool:
         return max(int(free_and_total[1]), self._shares.slots.get(node_id, 1))
 
     def _begin(self, limit: int | None) -> None:
-        cpus = self._free_cpus()
+        cpus = self._claims.free_cpus()
         if not cpus:
             raise WorkerGroupError("Ray knows of no living node")
         self._shares = share_out(cpus, limit)
         if self._shares.claimed:
             self._look_again_at = None
-            self._take(self._shares.slots)
+            self._claims.take(self._shares.slots)
         elif self._look_again_at is None:
             self._look_again_at = time.monotonic() + LEASE_S
-
-    def _take(self, slots: Mapping[str, int]) -> None:
-        self._claim = _ray.claim_cpus([float(n) for n in slots.values()])  # granted or not, nobody waits
-
-    def _free_cpus(self) -> dict[str, tuple[float, float]]:
-        """Free and total CPUs by node id, without our own last claim, which may still be counted."""
-        settled = self._released_at + SETTLE_S
-        cpus = _ray.node_cpus()
-        if time.monotonic() < settled and self._granted:
-            ours = self._granted
-            return {node: (max(free, ours.get(node, 0)), total) for node, (free, total) in cpus.items()}
-        # The last call was too short for its claim to be granted, so wait, if none is free, for what settles.
-        while cpus and time.monotonic() < settled and all(free < 1 for free, _ in cpus.values()):
-            time.sleep(0.02)
-            cpus = _ray.node_cpus()
-        return cpus
-
-    def _release(self) -> None:
-        claim, self._claim = self._claim, None
-        if claim is None or not self.is_reachable():
-            return
-        try:
-            self._give_back(claim)
-        except WorkerGroupError:
-            if self.is_reachable():  # else the claim has ended with the connection
-                raise
-
-    def _give_back(self, claim: PlacementGroup) -> None:
-        self._granted = {}
-        try:
-            if _is_granted(claim):
-                self._granted = self._shares.slots
-        finally:
-            _ray.give_back(claim)
-            self._released_at = time.monotonic()
-
-
-def _is_granted(claim: PlacementGroup) -> bool:
-    """Whether Ray has granted a claim, once it knows.
-
-    Removed while Ray is granting it, a claim is lost for good every few hundred times (seen with Ray 2.60).
-    """
-    deadline = time.monotonic() + GRANT_S
-    while (granted := _ray.is_granted(claim)) is None and time.monotonic() < deadline:
-        time.sleep(0.001)
-    return bool(granted)
 
 
 _shared: Pool | None = None
