@@ -285,6 +285,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "_worker/declared/method_types": WORDS,
         "_health/diagnosis/asking": ON_RAY,
         "_health/diagnosis/from_outside": ON_RAY,
+        "_group/life/copied": WORDS,
         "_group/on_ray": ON_RAY,
         "_group/handles/handle": ON_RAY,
         "_group/handles/members": ON_RAY,

@@ -12,7 +12,8 @@ from raycrew.worker_groups._group.life.bundles import (
     log_left,
     release_when_free,
 )
-from raycrew.worker_groups._group.life.states import CopiedLifecycle, Lifecycle
+from raycrew.worker_groups._group.life.copied import CopiedLifecycle
+from raycrew.worker_groups._group.life.states import Lifecycle
 from raycrew.worker_groups._group.life.supervision import Supervision
 
 __all__ = [

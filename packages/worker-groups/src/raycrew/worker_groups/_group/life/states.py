@@ -3,7 +3,6 @@
 A group is starting until its constructor returns, then open; restarting and open again; closing, closed.
 """
 
-import asyncio
 import logging
 import threading
 import time
@@ -14,7 +13,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from raycrew.cluster_core import Session
-from raycrew.worker_groups._group.life.waiting_for import SLICE_S, is_done
+from raycrew.worker_groups._group.life.waiting_for import SLICE_S, is_done, warn_in_loop
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerGroupClosedError, WorkerGroupError
 
 logger = logging.getLogger(__name__)
@@ -253,7 +252,7 @@ class Lifecycle:
             return
         self._refuse_own("called")
         replaced = sorted(self._replaced.intersection(ranks))
-        _warn_in_loop(f"a call on ranks {replaced} of {self._name!r} waits for their restart")
+        warn_in_loop(f"a call on ranks {replaced} of {self._name!r} waits for their restart")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             others = self._others
@@ -299,52 +298,3 @@ class Lifecycle:
     def _refuse_own(self, what: str) -> None:
         if self._restarter == threading.get_ident():
             raise WorkerGroupError(f"{self._name!r} can't be {what} by what its own restart calls")
-
-
-def _warn_in_loop(what: str) -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    logger.warning("%s, and blocks the event loop; asyncio.to_thread(group.call, ...) does not", what)
-
-
-class CopiedLifecycle(Lifecycle):
-    """The state of a copy of a group in another process, which can be called, but is not its owner."""
-
-    def restart(
-        self,
-        work: Callable[[], list[int]],  # noqa: ARG002
-        name: str = "restart_failed_workers",
-        *,
-        apart: bool = False,  # noqa: ARG002
-        shared: bool = True,  # noqa: ARG002
-    ) -> list[int]:
-        """Never.
-
-        Raises:
-            WorkerGroupError: Always.
-        """
-        raise self._not_the_owner(name)
-
-    def close(self, work: Callable[[], bool], left: Callable[[], bool] | None = None) -> bool:  # noqa: ARG002
-        """Never.
-
-        Raises:
-            WorkerGroupError: Always.
-        """
-        raise self._not_the_owner("shutdown")
-
-    def check_owner(self, what: str) -> None:
-        """Always raise.
-
-        Raises:
-            WorkerGroupError: Always.
-        """
-        raise self._not_the_owner(what)
-
-    def _not_the_owner(self, what: str) -> WorkerGroupError:
-        return WorkerGroupError(
-            f"{what}() of worker group {self._name!r} is for the process that made it: this is a copy, which "
-            "came without secrets and claims, and can call the workers and tell where they are"
-        )

@@ -1,10 +1,14 @@
 """Waiting for what another thread does, in a thread whose own work may be given up meanwhile."""
 
+import asyncio
+import logging
 import time
 from concurrent.futures import Future, wait
 from typing import Any
 
 from raycrew.cluster_core import Session
+
+logger = logging.getLogger(__name__)
 
 #: Between two looks at whether this thread's work is still wanted.
 SLICE_S = 0.1
@@ -24,3 +28,12 @@ def is_done(future: "Future[Any]", timeout_s: float | None = None) -> bool:
             return False
         wait([future], left)
     return True
+
+
+def warn_in_loop(what: str) -> None:
+    """Say that this is an event loop's thread, if it is: whatever waits here blocks it."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    logger.warning("%s, and blocks the event loop; asyncio.to_thread(group.call, ...) does not", what)
