@@ -286,6 +286,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "_health/diagnosis/asking": ON_RAY,
         "_health/diagnosis/from_outside": ON_RAY,
         "_group/life/copied": WORDS,
+        "_group/life/starting": WORDS,
         "_group/on_ray": ON_RAY,
         "_group/handles/handle": ON_RAY,
         "_group/handles/members": ON_RAY,

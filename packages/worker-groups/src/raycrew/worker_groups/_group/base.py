@@ -1,46 +1,38 @@
-"""What groups on Ray and in one process have in common: how they are made, what they tell, how they end."""
+"""What groups on Ray and in one process have in common: how they are made, and what they tell."""
 
-import inspect
-import logging
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from os import PathLike
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar
-
-from ray.exceptions import RayError
+from typing import Any, Literal
 
 from raycrew.cluster_core import Claim, Cluster
 from raycrew.worker_groups._calls import (
-    Closing,
     Dispatch,
     GroupCalls,
     GroupShape,
     MultiWorkerFuture,
     Whereabouts,
-    deadline_after,
-    dispatch_single,
     in_thread,
-    left,
 )
 from raycrew.worker_groups._group.beside import Beside
 from raycrew.worker_groups._group.handles import GroupHandle, Members
 from raycrew.worker_groups._group.life import (
     ABANDONED_S,
-    Crew,
+    Ending,
     InUse,
     Lifecycle,
+    Starting,
     claim_bundles,
     end_and_release,
-    log_left,
     release_when_free,
     watch_over,
 )
 from raycrew.worker_groups._group.resizing import Resizing, check_min_workers
-from raycrew.worker_groups._health import Ended, GroupDiagnosis, Workers, look_before_end, observed
+from raycrew.worker_groups._health import Ended, GroupDiagnosis, Workers, observed
 from raycrew.worker_groups._start import (
     GroupFacts,
     GroupOptions,
@@ -57,37 +49,12 @@ from raycrew.worker_groups._start import (
 )
 from raycrew.worker_groups._worker import pick_secrets
 from raycrew.worker_groups.balancing import Balanced, LoadBalancer, WorkerLoad
-from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupError
+from raycrew.worker_groups.errors import WorkerFailureError
 from raycrew.worker_groups.protocols import ArgumentTransport, EnvironmentProvider
 from raycrew.worker_groups.sharding import NamedSharding, RankInfo, TiedBundles, check_axes, plan_seats
 
-P = ParamSpec("P")
-G = TypeVar("G", bound="WorkerGroup")
 
-logger = logging.getLogger(__name__)
-
-
-class Starting(Generic[P]):
-    """Makes a coroutine function the class method that has its class's parameters, for type checkers, too."""
-
-    def __init__(self, init: Callable[Concatenate[Any, P], None]) -> None:
-        self._init = init
-
-    def __call__(self, start: Callable[..., Coroutine[Any, Any, Any]]) -> Self:
-        self._start = start
-        return self
-
-    def __get__(self, group: object, made: Callable[..., G]) -> Callable[P, Coroutine[Any, Any, G]]:
-        @wraps(self._start)
-        async def start(*args: P.args, **kwargs: P.kwargs) -> G:
-            return await self._start(made, *args, **kwargs)  # type: ignore[no-any-return]
-
-        signature = inspect.signature(made).replace(return_annotation=Self)
-        start.__signature__ = signature  # type: ignore[attr-defined]
-        return start
-
-
-class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis, Resizing):
+class WorkerGroup(GroupFacts, GroupCalls, Balanced, Ending, GroupDiagnosis, Resizing):
     """A group of workers, wherever they run; see `RayWorkerGroup` for the arguments."""
 
     def __init__(
@@ -148,8 +115,6 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis, Res
         self._balancer = balancer if enable_load_balancing else None
         self.cluster = cluster
         self._life: Lifecycle = Lifecycle(self._spec.name)
-        self._ended: Ended | None = None
-        self._orderly = False
         self._claim: Claim = claim_bundles(cluster, plan.indices, self._spec.name)
         try:
             self._started: Started = self._start()
@@ -175,8 +140,6 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis, Res
         """
         return await in_thread(lambda: cls(*args, **kwargs), undo=lambda group: group.shutdown(force=True))
 
-    _crew: Crew
-
     def _take_layout(self, layout: Layout) -> None:
         """From now on these are the workers, on these bundles."""
         placements, started = layout.placements, layout.started  # before anything is another
@@ -193,10 +156,6 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis, Res
     @abstractmethod
     def _start(self) -> Started:
         """Start the workers, the `_crew` from then on; when it raises, `_note_end` was told of them."""
-
-    @abstractmethod
-    def _deliver(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any, Any]:
-        """Send each call of a dispatch to workers that can take it."""
 
     @abstractmethod
     def _next_generation(self, ranks: Sequence[int]) -> None:
@@ -265,70 +224,6 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Closing, GroupDiagnosis, Res
 
         self._life.restart(renew, "renew_rendezvous")
         return self.generation
-
-    # The end.
-
-    @property
-    def unended(self) -> dict[int, str]:
-        """Ranks that the shutdown could not see end, and why; empty before it, and if all is well."""
-        return {} if self._ended is None else dict(self._ended.left)
-
-    def shutdown(self, cleanup_method: str | None = None, timeout: float = 30.0, force: bool = False) -> bool:
-        """End all workers with all that they have started, and give their bundles back.
-
-        A worker has ended when its process and those that it has started are gone from its node; a bundle is
-        given back only then, or when its node is gone. A restart in another thread is given up. Of several
-        threads one does it, and the others wait for that. Once it is over, this gives the same answer again;
-        where something was left, it tries once more.
-
-        Args:
-            cleanup_method: Method to call on each worker first, without arguments.
-            timeout: Seconds for it, and for the workers to end by themselves; then they are killed.
-            force: Kill them at once, without the clean-up.
-
-        Returns:
-            Whether clean-up succeeded, every worker ended by itself (or was to be killed, with `force`), and
-            nothing is left; `unended` names the ranks of which that isn't known.
-
-        Raises:
-            UnknownMethodError: The class has no such clean-up method; the workers have ended all the same.
-            TypeError: It needs arguments; the workers have ended all the same.
-        """
-        deadline = deadline_after(timeout)
-        return self._life.close(
-            lambda: self._shut_down(cleanup_method, deadline, force), lambda: bool(self.unended)
-        )
-
-    def _shut_down(self, cleanup_method: str | None, deadline: float | None, force: bool) -> bool:
-        again, clean = self._ended is not None, False
-        try:
-            self._unwatch()
-            if not force:
-                look_before_end(left(deadline))
-            if not again:
-                clean = cleanup_method is None or force or self._clean_up(cleanup_method, left(deadline))
-        finally:
-            self._ended = end_and_release(self._crew, left(deadline) or 0.0, force)
-            if not again:
-                self._orderly = clean and (force or not self._ended.late)
-        return self._orderly and not self._ended.left
-
-    def _note_end(self, ended: Ended) -> None:
-        """Take in what became of workers whose start failed."""
-        self._ended = ended
-        log_left(self._spec.name, ended)
-
-    def _clean_up(self, method: str, timeout: float | None) -> bool:
-        dispatch = dispatch_single(self._shape, method, (), {})
-        try:
-            self._check_connection()
-            self._deliver(dispatch, timeout).get_results()
-        except (WorkerGroupError, RayError) as error:
-            logger.warning("%s: %s before the shutdown: %s", self.name, method, error)
-            return False
-        return True
-
-    # Calls.
 
     def _open(self) -> GroupShape:
         self._life.check()

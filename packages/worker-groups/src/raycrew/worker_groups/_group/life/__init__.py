@@ -13,6 +13,8 @@ from raycrew.worker_groups._group.life.bundles import (
     release_when_free,
 )
 from raycrew.worker_groups._group.life.copied import CopiedLifecycle
+from raycrew.worker_groups._group.life.ending import Ending
+from raycrew.worker_groups._group.life.starting import Starting
 from raycrew.worker_groups._group.life.states import Lifecycle
 from raycrew.worker_groups._group.life.supervision import Supervision
 
@@ -20,9 +22,11 @@ __all__ = [
     "ABANDONED_S",
     "CopiedLifecycle",
     "Crew",
+    "Ending",
     "InUse",
     "Lifecycle",
     "RestartBudget",
+    "Starting",
     "Supervision",
     "claim_bundles",
     "claim_more",
