@@ -25,7 +25,7 @@ ELSEWHERE = {
     ("_health/watches.py", "remote"): "an actor class, which `start_actor` gets",
     ("_start/startup.py", "remote"): "an actor class, which `start_actor` gets",
     ("_fan_out/pool.py", "remote"): "an actor class, which `start_actor` gets",
-    ("rollouts/samples/_remote.py", "remote"): "an actor class, which `start_actor` gets",
+    ("rollouts/samples/_channels/remote.py", "remote"): "an actor class, which `start_actor` gets",
     ("_worker/shell.py", "get"): "in the worker: values of a call that Ray has sent there",
     ("_connection/connection.py", "shutdown"): "the end of the connection itself",
 }
@@ -135,7 +135,10 @@ IN_ONE = {
     ("_calls/sizes.py", "put"): "who sends does it, over a session",
     ("_calls/sending.py", "put"): "who sends does it, over a session",
     ("_worker/shell.py", "get"): "in the worker: values of a call that Ray has sent there",
-    ("rollouts/samples/_remote.py", "remote"): "what translates Ray's errors does it, over a session",
+    (
+        "rollouts/samples/_channels/remote.py",
+        "remote",
+    ): "what translates Ray's errors does it, over a session",
     ("_devices/probe.py", "get_runtime_context"): "in a task",
     ("_ray/compat.py", "get_runtime_context"): "in the worker: where it is, and which call it is in",
     ("_fan_out/processes/host.py", "get_runtime_context"): "in the worker",

@@ -9,7 +9,7 @@ import pytest
 
 from raycrew.worker_groups.errors import SampleQueueTimeoutError
 from raycrew.worker_groups.rollouts.samples import SampleQueue
-from raycrew.worker_groups.rollouts.samples._requests import Request
+from raycrew.worker_groups.rollouts.samples._asking.requests import Request
 
 
 def rescoring(*rescored, columns=("tokens", "logprobs", "values", "reward")):

@@ -15,10 +15,10 @@ import pytest
 from raycrew.worker_groups.errors import SampleQueueClosedError
 from raycrew.worker_groups.rollouts import samples
 from raycrew.worker_groups.rollouts.samples import SampleQueue
-from raycrew.worker_groups.rollouts.samples._codec import decode
-from raycrew.worker_groups.rollouts.samples._keeper import Keeper
+from raycrew.worker_groups.rollouts.samples._asking.codec import decode
+from raycrew.worker_groups.rollouts.samples._asking.requests import getting, putting
+from raycrew.worker_groups.rollouts.samples._keeping.keeper import Keeper
 from raycrew.worker_groups.rollouts.samples._options import QueueOptions
-from raycrew.worker_groups.rollouts.samples._requests import getting, putting
 from raycrew.worker_groups.rollouts.samples._storage import durable, journal
 
 

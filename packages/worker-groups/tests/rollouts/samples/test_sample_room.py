@@ -8,7 +8,7 @@ import pytest
 
 from raycrew.worker_groups.errors import SampleQueueTimeoutError
 from raycrew.worker_groups.rollouts.samples import SampleQueue
-from raycrew.worker_groups.rollouts.samples._room import PLACE_S, Room
+from raycrew.worker_groups.rollouts.samples._keeping.room import PLACE_S, Room
 from raycrew.worker_groups.rollouts.samples._storage import Rows, spilling
 from raycrew.worker_groups.rollouts.samples._storage.spilling import SpilledRows
 

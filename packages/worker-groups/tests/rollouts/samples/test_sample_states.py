@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raycrew.worker_groups.errors import SampleLeaseError
-from raycrew.worker_groups.rollouts.samples._codec import decode
-from raycrew.worker_groups.rollouts.samples._keeper import Keeper
+from raycrew.worker_groups.rollouts.samples._asking.codec import decode
+from raycrew.worker_groups.rollouts.samples._asking.requests import adding, getting, going_on, putting
+from raycrew.worker_groups.rollouts.samples._keeping.keeper import Keeper
 from raycrew.worker_groups.rollouts.samples._options import QueueOptions
-from raycrew.worker_groups.rollouts.samples._requests import adding, getting, going_on, putting
 from raycrew.worker_groups.rollouts.samples._states import VersionRun, order_of
 from raycrew.worker_groups.rollouts.samples._states.ready import Ready
 from raycrew.worker_groups.rollouts.samples._states.sample import is_ready

@@ -7,17 +7,17 @@ from typing import Any, Self
 
 from raycrew.worker_groups.errors import SampleQueueError
 from raycrew.worker_groups.protocols import WeightVersions
-from raycrew.worker_groups.rollouts.samples._channel import Channel
-from raycrew.worker_groups.rollouts.samples._codec import decode
-from raycrew.worker_groups.rollouts.samples._options import QueueOptions, check_seconds
-from raycrew.worker_groups.rollouts.samples._requests import (
+from raycrew.worker_groups.rollouts.samples._asking import (
     Handed,
     Request,
     Wanted,
     adding,
     checked_ids,
+    decode,
     going_on,
 )
+from raycrew.worker_groups.rollouts.samples._channels import Channel
+from raycrew.worker_groups.rollouts.samples._options import QueueOptions, check_seconds
 from raycrew.worker_groups.rollouts.samples._states import per_token
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from raycrew.worker_groups.errors import SampleQueueError
 from raycrew.worker_groups.protocols import WeightVersions
+from raycrew.worker_groups.rollouts.samples._asking import Request, Wanted, adding, getting, putting
 from raycrew.worker_groups.rollouts.samples._batch import SampleBatch
-from raycrew.worker_groups.rollouts.samples._channel import Channel
+from raycrew.worker_groups.rollouts.samples._channels import Channel
 from raycrew.worker_groups.rollouts.samples._options import QueueOptions
-from raycrew.worker_groups.rollouts.samples._requests import Request, Wanted, adding, getting, putting
 from raycrew.worker_groups.rollouts.samples._telling import waiting
 
 

@@ -8,13 +8,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from raycrew.worker_groups.protocols import WeightVersions
-from raycrew.worker_groups.rollouts.samples._batch import SampleBatch
-from raycrew.worker_groups.rollouts.samples._channel import Channel, LocalChannel
-from raycrew.worker_groups.rollouts.samples._coroutines import QueueCoroutines
-from raycrew.worker_groups.rollouts.samples._keeper import Keeper
-from raycrew.worker_groups.rollouts.samples._options import QueueKeywords, QueueOptions, check_count
-from raycrew.worker_groups.rollouts.samples._remote import RayChannel
-from raycrew.worker_groups.rollouts.samples._requests import (
+from raycrew.worker_groups.rollouts.samples._asking import (
     Request,
     Wanted,
     adding,
@@ -22,8 +16,12 @@ from raycrew.worker_groups.rollouts.samples._requests import (
     getting,
     putting,
 )
+from raycrew.worker_groups.rollouts.samples._batch import SampleBatch
+from raycrew.worker_groups.rollouts.samples._channels import Channel, LocalChannel, RayChannel
+from raycrew.worker_groups.rollouts.samples._coroutines import QueueCoroutines
+from raycrew.worker_groups.rollouts.samples._keeping import Keeper, SampleStats
+from raycrew.worker_groups.rollouts.samples._options import QueueKeywords, QueueOptions, check_count
 from raycrew.worker_groups.rollouts.samples._states import Stale, number_of
-from raycrew.worker_groups.rollouts.samples._tally import SampleStats
 from raycrew.worker_groups.rollouts.samples._telling import Teller, waiting
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from raycrew.worker_groups._health import Span, observed
-from raycrew.worker_groups.rollouts.samples._tally import TALLIED
+from raycrew.worker_groups.rollouts.samples._keeping import TALLIED
 
 logger = logging.getLogger(__name__)
 

@@ -27,10 +27,10 @@ from raycrew.worker_groups.errors import (
     SampleQueueTimeoutError,
     WorkerGroupError,
 )
-from raycrew.worker_groups.rollouts.samples._channel import LocalChannel, deadline_in
-from raycrew.worker_groups.rollouts.samples._keeper import Keeper
+from raycrew.worker_groups.rollouts.samples._asking import Request
+from raycrew.worker_groups.rollouts.samples._channels.local import LocalChannel, deadline_in
+from raycrew.worker_groups.rollouts.samples._keeping import Keeper
 from raycrew.worker_groups.rollouts.samples._options import QueueOptions
-from raycrew.worker_groups.rollouts.samples._requests import Request
 from raycrew.worker_groups.rollouts.samples._telling import Teller
 
 logger = logging.getLogger(__name__)

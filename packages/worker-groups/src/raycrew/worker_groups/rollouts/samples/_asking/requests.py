@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from raycrew.worker_groups.protocols import WeightVersions
-from raycrew.worker_groups.rollouts.samples._codec import encode
+from raycrew.worker_groups.rollouts.samples._asking.codec import encode
 from raycrew.worker_groups.rollouts.samples._options import QueueOptions, check_count, check_seconds
 from raycrew.worker_groups.rollouts.samples._states import GOES_ON, WHOLE, Runs, Use, number_of, whole
 from raycrew.worker_groups.rollouts.samples._storage import Held, Row

@@ -10,9 +10,8 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from raycrew.worker_groups.errors import SampleQueueClosedError, SampleQueueTimeoutError
-from raycrew.worker_groups.rollouts.samples._keeper import Keeper
-from raycrew.worker_groups.rollouts.samples._requests import Request
-from raycrew.worker_groups.rollouts.samples._room import PLACE_S
+from raycrew.worker_groups.rollouts.samples._asking import Request
+from raycrew.worker_groups.rollouts.samples._keeping import PLACE_S, Keeper
 
 _LONGEST_S = 3600.0
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from raycrew.worker_groups.rollouts.samples._asking import Wanted, use_of
+from raycrew.worker_groups.rollouts.samples._keeping.room import Room
+from raycrew.worker_groups.rollouts.samples._keeping.tally import SampleStats
 from raycrew.worker_groups.rollouts.samples._options import QueueOptions
-from raycrew.worker_groups.rollouts.samples._requests import Wanted, use_of
-from raycrew.worker_groups.rollouts.samples._room import Room
 from raycrew.worker_groups.rollouts.samples._states import GOES_ON, NO_FLOOR, Ledger, Use
-from raycrew.worker_groups.rollouts.samples._tally import SampleStats
 
 
 def why_not(

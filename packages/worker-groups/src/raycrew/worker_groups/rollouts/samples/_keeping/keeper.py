@@ -1,41 +1,35 @@
-"""A queue's state: ledger and rows together, one operation at a time. Nothing here waits."""
+"""What is done with the samples of a queue. Nothing here waits."""
 
 import logging
-import threading
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from raycrew.worker_groups.errors import (
-    SampleJournalError,
     SampleLeaseError,
-    SampleQueueClosedError,
     SampleQueueEndedError,
 )
+from raycrew.worker_groups.rollouts.samples._asking import Columns, Handed, Wanted, only, use_of
+from raycrew.worker_groups.rollouts.samples._keeping.operations import Operations
+from raycrew.worker_groups.rollouts.samples._keeping.reasons import in_vain, why_not
+from raycrew.worker_groups.rollouts.samples._keeping.tally import SampleStats, ages, stats_of
 from raycrew.worker_groups.rollouts.samples._options import QueueOptions
-from raycrew.worker_groups.rollouts.samples._reasons import in_vain, why_not
-from raycrew.worker_groups.rollouts.samples._requests import Columns, Handed, Wanted, only, use_of
-from raycrew.worker_groups.rollouts.samples._room import Room
 from raycrew.worker_groups.rollouts.samples._states import (
     NO_FLOOR,
     WHOLE,
-    Keys,
     Use,
     extended,
     first_runs,
 )
-from raycrew.worker_groups.rollouts.samples._storage import Standing, size_of
-from raycrew.worker_groups.rollouts.samples._table import Table, rows_of
-from raycrew.worker_groups.rollouts.samples._tally import SampleStats, ages, stats_of
+from raycrew.worker_groups.rollouts.samples._storage import size_of
 
 logger = logging.getLogger(__name__)
 
 _MOST_WITHDRAWN = 256
 
 
-class Keeper:
+class Keeper(Operations):
     """The samples of one queue.
 
     An operation that is not possible now, but may be later, gives None. Thread-safe.
@@ -49,22 +43,9 @@ class Keeper:
     def __init__(
         self, options: QueueOptions, clock: Callable[[], float], tell: Callable[[Mapping[str, float]], None]
     ) -> None:
-        self._options, self._clock, self._tell = options, clock, tell
-        self._keys = Keys(options.max_keys)
-        self._ledger = options.ledger(self._keys)
-        self._rows = rows_of(options, self._keys)
-        self._table = Table(options, self._rows)
-        self._room = Room(options, self._ledger, self._rows)
+        super().__init__(options, clock, tell)
         self._withdrawn: deque[str] = deque(maxlen=_MOST_WITHDRAWN)
-        self._tally: Counter[str] = Counter()
-        self._is_ended = self._is_closed = self._is_changed = self._is_torn = False
-        self._is_full = self._has_warned = False
-        self._broken: SampleJournalError | None = None
-        self._lock = threading.RLock()
-        self._listeners: dict[object, Callable[[], object]] = {}
-        self._recover()
-
-    # Operations
+        self._is_ended = self._has_warned = False
 
     def put(
         self,
@@ -220,112 +201,11 @@ class Keeper:
         with self._operation(is_change=False):
             return stats_of(self._ledger, self._rows.in_memory_bytes, self._rows.on_disk_bytes, self._tally)
 
-    def close(self) -> None:
-        """Hold nothing any more; idempotent."""
-        with self._lock:
-            self._is_closed = True
-            self._rows.close()
-            self._ledger.clear()
-        self._notify()
-
-    # For those who wait
-
-    def listen(self, key: object, listener: Callable[[], object]) -> None:
-        """Call a function after each change, until `leave`; it must not wait."""
-        with self._lock:
-            self._listeners[key] = listener
-
-    def leave(self, key: object, ticket: str | None = None) -> None:
-        """Call it no more; and want no room any more."""
-        with self._lock:
-            self._listeners.pop(key, None)
-            if not self._room.leave(ticket):
-                return
-        self._notify()
-
-    def next_end_s(self) -> float:
-        """Seconds until a lease ends, after which more may be possible."""
-        with self._lock:
-            end = self._ledger.leases.next_end()
-            return float("inf") if end is None else max(0.0, end - self._clock())
-
     def why_not(self, operation: str, arguments: Mapping[str, Any]) -> str:
         """Why an operation is not possible now."""
         stats = self.stats()
         with self._lock:
             return why_not(self._options, self._ledger, self._room, stats, operation, arguments)
-
-    # What they are made of
-
-    @contextmanager
-    def _operation(self, *, is_change: bool = True) -> Iterator[None]:
-        """Take back what is late before, clear away what is gone after, and tell."""
-        is_heard = True
-        try:
-            with self._lock:
-                self._begin()
-                expired = self._ledger.expire(self._clock())
-                self._tally["returned"] += expired
-                self._is_changed = is_change or bool(expired)
-                try:
-                    yield
-                finally:
-                    is_heard = self._clear() or self._is_changed
-                    self._note(lambda: None)
-                    self._tell(self._tally)
-                self._is_torn = False
-        finally:
-            if is_heard or self._is_closed:
-                self._notify()
-
-    def _begin(self) -> None:
-        if self._is_closed:
-            raise self._broken or SampleQueueClosedError(f"{self._options.name} was closed")
-        if self._is_torn:
-            self._rows.mend(self._ledger.mend())
-        self._is_torn = True  # until all is done: a Ctrl-C may break it off between any two lines
-
-    def _clear(self) -> bool:
-        """Give up rows of samples that are gone, and columns that are to be scored anew."""
-        gone, stripped = self._ledger.taken_off()
-        self._is_full = self._is_full and not gone
-        self._table.clear(stripped, self._options.rescored)
-        for sample, _ in gone:
-            self._rows.free(sample.rows)
-        self._note(partial(self._rows.lost_columns, stripped))
-        self._note(partial(self._rows.went, gone, self._ledger.samples))
-        self._tally.update(Counter(why for _, why in gone))
-        self._tally["rescored"] += len(stripped)
-        return bool(gone or stripped)
-
-    def _note(self, write: Callable[[], None]) -> None:
-        """Have something written down; what can't be leaves a queue that nobody may rely on."""
-        if self._broken is not None:
-            return
-        try:
-            self._rows.stands(Standing(self._ledger.version, self._ledger.next_id, dict(self._tally)))
-            write()
-        except OSError as error:
-            self._is_closed = True
-            self._rows.close()
-            self._broken = SampleJournalError(
-                f"{self._options.name} can't write to {self._options.directory} ({error}), "
-                "and is closed: what was written before can be opened again"
-            )
-            raise self._broken from error
-
-    def _notify(self) -> None:
-        for listener in list(self._listeners.values()):
-            listener()
-
-    def _recover(self) -> None:
-        samples, standing = self._rows.recovered()
-        for sample in samples:
-            sample.born = self._clock()
-        self._ledger.put(samples)
-        self._ledger.next_id = max(self._ledger.next_id, standing.next_id)
-        self._ledger.advance(standing.version)
-        self._tally.update(standing.tally)
 
     def _floor_of(self, max_staleness: int | None) -> int:
         return NO_FLOOR if max_staleness is None else self._ledger.version - max_staleness

@@ -5,8 +5,8 @@ from functools import reduce
 from operator import and_
 from typing import Any
 
+from raycrew.worker_groups.rollouts.samples._asking import Columns, Handed
 from raycrew.worker_groups.rollouts.samples._options import QueueOptions
-from raycrew.worker_groups.rollouts.samples._requests import Columns, Handed
 from raycrew.worker_groups.rollouts.samples._states import Keys, Sample
 from raycrew.worker_groups.rollouts.samples._storage import DurableRows, Row, Rows, SpillingRows
 

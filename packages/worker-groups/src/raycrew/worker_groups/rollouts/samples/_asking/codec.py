@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ray import ObjectRef, cloudpickle
 
-from raycrew.worker_groups.rollouts.samples._arrays import MARK, decode_array, encode_array, is_plain
+from raycrew.worker_groups.rollouts.samples._asking.arrays import MARK, decode_array, encode_array, is_plain
 from raycrew.worker_groups.rollouts.samples._storage import Held, Row
 
 
