@@ -34,8 +34,10 @@ def test_the_longest_pause():
 
 
 def test_none_at_all():
+    budget = RestartBudget(0)
     with pytest.raises(WorkerGroupError, match="all 0 restarts"):
-        RestartBudget(0).take()
+        budget.take()
+    assert budget.is_refusing
 
 
 def test_pauses_stay_bounded_however_many_restarts_there_were():
@@ -63,5 +65,6 @@ def test_neither_a_long_restart_nor_refusals_are_an_hour_without_a_death():
         clock.now += QUIET_S - 1
         with pytest.raises(WorkerGroupError, match="all 1 restarts"):
             budget.take()
+    assert budget.is_refusing
     clock.now += QUIET_S
-    assert budget.take() == 0.0
+    assert (budget.take(), budget.is_refusing) == (0.0, False)

@@ -70,8 +70,8 @@ class ReplicaState:
 
     Attributes:
         rank: Its number.
-        status: "ready"; "restarting"; "failed" (no restarts are left); "stopped"; or "lost" (its worker has
-            died, and is replaced if there are restarts left).
+        status: "ready"; "restarting"; "failed" (no restarts are left, of its server or of its worker);
+            "stopped"; or "lost" (its worker has died, and is to be replaced).
         endpoint: Where it answers, while it is ready.
         restarts: How often its server was started anew, within this worker.
         reason: Why it is not ready, or was started anew the last time.

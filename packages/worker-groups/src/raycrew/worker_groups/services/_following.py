@@ -10,7 +10,7 @@ from ray.exceptions import RayError
 
 from raycrew.cluster_core import ClusterError
 from raycrew.worker_groups._calls import MultiWorkerFuture, deadline_after, left
-from raycrew.worker_groups._group import WorkerGroup
+from raycrew.worker_groups._group import RayWorkerGroup
 from raycrew.worker_groups.errors import (
     ResultTimeoutError,
     WorkerFailureError,
@@ -42,7 +42,7 @@ class Following:
         """How each replica was when it was last asked."""
         return tuple(self._states.values())
 
-    def begin(self, group: WorkerGroup, interval_s: float) -> None:
+    def begin(self, group: RayWorkerGroup, interval_s: float) -> None:
         """Ask now, and then again and again, for as long as somebody has the group."""
         self.look(group)
         arguments = (self, weakref.ref(group), interval_s, self._stop)
@@ -57,7 +57,7 @@ class Following:
         if failure.rank in self._states:
             self._states[failure.rank] = ReplicaState(failure.rank, "lost", reason=failure.message)
 
-    def look(self, group: WorkerGroup) -> None:
+    def look(self, group: RayWorkerGroup) -> None:
         """Ask all replicas; of one that does not answer what it said before counts.
 
         Raises:
@@ -69,23 +69,32 @@ class Following:
             for rank in self._states.keys() - self._asked.keys() - set(absent):
                 with suppress(ResultTimeoutError):
                     self._asked[rank] = group.on([rank], timeout=_ANSWER_S).call(Replica.state)
-            for rank, future in list(self._asked.items()):
-                self._take(rank, future, left(deadline))
+            for rank in list(self._asked):
+                self._take(rank, group, left(deadline))
 
-    def _take(self, rank: int, future: "MultiWorkerFuture[ReplicaState]", timeout_s: float | None) -> None:
+    def _take(self, rank: int, group: RayWorkerGroup, timeout_s: float | None) -> None:
         try:
-            (state,) = future.get_results(timeout=timeout_s)
+            (state,) = self._asked[rank].get_results(timeout=timeout_s)
         except ResultTimeoutError:
             return
         except WorkerFailureError as failure:
             self.note_loss(failure)
+            if group._supervision.has_given_up:  # noqa: SLF001 - made for this package
+                self._note_end(failure)
         else:
             self._states[rank] = state
         self._asked.pop(rank, None)
 
+    def _note_end(self, failure: WorkerFailureError) -> None:
+        """Take in that a worker that has died is not replaced."""
+        if failure.rank in self._states:
+            reason = f"no restarts of its worker are left: {failure.message}"
+            told = failure.log_tail
+            self._states[failure.rank] = ReplicaState(failure.rank, "failed", reason=reason, log_tail=told)
+
 
 def _look_again(
-    following: Following, owner: "weakref.ref[WorkerGroup]", interval_s: float, stop: threading.Event
+    following: Following, owner: "weakref.ref[RayWorkerGroup]", interval_s: float, stop: threading.Event
 ) -> None:
     while not stop.wait(interval_s):
         group = owner()

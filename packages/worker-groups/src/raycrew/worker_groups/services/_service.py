@@ -188,8 +188,8 @@ class Service:
         """Wait until all replicas are ready; gives their endpoints.
 
         Raises:
-            ServiceTimeoutError: Some were not in time, as none is whose worker is lost and not replaced.
-            ServiceError: The server of one has failed for good.
+            ServiceTimeoutError: Some were not in time.
+            ServiceError: The server of one, or its worker, has failed for good.
             ServiceClosedError: The service was shut down.
         """
         deadline = time.monotonic() + timeout_s

@@ -19,11 +19,15 @@ class RestartBudget:
     Args:
         most: How many there may be without such an hour between them.
         clock: The monotonic clock.
+
+    Attributes:
+        is_refusing: Whether the last one that was asked for was refused.
     """
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.most = most
         self.used = 0
+        self.is_refusing = False
         self._clock = clock
         self._last = self._busy_until = float("-inf")
 
@@ -37,7 +41,8 @@ class RestartBudget:
         if now - self._busy_until >= QUIET_S:
             self.used = 0
         self._busy_until = now
-        if self.used >= self.most:
+        self.is_refusing = self.used >= self.most
+        if self.is_refusing:
             raise WorkerGroupError(f"all {self.most} restarts of max_restarts are used up")
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self.used - 1, 10))
         begin = max(now, self._last + pause_s)

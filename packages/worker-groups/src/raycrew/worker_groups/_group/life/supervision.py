@@ -77,6 +77,11 @@ class Supervision:
         """Whether anything is done about workers that die."""
         return self._options.restart_on_failure or self._options.on_worker_failure is not None
 
+    @property
+    def has_given_up(self) -> bool:
+        """Whether workers that are dead stay so, as no restart was left when it was asked for."""
+        return self._budget.is_refusing
+
     def recovery(self, method: MethodInfo, group: Replaceable, send: Callable[[], Any]) -> Recovery:
         """What becomes of a call should its worker die.
 

@@ -1,0 +1,55 @@
+"""What is known of replicas from what their workers answer, or don't; without Ray."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from raycrew.worker_groups.errors import ResultTimeoutError, WorkerFailureError
+from raycrew.worker_groups.services._endpoint import ReplicaState
+from raycrew.worker_groups.services._following import Following
+
+
+class Group:
+    """Workers that answer what they are told to, by rank."""
+
+    absent_ranks = ()
+
+    def __init__(self, *answers, has_given_up=False):
+        self.answers = answers
+        self._supervision = SimpleNamespace(has_given_up=has_given_up)
+
+    def on(self, ranks, timeout):
+        answer = self.answers[ranks[0]]
+
+        def results(timeout):
+            if isinstance(answer, Exception):
+                raise answer
+            return [answer]
+
+        return SimpleNamespace(call=lambda method: SimpleNamespace(get_results=results))
+
+
+READY = ReplicaState(0, "ready", pid=7)
+DEAD = WorkerFailureError("killed by signal 9", rank=1, log_tail="the last words")
+
+
+@pytest.mark.parametrize(("has_given_up", "status"), [(False, "lost"), (True, "failed")])
+def test_a_worker_that_died_is_lost_or_has_failed_where_no_restart_is_left(has_given_up, status):
+    following = Following(2)
+    following.look(Group(READY, DEAD, has_given_up=has_given_up))
+    ready, other = following.states
+    assert (ready, other.status) == (READY, status)
+    assert "killed by signal 9" in other.reason
+    assert ("no restarts of its worker are left" in other.reason) is has_given_up
+    assert other.log_tail == ("the last words" if has_given_up else "")
+
+
+def test_who_does_not_answer_in_time_is_as_before_and_who_answers_again_is_what_it_says():
+    following = Following(1)
+    following.look(Group(READY))
+    following.look(Group(ResultTimeoutError("not yet", [0])))
+    assert following.states == (READY,)
+    following = Following(1)
+    following.look(Group(WorkerFailureError("gone", rank=0), has_given_up=True))
+    following.look(Group(READY, has_given_up=True))
+    assert following.states == (READY,)
