@@ -1,5 +1,7 @@
 """Which connection to Ray something belongs to."""
 
+import asyncio
+import logging
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -97,6 +99,34 @@ def test_nor_is_another_thread_kept_from_connecting(local_ray, ray_nodes_session
         assert pool.submit(lambda: ray.get(ray.put(2))).result(60) == 2
         session.check()
     ray.shutdown()
+
+
+class Loop:
+    """An actor with coroutines; Ray warns it once of a blocking `ray.get`."""
+
+    def __init__(self):
+        self.warnings = []
+        logging.getLogger("ray").addFilter(self.note)
+        logging.getLogger("ray._private.worker").addFilter(self.note)
+
+    def note(self, record):
+        self.warnings.append(record.getMessage())
+        return True
+
+    async def warned(self, where):
+        """Of what is got beside the event loop, or in it, over a session or without."""
+        ref, session = ray.put(1), Session.current()
+        use = {"thread": session.get, "loop": session.get, "user": ray.get}[where]
+        assert (use(ref) if where == "loop" else await asyncio.to_thread(use, ref)) == 1
+        return sum("blocking ray.get" in message for message in self.warnings)
+
+
+def test_only_who_blocks_an_event_loop_is_warned_of_it(local_ray):
+    for first in ("loop", "user"):
+        loop = ray.remote(num_cpus=0)(Loop).remote()
+        wheres = ("thread", first, "thread", first)
+        told = [ray.get(loop.warned.remote(where), timeout=60) for where in wheres]
+        assert told == [0, 1, 1, 1]
 
 
 def test_a_session_is_the_same_for_a_driver_its_threads_and_its_workers(local_ray):

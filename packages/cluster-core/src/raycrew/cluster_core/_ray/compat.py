@@ -1,5 +1,6 @@
 """What no public call of Ray offers, or what its versions do in different ways; one function each."""
 
+import asyncio
 import importlib
 import logging
 import os
@@ -17,6 +18,7 @@ _Known = tuple[weakref.ref[Any], str]
 # Ray's public ways to its own ids connect where there is no connection, or ask the proxy.
 _worker_module: Any = importlib.import_module("ray._private.worker")
 _auto_connect: Any = importlib.import_module("ray._private.auto_init_hook")
+_WARNED = "blocking_get_inside_async_warned"
 _switching = threading.Lock()
 _known: list[_Known | None] = [None]
 _parents: list[weakref.ref[Any]] = []
@@ -100,6 +102,27 @@ class _AutoConnect(threading.local):
         return bool(self.allowed) and not self.refusals
 
 
+class _Warned:
+    """In place of Ray's note that it has warned of a blocking `ray.get` in an actor with coroutines.
+
+    Ray warns of any thread. Of what this package asks where no event loop runs it has no need to.
+    """
+
+    def __init__(self, switch: _AutoConnect) -> None:
+        self.switch = switch
+
+    def __bool__(self) -> bool:
+        return bool(self.switch.refusals) and not _runs_a_loop()
+
+
+def _runs_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 @contextmanager
 def never_connecting() -> Iterator[None]:
     """What this thread asks of Ray in here fails where there is no connection (any more), or never was.
@@ -113,6 +136,8 @@ def never_connecting() -> Iterator[None]:
             switch = _auto_connect.enable_auto_connect
             if not isinstance(switch, _AutoConnect):
                 switch = _auto_connect.enable_auto_connect = _AutoConnect(switch)
+                if getattr(_worker_module, _WARNED, None) is False:
+                    setattr(_worker_module, _WARNED, _Warned(switch))
     switch.refusals += 1
     try:
         yield
