@@ -10,12 +10,13 @@ import argparse
 import importlib
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import tempfile
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mutations import Mutation, mutations
@@ -24,6 +25,7 @@ from trying import ENDLESS, UNNOTICED, Module, Trial
 
 ROOT = Path(__file__).parent.parent
 EQUIVALENT = Path(__file__).parent / "equivalent.toml"
+NUMBER = re.compile(r"\s*-?\s*\b[\d_.]+(e-?\d+)?\b")
 AIM = 0.95
 # Slow to import, and no part of the packages: once for all forks.
 PRELOADED = ("numpy", "torch", "ray", "hypothesis", "packaging", "aiohttp", "rich")
@@ -32,17 +34,25 @@ PYTEST = ("-q", "-s", "-p", "no:cacheprovider")
 
 @dataclass(frozen=True)
 class Survivor:
-    """A mutation that no test noticed: the line as it is, and as it was made."""
+    """A mutation that no test noticed: the line as it is, and as it was made.
+
+    Without `after`: any that changes nothing of the line but a number.
+    """
 
     module: str
     before: str
-    after: str
+    after: str = ""
+
+    @property
+    def is_of_a_number(self) -> bool:
+        """Whether nothing but numbers are others."""
+        return NUMBER.sub("0", self.before) == NUMBER.sub("0", self.after)
 
 
 def known_equivalents() -> set[Survivor]:
     """The mutations that nobody can notice."""
     entries = tomllib.loads(EQUIVALENT.read_text()).get("equivalent", [])
-    return {Survivor(entry["module"], entry["before"], entry["after"]) for entry in entries}
+    return {Survivor(entry["module"], entry["before"], entry.get("after", "")) for entry in entries}
 
 
 def sample(copy: Path, package: str, name: str, count: int, seed: int) -> Module:
@@ -50,11 +60,12 @@ def sample(copy: Path, package: str, name: str, count: int, seed: int) -> Module
     folder = copy / "packages" / package
     source = folder / "src/raycrew" / package.replace("-", "_") / f"{name}.py"
     equivalent = known_equivalents()
-    made = [
-        each
-        for each in mutations(source.read_text(), count, seed)
-        if Survivor(f"{package}/{name}", each.before, each.after) not in equivalent
-    ]
+
+    def is_known(mutation: Mutation) -> bool:
+        found = Survivor(f"{package}/{name}", mutation.before, mutation.after)
+        return found in equivalent or (found.is_of_a_number and replace(found, after="") in equivalent)
+
+    made = [each for each in mutations(source.read_text(), count, seed) if not is_known(each)]
     return Module(source, [folder / "tests" / test for test in TARGETS[package][name]], made)
 
 

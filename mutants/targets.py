@@ -217,7 +217,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_columns/kinds/casting": ("columns/kinds/test_casting.py",),
         "_columns/kinds/padding": ("columns/kinds/test_ragged.py", "test_batch_hostile.py"),
         "_columns/lengths": ("columns/test_lengths.py", *COLUMNS),
-        "_columns/naming": COLUMNS,
+        "_columns/naming": ("columns/test_naming.py", *COLUMNS),
         "_columns/operations/rows": COLUMNS,
         "_columns/table": COLUMNS,
         "_handles/arguments": ("handles/test_tidying.py", "handles/test_walk.py", "test_rtensor.py"),
@@ -237,7 +237,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "weights/_directory/record": DIRECTORY,
         "weights/_directory/relay": ("weights/directory/test_relay.py",),
         "weights/_directory/shelf": DIRECTORY,
-        "weights/_directory/telling": DIRECTORY,
+        "weights/_directory/telling": ("weights/publishing/test_source.py", *DIRECTORY),
         "weights/_directory/versions": DIRECTORY,
         "weights/_receiving/held": ("weights/directory/test_stale_weights.py", "weights/test_weights.py"),
         "weights/_receiving/member": (

@@ -107,6 +107,34 @@ def test_arguments_without_plain_bytes_pass_as_they_are(registry):
     assert same(transport.decode(found)["plain"], torch.ones(3))
 
 
+class InPlace(InProcessBackend):
+    """Gives the very memory that it holds, as a mapping of shared memory does."""
+
+    gives_own_memory = False
+
+    def fetch(self, reads, *, timeout_s=None):
+        return [read.of(self._held[read.shard.shard_id]) for read in reads]
+
+
+@pytest.mark.parametrize(("options", "seen"), [({}, False), ({"borrow": True}, True)])
+def test_arguments_are_the_workers_own_unless_they_are_borrowed(options, seen):
+    transport = TensorArguments(0, registry=ShardRegistry(InPlace()), **options)
+    remote = transport.encode([torch.zeros(3)])
+    transport.decode(remote)[0].add_(1)
+    assert transport.decode(remote)[0].any().item() is seen
+
+
+@pytest.mark.parametrize(("min_bytes", "stored"), [(0, [0, 8, 16]), (9, [16]), (16, [16]), (17, [])])
+def test_tensors_from_the_named_size_on_travel_as_handles(registry, min_bytes, stored):
+    sent = [torch.zeros(size, dtype=torch.uint8) for size in (0, 8, 16)]
+    found = TensorArguments(min_bytes, registry=registry).encode(sent)
+    assert [
+        len(tensor) for tensor, each in zip(sent, found, strict=True) if isinstance(each, RTensor)
+    ] == stored
+    with pytest.raises(ValueError, match="must not be negative, got -1"):
+        TensorArguments(-1, registry=registry)
+
+
 def test_only_some_tensors_are_stored(registry):
     value = {"a": torch.ones(3), "b": torch.ones(3, dtype=torch.int64)}
     remote = remotize(value, registry, only=torch.is_floating_point)

@@ -1,7 +1,11 @@
 """What members agree on, and how their bytes are cut into pieces; no process is started."""
 
+import os
 import pickle
 import random
+import socket
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,6 +14,7 @@ from raycrew.tensor_transport.errors import (
     GroupError,
     GroupMismatchError,
     GroupTimeoutError,
+    NoTransportError,
     PeerLostError,
     ShardLostError,
     StaleGenerationError,
@@ -22,7 +27,7 @@ from raycrew.tensor_transport.process_groups._broadcasting.pieces import plan_pi
 from raycrew.tensor_transport.process_groups._broadcasting.session import Wish, agreed_root
 from raycrew.tensor_transport.process_groups._broadcasting.views import as_source, as_target
 from raycrew.tensor_transport.process_groups._membership.cause import Cause
-from raycrew.tensor_transport.process_groups._membership.invitation import Invitation
+from raycrew.tensor_transport.process_groups._membership.invitation import Invitation, check_members
 from raycrew.tensor_transport.process_groups._membership.lifeline import Lifeline, is_gone
 from raycrew.tensor_transport.process_groups._membership.seat import Seat, choose_backend
 from raycrew.tensor_transport.process_groups._process.sockets import address_towards
@@ -44,6 +49,15 @@ def test_pieces_hold_every_byte_once_and_in_order(seed):
     assert found == [(index, byte) for index, size in enumerate(sizes) for byte in range(size)]
     assert all(0 < piece.size_bytes <= 1000 for piece in pieces)
     assert all(piece.in_place or all(run.size_bytes < 400 for run in piece.runs) for piece in pieces)
+    for piece, after in pairwise(pieces):
+        first = after.runs[0]
+        small = piece.runs[-1].size_bytes < 400 and first.size_bytes == sizes[first.index] < 400
+        if small and sizes[piece.runs[-1].index] < 400:
+            assert piece.size_bytes + first.size_bytes > 1000, "it would have fitted"
+
+
+def test_small_buffers_fill_a_piece_to_its_last_byte():
+    assert [len(piece.runs) for piece in plan_pieces([300, 300, 0, 300, 100, 1], 1000, 400)] == [4, 1]
 
 
 def test_a_large_buffer_is_cut_into_parts_of_one_size():
@@ -143,6 +157,31 @@ def test_a_backend_is_chosen_from_what_all_say():
         assert "NCCL" in next(each.reason for each in choice.candidates if each.name == "nccl")
 
 
+@pytest.mark.parametrize(
+    ("wanted", "has_gpus", "chosen"),
+    [("auto", True, "nccl"), ("auto", False, "gloo"), ("nccl", True, "nccl"), ("gloo", True, "gloo")],
+)
+def test_auto_is_nccl_where_each_member_has_a_gpu_of_its_own(wanted, has_gpus, chosen):
+    assert choose_backend(wanted, seated(has_gpus)).name == chosen
+
+
+def seated(has_gpus):
+    facts = replace(member_facts(), unavailable={})
+    gpus = [(f"gpu{i}",) if has_gpus else () for i in range(2)]
+    return [Seat(f"m{i}", ("127.0.0.1", 1), replace(facts, gpus=own)) for i, own in enumerate(gpus)]
+
+
+@pytest.mark.hostile
+def test_a_backend_that_is_asked_for_is_not_replaced_by_another():
+    with pytest.raises(NoTransportError, match="no CUDA device"):
+        choose_backend("nccl", seated(has_gpus=False))
+
+
+def test_a_seat_says_whose_it_is():
+    seat, _ = seated(has_gpus=False)
+    assert str(seat) == f"m0 (process {os.getpid()} on {socket.gethostname()})"
+
+
 def test_buffers_are_checked_before_anything_is_sent():
     square = torch.arange(16.0).reshape(4, 4)
     assert (
@@ -178,6 +217,10 @@ def test_buffers_are_checked_before_anything_is_sent():
 def test_a_host_refuses_what_is_no_group(members, options, error, complaint):
     with pytest.raises(error, match=complaint):
         GroupHost("weights", members, **options)
+
+
+def test_members_keep_their_order():
+    assert check_members(["b", "a", "c"]) == ("b", "a", "c")
 
 
 def test_members_are_named_by_their_part_and_rank():

@@ -13,7 +13,9 @@ from raycrew.tensor_transport._rows.indexing import (
     normalize_rows,
     padding_of_joined,
     padding_within,
+    repeats,
     row_numbers,
+    run_bounds,
 )
 
 
@@ -130,6 +132,24 @@ def test_even_bounds(size, parts):
     assert [row for start, end in bounds for row in range(start, end)] == list(range(size))
     assert len(bounds) == parts
     assert max(lengths) - min(lengths) <= 1
+
+
+def test_runs_have_the_sizes_that_are_asked_for_none_included():
+    assert run_bounds(5, [2, 0, 3]) == [(0, 2), (2, 2), (2, 5)]
+    assert run_bounds(5, 2) == [(0, 3), (3, 5)] and run_bounds(0, []) == []
+    for sizes in ([2, 2], [6], [6, -1], []):
+        with pytest.raises(ValueError, match="do not add up to 5 rows"):
+            run_bounds(5, sizes)
+
+
+@given(st.lists(st.integers(0, 4), max_size=9))
+def test_a_row_is_repeated_wherever_it_was_named_before(rows):
+    found = repeats(np.array(rows, dtype=np.int64), 5)
+    assert found.tolist() == [i for i, row in enumerate(rows) if row in rows[:i]]
+
+
+def test_a_run_repeats_no_row():
+    assert repeats(slice(1, 4, 1), 5).tolist() == []
 
 
 @pytest.mark.parametrize("padding", [0, 1, 3, 5])

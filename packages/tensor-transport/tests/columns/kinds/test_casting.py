@@ -1,8 +1,12 @@
 """Casts that would make other values of some are refused."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from raycrew.tensor_transport import BatchedDataDict, BatchSchemaError
 
@@ -63,3 +67,64 @@ def test_what_is_held_passes(values, new):
 @pytest.mark.parametrize("new", [torch.uint8, torch.uint64, torch.float32, torch.complex64, torch.int64])
 def test_small_integers_are_held_by_all(new):
     assert BatchedDataDict(x=torch.tensor([0, 3, 127], dtype=torch.int8)).cast({"x": new})["x"].dtype == new
+
+
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64, torch.uint64]
+SMALL_FLOATS = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e8m0fnu]
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64, *SMALL_FLOATS]
+EDGES = [
+    sign * 2**power + step
+    for power in (0, 7, 8, 11, 24, 31, 53, 62)
+    for sign in (1, -1)
+    for step in (-1, 0, 1)
+]
+VALUES = st.sampled_from(
+    [0, *EDGES, 2**63 - 1, -(2**63), 2**63, 2**64 - 1, 300.0, 70000.0, 0.5, -0.0, 1e-30, -1e-30]
+)
+SPECIAL = st.sampled_from([INF, -INF, NAN, 1e300, -1e300, 448.0, 449.0, 57344.0])
+
+
+def held(value, dtype):
+    """A value as a dtype has it, exactly as Python has it; None where that is no number of one kind."""
+    if dtype in INTEGERS and not torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max:
+        return None
+    tensor = torch.tensor(value, dtype=torch.float64 if dtype in FLOATS else dtype).to(dtype)
+    return tensor.item() if dtype not in SMALL_FLOATS else tensor.float().item()
+
+
+def passes(value, old, new):
+    """What is promised of one value: fractions are rounded, everything else stays or is refused."""
+    if new in INTEGERS:
+        limits = torch.iinfo(new)
+        return math.isfinite(value) and value == int(value) and limits.min <= value <= limits.max
+    rounded = held(float(value), new)
+    if new == torch.bool:
+        return value in (0, 1)
+    if old not in FLOATS:
+        return rounded == value
+    if math.isfinite(value) and abs(value) > torch.finfo(new).max:
+        return False
+    if new not in SMALL_FLOATS:
+        return True
+    sorts = [(math.isnan(n), math.isinf(n)) for n in (value, rounded)]
+    return sorts[0] == sorts[1] and (
+        rounded == 0 or math.isnan(value) or (rounded > 0) - (rounded < 0) == (value > 0) - (value < 0)
+    )
+
+
+@given(
+    VALUES | SPECIAL,
+    st.sampled_from([*INTEGERS, *FLOATS, torch.bool]),
+    st.sampled_from([*INTEGERS, *FLOATS, torch.bool]),
+)
+def test_a_value_is_held_or_refused_whatever_the_two_dtypes_are(value, old, new):
+    assume(old in FLOATS or (isinstance(value, int) and (old != torch.bool or value in (0, 1))))
+    value = held(value, old)
+    assume(value is not None)
+    tensor = torch.tensor([value], dtype=torch.float64 if old in FLOATS else old).to(old)
+    batch = BatchedDataDict(x=tensor)
+    if old == new or passes(value, old, new):
+        assert batch.cast({"x": new})["x"].dtype == new
+    else:
+        with pytest.raises(BatchSchemaError, match="is not held by"):
+            batch.cast({"x": new})

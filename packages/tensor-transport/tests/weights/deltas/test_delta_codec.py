@@ -105,6 +105,24 @@ def test_damaged_deltas_never_write_wrong_values(seed):
 
 
 @pytest.mark.hostile
+@pytest.mark.parametrize("last", [5, 8, 9, 250])
+def test_changes_reach_to_the_last_word_and_no_further(last):
+    """As a reader of 9 words has it, of changes that were found in more."""
+    old = np.zeros(300, np.uint8)
+    new = old.copy()
+    new[last] = 1
+    changes = _codec.find_changes(old, new)
+    memory = np.zeros(9, np.uint8)
+    if last < 9:
+        _codec.apply_changes(memory, changes)
+        assert memory.nonzero()[0].tolist() == [last]
+    else:
+        with pytest.raises(DecodeError, match="damaged changes"):
+            _codec.apply_changes(memory, changes)
+        assert not memory.any()
+
+
+@pytest.mark.hostile
 def test_wrong_lengths_are_refused():
     with pytest.raises(ValueError, match="7 bytes are not elements of 2 bytes"):
         encode_delta(None, np.zeros(7, np.uint8), 2)

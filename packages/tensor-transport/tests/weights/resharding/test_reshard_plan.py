@@ -219,6 +219,18 @@ def test_pipeline_stages_and_names():
     assert all(np.array_equal(found, whole[name]) for name, found in whole_of(target, moved).items())
 
 
+def test_ranks_may_hold_a_tensor_in_parameters_of_their_own_names():
+    halves = sharded((4, 2), DTYPE, range(2)).shares
+    source = join_layouts(
+        Layout({name: TensorLayout((4, 2), DTYPE, (half,))}).rename({name: "w"})
+        for name, half in zip(("left", "right"), halves, strict=True)
+    )
+    assert source.tensors["w"].parameters == ("left", "right")
+    target = Layout({"w": replicated((4, 2), DTYPE, [0])})
+    moves = plan_reshard(source, target).moves()
+    assert {(move.source_rank, move.source_parameter) for move in moves} == {(0, "left"), (1, "right")}
+
+
 def test_replicas_give_equally_much_and_the_nearest_first():
     source = Layout({f"t{i}": replicated((i + 1,), DTYPE, range(4)) for i in range(40)})
     target = Layout({f"t{i}": replicated((i + 1,), DTYPE, range(3)) for i in range(40)})

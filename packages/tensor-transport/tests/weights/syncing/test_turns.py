@@ -15,11 +15,12 @@ def turns():
     return Turns("update goes over this route")
 
 
-def test_turns_come_in_the_order_in_which_they_were_asked_for(turns):
+@pytest.mark.parametrize("timeout_s", [None, 60.0])
+def test_turns_come_in_the_order_in_which_they_were_asked_for(turns, timeout_s):
     had, threads = [], []
 
     def take(number, stands):
-        with turns.turn(None, stands.set):
+        with turns.turn(timeout_s, stands.set):
             had.append(number)
 
     with turns.turn(None):

@@ -73,9 +73,9 @@ def _same_values(tensor: torch.Tensor, cast: torch.Tensor) -> bool:
     if _is_integer(tensor) and _is_integer(values):
         same &= _negative(tensor) == _negative(values)
     elif _is_integer(tensor):
-        same &= _in_range(values, tensor.dtype)
+        same &= _among(values, tensor.dtype)
     elif _is_integer(values) and not tensor.is_complex():
-        same &= _in_range(tensor, values.dtype)
+        same &= _among(tensor, values.dtype)
     return bool(same.all())
 
 
@@ -87,10 +87,11 @@ def _negative(tensor: torch.Tensor) -> torch.Tensor:
     return tensor < 0 if tensor.dtype.is_signed else torch.zeros_like(tensor, dtype=torch.bool)
 
 
-def _in_range(fractions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Which numbers an integer dtype reaches; casts of others differ between processors."""
+def _among(fractions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Which numbers an integer dtype has; casts of those out of its reach differ between processors."""
     limits, numbers = torch.iinfo(dtype), fractions.double()
-    return (numbers >= limits.min) & (numbers < float(limits.max) + (dtype.itemsize < 8))
+    reached = (numbers >= limits.min) & (numbers < float(limits.max) + (dtype.itemsize < 8))
+    return reached & (numbers == numbers.trunc())
 
 
 def _same_sorts(tensor: torch.Tensor, cast: torch.Tensor) -> bool:

@@ -50,7 +50,7 @@ def _holds(dtype: torch.dtype, value: float) -> bool:
     if torch.finfo(dtype).max < abs(value) != math.inf:
         return False
     held = torch.tensor(float(value), dtype=torch.float64).to(dtype)
-    back = held.to(torch.complex128).real.item() if dtype.is_complex else held.to(torch.float64).item()
+    back = held.to(torch.complex128).real.item()
     if isinstance(value, int):
         return back == value
     if math.isnan(value):
