@@ -90,17 +90,30 @@ def test_an_interpreter_that_uses_too_much_has_ended(program):
     asyncio.run(run())
 
 
-def test_a_program_that_waits_too_long_is_ended_with_what_it_started():
+@pytest.mark.parametrize(
+    "start",
+    [
+        "os.fork()",
+        "os.posix_spawn(sys.executable, [sys.executable, '-c', ''], {})",
+        "os.execv(sys.executable, [sys.executable, '-c', ''])",
+        "threading.Thread(target=print).start()",
+        "[os.fork() for _ in range(1 << 20)]",
+    ],
+)
+def test_a_program_starts_no_other_one(start):
+    _, started, after = answers("import os, sys, threading", start, "1 + 1")
+    assert started.error.startswith(("PermissionError", "RuntimeError: can't start new thread"))
+    assert after == Answer("2")
+
+
+def test_a_program_that_waits_too_long_is_ended():
     async def run():
         interpreter = await Interpreter.start(LIMITS)
-        await interpreter.run("import os, time\nchild = os.fork()\nif not child: time.sleep(1000)")
-        child = int((await interpreter.run("child")).value)
-        assert is_running(child)
+        pid = int((await interpreter.run("__import__('os').getpid()")).value)
         interpreter._limits = Limits(wall_s=0.2)
         with pytest.raises(EndedError, match="took longer"):
-            await interpreter.run("time.sleep(1000)")
-        while is_running(child):  # it was killed, and is nobody's here to wait for
-            await asyncio.sleep(0.01)
+            await interpreter.run("__import__('time').sleep(1000)")
+        assert not is_running(pid)
 
     asyncio.run(run())
 

@@ -1,8 +1,8 @@
 """A Python interpreter in a process of its own, with limits: what an agent's programs run in.
 
-It keeps out endless loops, memory hogs, files, floods of output, and the variables of this process (where API
-keys are). It is no jail: a program has the same user, file system and network. Programs from people who mean
-harm belong in a container or a virtual machine.
+It keeps out endless loops, memory hogs, files, floods of output, other processes and threads, and the variables
+of this process (where API keys are). It is no jail: a program has the same user, file system and network.
+Programs from people who mean harm belong in a container or a virtual machine.
 """
 
 import asyncio
@@ -119,6 +119,30 @@ class Interpreter:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
 
+# Refuses, from now on, to start processes, threads and other programs. The limit alone would not bind root, and
+# counts all that its user runs; so the kernel is given a filter of system calls, by their numbers, as well.
+_ALONE = """
+import ctypes, platform, resource, struct
+LOAD, IF_EQUAL, IF_AT_LEAST, RETURN, ALLOWED, REFUSED = 0x20, 0x15, 0x35, 0x06, 0x7FFF0000, 0x00050001
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+machines = {
+    "x86_64": (0xC000003E, (56, 57, 58, 59, 322, 435)),  # clone, fork, vfork, execve, execveat, clone3
+    "aarch64": (0xC00000B7, (220, 221, 281, 435)),  # clone, execve, execveat, clone3
+}
+if platform.machine() in machines:
+    machine, calls = machines[platform.machine()]
+    checks = [(IF_AT_LEAST, 1 << 30)] + [(IF_EQUAL, call) for call in calls]
+    steps = [(LOAD, 0, 0, 4), (IF_EQUAL, 0, len(checks) + 2, machine), (LOAD, 0, 0, 0)]
+    steps += [(kind, len(checks) - n, 0, call) for n, (kind, call) in enumerate(checks)]
+    steps += [(RETURN, 0, 0, ALLOWED), (RETURN, 0, 0, REFUSED)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    class Filter(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
+    control = ctypes.CDLL(None).prctl
+    control(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    control(22, 2, ctypes.byref(Filter(len(steps), ctypes.addressof(code))), 0, 0)  # PR_SET_SECCOMP
+"""
+
 # Programs are read from, and answers told to, descriptors that are no longer standard input and output.
 _INSIDE = f"""
 import json, os, resource, sys
@@ -130,6 +154,7 @@ programs, told = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
 nowhere = os.open(os.devnull, os.O_RDWR)
 os.dup2(nowhere, 0)
 os.dup2(nowhere, 1)
+exec({_ALONE!r}, {{}})
 
 def answered(program, names):
     try:
