@@ -1,6 +1,6 @@
 """A Python interpreter in a process of its own, with limits: what an agent's programs run in.
 
-It keeps out endless loops, memory hogs, files, floods of output, other processes and threads, and the variables
+It keeps out endless loops, memory hogs, files, floods of output, processes and threads, and the variables
 of this process (where API keys are). It is no jail: a program has the same user, file system and network.
 Programs from people who mean harm belong in a container or a virtual machine.
 """
@@ -119,7 +119,7 @@ class Interpreter:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
 
-# Refuses, from now on, to start processes, threads and other programs. The limit alone would not bind root, and
+# Refuses, from now on, to start processes, threads and programs. The limit alone would not bind root, and
 # counts all that its user runs; so the kernel is given a filter of system calls, by their numbers, as well.
 _ALONE = """
 import ctypes, platform, resource, struct
