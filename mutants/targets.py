@@ -25,7 +25,8 @@ LAYOUTS = (
     "weights/resharding/test_moving.py",
 )
 SAMPLES = tuple(
-    f"rollouts/samples/test_sample_{what}.py" for what in ("states", "queue", "age", "waits", "keys")
+    f"rollouts/samples/test_sample_{what}.py"
+    for what in ("states", "queue", "age", "waits", "keys", "leases")
 )
 DIGEST = ("spec/test_digest.py", "spec/test_spec.py")
 

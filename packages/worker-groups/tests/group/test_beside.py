@@ -1,10 +1,13 @@
 """Places beside workers: the same bundles, of which nothing is taken, for as many as want to have any."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from raycrew.cluster_core import Claim, Cluster, ClusterClosedError
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import WorkerGroupClosedError
+from raycrew.worker_groups._group.beside import ClaimBeside
 from raycrew.worker_groups.testing import InProcessGroup
 
 
@@ -68,3 +71,11 @@ def test_they_are_gone_when_the_cluster_or_the_group_is(cluster, group):
     group.shutdown()
     with pytest.raises(WorkerGroupClosedError):
         group.places_beside()
+
+
+def test_all_but_what_is_taken_is_as_for_whoever_holds_the_bundle():
+    where = {"label_selector": {"zone": "a"}, "scheduling_strategy": "there"}
+    taken = {"num_cpus": 2, "num_gpus": 1, "memory": 7, "resources": {"TPU": 1}}
+    held = SimpleNamespace(actor_options=lambda position: {**where, **taken, "name": f"of {position}"})
+    beside = {**where, "name": "of 4", "num_cpus": 0, "num_gpus": 0, "resources": {}}
+    assert ClaimBeside(held, [2, 4]).actor_options(1) == beside

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from raycrew.worker_groups import StuckWorker, WorkerStatus
+from raycrew.worker_groups import ResourceUsage, StuckWorker, WorkerStatus
 from raycrew.worker_groups._health.reports import RunningCall, Seen, check_threshold, why_stuck
 
 LONG = RunningCall("train", 7, 100.0, 100.0)
@@ -106,3 +106,9 @@ def test_thresholds_that_are_none(threshold_s, error):
 )
 def test_who_could_answer_at_once(what, idle):
     assert what.is_idle is idle
+
+
+def test_what_is_seen_of_a_worker_is_what_it_uses_and_the_dead_use_nothing():
+    used = {"cpu": 1.5, "private_bytes": 10, "resident_bytes": 20, "device_bytes": 30, "n_processes": 2}
+    assert ResourceUsage.of(seen(**used)) == ResourceUsage(**used)
+    assert ResourceUsage.of(Seen(is_alive=False, **used)) == ResourceUsage()

@@ -76,11 +76,11 @@ def test_who_is_ended_has_it_in_its_output(tmp_path):
         errors.write("half a line")
         errors.flush()
         worker, kept = read_entry(child.pid).process, MemoryLimits()
-        kept.set(worker, 4096)
+        kept.set(worker, 1)
         kept.enforce()
     assert read_tail([str(tmp_path / "err")]).splitlines() == [
         "half a line",
-        f"ended for its memory: it has {kept.exceeded[worker]} bytes of its own, and 4096 is the limit",
+        f"ended for its memory: it has {kept.exceeded[worker]} bytes of its own, and 1 is the limit",
     ]
 
 

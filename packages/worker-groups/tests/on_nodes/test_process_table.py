@@ -20,6 +20,7 @@ from raycrew.worker_groups._on_nodes.process_table import (
     ancestors,
     clock_name,
     kill,
+    opened,
     own_process,
     pid_namespace,
     read_entry,
@@ -214,3 +215,21 @@ def test_marks_are_in_mappings_or_the_environment(monkeypatch, tmp_path, mapping
     (tmp_path / "environ").write_text(environment)
     monkeypatch.setattr(marks_module, "Path", lambda name: tmp_path / name.rpartition("/")[2])
     assert marks_of(1) == (None if marks is None else frozenset(marks))
+
+
+def test_memory_of_a_process_is_opened_by_its_name_and_no_other():
+    mine, other = (os.memfd_create(f"raycrew-{name}") for name in ("mine", "other"))
+    try:
+        os.write(mine, b"here")
+        found = opened(os.getpid(), "/memfd:raycrew-mine", os.O_RDONLY)
+        try:
+            assert os.pread(found, 10, 0) == b"here"
+            assert not os.get_inheritable(found)
+        finally:
+            os.close(found)
+        assert opened(os.getpid(), "/memfd:raycrew-nobodys", os.O_RDONLY) is None
+    finally:
+        os.close(mine)
+        os.close(other)
+    assert opened(os.getpid(), "/memfd:raycrew-mine", os.O_RDONLY) is None
+    assert opened(2**22 + 1, "/memfd:raycrew-mine", os.O_RDONLY) is None, "there is no such process"

@@ -65,8 +65,13 @@ def test_a_call_is_not_sent_to_others_than_it_was_made_for():
     part = dispatch_single(PLAIN, "add", (1,), {}, ranks=[0, 1])
     for dispatch in (whole, one, part):
         dispatch.check_size(4, "policy")
-    for dispatch, size in ((whole, 3), (whole, 5), (one, 3), (part, 1)):
-        with pytest.raises(GroupResizedError, match=f"'policy' has {size} workers by now; a call of add"):
+    for dispatch, size, ranks in (
+        (whole, 3, "4 of 4 ranks"),
+        (whole, 5, "4 of 4 ranks"),
+        (one, 3, "rank 3"),
+        (part, 1, "2 of 4 ranks"),
+    ):
+        with pytest.raises(GroupResizedError, match=f"{size} workers by now; a call of add for {ranks} was"):
             dispatch.check_size(size, "policy")
     one.check_size(5, "policy")
     part.check_size(2, "policy")

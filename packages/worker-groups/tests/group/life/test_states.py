@@ -146,6 +146,7 @@ def test_a_restart_that_calls_its_own_group_is_no_deadlock(life):
         life.replacing([0])
         with pytest.raises(WorkerGroupError, match="can't be called"):
             life.await_replaced([0], None)
+        life.await_replaced([1], None)
         with pytest.raises(WorkerGroupError, match="can't be restarted"):
             life.restart(never)
         return [0]

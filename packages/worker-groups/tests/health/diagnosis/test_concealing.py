@@ -64,3 +64,12 @@ def test_no_line_of_a_secret_is_in_any_file(tmp_path, secret, write):
         assert [form for form in forms if form in text] == []
     for text in (diagnosis.text, diagnosis.ranks[0].stacks, diagnosis.reason):
         assert [form for form in forms if form in text] == []
+
+
+@pytest.mark.parametrize("secret", ["abc123xyz\n", KEY, ACCOUNT], ids=["of a file", "of lines", "of JSON"])
+@pytest.mark.parametrize(
+    "write", [str, repr, json.dumps, lambda value: json.dumps(value, ensure_ascii=False)]
+)
+def test_not_a_letter_is_left_of_a_secret_that_is_written_whole(secret, write):
+    told = without(f"({write(secret)})", {"SECRET": secret})
+    assert told.replace("'", "").replace('"', "") == "(<SECRET>)"

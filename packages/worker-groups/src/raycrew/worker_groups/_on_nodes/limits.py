@@ -67,5 +67,7 @@ def _leave(pid: int, text: str) -> None:
     flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     with suppress(OSError):  # it is closed, or nobody reads it
         descriptor = os.open(f"/proc/{pid}/fd/2", flags)
-        with open(descriptor, "wb", buffering=0) as errors:  # noqa: PTH123 - it is open already
-            errors.write(f"\n{text}\n".encode())
+        try:
+            os.write(descriptor, f"\n{text}\n".encode())
+        finally:
+            os.close(descriptor)

@@ -149,7 +149,7 @@ def adding(
     number = None if version is None else number_of(version)
     if number is None and (scored := [name for name in encoded if name in options.rescored]):
         raise ValueError(
-            f"column {scored[0]!r} is scored anew where it is too old, so `version` has to be said"
+            f"{', '.join(scored)}: scored anew where they are too old, so `version` has to be said"
         )
     arguments = {"ids": ids, "columns": encoded, "version": number, "lease": lease}
     return Request("add", arguments)
