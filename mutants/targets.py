@@ -83,7 +83,10 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "rollouts/samples/_states/ready": SAMPLES,
         "rollouts/samples/_states/sample": SAMPLES,
         "rollouts/samples/_states/versions": SAMPLES,
-        "rollouts/samples/_storage/records": ("rollouts/samples/test_sample_journal.py",),
+        "rollouts/samples/_storage/records": (
+            "rollouts/samples/test_sample_records.py",
+            "rollouts/samples/test_sample_journal.py",
+        ),
         "rollouts/samples/_storage/rows": (
             "rollouts/samples/test_sample_queue.py",
             "rollouts/samples/test_sample_journal.py",

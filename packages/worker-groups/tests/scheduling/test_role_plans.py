@@ -1,5 +1,7 @@
 """From strategies to groups and bundles, and from workers to bundles of a cluster."""
 
+from contextlib import nullcontext
+
 import pytest
 
 from raycrew.cluster_core import BundleSpec
@@ -13,6 +15,7 @@ from raycrew.worker_groups.scheduling import (
 )
 from raycrew.worker_groups.scheduling._plan import (
     check_colocated,
+    check_separable,
     choose_bundles,
     plan_groups,
     the_one_accelerator,
@@ -128,3 +131,16 @@ def test_nobody_has_the_accelerators_that_a_deferred_role_leaves_to_its_engines(
     with pytest.raises(WorkerConfigurationError, match="for what its engines start"):
         check_colocated(colocated(SMALL, fork=fork), target)
     check_colocated(colocated(SchedulingSpec(), fork=fork), target)
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "fits"),
+    [(0.5, 0.5, False), (0.5, 1, True), (0.5, 0, True), (0, 0, True), (1, 0.5, True), (1, 1, True)],
+)
+def test_two_roles_that_want_parts_of_accelerators_can_not_be_kept_apart(own, theirs, fits):
+    job, target = (
+        Job(role, 2, [SchedulingSpec(gpu=0), SchedulingSpec(gpu=gpu)])
+        for role, gpu in (("actor", own), ("critic", theirs))
+    )
+    with nullcontext() if fits else pytest.raises(WorkerConfigurationError, match="'actor' can't be kept"):
+        check_separable(job, target)

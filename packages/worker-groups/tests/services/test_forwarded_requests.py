@@ -6,7 +6,10 @@ from raycrew.worker_groups.services import Endpoint
 from raycrew.worker_groups.services._forwarding.choosing import DOWN_S, Choosing
 from raycrew.worker_groups.services._forwarding.headers import (
     content_length,
+    has_two_lengths,
     is_idempotent,
+    is_web_socket,
+    says_not_run,
     to_client,
     to_server,
 )
@@ -185,3 +188,19 @@ def test_limits_are_numbers_that_are_large_enough():
     for name in ("resends", "body_bytes", "held_bytes"):
         with pytest.raises(TypeError, match=name):
             Limits(**{**LEAST, name: 1.5})
+
+
+def test_only_who_says_so_has_not_run_a_request():
+    said = [(b"X-Raycrew-Outcome", b"surely-not-run")]
+    assert says_not_run(503, said)
+    assert not says_not_run(503, [(b"x-raycrew-outcome", b"unknown")])
+    assert not says_not_run(503, [])
+    assert not says_not_run(502, said) and not says_not_run(504, said)
+
+
+def test_what_is_no_plain_request_is_known_by_its_headers():
+    assert is_web_socket([(b"accept", b"*/*"), (b"Upgrade", b"h2c, WebSocket")])
+    assert not is_web_socket([(b"upgrade", b"h2c"), (b"x-upgrade", b"websocket")])
+    both = [(b"Content-Length", b"3"), (b"Transfer-Encoding", b"chunked")]
+    assert has_two_lengths(both)
+    assert not has_two_lengths(both[:1]) and not has_two_lengths(both[1:])

@@ -6,7 +6,7 @@ import pytest
 from service_values import TOKEN
 
 from raycrew.cluster_core.testing import FakeCluster
-from raycrew.worker_groups.services import Endpoint
+from raycrew.worker_groups.services import Endpoint, ReplicaState
 from raycrew.worker_groups.services._endpoint import url_of
 from raycrew.worker_groups.services._places import places_for
 
@@ -53,3 +53,9 @@ def test_an_endpoint_is_a_value_that_hides_its_token():
 def test_a_url_that_would_not_be_asked_as_it_is_written_is_refused(url):
     with pytest.raises(ValueError, match="http://host:port"):
         Endpoint(url)
+
+
+def test_of_a_replica_that_only_just_began_nothing_else_is_told():
+    state = ReplicaState(2, "ready")
+    assert (state.restarts, state.reason, state.log_tail) == (0, "", "")
+    assert (state.endpoint, state.pid, state.exit_code) == (None, None, None)

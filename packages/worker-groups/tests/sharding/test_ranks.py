@@ -82,7 +82,7 @@ def test_workers_per_node(asked, chosen):
         ({"workers_per_node": 0}, "no worker at all"),
         ({"workers_per_node": 1, "bundle_indices_list": [[0]]}, "not both"),
         ({"n_spare": 6}, r"all 6 bundle\(s\) of the cluster are to be spare"),
-        ({"n_spare": 1, "bundle_indices_list": [[0], [1, 2]]}, r"not tied; \[1, 2\] are"),
+        ({"n_spare": 1, "bundle_indices_list": [[0], [1, 2], [3, 4]]}, r"not tied; \[1, 2\] are"),
         ({"bundle_indices_list": []}, "is empty"),
         ({"bundle_indices_list": [(0, [])]}, "names no bundle"),
         ({"bundle_indices_list": [(0, [4])]}, "node 0 has no bundle 4"),

@@ -5,6 +5,7 @@ import multiprocessing
 import re
 import urllib.request
 from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -159,3 +160,9 @@ def test_rays_endpoint_has_them(local_ray_session):
         re.search(r'what="(\w+)"', labels)[1]: float(n) for labels, n in told if 'queue="timed"' in labels
     }
     assert of_queue == {"produced": 3.0, "handed_out": 2.0, "consumed": 2.0}
+
+
+def test_limits_of_histograms_rise_from_a_millisecond_to_a_quarter_of_an_hour():
+    limits = metrics._SECONDS
+    assert limits[0] <= 0.001 and limits[-1] >= 900
+    assert all(2 < following / limit < 5 for limit, following in pairwise(limits))

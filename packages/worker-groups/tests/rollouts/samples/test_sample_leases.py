@@ -229,3 +229,16 @@ def has_lost_nothing(keeper, what, lines):
     put_into(keeper, 6)
     assert len(get_from(keeper, 5)[1].ids) == 1
     return came
+
+
+def test_who_waits_looks_again_when_the_next_lease_ends():
+    keeper = keeper_of(lease_s=50.0)
+    put_into(keeper, 1, 2)
+    assert keeper.next_end_s() == float("inf")
+    get_from(keeper, 1)
+    keeper.clock.now = 20.0
+    get_from(keeper, 1)
+    assert keeper.next_end_s() == 30.0
+    keeper.clock.now = 60.0
+    assert keeper.next_end_s() == 0.0
+    assert keeper.stats().returned == 1 and keeper.next_end_s() == 10.0

@@ -16,7 +16,7 @@ from raycrew.worker_groups.errors import (
     SampleQueueEndedError,
     SampleQueueTimeoutError,
 )
-from raycrew.worker_groups.rollouts.samples import SampleQueue
+from raycrew.worker_groups.rollouts.samples import SampleQueue, SampleStats
 
 
 class Handle:
@@ -393,3 +393,15 @@ def test_whoever_observes_the_process_is_told_of_samples(queue, monkeypatch):
     assert ("sample_versions_behind", {"queue": "samples"}, 4) in counts
     assert not [count for count in counts if count[1].get("what") == "produced"], "that was before"
     assert [(span.track, span.row, span.name) for span in spans] == [("samples", "samples", "get")]
+
+
+def test_a_batch_is_there_even_without_columns():
+    with SampleQueue(["tokens", "reward"]) as queue:
+        put(queue, 1)
+        batch = queue.get(1, columns=[])
+        assert batch and (len(batch), batch.size) == (0, 1)
+
+
+def test_a_queue_to_which_nothing_has_happened_counts_nothing():
+    with SampleQueue(["tokens"]) as queue:
+        assert queue.stats() == SampleStats()

@@ -143,3 +143,13 @@ def test_a_page_has_all_in_itself_and_ends_its_script_once(calls):
     assert all(bar[1] >= 0 and bar[2] >= 0 for bar in bars)
     for row in data["rows"]:
         assert all(a[1] + a[2] <= b[1] + 1e-6 for a, b in pairwise(row["bars"]))
+
+
+@given(st.floats(0, 1e4), st.floats(0, 1e4))
+def test_bars_of_a_page_are_exact_to_less_than_a_microsecond_and_short_to_write(start, length):
+    spans = [Span("t", "r", "x", "k", 0.0, 1.0), Span("t", "s", "x", "k", start, start + length)]
+    page = page_of(spans, statistics_of([]), {})
+    data = json.loads(page.split("const data = ")[1].split(";\n")[0])
+    ((_, began, took, _),) = data["rows"][1]["bars"]
+    assert abs(began - start) < 1e-7 and abs(took - length) < 1e-7
+    assert all(len(f"{number:.9f}".rstrip("0").partition(".")[2]) <= 7 for number in (began, took))

@@ -95,7 +95,7 @@ def _shares(group: str, calls: Sequence[Call]) -> GroupShares | None:
     if not runs:
         return None
     waits: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for span in (span for call in calls for span in spans_of(call) if span.track == group):
+    for span in (span for call in calls for span in spans_of(call)):
         if span.kind in (RUNNING, WAITING):
             waits[span.row].append((span.start, span.end))
     window = max(c.ended or c.start or 0.0 for c in calls) - min(

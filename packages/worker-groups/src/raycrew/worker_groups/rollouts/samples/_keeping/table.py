@@ -85,7 +85,7 @@ class Table:
         Raises:
             OSError: They can't be read.
         """
-        there = reduce(and_, (sample.mask for sample in samples), ~0)
+        there = reduce(and_, (sample.mask for sample in samples), self._options.every)
         rows = self.read(samples, self._options.names_of(there) if columns is None else columns)
         behind = [version - sample.tag for sample in samples]
         return Handed([s.id for s in samples], [s.runs for s in samples], behind, rows)

@@ -18,9 +18,6 @@ class Keys:
     def __contains__(self, key: str) -> bool:
         return key in self._ids
 
-    def __len__(self) -> int:
-        return len(self._ids)
-
     def __iter__(self) -> Iterator[tuple[str, int]]:
         return iter(self._ids.items())
 
