@@ -14,6 +14,7 @@ EDGE = (
 )
 
 PLAN = ("planning/test_plan.py", "planning/test_search.py")
+SEARCHING = (*PLAN, "planning/test_parts.py", "planning/test_search_effort.py")
 DECLARED = ("worker/declared/test_declarations.py", "worker/declared/test_declared_calls.py")
 COLUMNS = ("columns/operations", "test_batch.py", "test_batch_hostile.py")
 FITTING = ("packing/test_values.py", "packing/test_packing.py", "packing/test_plan.py")
@@ -142,15 +143,15 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_placement/wanted": ("placement/test_wanted.py",),
         "_planning/bundle_packing": PLAN,
         "_planning/bundle_spec": (*PLAN, "placement/test_options.py"),
-        "_planning/devices": PLAN,
+        "_planning/devices": SEARCHING,
         "_planning/explanation": PLAN,
         "_planning/granting": ("planning/test_granting.py",),
         "_planning/ordering": (*PLAN, "planning/test_segments.py"),
-        "_planning/searching/parts": PLAN,
+        "_planning/searching/parts": SEARCHING,
         "_planning/plan": PLAN,
         "_planning/request": (*PLAN, "placement/test_options.py"),
-        "_planning/searching/rooms": PLAN,
-        "_planning/searching/search": PLAN,
+        "_planning/searching/rooms": SEARCHING,
+        "_planning/searching/search": SEARCHING,
         "_planning/segments": ("planning/test_segments.py", *PLAN),
         "_planning/topology": ("planning/test_topology.py", *PLAN),
         "_ray/census": (

@@ -1,3 +1,4 @@
+import gc
 from dataclasses import replace
 
 import pytest
@@ -97,3 +98,44 @@ def test_nothing_works_after_shutdown():
         pass
     with pytest.raises(ClusterClosedError):
         cluster.claim(None, "late")
+
+
+def test_a_cluster_that_takes_any_index_or_hands_a_port_out_twice_is_told(monkeypatch):
+    claim, rendezvous = FakeCluster.claim, FakeCluster.rendezvous
+
+    def willing(self, indices, holder):
+        right = indices is None or sorted({*indices} & {0, 1}) == sorted(indices)
+        return claim(self, indices if right else [0], holder)
+
+    def forgetful(self, bundle_index=0, n_ports=1):
+        return replace(
+            rendezvous(self, bundle_index), ports=tuple(range(bundle_index, bundle_index + n_ports))
+        )
+
+    with monkeypatch.context() as patched, pytest.raises(AssertionError, match=r"indices \[2\] were taken"):
+        patched.setattr(FakeCluster, "claim", willing)
+        check_cluster(FakeCluster([2]))
+    with monkeypatch.context() as patched, pytest.raises(AssertionError, match="port was handed out twice"):
+        patched.setattr(FakeCluster, "rendezvous", forgetful)
+        check_cluster(FakeCluster([2]))
+
+
+def test_a_rendezvous_is_one_port_on_the_first_node_unless_more_is_said():
+    cluster = FakeCluster([1, 1])
+    first, second = cluster.rendezvous(), cluster.rendezvous(1, 2)
+    assert (first.node_id, len(first.ports)) == (cluster.bundles[0].node_id, 1)
+    assert (second.node_id, len({*first.ports, *second.ports})) == (cluster.bundles[1].node_id, 3)
+
+
+def test_a_claim_that_was_forgotten_is_told_of_as_long_as_its_cluster_is_there(recwarn):
+    def told(holder):
+        gc.collect()
+        return [one.category for one in recwarn if f"a claim of {holder!r} was forgotten" in str(one.message)]
+
+    with FakeCluster([1]) as cluster:
+        cluster.claim(None, "forgetful")
+        assert told("forgetful") == [ResourceWarning]
+        assert cluster.holders() == {}
+        kept = cluster.claim(None, "last")
+    del kept
+    assert told("last") == []

@@ -97,6 +97,13 @@ TABLE = {
     "tpu": ({"TPU": ["1", "0"]}, {"TPU_VISIBLE_CHIPS": "0,1"}, (), "tpu", 0, 0, {}),
     "hpu": ({"HPU": ["4"]}, {"HABANA_VISIBLE_MODULES": "4"}, (), "hpu", 4, 0, {}),
     "neuron": ({"neuron_cores": ["7"]}, {"NEURON_RT_VISIBLE_CORES": "7"}, (), "neuron", 7, 0, {}),
+    "a mask that abbreviates": (
+        {"GPU": [A]}, {"CUDA_VISIBLE_DEVICES": A[:8]}, (), "cuda", None, 0, {},
+    ),
+    "an id that is abbreviated": (
+        {"GPU": [B[:8]]}, {f"{FLAG}CUDA_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": f"{A},{B}"}, (),
+        "cuda", None, 1, {},
+    ),
     "an accelerator outside the table": ({"MBLT": ["2"]}, {}, (), "mblt", 2, 2, {}),
 }  # fmt: skip
 

@@ -5,6 +5,7 @@ import pytest
 from raycrew.cluster_core import Bundle
 from raycrew.cluster_core._placement import LedgerClaim, SlotLedger
 from raycrew.cluster_core._placement.ledger import check_indices
+from raycrew.cluster_core._planning import Process
 from raycrew.cluster_core.testing import FakeCluster
 
 
@@ -75,3 +76,14 @@ def test_a_claim_looks_after_the_bundles_alone_that_it_still_has():
     claim.give_back([0, 2])
     claim.check()
     assert (looked, ledger.holders()) == ([[0, 2]], {}), "nothing is left to look after"
+
+
+def test_all_that_gone_processes_had_is_given_back_and_counted():
+    ledger = SlotLedger([Bundle(i, 0, "n", "10.0.0.1", {"CPU": 1.0}) for i in range(4)], 1)
+    gone, here = Process("01", "n", "a"), Process("01", "n", "b")
+    for index, process in enumerate((gone, here, gone, None)):
+        ledger.take([index], f"holder {index}", process)
+    assert ledger.processes() == {gone, here}
+    assert ledger.forget([gone, Process("01", "n", "c")]) == 2
+    assert ledger.holders() == {1: ("holder 1",), 3: ("holder 3",)}
+    assert ledger.processes() == {here} and ledger.forget([gone]) == 0

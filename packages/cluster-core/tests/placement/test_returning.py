@@ -69,3 +69,11 @@ def test_the_smallest_share_counts_and_what_binary_fractions_lose_does_not(retur
     returning.note([node("a", 0.0)], bundles("a", 2))
     assert not returning.settled([node("a", 1.9999)])
     assert returning.settled([node("a", 1.99999)])
+
+
+def test_what_a_node_does_not_tell_of_is_not_free(returning):
+    returning.note([node("a", 2.0)], bundles("a", 1))
+    assert not returning.settled([NodeState("a", "10.0.0.1", {"GPU": 4.0}, {})])
+    returning.note([NodeState("b", "10.0.0.1", {"GPU": 1.0}, {})], bundles("b", 1))
+    assert not returning.settled([node("a", 3.0), NodeState("b", "10.0.0.1", {"GPU": 1.0}, {})])
+    assert returning.settled([node("a", 3.0), node("b", 1.0)])

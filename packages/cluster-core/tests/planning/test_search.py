@@ -45,6 +45,8 @@ def is_laid(request, nodes, placed):
             return False
         if request.strategy == "STRICT_SPREAD" and len(set(where)) < len(where):
             return False
+    if request.distinct_nodes and any({*one} & {*other} for one, other in itertools.combinations(placed, 2)):
+        return False
     if min(amount for one in left.values() for amount in one.values()) < -1e-9:
         return False
     if not all(devices_hold(round(one.free.get("GPU", 0)), on_node(request, placed, one)) for one in nodes):
@@ -93,7 +95,7 @@ def all_ways(request, nodes):
     return (way for way in itertools.product(*choices) if is_laid(request, nodes, way))
 
 
-def some_request(chance, strategy):
+def some_request(chance, strategy, *, distinct_nodes=False):
     counts = [chance.randint(0, 2) for _ in range(chance.randint(1, 3))]
     counts[0] = counts[0] or 1
     kinds = [{"GPU": 1.0}, {"CPU": 3.0}, {"GPU": 2.0, "CPU": 1.0}, {"memory": 2e9, "CPU": 0.5}]
@@ -103,7 +105,12 @@ def some_request(chance, strategy):
     filled = sum(count > 0 for count in counts)
     segment = chance.choice([None, 1, filled])
     return PlacementRequest(
-        tuple(counts), strategy=strategy, bundles=bundles, node_selectors=selectors, segment_size=segment
+        tuple(counts),
+        strategy=strategy,
+        bundles=bundles,
+        node_selectors=selectors,
+        segment_size=segment,
+        distinct_nodes=distinct_nodes,
     )
 
 
@@ -116,12 +123,13 @@ def some_nodes(chance):
     return nodes
 
 
-@pytest.mark.parametrize("strategy", ["STRICT_PACK", "STRICT_SPREAD", "PACK", "SPREAD"])
+@pytest.mark.parametrize("strategy", ["STRICT_PACK", "STRICT_SPREAD", "PACK", "SPREAD", "DISTINCT"])
 @pytest.mark.parametrize("ordered", [False, True])
 def test_what_fits_is_found_and_nothing_else(strategy, ordered):
-    chance, outcomes = random.Random(strategy), []
+    chance, outcomes, distinct = random.Random(strategy), [], strategy == "DISTINCT"
+    strategy = "STRICT_PACK" if distinct else strategy
     for _ in range(300):
-        nodes, request = some_nodes(chance), some_request(chance, strategy)
+        nodes, request = some_nodes(chance), some_request(chance, strategy, distinct_nodes=distinct)
         if ordered:
             ids = [one.node_id for one in nodes]
             chance.shuffle(ids)

@@ -36,3 +36,21 @@ def test_what_nobody_is_known_to_hold_is_told_as_a_rest(monkeypatch):
         ],
         "n1": ["placement group 'train' (1 CPU)"],
     }
+
+
+def test_nodes_come_by_domain_and_then_by_the_numbers_of_their_addresses(monkeypatch):
+    addresses = ["fe80::1", "10.0.0.10", "10.0.0.9", "9.0.0.10", "10.0.0.x", "10.0.9"]
+    nodes = [NodeState(f"n{i}", address, {}, {}, {}) for i, address in enumerate(addresses)]
+    nodes += [NodeState("twin", "10.0.0.9", {}, {}), NodeState("last", "1.0.0.1", {}, {}, {"rack": "b"})]
+    monkeypatch.setattr(census, "check_connected", lambda: None)
+    monkeypatch.setattr(census._ray_status, "unordered_nodes", lambda: nodes)
+    assert [(one.address, one.node_id) for one in census.node_states("rack")] == [
+        ("9.0.0.10", "n3"),
+        ("10.0.0.9", "n2"),
+        ("10.0.0.9", "twin"),
+        ("10.0.0.10", "n1"),
+        ("10.0.0.x", "n4"),
+        ("10.0.9", "n5"),
+        ("fe80::1", "n0"),
+        ("1.0.0.1", "last"),
+    ]

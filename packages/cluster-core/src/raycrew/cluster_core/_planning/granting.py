@@ -107,9 +107,9 @@ def _shares(where: int, bundle: Amounts, divided: Sequence[str]) -> Iterator[tup
 
 def _sharing(groups: Iterable[_Group]) -> list[list[_Group]]:
     """Groups, together with those that share devices with them."""
-    holders: dict[int, list[_Group]] = {}
+    holders: dict[int | None, list[_Group]] = {}
     for group in groups:
-        rows = {row for asked in group for row, _ in asked.shares} or {-1 - group[0].logical}
+        rows: set[int | None] = {row for asked in group for row, _ in asked.shares} or {None}
         joined = [group]
         for others in _unlike((holders[row] for row in rows if row in holders), id):
             joined += others

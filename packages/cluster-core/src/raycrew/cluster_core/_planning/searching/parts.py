@@ -42,11 +42,13 @@ def lay_parts(
     found = search.run()
     if found is None:
         return None
-    placed = [[-1] * count for count in request.bundle_counts]
-    for (part, bundles), room in zip(parts, found, strict=True):
-        for bundle in bundles:
-            placed[part.logical][bundle] = order[room]
-    answer = [tuple(one) for one in placed]
+    where = {
+        (part.logical, bundle): order[room]
+        for (part, bundles), room in zip(parts, found, strict=True)
+        for bundle in bundles
+    }
+    counts = enumerate(request.bundle_counts)
+    answer = [tuple(where[node, bundle] for bundle in range(count)) for node, count in counts]
     return shape.in_node_order(answer) if request.node_order is None else answer
 
 

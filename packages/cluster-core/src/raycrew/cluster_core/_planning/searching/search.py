@@ -138,7 +138,7 @@ class Search:
                 missing = tuple(map(sub, missing, free))
                 if max(missing) <= 0:
                     return True
-        return max(missing) <= 0
+        return False
 
     def _spend_on(self, rooms: int) -> None:
         """Note that so many rooms were looked at."""
