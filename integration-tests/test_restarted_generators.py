@@ -1,4 +1,4 @@
-"""Generators that die between updates: nobody is served what a new process happens to hold."""
+"""Generators that die between updates and within: nobody is served what a new process happens to hold."""
 
 import os
 import signal
@@ -8,9 +8,9 @@ import torch
 from weight_workers import Follower
 
 from raycrew.cluster_core import RayVirtualCluster
-from raycrew.tensor_transport import WeightDirectory, WeightPublisher, sync_weights
+from raycrew.tensor_transport import WeightDirectory, WeightPublisher, WeightUpdateError, sync_weights
 from raycrew.tensor_transport.testing import LocalPeers
-from raycrew.worker_groups import RayWorkerGroup
+from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
 
 TIMEOUT_S = 120.0
 
@@ -71,3 +71,29 @@ def test_generators_that_were_restarted_serve_nothing_until_they_are_synchronise
         assert sync() == 2, "a partial version, which a new process adds to the one before"
         assert generate(2) == [(2, [2.0] * 3 + [1.0] * 2)] * 2
         assert holders() == [("generator 0", "generator 1")]
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("idempotent", [(), ("apply_weights",)])
+def test_who_survives_an_update_hears_of_the_dead_before_they_are_replaced(local_ray, idempotent):
+    with (
+        WeightDirectory.start() as directory,
+        RayVirtualCluster([2], use_gpus=False) as cluster,
+        RayWorkerGroup(
+            cluster,
+            Follower,
+            directory=directory,
+            follows=False,
+            restart_on_failure=True,
+            idempotent_methods=idempotent,
+        ) as generators,
+    ):
+        trainer = LocalPeers([Trainer(directory)])
+        generators.on(ranks=[1]).call("arm").get_results(timeout=TIMEOUT_S)
+        with pytest.raises((WorkerFailureError, WeightUpdateError)) as failed:
+            sync_weights(trainer, generators, directory=directory, timeout_s=TIMEOUT_S)
+        told = repr(failed.value) + " ".join(failed.value.__notes__)
+        assert "UpdateAborted" in told and "failed on rank 1" in told, "not that they were late"
+        assert generators.generation == 1
+        trainer = LocalPeers([Trainer(directory)])  # publishes all once more: nobody has the first version
+        assert sync_weights(trainer, generators, directory=directory, timeout_s=TIMEOUT_S).version == 2

@@ -172,7 +172,7 @@ class Follower:
     """Serves weights of a version that is required; it may follow by itself after a restart."""
 
     def __init__(self, directory: WeightDirectory, follows: bool) -> None:
-        self.follows = follows
+        self.follows, self.dies = follows, False
         self.weights = {"scale": torch.zeros(3), "bias": torch.zeros(2)}
         name = f"generator {current_worker().rank}"
         self.receiver = WeightReceiver(self.load, directory=directory, name=name)
@@ -181,7 +181,12 @@ class Follower:
         if self.follows and worker.generation > 0:
             self.receiver.pull(missing_ok=True)
 
+    def arm(self) -> None:
+        self.dies = True
+
     def load(self, tensors) -> None:
+        if self.dies:
+            os.kill(os.getpid(), signal.SIGKILL)
         self.weights |= {name: tensor.clone() for name, tensor in tensors}
 
     def prepare_weights(self, version: int):

@@ -22,6 +22,15 @@ class PeerResults(Protocol):
 
 
 @runtime_checkable
+class SupervisedResults(PeerResults, Protocol):
+    """Results of a group that may replace a lost worker, and call it again, before `get_results` raises."""
+
+    def exception(self, *, timeout: float | None = None) -> Exception | None:
+        """Wait for all ranks; what became of the call, at once and before anything is done about it."""
+        ...
+
+
+@runtime_checkable
 class Peers(Protocol):
     """Some processes that are called as a unit."""
 

@@ -3,13 +3,14 @@
 import asyncio
 import collections.abc
 import inspect
+import threading
 import time
 import typing
 
 import pytest
 from models import Model, assert_same, weights
 
-from raycrew.tensor_transport.errors import WeightUpdateError
+from raycrew.tensor_transport.errors import UpdateAbortedError, WeightUpdateError
 from raycrew.tensor_transport.testing import InProcessByteStore, LocalPeers
 from raycrew.tensor_transport.testing._fakes import LocalResults
 from raycrew.tensor_transport.weights import (
@@ -21,6 +22,7 @@ from raycrew.tensor_transport.weights import (
     sync_weights,
     sync_weights_async,
 )
+from raycrew.tensor_transport.weights._syncing import calling
 from raycrew.tensor_transport.weights._syncing.calling import Calls
 
 
@@ -99,6 +101,73 @@ def test_sync_resumes_after_a_failure_and_can_be_repeated(crew, store):
     report = sync_weights(LocalPeers(trainers[:1]), LocalPeers(generators), publish="latest")
     assert report.version == 1
     assert [r.size_bytes > 0 for r in report.receipts] == [False, True]
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_failure_whose_causes_go_in_a_circle_is_raised(crew, streams):
+    trainers, generators = crew
+    odd, told = RuntimeError("odd"), ValueError("told")
+    odd.__cause__, told.__context__ = told, odd  # as of an error that is raised again without its messenger
+
+    def fail(*_):
+        raise told
+
+    for each in (*trainers, *generators):
+        each.apply_weights = each.publish_weights = fail
+    if not streams:
+        del trainers[0].publish_weights
+    with pytest.raises(ValueError, match="told"), WeightDirectory.local() as directory:
+        options = {"directory": directory} if streams else {}
+        sync_weights(LocalPeers(trainers[:1]), LocalPeers(generators), **options)
+
+
+class Held(LocalPeers):
+    """A group of which some ranks can't be called as long as an event isn't set."""
+
+    def __init__(self, workers, held, free):
+        super().__init__(workers)
+        self.held, self.free = held, free
+
+    def on(self, *, ranks):
+        found = Held((), self.held, self.free)
+        found._workers = super().on(ranks=ranks)._workers
+        return found
+
+    def call(self, method, /, *args, **kwargs):
+        if method == "apply_weights" and self.held & self._workers.keys():
+            assert self.free.wait(60)
+            return super().call(method, *args, **kwargs)
+        return Later(lambda: super(Held, self).call(method, *args, **kwargs))
+
+
+class Later:
+    """Results of a call that runs once they are asked for."""
+
+    def __init__(self, call):
+        self.get_results = lambda *, timeout=None: call().get_results()
+
+
+@pytest.mark.hostile
+def test_ranks_do_not_wait_for_one_that_can_not_be_called_until_they_have_ended(store, monkeypatch):
+    monkeypatch.setattr(calling, "HELD_UP_S", 0.2)
+    with WeightDirectory.local() as directory:
+        trainer, generators = Trainer(store, 0, directory), [Generator(store, directory) for _ in range(2)]
+        ended = threading.Event()
+        first = generators[0]
+        first.apply_weights = lambda version: ended_after(lambda: first.receiver.apply(version), ended)
+        with pytest.raises(UpdateAbortedError, match="could not be called within 0.2 s"):
+            sync_weights(
+                LocalPeers([trainer]), Held(generators, {1}, ended), directory=directory, timeout_s=60.0
+            )
+        assert ended.is_set()
+
+
+def ended_after(call, event):
+    try:
+        return call()
+    finally:
+        event.set()
 
 
 def test_sync_refuses_none_or_several_publishers(crew, store):

@@ -66,6 +66,25 @@ def test_what_keeps_a_call_from_being_sent_again_is_logged_and_noted(caplog):
     assert failed.value.__notes__ == ["this call was not sent again: KeyError: 'shard'"]
 
 
+def test_what_became_of_a_call_is_told_without_a_restart_and_before_one():
+    restarted = []
+
+    def restart(error):
+        restarted.append(error)
+        return True
+
+    died = ActorDiedError()
+    future = MultiWorkerFuture(
+        [1, died], [0, 1], method="step", recovery=Recovery(restart, lambda: MultiWorkerFuture([1, 2], [0, 1]))
+    )
+    failed = future.exception()
+    assert isinstance(failed, WorkerFailureError) and failed.cause is died
+    assert not restarted
+    assert future.get_results() == [1, 2]
+    assert len(restarted) == 1
+    assert future.exception() is None
+
+
 def test_watches_are_asked_once_for_all_that_have_died(monkeypatch):
     asked = []
     monkeypatch.setattr(deaths, "last_seen", lambda workers, timeout_s: asked.append(list(workers)) or {})

@@ -1,8 +1,11 @@
 """The driver's side: invite the ranks of several worker groups into one group."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
+from raycrew.tensor_transport._answers import answered
 from raycrew.tensor_transport.process_groups._host import GroupHost
 from raycrew.tensor_transport.process_groups._membership import member_names, ranks_of
 from raycrew.tensor_transport.process_groups._process import Deadline
@@ -46,14 +49,41 @@ def form_group(
             calls[invitation.member] = group.on(ranks=[rank]).call(method, invitation)
         except Exception as error:  # noqa: BLE001 - raised when all have been called
             failures[invitation.member] = error
-    results = []
-    for member, call in calls.items():
-        try:
-            results += call.get_results(timeout=deadline.left_s + _ANSWER_S)
-        except Exception as error:  # noqa: BLE001 - raised when all have answered
-            failures[member] = error
+    results = _answers(host, calls, deadline, failures)
     _raise_first(failures)
-    return results
+    return [result for member in host.members for result in results[member]]
+
+
+def _answers(
+    host: GroupHost, calls: Mapping[str, PeerResults], deadline: Deadline, failures: dict[str, Exception]
+) -> dict[str, Sequence[Any]]:
+    """By member the results of its call; failures are noted in the order in which they come.
+
+    After the first one the others don't wait any more for whoever does not come.
+    """
+
+    def fail(member: str, error: Exception) -> None:
+        failures[member] = error
+        host.end(f"{member} did not join: {error}")
+
+    def answer(member: str) -> Sequence[Any]:
+        try:
+            left_s = deadline.left_s + _ANSWER_S
+            return answered(calls[member], left_s, partial(fail, member))  # type: ignore[no-any-return]
+        except Exception as error:  # noqa: BLE001 - raised when all have answered
+            fail(member, error)
+            return ()
+
+    if failures:
+        host.end("not all could be called")
+    pool = ThreadPoolExecutor(max(1, len(calls)), thread_name_prefix="form-group")
+    try:
+        return dict(zip(calls, pool.map(answer, calls), strict=True))
+    except BaseException:
+        host.end("whoever formed it was interrupted")
+        raise
+    finally:
+        pool.shutdown(wait=False)
 
 
 def _raise_first(failures: Mapping[str, Exception]) -> None:

@@ -94,6 +94,17 @@ class GroupHost(Belonging):
             for rank in range(len(self._members))
         ]
 
+    def end(self, why: str) -> None:
+        """End the present generation, before its members have met, too; another one can be opened.
+
+        Args:
+            why: For the errors of its members.
+        """
+        self._check_process()
+        with self._lock:
+            if not self._closed:
+                self._end(why)
+
     def close(self) -> None:
         """End the present generation and give up the store; idempotent."""
         if self._is_parents:

@@ -177,7 +177,10 @@ class WeightRoute(Closing):
         names = list(peers)
         members = {i: peers[name].peers for i, name in enumerate(names)}
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-        calls = ThreadedCalls(members, self._method, lambda i: (told(names[i]),), left_s)
+        # Of a member that will not come others hear by the end of its group, before their deadline.
+        calls = ThreadedCalls(
+            members, self._method, lambda i: (told(names[i]),), left_s, lambda *_: self._end_groups()
+        )
         calls.start()
         found = {names[i]: outcome for i, outcome in calls.outcomes()}
         _raise_first({name: found[name] for name in names if isinstance(found[name], Exception)})

@@ -139,7 +139,7 @@ class Session:
             return
         found = self._call(prepared, "apply", method, version)
         self._notes += [
-            f"{method}() failed on {self._label(number)}: {error!r}"
+            _failed(method, self._label(number), error)
             for number, error in found.failures.items()
             if not is_abortion(error)
         ]
@@ -150,8 +150,7 @@ class Session:
         healthy = [number for number, member in self._members.items() if not member.is_mixed]
         found = self._call(healthy, "resume", method)
         self._notes += [
-            f"{method}() failed on {self._label(number)}: {error!r}"
-            for number, error in found.failures.items()
+            _failed(method, self._label(number), error) for number, error in found.failures.items()
         ]
         self._notes += [
             f"{member.label} is not resumed: its weights are, or may be, a mixture of two versions"
@@ -191,8 +190,11 @@ class Session:
         def args(number: int) -> tuple[object, ...]:
             return () if argument is None else (argument(number),)
 
-        make = ThreadedCalls if self._together else PlainCalls
-        calls = make({n: self._members[n].peers for n in numbers}, method, args, self._timeout_s)
+        def fail(number: int, error: Exception) -> None:
+            self._say(_failed(method, self._label(number), error))
+
+        called = ({n: self._members[n].peers for n in numbers}, method, args, self._timeout_s)
+        calls: Calls = ThreadedCalls(*called, fail) if self._together else PlainCalls(*called)
         found = _Round(calls.unknown)
         try:
             calls.start()
@@ -210,7 +212,7 @@ class Session:
         for number, outcome in calls.outcomes():
             if isinstance(outcome, Exception):
                 found.failures[number] = outcome
-                self._say(f"{method}() failed on {self._label(number)}: {outcome!r}")
+                self._say(_failed(method, self._label(number), outcome))
             else:
                 found.results[number] = outcome
             if self._progress is not None:
@@ -241,6 +243,10 @@ class _Round:
         return dict(sorted(self.results.items()))
 
 
+def _failed(method: str, label: str, error: Exception) -> str:
+    return f"{method}() failed on {label}: {error!r}"
+
+
 def is_abortion(error: BaseException) -> bool:
     """Whether a rank failed only because the version was given up elsewhere."""
     return any(isinstance(found, UpdateAbortedError) for found in _chain(error))
@@ -255,7 +261,10 @@ def _is_intact(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and what led to it; whoever raises an error from another that came of it closes a circle."""
     found: BaseException | None = error
-    while found is not None:
+    seen = set[int]()
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
         yield found
         found = found.__cause__ or found.__context__

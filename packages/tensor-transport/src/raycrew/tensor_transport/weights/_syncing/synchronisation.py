@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from raycrew.tensor_transport._answers import answered
 from raycrew.tensor_transport.errors import DirectoryLostError, UpdateAbortedError, WeightUpdateError
 from raycrew.tensor_transport.protocols import PeerGroup
 from raycrew.tensor_transport.weights._directory import RecipientVersion, Record, WeightDirectory
@@ -195,16 +196,20 @@ class Synchronisation:
 
     def _publish(self, publishing: "Future[list[object]]") -> None:
         try:
-            results = everyone(self.trainer).call(self.publish).get_results(timeout=self.timeout_s)
+            called = everyone(self.trainer).call(self.publish)
+            results = answered(called, self.timeout_s, self._give_up_published)
             self._confirm(_joined(results, self.publish))
             self._tell("publish", 1, 1)
         except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits for it
-            self.give_up(f"{self.publish}() failed: {error!r}")
+            self._give_up_published(error)
             if not isinstance(error, TimeoutError):  # Ranks that are late publish yet.
                 self._dismiss()
             publishing.set_exception(error)
         else:
             publishing.set_result(results)
+
+    def _give_up_published(self, error: BaseException) -> None:
+        self.give_up(f"{self.publish}() failed: {error!r}")
 
     def _dismiss(self) -> None:
         """Tell the directory that no rank publishes the version any more that has not begun."""

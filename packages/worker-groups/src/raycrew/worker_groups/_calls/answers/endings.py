@@ -19,7 +19,7 @@ from raycrew.worker_groups._calls.answers.waiting import (
     settle,
 )
 from raycrew.worker_groups._ray import is_behind_proxy, is_death, while_connected
-from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
+from raycrew.worker_groups.errors import WorkerFailureError, WorkerGroupClosedError, WorkerGroupError
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +73,25 @@ class Endings(Gathering):
         return self._have_ended(
             lambda: min((d for d in (asked, self._deadline) if d is not None), default=None)
         )
+
+    def exception(self, timeout: float | None = None) -> WorkerFailureError | None:
+        """Wait for the calls; what became of them as they were sent last, or None where all is well.
+
+        Unlike `get_results`, this has no group restarted and no call sent again: whoever keeps other ranks
+        waiting can let them go first. `get_results` raises the same afterwards, or has the calls sent again.
+
+        Args:
+            timeout: Seconds to wait, besides the call's own deadline; None waits for that alone.
+
+        Raises:
+            ResultTimeoutError: Ranks have not answered in time.
+            WorkerGroupClosedError: The connection to Ray has ended, and the calls with it.
+        """
+        try:
+            self._gathered(self._until(timeout))
+        except WorkerFailureError as error:
+            return error
+        return None
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """Have a function called with this future, in a thread of its own, once every call has ended.
