@@ -156,7 +156,7 @@ def test_ranks_do_not_wait_for_one_that_can_not_be_called_until_they_have_ended(
         ended = threading.Event()
         first = generators[0]
         first.apply_weights = lambda version: ended_after(lambda: first.receiver.apply(version), ended)
-        with pytest.raises(UpdateAbortedError, match="could not be called within 0.2 s"):
+        with pytest.raises(UpdateAbortedError, match=r"could not be called within 0\.2 s"):
             sync_weights(
                 LocalPeers([trainer]), Held(generators, {1}, ended), directory=directory, timeout_s=60.0
             )

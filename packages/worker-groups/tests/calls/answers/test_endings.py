@@ -74,9 +74,8 @@ def test_what_became_of_a_call_is_told_without_a_restart_and_before_one():
         return True
 
     died = ActorDiedError()
-    future = MultiWorkerFuture(
-        [1, died], [0, 1], method="step", recovery=Recovery(restart, lambda: MultiWorkerFuture([1, 2], [0, 1]))
-    )
+    recovery = Recovery(restart, lambda: MultiWorkerFuture([1, 2], [0, 1]))
+    future = MultiWorkerFuture([1, died], [0, 1], method="step", recovery=recovery)
     failed = future.exception()
     assert isinstance(failed, WorkerFailureError) and failed.cause is died
     assert not restarted
