@@ -68,7 +68,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_group/life/states": ("group/life/test_states.py",),
         "_group/life/budget": ("group/life/test_budget.py",),
         "_on_nodes/ring": ("on_nodes/test_ring.py",),
-        "rollouts/_tasks": ("rollouts/test_rollout_tasks.py",),
+        "rollouts/_engine/tasks": ("rollouts/test_rollout_tasks.py",),
         "rollouts/samples/_asking/arrays": ("rollouts/samples/test_sample_arrays.py",),
         "rollouts/samples/_batch": SAMPLES,
         "rollouts/samples/_coroutines": SAMPLES,

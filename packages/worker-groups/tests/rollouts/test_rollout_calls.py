@@ -8,9 +8,9 @@ from ray.exceptions import ActorDiedError
 
 from raycrew.worker_groups.balancing import Item, LostWorkerError, Sent
 from raycrew.worker_groups.errors import WorkerFailureError
-from raycrew.worker_groups.rollouts import _calls
-from raycrew.worker_groups.rollouts._calls import Ended, Limits, RolloutCalls
-from raycrew.worker_groups.rollouts._tasks import Prompt, Retries, Task
+from raycrew.worker_groups.rollouts._engine import calls as calling
+from raycrew.worker_groups.rollouts._engine.calls import Ended, Limits, RolloutCalls
+from raycrew.worker_groups.rollouts._engine.tasks import Prompt, Retries, Task
 from raycrew.worker_groups.rollouts._telling import Tally
 from raycrew.worker_groups.rollouts._values import Outcome, Wishes
 
@@ -36,7 +36,7 @@ class Group:
         self.answer = Answer()
         send = lambda rank, *_: Sent(rank, 1, self.answer, None)  # noqa: E731
         self.balancer = SimpleNamespace(send=send, returned=lambda _: None, lose=lambda _: None)
-        monkeypatch.setattr(_calls, "end_workers", lambda handles, _: ended.extend(handles))
+        monkeypatch.setattr(calling, "end_workers", lambda handles, _: ended.extend(handles))
 
     def _workers(self):
         return SimpleNamespace(handles={0: "worker"}, facts={0: None})

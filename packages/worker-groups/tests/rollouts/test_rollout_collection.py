@@ -21,16 +21,16 @@ from raycrew.worker_groups.rollouts import (
     RolloutFileError,
     RolloutSample,
     SampleQueue,
-    _delivery,
 )
-from raycrew.worker_groups.rollouts._delivery import Delivery
-from raycrew.worker_groups.rollouts._engine import Bounds, Engine
-from raycrew.worker_groups.rollouts._jsonl import JsonLines
-from raycrew.worker_groups.rollouts._progress import Progress
-from raycrew.worker_groups.rollouts._prompts import Prompts
+from raycrew.worker_groups.rollouts._delivery import delivery as delivering
+from raycrew.worker_groups.rollouts._delivery.delivery import Delivery
+from raycrew.worker_groups.rollouts._delivery.jsonl import JsonLines
+from raycrew.worker_groups.rollouts._delivery.progress import Progress
+from raycrew.worker_groups.rollouts._engine.engine import Bounds, Engine
+from raycrew.worker_groups.rollouts._engine.prompts import Prompts
+from raycrew.worker_groups.rollouts._in_worker.worker import RolloutWorker
 from raycrew.worker_groups.rollouts._telling import Tally
 from raycrew.worker_groups.rollouts._values import Call, Wishes
-from raycrew.worker_groups.rollouts._worker import RolloutWorker
 
 
 class FakeCalls:
@@ -452,7 +452,7 @@ def test_rollouts_that_nobody_makes_room_for_are_told_of(monkeypatch, caplog):
     async def sample(prompt):
         return RolloutSample({"tokens": prompt}, version=0)
 
-    monkeypatch.setattr(_delivery, "_TRY_S", 0.01)
+    monkeypatch.setattr(delivering, "_TRY_S", 0.01)
     queue = SampleQueue(["tokens"], max_samples=1)
     collection = collect(sample, range(3), queue=queue)
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from raycrew.worker_groups.rollouts import RolloutFailure, RolloutFileError
-from raycrew.worker_groups.rollouts._jsonl import JsonLines, line_of
+from raycrew.worker_groups.rollouts._delivery.jsonl import JsonLines, line_of
 
 
 def add(lines, *prompts):

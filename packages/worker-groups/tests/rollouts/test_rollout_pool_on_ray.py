@@ -12,7 +12,8 @@ from ray import cloudpickle
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.cluster_core.testing import connected
 from raycrew.worker_groups import SampleQueue, WorkerGroupClosedError
-from raycrew.worker_groups.rollouts import RolloutFileError, RolloutPool, _calls
+from raycrew.worker_groups.rollouts import RolloutFileError, RolloutPool
+from raycrew.worker_groups.rollouts._engine import calls
 
 BESIDE = [{"sleep": 0.2, "n": i} for i in range(6)]
 
@@ -61,7 +62,7 @@ def test_errors_of_the_user_are_not_tried_again_unless_that_is_wanted(pool):
 @pytest.mark.hostile
 @pytest.mark.parametrize("how", ["die", "block", pytest.param("ignore", marks=pytest.mark.long)])
 def test_one_that_takes_its_process_along_does_not_take_others(pool, monkeypatch, how):
-    monkeypatch.setattr(_calls, "ANSWER_S", 1.0)
+    monkeypatch.setattr(calls, "ANSWER_S", 1.0)
     prompts = [*BESIDE, {"how": how, "times": 1}, *BESIDE]
     groups = collected(pool, prompts)
     assert sorted(groups) == list(range(len(prompts)))

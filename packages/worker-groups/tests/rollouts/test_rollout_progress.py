@@ -5,7 +5,7 @@ import json
 import pytest
 
 from raycrew.worker_groups.rollouts import RolloutFileError
-from raycrew.worker_groups.rollouts._progress import Done, Progress, done_in
+from raycrew.worker_groups.rollouts._delivery.progress import Done, Progress, done_in
 from raycrew.worker_groups.rollouts._values import Outcome
 
 OPTIONS = {"rollout": "agents.rollout", "samples_per_prompt": 2}

@@ -9,7 +9,7 @@ from patience import eventually
 
 from raycrew.worker_groups.balancing import LATER
 from raycrew.worker_groups.rollouts import PromptError
-from raycrew.worker_groups.rollouts._prompts import END, Prompts, check_prompts
+from raycrew.worker_groups.rollouts._engine.prompts import END, Prompts, check_prompts
 
 
 def prompts_of(source, ids=None):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raycrew.worker_groups.balancing import WorkerLoad
-from raycrew.worker_groups.rollouts._tasks import Prompt, Retries, Task, Untried
+from raycrew.worker_groups.rollouts._engine.tasks import Prompt, Retries, Task, Untried
 from raycrew.worker_groups.rollouts._values import Outcome
 
 

@@ -11,9 +11,10 @@ import threading
 import pytest
 from ray import cloudpickle
 
-from raycrew.worker_groups.rollouts import RolloutSample, _watchdog, current_rollout
+from raycrew.worker_groups.rollouts import RolloutSample, current_rollout
+from raycrew.worker_groups.rollouts._in_worker import watchdog
+from raycrew.worker_groups.rollouts._in_worker.worker import RolloutWorker, check_coroutine
 from raycrew.worker_groups.rollouts._values import Call, CurrentRollout, Wishes
-from raycrew.worker_groups.rollouts._worker import RolloutWorker, check_coroutine
 
 
 def worker_of(rollout, state=None):
@@ -236,14 +237,14 @@ def test_a_worker_tells_from_elsewhere_who_blocks_its_loop(is_beside):
 
 
 def test_a_process_whose_loop_is_blocked_is_ended_from_inside_where_nobody_else_does(monkeypatch):
-    monkeypatch.setattr(_watchdog, "_LOOK_S", 0.01)
+    monkeypatch.setattr(watchdog, "_LOOK_S", 0.01)
     ended = threading.Event()
 
     async def blocking(prompt):
         assert ended.wait(60)
 
     worker = worker_of(doubled)
-    worker._rollout, worker._watchdog = blocking, _watchdog.Watchdog(worker._has_no_loop, ended.set)
+    worker._rollout, worker._watchdog = blocking, watchdog.Watchdog(worker._has_no_loop, ended.set)
     call = call_of(0)._replace(end_s=0.05)
     assert asyncio.run(worker.run(call, Wishes())).kind is None
     assert not worker._watchdog._latest
@@ -255,9 +256,9 @@ def test_a_process_whose_loop_is_blocked_is_ended_from_inside_where_nobody_else_
 
 def watched(monkeypatch, rollout):
     """A worker whose process would be ended, and what is set then."""
-    monkeypatch.setattr(_watchdog, "_LOOK_S", 0.02)
+    monkeypatch.setattr(watchdog, "_LOOK_S", 0.02)
     worker, ended = worker_of(doubled), threading.Event()
-    worker._rollout, worker._watchdog = rollout, _watchdog.Watchdog(worker._has_no_loop, ended.set)
+    worker._rollout, worker._watchdog = rollout, watchdog.Watchdog(worker._has_no_loop, ended.set)
     return worker, ended
 
 

@@ -1,6 +1,7 @@
 """Rollouts: a coroutine per prompt on the workers of a pool, and the samples that they make, of known age."""
 
 from raycrew.worker_groups.rollouts._collection import RolloutCollection
+from raycrew.worker_groups.rollouts._in_worker import current_rollout
 from raycrew.worker_groups.rollouts._pool import RolloutPool
 from raycrew.worker_groups.rollouts._telling import RolloutStats
 from raycrew.worker_groups.rollouts._values import (
@@ -9,7 +10,6 @@ from raycrew.worker_groups.rollouts._values import (
     RolloutGroup,
     RolloutSample,
 )
-from raycrew.worker_groups.rollouts._worker import current_rollout
 from raycrew.worker_groups.rollouts.errors import (
     PromptError,
     RolloutError,

@@ -9,9 +9,8 @@ from typing import Self
 
 from raycrew.worker_groups._calls import Results
 from raycrew.worker_groups.errors import WorkerGroupClosedError
-from raycrew.worker_groups.rollouts._delivery import Delivery
+from raycrew.worker_groups.rollouts._delivery import Delivery, Progress, in_hand
 from raycrew.worker_groups.rollouts._engine import Engine
-from raycrew.worker_groups.rollouts._progress import Progress, in_hand
 from raycrew.worker_groups.rollouts._telling import RolloutStats
 from raycrew.worker_groups.rollouts._values import RolloutGroup
 

@@ -10,7 +10,7 @@ from typing import Any, Self, get_args
 from ray import cloudpickle
 
 from raycrew.worker_groups.rollouts._engine import Bounds, OnError
-from raycrew.worker_groups.rollouts._worker import check_coroutine
+from raycrew.worker_groups.rollouts._in_worker import check_coroutine
 
 #: Options of the group that the pool sets itself.
 _OWN = frozenset(

@@ -12,18 +12,22 @@ from raycrew.cluster_core import Cluster
 from raycrew.worker_groups._group import RayWorkerGroup
 from raycrew.worker_groups._start import RayWorkerBuilder
 from raycrew.worker_groups.errors import WorkerGroupClosedError
-from raycrew.worker_groups.rollouts._calls import Ended, Limits, RolloutCalls
 from raycrew.worker_groups.rollouts._collection import RolloutCollection
-from raycrew.worker_groups.rollouts._delivery import Delivery
-from raycrew.worker_groups.rollouts._engine import Engine, OnError
-from raycrew.worker_groups.rollouts._jsonl import JsonLines
+from raycrew.worker_groups.rollouts._delivery import Delivery, JsonLines, Progress
+from raycrew.worker_groups.rollouts._engine import (
+    Ended,
+    Engine,
+    Limits,
+    OnError,
+    Prompts,
+    Retries,
+    RolloutCalls,
+    check_prompts,
+)
+from raycrew.worker_groups.rollouts._in_worker import WATCH, RolloutWorker, check_columns
 from raycrew.worker_groups.rollouts._options import PoolOptions, path_of
-from raycrew.worker_groups.rollouts._progress import Progress
-from raycrew.worker_groups.rollouts._prompts import Prompts, check_prompts
-from raycrew.worker_groups.rollouts._tasks import Retries
 from raycrew.worker_groups.rollouts._telling import Tally
 from raycrew.worker_groups.rollouts._values import Wishes
-from raycrew.worker_groups.rollouts._worker import WATCH, RolloutWorker, check_columns
 from raycrew.worker_groups.rollouts.samples import SampleQueue
 
 _END_S = 5.0

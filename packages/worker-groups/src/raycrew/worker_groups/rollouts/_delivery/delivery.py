@@ -8,8 +8,8 @@ from itertools import count
 from ray import cloudpickle
 
 from raycrew.worker_groups.errors import SampleQueueTimeoutError
-from raycrew.worker_groups.rollouts._jsonl import JsonLines, line_of
-from raycrew.worker_groups.rollouts._progress import Done
+from raycrew.worker_groups.rollouts._delivery.jsonl import JsonLines, line_of
+from raycrew.worker_groups.rollouts._delivery.progress import Done
 from raycrew.worker_groups.rollouts._values import RolloutFailure, RolloutGroup, RolloutSample
 from raycrew.worker_groups.rollouts.errors import RolloutError
 from raycrew.worker_groups.rollouts.samples import SampleQueue

@@ -16,7 +16,7 @@ from raycrew.worker_groups.errors import (
     WorkerFailureError,
     WorkerGroupError,
 )
-from raycrew.worker_groups.rollouts._tasks import Retries, Task
+from raycrew.worker_groups.rollouts._engine.tasks import Retries, Task
 from raycrew.worker_groups.rollouts._telling import Tally
 from raycrew.worker_groups.rollouts._values import Call, CurrentRollout, Outcome, Wishes
 

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from raycrew.cluster_core import Session
 from raycrew.worker_groups.balancing import LATER, Stream
 from raycrew.worker_groups.errors import SampleQueueError, WorkerGroupClosedError
-from raycrew.worker_groups.rollouts._calls import RolloutCalls
-from raycrew.worker_groups.rollouts._progress import Done, Progress
-from raycrew.worker_groups.rollouts._prompts import END, Prompts
-from raycrew.worker_groups.rollouts._tasks import Prompt, Task, Untried
+from raycrew.worker_groups.rollouts._delivery import Done, Progress
+from raycrew.worker_groups.rollouts._engine.calls import RolloutCalls
+from raycrew.worker_groups.rollouts._engine.prompts import END, Prompts
+from raycrew.worker_groups.rollouts._engine.tasks import Prompt, Task, Untried
 from raycrew.worker_groups.rollouts._telling import RolloutStats, Tally
 from raycrew.worker_groups.rollouts._values import Outcome
 from raycrew.worker_groups.rollouts.errors import RolloutFailedError, RolloutFileError

@@ -14,9 +14,9 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
-from raycrew.worker_groups.rollouts._owners import Owners
+from raycrew.worker_groups.rollouts._in_worker.owners import Owners
+from raycrew.worker_groups.rollouts._in_worker.watchdog import Watchdog
 from raycrew.worker_groups.rollouts._values import Call, CurrentRollout, Outcome, RolloutSample, Wishes
-from raycrew.worker_groups.rollouts._watchdog import Watchdog
 
 #: The concurrency group that answers while rollouts block theirs.
 WATCH = "watch"
