@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import tarfile
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,61 @@ def test_the_top_of_a_package_is_seen_at_a_glance_and_no_source_is_long() -> Non
         top = [*source.glob("*/__init__.py"), *source.glob("[!_]*.py"), *source.glob("_[!_]*.py")]
         assert len(top) <= 17, (package, sorted(map(str, top)))
         assert not [str(path) for path in source.rglob("*.py") if lines_of(path) > 350], package
+
+
+def wings() -> Iterator[Path]:
+    """The folder of each wing and sub-wing."""
+    for source in SOURCES.values():
+        yield from (door.parent for door in source.rglob("*/__init__.py"))
+
+
+def test_a_wing_has_about_ten_rooms_and_says_what_it_does() -> None:
+    for wing in wings():
+        rooms = [
+            *wing.glob("*/__init__.py"),
+            *(path for path in wing.glob("*.py") if path.stem != "__init__"),
+        ]
+        assert len(rooms) <= 13, wing
+        assert ast.get_docstring(ast.parse((wing / "__init__.py").read_text())), wing
+
+
+def test_a_door_hands_out_what_others_use() -> None:
+    """Private wings; of what is public, users may use all."""
+    used: defaultdict[tuple[str, str], set[Path]] = defaultdict(set)
+    for path in [*ROOT.glob("packages/**/*.py"), *ROOT.glob("integration-tests/**/*.py")]:
+        for name in imported_from_wings(path):
+            used[name].add(path)
+    for path in ROOT.glob("packages/*/pyproject.toml"):  # entry points
+        for name in re.findall(r'"(raycrew\.[\w.]+):(\w+)"', path.read_text()):
+            used[name].add(path)
+    for wing in wings():
+        package = next(name for name, source in SOURCES.items() if source in wing.parents)
+        parts = wing.relative_to(SOURCES[package]).parts
+        if any(part.startswith("_") for part in parts):
+            door = ".".join(("raycrew", package, *parts))
+            unused = [
+                name
+                for name in handed_out(wing)
+                if all(wing in path.parents for path in used[door, name] | used[parts[-1], name])
+            ]
+            assert not unused, door
+
+
+def imported_from_wings(path: Path) -> Iterator[tuple[str, str]]:
+    """What a file imports or takes as an attribute, as (module or name, name)."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((node.module or "", alias.name) for alias in node.names)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield node.value.id, node.attr
+
+
+def handed_out(wing: Path) -> Sequence[str]:
+    """What a door has in `__all__`."""
+    for node in ast.parse((wing / "__init__.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    return []
 
 
 def lines_of(path: Path) -> int:

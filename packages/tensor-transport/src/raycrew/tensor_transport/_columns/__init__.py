@@ -2,12 +2,10 @@
 
 from raycrew.tensor_transport._columns.encoding import row_checksums
 from raycrew.tensor_transport._columns.iterating import BatchIterator
-from raycrew.tensor_transport._columns.joining import MetadataRule, MetadataRules
 from raycrew.tensor_transport._columns.kinds import PackedTensor, PadSide, RaggedTensor, check_pad_side
 from raycrew.tensor_transport._columns.lengths import as_wide, named_column, padded_width, row_lengths
 from raycrew.tensor_transport._columns.naming import refuse_unknown
 from raycrew.tensor_transport._columns.operations import (
-    ColumnOperations,
     JoiningOperations,
     RowOperations,
     SavingOperations,
@@ -18,10 +16,7 @@ from raycrew.tensor_transport._columns.sequences import PackedSequences
 
 __all__ = [
     "BatchIterator",
-    "ColumnOperations",
     "JoiningOperations",
-    "MetadataRule",
-    "MetadataRules",
     "PackedSequences",
     "PackedTensor",
     "PadSide",

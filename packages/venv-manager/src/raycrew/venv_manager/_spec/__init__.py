@@ -4,7 +4,6 @@ from raycrew.venv_manager._spec.digest import KEY_LENGTH, asked, choice_of, expl
 from raycrew.venv_manager._spec.given import (
     base_of,
     fingerprint,
-    label_of,
     lock_file,
     project_folder,
     project_hash,
@@ -92,7 +91,6 @@ __all__ = [
     "is_of_index",
     "is_package",
     "key_of",
-    "label_of",
     "local_sources",
     "lock_file",
     "locked_versions",

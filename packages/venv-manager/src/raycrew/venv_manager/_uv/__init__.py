@@ -1,6 +1,6 @@
 """The only place that runs uv, and what uv is told: indexes and command lines."""
 
-from raycrew.venv_manager._uv.access import Access, access_here, access_of, need_credentials
+from raycrew.venv_manager._uv.access import access_here, access_of, need_credentials
 from raycrew.venv_manager._uv.configuration import configuration_files, configured, told_to_uv
 from raycrew.venv_manager._uv.indexes import build_environment, index_variables
 from raycrew.venv_manager._uv.order import PLACES, serving
@@ -10,7 +10,6 @@ from raycrew.venv_manager._uv.uv_run import parse
 __all__ = [
     "OLDEST",
     "PLACES",
-    "Access",
     "access_here",
     "access_of",
     "build_environment",

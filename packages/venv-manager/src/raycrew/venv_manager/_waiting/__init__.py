@@ -3,7 +3,7 @@
 from raycrew.venv_manager._waiting.interrupt import LOOK_S, await_all, end, end_all, result_of, start, workers
 from raycrew.venv_manager._waiting.locks import KeyLocks, scratch, slot
 from raycrew.venv_manager._waiting.processes import Users, processes_using
-from raycrew.venv_manager._waiting.progress import Report, changes, reporting, silent
+from raycrew.venv_manager._waiting.progress import Report, reporting, silent
 
 __all__ = [
     "LOOK_S",
@@ -11,7 +11,6 @@ __all__ = [
     "Report",
     "Users",
     "await_all",
-    "changes",
     "end",
     "end_all",
     "processes_using",

@@ -15,17 +15,12 @@ from raycrew.worker_groups._health.ending import Ended, end_workers, end_workers
 from raycrew.worker_groups._health.group_health import GroupHealth, SeenByRank, Workers, last_seen, sights_of
 from raycrew.worker_groups._health.observers import LOOK_WITHIN_S, Observer, Span, look_before_end, observed
 from raycrew.worker_groups._health.questions import (
-    Answer,
     UnansweredError,
-    ask,
     ask_timed,
-    ask_within,
     by_node,
     follow,
 )
 from raycrew.worker_groups._health.reports import (
-    MISSED_S,
-    RankState,
     ResourceUsage,
     RunningCall,
     Seen,
@@ -33,37 +28,26 @@ from raycrew.worker_groups._health.reports import (
     WorkerStatus,
 )
 from raycrew.worker_groups._health.roster import (
-    Found,
     GroupRecord,
-    GroupSight,
     Publication,
-    RankSight,
     StartRecord,
-    UnknownGroupError,
     WorkerRecord,
     look,
     take_stacks,
 )
-from raycrew.worker_groups._health.watches import WATCH, stand_by, watch_owner
+from raycrew.worker_groups._health.watches import stand_by, watch_owner
 
 __all__ = [
     "LOOK_WITHIN_S",
-    "MISSED_S",
-    "WATCH",
-    "Answer",
     "Diagnosis",
     "Ended",
     "Findings",
-    "Found",
     "GroupDiagnosis",
     "GroupHealth",
     "GroupRecord",
-    "GroupSight",
     "Observer",
     "Publication",
     "RankDiagnosis",
-    "RankSight",
-    "RankState",
     "ResourceUsage",
     "RunningCall",
     "Seen",
@@ -73,14 +57,11 @@ __all__ = [
     "StuckWorker",
     "Subjects",
     "UnansweredError",
-    "UnknownGroupError",
     "Wanted",
     "WorkerRecord",
     "WorkerStatus",
     "Workers",
-    "ask",
     "ask_timed",
-    "ask_within",
     "by_node",
     "check_folder",
     "end_workers",

@@ -3,13 +3,11 @@
 from raycrew.tensor_transport._columns.encoding.checksums import row_checksums
 from raycrew.tensor_transport._columns.encoding.files import read_columns, write_columns
 from raycrew.tensor_transport._columns.encoding.frame import decode_columns, encode_columns
-from raycrew.tensor_transport._columns.encoding.plain_objects import to_plain
 
 __all__ = [
     "decode_columns",
     "encode_columns",
     "read_columns",
     "row_checksums",
-    "to_plain",
     "write_columns",
 ]

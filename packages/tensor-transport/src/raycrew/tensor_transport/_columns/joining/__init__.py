@@ -3,14 +3,12 @@
 from raycrew.tensor_transport._columns.joining.columns import join_columns
 from raycrew.tensor_transport._columns.joining.gather import gather_encoded
 from raycrew.tensor_transport._columns.joining.metadata import (
-    MetadataRule,
     MetadataRules,
     join_metadata,
     rules_for,
 )
 
 __all__ = [
-    "MetadataRule",
     "MetadataRules",
     "gather_encoded",
     "join_columns",

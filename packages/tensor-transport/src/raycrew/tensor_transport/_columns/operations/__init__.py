@@ -1,6 +1,5 @@
 """What is done with a batch: its rows, columns, sequences, files, and joining with others."""
 
-from raycrew.tensor_transport._columns.operations.columns import ColumnOperations
 from raycrew.tensor_transport._columns.operations.joining import JoiningOperations
 from raycrew.tensor_transport._columns.operations.rows import RowOperations
 from raycrew.tensor_transport._columns.operations.saving import SavingOperations
@@ -8,7 +7,6 @@ from raycrew.tensor_transport._columns.operations.sequences import SequenceOpera
 from raycrew.tensor_transport._columns.operations.tensordicts import TensorDictOperations
 
 __all__ = [
-    "ColumnOperations",
     "JoiningOperations",
     "RowOperations",
     "SavingOperations",

@@ -3,7 +3,6 @@
 from raycrew.worker_groups._calls.answers.ends import first_failure, when_done
 from raycrew.worker_groups._calls.answers.failures import (
     Whereabouts,
-    culprits_first,
     described,
     failure,
     failures_of,
@@ -31,7 +30,6 @@ __all__ = [
     "Settled",
     "Whereabouts",
     "checked_time",
-    "culprits_first",
     "deadline_after",
     "described",
     "failure",

@@ -4,7 +4,6 @@ from raycrew.worker_groups._group.life.abandoned import InUse, watch_over
 from raycrew.worker_groups._group.life.budget import RestartBudget
 from raycrew.worker_groups._group.life.bundles import (
     ABANDONED_S,
-    Crew,
     claim_bundles,
     claim_more,
     claim_places,
@@ -21,7 +20,6 @@ from raycrew.worker_groups._group.life.supervision import Supervision
 __all__ = [
     "ABANDONED_S",
     "CopiedLifecycle",
-    "Crew",
     "Ending",
     "InUse",
     "Lifecycle",

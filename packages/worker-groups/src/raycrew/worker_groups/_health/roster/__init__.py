@@ -9,7 +9,7 @@ from raycrew.worker_groups._health.roster.looking import (
 )
 from raycrew.worker_groups._health.roster.publishing import Publication
 from raycrew.worker_groups._health.roster.records import GroupRecord, StartRecord, WorkerRecord
-from raycrew.worker_groups._health.roster.sights import GroupSight, RankSight, Stacks
+from raycrew.worker_groups._health.roster.sights import GroupSight, RankSight
 
 __all__ = [
     "Found",
@@ -17,7 +17,6 @@ __all__ = [
     "GroupSight",
     "Publication",
     "RankSight",
-    "Stacks",
     "StartRecord",
     "UnknownGroupError",
     "WorkerRecord",

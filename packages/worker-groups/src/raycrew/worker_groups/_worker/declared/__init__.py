@@ -10,7 +10,7 @@ from raycrew.worker_groups._worker.declared.method_types import (
     SyncMethod,
 )
 from raycrew.worker_groups._worker.declared.rows import is_shardable
-from raycrew.worker_groups._worker.declared.splitting import Split, split_rows
+from raycrew.worker_groups._worker.declared.splitting import split_rows
 
 __all__ = [
     "AsyncMethod",
@@ -18,7 +18,6 @@ __all__ = [
     "Declaration",
     "DeclaredMethod",
     "Join",
-    "Split",
     "SyncMethod",
     "declaration_of",
     "find_declaration",
