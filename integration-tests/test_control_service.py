@@ -24,7 +24,7 @@ ELSEWHERE = {
     ("_group/handles/directory.py", "remote"): "an actor class, which `start_actor` gets",
     ("_health/watches.py", "remote"): "an actor class, which `start_actor` gets",
     ("_start/startup.py", "remote"): "an actor class, which `start_actor` gets",
-    ("_fan_out/pool.py", "remote"): "an actor class, which `start_actor` gets",
+    ("_fan_out/warm_pool/pool.py", "remote"): "an actor class, which `start_actor` gets",
     ("rollouts/samples/_channels/remote.py", "remote"): "an actor class, which `start_actor` gets",
     ("_worker/shell.py", "get"): "in the worker: values of a call that Ray has sent there",
     ("_connection/connection.py", "shutdown"): "the end of the connection itself",

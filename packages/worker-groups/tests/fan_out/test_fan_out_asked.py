@@ -1,6 +1,6 @@
 """Which of the calls that asked for the pool ahead are given up with another one."""
 
-from raycrew.worker_groups._fan_out.asked import Ahead, Asked
+from raycrew.worker_groups._fan_out.warm_pool.asked import Ahead, Asked
 
 
 def test_only_what_prepares_a_call_is_given_up_with_it():

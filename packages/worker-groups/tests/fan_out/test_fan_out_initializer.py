@@ -12,8 +12,8 @@ import pytest
 from patience import PATIENCE_S, eventually, is_running
 
 from raycrew.worker_groups import FunctionLoadError, close_fan_out, fan_out, fan_out_as_completed
-from raycrew.worker_groups._fan_out.pool import Pool
 from raycrew.worker_groups._fan_out.processes.code import KEPT, Code, Function, Kept, Library, UnloadableError
+from raycrew.worker_groups._fan_out.warm_pool.pool import Pool
 
 pytestmark = pytest.mark.hostile
 

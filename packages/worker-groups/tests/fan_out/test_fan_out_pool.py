@@ -15,8 +15,8 @@ from ray.util.placement_group import placement_group_table
 
 from raycrew.cluster_core.testing import connected, simulated_nodes
 from raycrew.worker_groups import close_fan_out, fan_out, fan_out_as_completed
-from raycrew.worker_groups._fan_out import pool as pooling
-from raycrew.worker_groups._fan_out.pool import Pool, shared_pool
+from raycrew.worker_groups._fan_out.warm_pool import pool as pooling
+from raycrew.worker_groups._fan_out.warm_pool.pool import Pool, shared_pool
 from raycrew.worker_groups._ray.nodes import node_cpus
 
 CPUS = 8

@@ -1,6 +1,6 @@
 import pytest
 
-from raycrew.worker_groups._fan_out.shares import Shares, share_out
+from raycrew.worker_groups._fan_out.warm_pool.shares import Shares, share_out
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,8 @@
 import os
 import uuid
 
-from raycrew.worker_groups._fan_out.asked import Ahead
-from raycrew.worker_groups._fan_out.pool import shared_pool
 from raycrew.worker_groups._fan_out.processes import Function
+from raycrew.worker_groups._fan_out.warm_pool import Ahead, shared_pool
 from raycrew.worker_groups._ray import while_connected
 from raycrew.worker_groups._worker import pick_secrets
 

@@ -23,10 +23,10 @@ from raycrew.worker_groups._fan_out.outcomes import (
     ItemOutcome,
     ItemTimeoutError,
 )
-from raycrew.worker_groups._fan_out.pool import close_shared_pool, shared_pool
 from raycrew.worker_groups._fan_out.processes import Function
 from raycrew.worker_groups._fan_out.progress import advancing
 from raycrew.worker_groups._fan_out.run import Limits, Run
+from raycrew.worker_groups._fan_out.warm_pool import close_shared_pool, shared_pool
 
 __all__ = [
     "FanOutError",

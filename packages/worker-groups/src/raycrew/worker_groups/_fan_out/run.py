@@ -24,9 +24,9 @@ from raycrew.worker_groups._fan_out.outcomes import (
     ItemOutcome,
     ItemTimeoutError,
 )
-from raycrew.worker_groups._fan_out.pool import Member, Pool
 from raycrew.worker_groups._fan_out.processes import BatchReport, Finished, Function, dumps
 from raycrew.worker_groups._fan_out.reports import ended_items
+from raycrew.worker_groups._fan_out.warm_pool import Member, Pool
 from raycrew.worker_groups._health import observed
 from raycrew.worker_groups._ray import while_connected
 from raycrew.worker_groups._worker import pick_secrets

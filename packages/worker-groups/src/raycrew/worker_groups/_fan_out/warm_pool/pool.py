@@ -14,10 +14,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import Session
 from raycrew.worker_groups import _ray
-from raycrew.worker_groups._fan_out.asked import Asked, Keys
-from raycrew.worker_groups._fan_out.claims import Claims
 from raycrew.worker_groups._fan_out.processes import CONTROL, Code, FanOutHost, Kept
-from raycrew.worker_groups._fan_out.shares import Shares, share_out
+from raycrew.worker_groups._fan_out.warm_pool.asked import Asked, Keys
+from raycrew.worker_groups._fan_out.warm_pool.claims import Claims
+from raycrew.worker_groups._fan_out.warm_pool.shares import Shares, share_out
 from raycrew.worker_groups.errors import WorkerGroupClosedError, WorkerGroupError
 
 logger = logging.getLogger(__name__)
