@@ -17,7 +17,8 @@ from raycrew.worker_groups._group import renewal
 from raycrew.worker_groups._group.handles import Directory
 from raycrew.worker_groups._group.life import Lifecycle
 from raycrew.worker_groups._group.reserve import Reserve
-from raycrew.worker_groups._start import HOOK, generations, startup
+from raycrew.worker_groups._start import HOOK, startup
+from raycrew.worker_groups._start.newcomers import generations
 from raycrew.worker_groups.testing import InProcessGroup
 
 

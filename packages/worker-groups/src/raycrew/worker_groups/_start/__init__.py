@@ -9,11 +9,16 @@ from raycrew.worker_groups._start.arguments import (
     init_kwargs_of,
     launcher_of,
 )
-from raycrew.worker_groups._start.arrivals import Standby
 from raycrew.worker_groups._start.copies import for_the_way, without_options
 from raycrew.worker_groups._start.facts import GroupFacts
-from raycrew.worker_groups._start.generations import add_workers, next_generation
 from raycrew.worker_groups._start.layout import JoinedClaim, Layout, Place
+from raycrew.worker_groups._start.newcomers import (
+    Standby,
+    add_workers,
+    next_generation,
+    park,
+    record_of_standby,
+)
 from raycrew.worker_groups._start.record import record_of, workers_of
 from raycrew.worker_groups._start.report import StartupReport, Stopwatch
 from raycrew.worker_groups._start.spec import (
@@ -27,7 +32,6 @@ from raycrew.worker_groups._start.spec import (
     transport_of,
     worker_aliases,
 )
-from raycrew.worker_groups._start.standbys import park, record_of_standby
 from raycrew.worker_groups._start.startup import Handle, Started, start_group
 
 __all__ = [

@@ -9,8 +9,8 @@ from raycrew.worker_groups._calls import Whereabouts
 from raycrew.worker_groups._health import Ended, end_workers
 from raycrew.worker_groups._ray import while_connected
 from raycrew.worker_groups._start.arguments import of_each_rank
-from raycrew.worker_groups._start.arrivals import Arriving, Standby
 from raycrew.worker_groups._start.layout import Layout
+from raycrew.worker_groups._start.newcomers.arrivals import Arriving, Standby
 from raycrew.worker_groups._start.report import starting
 from raycrew.worker_groups._start.spec import GroupSpec, interpreter_for
 from raycrew.worker_groups._start.startup import Started

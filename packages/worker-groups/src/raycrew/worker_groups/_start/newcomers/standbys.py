@@ -6,8 +6,8 @@ from typing import Any
 
 from raycrew.worker_groups._health import Ended, WorkerRecord
 from raycrew.worker_groups._ray import while_connected
-from raycrew.worker_groups._start.arrivals import Arriving, Standby
 from raycrew.worker_groups._start.layout import Layout, Place
+from raycrew.worker_groups._start.newcomers.arrivals import Arriving, Standby
 from raycrew.worker_groups._start.record import place_of
 from raycrew.worker_groups._start.report import starting
 from raycrew.worker_groups._start.startup import Started
