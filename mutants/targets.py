@@ -21,6 +21,7 @@ FITTING = ("packing/test_values.py", "packing/test_packing.py", "packing/test_pl
 GROUPS = ("process_groups/test_plans.py",)
 DIRECTORY = ("weights/directory",)
 LAYOUTS = (
+    "weights/resharding/test_copies.py",
     "weights/resharding/test_layouts.py",
     "weights/resharding/test_reshard_plan.py",
     "weights/resharding/test_moving.py",
@@ -252,10 +253,14 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
             *DIRECTORY,
         ),
         "weights/_syncing/report": ("weights/syncing/test_weight_sync.py",),
-        "weights/_syncing/session": ("weights/syncing/test_weight_sync.py", *DIRECTORY),
+        "weights/_syncing/session": (
+            "weights/syncing/test_session.py",
+            "weights/syncing/test_weight_sync.py",
+            *DIRECTORY,
+        ),
         "weights/_syncing/turns": ("weights/syncing/test_turns.py",),
         "weights/_update/manifest": ("weights/update", "weights/test_options.py", "weights/test_weights.py"),
-        "weights/_update/regions": ("weights/test_weights.py", "weights/test_options.py"),
+        "weights/_update/regions": ("weights/update/test_regions.py", "weights/test_options.py"),
         "weights/_update/spans": ("weights/test_weights.py", "weights/syncing/test_weight_sync.py"),
         "weights/_update/stores": ("weights/update/test_stores.py",),
         "weights/deltas/_codec": ("weights/deltas/test_delta_codec.py",),

@@ -95,6 +95,12 @@ def test_position_between_and_after_passes():
     assert rows_of(further) == [[0, 1], [2, 3]]
 
 
+def test_as_many_are_to_come_as_it_says():
+    iterator = batch_of(7).make_iterator(2, epochs=3)
+    lengths = [len(iterator), *(len(iterator) for _ in iterator)]
+    assert lengths == list(range(12, -1, -1))
+
+
 def test_without_end():
     iterator = batch_of(3).make_iterator(2, epochs=None)
     assert rows_of(next(iterator) for _ in range(4)) == [[0, 1], [2], [0, 1], [2]]

@@ -144,6 +144,11 @@ def test_global_batches_are_planned_one_by_one():
     assert found == ([1, 0, 3, 2], [[[0, 2]], [[0, 2]]], [[2], [4]], [2, 2])
 
 
+def test_rows_without_tokens_take_no_room():
+    (found,) = plan([0, 0, 0], 1, 3, max_tokens_per_microbatch=1)
+    assert found == ([0, 1, 2], [[[0, 3]]], [[0]], [3])
+
+
 def test_padded_lengths_are_rounded_but_never_beyond_the_rows():
     how = {"max_tokens_per_microbatch": 6, "sequence_length_round": 3}
     assert plan([2, 4], 1, 2, **how)[0][2] == [[3, 6]]

@@ -161,6 +161,23 @@ def test_a_wheelhouse_counts_by_what_its_files_hold(tmp_path):
 
 
 @pytest.mark.hostile
+@pytest.mark.parametrize("git", [False, True])
+@pytest.mark.parametrize("first", ["__pycache__/a.pyc", "a.pyc", "build/a.py", "again"])
+def test_what_follows_litter_and_links_that_lead_back_counts(tmp_path, first, git):
+    lib = write_project(tmp_path / "lib", name="lib")
+    (lib / first).parent.mkdir(exist_ok=True)
+    (lib / first).symlink_to(lib) if first == "again" else (lib / first).write_text("litter")
+    if git:
+        subprocess.run(["git", "init", "-q", lib], check=True)
+    spec = EnvironmentSpec.requirements([f"lib @ {lib.as_uri()}"])
+    keys = []
+    for text in ("x = 1\n", "x = 2\n"):
+        (lib / "zlib.py").write_text(text)
+        keys.append(keyed(spec)[0])
+    assert len(set(keys)) == 2
+
+
+@pytest.mark.hostile
 def test_a_local_wheel_counts_by_its_content(tmp_path):
     keys = []
     for dependency in ("leaf", "base"):

@@ -22,3 +22,8 @@ def test_what_builds_require_more_is_found_from_anywhere(tmp_path):
     assert extra_requirements(found, "Inner") == [listed[0], "other==1", listed[2]["requirement"]]
     assert extra_requirements(found, "outer") == []
     assert told["extra-build-dependencies"]["inner"][0] == "tool", "what was told stays as it was"
+
+
+def test_what_the_build_of_another_package_requires_is_its_own():
+    told = {"extra-build-dependencies": {name: [f"for-{name}"] for name in ("alpha", "my_own", "zeta")}}
+    assert extra_requirements(told, "My.Own") == ["for-my_own"]

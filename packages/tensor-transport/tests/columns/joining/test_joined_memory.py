@@ -22,6 +22,17 @@ def test_only_what_is_copied_is_the_joiners_own():
     assert bare(joined["ids"]).tolist() == [0, 1, 0, 1]
 
 
+@pytest.mark.parametrize(
+    "operation", [lambda batch: batch.repeat_interleave(2), lambda batch: batch.select_indices([1, 0])]
+)
+def test_what_an_operation_copied_is_not_copied_again_when_it_is_read(operation):
+    batch = BatchedDataDict(ids=torch.arange(2), images=PackedTensor([torch.ones(2), None]))
+    batch._columns = {key: Received(column) for key, column in batch._columns.items()}
+    changed = operation(batch)
+    assert not isinstance(changed._columns["ids"], Received)
+    assert isinstance(batch._columns["ids"], Received), "the sender's as before"
+
+
 @pytest.mark.hostile
 def test_a_write_to_what_was_joined_is_not_seen_by_who_sent_it():
     segment = torch.ones(2)

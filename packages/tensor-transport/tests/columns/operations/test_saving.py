@@ -22,6 +22,7 @@ from raycrew.tensor_transport import (
     remotize,
 )
 from raycrew.tensor_transport._columns.encoding.frame import decode_columns, encode_columns
+from raycrew.tensor_transport._columns.kinds import bare
 from raycrew.tensor_transport.testing import InProcessBackend
 
 
@@ -67,6 +68,30 @@ def everything():
     batch.tokenizer = ("words", 1)
     batch.micro_batch_indices, batch.micro_batch_lengths = [[[0, 3]]], [[2]]
     return batch
+
+
+@pytest.mark.parametrize("columns", [{"t": torch.ones(2)}, {"t": torch.ones(2), "o": ["a", {"b": 1}]}])
+@pytest.mark.parametrize("attributes", [{}, {"made": True}])
+def test_objects_and_attributes_are_pickled_if_there_are_any(columns, attributes):
+    header, buffers = encode_columns(columns, 2, attributes)
+    assert bool(json.loads(header)["pickled"]) == ("o" in columns or bool(attributes))
+    found, others = decode_columns(header, buffers, allow_pickle=True)
+    assert found.keys() == columns.keys() and others == attributes
+    assert all(same(bare(found[key]), column) for key, column in columns.items())
+
+
+@pytest.mark.hostile
+def test_a_column_does_not_take_the_bytes_of_another():
+    header, buffers = encode_columns({"a": torch.ones(2), "b": torch.zeros(2)}, 2, {})
+    for which, change, match in ((1, 1, "'b' names bytes that are not there"), (0, 2, "'a' names bytes")):
+        fields = json.loads(header)
+        fields["columns"][which][3] += change
+        with pytest.raises(DecodeError, match=match):
+            decode_columns(json.dumps(fields).encode(), buffers, allow_pickle=True)
+    fields = json.loads(header)
+    fields["columns"].pop()
+    with pytest.raises(DecodeError, match="1 runs of bytes belong to no column"):
+        decode_columns(json.dumps(fields).encode(), buffers, allow_pickle=True)
 
 
 class TestRoundTrip:

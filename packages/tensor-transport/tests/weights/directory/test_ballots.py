@@ -1,9 +1,18 @@
 """Who decides about a version."""
 
+import copy
+import pickle
+
 import pytest
 
 from raycrew.tensor_transport import WeightUpdateError
-from raycrew.tensor_transport.weights._directory.ballots import Ballots
+from raycrew.tensor_transport.weights._directory.ballots import Ballots, RecipientVersion
+
+
+@pytest.mark.parametrize("again", [lambda version: pickle.loads(pickle.dumps(version)), copy.copy])
+def test_a_version_arrives_with_its_ballot(again):
+    version = again(RecipientVersion(3, "x"))
+    assert version == 3 and type(version) is RecipientVersion and version.ballot == "x"
 
 
 @pytest.mark.parametrize(("first", "second"), [("a", "b"), ("b", "a")])

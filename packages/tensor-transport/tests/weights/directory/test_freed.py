@@ -9,7 +9,9 @@ from authors import Author
 from raycrew.tensor_transport.testing import InProcessByteStore
 from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver
 from raycrew.tensor_transport.weights._directory.directory import _LocalEdge
+from raycrew.tensor_transport.weights._directory.freed import Freed
 from raycrew.tensor_transport.weights._directory.record import Record
+from raycrew.tensor_transport.weights._update.manifest import Bucket
 
 
 @pytest.mark.hostile
@@ -70,6 +72,15 @@ def test_receivers_that_asked_before_may_release_what_outlives_its_trainer():
     record.leave(100, "generator")
     record.status(111)
     assert record.collect(111, "a folder") == [], "nobody was left"
+
+
+def test_only_what_somebody_has_to_release_is_kept():
+    freed, bucket = Freed(10), Bucket("ticket", 4, 0)
+    freed.add("", bucket)
+    freed.add("a folder", Bucket(None, 4, 0))
+    assert freed.collect("", "") == freed.collect("a folder", "") == []
+    freed.add("a folder", bucket)
+    assert freed.collect("another", "") == [] and freed.collect("a folder", "") == ["ticket"]
 
 
 def test_a_receiver_is_known_as_one_that_can_release_what_it_shares_a_store_with():

@@ -95,6 +95,28 @@ def test_the_last_versions_are_kept_and_the_others_freed_once():
         record.offer(0, 2)
 
 
+def test_a_route_is_told_with_the_time_that_is_left():
+    record = Record()
+    first = record.reserve(10, ["1"], 5, route="cable")
+    assert record.route(12, first) == ("cable", 3)
+    assert record.route(20, first) == ("cable", 0)
+    assert record.route(20, record.reserve(20, ["1"], None)) == ("", None)
+    assert record.route(20, 99) == ("", None)
+
+
+@pytest.mark.hostile
+def test_a_trainer_of_another_size_waits_until_a_version_is_decided():
+    record = Record()
+    number = record.reserve(0, ["1"], None)
+    enter(record, number, a="1")
+    Author(record).publish()
+    more = Author(record, 1, 2)
+    assert more.begin(1, version=number + 1) is None
+    record.vote(2, number, "a", True, "")
+    assert record.decision(2, number) == "committed"
+    assert more.begin(2, version=number + 1) == number + 1
+
+
 @pytest.mark.parametrize("keep", [1, 2, 3, 5])
 def test_no_version_goes_while_there_are_no_more_than_are_kept(keep):
     record = Record(keep=keep)

@@ -2,6 +2,7 @@
 
 import pickle
 import random
+import re
 
 import numpy as np
 import pytest
@@ -317,6 +318,26 @@ def test_other_names_shapes_and_dtypes_are_refused():
         plan_reshard(one, Layout(one.tensors | {"b": replicated((2, 2), DTYPE, [0])}))
 
 
+@pytest.mark.parametrize(("missing", "told"), [(5, "'4'$"), (6, "'4' and 1 more$"), (9, "'4' and 4 more$")])
+def test_of_many_names_a_few_are_told_and_the_rest_is_counted(missing, told):
+    names = {str(i): replicated((4,), DTYPE, [0]) for i in range(missing)}
+    with pytest.raises(ReshardError) as caught:
+        plan_reshard(Layout({}), Layout(names))
+    listed = str(caught.value).partition("no source has ")[2].partition(";")[0]
+    assert re.search(told, listed) and listed.startswith("'0', '1', ")
+
+
+@pytest.mark.hostile
+def test_a_parameter_of_two_shapes_is_named():
+    shares = [Share(0, 0, Memory.dense(shape), ()) for shape in ((2,), (3,))]
+    target = {
+        name: TensorLayout((0,), DTYPE, (share,), ("p",)) for name, share in zip("ab", shares, strict=True)
+    }
+    source = Layout({name: replicated((0,), DTYPE, [0]) for name in "ab"})
+    with pytest.raises(ReshardError, match="'p' of target rank 0 has two shapes"):
+        plan_reshard(source, Layout(target))
+
+
 @pytest.mark.hostile
 def test_impossible_layouts_are_refused():
     with pytest.raises(LayoutError, match=r"said to hold \[3:5, 0:2\] of 'w'"):
@@ -355,8 +376,10 @@ def test_names_told_of_twice_are_refused():
         join_layouts([layout, Layout({"a": replicated((3,), DTYPE, [1])})])
     with pytest.raises(LayoutError, match="there is a tensor 'b' already"):
         layout.split("a", 0, {"b": [(0, 2)]})
-    with pytest.raises(LayoutError, match="no range 1:3"):
-        layout.split("a", 0, {"c": [(1, 3)]})
+    for dim, (start, stop) in ((0, (1, 3)), (0, (2, 1)), (0, (-1, 1)), (1, (0, 1)), (-1, (0, 1))):
+        with pytest.raises(LayoutError, match=f"no range {start}:{stop} in dimension {dim}"):
+            layout.split("a", dim, {"c": [(start, stop)]})
+    assert layout.split("a", 0, {"c": [(1, 1)]}).tensors["c"].shape == (0,)
 
 
 def test_tensors_without_elements_need_nothing():

@@ -8,6 +8,7 @@ from raycrew.venv_manager._spec.local.listed import (
     absolute_requirement,
     local_requirement,
     named_requirement,
+    required_name,
     requirement_files,
     requirement_lines,
 )
@@ -97,3 +98,16 @@ def test_an_included_file_is_found_as_it_is_quoted(tmp_path, line, name):
     assert requirement_files(tmp_path / "all.txt", {}) == [tmp_path / "all.txt", tmp_path / name]
     without = requirement_files(tmp_path / "all.txt", {}, constraints=False)
     assert len(without) == (1 if line.startswith("-c") else 2)
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("Some_Thing[x]>=1 ; python_version > '3'  # why", "some-thing"),
+        ("some.thing @ https://h/a.whl", "some-thing"),
+        ("./some-thing", None),
+        ("-r all.txt", None),
+    ],
+)
+def test_what_a_line_asks_for_is_named_as_indexes_name_it(line, name):
+    assert required_name(line) == name

@@ -49,6 +49,8 @@ def test_what_fits(needs, versions, driver_ray):
             "install ray<2.61,>=2.55 for the driver and there",
         ),
         (*({"raycrew-tensor-transport": ("1", ("torch>=2.9",))}, {"torch": "2.8"}, None), "needs torch>=2.9"),
+        (*({"vllm": ("1", ("no requirement!", "torch>=2.9"))}, {"torch": "2.8"}, None), "needs torch>=2.9"),
+        (*({"vllm": ("1", ("ray>=2", "torch>=2.9"))}, {"torch": "2.8"}, None), "needs torch>=2.9"),
     ],
 )
 def test_what_does_not_fit_says_what_to_change(needs, versions, driver_ray, line):

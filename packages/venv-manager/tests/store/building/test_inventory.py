@@ -1,5 +1,7 @@
 """What lies in an environment: how it came there, and what is its own."""
 
+import base64
+import hashlib
 import os
 
 import pytest
@@ -45,6 +47,37 @@ def test_how_files_came_there_and_what_is_their_own(tmp_path, mode, put):
     assert found.size_bytes == sum(size for size, _ in found.files.values()) + 4, "bytecode is a size only"
     shared = sum(found.files[name][0] for name in modules) if mode == "hardlink" else 0
     assert found.own_bytes == found.size_bytes - shared
+
+
+def test_what_is_no_package_does_not_say_how_packages_came_there(tmp_path):
+    root = environment(tmp_path / "env", lambda kept, at: os.link(kept, at))
+    (root / "share").mkdir()
+    (root / "lib/python3.11/site-packages/demo-1.dist-info/licenses").mkdir()
+    for folder in ("share", "lib/python3.11/site-packages/demo-1.dist-info/licenses"):
+        for name in "abcdef":
+            (root / folder / name).write_text("copied, as it was made here")
+    assert inventory.take(root).link_mode == "hardlink"
+
+
+def test_each_file_that_differs_from_its_packages_record_is_named(tmp_path):
+    site = "lib/python3.11/site-packages"
+    for package in ("one", "two"):
+        folder = tmp_path / site / f"{package}-1.dist-info"
+        folder.mkdir(parents=True)
+        text = b"x = 1\n"
+        (tmp_path / site / f"{package}.py").write_bytes(text)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text).digest()).rstrip(b"=").decode()
+        listed = [
+            f"{package}.py,sha256={digest},6",
+            f"{package}-gone.py,sha256=x,6",
+            f"{folder.name}/RECORD,,",
+        ]
+        (folder / "METADATA").write_text(f"Name: {package}\n")
+        (folder / "RECORD").write_text("\n".join(listed))
+    assert inventory.altered(tmp_path, inventory.take(tmp_path)) == []
+    for package in ("two", "one"):
+        (tmp_path / site / f"{package}.py").write_bytes(b"x = 2\n")
+    assert inventory.altered(tmp_path, inventory.take(tmp_path)) == [f"{site}/one.py", f"{site}/two.py"]
 
 
 def test_most_of_them_decide(tmp_path):
