@@ -55,3 +55,13 @@ def test_a_value_of_a_thousand_parts_counts_as_large():
     assert size_hint([b""] * 998) < STORE_FROM_BYTES
     assert size_hint([b""] * 1000) >= STORE_FROM_BYTES
     assert size_hint({"a": [0] * 500, "b": [0] * 600}) >= STORE_FROM_BYTES
+
+
+def test_a_size_is_that_of_all_parts_together():
+    assert [size_hint(bytes(n)) for n in (0, 5, STORE_FROM_BYTES - 1)] == [0, 5, STORE_FROM_BYTES - 1]
+    assert size_hint(Array()) == Array.nbytes
+    alone = [size_hint(part) for part in ("text", 7, None, b"abc")]
+    assert size_hint(["text", 7, None, b"abc"]) == size_hint([]) + sum(alone)
+    assert size_hint({"k": b"abc"}) == size_hint({}) + 1 + 3
+    assert size_hint(Holder(b"abc")) == size_hint(Holder(b"")) + 3
+    assert 1 <= size_hint(7) <= 16

@@ -190,3 +190,13 @@ def test_two_losses_make_a_suspect(losses, suspect):
     assert backlog.next_is_suspect is False
     backlog.send_again([Entry(0, b"", losses=losses)])
     assert backlog.next_is_suspect is suspect
+
+
+def test_an_item_is_suspect_once_two_hosts_were_lost_with_it():
+    entry = Entry(3, b"")
+    seen = [entry.suspect]
+    for _ in range(2):
+        entry.losses += 1
+        seen.append(entry.suspect)
+    assert seen == [False, False, True]
+    assert entry.attempts == 1, "it is being tried for the first time"

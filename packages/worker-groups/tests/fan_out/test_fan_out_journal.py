@@ -168,3 +168,13 @@ def test_a_large_journal_is_read_whole_however_little_the_kernel_gives(journal, 
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 50), offset))
     assert journal.read() == data
+
+
+def test_it_is_told_apart_whether_a_process_initializes_loads_or_runs_an_item(journal, stamp):
+    journal.begin(stamp)
+    positions = [journal.head().position]
+    for position in (LOADING, 0, 1):
+        journal.start(position)
+        positions.append(journal.head().position)
+    assert positions == [INITIALIZING, LOADING, 0, 1]
+    assert len(set(positions)) == 4 and INITIALIZING < LOADING < 0

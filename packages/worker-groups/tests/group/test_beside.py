@@ -34,6 +34,9 @@ def test_the_bundles_are_those_of_the_workers_in_rank_order(group):
     assert [bundle.index for bundle in places.claim(None, "all").bundles] == [3, 0]
     assert [bundle.index for bundle in places.claim([0, 3], "some").bundles] == [0, 3]
     assert places.rendezvous(3).node_id == places.bundles[0].node_id
+    first = places.rendezvous()
+    assert (first.node_id, len(first.ports)) == (places.bundles[1].node_id, 1)
+    assert [result for _, result in places.run_on_each_node(lambda: 3)] == [3, 3]
 
 
 def test_nothing_is_taken_of_them_by_any_number_of_holders(cluster, group):

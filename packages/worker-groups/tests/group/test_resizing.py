@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from patience import eventually
@@ -20,6 +21,7 @@ from raycrew.worker_groups import (
     per_rank,
     sharded,
 )
+from raycrew.worker_groups._group.resizing import Resizing
 from raycrew.worker_groups.testing import InProcessGroup
 
 
@@ -283,3 +285,16 @@ def test_streams_and_balanced_calls_go_to_all_that_there_are(group):
     group.resize(2)
     assert [load.rank for load in group.balancer.loads()] == [0, 1]
     assert {load.outstanding for load in group.balancer.loads()} == {0}
+
+
+@pytest.mark.parametrize(
+    ("least", "replaced", "absent"),
+    [(None, {1}, ()), (3, {1}, (1,)), (3, {2, 1}, ()), (2, {2, 1}, (1, 2)), (4, set(), ()), (1, set(), ())],
+)
+def test_a_group_goes_on_without_some_as_long_as_enough_are_left(least, replaced, absent):
+    group = SimpleNamespace(
+        _spec=SimpleNamespace(options=SimpleNamespace(min_workers=least)),
+        _life=SimpleNamespace(replaced=frozenset(replaced)),
+        _started=SimpleNamespace(ranks=[None] * 4),
+    )
+    assert Resizing.absent_ranks.fget(group) == absent

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from fractions import Fraction
 
 import pytest
 
@@ -112,3 +113,8 @@ def test_what_is_seen_of_a_worker_is_what_it_uses_and_the_dead_use_nothing():
     used = {"cpu": 1.5, "private_bytes": 10, "resident_bytes": 20, "device_bytes": 30, "n_processes": 2}
     assert ResourceUsage.of(seen(**used)) == ResourceUsage(**used)
     assert ResourceUsage.of(Seen(is_alive=False, **used)) == ResourceUsage()
+
+
+def test_a_threshold_is_seconds_as_a_float():
+    told = [check_threshold(given) for given in (5, 0.1, Fraction(1, 2), float("inf"))]
+    assert told == [5.0, 0.1, 0.5, float("inf")] and {type(one) for one in told} == {float}

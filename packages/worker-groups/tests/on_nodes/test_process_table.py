@@ -20,6 +20,7 @@ from raycrew.worker_groups._on_nodes.process_table import (
     ancestors,
     clock_name,
     kill,
+    memory_of,
     opened,
     own_process,
     pid_namespace,
@@ -233,3 +234,13 @@ def test_memory_of_a_process_is_opened_by_its_name_and_no_other():
         os.close(other)
     assert opened(os.getpid(), "/memfd:raycrew-mine", os.O_RDONLY) is None
     assert opened(2**22 + 1, "/memfd:raycrew-mine", os.O_RDONLY) is None, "there is no such process"
+
+
+def test_the_memory_of_a_process_is_told_in_bytes():
+    before = memory_of(os.getpid())
+    assert set(before) == {"RssAnon", "VmRSS"}
+    assert 0 < before["RssAnon"] <= before["VmRSS"]
+    held = b"x" * (size := 64 << 20)
+    more = memory_of(os.getpid())["RssAnon"] - before["RssAnon"]
+    assert size // 2 < more < 2 * size and held
+    assert memory_of(2**22 + 1) == {}, "there is no such process"

@@ -45,3 +45,9 @@ def test_a_prompt_is_complete_when_all_its_rollouts_have_ended_in_order():
     assert [tasks[i].end(Outcome(text=str(i))) for i in (2, 0, 1)] == [False, False, True]
     assert [outcome.text for outcome in prompt.outcomes] == ["0", "1", "2"] and prompt.attempts == [0, 2, 0]
     assert tasks[1].which == ("p", 1, 2)
+
+
+def test_a_task_is_all_that_is_gone_by_and_need_not_be_a_key():
+    chooser = Untried()
+    assert chooser.sticky, "a rollout waits for the worker that was chosen"
+    assert not chooser.needs_key and not chooser.needs_usage

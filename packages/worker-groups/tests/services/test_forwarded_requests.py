@@ -204,3 +204,14 @@ def test_what_is_no_plain_request_is_known_by_its_headers():
     both = [(b"Content-Length", b"3"), (b"Transfer-Encoding", b"chunked")]
     assert has_two_lengths(both)
     assert not has_two_lengths(both[:1]) and not has_two_lengths(both[1:])
+
+
+def test_a_request_that_has_ended_counts_no_longer():
+    servers = [Endpoint(f"http://a:{port}", rank=port) for port in (1, 2)]
+    choosing = Choosing(lambda: servers, "least_outstanding")
+    with choosing.counted(servers[0]), choosing.counted(servers[0]):
+        with choosing.counted(servers[1]), choosing.counted(servers[1]), choosing.counted(servers[1]):
+            assert choosing.choose(None) == servers[0]
+        assert choosing.choose(None) == servers[1]
+    with choosing.counted(servers[1]):
+        assert choosing.choose(None) == servers[0]

@@ -216,3 +216,76 @@ def test_new_workers_that_their_group_can_not_take_in_are_ended():
     with pytest.raises(TimeoutError):
         launch.succeed(None, take)
     assert ended == ["the new ones"]
+
+
+@pytest.mark.parametrize(
+    ("positions", "arrivals", "asked"),
+    [
+        ([], {}, 1),
+        ([2], {}, 1),
+        ([2], {2: None}, 1),
+        ([1, 2], {1: "stands by"}, 1),
+        ([2], {2: "stands by"}, 0),
+    ],
+)
+def test_nodes_are_asked_for_an_environment_unless_all_who_come_stood_by(
+    monkeypatch, positions, arrivals, asked
+):
+    environments = []
+    options = SimpleNamespace(environments="them")
+    spec = SimpleNamespace(
+        options=options, builder=SimpleNamespace(fqn="Policy"), cluster=None, name="policy"
+    )
+    started = SimpleNamespace(order=range(3))
+    launch = SimpleNamespace(met=lambda *_: None, succeed=lambda *_: None)
+    monkeypatch.setattr(generations, "starting", lambda *_: nullcontext())
+    monkeypatch.setattr(generations, "_end_old", lambda *_: None)
+    monkeypatch.setattr(generations, "_Succession", lambda *_: launch)
+    monkeypatch.setattr(generations, "interpreter_for", lambda *given: environments.append(given))
+    generations.next_generation(spec, None, started, positions, arrivals, print, print, print)
+    assert environments == [("them", "Policy", None)] * asked
+
+
+@pytest.mark.parametrize(
+    ("known", "told", "port", "asked"),
+    [
+        (4711, {}, 4711, []),
+        ("a call", {0: 4712}, 4712, ["a call"]),
+        ("a call", {0: 0}, 4713, ["a call", "rank 0"]),
+        (None, {}, 4713, ["rank 0"]),
+    ],
+    ids=["it is known", "it was asked for", "there was none", "nobody has asked"],
+)
+def test_rank_0_is_asked_where_to_meet_only_if_that_is_not_known(monkeypatch, known, told, port, asked):
+    calls = []
+    handles = [
+        SimpleNamespace(_raycrew_next_port=SimpleNamespace(remote=lambda i=i: f"rank {i}")) for i in (0, 1)
+    ]
+    ranks = [SimpleNamespace(generation=3)] * 2
+    launch = generations._Succession.__new__(generations._Succession)
+    launch.spec, launch.go_on = SimpleNamespace(name="policy"), print
+
+    def settle(asked):
+        calls.extend(asked)
+        return SimpleNamespace(values={0: 4713} if asked == ["rank 0"] else told, pending=())
+
+    monkeypatch.setattr(generations, "Whereabouts", lambda *_: None)
+    monkeypatch.setattr(generations, "while_connected", nullcontext)
+    launch._settle, launch._raise_failed = settle, lambda *_: None
+    started = SimpleNamespace(spare_port=known, handles=handles, ranks=ranks, facts=[None] * 2)
+    assert (launch._spare_port(started), calls) == (port, asked)
+
+
+def test_a_rank_0_that_does_not_tell_in_time_fails_the_generation(monkeypatch):
+    launch = generations._Succession.__new__(generations._Succession)
+    launch.spec = SimpleNamespace(name="policy")
+    launch._settle = lambda asked: SimpleNamespace(values={}, pending=(0,))
+    monkeypatch.setattr(generations, "Whereabouts", lambda *_: None)
+
+    def fail(told, places, method):
+        raise WorkerGroupError(f"{method} has not ended")
+
+    launch._raise_failed = fail
+    started = SimpleNamespace(spare_port="a call", ranks=[SimpleNamespace(generation=3)], facts=[None])
+    with pytest.raises(WorkerGroupError, match="the call before generation 3 has not ended"):
+        launch._spare_port(started)

@@ -6,6 +6,7 @@ from raycrew.cluster_core import BundlesOccupiedError
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups._group.life import claim_more
 from raycrew.worker_groups._start import JoinedClaim
+from raycrew.worker_groups.testing import InProcessGroup
 
 
 def indices(claim):
@@ -74,3 +75,11 @@ def test_what_becomes_free_on_the_way_is_not_taken_beyond_what_was_asked_for():
     assert indices(claim_more(Freed(), own, 1, "g")) == [1]
     assert asked == [[1], [2], [3], [1, 2, 3]]
     assert sorted(cluster.holders()) == [0, 1]
+
+
+def test_placements_tell_which_ranks_are_tied_and_how_much_of_a_bundle_each_has():
+    cluster = FakeCluster([5], max_colocated_worker_groups=2)
+    with InProcessGroup(cluster, object, bundle_indices_list=[[3], [0, 1], [2], [4]]) as group:
+        told = [(place.rank, place.bundle_index, place.tied_group) for place in group.placements]
+        assert told == [(0, 3, None), (1, 0, 1), (2, 1, 1), (3, 2, None), (4, 4, None)]
+        assert {place.share for place in group.placements} == {0.5}

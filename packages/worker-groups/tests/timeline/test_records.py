@@ -57,3 +57,10 @@ def test_spans_of_a_rank_follow_on_each_other_within_the_call(call):
         assert all(one.end == other.start for one, other in pairwise(mine))
         if len(mine) == 2 and call.sent is not None:
             assert mine[0].start == call.sent or mine[0].kind == RUNNING
+
+
+def test_what_is_half_known_of_a_rank_is_not_known():
+    for part in (Part(0, 11.0), Part(0, None, 12.0)):
+        call = Call("policy", "train", 10.0, (part, Part(1, 11.0, 12.0)), 13.0)
+        assert (call.running(), call.ended) == ({1: (11.0, 12.0)}, 12.0)
+        assert [span.kind for span in spans_of(call) if span.row == "rank 0"] == [UNTOLD]

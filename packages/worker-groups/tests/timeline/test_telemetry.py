@@ -1,13 +1,15 @@
 """Calls as spans of OpenTelemetry, by its real SDK."""
 
 import sys
+import time
 
 import pytest
 
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import timeline
-from raycrew.worker_groups._health.observers import observed
+from raycrew.worker_groups._health.observers import Span, observed
 from raycrew.worker_groups._timeline import telemetry
+from raycrew.worker_groups._timeline.records import Call, Part
 from raycrew.worker_groups.testing import InProcessGroup
 
 
@@ -66,3 +68,16 @@ def test_without_it_nothing_is_made_unless_that_is_asked_for(monkeypatch):
         timeline(open_telemetry=True)
     assert observed.by is None
     assert not telemetry.is_installed()
+
+
+def test_spans_have_the_times_of_what_they_are_of(exported):
+    exporter, _ = exported
+    began, spans = time.monotonic() - 100, telemetry.OpenTelemetrySpans()
+    spans.call(Call("g", "m", began, (Part(0, began + 1, began + 3),), began + 4, True))
+    spans.span(Span("t", "r", "think", "step", began + 10, began + 12))
+    epoch_s = time.time() - 100
+    told = {span.name: (span.start_time / 1e9, span.end_time / 1e9) for span in exporter.get_finished_spans()}
+    for name, times in {"g.m": (0, 4), "m on rank 0": (1, 3), "think": (10, 12)}.items():
+        assert told[name] == pytest.approx([epoch_s + at for at in times], rel=0, abs=0.5)
+    spans.call(Call("g", "m", None, (Part(0),)))
+    assert len(exporter.get_finished_spans()) == 3, "of what nothing is known there is none"

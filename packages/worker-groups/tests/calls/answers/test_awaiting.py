@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from raycrew.worker_groups._calls.answers import results
 from raycrew.worker_groups._calls.answers.results import Results
 from raycrew.worker_groups._calls.answers.tasks import Awaited
 
@@ -210,3 +211,12 @@ def test_one_task_at_a_time_awaits_the_next():
         return await first
 
     assert asyncio.run(two()) == 1
+
+
+def test_what_waits_for_results_does_not_hold_up_the_end_of_the_program():
+    may_end = threading.Event()
+    results._start("raycrew-waits", lambda patience: may_end.wait(patience), 60)
+    (thread,) = [one for one in threading.enumerate() if one.name == "raycrew-waits"]
+    assert thread.daemon
+    may_end.set()
+    thread.join(60)

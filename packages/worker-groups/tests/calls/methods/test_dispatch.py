@@ -6,7 +6,7 @@ from workers import Worker
 from raycrew.worker_groups import GroupResizedError, NamedSharding, UnknownMethodError
 from raycrew.worker_groups._calls.methods.dispatch import dispatch_multiple, dispatch_sharded, dispatch_single
 from raycrew.worker_groups._calls.methods.items import split_per_rank
-from raycrew.worker_groups._calls.methods.shape import GroupShape
+from raycrew.worker_groups._calls.methods.shape import Dispatch, GroupShape
 from raycrew.worker_groups._worker.worker_class import describe_class
 
 INFO = describe_class(Worker, {})
@@ -75,6 +75,7 @@ def test_a_call_is_not_sent_to_others_than_it_was_made_for():
             dispatch.check_size(size, "policy")
     one.check_size(5, "policy")
     part.check_size(2, "policy")
+    Dispatch(whole.method, whole.sends, whole.return_from).check_size(3, "policy")
 
 
 @pytest.mark.parametrize(

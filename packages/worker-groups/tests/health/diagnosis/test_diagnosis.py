@@ -193,3 +193,7 @@ def test_why_the_state_of_a_rank_of_this_process_is_not_known_is_told(tmp_path, 
         (rank,) = group.diagnose(tmp_path).ranks
     assert rank.state == "unanswered"
     assert rank.missing == {"state": "nobody tells", "output": "it is this process's own"}
+
+
+def test_nothing_but_the_state_of_workers_is_asked_for_unless_that_is_wanted():
+    assert Wanted() == Wanted(lines=None, stacks=False, records=False)

@@ -88,3 +88,10 @@ def test_a_start_is_over_with_its_driver_and_its_time(now, jobs, is_over):
 )
 def test_a_group_of_which_nothing_lives_is_left_over(living, is_left_over):
     assert RECORD.is_left_over(living, WATCH) is is_left_over
+
+
+def test_a_group_is_meant_by_its_name_or_by_that_and_its_driver():
+    record = replace(RECORD, driver="login-1:4711")
+    assert record.is_meant_by("policy") and record.is_meant_by("policy@login-1:4711")
+    for other in ("", "polic", "policy@login-1:4712", "@login-1:4711", "policy@"):
+        assert not record.is_meant_by(other)

@@ -153,3 +153,8 @@ def test_bars_of_a_page_are_exact_to_less_than_a_microsecond_and_short_to_write(
     ((_, began, took, _),) = data["rows"][1]["bars"]
     assert abs(began - start) < 1e-7 and abs(took - length) < 1e-7
     assert all(len(f"{number:.9f}".rstrip("0").partition(".")[2]) <= 7 for number in (began, took))
+
+
+def test_a_group_whose_calls_took_no_time_was_idle():
+    found = statistics_of([Call("g", "m", 1.0, (Part(0, 1.0, 1.0), Part(1, 1.0, 1.0)), 1.0)])
+    assert found.groups == (GroupShares("g", 2, 0.0, 0.0, 0.0, 1.0),)

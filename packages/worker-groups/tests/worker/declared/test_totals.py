@@ -79,3 +79,23 @@ def test_what_has_no_sum_is_refused(parts, error, message):
 def test_sums_and_means_of_padded_rows_are_refused_at_their_definition(collect):
     with pytest.raises(ValueError, match=f"pad=True with collect='{collect}' would count added rows"):
         sharded("dp", pad=True, collect=collect)
+
+
+class Bare:
+    """An array that can do nothing but be added up and divided."""
+
+    dtype, shape = "float16", [1]
+
+    def __init__(self, value):
+        self.value = value
+
+    def __add__(self, other):
+        return Bare(self.value + other.value)
+
+    def __truediv__(self, number):
+        return Bare(self.value / number)
+
+
+def test_arrays_that_can_not_be_cast_are_added_up_as_they_are():
+    assert add_up([Bare(1), Bare(2)]).value == 3
+    assert average([Bare(1), Bare(2)]).value == 1.5

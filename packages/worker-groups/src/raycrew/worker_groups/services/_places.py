@@ -1,5 +1,6 @@
 """Which bundles replicas get; pure."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,9 +25,9 @@ def places_for(
         raise ValueError(f"{replicas} replicas need a bundle each, and the cluster has {len(bundles)}")
     free = [bundle for bundle in bundles if len(holders.get(bundle.index, ())) < slots]
     offered = free if len(free) >= replicas else bundles  # whoever claims them is told who holds them
-    numbers: dict[str, int] = {}
+    before: Counter[str] = Counter()  # bundles on each node
     order = []
     for bundle in offered:
-        numbers[bundle.node_id] = numbers.get(bundle.node_id, -1) + 1
-        order.append((numbers[bundle.node_id], bundle.index))
+        order.append((before[bundle.node_id], bundle.index))
+        before[bundle.node_id] += 1
     return [[index] for _, index in sorted(order)[:replicas]]
