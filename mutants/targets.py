@@ -330,7 +330,6 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "_ray/session": ON_RAY,
         "errors": WORDS,
         "integrations/vllm/_plugin": ON_PROCESSES,
-        "process_groups/_forming": ON_PROCESSES,
         "process_groups/_membership/watch": ON_PROCESSES,
         "process_groups/_process/deadline": ON_PROCESSES,
         "transports/shared_memory": ON_PROCESSES,
