@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import ActorDiedError
 
-from raycrew.worker_groups.balancing import Item, LostWorkerError, Sent
+from raycrew.worker_groups.balancing import Item, LostWorkerError, Sent, WorkerLoad
 from raycrew.worker_groups.errors import WorkerFailureError
 from raycrew.worker_groups.rollouts._engine import calls as calling
 from raycrew.worker_groups.rollouts._engine.calls import Ended, Limits, RolloutCalls
+from raycrew.worker_groups.rollouts._engine.company import Company
 from raycrew.worker_groups.rollouts._engine.tasks import Prompt, Retries, Task
 from raycrew.worker_groups.rollouts._telling import Tally
 from raycrew.worker_groups.rollouts._values import Outcome, Wishes
@@ -33,9 +34,10 @@ class Group:
     ranks = (SimpleNamespace(rank=0, generation=1),)
 
     def __init__(self, ended, monkeypatch):
-        self.answer = Answer()
-        send = lambda rank, *_: Sent(rank, 1, self.answer, None)  # noqa: E731
-        self.balancer = SimpleNamespace(send=send, returned=lambda _: None, lose=lambda _: None)
+        self.answer, self.generation = Answer(), 1
+        send = lambda rank, *_: Sent(rank, self.generation, self.answer, None)  # noqa: E731
+        loads = lambda: [WorkerLoad(0, 0)]  # noqa: E731
+        self.balancer = SimpleNamespace(send=send, returned=lambda _: None, lose=lambda _: None, loads=loads)
         monkeypatch.setattr(calling, "end_workers", lambda handles, _: ended.extend(handles))
 
     def _workers(self):
@@ -48,11 +50,18 @@ def sent_by(calls, name="0"):
 
 
 def test_a_process_that_was_ended_because_of_one_takes_no_attempt_of_others_whosever_they_are(monkeypatch):
-    ended, known = [], Ended()
+    ended, known, company = [], Ended(), Company()
     group = Group(ended, monkeypatch)
     one, other = (
         RolloutCalls(
-            group, Limits(1.0, 0.1), Wishes(), Retries(0, False), threading.Event(), Tally("p"), known
+            group,
+            Limits(1.0, 0.1),
+            Wishes(),
+            Retries(0, False),
+            threading.Event(),
+            Tally("p"),
+            known,
+            company,
         )
         for _ in range(2)
     )
@@ -67,19 +76,22 @@ def test_a_process_that_was_ended_because_of_one_takes_no_attempt_of_others_whos
         assert task.attempts == 0
 
 
-def test_a_process_that_dies_by_itself_takes_an_attempt_of_all(monkeypatch):
-    calls = RolloutCalls(
-        Group([], monkeypatch),
-        Limits(1.0, 0.1),
-        Wishes(),
-        Retries(1, False),
-        threading.Event(),
-        Tally("p"),
-        {},
-    )
-    task, sent = sent_by(calls)
-    with pytest.raises(LostWorkerError):
-        calls.collect(sent)
-    assert task.attempts == 1
-    outcome = calls.collect(calls.send(0, Item(0, task, None)))[1]
-    assert outcome.kind == "lost" and task.attempts == 2 and "has died" in outcome.message
+def test_a_process_that_dies_by_itself_takes_an_attempt_of_who_was_alone_in_it(monkeypatch):
+    group = Group([], monkeypatch)
+    shared = Limits(1.0, 0.1), Wishes(), Retries(1, False), threading.Event(), Tally("p"), {}, Company()
+    calls, others = (RolloutCalls(group, *shared) for _ in range(2))
+    (task, sent), (beside, beside_sent) = sent_by(calls), sent_by(others)
+    assert calls.collect(sent) == (task, None) and others.collect(beside_sent) == (beside, None)
+    assert (task.attempts, beside.attempts) == (0, 0)
+    assert calls.next_alone() is task and calls.next_alone() is None
+    assert others.next_alone() is None, "it is kept for the other one"
+    assert others.loads() == []
+    for attempt in (1, 2):
+        group.generation += 1
+        sent = calls.send(0, Item(0, task, None))
+        told, outcome = calls.collect(sent)
+        assert (told, task.attempts) == (task, attempt)
+        assert (outcome is None) is (attempt == 1)
+        calls.next_alone()
+    assert outcome.kind == "lost" and "has died" in outcome.message
+    assert len(others.loads()) == 1 and others.next_alone() is beside

@@ -47,6 +47,9 @@ class FakeCalls:
     def loads(self):
         return [WorkerLoad(rank, n) for rank, n in enumerate(self.held)]
 
+    def next_alone(self):
+        return None
+
     def send(self, rank, item):
         self.held[rank] += 1
         self.most = max(self.most, *self.held)

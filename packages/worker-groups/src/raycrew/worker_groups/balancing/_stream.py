@@ -39,7 +39,7 @@ class Workers(Protocol[S]):
     """What a stream needs of workers; `S` is an item that was sent."""
 
     def loads(self) -> Sequence[WorkerLoad]:
-        """The living workers, in rank order; at least one."""
+        """The living workers, in rank order; none while all of them are kept for something else."""
         ...
 
     def send(self, rank: int, item: Item) -> S:
@@ -136,6 +136,8 @@ class Stream(Generic[S]):
         self._is_late = False
         loads = self._workers.loads()
         self._unpark({load.rank for load in loads})
+        if not loads:
+            self._is_late = bool(self._again) or not self._exhausted
         while any(self._has_room(load.rank) for load in loads) and self._may_park(len(loads)):
             item = self._next()
             if item is None:

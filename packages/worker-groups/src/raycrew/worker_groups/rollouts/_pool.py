@@ -15,6 +15,7 @@ from raycrew.worker_groups.errors import WorkerGroupClosedError
 from raycrew.worker_groups.rollouts._collection import RolloutCollection
 from raycrew.worker_groups.rollouts._delivery import Delivery, JsonLines, Progress
 from raycrew.worker_groups.rollouts._engine import (
+    Company,
     Ended,
     Engine,
     Limits,
@@ -43,7 +44,9 @@ class RolloutPool:
     Where a rollout fails, it is tried again on another worker; where there is no other, in a state that is
     made for it alone. One that runs past its deadline is cancelled; where it goes on all the same, or blocks
     its worker's event loop, its process is ended with all that it has started, and replaced. Rollouts that
-    were in the same process run again elsewhere, which does not count as an attempt of theirs.
+    were in the same process run again elsewhere, which does not count as an attempt of theirs. Those that
+    were in a process that died by itself run again one by one, each alone in a worker, where it shows whose
+    fault it was.
 
     Args:
         cluster: Where to place the workers; a `RayVirtualCluster`, say.
@@ -113,6 +116,7 @@ class RolloutPool:
         self._collections: weakref.WeakSet[RolloutCollection] = weakref.WeakSet()
         self._is_closed = False
         self._ended: Ended = {}
+        self._company = Company()
         self.group = RayWorkerGroup(cluster, worker, **options)
 
     def collect(
@@ -189,7 +193,8 @@ class RolloutPool:
         options, wake, tally = self._options, threading.Event(), Tally(self._options.name)
         limits = Limits(options.deadline_s, options.cancel_grace_s)
         retries = Retries(options.retries, options.retry_errors)
-        calls = RolloutCalls(self.group, limits, wishes, retries, wake, tally, self._ended)
+        known = self._ended, self._company
+        calls = RolloutCalls(self.group, limits, wishes, retries, wake, tally, *known)
         bounds = options.bounds(self.group.world_size)
         written = None if lines is None else lines.ids
         stream = Prompts(prompts, ids, wake.set)

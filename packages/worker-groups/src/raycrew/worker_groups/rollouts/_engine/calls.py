@@ -2,10 +2,12 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from raycrew.cluster_core import Session
 from raycrew.worker_groups._calls import has_died, left
 from raycrew.worker_groups._group import RayWorkerGroup
 from raycrew.worker_groups._health import end_workers
@@ -16,6 +18,7 @@ from raycrew.worker_groups.errors import (
     WorkerFailureError,
     WorkerGroupError,
 )
+from raycrew.worker_groups.rollouts._engine.company import Company, Process
 from raycrew.worker_groups.rollouts._engine.tasks import Retries, Task
 from raycrew.worker_groups.rollouts._telling import Tally
 from raycrew.worker_groups.rollouts._values import Call, CurrentRollout, Outcome, Wishes
@@ -26,8 +29,8 @@ _ASK_S = 10.0
 _POLL_S = 0.05
 _LOOK_S = 1.0
 
-#: Processes that were ended, by rank and generation: because of which rollout of whose calls.
-Ended = dict[tuple[int, int], tuple[object, CurrentRollout]]
+#: Processes that were ended: because of which rollout of whose calls.
+Ended = dict[Process, tuple[object, CurrentRollout]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class RolloutCalls:
         wake: Set when the source may have something more.
         tally: Counts.
         ended: What is known of processes, by the calls of all collections of the group.
+        company: Who is in them, by the same.
     """
 
     def __init__(
@@ -70,25 +74,48 @@ class RolloutCalls:
         wake: threading.Event,
         tally: Tally,
         ended: Ended,
+        company: Company,
     ) -> None:
         self._group, self._limits, self._wishes, self._retries = group, limits, wishes, retries
         self._wake, self._tally = wake, tally
         self._balancer: LoadBalancer = group.balancer
         self._tasks: dict[Sent, Task] = {}
-        self._ended, self._own = ended, object()
+        self._ended, self._company, self._own = ended, company, object()
+        self._suspects: deque[Task] = deque()
+        self._is_one_alone = False
         self.is_source_late = False
 
     def loads(self) -> Sequence[WorkerLoad]:
-        """See `Workers`."""
-        return self._balancer.loads()
+        """See `Workers`; a worker that is kept for one rollout is there for that alone."""
+        loads = self._balancer.loads()
+        kept, own = self._company.kept(self._own), self._kept()
+        busy = None if own is None or not own.outstanding else own.rank
+        return [load for load in loads if load.rank not in kept and load.rank != busy]
+
+    def next_alone(self) -> Task | None:
+        """A rollout that was in a process that died, once a worker has nothing else to do."""
+        if self._is_one_alone or (own := self._kept()) is None or own.outstanding:
+            return None
+        task = self._suspects.popleft()
+        task.place, self._is_one_alone = own.rank, True
+        return task
+
+    def _kept(self) -> WorkerLoad | None:
+        """The worker that is kept for those; None where none is needed, or can be had."""
+        if self._suspects or self._is_one_alone:
+            return self._company.keep(self._own, self._balancer.loads())
+        self._company.let_go(self._own)
+        return None
 
     def send(self, rank: int, item: Item) -> Sent:
         """See `Workers`."""
         task: Task = item.value
+        task.place = None
         limits, is_again = self._limits, rank in task.tried
         end_s = None if limits.total_s is None else limits.total_s + _ASK_S
         call = Call(task.which, task.prompt.data, limits.deadline_s, limits.grace_s, is_again, end_s)
         sent = self._balancer.send(rank, "run", (call, self._wishes), {}, limits.total_s)
+        self._company.enter(_process_of(sent))
         self._tasks[sent] = task
         return sent
 
@@ -97,6 +124,7 @@ class RolloutCalls:
         if not sent:
             self._wake.wait(_LOOK_S)
             self._wake.clear()
+            Session.check_wanted()
             return []
         deadlines = [one.deadline for one in sent if one.deadline is not None]
         longest_s = _POLL_S if self.is_source_late else _LOOK_S
@@ -105,13 +133,20 @@ class RolloutCalls:
         now = time.monotonic()
         return done or [one for one in sent if one.deadline is not None and one.deadline <= now]
 
-    def collect(self, sent: Sent) -> tuple[Task, Outcome]:
-        """See `Workers`."""
+    def collect(self, sent: Sent) -> tuple[Task, Outcome | None]:
+        """See `Workers`; without an outcome it runs once more, alone."""
         task = self._tasks.pop(sent)
         self._balancer.returned(sent)
+        self._is_one_alone &= not task.is_suspect
         outcome = self._outcome(sent, task.which)
-        if outcome is None:
-            raise LostWorkerError  # as another's process was ended, and it with that
+        if outcome is None:  # another's process was ended, and it with that
+            return self._again(task)
+        if outcome.kind == "lost":
+            task.is_suspect = True
+            if not self._company.was_alone(_process_of(sent)):
+                return self._again(task)
+        else:
+            self._company.leave(_process_of(sent))
         if outcome.kind is None:
             return task, outcome
         if outcome.kind == "stuck":
@@ -121,13 +156,26 @@ class RolloutCalls:
         task.tried.add(sent.rank)
         if self._retries.allow(task, outcome):
             self._tally.count("retried")
-            raise LostWorkerError
+            return self._again(task)
         return task, outcome
+
+    def _again(self, task: Task) -> tuple[Task, None]:
+        """Have a rollout run once more: one that was in a process that died, alone.
+
+        Raises:
+            LostWorkerError: It may run anywhere.
+        """
+        if not task.is_suspect:
+            raise LostWorkerError
+        self._suspects.append(task)
+        return task, None
 
     def abandon(self, sent: Sequence[Sent]) -> None:
         """See `Workers`."""
+        self._company.let_go(self._own)
         for one in sent:
             self._balancer.returned(one)
+            self._company.leave(_process_of(one))
             one.future.cancel()
 
     def _outcome(self, sent: Sent, which: CurrentRollout) -> Outcome | None:
@@ -177,5 +225,5 @@ class RolloutCalls:
         end_workers({sent.rank: workers.handles[sent.rank]}, {sent.rank: workers.facts[sent.rank]})
 
 
-def _process_of(sent: Sent) -> tuple[int, int]:
+def _process_of(sent: Sent) -> Process:
     return sent.rank, sent.generation

@@ -12,7 +12,7 @@ from raycrew.worker_groups.balancing import LATER, Stream
 from raycrew.worker_groups.errors import SampleQueueError, WorkerGroupClosedError
 from raycrew.worker_groups.rollouts._delivery import Done, Progress
 from raycrew.worker_groups.rollouts._engine.calls import RolloutCalls
-from raycrew.worker_groups.rollouts._engine.prompts import END, Prompts
+from raycrew.worker_groups.rollouts._engine.prompts import END, Identified, Prompts
 from raycrew.worker_groups.rollouts._engine.tasks import Prompt, Task, Untried
 from raycrew.worker_groups.rollouts._telling import RolloutStats, Tally
 from raycrew.worker_groups.rollouts._values import Outcome
@@ -65,6 +65,7 @@ class Engine:
         self._calls, self._prompts, self._progress, self._written = calls, prompts, progress, written
         self._bounds, self._on_error, self._wake, self.tally = bounds, on_error, wake, tally
         self._in_hand = self._recovered = len(progress)
+        self._open, self._is_read = 0, False
         self._owed: set[str] = set()
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -136,7 +137,10 @@ class Engine:
             for _, (task, outcome) in pairs:
                 self._take(task, outcome)
 
-    def _take(self, task: Task, outcome: Outcome) -> None:
+    def _take(self, task: Task, outcome: Outcome | None) -> None:
+        if outcome is None:
+            return
+        self._open -= 1
         if outcome.kind is not None and self._on_error == "raise":
             raise failed(task, outcome)
         if not task.end(outcome):
@@ -148,22 +152,32 @@ class Engine:
         self.tally.end(prompt.id, len(outcomes) - n_failed, n_failed)
 
     def _tasks(self) -> Iterator[Any]:
-        """All rollouts of all prompts that are not done; `LATER` while there is no room, or no prompt."""
-        while (found := self._next()) is not END:
+        """All rollouts of all prompts that are not done; `LATER` while there is no room, or no prompt.
+
+        Any that is under way may have to run once more, alone: so this ends with the last of them.
+        """
+        while (found := self._calls.next_alone() or self._next()) is not END or self._open:
             self._calls.is_source_late = found is LATER
-            if found is LATER:
+            if found is LATER or found is END:
                 yield LATER
-                continue
-            n = self._bounds.samples_per_prompt
-            began = self.tally.begin(found.id)
-            prompt = Prompt(found.id, found.data, began, [None] * n, [0] * n)
-            for sample in range(n):
-                yield Task(prompt, sample)
+            elif isinstance(found, Task):
+                yield found
+            else:
+                yield from self._begun(found)
         self._calls.is_source_late = False
 
+    def _begun(self, found: Identified) -> Iterator[Task]:
+        n = self._bounds.samples_per_prompt
+        self._open += n
+        began = self.tally.begin(found.id)
+        prompt = Prompt(found.id, found.data, began, [None] * n, [0] * n)
+        for sample in range(n):
+            yield Task(prompt, sample)
+
     def _next(self) -> Any:
-        while not self._is_full():
+        while not self._is_read and not self._is_full():
             found = self._prompts.next()
+            self._is_read = found is END
             if found is LATER or found is END:
                 return found
             self.tally.count("pulled")
@@ -172,7 +186,7 @@ class Engine:
                     self._in_hand += 1
                 return found
             self.tally.count("skipped")
-        return LATER
+        return END if self._is_read else LATER
 
     def _is_done(self, prompt: str) -> bool:
         has_line = self._written is not None and prompt in self._written

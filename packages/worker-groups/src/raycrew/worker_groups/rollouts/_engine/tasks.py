@@ -40,12 +40,16 @@ class Task:
         sample: Which of its rollouts.
         tried: Ranks that have failed it.
         attempts: How often it was tried and failed, those that were another's fault left out.
+        is_suspect: Whether it was in a process that died, perhaps because of it.
+        place: The worker that it is to go to next; None for any.
     """
 
     prompt: Prompt
     sample: int
     tried: set[int] = field(default_factory=set)
     attempts: int = 0
+    is_suspect: bool = False
+    place: int | None = None
 
     @property
     def which(self) -> CurrentRollout:
@@ -87,5 +91,7 @@ class Untried:
 
     def choose(self, loads: Sequence[WorkerLoad], key: Any) -> int:
         """Rank of one of `loads`; one that has failed the task only where there is no other."""
+        if key.place is not None:
+            return int(key.place)
         others = [load for load in loads if load.rank not in key.tried]
         return self._least.choose(others or loads, key)
