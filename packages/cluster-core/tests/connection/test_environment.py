@@ -142,3 +142,9 @@ def test_bad_secrets():
         collect_secrets("HF_TOKEN", {})
     with pytest.raises(TypeError, match="strings"):
         collect_secrets({"A": 1}, {})
+
+
+@pytest.mark.parametrize("name", [3, "", None, b"A"])
+def test_allowing_what_is_no_name_is_refused(name):
+    with pytest.raises(TypeError, match=f"names and patterns, not {name!r}"):
+        DEFAULT_POLICY.allowing("FINE", name)

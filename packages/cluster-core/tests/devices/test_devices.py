@@ -97,6 +97,9 @@ TABLE = {
     "tpu": ({"TPU": ["1", "0"]}, {"TPU_VISIBLE_CHIPS": "0,1"}, (), "tpu", 0, 0, {}),
     "hpu": ({"HPU": ["4"]}, {"HABANA_VISIBLE_MODULES": "4"}, (), "hpu", 4, 0, {}),
     "neuron": ({"neuron_cores": ["7"]}, {"NEURON_RT_VISIBLE_CORES": "7"}, (), "neuron", 7, 0, {}),
+    "a mask of fewer than are assigned": (
+        {"GPU": ["0", "1"]}, {"CUDA_VISIBLE_DEVICES": "0"}, (), "cuda", 0, 0, {"CUDA_VISIBLE_DEVICES": "0,1"},
+    ),
     "a mask that abbreviates": (
         {"GPU": [A]}, {"CUDA_VISIBLE_DEVICES": A[:8]}, (), "cuda", None, 0, {},
     ),

@@ -1,11 +1,13 @@
 """What the ledger of slots learns of devices."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from raycrew.cluster_core import Bundle
 from raycrew.cluster_core._placement import LedgerClaim, SlotLedger
-from raycrew.cluster_core._placement.ledger import check_indices
-from raycrew.cluster_core._planning import Process
+from raycrew.cluster_core._placement.ledger import check_indices, share_of
+from raycrew.cluster_core._planning import RESOURCE_STEP, Process
 from raycrew.cluster_core.testing import FakeCluster
 
 
@@ -87,3 +89,12 @@ def test_all_that_gone_processes_had_is_given_back_and_counted():
     assert ledger.forget([gone, Process("01", "n", "c")]) == 2
     assert ledger.holders() == {1: ("holder 1",), 3: ("holder 3",)}
     assert ledger.processes() == {here} and ledger.forget([gone]) == 0
+
+
+@given(st.integers(1, 50_000), st.integers(1, 9))
+def test_slots_never_take_more_than_there_is_and_leave_less_than_a_step_each(steps, slots):
+    amount = steps / RESOURCE_STEP
+    share = share_of(amount, slots)
+    assert share_of(amount, 1) == amount
+    assert -1e-9 < amount - share * slots < slots / RESOURCE_STEP + 1e-9
+    assert round(share * RESOURCE_STEP) / RESOURCE_STEP == share

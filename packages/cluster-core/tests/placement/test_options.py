@@ -34,6 +34,16 @@ TABLE = {
     "an id twice": ({"gpu_ids": [1, 1]}, ValueError, "names a device twice"),
     "an id out of range": ({"gpu_ids": [0, 8], "num_gpus_per_node": 8}, ValueError, "8 is outside num_gpus"),
     "a negative id": ({"gpu_ids": [0, -1]}, ValueError, "-1 is below 0"),
+    "ids where bundles may lie anywhere": (
+        {"gpu_ids": [0, 1], "placement_group_strategy": "PACK"},
+        ValueError,
+        "needs STRICT_PACK, not PACK:",
+    ),
+    "ids where bundles are spread": (
+        {"gpu_ids": [0, 1], "placement_group_strategy": "SPREAD"},
+        ValueError,
+        "needs STRICT_PACK, not SPREAD:",
+    ),
     "too few ids": ({"gpu_ids": [0]}, ValueError, "names 1 devices for 2 bundles"),
     "too few lists of ids": ({"gpu_ids": [[0, 1]] * 2}, ValueError, "2 lists for 1 nodes"),
     "one id": ({"gpu_ids": 5}, TypeError, "'auto', a list, or a list per node, not 5"),
