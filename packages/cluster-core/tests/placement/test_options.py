@@ -257,3 +257,10 @@ def test_an_order_that_can_t_be_pickled_does_not_keep_the_options_from_travellin
     copied = pickle.loads(pickle.dumps(options.of_a_copy()))
     assert (copied.node_order, copied.request.node_order) == (None, None)
     assert copied.request.bundles == options.request.bundles and options.request.node_order is not None
+
+
+def test_the_least_that_ray_counts_is_enough_for_a_bundle():
+    least = BundleSpec(cpus=0.0001, resources={"disk": 0.0001})
+    assert least.amounts("GPU") == {"CPU": 0.0001, "disk": 0.0001}
+    with pytest.raises(ValueError, match="less than Ray counts, which is 0.0001"):
+        BundleSpec(cpus=0.00009)

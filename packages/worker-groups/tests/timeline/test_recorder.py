@@ -211,11 +211,11 @@ def test_what_is_kept_is_bounded():
     kept = Kept(9)
     call = Call("policy", "train", 0.0, (Part(0, 1.0, 2.0), Part(1, 1.0, 3.0)), 3.0)
     kept.call(call)
-    kept.call(call)
+    kept.call(Call("policy", "train", 5.0, call.parts, 8.0))
     kept.span(Span("t", "r", "n", "k", 0.0, 1.0))
     kept.span(Span("t", "r", "n", "k", 0.0, 1.0))
     kept.span(Span("t", "r", "n", "k", 0.0, 1.0))
-    assert (len(kept.calls), kept.dropped) == (1, 2)
+    assert (kept.calls, kept.dropped) == ([call], 2)
     kept.amended(Call("policy", "train", 0.0, ()), call)
     assert kept.calls[0] is call, "of one that did not fit"
     kept.amended(call, later := Call("policy", "train", 0.0, (Part(0, 1.0, 4.0), Part(1, 1.0, 3.0)), 3.0))
