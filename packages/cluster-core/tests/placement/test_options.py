@@ -262,5 +262,5 @@ def test_an_order_that_can_t_be_pickled_does_not_keep_the_options_from_travellin
 def test_the_least_that_ray_counts_is_enough_for_a_bundle():
     least = BundleSpec(cpus=0.0001, resources={"disk": 0.0001})
     assert least.amounts("GPU") == {"CPU": 0.0001, "disk": 0.0001}
-    with pytest.raises(ValueError, match="less than Ray counts, which is 0.0001"):
+    with pytest.raises(ValueError, match=r"less than Ray counts, which is 0\.0001"):
         BundleSpec(cpus=0.00009)
