@@ -177,6 +177,43 @@ def test_what_follows_litter_and_links_that_lead_back_counts(tmp_path, first, gi
     assert len(set(keys)) == 2
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        ({}, {}, True),  # its code alone is another
+        ({}, {"dependencies": ["leaf"]}, False),
+        ({}, {"extras": {"x": ["leaf"]}}, False),
+        ({}, {"more": "# a comment\n"}, True),
+        ({"version": None}, {"version": None}, False),  # what its code says may be its version
+    ],
+)
+def test_the_code_of_a_source_chooses_versions_only_if_it_may_say_what_it_needs(
+    tmp_path, before, after, same
+):
+    choices = []
+    for number, told in enumerate((before, after)):
+        lib = write_project(tmp_path / "lib", name="lib", **{k: v for k, v in told.items() if v is not None})
+        if "version" in told:
+            file = lib / "pyproject.toml"
+            file.write_text(file.read_text().replace('version = "0"', 'dynamic = ["version"]'))
+        (lib / "lib.py").write_text(f"x = {number}\n")
+        wanted = asked(EnvironmentSpec.requirements([f"lib @ {lib.as_uri()}"]), ENVIRON, {})
+        choices.append(choice_of(wanted))
+        assert choice_of(asked(EnvironmentSpec.requirements(["lib"]), ENVIRON, {})) != choices[-1]
+    assert (choices[0] == choices[1]) is same
+
+
+def test_a_variable_counts_for_the_sources_that_name_it(tmp_path):
+    for name in ("plain", "asking"):
+        keys = '[tool.uv]\ncache-keys = [{ env = "LEVEL" }]\n' if name == "asking" else ""
+        lib = write_project(tmp_path / name, name=name, more=keys)
+        spec = EnvironmentSpec.requirements([f"{name} @ {lib.as_uri()}"])
+        found = [keyed(spec, LEVEL=level)[0] for level in ("1", "2", "1")]
+        assert found[0] == found[2] and (found[0] == found[1]) == (name == "plain")
+        (lib / "new.py").write_text("")
+        assert keyed(spec, LEVEL="1")[0] != found[0]
+
+
 @pytest.mark.hostile
 def test_a_local_wheel_counts_by_its_content(tmp_path):
     keys = []

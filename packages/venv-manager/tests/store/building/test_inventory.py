@@ -49,6 +49,22 @@ def test_how_files_came_there_and_what_is_their_own(tmp_path, mode, put):
     assert found.own_bytes == found.size_bytes - shared
 
 
+@pytest.mark.parametrize("most", range(3))
+@pytest.mark.parametrize("some", range(3))
+def test_the_most_frequent_way_is_told(tmp_path, most, some):
+    site, kept = tmp_path / "env/lib/python3.11/site-packages/demo", tmp_path / "kept"
+    site.mkdir(parents=True)
+    kept.write_text("x")
+    ways = [
+        ("copy", lambda at: at.write_text("x")),
+        ("hardlink", lambda at: os.link(kept, at)),
+        ("symlink", lambda at: at.symlink_to(kept)),
+    ]
+    for number, which in enumerate([most] * 3 + [some] * 2):
+        ways[which][1](site / f"{number}.py")
+    assert inventory.take(tmp_path / "env").link_mode == ways[most][0]
+
+
 def test_what_is_no_package_does_not_say_how_packages_came_there(tmp_path):
     root = environment(tmp_path / "env", lambda kept, at: os.link(kept, at))
     (root / "share").mkdir()
