@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raycrew.tensor_transport import InlineBackend, TensorShardInfo
-from raycrew.tensor_transport._rows import ShardRead, StoreStats, check_alike, common_columns, total
+from raycrew.tensor_transport._rows import ShardRead, StoreStats, common_columns, total
+from raycrew.tensor_transport._rows.shards import check_alike
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from patience import PATIENCE_S
 
-from raycrew.worker_groups._health import Answer, UnansweredError
+from raycrew.worker_groups._health.questions import Answer, UnansweredError
 from raycrew.worker_groups._on_nodes import clock_name
 from raycrew.worker_groups._timeline import questions
 from raycrew.worker_groups._timeline.ledger import Ran
