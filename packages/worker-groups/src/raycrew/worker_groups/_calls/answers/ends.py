@@ -8,7 +8,6 @@ from itertools import count
 from threading import Thread
 from typing import Any
 
-from raycrew.worker_groups._calls.answers.results import waking
 from raycrew.worker_groups._calls.answers.waiting import left
 
 logger = logging.getLogger(__name__)
@@ -24,23 +23,26 @@ async def first_failure(calls: Sequence[Any], deadline: float | None, go_on: Cal
         deadline: Of the monotonic clock, or None.
         go_on: Called now and then; waiting ends with what it raises.
     """
-    enough, failed, ended = asyncio.Event(), [], count(1)
-    wake = waking(enough)
+    loop, failed, ended = asyncio.get_running_loop(), [], count(1)
+    enough: asyncio.Future[None] = loop.create_future()
 
-    def note(call: Any) -> None:
+    def settle() -> None:
+        if not enough.done():
+            enough.set_result(None)
+
+    def note(call: Any) -> None:  # in a thread of Ray's
         if call.cancelled() or call.exception() is not None:
             failed.append(call)
         if next(ended) == len(calls) or failed:
-            wake(call)
+            with suppress(RuntimeError):  # the loop has ended, and nobody waits
+                loop.call_soon_threadsafe(settle)
 
     if not calls:
         return False
     for call in calls:
         call.add_done_callback(note)
-    while not enough.is_set() and left(deadline) != 0.0:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(left(deadline, _SLICE_S)):
-                await enough.wait()
+    while not enough.done() and left(deadline) != 0.0:
+        await asyncio.wait((enough,), timeout=left(deadline, _SLICE_S))
         go_on()
     return bool(failed)
 
