@@ -557,3 +557,4 @@ def test_where_a_source_lies_counts_but_for_its_path(tmp_path, told):
 def test_a_spec_asks_for_nothing_that_it_was_not_told():
     spec = EnvironmentSpec.requirements(["demo"])
     assert (spec.offline, spec.carry, spec.locked, spec.frozen) == (False, True, False, False)
+    assert (spec.default_groups, spec.only_groups) == (True, False), "as uv has it"

@@ -1,8 +1,12 @@
 """What settings of uv say of the builds of packages."""
 
+import tomllib
+
 import pytest
 
+from raycrew.venv_manager import EnvironmentSpec
 from raycrew.venv_manager._spec import extra_requirements, with_absolute_paths
+from raycrew.venv_manager._spec.uv_settings import settings
 
 pytestmark = pytest.mark.smoke
 
@@ -22,6 +26,17 @@ def test_what_builds_require_more_is_found_from_anywhere(tmp_path):
     assert extra_requirements(found, "Inner") == [listed[0], "other==1", listed[2]["requirement"]]
     assert extra_requirements(found, "outer") == []
     assert told["extra-build-dependencies"]["inner"][0] == "tool", "what was told stays as it was"
+
+
+def test_a_wheelhouse_is_in_place_of_all_indexes():
+    told = {"index": [{"url": "https://i/simple"}], "extra-index-url": ["https://j"], "resolution": "lowest"}
+    spec = EnvironmentSpec.requirements(["demo"])
+    places = {"mine": "https://me:secret@k/simple"}
+    found = tomllib.loads(settings(told, spec, places))
+    mine = {"name": "mine", "url": "https://k/simple", "explicit": True}
+    assert found == told | {"index": [*told["index"], mine]}
+    found = tomllib.loads(settings(told, spec.replace(wheelhouse="/wheels"), places))
+    assert found == {"no-index": True, "resolution": "lowest"}
 
 
 def test_what_the_build_of_another_package_requires_is_its_own():

@@ -157,6 +157,29 @@ def test_links_are_looked_at_themselves_and_where_they_lead(store, open_folder):
         store.python(built.key)
 
 
+@pytest.mark.parametrize("is_relative", [False, True])
+@pytest.mark.parametrize("part", ["locks", "{key}/venv/lib"])
+def test_where_a_link_within_a_store_leads_others_may_not_write(store, open_folder, part, is_relative):
+    built = ensure(SPEC, store=store)
+    path, elsewhere = store.root / part.format(key=built.key), open_folder / "elsewhere"
+    path.rename(elsewhere)
+    path.symlink_to(os.path.relpath(elsewhere, path.parent) if is_relative else elsewhere)
+    assert store.python(built.key) == built.python
+    elsewhere.chmod(0o777)
+    with pytest.raises(UntrustedStoreError, match=f"everybody may write {elsewhere},"):
+        store.python(built.key)
+
+
+def test_the_python_that_an_environment_was_made_from_may_lie_anywhere(store, open_folder):
+    built, shared = ensure(SPEC, store=store), open_folder / "shared"
+    shared.mkdir()
+    (shared / "python").symlink_to(built.python.readlink())
+    built.python.unlink()
+    built.python.symlink_to(shared / "python")
+    shared.chmod(0o777)
+    assert store.python(built.key) == built.python
+
+
 @pytest.mark.root
 def test_one_entry_of_another_does_not_hide_the_rest_and_gc_leaves_it(store, caplog):
     mine, planted = (
