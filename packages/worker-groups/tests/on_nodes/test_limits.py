@@ -173,6 +173,9 @@ def test_no_limit_is_none():
     kept = MemoryLimits()
     kept.set(own_process(), 0)
     assert not kept.are_set
+    assert kept.of(own_process()) == 0
+    kept.set(own_process(), 2**40)
+    assert (kept.are_set, kept.of(own_process())) == (True, 2**40)
 
 
 def test_shared_memory_is_nobodys(ended):

@@ -56,6 +56,7 @@ def test_who_is_followed_is_asked_at_once_and_then_with_the_others(nodes):
         ("record", ["two"], True),
         ("record", ["one", "two"], False),
     ]
+    assert workers.lost == 0
 
 
 def test_times_are_of_this_processs_clock_and_those_before_it_began_are_left_out(nodes):
