@@ -28,7 +28,7 @@ LAYOUTS = (
 )
 SAMPLES = tuple(
     f"rollouts/samples/test_sample_{what}.py"
-    for what in ("states", "queue", "age", "waits", "keys", "leases")
+    for what in ("states", "queue", "age", "waits", "keys", "leases", "rows")
 )
 DIGEST = ("spec/test_digest.py", "spec/test_spec.py")
 

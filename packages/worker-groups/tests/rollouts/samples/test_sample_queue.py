@@ -405,3 +405,43 @@ def test_a_batch_is_there_even_without_columns():
 def test_a_queue_to_which_nothing_has_happened_counts_nothing():
     with SampleQueue(["tokens"]) as queue:
         assert queue.stats() == SampleStats()
+
+
+@pytest.mark.parametrize(("handed_out", "behind", "waited_s"), [(0, 0.0, 0.0), (1, 6.0, 3.0), (4, 1.5, 0.75)])
+def test_means_are_of_what_was_handed_out(handed_out, behind, waited_s):
+    stats = SampleStats(
+        handed_out=handed_out, versions_behind=6 if handed_out else 0, waited_s=3.0 if handed_out else 0.0
+    )
+    assert (stats.mean_versions_behind, stats.mean_waited_s) == (behind, waited_s)
+
+
+def test_samples_are_scored_anew_once_all_that_was_lost_is_there_again():
+    rescored = ["logprobs", "reward"]
+    with SampleQueue(["tokens", *rescored], stale="rescore", rescored=rescored) as queue:
+        queue.put({"tokens": [1], "logprobs": [-1.0], "reward": [0.5]}, version=1)
+        queue.advance(4)
+        with pytest.raises(SampleQueueTimeoutError):
+            queue.get(1, max_staleness=1, timeout_s=0)
+        for column, version in zip(rescored, (5, 4), strict=True):
+            with queue.get(1, adds=[column]) as batch:
+                batch.add({column: [1.0]}, version=version)
+            if column == "logprobs":
+                with pytest.raises(SampleQueueTimeoutError):
+                    queue.get(1, max_staleness=1, timeout_s=0)
+        assert queue.get(1, max_staleness=1).versions_behind == [1], "counted from the older of both"
+
+
+def test_a_length_is_not_negative():
+    with SampleQueue(["tokens"]) as queue:
+        with pytest.raises(ValueError, match="a length"):
+            queue.put({"tokens": [1, 2]}, version=0, lengths=[3, -1])
+        assert queue.put({"tokens": [1]}, version=0, lengths=[0]) == [0]
+
+
+def test_who_asks_for_more_is_told_how_many_there_are_of_any_age():
+    with SampleQueue(["tokens"], stale="keep") as queue:
+        queue.put({"tokens": [1, 2, 3]}, version=1)
+        queue.put({"tokens": [4, 5]}, version=4)
+        told = r"2 of 3 samples with tokens.*3 more that are too old at version 4; it holds 5"
+        with pytest.raises(SampleQueueTimeoutError, match=told):
+            queue.get(3, max_staleness=1, timeout_s=0)

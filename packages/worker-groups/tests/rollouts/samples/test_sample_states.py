@@ -14,6 +14,7 @@ from raycrew.worker_groups.rollouts.samples._asking.requests import adding, gett
 from raycrew.worker_groups.rollouts.samples._keeping.keeper import Keeper
 from raycrew.worker_groups.rollouts.samples._options import QueueOptions
 from raycrew.worker_groups.rollouts.samples._states import VersionRun, order_of
+from raycrew.worker_groups.rollouts.samples._states.order import _mixed
 from raycrew.worker_groups.rollouts.samples._states.ready import Ready
 from raycrew.worker_groups.rollouts.samples._states.sample import is_ready
 from raycrew.worker_groups.rollouts.samples._states.versions import extended, per_token
@@ -241,10 +242,27 @@ def test_a_shuffled_order_follows_from_seed_and_number_alone_and_stays_in_its_wi
     assert shuffled != sorted(range(300), key=order_of(8, window).key)
 
 
+def test_a_seed_gives_the_order_that_it_gave_in_earlier_versions():
+    """A queue in a folder may be opened by a later one."""
+    given = {
+        0: [1, 4, 5, 11, 7, 6, 9, 0, 10, 3, 2, 8],
+        7: [7, 8, 1, 2, 3, 10, 9, 5, 4, 0, 11, 6],
+        -1: [4, 3, 7, 5, 8, 2, 0, 1, 9, 10, 6, 11],
+    }
+    assert {seed: sorted(range(12), key=order_of(seed, 12).key) for seed in given} == given
+
+
+def test_what_is_random_is_as_published_for_splitmix64():
+    assert [_mixed(0), _mixed(1234567)] == [0xE220A8397B1DCDAF, 6457827717110365317]
+
+
 def test_the_runs_of_a_rollout():
     runs = extended((VersionRun(3, 4),), 5, 7)
     assert runs == ((3, 4), (5, 3)) and per_token(runs) == [3, 3, 3, 3, 5, 5, 5]
     assert extended(runs, 5, 9) == ((3, 4), (5, 5)) and extended(runs, 6, 7) == runs
+    assert extended((VersionRun(3, 0),), 5, 2) == ((5, 2),) and extended((VersionRun(3, 0),), 5, 0) == (
+        (3, 0),
+    )
     with pytest.raises(ValueError, match="had 7 tokens before, and has 6 now"):
         extended(runs, 6, 6)
     with pytest.raises(ValueError, match="needs `lengths`"):
