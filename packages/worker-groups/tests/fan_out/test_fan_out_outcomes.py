@@ -52,6 +52,18 @@ def test_a_part_of_the_group_keeps_the_results():
     assert isinstance(late, FanOutError)
 
 
+def test_the_group_survives_pickling_with_all_it_says():
+    error = FanOutError([ItemTimeoutError(0, "slow"), ItemCrashedError(1, "gone", 2)], {2: "b"})
+    error.add_note("a note")
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.results) == (FanOutError, str(error), {2: "b"})
+    assert [(type(one), one.attempts) for one in again.exceptions] == [
+        (ItemTimeoutError, 1),
+        (ItemCrashedError, 2),
+    ]
+    assert again.__notes__ == ["a note"]
+
+
 def test_a_good_outcome_gives_its_value_even_none():
     assert ItemOutcome(0, 7).ok is True
     assert ItemOutcome(0, 7).result() == 7

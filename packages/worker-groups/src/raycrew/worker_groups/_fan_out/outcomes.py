@@ -64,7 +64,7 @@ class FanOutError(WorkerGroupError, ExceptionGroup[ItemError]):
         return FanOutError(failures, self.results)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.exceptions, self.results)
+        return type(self), (self.exceptions, self.results), self.__dict__
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,10 +48,10 @@ class _Open:
     sent: float
     parts: dict[bytes, Part]
     untold: int
+    since: float
     taken: float | None = None
     ok: bool | None = None
     label: str = ""
-    since: float = 0.0
     context: Any = None
 
     def closed(self) -> Call:
