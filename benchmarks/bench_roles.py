@@ -11,6 +11,7 @@ from raycrew.worker_groups.scheduling import Job, RayScheduler, SchedulingSpec
 
 SPEC = SchedulingSpec(cpu=1, port_count=0)
 ENGINE = "bench_roles.Engine"
+KINDS = {"nap": "which waits", "spin": "which runs Python"}
 
 
 class Engine:
@@ -21,6 +22,11 @@ class Engine:
 
     def nap(self, seconds: float) -> None:
         time.sleep(seconds)
+
+    def spin(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            pass
 
 
 def free() -> None:
@@ -84,10 +90,10 @@ def calls(scheduler: RayScheduler, worker_id: str, quick: bool) -> Figure:
     return measured
 
 
-def pings(scheduler: RayScheduler, worker_id: str, quick: bool) -> Figure:
+def pings(scheduler: RayScheduler, worker_id: str, method: str, quick: bool) -> Figure:
     nap_s = 3.0 if quick else 30.0
     with ThreadPoolExecutor(1) as thread:
-        call = thread.submit(scheduler.call_engine, worker_id, "nap", None, nap_s)
+        call = thread.submit(scheduler.call_engine, worker_id, method, None, nap_s)
         while scheduler.ping(worker_id) != "busy":
             time.sleep(0.01)
         samples = []
@@ -96,7 +102,7 @@ def pings(scheduler: RayScheduler, worker_id: str, quick: bool) -> Figure:
             time.sleep(0.05)
         call.result()
     return figure(
-        f"ping during an engine call of {nap_s:g} s",
+        f"ping during an engine call of {nap_s:g} s, {KINDS[method]}",
         samples[:-1],
         unit="ms",
         baseline="nothing: the median time of one",
@@ -112,7 +118,10 @@ def run(quick: bool = False) -> list[Figure]:
         with RayScheduler() as scheduler:
             (one,) = scheduler.create_workers(Job("bench", 1, [SPEC]))
             scheduler.create_engine(one, ENGINE)
-            figures += [calls(scheduler, one, quick), pings(scheduler, one, quick)]
+            figures += [
+                calls(scheduler, one, quick),
+                *(pings(scheduler, one, method, quick) for method in KINDS),
+            ]
     finally:
         ray.shutdown()
     return figures

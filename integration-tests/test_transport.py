@@ -1,11 +1,15 @@
 """Tensors that go from group to group as handles."""
 
+import asyncio
+import gc
+
 import pytest
 from tensor_workers import Maker, Reader
 
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.tensor_transport import BatchedDataDict, RTensor, TensorArguments
 from raycrew.worker_groups import RayWorkerGroup
+from raycrew.worker_groups.scheduling import Job, RayScheduler
 
 N = 1 << 20
 
@@ -25,6 +29,19 @@ def test_results_stay_handles_on_the_driver_and_become_tensors_in_the_next_group
         assert totals == [4.0 * N, 4.0 * N]
         again = readers.run_all_workers_multiple_data("total", data=made).get_results(timeout=60)
         assert again == totals
+
+
+def test_an_engines_results_stay_handles_and_become_tensors_in_the_next_engine(local_ray):
+    with RayScheduler(transport=TensorArguments(min_bytes=1024), call_timeout_s=60) as scheduler:
+        maker, reader = scheduler.create_workers(Job("actor", 2))
+        scheduler.create_engine(maker, "tensor_workers.Maker")
+        scheduler.create_engine(reader, "tensor_workers.Reader")
+        made = scheduler.call_engine(maker, "make", None, N)
+        gc.collect()
+        assert (type(made["values"]), made["name"]) == (RTensor, "threes")
+        assert scheduler.call_engine(reader, "total", None, made) == 4.0 * N
+        assert asyncio.run(scheduler.async_call_engine(reader, "total", None, data=made)) == 4.0 * N
+        assert made["values"].localize().sum().item() == 3.0 * N
 
 
 def test_a_batch_is_sharded_over_ranks_and_joined_again(local_ray):
