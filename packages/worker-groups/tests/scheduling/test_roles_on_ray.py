@@ -47,13 +47,17 @@ def is_all_free():
 
 
 def test_a_shared_role_with_names_and_forks_beside_it(scheduler):
-    specs = [SchedulingSpec(gpu=1, env_vars={"RAYCREW_TEST_OWN": name}, port_names=["http"]) for name in "ab"]
+    specs = [
+        SchedulingSpec(gpu=n, mem=0.1 * n, env_vars={"RAYCREW_TEST_OWN": name}, port_names=["http"])
+        for n, name in ((1, "a"), (2, "b"))
+    ]
     actors = scheduler.create_workers(Job("actor", 2, specs))
     own = with_echo(scheduler, actors)
     assert [scheduler.call_engine(one, "env", None, "RAYCREW_TEST_OWN") for one in actors] == [["a"], ["b"]]
     assert scheduler.call_engine(actors[0], "is_main_thread") is True
     assert [scheduler.call_engine(actors[0], way, None, 5) for way in ("later", "future", "ref")] == [5] * 3
-    assert len({mask for _, _, mask in own}) == 2
+    assert [len(mask.split(",")) for *_, mask in own] == [1, 2]
+    assert len({(node, device) for _, node, mask in own for device in mask.split(",")}) == 3
 
     names = with_echo(
         scheduler,

@@ -107,6 +107,16 @@ def test_roles_do_not_share_bundles_unless_they_are_to(scheduler, cluster):
     assert len(cluster.holders()) == 4
 
 
+def test_roles_take_nothing_that_somebody_else_holds(scheduler, cluster):
+    claim = cluster.claim([0, 2], "somebody")
+    scheduler.create_workers(job())
+    assert cluster.holders() == {0: ("somebody",), 1: ("actor",), 2: ("somebody",), 3: ("actor",)}
+    with pytest.raises(WorkerCreationError, match="4 of 4 bundles are taken"):
+        scheduler.create_workers(job("critic", 1))
+    claim.release()
+    scheduler.create_workers(job("critic"))
+
+
 def test_roles_that_share_accelerators_can_not_be_apart():
     half = [SchedulingSpec(gpu=0.5)]
     with RayScheduler(FakeCluster([4], use_gpus=True), group_class=InProcessGroup) as scheduler:
