@@ -11,7 +11,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import pytest
 
@@ -191,6 +191,18 @@ def test_the_table_says_what_nox_runs_by_default_and_ci_reads_it_from_nox() -> N
     assert "nox --list --json | matrix true" in workflow
     assert "nox --list --json -s tests lowest | matrix" in workflow
     assert not [name for name in sessions - {"build"} if re.search(rf"\b{name}\b", workflow)]
+
+
+def test_the_table_has_a_row_for_each_session() -> None:
+    rows = set(re.findall(r"^\| `(\w+)`", table(), re.MULTILINE))
+    functions = [node for node in ast.parse((ROOT / "noxfile.py").read_text()).body if is_session(node)]
+    assert rows == {function.name for function in functions}
+
+
+def is_session(node: ast.stmt) -> TypeGuard[ast.FunctionDef]:
+    """Whether nox takes a function for a session of that name."""
+    decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+    return any(ast.unparse(decorator).startswith("nox.session") for decorator in decorators)
 
 
 def table() -> str:
