@@ -55,8 +55,7 @@ if TYPE_CHECKING:
         StuckWorker,
         WorkerStatus,
     )
-    from raycrew.worker_groups._start import RayWorkerBuilder, StartupReport
-    from raycrew.worker_groups._timeline import (
+    from raycrew.worker_groups._health.timeline import (
         GroupShares,
         SlowestRank,
         TimedPhase,
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
         TimelineStatistics,
         timeline,
     )
+    from raycrew.worker_groups._start import RayWorkerBuilder, StartupReport
     from raycrew.worker_groups._worker import (
         CommunicationOptions,
         CurrentWorker,
@@ -161,7 +161,7 @@ _HOMES = {
     "_group": ["GroupHandle", "RayWorkerGroup", "Resized", "Spare"],
     "_health": ["Diagnosis", "RankDiagnosis", "ResourceUsage", "RunningCall", "StuckWorker", "WorkerStatus"],
     "_start": ["RayWorkerBuilder", "StartupReport"],
-    "_timeline": [
+    "_health.timeline": [
         "GroupShares",
         "SlowestRank",
         "TimedPhase",

@@ -13,11 +13,9 @@ from raycrew.worker_groups._health.diagnosis import (
 )
 from raycrew.worker_groups._health.ending import Ended, end_workers, end_workers_of
 from raycrew.worker_groups._health.group_health import GroupHealth, SeenByRank, Workers, last_seen, sights_of
-from raycrew.worker_groups._health.observers import LOOK_WITHIN_S, Observer, Span, look_before_end, observed
+from raycrew.worker_groups._health.observers import Observer, Span, look_before_end, observed
 from raycrew.worker_groups._health.questions import (
     UnansweredError,
-    ask_timed,
-    by_node,
     follow,
 )
 from raycrew.worker_groups._health.reports import (
@@ -38,7 +36,6 @@ from raycrew.worker_groups._health.roster import (
 from raycrew.worker_groups._health.watches import stand_by, watch_owner
 
 __all__ = [
-    "LOOK_WITHIN_S",
     "Diagnosis",
     "Ended",
     "Findings",
@@ -61,8 +58,6 @@ __all__ = [
     "WorkerRecord",
     "WorkerStatus",
     "Workers",
-    "ask_timed",
-    "by_node",
     "check_folder",
     "end_workers",
     "end_workers_of",

@@ -11,6 +11,7 @@ from ray.exceptions import GetTimeoutError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycrew.cluster_core import ClusterClosedError
+from raycrew.worker_groups._health.timeline import RayMetrics
 from raycrew.worker_groups._ray import (
     current_session,
     end_actors,
@@ -20,7 +21,6 @@ from raycrew.worker_groups._ray import (
     own_node,
     start_actor,
 )
-from raycrew.worker_groups._timeline import RayMetrics
 from raycrew.worker_groups.errors import (
     SampleQueueClosedError,
     SampleQueueError,

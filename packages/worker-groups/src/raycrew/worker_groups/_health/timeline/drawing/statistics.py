@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from raycrew.worker_groups._timeline.records import RUNNING, WAITING, Call, spans_of
+from raycrew.worker_groups._health.timeline.records import RUNNING, WAITING, Call, spans_of
 
 
 @dataclass(frozen=True, slots=True)

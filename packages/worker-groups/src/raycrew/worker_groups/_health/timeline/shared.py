@@ -5,9 +5,9 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from raycrew.worker_groups._health import observed
-from raycrew.worker_groups._timeline.questions import NodeWorkers
-from raycrew.worker_groups._timeline.recorder import Listener, Recorder
+from raycrew.worker_groups._health.observers import observed
+from raycrew.worker_groups._health.timeline.questions import NodeWorkers
+from raycrew.worker_groups._health.timeline.recorder import Listener, Recorder
 
 _lock = threading.RLock()  # a signal's handler may end a timeline while one is made or ended
 

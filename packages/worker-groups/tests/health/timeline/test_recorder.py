@@ -7,11 +7,11 @@ import pytest
 from patience import PATIENCE_S
 
 from raycrew.worker_groups._health.observers import Span, observed
-from raycrew.worker_groups._timeline import recorder as module
-from raycrew.worker_groups._timeline.kept import Kept
-from raycrew.worker_groups._timeline.ledger import Ran
-from raycrew.worker_groups._timeline.recorder import Recorder
-from raycrew.worker_groups._timeline.records import Call, Part
+from raycrew.worker_groups._health.timeline import recorder as module
+from raycrew.worker_groups._health.timeline.kept import Kept
+from raycrew.worker_groups._health.timeline.ledger import Ran
+from raycrew.worker_groups._health.timeline.recorder import Recorder
+from raycrew.worker_groups._health.timeline.records import Call, Part
 
 CALL = b"a" * 24
 

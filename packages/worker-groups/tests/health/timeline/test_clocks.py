@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raycrew.worker_groups._timeline.clocks import DRIFT, Clocks
+from raycrew.worker_groups._health.timeline.clocks import DRIFT, Clocks
 
 TIMES = st.floats(0, 1e6, allow_nan=False)
 

@@ -8,10 +8,10 @@ import pytest
 from patience import PATIENCE_S
 
 from raycrew.worker_groups._health.questions import Answer, UnansweredError
+from raycrew.worker_groups._health.timeline import questions
+from raycrew.worker_groups._health.timeline.ledger import Ran
+from raycrew.worker_groups._health.timeline.questions import NodeWorkers
 from raycrew.worker_groups._on_nodes import clock_name
-from raycrew.worker_groups._timeline import questions
-from raycrew.worker_groups._timeline.ledger import Ran
-from raycrew.worker_groups._timeline.questions import NodeWorkers
 
 CALL = b"a" * 24
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raycrew.worker_groups._timeline.records import Call, Part
+from raycrew.worker_groups._health.timeline.records import Call, Part
 
 #: What an open call waits for a worker that does not tell, or for somebody who takes its results.
 PATIENCE_S = 5.0

@@ -7,9 +7,9 @@ import subprocess
 import pytest
 
 from raycrew.worker_groups._health.observers import Span
-from raycrew.worker_groups._timeline.drawing.page import page_of
-from raycrew.worker_groups._timeline.drawing.statistics import statistics_of
-from raycrew.worker_groups._timeline.records import Call, Part, spans_of
+from raycrew.worker_groups._health.timeline.drawing.page import page_of
+from raycrew.worker_groups._health.timeline.drawing.statistics import statistics_of
+from raycrew.worker_groups._health.timeline.records import Call, Part, spans_of
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

@@ -8,8 +8,8 @@ import pytest
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import timeline
 from raycrew.worker_groups._health.observers import Span, observed
-from raycrew.worker_groups._timeline import telemetry
-from raycrew.worker_groups._timeline.records import Call, Part
+from raycrew.worker_groups._health.timeline import telemetry
+from raycrew.worker_groups._health.timeline.records import Call, Part
 from raycrew.worker_groups.testing import InProcessGroup
 
 

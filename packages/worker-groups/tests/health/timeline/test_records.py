@@ -6,7 +6,15 @@ from hypothesis import given
 from timeline_calls import any_calls
 
 from raycrew.worker_groups._health.observers import Span
-from raycrew.worker_groups._timeline.records import QUEUED, RUNNING, UNTOLD, WAITING, Call, Part, spans_of
+from raycrew.worker_groups._health.timeline.records import (
+    QUEUED,
+    RUNNING,
+    UNTOLD,
+    WAITING,
+    Call,
+    Part,
+    spans_of,
+)
 
 
 def test_a_call_is_queued_runs_and_waits_for_the_slowest_on_each_rank():

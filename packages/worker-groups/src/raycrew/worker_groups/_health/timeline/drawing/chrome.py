@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from raycrew.worker_groups._health import Span
-from raycrew.worker_groups._timeline.drawing.lanes import in_lanes
+from raycrew.worker_groups._health.observers import Span
+from raycrew.worker_groups._health.timeline.drawing.lanes import in_lanes
 
 _NS = 1e9
 

@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Iterable, Iterator
 
-from raycrew.worker_groups._health import Span
+from raycrew.worker_groups._health.observers import Span
 
 
 def in_lanes(spans: Iterable[Span]) -> Iterator[tuple[int, Span]]:

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raycrew.worker_groups._timeline import ledger as module
-from raycrew.worker_groups._timeline.ledger import PATIENCE_S, Ledger, Ran
-from raycrew.worker_groups._timeline.records import Call, Part
+from raycrew.worker_groups._health.timeline import ledger as module
+from raycrew.worker_groups._health.timeline.ledger import PATIENCE_S, Ledger, Ran
+from raycrew.worker_groups._health.timeline.records import Call, Part
 
 A, B = b"a" * 24, b"b" * 24
 RAN_A = Ran(A, "policy", 0, "train", 1.5, 2.0)

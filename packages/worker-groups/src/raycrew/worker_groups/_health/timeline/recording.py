@@ -9,14 +9,19 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Protocol, Self
 
-from raycrew.worker_groups._health import Span
-from raycrew.worker_groups._timeline.drawing import TimelineStatistics, page_of, statistics_of, trace_of
-from raycrew.worker_groups._timeline.files import files_to_write, write
-from raycrew.worker_groups._timeline.kept import Kept
-from raycrew.worker_groups._timeline.metrics import RayMetrics
-from raycrew.worker_groups._timeline.records import DRIVER
-from raycrew.worker_groups._timeline.shared import Subscription
-from raycrew.worker_groups._timeline.telemetry import OpenTelemetrySpans, is_installed
+from raycrew.worker_groups._health.observers import Span
+from raycrew.worker_groups._health.timeline.drawing import (
+    TimelineStatistics,
+    page_of,
+    statistics_of,
+    trace_of,
+)
+from raycrew.worker_groups._health.timeline.files import files_to_write, write
+from raycrew.worker_groups._health.timeline.kept import Kept
+from raycrew.worker_groups._health.timeline.metrics import RayMetrics
+from raycrew.worker_groups._health.timeline.records import DRIVER
+from raycrew.worker_groups._health.timeline.shared import Subscription
+from raycrew.worker_groups._health.timeline.telemetry import OpenTelemetrySpans, is_installed
 
 
 class TimedPhase(Protocol):

@@ -12,7 +12,7 @@ from patience import PATIENCE_S, eventually
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import Timeline, timeline
 from raycrew.worker_groups._health.observers import observed
-from raycrew.worker_groups._timeline import shared
+from raycrew.worker_groups._health.timeline import shared
 from raycrew.worker_groups.testing import InProcessGroup
 
 

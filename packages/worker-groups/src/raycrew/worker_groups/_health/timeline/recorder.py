@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from raycrew.worker_groups._health import LOOK_WITHIN_S, Observer, Span, observed
-from raycrew.worker_groups._timeline.ledger import Ledger, Ran
-from raycrew.worker_groups._timeline.records import Call
+from raycrew.worker_groups._health.observers import LOOK_WITHIN_S, Observer, Span, observed
+from raycrew.worker_groups._health.timeline.ledger import Ledger, Ran
+from raycrew.worker_groups._health.timeline.records import Call
 
 logger = logging.getLogger(__name__)
 

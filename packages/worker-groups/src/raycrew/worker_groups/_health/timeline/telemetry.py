@@ -4,8 +4,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from raycrew.worker_groups._health import Span
-from raycrew.worker_groups._timeline.records import Call
+from raycrew.worker_groups._health.observers import Span
+from raycrew.worker_groups._health.timeline.records import Call
 
 
 def is_installed() -> bool:

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from raycrew.worker_groups._health import LOOK_WITHIN_S, UnansweredError, ask_timed, by_node
+from raycrew.worker_groups._health.observers import LOOK_WITHIN_S
+from raycrew.worker_groups._health.questions import UnansweredError, ask_timed, by_node
+from raycrew.worker_groups._health.timeline.clocks import Clocks
+from raycrew.worker_groups._health.timeline.ledger import Ran
 from raycrew.worker_groups._on_nodes import clock_name
-from raycrew.worker_groups._timeline.clocks import Clocks
-from raycrew.worker_groups._timeline.ledger import Ran
 from raycrew.worker_groups.sharding import WorkerFacts
 
 logger = logging.getLogger(__name__)

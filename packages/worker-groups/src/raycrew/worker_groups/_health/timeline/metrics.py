@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from raycrew.worker_groups._health import Span
+from raycrew.worker_groups._health.observers import Span
+from raycrew.worker_groups._health.timeline.records import Call
 from raycrew.worker_groups._ray import counter, gauge, histogram
-from raycrew.worker_groups._timeline.records import Call
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 

@@ -17,11 +17,11 @@ from timed_workers import Timed
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.cluster_core.testing import connected
 from raycrew.worker_groups import RayWorkerGroup, SampleQueue, timeline
-from raycrew.worker_groups._timeline import metrics
-from raycrew.worker_groups._timeline.metrics import COUNTERS, GAUGES, HISTOGRAMS, RayMetrics, full_name
-from raycrew.worker_groups._timeline.records import Call, Part
+from raycrew.worker_groups._health.timeline import metrics
+from raycrew.worker_groups._health.timeline.metrics import COUNTERS, GAUGES, HISTOGRAMS, RayMetrics, full_name
+from raycrew.worker_groups._health.timeline.records import Call, Part
 
-DASHBOARD = Path(__file__).parents[4] / "docs/assets/grafana-raycrew.json"
+DASHBOARD = Path(__file__).parents[5] / "docs/assets/grafana-raycrew.json"
 REPORT = SimpleNamespace(
     started_at=1e9,
     total_s=2.0,

@@ -1,8 +1,8 @@
 """What becomes of a timeline: a trace, a page, and what both come to."""
 
-from raycrew.worker_groups._timeline.drawing.chrome import trace_of
-from raycrew.worker_groups._timeline.drawing.page import page_of
-from raycrew.worker_groups._timeline.drawing.statistics import (
+from raycrew.worker_groups._health.timeline.drawing.chrome import trace_of
+from raycrew.worker_groups._health.timeline.drawing.page import page_of
+from raycrew.worker_groups._health.timeline.drawing.statistics import (
     GroupShares,
     SlowestRank,
     TimelineStatistics,

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from raycrew.worker_groups._timeline.records import Call, Part
+from raycrew.worker_groups._health.timeline.records import Call, Part
 
 SECONDS = st.floats(0, 1000, allow_nan=False).map(lambda s: round(s, 6))
 

@@ -11,11 +11,11 @@ from timeline_calls import SECONDS, any_calls
 
 from raycrew.worker_groups import GroupShares, SlowestRank
 from raycrew.worker_groups._health.observers import Span
-from raycrew.worker_groups._timeline.drawing.chrome import label_of, natural, rows_of, trace_of
-from raycrew.worker_groups._timeline.drawing.lanes import in_lanes
-from raycrew.worker_groups._timeline.drawing.page import page_of
-from raycrew.worker_groups._timeline.drawing.statistics import covered_s, statistics_of
-from raycrew.worker_groups._timeline.records import Call, Part, spans_of
+from raycrew.worker_groups._health.timeline.drawing.chrome import label_of, natural, rows_of, trace_of
+from raycrew.worker_groups._health.timeline.drawing.lanes import in_lanes
+from raycrew.worker_groups._health.timeline.drawing.page import page_of
+from raycrew.worker_groups._health.timeline.drawing.statistics import covered_s, statistics_of
+from raycrew.worker_groups._health.timeline.records import Call, Part, spans_of
 
 TRAIN = [
     Call("policy", "train", 0.0, (Part(0, 0.0, 4.0), Part(1, 1.0, 2.0)), 4.0, True),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from raycrew.worker_groups._health import Span
+from raycrew.worker_groups._health.observers import Span
 
 #: Of a rank, in the order in which a call goes through them.
 QUEUED, RUNNING, WAITING = "queued", "running", "waiting"

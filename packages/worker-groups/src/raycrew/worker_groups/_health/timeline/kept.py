@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from raycrew.worker_groups._health import Span
-from raycrew.worker_groups._timeline.records import Call, spans_of
+from raycrew.worker_groups._health.observers import Span
+from raycrew.worker_groups._health.timeline.records import Call, spans_of
 
 
 class Kept:

@@ -7,9 +7,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from raycrew.worker_groups._health import Span
-from raycrew.worker_groups._timeline.drawing.chrome import label_of, rows_of
-from raycrew.worker_groups._timeline.drawing.statistics import TimelineStatistics
+from raycrew.worker_groups._health.observers import Span
+from raycrew.worker_groups._health.timeline.drawing.chrome import label_of, rows_of
+from raycrew.worker_groups._health.timeline.drawing.statistics import TimelineStatistics
 
 _DATA = "/*DATA*/null"
 
