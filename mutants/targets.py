@@ -198,7 +198,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_uv/uv_run": ("spec/test_spec.py", "uv/test_requirement_forms.py"),
     },
     "tensor-transport": {
-        "_answers": ("test_answers.py",),
+        "_ray/answers": ("ray/test_answers.py",),
         "_rows/views": ("rows/test_view_values.py", "rows/test_views.py"),
         "_rows/arrays": ("rows", "test_batch_hostile.py"),
         "_rows/counts": ("rows", "test_batch_hostile.py"),

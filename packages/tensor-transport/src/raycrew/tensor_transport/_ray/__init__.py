@@ -1,6 +1,7 @@
-"""Every call of Ray: over this process's connection only, and bounded where its control service answers."""
+"""Every call of Ray, over this process's connection only and bounded; what ranks on it answer to calls."""
 
 from raycrew.tensor_transport._ray.addresses import address_for_others
+from raycrew.tensor_transport._ray.answers import answered
 from raycrew.tensor_transport._ray.compat import moves_by_nixl
 from raycrew.tensor_transport._ray.nodes import (
     alive_node_ids,
@@ -39,6 +40,7 @@ __all__ = [
     "Session",
     "address_for_others",
     "alive_node_ids",
+    "answered",
     "call_actor",
     "call_on_node",
     "cluster_address_if_connected",

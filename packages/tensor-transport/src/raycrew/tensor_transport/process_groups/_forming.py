@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from raycrew.tensor_transport._answers import answered
+from raycrew.tensor_transport._ray import answered
 from raycrew.tensor_transport.process_groups._host import GroupHost
 from raycrew.tensor_transport.process_groups._membership import member_names, ranks_of
 from raycrew.tensor_transport.process_groups._process import Deadline

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 
-from raycrew.tensor_transport._answers import answered
+from raycrew.tensor_transport._ray import answered
 from raycrew.tensor_transport.errors import TransportError
 from raycrew.tensor_transport.protocols import PeerResults, Peers
 

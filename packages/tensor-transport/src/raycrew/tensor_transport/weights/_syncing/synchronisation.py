@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from raycrew.tensor_transport._answers import answered
+from raycrew.tensor_transport._ray import answered
 from raycrew.tensor_transport.errors import DirectoryLostError, UpdateAbortedError, WeightUpdateError
 from raycrew.tensor_transport.protocols import PeerGroup
 from raycrew.tensor_transport.weights._directory import RecipientVersion, Record, WeightDirectory

@@ -2,7 +2,7 @@
 
 import pytest
 
-from raycrew.tensor_transport._answers import answered
+from raycrew.tensor_transport._ray.answers import answered
 from raycrew.tensor_transport.testing._fakes import LocalResults
 
 
