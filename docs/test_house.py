@@ -24,7 +24,7 @@ SOURCES = {
 
 def named_rooms() -> Iterator[tuple[str, str]]:
     """(package, path within it) of each room that a journey of the architecture page names."""
-    journeys = (ROOT / "docs/architecture.md").read_text().split("## Five journeys")[1]
+    journeys = (ROOT / "docs/architecture.md").read_text().split("## Journeys")[1]
     package = ""
     for cell in re.findall(r"^\| (`[^|]+) \|", journeys, re.MULTILINE):
         for name in re.findall(r"`([^`]+)`", cell):
