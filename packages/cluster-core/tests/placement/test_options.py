@@ -143,6 +143,7 @@ def test_bad_input_is_refused_before_ray_is_touched(case):
 def test_forms_of_gpu_ids():
     assert options_of([2, 0, 2], gpu_ids=[4, 5]).devices == ((4, 5), (), (4, 5))
     assert options_of([2, 1], gpu_ids=[[4, 5], [0]]).devices == ((4, 5), (0,))
+    assert options_of([2], gpu_ids=[[4, 5]]).devices == ((4, 5),)
     assert options_of([2], gpu_ids="auto").devices == "auto"
 
 

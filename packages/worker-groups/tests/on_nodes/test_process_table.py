@@ -244,3 +244,14 @@ def test_the_memory_of_a_process_is_told_in_bytes():
     more = memory_of(os.getpid())["RssAnon"] - before["RssAnon"]
     assert size // 2 < more < 2 * size and held
     assert memory_of(2**22 + 1) == {}, "there is no such process"
+
+
+def test_a_kernel_that_has_one_clock_for_all_calls_it_after_its_boot(monkeypatch):
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert clock_name() != boot and clock_name().startswith(boot)
+
+    def missing(path):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "readlink", missing)
+    assert clock_name() == boot

@@ -5,6 +5,7 @@ import multiprocessing
 import re
 import urllib.request
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,3 +167,17 @@ def test_limits_of_histograms_rise_from_a_millisecond_to_a_quarter_of_an_hour():
     limits = metrics._SECONDS
     assert limits[0] <= 0.001 and limits[-1] >= 900
     assert all(2 < following / limit < 5 for limit, following in pairwise(limits))
+
+
+def test_each_metric_is_made_once_with_its_labels_as_ray_is_to_call_it(monkeypatch):
+    made = []
+    for kind in ("counter", "gauge", "histogram"):
+        monkeypatch.setattr(
+            metrics, kind, lambda *given, kind=kind: made.append((kind, *given[:3])) or made[-1]
+        )
+    monkeypatch.setattr(metrics, "_made", cache(metrics._made.__wrapped__))
+    all_of = {"counter": COUNTERS, "gauge": GAUGES, "histogram": HISTOGRAMS}
+    expected = [(kind, f"raycrew_{name}", *known[name]) for kind, known in all_of.items() for name in known]
+    names = [name for known in all_of.values() for name in known]
+    assert [metrics._made(name) for name in names] == expected
+    assert [metrics._made(name) for name in names] == made == expected

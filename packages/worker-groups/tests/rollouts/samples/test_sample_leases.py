@@ -239,6 +239,8 @@ def test_who_waits_looks_again_when_the_next_lease_ends():
     keeper.clock.now = 20.0
     get_from(keeper, 1)
     assert keeper.next_end_s() == 30.0
-    keeper.clock.now = 60.0
+    keeper.clock.now = 49.9
+    assert keeper.stats().returned == 0
+    keeper.clock.now = 50.0
     assert keeper.next_end_s() == 0.0
-    assert keeper.stats().returned == 1 and keeper.next_end_s() == 10.0
+    assert keeper.stats().returned == 1 and keeper.next_end_s() == 20.0

@@ -17,7 +17,7 @@ from raycrew.worker_groups.rollouts.samples._states import VersionRun, order_of
 from raycrew.worker_groups.rollouts.samples._states.order import _mixed
 from raycrew.worker_groups.rollouts.samples._states.ready import Ready
 from raycrew.worker_groups.rollouts.samples._states.sample import is_ready
-from raycrew.worker_groups.rollouts.samples._states.versions import extended, per_token
+from raycrew.worker_groups.rollouts.samples._states.versions import extended, oldest, per_token
 from raycrew.worker_groups.rollouts.samples._storage import durable, journal
 
 DEFAULTS = {
@@ -263,6 +263,11 @@ def test_the_runs_of_a_rollout():
     assert extended((VersionRun(3, 0),), 5, 2) == ((5, 2),) and extended((VersionRun(3, 0),), 5, 0) == (
         (3, 0),
     )
+    assert [oldest(each) for each in (runs, (VersionRun(1, 0), VersionRun(3, 4)), (VersionRun(2, 0),))] == [
+        3,
+        3,
+        2,
+    ]
     with pytest.raises(ValueError, match="had 7 tokens before, and has 6 now"):
         extended(runs, 6, 6)
     with pytest.raises(ValueError, match="needs `lengths`"):
