@@ -25,7 +25,7 @@ from trying import ENDLESS, UNNOTICED, Module, Trial
 
 ROOT = Path(__file__).parent.parent
 EQUIVALENT = Path(__file__).parent / "equivalent.toml"
-NUMBER = re.compile(r"\s*-?\s*\b[\d_.]+(e-?\d+)?\b")
+NUMBER = re.compile(r"\s*-?\s*\b\d[\d_.]*(e-?\d+)?")
 AIM = 0.95
 # Slow to import, and no part of the packages: once for all forks.
 PRELOADED = ("numpy", "torch", "ray", "hypothesis", "packaging", "aiohttp", "rich")
