@@ -289,3 +289,39 @@ def test_a_rank_0_that_does_not_tell_in_time_fails_the_generation(monkeypatch):
     started = SimpleNamespace(spare_port="a call", ranks=[SimpleNamespace(generation=3)], facts=[None])
     with pytest.raises(WorkerGroupError, match="the call before generation 3 has not ended"):
         launch._spare_port(started)
+
+
+@pytest.mark.parametrize(
+    ("has_hook", "told", "port"),
+    [
+        (False, {0: "its answer", 1: "another"}, "its answer"),
+        (False, {1: "another"}, 4711),
+        (True, {0: "x"}, None),
+    ],
+    ids=["rank 0 lives", "rank 0 is new", "rank 0 takes its place later"],
+)
+def test_what_rank_0_answers_is_where_the_next_generation_meets(has_hook, told, port):
+    """Where its class hears of generations, its answer is of before it took its place."""
+    launch, steps = generations._Succession.__new__(generations._Succession), []
+    successor = SimpleNamespace(spare_port=4711, info=None)
+    launch._build = lambda started: successor
+    launch._has_hook = lambda info: has_hook
+    launch._tell_places = lambda _: steps.append("told") or told
+    launch._await_places = lambda _, told: steps.append(f"awaited {sorted(told)}")
+    launch.succeed(None, lambda _: steps.append("built"), lambda: steps.append("before"))
+    assert successor.spare_port == port
+    assert steps == ["before", "told", "built", f"awaited {sorted(told)}"]
+
+
+def test_survivors_are_told_at_once_unless_their_class_hears_of_it(monkeypatch):
+    handles = [
+        SimpleNamespace(__ray_ready__=SimpleNamespace(remote=lambda i=i: f"ready {i}")) for i in range(3)
+    ]
+    launch = generations._Succession.__new__(generations._Succession)
+    launch.orders, launch.go_on = {0: "first", 2: "third"}, print
+    launch._prepare = lambda handle, orders: f"told {orders}"
+    monkeypatch.setattr(generations, "while_connected", nullcontext)
+    started = SimpleNamespace(handles=handles, info=None)
+    for has_hook, told in ((False, {0: "told first", 2: "told third"}), (True, {0: "ready 0", 2: "ready 2"})):
+        launch._has_hook = lambda _, has_hook=has_hook: has_hook
+        assert launch._tell_places(started) == told
