@@ -34,11 +34,15 @@ class Group:
     ranks = (SimpleNamespace(rank=0, generation=1),)
 
     def __init__(self, ended, monkeypatch):
-        self.answer, self.generation = Answer(), 1
-        send = lambda rank, *_: Sent(rank, self.generation, self.answer, None)  # noqa: E731
+        self.answer, self.generation, self.asked = Answer(), 1, []
         loads = lambda: [WorkerLoad(0, 0)]  # noqa: E731
-        self.balancer = SimpleNamespace(send=send, returned=lambda _: None, lose=lambda _: None, loads=loads)
+        ignored = lambda _: None  # noqa: E731
+        self.balancer = SimpleNamespace(send=self.send, returned=ignored, lose=ignored, loads=loads)
         monkeypatch.setattr(calling, "end_workers", lambda handles, _: ended.extend(handles))
+
+    def send(self, rank, method, args, kwargs, timeout):
+        self.asked.append(args[0])
+        return Sent(rank, self.generation, self.answer, None)
 
     def _workers(self):
         return SimpleNamespace(handles={0: "worker"}, facts={0: None})
@@ -74,6 +78,18 @@ def test_a_process_that_was_ended_because_of_one_takes_no_attempt_of_others_whos
         with pytest.raises(LostWorkerError):
             calls.collect(sent)
         assert task.attempts == 0
+
+
+def test_a_worker_that_has_failed_a_rollout_makes_a_state_for_it_alone(monkeypatch):
+    group = Group([], monkeypatch)
+    shared = Limits(1.0, 0.1), Wishes(), Retries(1, False), threading.Event(), Tally("p"), {}, Company()
+    calls = RolloutCalls(group, *shared)
+    group.answer = Answer(Outcome(kind="late", message="it was late"))
+    task, sent = sent_by(calls)
+    with pytest.raises(LostWorkerError):
+        calls.collect(sent)
+    calls.send(0, Item(0, task, None))
+    assert [call.is_fresh for call in group.asked] == [False, True]
 
 
 def test_a_process_that_dies_by_itself_takes_an_attempt_of_who_was_alone_in_it(monkeypatch):

@@ -1,6 +1,7 @@
 """From strategies to groups and bundles, and from workers to bundles of a cluster."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from raycrew.worker_groups.scheduling import (
     WorkerConfigurationError,
     WorkerCreationError,
 )
+from raycrew.worker_groups.scheduling._creation import variables_of
 from raycrew.worker_groups.scheduling._plan import (
     check_colocated,
     check_separable,
@@ -116,6 +118,14 @@ def test_only_processes_of_their_own_can_have_variables_of_their_own():
     check_colocated(colocated(spec, fork=True), target)
     with pytest.raises(WorkerConfigurationError, match="fork=True"):
         check_colocated(colocated(spec), target)
+
+
+def test_each_worker_has_its_variables_and_a_fork_the_mask_of_its_target():
+    specs = [SchedulingSpec(env_vars={"A": "1"}), SchedulingSpec(env_vars={"A": "2"})]
+    given = variables_of(specs, [{"MASK": "0"}, {"MASK": "1"}])
+    each = [given(SimpleNamespace(rank=rank)) for rank in (1, 0)]
+    assert each == [{"A": "2", "MASK": "1"}, {"A": "1", "MASK": "0"}]
+    assert variables_of(specs[:1] * 2) == {"A": "1"}
 
 
 def test_the_kind_of_accelerator_is_found_if_there_is_one():

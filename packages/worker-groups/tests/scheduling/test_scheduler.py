@@ -514,6 +514,24 @@ def test_workers_are_configured(scheduler, monkeypatch):
         scheduler.set_worker_env(one, {"A=B": "1"})
 
 
+def test_what_workers_are_to_be_given_gets_to_their_group(cluster, monkeypatch):
+    given = []
+
+    class Given(InProcessGroup):
+        def __init__(self, *args, **options):
+            given.append(options)
+            super().__init__(*args, **options)
+
+    monkeypatch.setenv("RAYCREW_TEST_SECRET", "hush")
+    common = {"secrets": ["RAYCREW_TEST_SECRET"], "port_range": (23400, 23500), "startup_timeout_s": 50.0}
+    with RayScheduler(cluster, group_class=Given, **common) as scheduler:
+        scheduler.create_workers(job(specs=[SchedulingSpec(cmd=["nice"], port_count=3)]))
+    (options,) = given
+    assert (options["secrets"], options["port_range"]) == (["RAYCREW_TEST_SECRET"], (23400, 23500))
+    assert (options["ports_per_worker"], options["launchers"]) == (3, {"*": ["nice"]})
+    assert 0 < options["init_timeout_s"] <= 50
+
+
 def test_an_environment_is_that_of_the_class_that_is_named():
     class Known:
         def python_for(self, actor_class_fqn, runner):
