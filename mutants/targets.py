@@ -225,7 +225,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_columns/kinds/padding": ("columns/kinds/test_ragged.py", "test_batch_hostile.py"),
         "_columns/lengths": ("columns/test_lengths.py", *COLUMNS),
         "_columns/naming": ("columns/test_naming.py", *COLUMNS),
-        "_columns/operations/rows": COLUMNS,
+        "_columns/operations/rows": (*COLUMNS, "columns/joining/test_joined_memory.py"),
         "_columns/table": COLUMNS,
         "_handles/arguments": ("handles/test_tidying.py", "handles/test_walk.py", "test_rtensor.py"),
         "packing/_bins": FITTING,

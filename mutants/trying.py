@@ -39,10 +39,11 @@ SHOWN = (UNNOTICED, ENDLESS)
 
 @dataclass(frozen=True)
 class Limits:
-    """How long the tests of one mutation may take."""
+    """How long the tests of one mutation may take, and how much memory."""
 
     wall_s: float = 1800.0
     cpu_s: int = 300
+    memory_bytes: int = 6 << 30
 
     def scaled(self, took_s: float) -> "Limits":
         """Enough for what took so long without a mutation, on a machine that has become busy since."""
@@ -64,6 +65,7 @@ def forked(work: Callable[[], int], limits: Limits) -> int:
             os.dup2(quiet, 1)
             os.dup2(quiet, 2)
             resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s))
+            resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes, limits.memory_bytes))
             code = work()
         finally:
             os._exit(code)
