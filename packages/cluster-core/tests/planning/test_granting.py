@@ -7,7 +7,7 @@ import pytest
 
 from raycrew.cluster_core._planning import PlacementRequest, granting, plan_cluster
 from raycrew.cluster_core._planning.devices import laid
-from raycrew.cluster_core._planning.granting import _granted, grant_order
+from raycrew.cluster_core._planning.granting import _Asked, _granted, _in_kinds, grant_order
 from raycrew.cluster_core._planning.topology import NodeState
 
 
@@ -156,6 +156,18 @@ def test_a_search_that_always_gets_on_ends_too(monkeypatch):
     few, many = searched(40), searched(160)
     assert few[0] == many[0] == granting.MAYBE_NO_ORDER
     assert many[1] < few[1] < 500
+
+
+def test_what_is_largest_is_tried_first_and_of_groups_that_are_alike_only_one():
+    asked = [(5000, 4900), (1000, 7000), (4900, 5000), (2000,), (7000, 1000)]
+    groups = [
+        tuple(_Asked(logical, position, ((0, share),)) for position, share in enumerate(shares))
+        for logical, shares in enumerate(asked)
+    ]
+    found = _in_kinds([*groups, (_Asked(9, 0, ()),)])
+    shares = [[share for bundle in one.group for _, share in bundle.shares] for one in found]
+    assert shares == [[7000, 1000]] * 2 + [[5000, 4900]] * 2 + [[2000], []]
+    assert [one.kind for one in found] == [0, 0, 1, 1, 2, 3]
 
 
 def test_devices_take_shares_as_ray_lays_them():
