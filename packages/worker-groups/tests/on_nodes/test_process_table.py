@@ -24,6 +24,7 @@ from raycrew.worker_groups._on_nodes.process_table import (
     opened,
     own_process,
     pid_namespace,
+    process_of,
     read_entry,
     read_table,
     runs,
@@ -60,6 +61,7 @@ def test_only_the_process_that_is_meant_is_killed(child):
 def test_without_pidfds_too(child, monkeypatch):
     monkeypatch.delattr(os, "pidfd_open")
     process = read_entry(child.pid).process
+    assert send(process, signal.SIGCONT)
     kill(Process(process.pid, process.started + 1))
     assert runs(process)
     kill(process)
@@ -255,3 +257,9 @@ def test_a_kernel_that_has_one_clock_for_all_calls_it_after_its_boot(monkeypatch
 
     monkeypatch.setattr(Path, "readlink", missing)
     assert clock_name() == boot
+
+
+def test_a_process_knows_itself_as_the_table_does(child):
+    assert own_process() == read_entry(os.getpid()).process == read_table()[os.getpid()].process
+    assert process_of(child.pid) == read_entry(child.pid).process
+    assert not runs(Process(2**22 + 1, 1)), "there is no such process"

@@ -51,3 +51,8 @@ def test_a_task_is_all_that_is_gone_by_and_need_not_be_a_key():
     chooser = Untried()
     assert chooser.sticky, "a rollout waits for the worker that was chosen"
     assert not chooser.needs_key and not chooser.needs_usage
+
+
+def test_a_new_task_may_go_anywhere():
+    task = Task(Prompt("p", b"", 0.0, [None], [0]), 0)
+    assert (task.tried, task.attempts, task.is_suspect, task.place) == (set(), 0, False, None)

@@ -185,6 +185,8 @@ def test_limits_are_numbers_that_are_large_enough():
             Limits(**{**LEAST, name: -1})
         with pytest.raises(TypeError, match=name):
             Limits(**{**LEAST, name: "1"})
+    with pytest.raises(ValueError, match="timeout_s"):
+        Limits(**{**LEAST, "timeout_s": 0})
     for name in ("resends", "body_bytes", "held_bytes"):
         with pytest.raises(TypeError, match=name):
             Limits(**{**LEAST, name: 1.5})

@@ -90,3 +90,12 @@ def test_a_worker_that_could_not_take_its_place_refuses_calls_until_it_has(envir
 
 def vars_of(info):
     return [getattr(info, name) for name in RankInfo.__dataclass_fields__]
+
+
+def test_no_more_than_two_ports_are_held_however_often_the_next_one_is_asked_for():
+    meeting = MeetingPorts(None)
+    assert [meeting.next_port() for _ in range(3)] == [meeting.ports[1]] * 3
+    assert len(meeting.ports) == 2
+    meeting.take(replace(FIRST, rank=1))
+    assert meeting.ports == (), "another rank is the first"
+    assert meeting.take(replace(FIRST, rank=1)) == 0

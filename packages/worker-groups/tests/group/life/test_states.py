@@ -339,3 +339,11 @@ def test_a_call_whose_group_another_thread_restarts_can_be_given_up():
     assert isinstance(given_up(lambda: recovery.after(error, lambda: True)), asyncio.CancelledError)
     may_end.set()
     assert first() is None
+
+
+@pytest.mark.parametrize(("first", "second"), [("restart", "renew"), ("renew", "restart")])
+def test_who_asks_for_something_else_than_what_goes_on_gets_it_afterwards(life, joined, first, second):
+    other = Told(lambda work: life.restart(work, first), lambda: [1])
+    _, own = in_thread(lambda: life.restart(lambda: [2], second))
+    assert joined.wait(60)
+    assert (other.end(), own()) == ([1], [2])

@@ -75,6 +75,7 @@ def test_how_far_a_start_has_got_is_said_in_words():
 )
 def test_a_start_is_over_with_its_driver_and_its_time(now, jobs, is_over):
     assert START.is_over(now, jobs) is is_over
+    assert not START.is_over(START.until, jobs and {START.job}), "at the last moment"
 
 
 @pytest.mark.parametrize(

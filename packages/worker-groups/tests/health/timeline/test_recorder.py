@@ -207,6 +207,17 @@ def test_a_listener_that_fails_leaves_others_alone(told, caplog):
     assert "can't take in what it was told" in caplog.text
 
 
+@pytest.mark.parametrize(("parts", "spans"), [(0, 1), (1, 4), (2, 7), (3, 10)])
+def test_a_call_counts_as_many_spans_as_it_may_make(parts, spans):
+    call = Call("policy", "train", 0.0, tuple(Part(rank, 1.0, 2.0 + rank) for rank in range(parts)), 9.0)
+    for most, kept_calls in ((spans, [call]), (spans - 1, [])):
+        kept = Kept(most)
+        kept.call(call)
+        kept.span(Span("t", "r", "n", "k", 0.0, 1.0))
+        assert kept.calls == kept_calls
+        assert len(kept.spans()) <= most
+
+
 def test_what_is_kept_is_bounded():
     kept = Kept(9)
     call = Call("policy", "train", 0.0, (Part(0, 1.0, 2.0), Part(1, 1.0, 3.0)), 3.0)

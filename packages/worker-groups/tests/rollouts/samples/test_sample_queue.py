@@ -445,3 +445,10 @@ def test_who_asks_for_more_is_told_how_many_there_are_of_any_age():
         told = r"2 of 3 samples with tokens.*3 more that are too old at version 4; it holds 5"
         with pytest.raises(SampleQueueTimeoutError, match=told):
             queue.get(3, max_staleness=1, timeout_s=0)
+
+
+def test_only_the_newest_may_be_asked_for():
+    with SampleQueue(["tokens"]) as queue:
+        queue.put({"tokens": [1]}, version=1)
+        newest = queue.put({"tokens": [2]}, version=2)
+        assert queue.get(1, max_staleness=0).ids == newest

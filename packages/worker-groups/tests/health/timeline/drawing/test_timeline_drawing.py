@@ -89,6 +89,7 @@ def test_rows_that_overlap_get_numbers_and_ranks_their_order():
         "rank 9",
         "rank 10",
     ]
+    assert sorted(["rank 0", "rank x", "rank"], key=natural) == ["rank", "rank x", "rank 0"]
 
 
 def test_what_groups_did_and_whom_they_waited_for():
