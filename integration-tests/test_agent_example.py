@@ -98,9 +98,10 @@ def test_an_interpreter_that_uses_too_much_has_ended(program):
         "os.execv(sys.executable, [sys.executable, '-c', ''])",
         "threading.Thread(target=print).start()",
         "[os.fork() for _ in range(1 << 20)]",
+        "os.kill(os.getppid(), 0)",
     ],
 )
-def test_a_program_starts_no_other_one(start):
+def test_a_program_starts_and_ends_no_other_one(start):
     _, started, after = answers("import os, sys, threading", start, "1 + 1")
     assert started.error.startswith(("PermissionError", "RuntimeError: can't start new thread"))
     assert after == Answer("2")

@@ -1,8 +1,8 @@
 """A Python interpreter in a process of its own, with limits: what an agent's programs run in.
 
-It keeps out endless loops, memory hogs, files, floods of output, processes and threads, and the variables
-of this process (where API keys are). It is no jail: a program has the same user, file system and network.
-Programs from people who mean harm belong in a container or a virtual machine.
+It keeps out endless loops, memory hogs, files, floods of output, other processes, signals to them, and the
+variables of this process (where API keys are). It is no jail: a program has the same user, file system and
+network. Programs from people who mean harm belong in a container or a virtual machine.
 """
 
 import asyncio
@@ -119,18 +119,21 @@ class Interpreter:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
 
-# Refuses, from now on, to start processes, threads and programs. The limit alone would not bind root, and
-# counts all that its user runs; so the kernel is given a filter of system calls, by their numbers, as well.
+# Refuses, from now on, to start processes, threads and programs, and to send signals. The limit alone would
+# not bind root, so the kernel is given a filter of system calls, by their numbers.
 _ALONE = """
 import ctypes, platform, resource, struct
 LOAD, IF_EQUAL, IF_AT_LEAST, RETURN, ALLOWED, REFUSED = 0x20, 0x15, 0x35, 0x06, 0x7FFF0000, 0x00050001
 resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 machines = {
-    "x86_64": (0xC000003E, (56, 57, 58, 59, 322, 435)),  # clone, fork, vfork, execve, execveat, clone3
-    "aarch64": (0xC00000B7, (220, 221, 281, 435)),  # clone, execve, execveat, clone3
+    # clone, fork, vfork, execve, execveat, clone3; kill, tkill, tgkill, (tg)sigqueue, pidfd, ptrace
+    "x86_64": (0xC000003E, (56, 57, 58, 59, 322, 435), (62, 200, 234, 129, 297, 424, 101)),
+    # clone, execve, execveat, clone3; the same
+    "aarch64": (0xC00000B7, (220, 221, 281, 435), (129, 130, 131, 138, 240, 424, 117)),
 }
 if platform.machine() in machines:
-    machine, calls = machines[platform.machine()]
+    machine, starts, signals = machines[platform.machine()]
+    calls = starts + signals
     checks = [(IF_AT_LEAST, 1 << 30)] + [(IF_EQUAL, call) for call in calls]
     steps = [(LOAD, 0, 0, 4), (IF_EQUAL, 0, len(checks) + 2, machine), (LOAD, 0, 0, 0)]
     steps += [(kind, len(checks) - n, 0, call) for n, (kind, call) in enumerate(checks)]
