@@ -142,6 +142,8 @@ def test_several_devices_come_in_physical_order_or_in_that_of_the_mask():
     assert (unknown.device_ids, unknown.device_index, unknown.local_index) == ((B, A), None, 0)
     mixed = bind_device({"GPU": [A, "3"]}, {"CUDA_VISIBLE_DEVICES": f"{A},3"})
     assert mixed.device_ids == ("3", A)
+    by_inventory = bind_device({"GPU": [A, B]}, {"CUDA_VISIBLE_DEVICES": f"{A},{B}"}, (B, A))
+    assert (by_inventory.device_ids, by_inventory.device_index, by_inventory.local_index) == ((B, A), 0, 1)
 
 
 def test_accelerators_are_found_among_resources():
