@@ -240,7 +240,7 @@ def test_names_and_forks_can_be_of_forks(scheduler):
 
 def test_what_is_not_there_is_not_found(scheduler):
     scheduler.create_workers(job())
-    for worker_id in ("actor/2", "actor/x", "actor/-1", "actor", "other/0", ""):
+    for worker_id in ("actor/2", "actor/00", "actor/\u0660", "actor/x", "actor/-1", "actor", "other/0", ""):
         with pytest.raises(WorkerNotFoundError):
             scheduler.ping(worker_id)
     for ask in (scheduler.get_workers, scheduler.delete_workers):

@@ -184,12 +184,13 @@ class Roles:
             raise TypeError(f"the id of a worker is a text such as 'rollout/0', not {worker_id!r}")
         name, _, number = worker_id.rpartition("/")
         role = self._roles.get(name)
-        if role is None or not number.isdecimal() or int(number) >= len(role.seats):
+        place = int(number) if number.isdecimal() and number == str(int(number)) else -1  # "00" is none
+        if role is None or not 0 <= place < len(role.seats):
             with self._changed:
                 self.check()
                 known = [one for own in self._roles.values() if own is not None for one in own.job.worker_ids]
             raise WorkerNotFoundError(f"there is no worker {worker_id!r}; there are {known}")
-        return role, role.seats[int(number)]
+        return role, role.seats[place]
 
     def names(self) -> list[str]:
         """The names of all roles, those on another's devices before that one, else the newest first."""
