@@ -1,5 +1,6 @@
 """Rollouts that take their process along, in a made-up pool: who was beside them has no part in it."""
 
+import itertools
 import random
 import threading
 from types import SimpleNamespace
@@ -40,7 +41,8 @@ class Pool:
         with self.lock:
             self.outstanding[rank] += 1
             process, prompt = (rank, self.generations[rank]), cloudpickle.loads(args[0].prompt)
-        return Sent(*process, SimpleNamespace(get_results=lambda: self.result(process, prompt)), None)
+        future = SimpleNamespace(get_results=lambda: self.result(process, prompt), cancel=lambda: None)
+        return Sent(*process, future, None)
 
     def result(self, process, prompt):
         with self.lock:
@@ -117,6 +119,17 @@ def test_collections_of_one_pool_wait_for_each_others_turns_alone(n_workers):
     assert sorted(told) == [0, 1, 2]
     for groups in told.values():
         check(groups, 20, {3, 4}, 1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_collection_that_is_closed_at_any_moment_keeps_no_worker(seed):
+    dice = random.Random(seed)
+    pool = Pool(dice.randint(1, 3), {0, 3, 7}, seed)
+    collection = pool.collect(itertools.count(), dice.randint(1, 4), dice.randint(0, 2))
+    for _ in range(dice.randint(0, 12)):
+        next(collection)
+    collection.close()
+    assert sum(pool.outstanding) == 0 and not pool.company.kept(None)
 
 
 def test_a_collection_that_waits_for_its_turn_can_be_closed():
