@@ -252,7 +252,10 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
             "weights/test_weights.py",
             *DIRECTORY,
         ),
-        "weights/_syncing/report": ("weights/syncing/test_weight_sync.py",),
+        "weights/_syncing/report": (
+            "weights/syncing/test_receipts.py",
+            "weights/syncing/test_weight_sync.py",
+        ),
         "weights/_syncing/session": (
             "weights/syncing/test_session.py",
             "weights/syncing/test_weight_sync.py",

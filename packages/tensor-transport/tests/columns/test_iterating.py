@@ -122,6 +122,7 @@ def test_without_end():
         {"drop_last": True},
         {"step": 4},
         {"step": -1},
+        {"epoch": -1},
         {"epoch": 3},
         {"epoch": "1"},
         {"step": True},

@@ -84,6 +84,16 @@ VALUES = st.sampled_from(
 SPECIAL = st.sampled_from([INF, -INF, NAN, 1e300, -1e300, 448.0, 449.0, 57344.0])
 
 
+@pytest.mark.parametrize("new", FLOATS[:-1])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_number_is_held_and_no_larger_one(new, sign):
+    most = torch.tensor([sign * torch.finfo(new).max], dtype=torch.float64)
+    assert BatchedDataDict(x=most).cast({"x": new})["x"].double().tolist() == most.tolist()
+    if new != torch.float64:
+        with pytest.raises(BatchSchemaError, match="larger than any in it"):
+            BatchedDataDict(x=most * 1.01).cast({"x": new})
+
+
 def held(value, dtype):
     """A value as a dtype has it, exactly as Python has it; None where that is no number of one kind."""
     if dtype in INTEGERS and not torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raycrew.tensor_transport import BatchedDataDict, BatchSchemaError, PackedTensor, RaggedTensor
+from raycrew.tensor_transport._columns.kinds.padding import padded_to
 from raycrew.tensor_transport._rows.indexing import normalize_rows
 
 row_lengths = st.lists(st.integers(0, 5), min_size=1, max_size=6)
@@ -153,3 +154,13 @@ def test_8_bit_floats_are_padded():
     rows = RaggedTensor(torch.ones(3).to(torch.float8_e4m3fn), [1, 2])
     padded = rows.to_padded(2, pad_side="left")
     assert padded.dtype == torch.float8_e4m3fn and padded.float().tolist() == [[2, 1], [1, 1]]
+
+
+@given(st.tuples(st.integers(0, 3), st.integers(1, 3)), st.tuples(st.integers(0, 3), st.integers(0, 3)))
+def test_a_tensor_is_padded_in_each_dimension_on_its_side(shape, more):
+    tensor = torch.arange(shape[0] * shape[1]).reshape(shape)
+    wanted = [length + added for length, added in zip(shape, more, strict=True)]
+    for side, widths in (("right", [(0, n) for n in more]), ("left", [(n, 0) for n in more])):
+        found = padded_to(tensor, wanted, -1, side)
+        assert found.tolist() == np.pad(tensor.numpy(), widths, constant_values=-1).tolist()
+    assert padded_to(tensor, shape, -1) is tensor

@@ -104,6 +104,16 @@ def test_a_route_is_told_with_the_time_that_is_left():
     assert record.route(20, 99) == ("", None)
 
 
+def test_what_nobody_has_to_confirm_is_left_as_it_is():
+    record = Record(keep=2)
+    Author(record).publish()
+    record.confirm(0, 1, "key", "somebody")
+    record.confirm(0, 99, "key", "somebody")
+    Author(record).begin()
+    record.confirm(0, 2, "key", "somebody")
+    assert [(status.version, status.state) for status in record.status(0)] == [(1, "committed"), (2, "open")]
+
+
 @pytest.mark.hostile
 def test_a_trainer_of_another_size_waits_until_a_version_is_decided():
     record = Record()

@@ -2,7 +2,9 @@
 
 import pytest
 
-from raycrew.tensor_transport.weights._directory.telling import LoneTeller
+from raycrew.tensor_transport import DirectoryLostError
+from raycrew.tensor_transport.testing import InProcessByteStore
+from raycrew.tensor_transport.weights._directory.telling import DirectoryTeller, LoneTeller
 from raycrew.tensor_transport.weights._update.manifest import Bucket, BucketPlan
 from raycrew.tensor_transport.weights._update.spans import Stopwatch
 
@@ -30,7 +32,9 @@ def test_a_version_is_its_publishers_with_all_that_was_put():
     assert (update.publisher, update.version, update.part, update.parts) == ("me", 5, 2, 4)
     assert update.buckets == tuple(BUCKETS) and update.bases is None
     assert update.gather_s == update.put_s == 0.0
-    assert LoneTeller("me", 0, 1).abort(5, "given up"), "nobody else has what was put of it"
+    alone = LoneTeller("me", 0, 1)
+    assert alone.abort(5, "given up"), "nobody else has what was put of it"
+    assert alone.route(5) == ("", None)
 
 
 def test_one_of_several_parts_is_told_its_number():
@@ -56,3 +60,24 @@ def test_what_was_waited_for_is_no_gathering(monkeypatch):
     teller = LoneTeller("me", 0, 1)
     update = teller.finish(teller.begin(None, PLAN, None), PLAN, BUCKETS, watch, 1.5)
     assert (update.gather_s, update.put_s) == (3.5, 2.0)
+
+
+class Lost:
+    """A directory that is gone after it heard of a publisher."""
+
+    def __init__(self):
+        self.heard = []
+
+    def ask(self, method, *args):
+        self.heard.append(method.__name__)
+        if len(self.heard) > 1:
+            raise DirectoryLostError("gone")
+
+
+@pytest.mark.hostile
+def test_who_gives_up_and_finds_its_directory_gone_keeps_nothing():
+    directory = Lost()
+    teller = DirectoryTeller(directory, InProcessByteStore(), "me", 0, 1, None)
+    assert teller.abort(5, "given up"), "nobody is left who could read it"
+    teller.close()
+    assert directory.heard == ["enroll", "abort", "retire"]

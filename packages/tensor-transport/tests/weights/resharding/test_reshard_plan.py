@@ -293,6 +293,8 @@ def test_a_parameter_that_is_not_filled_once_is_named():
         plan_reshard(source, parameter(top))
     with pytest.raises(ReshardError, match=r"its element \[0, 0\] gets several values"):
         plan_reshard(source, parameter(top, bottom, Block((2, 0), Region(0, (1, 1), (2, 1)))))
+    with pytest.raises(ReshardError, match=r"its element \[0, 0\] gets several values"):
+        plan_reshard(source, parameter(top, Block((2, 0), Region(0, (2, 2), (2, 1)))))
     with pytest.raises(ReshardError, match="gets several values"):
         plan_reshard(source, parameter(top, bottom, unused=(Region(6, (2,), (1,)),)))
     plan_reshard(source, parameter(top, unused=(Region(4, (4,), (1,)),)))
@@ -316,6 +318,21 @@ def test_other_names_shapes_and_dtypes_are_refused():
     assert plan_reshard(one, Layout({"a": one.tensors["a"]}), unused="ignore").size_bytes == 32
     with pytest.raises(ReshardError, match=r"'b' has shape \[4\] at the sources and \[2, 2\]"):
         plan_reshard(one, Layout(one.tensors | {"b": replicated((2, 2), DTYPE, [0])}))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_parts_of_different_lengths_are_fused(dim):
+    shapes = {"q": (4, 2) if dim == 0 else (2, 4), "k": (2, 2), "v": (2, 2)}
+    source = Layout(
+        fused({name: replicated(shape, DTYPE, [0]) for name, shape in shapes.items()}, "qkv", dim)
+    )
+    whole = numbered(shapes)
+    (memory,) = held_of(source, whole)[0].values()
+    assert (
+        memory.reshape((8, 2) if dim == 0 else (2, 8)).tolist()
+        == np.concatenate([*whole.values()], dim).tolist()
+    )
+    assert fused({}, "none") == {}
 
 
 @pytest.mark.parametrize(("missing", "told"), [(5, "'4'$"), (6, "'4' and 1 more$"), (9, "'4' and 4 more$")])
