@@ -120,6 +120,13 @@ def test_a_cluster_that_takes_any_index_or_hands_a_port_out_twice_is_told(monkey
         check_cluster(FakeCluster([2]))
 
 
+@pytest.mark.parametrize("shown", [2, 4])
+def test_a_cluster_whose_claims_are_on_more_or_fewer_bundles_than_it_shows_is_told(monkeypatch, shown):
+    monkeypatch.setattr(FakeCluster, "bundles", FakeCluster([4]).bundles[:shown])
+    with pytest.raises(AssertionError, match="a claim on None is not a claim on all bundles"):
+        check_cluster(FakeCluster([3]))
+
+
 def test_a_rendezvous_is_one_port_on_the_first_node_unless_more_is_said():
     cluster = FakeCluster([1, 1])
     first, second = cluster.rendezvous(), cluster.rendezvous(1, 2)
