@@ -57,8 +57,14 @@ def learn(cluster: RayVirtualCluster, steps: int, batch: int, held_out: int, bou
         Proxy(service, strategy="consistent_hash", key="header:x-session") as tool,
         RayWorkerGroup(cluster, Trainer, bundle_indices_list=[[0]]) as trainer,
         RayWorkerGroup(cluster, Generator, bundle_indices_list=[[1]], enable_load_balancing=True) as policies,
+        # Twice: a session may go with its server, and the next one as that comes back to its share of them.
         RolloutPool(
-            cluster, play, partial(Agent, policies.handle(), tool.endpoint), deadline_s=60, retry_errors=True
+            cluster,
+            play,
+            partial(Agent, policies.handle(), tool.endpoint),
+            deadline_s=60,
+            retries=2,
+            retry_errors=True,
         ) as pool,
         SampleQueue(COLUMNS, stale="drop") as queue,
         ThreadPoolExecutor(1) as threads,
