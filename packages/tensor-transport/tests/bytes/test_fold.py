@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from raycrew.tensor_transport._bytes import FOLD_BYTES, Fold, fold
+from raycrew.tensor_transport._bytes import FOLD_BYTES, Fold, SectionFolds, fold, fold_in_sections
 
 fold_module = sys.modules[Fold.__module__]
 
@@ -74,6 +74,29 @@ def test_a_piece_that_is_no_multiple_is_the_last_one():
     pieces.update(some(10))
     with pytest.raises(ValueError, match="only the last piece"):
         pieces.update(some(1))
+
+
+@pytest.mark.parametrize("size", [0, 1, 64, 65, 640, 1001])
+def test_sections_are_folded_in_any_order_and_each_counts_where_it_is(monkeypatch, size):
+    monkeypatch.setattr(fold_module, "SECTION_BYTES", 64)
+    data = some(size)
+    whole = fold_in_sections(data)
+    assert 0 <= whole < 2**64 and whole == fold_in_sections(torch.from_numpy(data.copy()))
+    folds = SectionFolds(size)
+    for start in reversed(range(0, size, 64)):
+        section = Fold()
+        section.update(data[start : start + 64])
+        folds.add(start, section)
+    assert folds.value == whole
+    others = [np.append(data, np.uint8(0))]
+    for position in range(0, size, 63):
+        others.append(data.copy())
+        others[-1][position] ^= 0x80
+    for a, b in ((0, 64), (64, 512)) if size >= 640 else ():
+        others.append(data.copy())
+        others[-1][a : a + 64], others[-1][b : b + 64] = data[b : b + 64], data[a : a + 64]
+    folded = [whole, *map(fold_in_sections, others)]
+    assert len(set(folded)) == len(folded)
 
 
 @pytest.mark.gpu

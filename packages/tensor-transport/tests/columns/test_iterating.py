@@ -95,6 +95,15 @@ def test_position_between_and_after_passes():
     assert rows_of(further) == [[0, 1], [2, 3]]
 
 
+@pytest.mark.parametrize("size", [0, 2])
+def test_a_pass_of_one_step_or_none_has_no_second_one(size):
+    iterator = batch_of(size).make_iterator(2, epochs=2)
+    state = iterator.state_dict()
+    iterator.load_state_dict(state)
+    with pytest.raises(ValueError, match="there is no step 1 of pass 0"):
+        iterator.load_state_dict(state | {"step": 1})
+
+
 def test_as_many_are_to_come_as_it_says():
     iterator = batch_of(7).make_iterator(2, epochs=3)
     lengths = [len(iterator), *(len(iterator) for _ in iterator)]

@@ -1,5 +1,6 @@
 """Which rows of a column count for its checksum."""
 
+import pytest
 import torch
 
 from raycrew.tensor_transport._columns.encoding import checksums
@@ -10,7 +11,9 @@ def of(column):
     return row_checksums({"x": column})["x"]
 
 
-def test_every_row_of_a_small_column_counts():
+@pytest.mark.parametrize("limit_bytes", [16 << 20, 100_000])
+def test_every_row_of_a_small_column_counts(monkeypatch, limit_bytes):
+    monkeypatch.setattr(checksums, "_BYTES", limit_bytes)
     column = torch.arange(1000)
     before = of(column)
     for row in range(0, 1000, 37):

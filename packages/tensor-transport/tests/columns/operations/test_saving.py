@@ -94,6 +94,16 @@ def test_a_column_does_not_take_the_bytes_of_another():
         decode_columns(json.dumps(fields).encode(), buffers, allow_pickle=True)
 
 
+@pytest.mark.hostile
+@pytest.mark.parametrize(("place", "told"), [(0, "other"), (1, "array"), (1, "none such")])
+def test_a_column_of_objects_is_the_one_that_is_named(place, told):
+    header, buffers = encode_columns({"o": ["a", "b"]}, 2, {})
+    fields = json.loads(header)
+    fields["columns"][0][place] = told
+    with pytest.raises(DecodeError, match=r"among the pickled objects|of unknown kind 'none such'"):
+        decode_columns(json.dumps(fields).encode(), buffers, allow_pickle=True)
+
+
 class TestRoundTrip:
     def test_every_kind_of_column(self, tmp_path):
         batch = everything()
