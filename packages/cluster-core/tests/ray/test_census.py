@@ -14,6 +14,7 @@ def test_what_nobody_is_known_to_hold_is_told_as_a_rest(monkeypatch):
     groups = [
         GroupState("train", "CREATED", "", [{"CPU": 2.0}, {"CPU": 1.0}], ["n0", "n1"], "g0"),
         GroupState("gone", "REMOVED", "", [{"CPU": 9.0}], ["n0"], "g1"),
+        GroupState("moving", "RESCHEDULING", "", [{"CPU": 0.5}], ["n2"], "g2"),
     ]
     actors = [
         ActorState("", "Rollout", "n0", {"CPU": 1.0}),
@@ -26,7 +27,7 @@ def test_what_nobody_is_known_to_hold_is_told_as_a_rest(monkeypatch):
     nodes = [
         NodeState("n0", "10.0.0.1", total, {"CPU": 3.5, "GPU": 0.5}, {}),
         NodeState("n1", "10.0.0.2", {"CPU": 1.0, "disk": 1.0}, {"disk": 1.0}, {}),
-        NodeState("n2", "10.0.0.3", {"CPU": 1.0}, {"CPU": 1.0}, {}),
+        NodeState("n2", "10.0.0.3", {"CPU": 1.0}, {"CPU": 0.5}, {}),
     ]
     assert census.holders_by_node(nodes) == {
         "n0": [
@@ -35,6 +36,7 @@ def test_what_nobody_is_known_to_hold_is_told_as_a_rest(monkeypatch):
             "tasks, or what was freed a moment ago (1.5 CPU)",
         ],
         "n1": ["placement group 'train' (1 CPU)"],
+        "n2": ["placement group 'moving' (0.5 CPU)"],
     }
 
 
