@@ -84,6 +84,14 @@ VALUES = st.sampled_from(
 SPECIAL = st.sampled_from([INF, -INF, NAN, 1e300, -1e300, 448.0, 449.0, 57344.0])
 
 
+@pytest.mark.parametrize("new", [torch.float32, torch.int64])
+def test_complex_numbers_stay_complex(new):
+    batch = BatchedDataDict(x=torch.tensor([1 + 2j, 3.0]))
+    assert batch.cast({"x": torch.complex128})["x"].tolist() == [1 + 2j, 3 + 0j]
+    with pytest.raises(BatchSchemaError, match="no complex numbers in it"):
+        batch.cast({"x": new})
+
+
 @pytest.mark.parametrize("new", FLOATS[:-1])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_number_is_held_and_no_larger_one(new, sign):

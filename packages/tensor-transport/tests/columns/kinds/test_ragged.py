@@ -1,3 +1,4 @@
+import math
 import pickle
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raycrew.tensor_transport import BatchedDataDict, BatchSchemaError, PackedTensor, RaggedTensor
-from raycrew.tensor_transport._columns.kinds.padding import padded_to
+from raycrew.tensor_transport._columns.kinds.padding import join, padded_to
 from raycrew.tensor_transport._rows.indexing import normalize_rows
 
 row_lengths = st.lists(st.integers(0, 5), min_size=1, max_size=6)
@@ -164,3 +165,13 @@ def test_a_tensor_is_padded_in_each_dimension_on_its_side(shape, more):
         found = padded_to(tensor, wanted, -1, side)
         assert found.tolist() == np.pad(tensor.numpy(), widths, constant_values=-1).tolist()
     assert padded_to(tensor, shape, -1) is tensor
+
+
+@given(
+    st.lists(st.tuples(*[st.integers(0, 3)] * 3), min_size=1, max_size=3), st.sampled_from(["left", "right"])
+)
+def test_joined_tensors_are_padded_to_the_longest_in_each_dimension_but_the_first(shapes, side):
+    tensors = [torch.arange(math.prod(shape)).reshape(shape) for shape in shapes]
+    inner = [max(lengths) for lengths in zip(*(shape[1:] for shape in shapes), strict=True)]
+    padded = [padded_to(tensor, [len(tensor), *inner], -1, side) for tensor in tensors]
+    assert join(tensors, "x", -1, side).tolist() == torch.cat(padded).tolist()
