@@ -14,6 +14,7 @@ from raycrew.worker_groups._health.diagnosis.diagnosis import Diagnosis, diagnos
 from raycrew.worker_groups._health.diagnosis.making import Subjects, make
 from raycrew.worker_groups._health.diagnosis.parts import Findings
 from raycrew.worker_groups._health.diagnosis.writing import new_folder, write
+from raycrew.worker_groups._health.reports import Seen
 from raycrew.worker_groups.sharding import WorkerFacts, assign_ranks
 from raycrew.worker_groups.testing import InProcessGroup
 
@@ -197,3 +198,10 @@ def test_why_the_state_of_a_rank_of_this_process_is_not_known_is_told(tmp_path, 
 
 def test_nothing_but_the_state_of_workers_is_asked_for_unless_that_is_wanted():
     assert Wanted() == Wanted(lines=None, stacks=False, records=False)
+
+
+def test_what_was_found_of_a_worker_that_died_meanwhile_is_of_a_dead_one():
+    found = Findings(seen=Seen(is_alive=True, is_told=True), output="its last words")
+    assert (found.is_idle, found.of_dead().is_idle) == (True, False)
+    assert (found.of_dead().seen.state, found.of_dead().output) == ("dead", "its last words")
+    assert Findings.nothing("no answer").of_dead() == Findings.nothing("no answer")
