@@ -203,6 +203,15 @@ def test_the_code_of_a_source_chooses_versions_only_if_it_may_say_what_it_needs(
     assert (choices[0] == choices[1]) is same
 
 
+def test_a_folder_that_only_a_constraint_names_is_no_source(tmp_path):
+    lib = write_project(tmp_path / "lib", name="lib")
+    (tmp_path / "pins.txt").write_text(f"lib @ {lib.as_uri()}\n")
+    for flag, named in (("-c", []), ("-r", ["lib"])):
+        (tmp_path / "all.txt").write_text(f"demo\n{flag} pins.txt\n")
+        found = asked(EnvironmentSpec.requirements(tmp_path / "all.txt"), ENVIRON, {})
+        assert list(found["sources"]) == named
+
+
 def test_a_variable_counts_for_the_sources_that_name_it(tmp_path):
     for name in ("plain", "asking"):
         keys = '[tool.uv]\ncache-keys = [{ env = "LEVEL" }]\n' if name == "asking" else ""

@@ -43,7 +43,7 @@ class Ignored:
         """Those that hold what the source itself says to uv that it is built from: its `cache-keys`."""
         found = named_files(self.folder) if self.names else set()
         return frozenset(
-            n for n in self.names if n in found or any(f.startswith(n) for f in found if n[-1] == "/")
+            n for n in self.names if n in found or (n.endswith("/") and any(f.startswith(n) for f in found))
         )
 
     @cached_property
