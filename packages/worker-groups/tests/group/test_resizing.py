@@ -298,3 +298,9 @@ def test_a_group_goes_on_without_some_as_long_as_enough_are_left(least, replaced
         _started=SimpleNamespace(ranks=[None] * 4),
     )
     assert Resizing.absent_ranks.fget(group) == absent
+
+
+def test_ranks_that_are_tied_can_not_be_missed():
+    tied = {"bundle_indices_list": [[0], [1, 2]]}
+    with pytest.raises(ValueError, match=r"ranks that need no others; \[1, 2\] are tied"):
+        InProcessGroup(FakeCluster([3]), object, restart_on_failure=True, min_workers=1, **tied)
