@@ -28,6 +28,7 @@ from raycrew.tensor_transport.process_groups import CollectiveGroup
 from raycrew.tensor_transport.testing import LocalPeers, LocalResults
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 from raycrew.tensor_transport.weights._routing import Route
+from raycrew.tensor_transport.weights._syncing.session import members_of
 from raycrew.tensor_transport.weights._syncing.synchronisation import Synchronisation
 
 
@@ -259,6 +260,59 @@ def test_after_any_failure_all_serve_the_old_version_and_the_next_update_has_a_g
     crew.stores[-1].abandon()  # As by a process that dies between the start of an update and its first byte.
     assert crew.sync(2).version > 1
     crew.all_hold(2)
+
+
+class Supervised(LocalPeers):
+    """A group that says early what became of a call."""
+
+    def on(self, *, ranks):
+        found = Supervised(())
+        found._workers = super().on(ranks=ranks)._workers
+        return found
+
+    def call(self, method, /, *args, **kwargs):
+        return Early(lambda: super(Supervised, self).call(method, *args, **kwargs))
+
+
+class Early:
+    def __init__(self, call):
+        self.call = call
+
+    def exception(self, *, timeout=None):
+        try:
+            self.results = self.call().get_results()
+        except OSError as error:
+            self.error = error
+            return error
+        return None
+
+    def get_results(self, *, timeout=None):
+        if hasattr(self, "error"):
+            raise self.error
+        return self.results
+
+
+@pytest.mark.hostile
+def test_whoever_does_not_join_is_named_and_the_others_do_not_wait_and_join_anew(crew):
+    crew.sync(0)
+    trainer, generators = (members_of([Supervised(all_)], None) for all_ in (crew.trainers, crew.generators))
+    last, before = crew.generators[1], crew.keys
+
+    def refuse(told):
+        if told is not None:
+            del last.join_route
+            raise OSError("no socket is left")
+        return last.store.join(told)
+
+    last.join_route = refuse
+    crew.route.forget()
+    with pytest.raises(OSError, match="no socket is left") as failed:
+        crew.route.connect(trainer, generators, TIMEOUT_S)
+    assert failed.value.__notes__[0] == "generator 1 did not join the route of the update"
+    assert all("is over" in note for note in failed.value.__notes__[1:])
+    crew.sync(1)
+    crew.all_hold(1)
+    assert crew.keys.isdisjoint(before)
 
 
 @pytest.mark.hostile

@@ -177,13 +177,19 @@ class WeightRoute(Closing):
         names = list(peers)
         members = {i: peers[name].peers for i, name in enumerate(names)}
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-        # Of a member that will not come others hear by the end of its group, before their deadline.
-        calls = ThreadedCalls(
-            members, self._method, lambda i: (told(names[i]),), left_s, lambda *_: self._end_groups()
-        )
+        first: list[str] = []
+
+        def fail(number: int, error: Exception) -> None:
+            """Others hear by the end of their groups, before their deadline, of a member that won't come."""
+            first.append(names[number])
+            self.forget()
+            for host in self._hosts:
+                host.end(f"{names[number]} did not join: {error}")
+
+        calls = ThreadedCalls(members, self._method, lambda i: (told(names[i]),), left_s, fail)
         calls.start()
         found = {names[i]: outcome for i, outcome in calls.outcomes()}
-        _raise_first({name: found[name] for name in names if isinstance(found[name], Exception)})
+        _raise_first({n: found[n] for n in (*first, *names) if isinstance(found[n], Exception)})
         strange = {name: p for name, p in found.items() if not isinstance(p, Place | None)}
         if strange or all(found[name] is None for name in names):
             raise TransportError(
