@@ -17,7 +17,7 @@ from raycrew.tensor_transport import (
     SourceChangedError,
     UnsupportedTensorError,
 )
-from raycrew.tensor_transport._bytes.arenas import ALIGNMENT, arrange, locate
+from raycrew.tensor_transport._bytes.arenas import ALIGNMENT, Slot, arrange, locate
 from raycrew.tensor_transport._bytes.codec import decode, encode
 from raycrew.tensor_transport._bytes.memory import TORCH_DTYPES, tensor_bytes, tensor_over
 
@@ -64,6 +64,13 @@ class TestTensors:
         first.zero_()  # received apart, they no longer share memory
         assert second["again"].eq(1).all()
         assert third.equal(tensor)
+
+    @pytest.mark.parametrize("size", [3, 100_000])
+    def test_what_follows_memory_that_is_sent_once_arrives(self, size):
+        value = [one := torch.ones(size), one, other := torch.zeros(size), one, other]
+        encoded = encode(value)
+        assert encoded.size_bytes < 3 * max(one.nbytes, 1000)
+        assert same(decode(encoded.header, shared(encoded)), value)
 
     def test_what_needs_a_gradient_arrives_as_data(self):
         tensor = torch.ones(3, requires_grad=True)
@@ -217,6 +224,32 @@ class TestArenas:
         slots, buffers = arrange(runs)
         assert max(buffer.nbytes for buffer in buffers) <= 256
         assert [r[0] for r in locate(slots, buffers)] == list(range(10))
+
+    def test_an_arena_is_at_most_64_mib(self):
+        memory = np.zeros((300, 250 * 1024), np.uint8)
+        slots, buffers = arrange(list(memory))
+        assert max(buffer.nbytes for buffer in buffers) <= 64 << 20
+        assert len(slots) == 300 and len(buffers) == 2
+
+    @pytest.mark.hostile
+    @pytest.mark.parametrize(
+        ("slot", "exists"),
+        [
+            *(((0, 0, 10), True), ((1, 0, 4), True), ((0, 10, 0), True), ((1, 3, 1), True)),
+            *(((2, 0, 1), False), ((-1, 0, 1), False), ((0, -1, 1), False), ((1, 2, -1), False)),
+            *(((1, 3, 2), False), ((0, 11, 0), False)),
+        ],
+    )
+    def test_only_bytes_that_exist_are_found(self, slot, exists):
+        buffers = [np.arange(10, dtype=np.uint8), np.arange(4, dtype=np.uint8)]
+        buffer, offset, size = slot
+        if exists:
+            (found,) = locate([Slot(*slot)], buffers)
+            assert found.tolist() == list(range(offset, offset + size))
+        else:
+            match = rf"bytes {offset}\.\.{offset + size} of buffer {buffer} do not exist; buffers hold \[10, 4\]"
+            with pytest.raises(DecodeError, match=match):
+                locate([Slot(*slot)], buffers)
 
 
 # Generated schemas

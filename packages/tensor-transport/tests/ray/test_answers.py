@@ -39,9 +39,14 @@ def test_a_failure_is_told_before_anything_is_done_about_it(results):
     else:
         assert answered(answer, 5.0, answer.events.append) == results
     assert answer.events == [lost, "replaced"]
+
+
+def test_what_is_left_of_a_deadline_is_for_the_results():
+    answer = Supervised(None, [])
+    answered(answer, 1e6, pytest.fail)
     first, second = answer.limits
-    assert first == 5.0
-    assert 0 <= second <= 5.0
+    assert first == 1e6
+    assert 0.9e6 < second <= 1e6
 
 
 def test_without_a_deadline_none_is_set():

@@ -51,6 +51,8 @@ def test_masks_of_any_kind(kind):
         ([True, 0, 2], "by integers or by one boolean per row, not by both"),
         ((0, np.True_), "by integers or by one boolean per row, not by both"),
         (torch.tensor(1), r"not by shape \(\)"),
+        (torch.tensor(1, dtype=torch.uint8), r"not by shape \(\)"),
+        (torch.tensor([[1]], dtype=torch.uint8), r"not by shape \(1, 1\)"),
         (torch.tensor([1.0]), r"not by torch\.float32"),
         (torch.tensor([1.0]).bfloat16(), r"not by torch\.bfloat16"),
         (torch.tensor([1.0], requires_grad=True), r"not by torch\.float32"),
@@ -87,18 +89,26 @@ def test_ranges_mean_their_members(start, stop, step):
 def test_forward_runs_stay_slices():
     assert normalize_rows(slice(None, -1), 5) == slice(0, 4, 1)
     assert normalize_rows(range(1, 5, 2), 5) == slice(1, 5, 2)
+    assert normalize_rows(range(3), 5) == slice(0, 3, 1)
     assert count_rows(normalize_rows(range(1, 5, 2), 5), 5) == 2
 
 
-@pytest.mark.parametrize("index", [[3], [-4], range(2, 5), range(-4, 0), torch.tensor([0, 3])])
+@pytest.mark.parametrize(
+    "index",
+    [
+        *([3], [-4], torch.tensor([0, 3])),
+        *(range(2, 5), range(1, 4), range(-4, 0), range(4, 1, -1), range(3, 0, -1), range(3, 4)),
+    ],
+)
 def test_a_row_that_does_not_exist(index):
     with pytest.raises(IndexError, match=r"row -?\d is out of range for 3 rows"):
         normalize_rows(index, 3)
 
 
-def test_a_mask_of_another_length():
-    with pytest.raises(IndexError, match="a mask of 2 booleans does not fit 3 rows"):
-        normalize_rows([True, False], 3)
+@pytest.mark.parametrize("length", [0, 2, 4])
+def test_a_mask_of_another_length(length):
+    with pytest.raises(IndexError, match=f"a mask of {length} booleans does not fit 3 rows"):
+        normalize_rows(np.array([True] * length, dtype=bool), 3)
 
 
 @pytest.mark.parametrize("index", [1, 1.5, "abc", None, [[0]], [0.5], torch.tensor(1), {0: 1}])

@@ -67,6 +67,7 @@ def test_no_rows():
         (ints(2, 3), [[0, 2, 1], [2, 0, 1]]),
         (ints(3, 4, 4), [[2, 0, 2], [2, 1, 1]]),
         (ints(0, 0), [[0, 0, 1], [0, 0, 1]]),
+        (ints(3, 1), [[2, 0, 1], [0, 1, 1]]),
     ],
 )
 def test_take(view, rows, expected):
@@ -85,6 +86,10 @@ def test_take(view, rows, expected):
         (ints(2), ints(1), [[0, 2, 1]]),
         (ints(2), ints(3), [[0, 2, 1], [2, 0, 2]]),
         (ints(4, 0), ints(1, 1), [[2, 1, 1], [0, 0, 1]]),
+        (ints(0, 4), ints(1, 1), [[0, 0, 1], [2, 1, 1]]),
+        (ints(3, 1), ints(1, 1), [[2, 0, 1], [0, 1, 1]]),
+        (ints(0, 2), ints(1, 1), [[0, 0, 1], [0, 2, 1]]),
+        (ints(0, 1, 2), ints(1, 1, 1), [[0, 0, 3]]),
         (ints(), ints(), []),
         (ints(5), ints(0), []),
     ],
@@ -174,5 +179,7 @@ def test_what_is_wrong_with_a_permutation_is_told():
         check_permutation([0, 0], 3)
     with pytest.raises(ValueError, match=r"5 indices, missing \[\], repeated \[0, 1\]"):
         check_permutation([0, 1, 2, 1, 0], 3)
+    with pytest.raises(ValueError, match=r"missing \[4, 5, 6\], repeated \[0, 1, 2\] \(first three each\)"):
+        check_permutation([0, 0, 1, 1, 2, 2, 3, 3], 8)
     assert check_permutation([-1, 0, 1], 3).tolist() == [2, 0, 1]
     assert check_permutation([], 0).tolist() == []
