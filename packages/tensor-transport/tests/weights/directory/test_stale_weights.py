@@ -7,7 +7,14 @@ from streaming import TIMEOUT_S, Generator, Trainer, sync
 
 from raycrew.tensor_transport.errors import BucketFetchError, StaleWeightsError, WeightUpdateError
 from raycrew.tensor_transport.testing import InProcessByteStore
-from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver, join_updates
+from raycrew.tensor_transport.weights import (
+    WeightDirectory,
+    WeightPublisher,
+    WeightReceiver,
+    WeightUpdate,
+    join_updates,
+)
+from raycrew.tensor_transport.weights._receiving.held import Held
 
 CHANGES = {
     2: {"ids": torch.arange(7) + 2},
@@ -226,6 +233,44 @@ def test_what_sync_weights_reports_is_required_of_those_that_missed_it(store, di
     assert generators[1].receiver.require(missed) == generators[1].receiver.require(first) == missed.version
     if directed:
         assert generators[1].receiver.require(first.version) == 2, "a directory uses no number again"
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(("one", "other"), [("a", "b"), ("b", "a")])
+def test_of_two_publishers_the_one_that_was_followed_is_older_whatever_they_are_called(one, other):
+    held = Held().followed_by(5, one, is_numbered_once=False)
+    with pytest.raises(StaleWeightsError, match=f"version 5 of publisher {one}, and version 4 of publisher {other}"):
+        held.check(WeightUpdate(other, 4, (), ()))
+    later = held.followed_by(1, other, is_numbered_once=False)
+    assert later.check(WeightUpdate(one, 9, (), ())) == later.check(WeightUpdate(other, 1, (), ())) == 1
+    assert later.followed_by(2, other, is_numbered_once=False).superseded == {one}
+    again = later.followed_by(6, one, is_numbered_once=False)
+    assert again.superseded == {one, other}
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("version", [None, 3])
+def test_a_mixture_is_refused_whatever_version_it_was_before(version):
+    held = Held(version, "a", intact=False, loading=4)
+    assert not held.is_whole and not Held().is_whole and Held(3, "a").is_whole
+    for required in (None, 1, WeightUpdate("a", 3, (), ())):
+        with pytest.raises(StaleWeightsError, match="a mixture: version 4 is being loaded") as stale:
+            held.check(required)
+        assert (stale.value.current_version, stale.value.intact) == (version, False)
+
+
+@pytest.mark.parametrize(("is_numbered_once", "held"), [(True, True), (False, False)])
+def test_a_number_below_is_an_earlier_version_where_a_number_is_used_once(is_numbered_once, held):
+    weights = Held().followed_by(5, "a", is_numbered_once=is_numbered_once)
+    assert weights.check(5) == weights.check(None) == 5
+    if held:
+        assert weights.check(4) == 5
+    else:
+        with pytest.raises(StaleWeightsError, match="version 4 is required, which may be a later one"):
+            weights.check(4)
+    with pytest.raises(StaleWeightsError, match="version 5, and version 6 is required"):
+        weights.check(6)
+    assert not Held().is_numbered_once
 
 
 def test_what_is_required_is_a_number_or_was_published(store):
