@@ -1,9 +1,11 @@
 """How a publisher without a directory counts its versions, and what those are added to."""
 
 import pytest
+import torch
 
 from raycrew.tensor_transport import DirectoryLostError
 from raycrew.tensor_transport.testing import InProcessByteStore
+from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher, WeightReceiver
 from raycrew.tensor_transport.weights._directory.telling import DirectoryTeller, LoneTeller
 from raycrew.tensor_transport.weights._update.manifest import Bucket, BucketPlan
 from raycrew.tensor_transport.weights._update.spans import Stopwatch
@@ -60,6 +62,27 @@ def test_what_was_waited_for_is_no_gathering(monkeypatch):
     teller = LoneTeller("me", 0, 1)
     update = teller.finish(teller.begin(None, PLAN, None), PLAN, BUCKETS, watch, 1.5)
     assert (update.gather_s, update.put_s) == (3.5, 2.0)
+
+
+def test_what_was_waited_for_is_no_gathering_where_a_directory_is_told_either(monkeypatch):
+    watch = Stopwatch()
+    monkeypatch.setattr(Stopwatch, "total", lambda _, phase: {"gather": 5.0, "put": 2.0}[phase])
+    teller = DirectoryTeller(WeightDirectory.local(), InProcessByteStore(), "me", 0, 1, None)
+    update = teller.finish(teller.begin(None, PLAN, None), PLAN, [], watch, 1.5)
+    assert (update.gather_s, update.put_s) == (3.5, 2.0)
+
+
+def test_a_directory_knows_what_is_in_a_version_whatever_was_in_the_one_before():
+    directory, loaded = WeightDirectory.local(), {}
+    store = InProcessByteStore()
+    publisher = WeightPublisher(store, directory=directory, timeout_s=5)
+    models = [{name: torch.full((2,), float(i))} for i, name in enumerate("abab")]
+    for model in models:
+        publisher.publish(model)
+        loaded.clear()
+        WeightReceiver(loaded.update, store=store, directory=directory).pull()
+        assert loaded.keys() == model.keys()
+        assert all(loaded[name].equal(model[name]) for name in model)
 
 
 class Lost:
