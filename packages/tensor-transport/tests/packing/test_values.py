@@ -63,6 +63,33 @@ def test_bins_that_are_asked_for(how, loads):
     assert sorted(pack([1, 1, 1, 1], 8, **how).loads) == loads
 
 
+@pytest.mark.parametrize(
+    ("lengths", "capacity", "count", "bins"),
+    [
+        ([6, 4], 10, 2, [[0], [1]]),
+        ([9, 2, 2], 10, 3, [[0], [1], [2]]),
+        ([2, 1, 1, 1], 3, 4, [[0], [1], [2], [3]]),
+        ([0, 0], 5, 2, [[0], [1]]),
+        ([0, 0, 0, 0], 5, 2, [[0, 2], [1, 3]]),
+        ([5, 5], 5, 2, [[0], [1]]),
+    ],
+)
+def test_bins_that_are_asked_for_are_never_empty_and_lose_nothing(lengths, capacity, count, bins):
+    assert sorted(pack(lengths, capacity, min_bin_count=count).bins) == bins
+
+
+@pytest.mark.parametrize("algorithm", ["first_fit", "modified_first_fit_decreasing"])
+def test_more_bins_than_are_needed_are_all_filled_a_little_less(algorithm):
+    lengths = np.random.default_rng(0).integers(1, 500, 400)
+    packing = pack(lengths, 4096, algorithm, min_bin_count=40)
+    assert len(packing.bins) == 40
+    assert max(packing.loads) < 1.05 * sum(lengths) / 40
+
+
+def test_nothing_wastes_nothing():
+    assert pack([], 5).efficiency == 1.0 and pack([5, 5], 5).efficiency == 1.0
+
+
 def test_capacities():
     assert pack([2**31 - 1], 2**31 - 1).bins == [[0]]
     for capacity in (0, -1, 2**31):
@@ -80,6 +107,8 @@ def test_capacities():
         ([3, 3, 3], 1, [[0, 1, 2]]),
         ([1, 2, 3], 3, [[2], [1], [0]]),
         ([], 2, [[], []]),
+        ([], 1, [[]]),
+        ([4, 4, 4, 4], 2, [[0, 2], [1, 3]]),
     ],
 )
 def test_balance(loads, ranks, dealt):

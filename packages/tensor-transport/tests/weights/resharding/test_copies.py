@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,9 +57,9 @@ def test_a_copy_that_is_cut_is_one_again(shape, steps, others, dim, data):
     assert moved([one]) == moved(parts)
 
 
-@given(COPIES, st.integers(0, 3))
-def test_copies_between_others_stay_apart(copy, which):
-    other = (*copy[:which], copy[which] + 1, *copy[which + 1 :])
+@given(COPIES, st.integers(0, 3), st.sampled_from([-1, 1]))
+def test_copies_between_others_stay_apart(copy, which, by):
+    other = (*copy[:which], copy[which] + by, *copy[which + 1 :])
     follows = Copy(*other)._replace(
         source=copy.source._replace(
             offset=copy.source.offset + copy.source.strides[0] * copy.source.shape[0]
@@ -68,3 +69,34 @@ def test_copies_between_others_stay_apart(copy, which):
         ),
     )
     assert len(list(merged([copy, follows]))) == 2
+
+
+def run(source, target, length=2, ranks=(0, 0, 0, 0)):
+    return copy_of((length,), (source, (1,)), (target, (1,)), ranks)
+
+
+def test_a_copy_continues_the_one_before_it_and_no_earlier_one():
+    for other in (run(0, 0), run(8, 2, ranks=(0, 1, 0, 0))):
+        assert list(merged([other, run(10, 4), run(12, 6)])) == [other, run(10, 4, 4)]
+    assert list(merged([run(0, 0), run(2, 2), run(4, 4), run(9, 6), run(11, 8)])) == [run(0, 0, 6), run(9, 6, 4)]
+
+
+@pytest.mark.parametrize("follows", [run(3, 2), run(1, 2), run(2, 3), run(2, 1)])
+def test_what_leaves_a_gap_or_comes_again_is_a_copy_of_its_own(follows):
+    assert list(merged([run(0, 0), follows])) == [run(0, 0), follows]
+
+
+@pytest.mark.parametrize("other", [(2, 1), (2, 3)])
+def test_rows_of_other_lengths_stay_apart(other):
+    steps = (10, 1)
+    copies = [copy_of((2, 2), (0, steps), (0, steps)), copy_of(other, (20, steps), (20, steps))]
+    assert list(merged(copies)) == copies
+
+
+@pytest.mark.parametrize(("source", "target"), [((1,), (2,)), ((2,), (1,)), ((2,), (2,))])
+def test_steps_of_other_lengths_stay_apart(source, target):
+    copies = [run(0, 0), copy_of((2,), (2, source), (2, target))]
+    assert list(merged(copies)) == copies == list(merged(copies[:1])) + copies[1:]
+    back = [copies[1]._replace(source=Region(0, (2,), source), target=Region(0, (2,), target))]
+    back.append(run(2 * source[0], 2 * target[0]))
+    assert list(merged(back)) == back

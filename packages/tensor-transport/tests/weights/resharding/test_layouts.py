@@ -1,8 +1,25 @@
-"""Layouts: what is refused of them, and small sums about memory."""
+"""Layouts: what is refused of them, and small sums about boxes and memory."""
 
+import itertools
+
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from raycrew.tensor_transport import LayoutError
+from raycrew.tensor_transport.weights.resharding._layouts.boxes import (
+    Box,
+    Region,
+    coalesce,
+    contains,
+    contiguous_runs,
+    covered_once,
+    dense_strides,
+    flat_boxes,
+    intersect,
+    subtract,
+)
 from raycrew.tensor_transport.weights.resharding._layouts.builders import _flatten
 from raycrew.tensor_transport.weights.resharding._layouts.layout import _extent
 
@@ -26,3 +43,91 @@ def test_a_mesh_is_its_extents_and_its_ranks_in_order():
 def test_memory_reaches_from_the_first_element_to_the_end_of_the_last():
     assert _extent((2, 3), (3, 1)) == 6 and _extent((2, 3), (10, 2)) == 15
     assert _extent((0, 3), (3, 1)) == 0 == _extent((3, 0), (1, 1)) and _extent((), ()) == 1
+
+
+BOXES = st.tuples(st.integers(0, 3), st.integers(1, 3), st.integers(0, 3), st.integers(1, 3)).map(
+    lambda n: Box(n[::2], n[1::2])
+)
+
+
+def elements(box):
+    return [*itertools.product(*(range(a, a + n) for a, n in zip(*box, strict=True)))]
+
+
+@given(BOXES, BOXES)
+def test_boxes_have_the_elements_of_both_in_common(a, b):
+    common = set(elements(a)) & set(elements(b))
+    found = intersect(a, b)
+    assert (set() if found is None else set(elements(found))) == common
+    assert contains(a, b) == (common == set(elements(b)))
+    if found is not None:
+        rest = list(subtract(a, found))
+        assert sorted(index for box in rest for index in elements(box)) == sorted(set(elements(a)) - common)
+        assert all(box.size for box in rest) and len(rest) <= 4
+
+
+@given(st.lists(st.integers(0, 4), max_size=3).map(tuple), st.data())
+def test_a_flat_range_is_a_few_boxes_in_order(shape, data):
+    everything = [*itertools.product(*map(range, shape))]
+    begin = data.draw(st.integers(0, len(everything)))
+    end = data.draw(st.integers(0, len(everything)))
+    boxes = [*flat_boxes(shape, begin, end)]
+    assert [index for box in boxes for index in elements(box)] == everything[begin:end]
+    assert all(box.size for box in boxes) and len(boxes) <= max(1, 2 * len(shape) - 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), max_size=3))
+def test_fewer_dimensions_have_the_same_elements_in_the_same_order(dims):
+    region = Region(5, tuple(n for n, _ in dims), tuple(step for _, step in dims))
+    shape, strides = coalesce(region.shape, region.strides)
+    assert 1 <= len(shape) <= max(1, len(dims))
+    starts, length = contiguous_runs(region)
+    found = [start + i for start in starts.tolist() for i in range(length)]
+    assert found == offsets(region) == offsets(Region(5, shape, strides))
+
+
+def offsets(region):
+    return [
+        region.offset + sum(i * step for i, step in zip(index, region.strides, strict=True))
+        for index in itertools.product(*map(range, region.shape))
+    ]
+
+
+def test_what_is_contiguous_is_one_run():
+    assert coalesce((2, 3, 4), (12, 4, 1)) == ((24,), (1,))
+    assert coalesce((2, 3, 4), (24, 4, 1)) == ((2, 12), (24, 1))
+    assert coalesce((2, 3), (3, 1), (4, 1)) == ((2, 3), (3, 1), (4, 1)), "in one memory it is not"
+    assert coalesce((1, 1), (5, 7)) == coalesce((), ()) == ((1,), (1,))
+    assert dense_strides((2, 3, 4)) == (12, 4, 1) and dense_strides(()) == ()
+
+
+@pytest.mark.parametrize(
+    ("named", "wrong"),
+    [
+        ([(0, 8)], None),
+        ([(0, 3), (3, 5)], None),
+        ([(0, 3), (4, 1), (6, 2)], ("gap", 3)),
+        ([(1, 7)], ("gap", 0)),
+        ([(0, 7)], ("gap", 7)),
+        ([(0, 5), (4, 4)], ("overlap", 4)),
+        ([(0, 8), (2, 1), (5, 1)], ("overlap", 2)),
+        ([(0, 9)], ("outside", 8)),
+        ([(-1, 9)], ("outside", -1)),
+        ([(0, 8), (8, 0), (3, 0)], None),
+        ([], ("gap", 0)),
+    ],
+)
+def test_the_first_element_that_is_not_named_once_is_told(named, wrong):
+    regions = [Region(begin, (length,), (1,)) for begin, length in named]
+    assert covered_once(regions, Region(0, (8,), (1,))) == wrong
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), max_size=4))
+def test_each_element_is_named_once_or_it_is_told_which_is_not(named):
+    counts = np.zeros(9, int)
+    for begin, length in named:
+        counts[begin : begin + length] += 1
+    wanted = np.array([1] * 6 + [0] * 3)
+    found = covered_once([Region(begin, (length,), (1,)) for begin, length in named], Region(0, (6,), (1,)))
+    bad = np.flatnonzero(counts != wanted)
+    assert (found is None) == (not len(bad)) and (found is None or found[1] == bad[0])

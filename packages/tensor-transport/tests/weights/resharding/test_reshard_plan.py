@@ -264,6 +264,8 @@ def test_a_cast_is_named():
     with pytest.raises(ReshardError, match=r"casts=\{'layers.0.w': 'float32'\}") as caught:
         plan_reshard(source, target)
     assert caught.value.tensor == "layers.0.w"
+    with pytest.raises(ReshardError, match=r"casts=\{'layers.0.w': 'bfloat16'\}"):
+        plan_reshard(target, source)
     (move,) = plan_reshard(source, target, casts={"layers.*": "float32"}).moves()
     assert (move.dtype, move.target_dtype, move.size_bytes) == ("bfloat16", "float32", 8)
 
@@ -318,6 +320,8 @@ def test_other_names_shapes_and_dtypes_are_refused():
     assert plan_reshard(one, Layout({"a": one.tensors["a"]}), unused="ignore").size_bytes == 32
     with pytest.raises(ReshardError, match=r"'b' has shape \[4\] at the sources and \[2, 2\]"):
         plan_reshard(one, Layout(one.tensors | {"b": replicated((2, 2), DTYPE, [0])}))
+    with pytest.raises(ReshardError, match=r"'b' has shape \[2, 2\] at the sources and \[4\]"):
+        plan_reshard(Layout(one.tensors | {"b": replicated((2, 2), DTYPE, [0])}), one)
 
 
 @pytest.mark.parametrize("dim", [0, 1])
@@ -361,6 +365,29 @@ def test_impossible_layouts_are_refused():
         parameter(Block((3, 0), Region(0, (2, 2), (2, 1))))
     with pytest.raises(LayoutError, match="does not fit into the memory"):
         parameter(Block((0, 0), Region(6, (2, 2), (2, 1))))
+    with pytest.raises(LayoutError, match="does not fit into the memory"):
+        parameter(Block((0, 0), Region(-1, (2, 2), (2, 1))))
+    for shape in ((2,), (2, 2, 1)):
+        with pytest.raises(LayoutError, match="said to hold"):
+            parameter(Block((0,) * len(shape), Region(0, shape, (1,) * len(shape))))
+    for dim in (-1, 2):
+        with pytest.raises(LayoutError, match=f"has no dimension {dim} along which"):
+            fused({"a": replicated((2, 3), DTYPE, [0])}, "p", dim)
+        with pytest.raises(LayoutError, match="can't be split by"):
+            on_mesh((4, 2), DTYPE, [0, 1], [Split(dim)])
+    for factor in (0, -1):
+        with pytest.raises(LayoutError, match="can't be split by"):
+            on_mesh((4, 2), DTYPE, [0, 1], [Split(0, factor)])
+    for parts in (0, -2):
+        with pytest.raises(LayoutError, match=f"{parts} parts can't be held by 4 ranks"):
+            sharded((6,), DTYPE, range(4), parts=parts)
+    with pytest.raises(LayoutError, match="can't be padded to 4"):
+        sharded((5,), DTYPE, range(4), padded=4)
+    with pytest.raises(LayoutError, match="tensors of one flat parameter have one dtype"):
+        flat_sharded({"a": ((2,), DTYPE), "b": ((2,), "uint8")}, range(2), "flat")
+    for heads, kv_heads in ((4, 0), (4, -2), (3, 2)):
+        with pytest.raises(LayoutError, match=f"{heads} query heads can't share {kv_heads} key heads"):
+            qkv_parts("q", "k", "v", heads=heads, kv_heads=kv_heads, head_size=2)
     with pytest.raises(LayoutError, match="unknown torch dtype 'float31'"):
         Layout({"w": replicated((2,), "float31", [0])})
     with pytest.raises(LayoutError, match="no dimension 2"):
@@ -391,6 +418,9 @@ def test_names_told_of_twice_are_refused():
         join_layouts([layout, layout])
     with pytest.raises(LayoutError, match=r"'a' is int64\[3\] on one rank and int64\[2\]"):
         join_layouts([layout, Layout({"a": replicated((3,), DTYPE, [1])})])
+    for shape, dtype in (((1,), DTYPE), ((3,), DTYPE), ((2,), "bool"), ((2,), "uint8")):
+        with pytest.raises(LayoutError, match="'a' is .* on one rank and .* on another"):
+            join_layouts([layout, Layout({"a": replicated(shape, dtype, [1])})])
     with pytest.raises(LayoutError, match="there is a tensor 'b' already"):
         layout.split("a", 0, {"b": [(0, 2)]})
     for dim, (start, stop) in ((0, (1, 3)), (0, (2, 1)), (0, (-1, 1)), (1, (0, 1)), (-1, (0, 1))):
@@ -404,3 +434,43 @@ def test_tensors_without_elements_need_nothing():
     target = Layout({"none": sharded((0, 3), DTYPE, range(2)), "one": replicated((), DTYPE, [1])})
     (move,) = plan_reshard(source, target).moves()
     assert (move.tensor, move.source) == ("one", Region(0, (1,), (1,)))
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("shape", "strides"), [((2, 2), (1, 2)), ((2, 2), (3, 1)), ((2, 1), (2, 2)), ((2,), (2,))]
+)
+def test_what_is_not_contiguous_is_no_part_of_a_fused_parameter(shape, strides):
+    block = Block((0,) * len(shape), Region(0, shape, strides))
+    part = TensorLayout(shape, DTYPE, (Share(0, 0, Memory(shape, strides), (block,)),))
+    with pytest.raises(LayoutError, match="'a' can't be a part of 'p': on rank 0 .* not contiguous"):
+        fused({"a": part}, "p")
+
+
+@pytest.mark.hostile
+def test_what_lies_in_several_parameters_is_no_part_of_one():
+    halves = sharded((4, 2), DTYPE, [0, 1]).shares
+    both = tuple(Share(0, i, half.memory, half.blocks) for i, half in enumerate(halves))
+    with pytest.raises(LayoutError, match="on rank 0 it lies in several parameters"):
+        fused({"a": TensorLayout((4, 2), DTYPE, both, ("left", "right"))}, "p")
+    other = [{"a": replicated((2,), DTYPE, [0]), "b": replicated((3,), DTYPE, [0])}]
+    with pytest.raises(LayoutError, match="'b' can't be a part of 'p'"):
+        stacked(other, "p")
+    with pytest.raises(LayoutError, match="a tensor is named twice among the parts of 'p'"):
+        stacked([{"a": replicated((2,), DTYPE, [0])}] * 2, "p")
+
+
+def test_an_empty_shard_has_no_blocks():
+    assert [len(share.blocks) for share in sharded((5, 2), DTYPE, range(4)).shares] == [1, 1, 1, 0]
+    assert [len(share.blocks) for share in sharded((3, 2), DTYPE, range(4), padded=8).shares] == [1, 1, 0, 0]
+    flat = flat_sharded({"a": ((2, 2), DTYPE), "b": ((3,), DTYPE)}, range(3), "flat")
+    assert [[len(share.blocks) for share in part.shares] for part in flat.values()] == [[2, 1, 0], [0, 1, 1]]
+    assert flat_sharded({}, range(2), "flat") == {}
+
+
+def test_layouts_are_equal_where_they_say_the_same():
+    layouts = [Layout({"a": replicated((2,), DTYPE, [rank])}) for rank in range(4)]
+    for i, one in enumerate(layouts):
+        assert [one == other for other in layouts] == [i == j for j in range(4)]
+        assert one == Layout(dict(one.tensors)) and hash(one) == hash(Layout(dict(one.tensors)))
+        assert one != one.tensors
