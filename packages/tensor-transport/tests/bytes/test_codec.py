@@ -247,7 +247,9 @@ class TestArenas:
             (found,) = locate([Slot(*slot)], buffers)
             assert found.tolist() == list(range(offset, offset + size))
         else:
-            match = rf"bytes {offset}\.\.{offset + size} of buffer {buffer} do not exist; buffers hold \[10, 4\]"
+            match = (
+                rf"bytes {offset}\.\.{offset + size} of buffer {buffer} do not exist; buffers hold \[10, 4\]"
+            )
             with pytest.raises(DecodeError, match=match):
                 locate([Slot(*slot)], buffers)
 

@@ -38,7 +38,10 @@ def test_a_receiver_may_be_silent_for_a_lease_and_no_longer():
 
 
 def test_a_publisher_may_be_silent_for_a_lease_after_whatever_it_said():
-    for say in (lambda author: author.put(3, count=1), lambda author: record.credit(3, author.number, 0, 4, 4)):
+    for say in (
+        lambda author: author.put(3, count=1),
+        lambda author: record.credit(3, author.number, 0, 4, 4),
+    ):
         record = Record(lease_s=10)
         author = Author(record)
         author.begin(1)

@@ -239,7 +239,9 @@ def test_what_sync_weights_reports_is_required_of_those_that_missed_it(store, di
 @pytest.mark.parametrize(("one", "other"), [("a", "b"), ("b", "a")])
 def test_of_two_publishers_the_one_that_was_followed_is_older_whatever_they_are_called(one, other):
     held = Held().followed_by(5, one, is_numbered_once=False)
-    with pytest.raises(StaleWeightsError, match=f"version 5 of publisher {one}, and version 4 of publisher {other}"):
+    with pytest.raises(
+        StaleWeightsError, match=f"version 5 of publisher {one}, and version 4 of publisher {other}"
+    ):
         held.check(WeightUpdate(other, 4, (), ()))
     later = held.followed_by(1, other, is_numbered_once=False)
     assert later.check(WeightUpdate(one, 9, (), ())) == later.check(WeightUpdate(other, 1, (), ())) == 1

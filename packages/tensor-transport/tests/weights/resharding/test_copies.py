@@ -78,7 +78,10 @@ def run(source, target, length=2, ranks=(0, 0, 0, 0)):
 def test_a_copy_continues_the_one_before_it_and_no_earlier_one():
     for other in (run(0, 0), run(8, 2, ranks=(0, 1, 0, 0))):
         assert list(merged([other, run(10, 4), run(12, 6)])) == [other, run(10, 4, 4)]
-    assert list(merged([run(0, 0), run(2, 2), run(4, 4), run(9, 6), run(11, 8)])) == [run(0, 0, 6), run(9, 6, 4)]
+    assert list(merged([run(0, 0), run(2, 2), run(4, 4), run(9, 6), run(11, 8)])) == [
+        run(0, 0, 6),
+        run(9, 6, 4),
+    ]
 
 
 @pytest.mark.parametrize("follows", [run(3, 2), run(1, 2), run(2, 3), run(2, 1)])
