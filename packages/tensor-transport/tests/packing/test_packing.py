@@ -155,6 +155,7 @@ def test_no_sequences():
     ("arguments", "message"),
     [
         (([3, 9], 8), "sequence 1 of 9 tokens does not fit a bin of 8"),
+        (([3, 9, 8, 10], 8), r"sequence 1 of 9 tokens does not fit a bin of 8 \(2 such in all\)"),
         (([-1], 8), "sequence 0 of -1 tokens"),
         (([0.5], 8), "one dimension of integers"),
         (([[1]], 8), "one dimension of integers"),

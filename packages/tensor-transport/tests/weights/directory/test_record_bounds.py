@@ -1,4 +1,4 @@
-"""Where the leases, windows, numbers and names that a directory knows end: there, and neither before nor after."""
+"""Where leases, windows, numbers and names of versions end: there, and neither before nor after."""
 
 import pytest
 from authors import PLAN, Author, enter
@@ -37,19 +37,21 @@ def test_a_receiver_may_be_silent_for_a_lease_and_no_longer():
     assert record.reason(12, number) == "receivers ['r'] are silent since 10 s"
 
 
-def test_a_publisher_may_be_silent_for_a_lease_after_whatever_it_said():
-    for say in (
+@pytest.mark.parametrize(
+    "say",
+    [
         lambda author: author.put(3, count=1),
-        lambda author: record.credit(3, author.number, 0, 4, 4),
-    ):
-        record = Record(lease_s=10)
-        author = Author(record)
-        author.begin(1)
-        assert record.next_expiry() == 11
-        say(author)
-        assert record.next_expiry() == 13
-        assert record.decision(12.9, author.number) is None
-        assert record.decision(13, author.number) == "aborted"
+        lambda author: author.record.credit(3, author.number, 0, 4, 4),
+    ],
+)
+def test_a_publisher_may_be_silent_for_a_lease_after_whatever_it_said(say):
+    author = Author(Record(lease_s=10))
+    author.begin(1)
+    assert author.record.next_expiry() == 11
+    say(author)
+    assert author.record.next_expiry() == 13
+    assert author.record.decision(12.9, author.number) is None
+    assert author.record.decision(13, author.number) == "aborted"
 
 
 def test_a_receiver_that_lacks_a_bucket_of_a_complete_version_is_silent_and_one_that_has_all_is_not():

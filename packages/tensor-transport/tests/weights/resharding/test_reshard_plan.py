@@ -419,7 +419,7 @@ def test_names_told_of_twice_are_refused():
     with pytest.raises(LayoutError, match=r"'a' is int64\[3\] on one rank and int64\[2\]"):
         join_layouts([layout, Layout({"a": replicated((3,), DTYPE, [1])})])
     for shape, dtype in (((1,), DTYPE), ((3,), DTYPE), ((2,), "bool"), ((2,), "uint8")):
-        with pytest.raises(LayoutError, match="'a' is .* on one rank and .* on another"):
+        with pytest.raises(LayoutError, match=r"'a' is .* on one rank and .* on another"):
             join_layouts([layout, Layout({"a": replicated(shape, dtype, [1])})])
     with pytest.raises(LayoutError, match="there is a tensor 'b' already"):
         layout.split("a", 0, {"b": [(0, 2)]})
@@ -443,7 +443,7 @@ def test_tensors_without_elements_need_nothing():
 def test_what_is_not_contiguous_is_no_part_of_a_fused_parameter(shape, strides):
     block = Block((0,) * len(shape), Region(0, shape, strides))
     part = TensorLayout(shape, DTYPE, (Share(0, 0, Memory(shape, strides), (block,)),))
-    with pytest.raises(LayoutError, match="'a' can't be a part of 'p': on rank 0 .* not contiguous"):
+    with pytest.raises(LayoutError, match=r"'a' can't be a part of 'p': on rank 0 .* not contiguous"):
         fused({"a": part}, "p")
 
 
