@@ -80,6 +80,18 @@ def test_a_resumed_iterator_goes_on_in_the_same_order(
         assert len(set(rows)) == len(rows) == (size // batch_size * batch_size if drop_last else size)
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_iterator_goes_back_to_a_pass_before(shuffle):
+    iterator = batch_of(20).make_iterator(5, shuffle=shuffle, epochs=3)
+    states, parts = [], []
+    for part in iterator:
+        parts.append(part["y"])
+        states.append(iterator.state_dict())
+    for done in (10, 8, 5, 3, 7, 4):
+        iterator.load_state_dict(states[done - 1])
+        assert rows_of(iterator) == parts[done:]
+
+
 def test_position_between_and_after_passes():
     iterator = batch_of(4).make_iterator(2, epochs=2)
     next(iterator), next(iterator)
@@ -133,6 +145,7 @@ def test_without_end():
         {"step": -1},
         {"epoch": -1},
         {"epoch": 3},
+        {"epoch": 2, "step": 1},
         {"epoch": "1"},
         {"step": True},
         {"more": 1},

@@ -5,12 +5,14 @@ import torch
 
 from raycrew.tensor_transport import BatchSchemaError
 from raycrew.tensor_transport._columns.kinds.padding import raw
-from raycrew.tensor_transport._columns.lengths import as_wide, row_lengths
+from raycrew.tensor_transport._columns.lengths import as_wide, padded_width, row_lengths
 
 
 def test_lengths_are_integers_from_zero_to_what_an_int32_holds():
     assert row_lengths(torch.tensor([0, 3, 2**31 - 1]), "n").tolist() == [0, 3, 2**31 - 1]
-    assert row_lengths([], "n").tolist() == []
+    assert row_lengths([], "n").tolist() == [] and row_lengths([3], "n").tolist() == [3]
+    with pytest.raises(BatchSchemaError, match=r"one length per row: int64 of shape \(\)"):
+        row_lengths(torch.tensor(3), "n")
     for wrong in ([-1, 2], [1, 2**31], [0.5], [[1]]):
         with pytest.raises(BatchSchemaError, match="column 'n'"):
             row_lengths(torch.tensor(wrong), "n")
@@ -23,6 +25,14 @@ def test_columns_as_wide_as_the_planned_tokens_are_those_and_what_has_no_width()
     }  # fmt: skip
     assert as_wide(columns, 1, 5) == ["ids", "texts"]
     assert as_wide(columns, 1, None) == list(columns)
+    assert as_wide(columns | {"deep": torch.zeros(2, 1, 5)}, 2, 5) == ["texts", "deep"]
+
+
+def test_tokens_are_as_wide_as_their_second_dimension():
+    assert padded_width(torch.zeros(2, 3), "x") == padded_width(torch.zeros(2, 3, 4), "x") == 3
+    assert padded_width(["a", "b"], "x") is None
+    with pytest.raises(BatchSchemaError, match=r"'x' of shape \[2\] does not hold tokens"):
+        padded_width(torch.zeros(2), "x")
 
 
 @pytest.mark.parametrize(

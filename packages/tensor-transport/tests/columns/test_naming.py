@@ -12,6 +12,7 @@ def test_no_name_is_left_out_without_being_counted(names):
     named, _, rest = name_columns(names).partition(" and ")
     shown = named.split(", ") if named else []
     assert shown == sorted(names)[: len(shown)] and len(shown) <= 8
+    assert not rest.startswith(("0", "-"))
     assert len(names) == len(shown) + (int(rest.removesuffix(" more")) if rest else 0)
 
 

@@ -11,9 +11,9 @@ def of(column):
     return row_checksums({"x": column})["x"]
 
 
-@pytest.mark.parametrize("limit_bytes", [16 << 20, 100_000])
+@pytest.mark.parametrize("limit_bytes", [None, 100_000])
 def test_every_row_of_a_small_column_counts(monkeypatch, limit_bytes):
-    monkeypatch.setattr(checksums, "_BYTES", limit_bytes)
+    monkeypatch.setattr(checksums, "_BYTES", limit_bytes or checksums._BYTES)
     column = torch.arange(1000)
     before = of(column)
     for row in range(0, 1000, 37):

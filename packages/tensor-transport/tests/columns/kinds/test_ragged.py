@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raycrew.tensor_transport import BatchedDataDict, BatchSchemaError, PackedTensor, RaggedTensor
-from raycrew.tensor_transport._columns.kinds.padding import join, padded_to
+from raycrew.tensor_transport._columns.kinds.padding import check_pad_value, join, padded_to
 from raycrew.tensor_transport._rows.indexing import normalize_rows
 
 row_lengths = st.lists(st.integers(0, 5), min_size=1, max_size=6)
@@ -175,3 +175,35 @@ def test_joined_tensors_are_padded_to_the_longest_in_each_dimension_but_the_firs
     inner = [max(lengths) for lengths in zip(*(shape[1:] for shape in shapes), strict=True)]
     padded = [padded_to(tensor, [len(tensor), *inner], -1, side) for tensor in tensors]
     assert join(tensors, "x", -1, side).tolist() == torch.cat(padded).tolist()
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.int64), (torch.int64, torch.float32)])
+def test_tensors_of_two_dtypes_do_not_join(dtypes):
+    with pytest.raises(BatchSchemaError, match="does not join"):
+        join([torch.ones(2, dtype=dtype) for dtype in dtypes], "x")
+
+
+@pytest.mark.parametrize("dims", [(1, 2), (2, 1), (2, 3)])
+def test_tensors_of_other_numbers_of_dimensions_do_not_join(dims):
+    with pytest.raises(BatchSchemaError, match=f"of {dims[1]} dimensions does not join"):
+        join([torch.ones([2] * n) for n in dims], "x")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "held", "refused"),
+    [
+        (torch.bool, [0, 1, True, 0.0], [2, -1, 0.5]),
+        (torch.int8, [-128, 127, 0, 3.0], [-129, 128, 0.5, math.inf]),
+        (torch.uint8, [0, 255], [-1, 256]),
+        (torch.float16, [65504, -65504.0, 0.0, -0.0, 0.1, -1.5, 1.5, math.inf, -math.inf], [65505, 65536.0]),
+        (torch.float32, [torch.finfo(torch.float32).max, 2**24], [2**24 + 1, 1e39, 1e-60, -1e-60]),
+        (torch.float8_e4m3fn, [448, -448.0, 16, 0.0, math.nan], [17, 449.0, math.inf, -math.inf]),
+        (torch.complex64, [1, -0.5, 0.0], [2**24 + 1, 1e39]),
+    ],
+)
+def test_a_padding_is_what_the_dtype_holds(dtype, held, refused):
+    for value in held:
+        check_pad_value(value, dtype, "x")
+    for value in refused:
+        with pytest.raises(BatchSchemaError, match="does not hold the padding"):
+            check_pad_value(value, dtype, "x")

@@ -359,3 +359,15 @@ def test_columns_alone_are_decoded_and_a_wrong_number_of_rows_is_told():
         changed = json.dumps({**json.loads(header), "rows": rows}).encode()
         with pytest.raises(DecodeError, match=f"column 'ids' has 3 rows, the batch {rows}"):
             decode_columns(changed, buffers, allow_pickle=False)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    "change", [{"rows": -1}, {"pickled": -1}, {"pickled": 3}, {"columns": [["x", "tensor", None, -1]]}]
+)
+def test_numbers_that_make_no_sense_are_refused(change):
+    header, buffers = encode_columns({}, 0, {})
+    assert decode_columns(header, buffers, allow_pickle=False) == ({}, {})
+    changed = json.dumps({**json.loads(header), **change}).encode()
+    with pytest.raises(DecodeError, match="make sense|describe"):
+        decode_columns(changed, buffers, allow_pickle=True)
