@@ -200,7 +200,14 @@ def test_packed_shares():
 
 @pytest.mark.parametrize(
     ("arguments", "divide", "expected"),
-    [((5, 1, 1), True, 1), ((1, 1, 1), True, 1), ((6, 2, None), True, 6), ((6, 2, 2), True, 2), ((6, 4, 3), False, 3), ((0, 3, None), True, 0)],
+    [
+        ((5, 1, 1), True, 1),
+        ((1, 1, 1), True, 1),
+        ((6, 2, None), True, 6),
+        ((6, 2, 2), True, 2),
+        ((6, 4, 3), False, 3),
+        ((0, 3, None), True, 0),
+    ],
 )
 def test_batch_sizes(arguments, divide, expected):
     assert check_batch_size(*arguments, divide=divide) == expected

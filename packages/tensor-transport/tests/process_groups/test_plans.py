@@ -64,6 +64,14 @@ def test_a_large_buffer_is_cut_into_parts_of_one_size():
     assert [piece.size_bytes for piece in plan_pieces([4001], 1000, 400)] == [800, 800, 800, 800, 801]
 
 
+def test_pieces_are_of_at_most_32_mib_unless_told_otherwise():
+    mib = 1 << 20
+    assert [piece.size_bytes for piece in plan_pieces([100 * mib])] == [25 * mib] * 4
+    assert [len(piece.runs) for piece in plan_pieces([mib] * 40)] == [32, 8]
+    assert [len(piece.runs) for piece in plan_pieces([15 * mib] * 2 + [16 * mib] * 2)] == [2, 1, 1]
+    assert list(plan_pieces([0, 0])) == []
+
+
 def wishes(**changes):
     same = {"sizes": [3, 4], "manifest": "v1"}
     found = {

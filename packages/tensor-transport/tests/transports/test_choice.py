@@ -88,6 +88,42 @@ def test_each_candidate_is_told_with_its_reason():
     assert lines[2].endswith("chosen") and lines[3].endswith("could be used")
 
 
+@pytest.mark.parametrize(("one", "other"), [(1, 2), (2, 1)])
+def test_what_differs_is_told_whoever_has_more_of_it(one, other):
+    members = [
+        MemberFacts(
+            Owner("m0", "ns", i, i), "h", uid, shm="s", shm_free_bytes=9, cluster="c", versions=VERSIONS
+        )
+        for i, uid in enumerate((one, other))
+    ]
+    told = reasons(choose_transport(members))
+    assert told["shared_memory"] == told["process_vm"] == f"members 0 and 1 differ in user: {one} and {other}"
+    assert told["object_store"] is told["tcp"] is None
+    clusters = [member(i, cluster="c" if i == one else "") for i in (1, 2)]
+    wanted = {1: "members 0 and 1 differ in Ray cluster: c and none", 2: "member 0 is not connected to a Ray"}
+    assert reasons(choose_transport(clusters))["object_store"].startswith(wanted[one])
+
+
+def test_room_for_just_what_is_kept_is_room_enough():
+    for free, needed, chosen in ((0, 0, "shared_memory"), (9, 9, "shared_memory"), (8, 9, "process_vm")):
+        members = [member(1), member(2, shm_free_bytes=free)]
+        choice = choose_transport(members, size_bytes=needed)
+        assert choice.name == chosen
+        told = reasons(choice)
+        assert told["process_vm"] is told["object_store"] is told["tcp"] is None
+    assert choose_transport([member(1), member(2, shm_free_bytes=0)]).name == "shared_memory"
+
+
+def test_one_member_is_one():
+    head, *lines = (
+        choose_transport([member()], preference=["tcp", "object_store", "shared_memory"])
+        .explain()
+        .splitlines()
+    )
+    assert head == "pull of cpu bytes, 1 member on 1 machine: tcp"
+    assert [line.split(maxsplit=1)[1] for line in lines] == ["chosen", "could be used", "could be used"]
+
+
 def test_members_compare_digests():
     members = [member(i, random.choice("ab")) for i in range(6)]
     again = pickle.loads(pickle.dumps(members))
@@ -110,7 +146,8 @@ def test_wrong_questions_are_refused():
 
 def test_facts_of_this_process():
     facts = pickle.loads(pickle.dumps(member_facts()))
-    assert facts == member_facts() and facts.owner == this_process()
+    now = dataclasses.replace(member_facts(), shm_free_bytes=facts.shm_free_bytes)  # Others take of it, too.
+    assert facts == now and facts.owner == this_process()
     assert facts.owner.started == start_of(facts.owner.pid) > 0
     assert ("object_store" in facts.unavailable) == (not facts.cluster) and "tcp" not in facts.unavailable
     assert all("\n" not in reason for reason in facts.unavailable.values())

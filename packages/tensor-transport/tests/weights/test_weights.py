@@ -18,6 +18,7 @@ from raycrew.tensor_transport.errors import (
 from raycrew.tensor_transport.protocols import ByteStore, PeerGroup
 from raycrew.tensor_transport.testing import InProcessByteStore, LocalPeers
 from raycrew.tensor_transport.weights import WeightPublisher, WeightReceiver
+from raycrew.tensor_transport.weights._update.spans import Span, Stopwatch
 
 
 @pytest.fixture
@@ -362,3 +363,14 @@ def test_fakes_fit_their_protocols(store):
     assert isinstance(LocalPeers([object()]), PeerGroup)
     with pytest.raises(ValueError, match="no such ranks"):
         LocalPeers([1, 2]).on(ranks=[2])
+
+
+def test_a_stopwatch_tells_each_phase_by_itself(monkeypatch):
+    moments = iter([10.0, 11.0, 20.0, 22.0, 30.0, 34.0, 40.0, 48.0])
+    monkeypatch.setattr("time.time", lambda: next(moments))
+    watch = Stopwatch()
+    for phase in ("load", "gather", "put", "load"):
+        with watch.measure(phase):
+            pass
+    assert [watch.total(phase) for phase in ("gather", "load", "put", "wire")] == [2.0, 9.0, 4.0, 0.0]
+    assert watch.spans[1] == Span("gather", 20.0, 22.0)

@@ -369,5 +369,5 @@ def test_numbers_that_make_no_sense_are_refused(change):
     header, buffers = encode_columns({}, 0, {})
     assert decode_columns(header, buffers, allow_pickle=False) == ({}, {})
     changed = json.dumps({**json.loads(header), **change}).encode()
-    with pytest.raises(DecodeError, match="make sense|describe"):
+    with pytest.raises(DecodeError, match=r"make sense|describe"):
         decode_columns(changed, buffers, allow_pickle=True)

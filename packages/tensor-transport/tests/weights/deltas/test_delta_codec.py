@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from raycrew.tensor_transport.errors import DamagedBytesError, DecodeError
 from raycrew.tensor_transport.weights.deltas import Delta, _codec, encode_delta
+from raycrew.tensor_transport.weights.deltas._packed import NO_VERSION
 
 
 def changed(old, share, random):
@@ -80,6 +81,19 @@ def test_a_receiver_that_holds_something_else_is_found_and_left_alone():
     assert np.array_equal(other, before)
     with pytest.raises(DecodeError, match="can't be applied to 3998"):
         delta.apply(old[:3998])
+    with pytest.raises(DecodeError, match="can't be applied to 4002"):
+        delta.apply(np.concatenate([old, old[:2]]))
+    new = old.copy()
+    new[1] ^= 1
+    for place in range(
+        2, 4000, 400
+    ):  # The fold of some is above the one that is wanted, that of others below.
+        other = old.copy()
+        other[place] ^= 1
+        before = other.copy()
+        with pytest.raises(DamagedBytesError):
+            encode_delta(old, new, 2).apply(other)
+        assert np.array_equal(other, before)
 
 
 @pytest.mark.hostile
@@ -126,6 +140,8 @@ def test_changes_reach_to_the_last_word_and_no_further(last):
 def test_wrong_lengths_are_refused():
     with pytest.raises(ValueError, match="7 bytes are not elements of 2 bytes"):
         encode_delta(None, np.zeros(7, np.uint8), 2)
+    with pytest.raises(ValueError, match="8 bytes can't have become 4"):
+        encode_delta(np.zeros(8, np.uint8), np.zeros(4, np.uint8), 2)
     with pytest.raises(ValueError, match="4 bytes can't have become 8"):
         encode_delta(np.zeros(4, np.uint8), np.zeros(8, np.uint8), 2)
 
@@ -134,3 +150,48 @@ def test_places_far_apart_are_told_by_wide_words():
     for step, most in ((2, 4), (300, 10), (70_000, 16)):
         _, indices = _codec._smallest(np.arange(3) * step, 200_000, 4)
         assert len(indices) <= most, step
+
+
+@pytest.mark.parametrize("size", [0, 8, 4000])
+def test_where_nothing_changed_nothing_is_told(size):
+    data = np.arange(size).astype(np.uint8)
+    delta = Delta.unpacked(encode_delta(data, data, 2, version=2, base=1).packed())
+    assert delta.changes.indices.nbytes == delta.changes.values.nbytes == 0
+    memory = data.copy()
+    delta.apply(memory)
+    assert np.array_equal(memory, data)
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8, 16])
+def test_all_of_a_tensor_can_be_told_to_who_holds_nothing_of_it(itemsize):
+    data = np.arange(160).astype(np.uint8)
+    delta = Delta.unpacked(encode_delta(None, data, itemsize, version=2, base=1).packed())
+    assert delta.base == NO_VERSION and not delta.changes.needs_base
+    memory = np.full(160, 7, np.uint8)
+    delta.apply(memory)
+    assert np.array_equal(memory, data)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("field", "change"), [("count", 1), ("count", -1), ("index_bytes", 1), ("index_bytes", -1)]
+)
+def test_a_table_that_does_not_fit_is_refused_before_anything_is_written(field, change):
+    old = np.zeros(300, np.uint8)
+    new = old.copy()
+    new[[3, 200]] = 1
+    changes = _codec.find_changes(old, new)
+    changes.table[field] += np.uint32(change % 2**32)
+    with pytest.raises(DecodeError, match="damaged changes"):
+        _codec.apply_changes(old, changes)
+    assert not old.any()
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("kind", [0, 5, 7, 2**32 - 1])
+@pytest.mark.parametrize("indices", [0, 1, 2])
+def test_a_kind_of_block_that_is_none_is_refused(kind, indices):
+    table = np.array([(kind, 9, indices)], _codec._TABLE)
+    changes = _codec.Changes(table, np.full(indices, 255, np.uint8), np.zeros(9, np.uint8))
+    with pytest.raises(DecodeError, match="damaged changes: a block of kind"):
+        _codec.apply_changes(np.ones(9, np.uint8), changes)

@@ -101,6 +101,8 @@ def test_parts_make_one_update_whatever_their_order():
         ([part_of(0), part_of(1, version=8)], r"of several versions: \[\(0, 7\), \(1, 8\)\]"),
         ([part_of(1)], r"parts \[1\] are not all of 2"),
         ([part_of(0)], r"parts \[0\] are not all of 2"),
+        ([], r"of several versions: \[\]"),
+        ([part_of(1), part_of(1)], r"parts \[1, 1\] are not all of 2"),
         ([part_of(0), part_of(0)], r"parts \[0, 0\] are not all of 2"),
         ([part_of(0), part_of(1), part_of(1)], r"parts \[0, 1, 1\] are not all of 2"),
         ([part_of(0), part_of(1, parts=3)], r"parts \[0, 1\] are not all of 2"),
@@ -136,3 +138,16 @@ def test_of_many_names_a_few_are_told_and_the_rest_is_counted(count, told):
     with pytest.raises(ManifestMismatchError, match=told) as caught:
         compare_schemas({f"w{i}": ("int8", (1,)) for i in range(count)}, {}, 7)
     assert len(caught.value.missing) == count
+
+
+@pytest.mark.parametrize("entry", [("float32", (1,)), ("float32", (3,)), ("bfloat16", (2,)), ("int8", (2,))])
+def test_another_shape_or_dtype_is_told_whichever_it_is(entry):
+    with pytest.raises(ManifestMismatchError, match="different: a: receiver has") as caught:
+        compare_schemas({"a": ("float32", (2,))}, {"a": entry}, 7)
+    assert len(caught.value.mismatched) == 1 and not caught.value.missing and not caught.value.unexpected
+
+
+def test_an_update_is_whole_and_took_no_time_unless_it_says_so():
+    update = WeightUpdate("me", 1, (), ())
+    assert (update.part, update.parts, update.gather_s, update.put_s) == (0, 1, 0.0, 0.0)
+    assert join_updates([update]) is update

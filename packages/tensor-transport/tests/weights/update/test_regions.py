@@ -59,10 +59,11 @@ def test_what_is_no_shard_is_refused_by_its_name():
     whole = torch.ones(4, 2)
     with pytest.raises(UnsupportedTensorError, match=r"'w' has the placement P.*sharded=False"):
         region_of("w", held_by(whole, [2], [0], [Partial()], whole))
-    with pytest.raises(
-        UnsupportedTensorError, match=r"'w' holds a shard of shape \(3, 2\), where .* \(2, 2\)"
-    ):
-        region_of("w", held_by(whole, [2], [0], [Shard(0)], whole[:3]))
+    for rows in (1, 3):
+        with pytest.raises(
+            UnsupportedTensorError, match=rf"'w' holds a shard of shape \({rows}, 2\), where .* \(2, 2\)"
+        ):
+            region_of("w", held_by(whole, [2], [0], [Shard(0)], whole[:rows]))
 
 
 def piece(start, shape, dtype="uint8", whole=(4,), name="w"):
@@ -81,7 +82,12 @@ WHOLE = TensorEntry("w", "uint8", (4,), 0, 0, 0)
         ([LEFT, piece((2,), (2,), "int8")], "differ in shape or dtype"),
         ([LEFT, piece((2,), (2,), whole=(5,))], "differ in shape or dtype"),
         ([LEFT, RIGHT, LEFT], r"at \(0,\) and \(0,\) overlap"),
+        ([piece((2,), (2,), "int8"), LEFT], "differ in shape or dtype"),
+        ([piece((2,), (2,), whole=(3,)), LEFT], "differ in shape or dtype"),
         ([RIGHT], "have 2 of its 4 elements"),
+        ([LEFT, piece((2,), (3,))], "have 5 of its 4 elements"),
+        ([LEFT, piece((1,), (2,))], r"at \(0,\) and \(1,\) overlap"),
+        ([piece((1,), (2,)), LEFT], r"at \(1,\) and \(0,\) overlap"),
     ],
 )
 def test_each_element_comes_once(entries, match):
@@ -89,3 +95,11 @@ def test_each_element_comes_once(entries, match):
     check_cover([RIGHT, *other, LEFT], 7)
     with pytest.raises(ManifestMismatchError, match=f"update 7: .*{match}"):
         check_cover([*other, *entries], 7)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (0, 2, 1)])
+def test_pieces_may_come_in_any_order_and_lie_apart(order):
+    rows = [piece((2 * i, 0), (2, 3), whole=(6, 3)) for i in range(3)]
+    check_cover([rows[i] for i in order], 7)
+    corners = [piece((i, j), (1, 2), whole=(2, 4)) for i in (0, 1) for j in (0, 2)]
+    check_cover([*[corners[i] for i in order], corners[3]], 7)
