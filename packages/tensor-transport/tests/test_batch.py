@@ -75,6 +75,26 @@ class TestSchema:
         assert (caught.value.key, caught.value.expected, caught.value.actual) == ("x", 6, 5)
         assert "x" not in batch
 
+    def test_one_that_has_more_is_refused_too_and_replaced_columns_keep_their_number(self, batch):
+        with pytest.raises(BatchSchemaError, match="column 'x' has 7 rows, the batch has 6"):
+            batch["x"] = torch.zeros(7)
+        for rows in (5, 7):
+            with pytest.raises(BatchSchemaError, match=f"has {rows} rows, the batch has 6"):
+                batch["input_ids"] = torch.zeros(rows, 2)
+
+    def test_size_bytes_are_those_of_tensors_and_arrays(self):
+        assert BatchedDataDict(a=torch.zeros(3, 2), b=np.zeros(3), c=["x"] * 3).size_bytes == 24 + 24
+        assert BatchedDataDict(c=[1]).size_bytes == BatchedDataDict().size_bytes == 0
+
+    @pytest.mark.parametrize("rows", [1, 3])
+    def test_what_is_said_of_rows_goes_with_them(self, rows):
+        batch, _ = BatchedDataDict(a=[1, 2]).pad_to_divisor(2)
+        assert batch.padding_rows == 0
+        batch["a"] = [3, 4]
+        assert batch.padding_rows == 0
+        batch["a"] = [5] * rows
+        assert batch.padding_rows is None
+
     @pytest.mark.parametrize(
         "value", [3, "text", None, torch.tensor(1.0), np.float32(1), {"a": 1}, np.array(3)]
     )

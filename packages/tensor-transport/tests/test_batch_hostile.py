@@ -424,7 +424,17 @@ class TestSubclasses:
         parts = [Mine({"a": [1]}, name) for name in ("words", "letters")]
         with pytest.raises(BatchSchemaError, match="'tokenizer' differs"):
             Mine.concat(parts)
+        for rule in ("same", "concat", "list", "max"):
+            with pytest.raises(BatchSchemaError, match="'tokenizer' differs"):
+                Mine.concat(parts, metadata=rule)
         assert Mine.concat(parts, metadata="first").tokenizer == "words"
+
+    @pytest.mark.parametrize("name", ["Answers", "_answers", "answers"])
+    def test_attributes_of_any_name_travel_along(self, name):
+        batch = batch_of([1, 2])
+        setattr(batch, name, 5)
+        for found in (batch[:1], copy.copy(batch), pickle.loads(pickle.dumps(batch))):
+            assert getattr(found, name) == 5
 
     def test_parts_of_a_plain_batch_are_slices(self):
         batch = batch_of([1, 2])

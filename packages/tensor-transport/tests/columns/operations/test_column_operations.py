@@ -314,6 +314,17 @@ class TestRows:
         assert padded.unpad() == batch and padded.unpad().micro_batch_lengths == [[2]]
         assert batch.pad_to_divisor(2)[0].micro_batch_lengths is None
 
+    def test_what_is_left_of_padding_is_known_where_there_is_some_left(self, batch):
+        assert batch.unpad(3).size == 0 and batch.unpad(0).padding_rows is batch.unpad(1).padding_rows is None
+        padded, added = batch.pad_to_divisor(5)
+        assert (added, padded.unpad(1).padding_rows) == (2, 1)
+        for dropped in (2, 3):
+            rest = padded.unpad(dropped)
+            assert rest.size == 5 - dropped and rest.padding_rows is None
+            with pytest.raises(ValueError, match=r"not what pad_to_divisor\(\) gave"):
+                rest.unpad()
+        assert batch[:1].pad_to_divisor(3)[0].size == 3
+
     def test_padding_that_is_not_there(self, batch):
         with pytest.raises(ValueError, match="4 rows can't be dropped from a batch of 3"):
             batch.unpad(4)
