@@ -103,3 +103,38 @@ def test_sections_are_folded_in_any_order_and_each_counts_where_it_is(monkeypatc
 def test_a_device_folds_as_the_processor_does():
     data = some(FOLD_BYTES + 77)
     assert fold(torch.from_numpy(data).cuda()) == fold(data)
+
+
+class Device(str):
+    """The processor, called otherwise."""
+
+    __slots__ = ()
+    type = "another"
+
+
+class Elsewhere(torch.Tensor):
+    """On the processor, and says that it is not."""
+
+    device = property(lambda _: Device("cpu"))
+
+
+@pytest.mark.parametrize("size", [0, 9, FOLD_BYTES, 3 * FOLD_BYTES + 77])
+def test_what_is_not_on_the_processor_has_the_same_fold(size):
+    data = some(size)
+    assert fold(torch.from_numpy(data.copy()).as_subclass(Elsewhere)) == fold(data)
+
+
+def test_folds_stay_what_they_were():
+    sizes = (1, 8, 1000, FOLD_BYTES + 13, 3 * FOLD_BYTES)
+    assert [fold(some(size)) for size in sizes] == [
+        2386903246862605654,
+        8743918699746503960,
+        8413385952170843301,
+        2012676263227780661,
+        3771910676871294103,
+    ]
+    assert [fold_in_sections(some(size)) for size in (0, 100, 40 * FOLD_BYTES)] == [
+        0,
+        2312020300753924534,
+        1940563116982660916,
+    ]
