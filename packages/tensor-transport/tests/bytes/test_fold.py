@@ -125,16 +125,17 @@ def test_what_is_not_on_the_processor_has_the_same_fold(size):
 
 
 def test_folds_stay_what_they_were():
+    data = (np.arange(40 * FOLD_BYTES) * 2654435761 >> 8).astype(np.uint8)
     sizes = (1, 8, 1000, FOLD_BYTES + 13, 3 * FOLD_BYTES)
-    assert [fold(some(size)) for size in sizes] == [
-        2386903246862605654,
-        8743918699746503960,
-        8413385952170843301,
-        2012676263227780661,
-        3771910676871294103,
+    assert [fold(data[:size]) for size in sizes] == [
+        11400714819323198485,
+        9413283952271509762,
+        9793556137099983527,
+        12464933375319618581,
+        1510372637408450504,
     ]
-    assert [fold_in_sections(some(size)) for size in (0, 100, 40 * FOLD_BYTES)] == [
+    assert [fold_in_sections(data[:size]) for size in (0, 100, 40 * FOLD_BYTES)] == [
         0,
-        2312020300753924534,
-        1940563116982660916,
+        10935582428394823554,
+        11391075327919992716,
     ]

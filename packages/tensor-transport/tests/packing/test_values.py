@@ -19,6 +19,7 @@ from raycrew.tensor_transport.packing._plan import (
         ("first_fit", [4, 3, 2, 1], 5, [[0, 3], [1, 2]]),
         ("first_fit", [3, 3, 2], 5, [[0, 2], [1]]),
         ("first_fit", [5, 5], 5, [[0], [1]]),
+        ("first_fit", [5] * 5, 5, [[0], [1], [2], [3], [4]]),
         ("first_fit", [0, 5, 0], 5, [[0, 1, 2]]),
         ("best_fit", [3, 2, 4, 1], 5, [[0, 1], [2, 3]]),
         ("best_fit", [3, 4, 1], 5, [[0], [1, 2]]),
@@ -141,6 +142,8 @@ def test_a_shelf_finds_the_nearest_key():
     assert shelf.pop_smallest_if_two_fit(10) is None
     shelf.push(6, 60)
     assert shelf.pop_smallest_if_two_fit(11) == (5, 50)
+    for key in (0, 1, 9):
+        assert _Shelf([(key, [3])]).pop_smallest_if_two_fit(9) is None, "there is one"
 
 
 def plan(lengths, shards, batch_size, longest=None, **args):
