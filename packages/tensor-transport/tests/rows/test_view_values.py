@@ -44,7 +44,7 @@ def test_no_rows():
         assert empty.by_shard() == []
         assert empty.runs.shape == (0, 3)
         assert empty.used()[0] == []
-        assert runs(empty.take(ints())) == []
+        assert empty.take(ints()).runs.shape == empty.repeat(2).runs.shape == (0, 3)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,12 @@ def test_take(view, rows, expected):
 )
 def test_take_ranges(view, starts, lengths, expected):
     assert runs(view.take_ranges(starts, lengths)) == expected
+
+
+def test_as_few_runs_as_there_can_be():
+    view = RowView(ints(0, 0, 1, 0, 1, 2, 0, 3, 3, 0, 7, 1, 1, 8, 1).reshape(-1, 3))
+    assert runs(view.merged()) == [[0, 0, 6], [0, 7, 1], [1, 8, 1]]
+    assert len(view.merged()) == len(view) == 8
 
 
 def test_a_part_within_a_part(view):
