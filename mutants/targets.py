@@ -99,7 +99,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "sharding/_places": ("sharding/test_places.py",),
         "sharding/_ranks": ("sharding/test_ranks.py",),
         "_start/newcomers/generations": ("start/test_generations.py",),
-        "_start/layout": ("start/test_layout.py", "group/test_resizing.py"),
+        "_start/layout": ("start/test_layout.py", "group/test_resizing.py", "group/test_choosing.py"),
         "_start/spec/options": ("start/spec/test_group_options.py", "start/test_describing.py"),
         "_start/spec/sizes": ("start/spec/test_memory_sizes.py",),
         "_health/timeline/clocks": ("health/timeline/test_clocks.py",),

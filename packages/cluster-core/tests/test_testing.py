@@ -40,6 +40,10 @@ def test_zero_bundle_nodes_keep_their_number():
     assert [b.node_index for b in FakeCluster([1, 0, 2]).bundles] == [0, 2, 2]
 
 
+def test_a_fake_of_which_nothing_is_said_has_two_bundles_of_one_cpu():
+    assert [bundle.resources for bundle in FakeCluster().bundles] == [{"CPU": 1.0}] * 2
+
+
 def test_bundles_that_differ_are_held_in_turn():
     specs = [[BundleSpec(gpus=1), BundleSpec(cpus=2)], BundleSpec(gpus=2)]
     cluster = FakeCluster([2, 1], bundle_specs=specs)
@@ -125,6 +129,21 @@ def test_a_cluster_whose_claims_are_on_more_or_fewer_bundles_than_it_shows_is_to
     monkeypatch.setattr(FakeCluster, "bundles", FakeCluster([4]).bundles[:shown])
     with pytest.raises(AssertionError, match="a claim on None is not a claim on all bundles"):
         check_cluster(FakeCluster([3]))
+
+
+@pytest.mark.parametrize("shown", [0, 1], ids=["fewer", "more"])
+def test_a_claim_whose_positions_change_is_told(monkeypatch, shown):
+    class Moving(LedgerClaim):
+        @property
+        def bundles(self):
+            held = super().bundles
+            if len(self._held_seats) == len(held):
+                return held
+            return [*held, *held] if shown else [held[position] for position in (1,)]
+
+    monkeypatch.setattr(_fake, "LedgerClaim", Moving)
+    with pytest.raises(AssertionError, match="positions changed when one bundle was given back"):
+        check_cluster(FakeCluster([2]))
 
 
 def test_a_rendezvous_is_one_port_on_the_first_node_unless_more_is_said():

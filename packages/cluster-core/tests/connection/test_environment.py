@@ -133,6 +133,8 @@ def test_secrets_are_looked_up_and_not_shown():
     assert "hush" not in f"{secrets} {secrets!r}" and "HF_TOKEN" in repr(secrets)
     assert dict(pickle.loads(pickle.dumps(secrets))) == {"HF_TOKEN": "hush"}
     assert dict(collect_secrets({"A": "1"}, {})) == {"A": "1"}
+    assert (len(secrets), len(collect_secrets([], {}))) == (1, 0)
+    assert [repr(secrets), repr(collect_secrets([], {}))] == ["Secrets(HF_TOKEN)", "Secrets(none)"]
 
 
 def test_bad_secrets():
@@ -142,6 +144,11 @@ def test_bad_secrets():
         collect_secrets("HF_TOKEN", {})
     with pytest.raises(TypeError, match="strings"):
         collect_secrets({"A": 1}, {})
+
+
+def test_flags_that_travel_anyway_may_be_named():
+    flag = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+    assert DEFAULT_POLICY.allowing(flag).forwarded({flag: "1"}) == {flag: "1"}
 
 
 @pytest.mark.parametrize("name", [3, "", None, b"A"])

@@ -58,6 +58,19 @@ TABLE = {
         {f"{FLAG}CUDA_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": f"{B},{A}"},
         (A, B), "cuda", 1, 0, {},
     ),
+    "index in Ray, uuids in the list, in order": (
+        {"GPU": ["1"]},
+        {f"{FLAG}CUDA_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": f"{A},{B}"},
+        (A, B), "cuda", 1, 1, {},
+    ),
+    "the first index in Ray, uuids in the list": (
+        {"GPU": ["0"]},
+        {f"{FLAG}CUDA_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": f"{B},{A}"},
+        (A, B), "cuda", 0, 1, {},
+    ),
+    "an id that is cut before it says anything": (
+        {"GPU": ["GPU-"]}, {"CUDA_VISIBLE_DEVICES": "GPU-"}, (A, B), "cuda", None, 0, {},
+    ),
     "mig": ({"GPU": [MIG]}, {"CUDA_VISIBLE_DEVICES": MIG}, (A, B), "cuda", None, 0, {}),
     "mig of a known device": (
         {"GPU": [OLD_MIG]}, {"CUDA_VISIBLE_DEVICES": OLD_MIG}, (A, B), "cuda", 1, 0, {},
@@ -73,6 +86,10 @@ TABLE = {
     ),
     "rocm, the alias disagrees": (
         {"GPU": ["5"]}, {"HIP_VISIBLE_DEVICES": "5", "CUDA_VISIBLE_DEVICES": ALL_8}, (),
+        "rocm", 5, 0, {"CUDA_VISIBLE_DEVICES": "5"},
+    ),
+    "rocm, the alias is of a later device": (
+        {"GPU": ["5"]}, {"HIP_VISIBLE_DEVICES": "5", "CUDA_VISIBLE_DEVICES": "7"}, (),
         "rocm", 5, 0, {"CUDA_VISIBLE_DEVICES": "5"},
     ),
     "rocm, unmasked": ({"GPU": ["5"]}, {f"{FLAG}HIP_VISIBLE_DEVICES": "1"}, (), "rocm", 5, 5, {}),
@@ -138,6 +155,8 @@ def test_two_kinds_at_once_are_refused():
 def test_several_devices_come_in_physical_order_or_in_that_of_the_mask():
     known = bind_device({"GPU": ["10", "9"]}, {"CUDA_VISIBLE_DEVICES": "10,9"})
     assert (known.device_ids, known.device_index, known.local_index) == (("9", "10"), 9, 1)
+    first = bind_device({"GPU": ["1", "0"]}, {"CUDA_VISIBLE_DEVICES": "1,0"})
+    assert (first.device_ids, first.device_index, first.local_index) == (("0", "1"), 0, 1)
     unknown = bind_device({"GPU": [A, B]}, {"CUDA_VISIBLE_DEVICES": f"{B},{A}"})
     assert (unknown.device_ids, unknown.device_index, unknown.local_index) == ((B, A), None, 0)
     mixed = bind_device({"GPU": [A, "3"]}, {"CUDA_VISIBLE_DEVICES": f"{A},3"})

@@ -44,6 +44,23 @@ TABLE = {
         ValueError,
         "needs STRICT_PACK, not SPREAD:",
     ),
+    "no ids": ({"gpu_ids": []}, ValueError, "names 0 devices for 2 bundles"),
+    "ids where bundles are each on a node of its own": (
+        {"gpu_ids": [0, 1], "placement_group_strategy": "STRICT_SPREAD"},
+        ValueError,
+        "needs STRICT_PACK, not STRICT_SPREAD:",
+    ),
+    "ids in other words": ({"gpu_ids": "each"}, ValueError, "'each' is neither 'auto' nor a list"),
+    "a domain that nodes are spread over": (
+        {"topology_strategy": {"zone": "STRICT_SPREAD"}},
+        ValueError,
+        "'STRICT_SPREAD' is not STRICT_PACK, the only one for a domain",
+    ),
+    "a domain that is left when it is full": (
+        {"topology_strategy": {"zone": "PACK"}},
+        ValueError,
+        "'PACK' is not STRICT_PACK, the only one for a domain",
+    ),
     "too few ids": ({"gpu_ids": [0]}, ValueError, "names 1 devices for 2 bundles"),
     "too few lists of ids": ({"gpu_ids": [[0, 1]] * 2}, ValueError, "2 lists for 1 nodes"),
     "one id": ({"gpu_ids": 5}, TypeError, "'auto', a list, or a list per node, not 5"),
@@ -161,7 +178,8 @@ def test_a_topology_strategy_makes_all_nodes_one_segment():
 
 
 def test_other_accelerators_by_resource_name():
-    assert dict(options_of([1], accelerator="NPU").request.bundle) == {"CPU": 1.0, "NPU": 1.0}
+    for name in ("APU", "NPU"):
+        assert dict(options_of([1], accelerator=name).request.bundle) == {"CPU": 1.0, name: 1.0}
 
 
 def test_the_retries_of_the_field_are_honoured(monkeypatch):
@@ -239,6 +257,10 @@ def test_each_option_and_each_default_stands_once():
 def test_specs_of_bundles_are_refused_that_ray_would_refuse_later_or_never(fields, error, said):
     with pytest.raises(error, match=said):
         BundleSpec(**fields)
+
+
+def test_a_spec_that_says_nothing_is_of_one_cpu():
+    assert BundleSpec().amounts("GPU") == {"CPU": 1.0}
 
 
 def test_specs_for_all_for_each_node_and_for_each_bundle():

@@ -84,6 +84,8 @@ def test_a_function_can_be_a_strategy_and_is_held_to_what_it_was_offered():
     assert strategy_of(lambda loads, key: loads[-1].rank).choose(loads_of(0, 0), "k") == 1
     with pytest.raises(ValueError, match=r"chose rank 7, it was offered \[0, 1\]"):
         strategy_of(lambda loads, key: 7).choose(loads_of(0, 0), None)
+    with pytest.raises(ValueError, match=r"chose rank 0, it was offered \[1, 2\]"):
+        strategy_of(lambda loads, key: 0).choose(loads_of(0, 0, 0)[1:], None)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +111,21 @@ def test_what_strategies_need(which, sticky, needs_key, needs_usage):
     assert (strategy.sticky, strategy.needs_key, strategy.needs_usage) == (sticky, needs_key, needs_usage)
 
 
+def test_of_a_worker_of_which_nothing_is_said_nothing_is_outstanding():
+    load = WorkerLoad(3)
+    assert (load.outstanding, load.usage, load.sent_since_report) == (0, None, 0)
+
+
 def test_who_has_not_reported_counts_as_idle():
     loads = [WorkerLoad(0, usage=0.4), WorkerLoad(1), WorkerLoad(2, usage=0.9)]
     assert strategy_of("least_loaded").choose(loads, None) == 1
+    strategy, loads = strategy_of("least_loaded"), [WorkerLoad(0, usage=0.0), WorkerLoad(1)]
+    assert [strategy.choose(loads, None) for _ in range(4)] == [0, 1, 0, 1]
+
+
+def test_usage_is_in_whatever_unit_workers_report():
+    strategy = strategy_of("least_loaded")
+    assert [strategy.choose(loads_of(0, 0, 0, usage=[3e9, 3e9, 4e9]), None) for _ in range(3)] == [0, 1, 0]
 
 
 def test_equally_loaded_workers_take_turns():

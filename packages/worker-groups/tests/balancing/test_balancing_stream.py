@@ -177,6 +177,27 @@ def test_items_go_to_workers_that_join_and_the_window_grows_with_them():
     assert sum(workers.most.values()) == 6
 
 
+def test_a_window_that_gets_smaller_holds_up_the_source_until_enough_was_given_on():
+    window, read = [4], []
+
+    def source():
+        for i in range(10):
+            read.append(i)
+            yield i
+
+    stream = stream_over(FakeWorkers(1), source(), most=9, window=lambda: window[0])
+    pairs = stream.pairs()
+    next(pairs)
+    assert len(read) == 4
+    window[0], stream.given = 2, 1
+    next(pairs)
+    assert len(read) == 4
+    stream.given = 3
+    next(pairs)
+    assert len(read) == 5
+    pairs.close()
+
+
 def test_a_source_that_has_nothing_now_is_asked_again_and_holds_up_no_result():
     class Waiting(FakeWorkers):
         def wait(self, sent):
@@ -200,3 +221,24 @@ def test_an_item_goes_to_as_many_workers_as_is_said():
         else:
             with pytest.raises(WorkerFailureError):
                 list(stream.pairs())
+
+
+def read_ahead(keys):
+    """How much of a source is read before the first of 12 items at a time, on 3 workers, is done."""
+    read = []
+    workers = FakeWorkers(3)
+
+    def source():
+        for key in keys:
+            read.append(key)
+            yield key
+
+    pairs = stream_over(workers, source(), "consistent_hash", key=str, most=4).pairs()
+    next(pairs)
+    pairs.close()
+    return len(read), {rank for rank, _ in workers.log}
+
+
+def test_what_waits_for_one_worker_leaves_work_for_the_others_but_is_bounded():
+    assert len(read_ahead([0] * 16 + list(range(1, 40)))[1]) == 3
+    assert read_ahead([0] * 1000)[0] <= 3 * 12

@@ -1,6 +1,10 @@
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+
 import pytest
 import ray
 
+from raycrew.worker_groups._calls import sizes
 from raycrew.worker_groups._calls.sizes import STORE_FROM_BYTES, SharedStore, size_hint
 
 
@@ -65,3 +69,52 @@ def test_a_size_is_that_of_all_parts_together():
     assert size_hint({"k": b"abc"}) == size_hint({}) + 1 + 3
     assert size_hint(Holder(b"abc")) == size_hint(Holder(b"")) + 3
     assert 1 <= size_hint(7) <= 16
+
+
+class Untouched:
+    """Has a great many parts, and none that may be looked at."""
+
+    def __len__(self):
+        return 10**9
+
+    def __iter__(self):
+        raise AssertionError("it was walked")
+
+    def __getitem__(self, _):
+        raise AssertionError("it was walked")
+
+
+class ManyRows(Untouched, Sequence):
+    pass
+
+
+class ManyNames(Untouched, Mapping):
+    pass
+
+
+@pytest.mark.parametrize("many", [ManyRows(), ManyNames()])
+def test_what_has_a_great_many_parts_is_large_without_a_look_at_them(many):
+    assert size_hint(many) >= STORE_FROM_BYTES
+
+
+def test_only_so_many_parts_are_looked_at():
+    looks = []
+
+    class Empty:
+        @property
+        def nbytes(self):
+            looks.append(1)
+            return 0
+
+    assert size_hint([[Empty()] * 900] * 900) >= STORE_FROM_BYTES
+    assert len(looks) <= 3000, "of 810,000"
+
+
+def test_large_values_alone_go_into_the_store_and_each_once(monkeypatch):
+    put = []
+    monkeypatch.setattr(sizes, "ray", SimpleNamespace(ObjectRef=Holder, put=lambda value: put.append(value)))
+    store, large = SharedStore(), [bytes(200_000)]
+    for value in (large, large, "x" * 200_000, "small", ["small"], Holder(bytes(200_000))):
+        store.share(value)
+    assert put == [large, "x" * 200_000]
+    assert (store.share(large), store.share(7)) == (None, 7)

@@ -171,6 +171,12 @@ def test_a_batch_may_be_exactly_as_large_as_the_limit():
     assert [len(backlog.take(10)) for _ in range(2)] == [2, 1]
 
 
+def test_what_a_batch_holds_is_some_megabytes():
+    backlog, _ = backlog_of([])
+    backlog.send_again([Entry(i, b"x" * (1 << 20)) for i in range(10)])
+    assert 2 <= len(backlog.take(10)) <= 8
+
+
 def test_one_item_larger_than_the_limit_goes_alone():
     backlog, _ = backlog_of([])
     backlog.send_again([Entry(0, b"x"), Entry(1, b"x" * (MAX_BATCH_BYTES + 1)), Entry(2, b"x")])

@@ -58,7 +58,7 @@ def test_a_journal_cut_at_any_byte_keeps_every_complete_item_and_no_other(journa
 
 
 def test_a_batch_begins_with_nothing_of_the_one_before(journal, stamp):
-    assert journal.head() is None
+    assert (journal.head(), journal.read()) == (None, b"")
     written(journal, stamp, [b"long" * 100])
     later = stamp._replace(batch=6)
     journal.begin(later)
@@ -168,6 +168,15 @@ def test_a_large_journal_is_read_whole_however_little_the_kernel_gives(journal, 
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 50), offset))
     assert journal.read() == data
+
+
+def test_a_journal_that_is_cut_while_it_is_read_gives_what_was_there(journal, stamp, monkeypatch):
+    data = written(journal, stamp, [b"a" * 33])
+    size = os.fstat(journal.fd).st_size
+    os.ftruncate(journal.fd, size - 10)
+    fstat = os.fstat
+    monkeypatch.setattr(os, "fstat", lambda fd: os.stat_result((*fstat(fd)[:6], size, *fstat(fd)[7:])))
+    assert journal.read() == data[:-10]
 
 
 def test_it_is_told_apart_whether_a_process_initializes_loads_or_runs_an_item(journal, stamp):

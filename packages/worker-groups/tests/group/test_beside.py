@@ -39,6 +39,14 @@ def test_the_bundles_are_those_of_the_workers_in_rank_order(group):
     assert [result for _, result in places.run_on_each_node(lambda: 3)] == [3, 3]
 
 
+def test_who_meets_there_meets_on_the_first_bundle_of_the_cluster_unless_another_one_is_named():
+    with FakeCluster([1, 1]) as cluster:
+        nodes = [bundle.node_id for bundle in cluster.bundles]
+        with InProcessGroup(cluster, Nothing, bundle_indices_list=[[1], [0]]) as group:
+            places = group.places_beside()
+            assert [places.rendezvous().node_id, places.rendezvous(1).node_id] == nodes
+
+
 def test_nothing_is_taken_of_them_by_any_number_of_holders(cluster, group):
     places, before = group.places_beside(), cluster.holders()
     for claim in [places.claim(None, "a"), places.claim([3], "b")]:

@@ -300,6 +300,12 @@ def test_a_group_goes_on_without_some_as_long_as_enough_are_left(least, replaced
     assert Resizing.absent_ranks.fget(group) == absent
 
 
+@pytest.mark.parametrize("least", [1, 2])
+def test_as_many_may_be_needed_as_there_are(least):
+    with InProcessGroup(FakeCluster([2]), object, restart_on_failure=True, min_workers=least) as group:
+        assert group.world_size == 2
+
+
 def test_ranks_that_are_tied_can_not_be_missed():
     tied = {"bundle_indices_list": [[0], [1, 2]]}
     with pytest.raises(ValueError, match=r"ranks that need no others; \[1, 2\] are tied"):

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import time
 from fractions import Fraction
 
 import pytest
@@ -27,10 +28,14 @@ def seen(beat_age_s=0.3, *calls, **more):
         (seen(6.0), 5, "gil_held"),
         (seen(6.0), 20, None),
         (seen(1.5), 0.1, None),
+        (seen(2.0), 0.1, None),
         (seen(2.5), 0.1, "gil_held"),
+        (seen(6.0), 6.0, None),
+        (seen(0.3, RunningCall("train", 7, 100.0, 5.0)), 5.0, None),
         (seen(6.0, LONG), 5, "gil_held"),
         (seen(2.5, is_stopped=True), 600, "stopped"),
         (seen(0.5, is_stopped=True), 0.1, None),
+        (seen(2.0, is_stopped=True), 0.1, None),
         (Seen(is_alive=True, is_stopped=True), 600, "stopped"),
         (Seen(is_alive=True), 0.1, None),
         (Seen(is_alive=False, calls=(LONG,)), 5, None),
@@ -74,7 +79,11 @@ def test_a_status_is_its_word_and_more():
     assert status.private_bytes == 1000
     assert status.device_bytes is None
     assert len(status.calls) == 2
-    assert "method='train'" in repr(status)
+    assert repr(status) == (
+        "WorkerStatus('busy', beat_age_s=0.3, method='train', private_bytes=1000, running_s=100.0, "
+        "sequence=7, silent_s=100.0)"
+    )
+    assert abs(time.time() - 100.0 - status.running_since) < 60
     again = pickle.loads(pickle.dumps(status))
     assert (again, again.method, again.calls) == ("busy", "train", status.calls)
 

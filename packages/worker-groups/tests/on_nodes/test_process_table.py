@@ -197,6 +197,15 @@ def test_a_signal_reaches_the_process_that_is_meant_and_no_later_one(child):
     assert not send(process, signal.SIGKILL)
 
 
+@pytest.mark.hostile
+def test_who_ends_before_the_signal_comes_is_gone(child, monkeypatch):
+    def late(*_):
+        raise ProcessLookupError
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", late)
+    assert not send(read_entry(child.pid).process, signal.SIGTERM)
+
+
 def test_processes_of_one_machine_call_their_clock_the_same():
     code = "from raycrew.worker_groups._on_nodes.process_table import clock_name; print(clock_name())"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -236,6 +245,26 @@ def test_memory_of_a_process_is_opened_by_its_name_and_no_other():
         os.close(other)
     assert opened(os.getpid(), "/memfd:raycrew-mine", os.O_RDONLY) is None
     assert opened(2**22 + 1, "/memfd:raycrew-mine", os.O_RDONLY) is None, "there is no such process"
+
+
+@pytest.mark.hostile
+def test_memory_of_which_only_a_mapping_is_left_is_opened_by_who_may(monkeypatch, tmp_path):
+    (tmp_path / "memory").write_bytes(b"here")
+
+    def listed(folder):
+        if folder.endswith("/fd"):
+            raise PermissionError(folder)
+        return ["7f00-7f01", "7f01-7f02"]
+
+    links = {"7f00-7f01": "/lib/x", "7f01-7f02": "/memfd:raycrew-mine (deleted)"}
+    real = os.open
+    monkeypatch.setattr(os, "listdir", listed)
+    monkeypatch.setattr(os, "readlink", lambda path: links[Path(path).name])
+    monkeypatch.setattr(os, "open", lambda path, flags: real(tmp_path / "memory", flags))
+    found = opened(1, "/memfd:raycrew-mine", os.O_RDONLY)
+    assert found is not None
+    assert os.pread(found, 10, 0) == b"here"
+    os.close(found)
 
 
 def test_the_memory_of_a_process_is_told_in_bytes():

@@ -54,6 +54,31 @@ def test_names_are_cut_and_ids_filled(memory):
     assert note.method == "é" * 32
 
 
+def test_what_is_wanted_stays_so_when_the_ring_has_come_round(memory):
+    written = Ring(memory)
+    written.want(1e18)
+    for _ in range(ENTRIES + 1):
+        written.note(b"ab", b"m", 1.0, 2.0, 0.0)
+    assert (written.wanted, written.count, written.is_wanted(1e17)) == (1e18, ENTRIES + 1, True)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("number", [0, 1 + ENTRIES], ids=["it is being written", "it is another"])
+def test_a_call_that_is_overwritten_while_it_is_read_is_left_out(memory, number):
+    written = Ring(memory)
+    written.note(b"ab", b"m", 1.0, 2.0, 0.0)
+    words, times = written._words, written._times
+    at = next(i for i in range(2, len(words)) if words[i] == 1)
+
+    class Overwritten:
+        def __getitem__(self, word):
+            words[at] = number
+            return times[word]
+
+    written._times = Overwritten()
+    assert written.since(0) == (1, [])
+
+
 def test_a_heart_notes_calls_only_while_somebody_wants_to_know(memory):
     asked = []
     beating = Heart(memory, lambda: asked.append(1) or b"c" * 24)

@@ -38,6 +38,11 @@ def test_the_least_busy_worker_that_has_not_failed_it_is_next(outstanding, tried
     assert outstanding[chosen] == min(load.outstanding for load in others)
 
 
+def test_a_rollout_that_has_a_place_goes_there_however_busy_that_is():
+    loads = [WorkerLoad(0, 9), WorkerLoad(1, 0)]
+    assert [Untried().choose(loads, task_of(place=place, tried={0})) for place in (0, 1, None)] == [0, 1, 1]
+
+
 def test_a_prompt_is_complete_when_all_its_rollouts_have_ended_in_order():
     prompt = Prompt("p", b"", 0.0, [None] * 3, [0] * 3)
     tasks = [Task(prompt, i) for i in range(3)]

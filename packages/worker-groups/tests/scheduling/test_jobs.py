@@ -22,6 +22,8 @@ pytestmark = pytest.mark.smoke
         ({"port_names": ["http", "http"]}, "names that differ"),
         ({"env_vars": {"A=B": "1"}}, "A=B"),
         ({"cpu": 0}, "to be placed by"),
+        ({"gpu": float("inf")}, "gpu=inf"),
+        ({"port_names": [""]}, "names that differ"),
     ],
 )
 def test_specs_out_of_range_are_refused(wrong, said):
@@ -38,11 +40,32 @@ def test_specs_out_of_range_are_refused(wrong, said):
         {"port_count": 1.0},
         {"env_vars": {"A": 1}},
         {"port_names": "a"},
+        {"environment": None},
     ],
 )
 def test_specs_of_a_wrong_kind_are_refused(wrong):
     with pytest.raises(TypeError):
         SchedulingSpec(**wrong)
+
+
+def test_a_spec_that_says_nothing_is_a_worker_on_one_cpu_with_two_ports():
+    spec = SchedulingSpec()
+    assert (spec.cpu, spec.gpu, spec.memory_bytes, spec.port_count) == (1, 0, 0, 2)
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"gpu": 0.5},
+        {"gpu": 3},
+        {"cpu": 0, "gpu": 1},
+        {"cpu": 0, "mem": 1},
+        {"port_count": 0},
+        {"port_count": 1, "port_names": ["http"]},
+    ],
+)
+def test_what_can_just_be_meant_is_taken(bounds):
+    SchedulingSpec(**bounds)
 
 
 def test_memory_is_gibibytes_or_a_size():
@@ -62,6 +85,12 @@ def test_memory_is_gibibytes_or_a_size():
 def test_strategies_that_contradict_themselves_are_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
         SchedulingStrategy(**wrong)
+
+
+def test_only_who_is_colocated_shares_with_its_target():
+    strategies = [("colocation", "rollout", True), ("colocation", "rollout"), ("separation", "rollout")]
+    jobs = [Job("actor", 1, scheduling_strategy=SchedulingStrategy(*each)) for each in strategies]
+    assert [job.scheduling_strategy.shares_with for job in jobs] == ["rollout", "rollout", ""]
 
 
 @pytest.mark.parametrize("role", ["", "a/b", "a b", None])
@@ -89,6 +118,7 @@ def test_one_spec_is_for_all_replicas_and_several_are_one_each():
     one, other = SchedulingSpec(cpu=2), SchedulingSpec(cpu=3)
     assert Job("actor", 2, [one]).specs == (one, one)
     assert Job("actor", 2, [one, other]).specs == (one, other)
+    assert Job("actor", 2, [one]).worker_ids == ("actor/0", "actor/1")
 
 
 def test_a_job_can_be_sent_and_is_the_same():

@@ -113,8 +113,14 @@ def test_a_colocated_role_has_no_more_than_its_target():
         check_colocated(colocated(SMALL, LARGE, fork=True), target)
 
 
-def test_only_processes_of_their_own_can_have_variables_of_their_own():
-    target, spec = Job("actor", 1, [SMALL]), SchedulingSpec(env_vars={"A": "1"})
+def test_a_role_is_colocated_with_one_that_is_colocated():
+    target = Job("actor", 1, [SMALL], SchedulingStrategy("colocation", "critic"))
+    check_colocated(colocated(SMALL), target)
+
+
+@pytest.mark.parametrize("own", [{"env_vars": {"A": "1"}}, {"cmd": ["nice"]}, {"environment": "my.Engine"}])
+def test_only_processes_of_their_own_can_have_variables_of_their_own(own):
+    target, spec = Job("actor", 1, [SMALL]), SchedulingSpec(**own)
     check_colocated(colocated(spec, fork=True), target)
     with pytest.raises(WorkerConfigurationError, match="fork=True"):
         check_colocated(colocated(spec), target)

@@ -77,6 +77,15 @@ def test_headers_of_an_answer_go_back():
     assert to_client(answer, "server:1") == [answer[0], *answer[2:]]
     assert content_length(answer) == 3
     assert content_length([]) is None
+    others = [(b"accept", b"*/*"), (b"x-own", b"1")]
+    assert content_length([*others, (b"Content-Length", b"3")]) == 3
+    assert content_length(others) is None
+
+
+def test_only_what_the_connection_names_stays_there():
+    answer = [(b"content-length", b"3"), (b"accept", b"set-cookie"), (b"set-cookie", b"a=1")]
+    answer.append((b"vary", b"set-cookie"))
+    assert to_client(answer, "server:1") == answer
 
 
 @pytest.mark.parametrize(
@@ -90,6 +99,7 @@ def test_headers_of_an_answer_go_back():
         ("POST", [], False),
         ("PATCH", [], False),
         ("POST", [(b"Idempotency-Key", b"7")], True),
+        ("POST", [(b"accept", b"7"), (b"x-key", b"7")], False),
     ],
 )
 def test_which_requests_may_be_sent_twice(method, headers, may):
@@ -108,6 +118,8 @@ def test_keys_are_in_headers_cookies_and_json():
     for cookies in odd:
         assert Key.parsed("cookie:sid").of([(b"cookie", cookies)], b"") == "s3"
     assert Key.parsed("cookie:sid").of([(b"cookie", b"a=1"), (b"Cookie", b"sid=s3")], b"") == "s3"
+    assert Key.parsed("cookie:SID").of([(b"cookie", b"sid=s3; SID=s4")], b"") == "s4"
+    assert Key.parsed("json:User").of([], b'{"user": "small", "User": "large"}') == "large"
     nested = Key.parsed("json:user.id")
     assert nested.is_in_body
     assert nested.of([], b'{"user": {"id": 7}}') == "7"
@@ -152,6 +164,10 @@ def test_a_key_stays_with_its_server_while_that_is_there_and_comes_back():
     without = {key: choosing.choose(key).rank for key in of_key}
     assert set(without.values()) == {0, 2}
     assert all(without[key] == rank for key, rank in of_key.items() if rank != 1)
+    now[0] += 2 * DOWN_S
+    assert {key: choosing.choose(key).rank for key in of_key} == of_key
+    choosing.note_down(moved)
+    assert {choosing.choose(key).rank for key in of_key} == {0, 2}
     now[0] += DOWN_S
     assert {key: choosing.choose(key).rank for key in of_key} == of_key
     assert choosing.choose(None) is not None, "without a key, by load"
@@ -170,6 +186,8 @@ def test_there_may_be_no_server_or_several_of_one_rank():
     alike = [Endpoint(f"http://127.0.0.1:{port}") for port in (1, 2)]
     choosing = Choosing(lambda: alike, "round_robin")
     assert {choosing.choose(None).port for _ in range(4)} == {1, 2}
+    last = Choosing(lambda: alike, lambda loads, key: loads[-1].rank)
+    assert len({last.choose(None) for _ in range(4)}) == 1, "a function is asked without a key, too"
     with pytest.raises(ValueError, match="no resource use"):
         Choosing(list, "least_loaded")
 
@@ -195,16 +213,18 @@ def test_limits_are_numbers_that_are_large_enough():
 def test_only_who_says_so_has_not_run_a_request():
     said = [(b"X-Raycrew-Outcome", b"surely-not-run")]
     assert says_not_run(503, said)
-    assert not says_not_run(503, [(b"x-raycrew-outcome", b"unknown")])
+    for other in (b"unknown", b"has-run"):
+        assert not says_not_run(503, [(b"x-raycrew-outcome", other)])
     assert not says_not_run(503, [])
     assert not says_not_run(502, said) and not says_not_run(504, said)
 
 
 def test_what_is_no_plain_request_is_known_by_its_headers():
     assert is_web_socket([(b"accept", b"*/*"), (b"Upgrade", b"h2c, WebSocket")])
+    assert not is_web_socket([(b"accept", b"websocket")])
     assert not is_web_socket([(b"upgrade", b"h2c"), (b"x-upgrade", b"websocket")])
     both = [(b"Content-Length", b"3"), (b"Transfer-Encoding", b"chunked")]
-    assert has_two_lengths(both)
+    assert has_two_lengths(both) and has_two_lengths([*both, (b"accept", b"*/*")])
     assert not has_two_lengths(both[:1]) and not has_two_lengths(both[1:])
 
 

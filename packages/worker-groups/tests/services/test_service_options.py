@@ -36,6 +36,7 @@ def test_placeholders_are_filled_in_and_other_braces_stay():
         ({"server": "package.app"}, "package.app:create"),
         ({"server": "vllm serve --port {port}"}, "sequence of words"),
         ({"server": ["serve"]}, "{port}"),
+        ({"server": ["{port}"]}, "does not say which port"),
         ({"server": ["serve", "{port}", "{port1}"]}, "there are {host}"),
         ({"server": ["serve", "{port}", "{token}"]}, "no secret belongs"),
         ({"server": ["serve", "{port}", "a\0b"]}, "null character"),
@@ -101,7 +102,7 @@ def test_a_token_gets_to_whoever_has_to_check_it():
 
 
 @pytest.mark.parametrize(
-    "token", ["short", "with spaces in it, too many", "schlüssel-schlüssel", "a" * 16 + "\n"]
+    "token", ["short", "a" * 15, "with spaces in it, too many", "schlüssel-schlüssel", "a" * 16 + "\n"]
 )
 def test_a_token_that_is_none_is_refused_and_not_shown(token):
     with pytest.raises(ValueError, match="token") as caught:
@@ -114,7 +115,8 @@ def test_a_token_that_is_none_is_refused_and_not_shown(token):
 def test_a_token_is_made_up_for_each_who_asks():
     assert made_token("auto") != made_token("auto")
     assert made_token(None) is None
-    assert made_token("a" * 16) == "a" * 16
+    for length in (16, 17, 100):
+        assert made_token("a" * length) == "a" * length
 
 
 def test_the_smallest_options_are_good():

@@ -20,6 +20,7 @@ def test_replicas_are_spread_over_nodes():
 def test_free_bundles_come_first_and_where_there_are_too_few_the_claim_says_who_holds_them():
     bundles = FakeCluster([2, 2]).bundles
     assert places_for(bundles, {0: ("a",), 2: ("a",)}, 1, 2) == [[1], [3]]
+    assert places_for(bundles, {0: ("a",)}, 1, 2) == [[1], [2]]
     assert places_for(bundles, {0: ("a",), 2: ("a", "b")}, 2, 3) == [[0], [3], [1]]
     assert places_for(bundles, {0: ("a",)}, 1, 4) == [[0], [2], [1], [3]]
     with pytest.raises(ValueError, match="the cluster has 4"):
@@ -33,7 +34,11 @@ def test_an_endpoint_is_a_value_that_hides_its_token():
     assert (endpoint.host, endpoint.port) == ("10.0.0.7", 8000)
     assert endpoint.headers == {"Authorization": f"Bearer {TOKEN}"}
     assert Endpoint("http://somewhere").headers == {}
-    assert Endpoint("http://somewhere").port == 80
+    least = Endpoint("http://somewhere")
+    assert (least.port, least.rank, least.ports) == (80, 0, ())
+    for wrong in ("", "of two words", "ü"):
+        with pytest.raises(ValueError, match="printable characters of ASCII"):
+            Endpoint("http://somewhere", wrong)
     assert url_of("fe80::1", 80) == "http://[fe80::1]:80"
 
 
@@ -48,6 +53,8 @@ def test_an_endpoint_is_a_value_that_hides_its_token():
         "http://a:1/?c",
         "http://a:x",
         "http://a#b",
+        "http://a:0",
+        "http://a:99999",
     ],
 )
 def test_a_url_that_would_not_be_asked_as_it_is_written_is_refused(url):

@@ -79,8 +79,10 @@ def test_workers_per_node(asked, chosen):
         ({"workers_per_node": 3}, "node 1 has 2 bundle"),
         ({"workers_per_node": -1}, "no room for -1"),
         ({"workers_per_node": [1]}, "1 entries for 2 node"),
+        ({"workers_per_node": [1, 1, 1]}, "3 entries for 2 node"),
         ({"workers_per_node": 0}, "no worker at all"),
         ({"workers_per_node": 1, "bundle_indices_list": [[0]]}, "not both"),
+        ({"n_spare": 7}, r"all 6 bundle\(s\) of the cluster are to be spare"),
         ({"n_spare": 6}, r"all 6 bundle\(s\) of the cluster are to be spare"),
         ({"n_spare": 1, "bundle_indices_list": [[0], [1, 2], [3, 4]]}, r"not tied; \[1, 2\] are"),
         ({"bundle_indices_list": []}, "is empty"),
@@ -160,6 +162,12 @@ def test_rank_zero_is_the_master():
         (2, 1, (6001,)),
     ]
     assert [(i.node_rank, i.local_rank) for i in infos] == [(0, 0), (1, 0), (0, 1)]
+
+
+def test_a_group_begins_with_generation_0():
+    infos = assign_ranks([0], facts([(0, 0)]), [0], "g")
+    assert [info.generation for info in infos] == [0]
+    assert RankInfo(3, 8, 1, 2, 1, "n", "10.0.0.1", 3, None, "10.0.0.0", 29500, (), "g").generation == 0
 
 
 def test_the_environment_is_that_of_launchers():

@@ -40,6 +40,12 @@ def test_sub_layouts_keep_their_ranks(cube):
     assert cube.get_ranks() == cube
 
 
+def test_a_part_of_a_layout_has_the_shape_that_is_left():
+    layout = [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]]]
+    part = NamedSharding(layout, ["pp", "dp", "tp"]).get_ranks(pp=1)
+    assert (part.layout, dict(part.shape)) == (layout[1], {"dp": 2, "tp": 3})
+
+
 def test_whatever_has_tolist_is_a_layout():
     class Array:
         def tolist(self):
@@ -54,6 +60,8 @@ def test_whatever_has_tolist_is_a_layout():
         ([[0, 1], [2]], ["a", "b"], "ragged"),
         ([0, 0], ["a"], "more than once"),
         ([0, 1], ["a", "b"], r"2 name\(s\) for a layout of 1 axes"),
+        ([[0], [1]], ["a"], r"1 name\(s\) for a layout of 2 axes"),
+        ([True, False], ["a"], "not bool"),
         ([[0], [1]], ["a", "a"], "repeated"),
         ([], ["a"], "empty"),
         (["x"], ["a"], "not str"),

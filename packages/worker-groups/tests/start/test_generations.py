@@ -19,6 +19,7 @@ from raycrew.worker_groups._group.life import Lifecycle
 from raycrew.worker_groups._group.reserve import Reserve
 from raycrew.worker_groups._start import HOOK, startup
 from raycrew.worker_groups._start.newcomers import generations
+from raycrew.worker_groups.sharding import WorkerFacts, assign_ranks
 from raycrew.worker_groups.testing import InProcessGroup
 
 
@@ -325,3 +326,135 @@ def test_survivors_are_told_at_once_unless_their_class_hears_of_it(monkeypatch):
     for has_hook, told in ((False, {0: "told first", 2: "told third"}), (True, {0: "ready 0", 2: "ready 2"})):
         launch._has_hook = lambda _, has_hook=has_hook: has_hook
         assert launch._tell_places(started) == told
+
+
+def facts_of(position, pid=0):
+    port = 9000 + 10 * position + pid
+    return WorkerFacts("node", "127.0.0.1", pid or position, master_port=port, spare_port=port + 5)
+
+
+def built(positions, n):
+    """Rank 0 is at position 2, rank 1 at 0, rank 2 at 1; the workers of some positions are new."""
+    launch = generations._Succession.__new__(generations._Succession)
+    launch.spec = SimpleNamespace(name="policy", options=SimpleNamespace(env_vars=None, init=None))
+    launch.claim, launch.report = FakeCluster([n]).claim(None, "policy"), "a new report"
+    launch.positions, launch.handles, launch.names, begun = positions, {}, {}, []
+
+    def create(info, options):
+        launch.handles = {position: f"new {position}" for position in positions}
+        launch.names = {position: f"name of new {position}" for position in positions}
+
+    launch._create = create
+    launch._locate = lambda: {position: facts_of(position, pid=7) for position in positions}
+    launch._begin = lambda order, ranks, facts, own: begun.append([own[p] for p in positions])
+    launch._orders = lambda info, facts, own: (info.rank, info.generation, facts.pid, own)
+    launch._note_phases = lambda *_: None
+    order, facts = [2, 0, 1], [facts_of(position) for position in range(3)]
+    started = startup.Started(
+        [f"old {position}" for position in order],
+        assign_ranks(order, facts, [0, 1, 2], "policy", 3),
+        [facts[position] for position in order],
+        order,
+        SimpleNamespace(configured=[None] * n),
+        [f"told to {position}" for position in range(n)],
+        "the report of the start",
+        4711,
+        [f"name of old {position}" for position in order],
+    )
+    return launch._build(started), launch, begun
+
+
+@pytest.mark.parametrize(
+    ("positions", "handles", "port", "spare", "report"),
+    [
+        ([0], ["old 2", "new 0", "old 1"], 4711, 9025, "a new report"),
+        ([2], ["new 2", "old 0", "old 1"], 9027, 9032, "a new report"),
+        ([], ["old 2", "old 0", "old 1"], 4711, 9025, "the report of the start"),
+        ([3], ["old 2", "old 0", "old 1", "new 3"], 4711, 9025, "a new report"),
+    ],
+    ids=["one was replaced", "rank 0 was", "nobody was", "one came"],
+)
+def test_a_generation_has_the_ranks_that_it_had_and_those_that_come_after_them(
+    positions, handles, port, spare, report
+):
+    found, launch, begun = built(positions, len(handles))
+    assert (found.handles, found.names) == (handles, [f"name of {handle}" for handle in handles])
+    assert [info.rank for info in found.ranks] == list(range(len(handles)))
+    assert {(info.world_size, info.generation, info.master_port) for info in found.ranks} == {
+        (len(handles), 4, port)
+    }
+    assert found.order == [2, 0, 1, 3][: len(handles)]
+    assert [info.bundle_index for info in found.ranks] == found.order
+    assert [facts.pid for facts in found.facts] == [7 if p in positions else p for p in found.order]
+    assert (found.report, found.spare_port) == (report, spare)
+    assert begun == [[f"told to {position}" for position in positions]]
+    told = {r: (r, 4, p, f"told to {p}") for r, p in enumerate(found.order) if p not in positions}
+    assert launch.orders == told, "those that live are told by themselves"
+
+
+@pytest.mark.parametrize(
+    ("has_hook", "told", "settled", "port"),
+    [
+        (False, {0: "a"}, [], 4711),
+        (True, {0: "a", 2: "c"}, ["a", "c"], "asked"),
+        (True, {2: "c"}, ["c"], 4711),
+    ],
+    ids=["nobody hears of it", "all hear", "rank 0 is new"],
+)
+def test_all_hear_of_a_generation_once_those_that_live_are_there(monkeypatch, has_hook, told, settled, port):
+    launch, steps = generations._Succession.__new__(generations._Succession), []
+    launch.spec, launch.orders = SimpleNamespace(name="policy"), {0: "first"}
+    launch._has_hook = lambda _: has_hook
+    launch._settle = lambda calls: steps.extend(calls)
+    launch._raise_failed = lambda settled, places, method: steps.append((len(places), method))
+    launch._tell = lambda info, handles, ranks, facts, orders: steps.append(orders)
+    launch._next_port = lambda _: "asked"
+    monkeypatch.setattr(generations, "Whereabouts", lambda *_: None)
+    started = SimpleNamespace(info=None, handles=[], ranks=[None] * 3, facts=[None] * 3, spare_port=4711)
+    launch._await_places(started, told)
+    heard = [*settled, (len(told), "the call before the new generation"), {0: "first"}]
+    assert steps == (heard if has_hook else [])
+    assert started.spare_port == port
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_nobody_is_replaced_whose_process_is_still_there(monkeypatch, is_gone):
+    ended, launched = [], []
+    spec = SimpleNamespace(
+        name="policy",
+        options=SimpleNamespace(environments=None),
+        builder=SimpleNamespace(fqn=""),
+        cluster=None,
+    )
+    started = SimpleNamespace(order=[2, 0, 1], handles="abc", facts="xyz")
+
+    def end(handles, facts):
+        ended.append((handles, facts))
+        return SimpleNamespace(occupied=not is_gone, left={} if is_gone else {1: "it hangs", 2: "it waits"})
+
+    launch = SimpleNamespace(met=lambda *_: None, succeed=lambda *_: None)
+    monkeypatch.setattr(generations, "starting", lambda *_: nullcontext())
+    monkeypatch.setattr(generations, "end_workers", end)
+    monkeypatch.setattr(generations, "interpreter_for", lambda *_: None)
+    monkeypatch.setattr(generations, "_Succession", lambda *given: launched.append(given[3]) or launch)
+    given = (spec, None, started, [1, 2], {}, print, print, print)
+    if is_gone:
+        generations.next_generation(*given)
+    else:
+        with pytest.raises(WorkerGroupError, match=r"ended \(rank 1: it hangs; rank 2: it waits\)"):
+            generations.next_generation(*given)
+    assert ended == [({1: "b", 2: "c"}, {1: "y", 2: "z"})]
+    assert launched == ([[0, 1]] if is_gone else []), "their positions"
+
+
+def test_further_workers_are_started_at_the_positions_after_those_that_there_are(monkeypatch):
+    asked = []
+    launch = SimpleNamespace(
+        prepared=lambda started, positions: asked.append(list(positions)) or "prepared",
+        succeed=lambda *given: asked.append(given),
+    )
+    monkeypatch.setattr(generations, "starting", lambda spec, n: asked.append(n) or nullcontext())
+    monkeypatch.setattr(generations, "_Succession", lambda *given: asked.append(list(given[3])) or launch)
+    spec, started = SimpleNamespace(plan=SimpleNamespace(seats=[None] * 5)), SimpleNamespace(order=[2, 0, 1])
+    generations.add_workers((spec, None, started), "end", "go on", "before", "built")
+    assert asked == [2, [3, 4], [3, 4], ("prepared", "built", "before")]

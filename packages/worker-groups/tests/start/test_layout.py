@@ -2,7 +2,7 @@
 
 import pytest
 
-from raycrew.cluster_core import BundlesOccupiedError
+from raycrew.cluster_core import BundlesOccupiedError, BundleSpec
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups._group.life import claim_more
 from raycrew.worker_groups._start import JoinedClaim
@@ -83,3 +83,15 @@ def test_placements_tell_which_ranks_are_tied_and_how_much_of_a_bundle_each_has(
         told = [(place.rank, place.bundle_index, place.tied_group) for place in group.placements]
         assert told == [(0, 3, None), (1, 0, 1), (2, 1, 1), (3, 2, None), (4, 4, None)]
         assert {place.share for place in group.placements} == {0.5}
+
+
+def test_a_rank_of_a_bundle_without_cpus_has_all_of_it():
+    cluster = FakeCluster([1], bundle_specs=BundleSpec(cpus=0, memory=1 << 20))
+    with InProcessGroup(cluster, object) as group:
+        assert [place.share for place in group.placements] == [1.0]
+
+
+def test_a_share_is_that_of_the_devices_where_there_are_any():
+    cluster = FakeCluster([1], bundle_specs=BundleSpec(cpus=3, gpus=4), max_colocated_worker_groups=2)
+    with InProcessGroup(cluster, object) as group:
+        assert [place.share for place in group.placements] == [0.5]

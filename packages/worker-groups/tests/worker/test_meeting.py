@@ -30,11 +30,20 @@ def test_each_generation_meets_at_another_port_than_the_one_before(three_ports):
     meeting = MeetingPorts(three_ports)
     worker = replace(FIRST, master_port=meeting.ports[0])
     assert meeting.take(worker) == meeting.ports[1]
+    assert meeting.ports[0] == worker.master_port
     for _ in range(6):
         before, port = meeting.ports
         worker = renewed(worker, port)
         assert meeting.take(worker) not in (before, port, 0)
         assert meeting.ports[0] == port
+
+
+def test_a_generation_that_meets_elsewhere_changes_no_port(three_ports):
+    meeting = MeetingPorts(three_ports)
+    before = meeting.ports
+    for port in (1, 65535):
+        assert meeting.take(replace(FIRST, master_port=port)) == before[1]
+    assert meeting.ports == before
 
 
 def test_no_port_for_the_next_generation_is_no_failure_of_this_one(three_ports):

@@ -34,6 +34,9 @@ def test_where_a_worker_is_belongs_to_its_group():
 
 def test_a_worker_may_take_less_than_its_share_but_not_more():
     assert merged(configured=Configured({"num_gpus": 0})).actor["num_gpus"] == 0
+    assert merged(configured=Configured({"num_gpus": 1.0})).actor["num_gpus"] == 1.0
+    placed = {"num_cpus": 0.5, "num_gpus": 0.25}
+    assert merge_options({}, {}, Configured(), placed).actor == placed
     with pytest.raises(ValueError, match=r"num_gpus=2 is more than the worker's share of its bundle, 1\.0"):
         merged(configured=Configured({"num_gpus": 2}))
 
@@ -68,6 +71,7 @@ def test_keyword_arguments_of_init():
     [
         (({}, {}), "must return"),
         ([{}, {}, {}], "must return"),
+        (({}, {}, {}, {}, {}), "must return"),
         (({}, [], {}), "env_vars is a list, not a mapping"),
     ],
 )
@@ -121,3 +125,22 @@ def test_a_launcher_stands_before_the_interpreter_that_the_worker_has_anyway():
     assert launched == {"py_executable": f"numactl --cpunodebind 'a b' {shlex.quote(sys.executable)}"}
     own = merged(launcher=["nsys", "profile"], py_executable="/env/bin/python").actor["runtime_env"]
     assert own == {"py_executable": "nsys profile /env/bin/python"}
+
+
+def test_forwarded_variables_are_those_that_nobody_else_names():
+    forwarded = {"A": "forwarded", "B": "forwarded", "C": "forwarded", "D": "forwarded", "LD_X": "/x"}
+    options = merged(
+        {"runtime_env": {"conda": "base", "pip": [], "env_vars": {"A": "of the class"}}},
+        configured=Configured({}, {"B": "configured"}),
+        env_vars={"C": "of the caller"},
+        forwarded=forwarded,
+    )
+    assert options.env_vars == {"B": "configured", "C": "of the caller", "D": "forwarded"}
+    from_start = {"A": "of the class", "LD_X": "/x"}
+    assert options.actor["runtime_env"] == {"conda": "base", "pip": [], "env_vars": from_start}
+    assert options.overridden == ()
+
+
+def test_what_is_configured_as_the_caller_wanted_it_overrides_nothing():
+    options = merged(caller={"num_cpus": 2}, configured=Configured({"num_cpus": 2}))
+    assert (options.actor["num_cpus"], options.overridden) == (2, ())

@@ -14,7 +14,7 @@ from raycrew.worker_groups._calls import Settled, in_thread
 from raycrew.worker_groups._calls.answers import gathering, telling
 from raycrew.worker_groups._calls.answers.ends import first_failure
 from raycrew.worker_groups._calls.answers.recovery import Recovery
-from raycrew.worker_groups._calls.answers.results import Results
+from raycrew.worker_groups._calls.answers.results import Results, uninterrupted
 
 PATIENCE_S = 60
 
@@ -166,6 +166,74 @@ def test_what_was_made_when_its_task_was_cancelled_at_the_last_moment_is_undone(
 
     asyncio.run(cancel_late())
     assert undone == ["group"]
+
+
+def test_what_is_still_being_made_when_its_task_is_cancelled_is_undone_before_that_is_told():
+    go_on, undone = threading.Event(), []
+
+    def make():
+        go_on.wait(PATIENCE_S)
+        return "group"
+
+    async def cancel():
+        task = asyncio.create_task(in_thread(make, undone.append))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0)
+        assert not task.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert undone == ["group"]
+
+    asyncio.run(cancel())
+
+
+def test_what_fails_when_its_task_is_cancelled_leaves_nothing_to_undo():
+    failed, undone = threading.Event(), []
+
+    def fail():
+        failed.set()
+        raise ValueError("no group")
+
+    async def cancel_late():
+        task = asyncio.create_task(in_thread(fail, undone.append))
+        await asyncio.sleep(0)
+        failed.wait(PATIENCE_S)
+        time.sleep(0.1)  # the thread has ended, and the loop has not heard of it
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(ValueError, match="no group"):
+            await in_thread(fail, undone.append)
+        return await in_thread(lambda: "group", undone.append)
+
+    assert asyncio.run(cancel_late()) == "group"
+    assert undone == []
+
+
+def test_a_clean_up_goes_on_to_its_end_though_its_task_is_cancelled():
+    go_on, done = threading.Event(), []
+
+    def clean_up():
+        go_on.wait(PATIENCE_S)
+        done.append("cleaned up")
+        return "left"
+
+    async def cancel():
+        task = asyncio.create_task(uninterrupted(clean_up))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert done == ["cleaned up"]
+        with pytest.raises(ZeroDivisionError):
+            await uninterrupted(lambda: 1 // 0)
+        return await uninterrupted(clean_up)
+
+    assert asyncio.run(cancel()) == "left"
 
 
 def test_results_end_for_a_loop_that_awaits_after_one_that_blocks_took_the_last():

@@ -22,10 +22,11 @@ class Calls:
 
     def __init__(self, *rounds, results=None):
         self.rounds, self.results = list(rounds), results or {}
-        self.done, self.timeouts = set(), []
+        self.done, self.timeouts, self.fetched = set(), [], []
 
     def wait(self, refs, num_returns=1, timeout=None, fetch_local=True):
         self.timeouts.append(timeout)
+        self.fetched.append(fetch_local)
         if not self.done.intersection(refs) and self.rounds:
             self.done |= set(self.rounds.pop(0))
         ready = [ref for ref in refs if ref in self.done][:num_returns]
@@ -73,13 +74,23 @@ def test_rounds_in_which_nothing_is_done_do_not_end_a_wait_that_has_time(connect
     session = connect(Calls("", "", "a", "", "b"))
     assert settle(["a", "b"], None, nothing).values == {0: "A", 1: "B"}
     assert settle(["a", "b"], time.monotonic() + 600, nothing).values == {0: "A", 1: "B"}
-    assert all(timeout is not None and timeout <= 1.0 for timeout in session.timeouts)
+    assert all(timeout is not None and 0 < timeout <= 1.0 for timeout in session.timeouts if timeout != 0)
+    connect(waited := Calls("", "a"))
+    assert settle(["a"], None, nothing).values == {0: "A"}
+    assert min(waited.timeouts) > 0, "it is waited for, and not asked again and again"
 
 
 def test_a_deadline_that_is_over_ends_the_wait_but_takes_what_is_done(connect):
     connect(Calls("b"))
     settled = settle(["a", "b", "c"], over(), nothing)
     assert (settled.values, settled.pending) == ({1: "B"}, [0, 2])
+
+
+def test_calls_that_are_done_together_are_taken_together(connect):
+    calls = [str(i) for i in range(100)]
+    session = connect(Calls(calls))
+    assert settle(calls, None, nothing).pending == []
+    assert len(session.timeouts) < 5
 
 
 def test_after_the_first_failure_others_get_the_grace_and_no_more(connect):
@@ -118,6 +129,13 @@ def test_some_calls_are_awaited_until_so_many_are_done(connect):
     assert await_some(["a", "b", "c"], time.monotonic() + 600, nothing, count=2) == ["a", "c"]
     connect(Calls("", "c"))
     assert await_some(["a", "b", "c"], over(), nothing) == []
+
+
+def test_results_come_to_this_node_unless_they_are_to_stay_where_they_are(connect):
+    for options, fetched in (({}, [True]), ({"fetch_local": False}, [False])):
+        session = connect(Calls("a"))
+        assert await_some(["a"], None, nothing, **options) == ["a"]
+        assert session.fetched == fetched
 
 
 def test_what_is_left_is_never_negative_and_has_the_lower_bound():

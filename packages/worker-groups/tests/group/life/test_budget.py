@@ -35,6 +35,7 @@ def test_the_longest_pause():
 
 def test_none_at_all():
     budget = RestartBudget(0)
+    assert not budget.is_refusing, "nobody has asked"
     with pytest.raises(WorkerGroupError, match="all 0 restarts"):
         budget.take()
     assert budget.is_refusing

@@ -11,6 +11,7 @@ from raycrew.worker_groups import (
     WorkerGroupError,
 )
 from raycrew.worker_groups._calls import Recovery
+from raycrew.worker_groups._group.life import states
 from raycrew.worker_groups._group.life.states import Lifecycle
 
 pytestmark = pytest.mark.hostile
@@ -141,6 +142,24 @@ def test_what_is_being_sent_is_sent_before_its_rank_is_replaced(life):
         pass
 
 
+def test_a_call_that_is_not_sent_in_the_end_holds_up_no_restart_for_ever(life, monkeypatch, caplog):
+    monkeypatch.setattr(states, "UNWIND_S", 0.02)
+    with life.sending([1], None):
+        life.replacing([1])
+    assert "its restart goes on while calls are still being sent" in caplog.text
+
+
+def test_who_wants_its_own_restart_gets_it_after_that_of_another(life, joined):
+    other = Told(lambda work: life.restart(work, shared=False), lambda: [1])
+    _, own = in_thread(lambda: life.restart(lambda: [2], shared=False))
+    assert joined.wait(60)
+    assert (other.end(), own()) == ([1], [2])
+
+
+def test_a_restart_apart_does_not_hold_up_the_end_of_the_program(life):
+    assert life.restart(lambda: [int(threading.current_thread().daemon)], apart=True) == [1]
+
+
 def test_a_restart_that_calls_its_own_group_is_no_deadlock(life):
     def work():
         life.replacing([0])
@@ -158,7 +177,7 @@ def test_a_copy_waits_no_longer_than_it_may_for_a_restart_that_does_not_end(life
     restart = Told(life.restart, lambda: [1])
     life.replacing([1])
     with (
-        pytest.raises(ResultTimeoutError, match=r"ranks \[1\] are still being restarted after"),
+        pytest.raises(ResultTimeoutError, match=r"ranks \[1\] are still being restarted after 0"),
         life.copying([0, 1], 0.01),
     ):
         pass

@@ -204,4 +204,5 @@ def test_what_was_found_of_a_worker_that_died_meanwhile_is_of_a_dead_one():
     found = Findings(seen=Seen(is_alive=True, is_told=True), output="its last words")
     assert (found.is_idle, found.of_dead().is_idle) == (True, False)
     assert (found.of_dead().seen.state, found.of_dead().output) == ("dead", "its last words")
+    assert not Findings.nothing("no answer").is_idle
     assert Findings.nothing("no answer").of_dead() == Findings.nothing("no answer")

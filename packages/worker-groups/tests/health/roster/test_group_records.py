@@ -26,6 +26,7 @@ def test_what_is_left_is_read_again():
     assert [worker.pid for worker in beside.processes] == [11, 12, 13]
     entry = json.loads(text)
     assert entry["workers"][1]["pid"] == 12
+    assert entry["version"] == 1, "what released versions read"
     del entry["standbys"]  # as an earlier version has left it
     entry["later"] = entry["workers"][0]["later"] = "what a later version adds"
     assert record_of(json.dumps(entry)) == RECORD
@@ -45,6 +46,8 @@ def test_what_is_left_is_read_again():
         '{"version": 1, "workers": [{"rank": 0}]}',
         '{"version": 1, "workers": 7}',
         "[" * 100_000,
+        RECORD.as_text().replace('"version": 1', '"version": 0'),
+        RECORD.as_text().replace('"version": 1', '"version": 2'),
         RECORD.as_text().replace('"policy"', "null"),
         RECORD.as_text().replace('"policy"', '["policy"]'),
         RECORD.as_text().replace('"rank": 1', '"rank": "1"'),
@@ -67,6 +70,7 @@ def test_how_far_a_start_has_got_is_said_in_words():
     assert replace(START, step="environment", n_answered=4, missing="").note(0.0) == (
         "starting for 0 s: environment"
     )
+    assert replace(START, n_answered=0, missing="").note(101.0).endswith("import and __init__")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from test_group_records import RECORD, START, STARTING, WORKERS
 
 from raycrew.worker_groups._health import RunningCall, Seen
-from raycrew.worker_groups._health.roster.sights import GroupSight, group_sight, key_of
+from raycrew.worker_groups._health.roster.sights import GroupSight, Stacks, group_sight, key_of
 
 LIVING = {(RECORD.namespace, worker.actor) for worker in WORKERS}
 CALL = RunningCall("train", 7, 10.0, 2.0)
@@ -103,3 +103,16 @@ def test_what_programs_get():
     assert (first["private_bytes"], first["device_bytes"], first["cpu"]) == (5, 6, 1.5)
     assert (first["placement_group"], first["tied_group"], first["device"]) == ("pg", 0, "cuda:3")
     assert second["method"] is None and second["private_bytes"] is None
+
+
+def test_programs_get_what_is_known_of_somebody_whom_nobody_has_seen():
+    first, second = sight(None).as_dict()["workers"]
+    assert first.keys() == second.keys()
+    assert (first["pid"], first["state"], first["method"], first["cpu"]) == (11, "unanswered", None, None)
+
+
+def test_programs_get_stacks_with_whose_they_are():
+    told = Stacks(RECORD, WORKERS[1], "a stack", "py-spy").as_dict()
+    assert json.loads(json.dumps(told)) == told
+    assert (told["group"], told["namespace"], told["rank"], told["pid"]) == ("policy", "spaces", 1, 12)
+    assert (told["text"], told["told_by"], told["note"]) == ("a stack", "py-spy", "")

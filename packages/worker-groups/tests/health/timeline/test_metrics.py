@@ -97,6 +97,11 @@ def test_counts_and_updates(measured):
     ]
 
 
+def test_what_ends_before_it_began_by_the_clocks_of_two_nodes_took_no_time(measured):
+    RayMetrics().update("weights", [("load", -0.25)], 0)
+    assert measured == [("update_seconds", 0.0, {"update": "weights", "phase": "load"})]
+
+
 def test_the_dashboard_asks_for_metrics_that_there_are():
     queries = re.findall(r'"expr": "((?:[^"\\]|\\.)*)"', DASHBOARD.read_text())
     asked = {name for query in queries for name in re.findall(r"ray_(raycrew_\w+)", query)}

@@ -25,7 +25,8 @@ def nodes(monkeypatch):
     """Answers by node; what was asked."""
     answers, asked = {}, []
 
-    def ask_timed(method, workers, _timeout_s, more, *, may_make):
+    def ask_timed(method, workers, timeout_s, more, *, may_make):
+        assert 0 < timeout_s <= questions.LOOK_WITHIN_S
         meanwhile = getattr(found, "meanwhile", lambda: None)
         meanwhile()
         found.seen = more
@@ -143,6 +144,7 @@ def test_a_handler_of_a_signal_may_ask_while_its_thread_does_and_waits_for_no_ot
     nodes.answers["n"] = [(clock_name(), 1.0, 0, 1, [(CALL, "m", 1e9, 1e9, 0.0)])]
 
     def handle():
+        workers.follow("policy", {1: place("two")})
         found.append(workers.ask())
         other = threading.Thread(target=lambda: found.append(workers.ask(0.01)), daemon=True)
         other.start()
@@ -153,3 +155,8 @@ def test_a_handler_of_a_signal_may_ask_while_its_thread_does_and_waits_for_no_ot
     asking.start()
     asking.join(PATIENCE_S)
     assert (asking.is_alive(), found) == (False, [[], []])
+    assert nodes.asked == [("record", ["one"], True)]
+    nodes.answers.clear(), nodes.asked.clear()
+    nodes.meanwhile = list
+    workers.ask()
+    assert nodes.asked == [("record", ["one", "two"], False)], "who came meanwhile is asked later"

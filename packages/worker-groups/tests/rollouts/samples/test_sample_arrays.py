@@ -3,6 +3,7 @@
 import pytest
 
 from raycrew.worker_groups.rollouts.samples import SampleQueue
+from raycrew.worker_groups.rollouts.samples._asking.arrays import decode_array, encode_array
 
 np = pytest.importorskip("numpy")
 
@@ -46,3 +47,16 @@ def test_an_array_that_is_changed_after_it_was_put_comes_as_it_was(queue):
     queue.put({"tokens": [row]}, version=0)
     row[:] = 1
     assert queue.get(1)["tokens"][0].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("array", "written"),
+    [
+        (np.arange(2, dtype="<i2"), b"\x01\x05\x00<i2 2\x00\x00\x01\x00"),
+        (np.zeros((1, 2), dtype="u1"), b"\x01\x07\x00|u1 1 2\x00\x00"),
+    ],
+)
+def test_arrays_are_written_as_earlier_versions_did(array, written):
+    """A queue in a folder may be opened by a later one."""
+    assert encode_array(array) == written
+    assert decode_array(written).tolist() == array.tolist()

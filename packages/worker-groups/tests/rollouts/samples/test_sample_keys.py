@@ -55,6 +55,7 @@ def test_the_oldest_key_is_forgotten_for_a_new_one():
     ("keys", "error", "message"),
     [
         (["a"], ValueError, "2 samples have 2 different keys"),
+        (["a", "b", "c"], ValueError, "2 samples have 2 different keys"),
         (["a", "a"], ValueError, "2 samples have 2 different keys"),
         (["a", ""], TypeError, "not empty"),
         (["a", 1], TypeError, "not 1"),

@@ -231,6 +231,18 @@ def has_lost_nothing(keeper, what, lines):
     return came
 
 
+def test_what_was_done_is_answered_with_what_became_of_it():
+    keeper = keeper_of()
+    put_into(keeper, 1, 2, 3)
+    (first, _), (second, _) = get_from(keeper, 1), get_from(keeper, 1)
+    assert keeper.renew(first, 5.0) is True
+    assert (keeper.done(first, None), keeper.give_back(second, None)) == (1, 1)
+    assert (keeper.advance(3), keeper.advance(2)) == (3, 3)
+    third, _ = get_from(keeper, 1)
+    assert (keeper.withdraw(third), keeper.withdraw("never begun")) == (1, 0)
+    assert (keeper.discard(0), keeper.end()) == (2, True)
+
+
 def test_who_waits_looks_again_when_the_next_lease_ends():
     keeper = keeper_of(lease_s=50.0)
     put_into(keeper, 1, 2)

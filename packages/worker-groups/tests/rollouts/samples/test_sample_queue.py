@@ -304,6 +304,17 @@ def test_coroutines_wait_without_blocking_their_loop(queue):
     assert queue.stats().consumed == 2
 
 
+def test_coroutines_go_on_with_the_parts_that_there_are_and_end_them(queue):
+    async def main():
+        ids = await queue.put_async({"tokens": [[1], [2]]}, version=0, lengths=[1, 1], partial=True)
+        async with await queue.resume_async(8, timeout_s=10) as parts:
+            assert parts.ids == ids
+            await parts.put_async({"tokens": [[1, 3], [2]]}, version=1, lengths=[2, 1])
+        assert queue.stats().partial == 0
+
+    asyncio.run(main())
+
+
 def test_what_was_handed_to_a_caller_who_no_longer_waits_goes_back(queue, monkeypatch):
     put(queue, 1)
     ask = queue._channel.ask
@@ -400,6 +411,22 @@ def test_a_batch_is_there_even_without_columns():
         put(queue, 1)
         batch = queue.get(1, columns=[])
         assert batch and (len(batch), batch.size) == (0, 1)
+
+
+def test_columns_that_are_added_say_nothing_of_the_weights_unless_that_is_said(queue):
+    ids = queue.put({"tokens": [1, 2]}, version=0)
+    queue.add(ids[:1], {"reward": [1.0]})
+    assert queue.stats().version == 0
+    queue.add(ids[1:], {"reward": [1.0]}, version=3)
+    assert queue.stats().version == 3
+
+
+def test_samples_that_never_were_are_named(queue):
+    (last,) = queue.put({"tokens": [1]}, version=0)
+    for wrong in (-1, last + 1):
+        with pytest.raises(ValueError, match=rf"there never were samples \[{wrong}\]"):
+            queue.add([last, wrong], {"reward": [1.0, 2.0]})
+    assert queue.add([last], {"reward": [1.0]}) == []
 
 
 def test_a_queue_to_which_nothing_has_happened_counts_nothing():

@@ -56,3 +56,9 @@ def test_a_changed_byte_is_never_read_as_what_was_written(written, data):
     assert read(changed, is_last=False) == (told[:n], begins[n])
     may_be_cut = n == len(begins) - 1 and at - begins[n] >= FRAME_BYTES
     assert read(changed, is_last=True) == (told[:n], None if may_be_cut else begins[n])
+
+
+def test_records_are_written_as_earlier_versions_did():
+    """A queue in a folder may be opened by a later one."""
+    written = b'\x0e\x00\x00\x00\x00\x00\x00\x00[\xcd\xa8p\x14!\x81\xe6\x07\x00\x00\x00{"a":1}xyz'
+    assert encode({"a": 1}, [b"x", b"yz"]) == (written, 27)

@@ -74,6 +74,8 @@ def test_memory_is_room_too(room):
     assert not room.takes(1, 1, "little", 0.0)
     room._rows.in_memory_bytes = 800
     assert room.takes(1, 101, "much", 0.0)
+    assert room.takes(1, 1, "little", 0.0)
+    assert room.takes(1, 200, "all that is left", 0.0) and not room.takes(1, 201, "more", 0.0)
 
 
 def test_a_consumer_who_waits_for_more_is_brought_it_past_a_large_put():

@@ -70,6 +70,16 @@ def test_only_who_takes_samples_out_waits_in_vain(caplog):
         assert len(caplog.records) == 1
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_who_gets_enough_of_a_full_queue_is_warned_of_nothing(caplog, n):
+    with SampleQueue(["tokens"], max_samples=2) as queue:
+        queue.put({"tokens": [1, 2]}, version=0)
+        with pytest.raises(SampleQueueTimeoutError):
+            queue.put({"tokens": [3]}, version=0, timeout_s=0)
+        assert queue.get(n, at_least=n, timeout_s=0).size == n
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("timeout_s", [float("nan"), "1", True])
 def test_a_timeout_that_is_none_is_refused_at_once(timeout_s):
     with SampleQueue(["tokens"]) as queue:

@@ -77,6 +77,9 @@ def test_defaults_are_good_and_fixed():
         ({"memory_limit": "8 gigs"}, ValueError, "memory_limit"),
         ({"memory_limit": "-1GB"}, ValueError, "memory_limit"),
         ({"memory_limit": 0}, ValueError, "memory_limit"),
+        ({"diagnose": ""}, TypeError, "diagnose is a folder, True or False, not ''"),
+        ({"diagnose": 3}, TypeError, "diagnose is a folder, True or False, not 3"),
+        ({"launchers": {"*": 3}}, TypeError, r"launchers\['\*'\] is a command"),
         ({"init_timeout_s": 0}, ValueError, "init_timeout_s"),
         ({"init_timeout_s": float("nan")}, ValueError, "init_timeout_s"),
         ({"init_timeout_s": "5"}, TypeError, "init_timeout_s"),
@@ -133,6 +136,8 @@ def test_the_bounds_themselves_are_allowed():
         GroupOptions(**keyword_options(RayWorkerGroup) | {"memory_limit": "2KiB"}).memory_limit_bytes == 2048
     )
     assert GroupOptions(**keyword_options(RayWorkerGroup)).memory_limit_bytes == 0
+    reserve = {"standby": 1, "spare_bundles": 3, "preload": ["os.path"]}
+    assert GroupOptions(**keyword_options(RayWorkerGroup) | reserve).n_spare == 4
 
 
 def test_variables_of_a_function_are_not_known_before_the_ranks():

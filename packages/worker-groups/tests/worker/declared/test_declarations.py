@@ -20,6 +20,7 @@ def test_what_is_said_on_a_method_is_described():
     assert (train.kind, train.axis, train.split, train.collect) == ("sharded", "dp", ("batch",), "concat")
     assert (update.split, update.pad) == (("ids", "mask"), False)
     assert declared(Policy, "plain") is None
+    assert [declared(Policy, name).pad for name in ("save", "step", "score")] == [False, False, True]
     assert str(train) == "@sharded('dp')"
     travelled = pickle.loads(pickle.dumps(declared(Policy, "text")))
     assert (travelled.promise, travelled.collect.fn) == (("sharded", "a function"), longest)

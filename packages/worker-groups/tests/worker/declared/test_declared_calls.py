@@ -311,6 +311,11 @@ def test_a_rank_that_fails_is_told_and_errors_stand_in_its_place(group):
     assert fine == "x" * 7
 
 
+def test_who_splits_without_a_word_of_it_is_told_that_rows_can_be_padded():
+    with pytest.raises(ValueError, match="pad=True on the method adds the first rows again"):
+        split_rows({"x": [1, 2, 3]}, 2, pad=False, called="Policy.train", axis="dp")
+
+
 def test_shares_that_are_all_padding_keep_no_row():
     split = split_rows({"x": ["a", "b"]}, 4, pad=True, called="Policy.train", axis="dp")
     assert [part["x"] for part in split.parts] == [["a"], ["b"], ["a"], ["b"]]

@@ -120,6 +120,13 @@ def test_a_share_of_a_tensor_is_pickled_without_the_others():
 
 
 @pytest.mark.hostile
+def test_tensors_that_are_less_than_they_look_stay_so():
+    wide = torch.zeros(1).expand(80_000)
+    split = split_rows({"x": wide}, 2, pad=False, called="Policy.train", axis="dp")
+    assert [len(pickle.dumps(part["x"])) < 10_000 for part in split.parts] == [True] * 2
+
+
+@pytest.mark.hostile
 @pytest.mark.parametrize(
     ("one", "other"),
     [

@@ -14,7 +14,11 @@ from raycrew.worker_groups._health.observers import Span
 from raycrew.worker_groups._health.timeline.drawing.chrome import label_of, natural, rows_of, trace_of
 from raycrew.worker_groups._health.timeline.drawing.lanes import in_lanes
 from raycrew.worker_groups._health.timeline.drawing.page import page_of
-from raycrew.worker_groups._health.timeline.drawing.statistics import covered_s, statistics_of
+from raycrew.worker_groups._health.timeline.drawing.statistics import (
+    TimelineStatistics,
+    covered_s,
+    statistics_of,
+)
 from raycrew.worker_groups._health.timeline.records import Call, Part, spans_of
 
 TRAIN = [
@@ -103,6 +107,11 @@ def test_what_groups_did_and_whom_they_waited_for():
     assert statistics_of([Call("policy", "train", 0.0, (Part(0),))]).groups == ()
 
 
+def test_of_no_calls_there_is_nothing_to_tell():
+    assert statistics_of([]) == TimelineStatistics()
+    assert (TimelineStatistics().calls, TimelineStatistics().untold) == (0, 0)
+
+
 def test_the_slowest_is_who_was_last_most_often():
     ends = [(1.0, 2.0, 3.0), (1.0, 5.0, 3.0), (2.0, 4.0, 1.0), (2.0, 2.0, 1.0)]
     calls = [
@@ -159,3 +168,17 @@ def test_bars_of_a_page_are_exact_to_less_than_a_microsecond_and_short_to_write(
 def test_a_group_whose_calls_took_no_time_was_idle():
     found = statistics_of([Call("g", "m", 1.0, (Part(0, 1.0, 1.0), Part(1, 1.0, 1.0)), 1.0)])
     assert found.groups == (GroupShares("g", 2, 0.0, 0.0, 0.0, 1.0),)
+
+
+def test_shares_of_a_short_while_are_as_exact():
+    short = [
+        Call(
+            c.group,
+            c.method,
+            c.sent / 100,
+            tuple(Part(p.rank, p.began / 100, p.ended / 100) for p in c.parts),
+        )
+        for c in TRAIN
+    ]
+    (shares,) = statistics_of(short).groups
+    assert shares == GroupShares("policy", 2, *map(pytest.approx, (0.1, 11 / 20, 4 / 20, 5 / 20)))
