@@ -105,6 +105,12 @@ def test_shards_without_rows_are_dropped():
     assert collect_shards({"no": "handles"}) == []
 
 
+def test_a_shard_that_comes_again_counts_once():
+    one, other = RTensor(info(3, "a")), RTensor([info(2, "b"), info(3, "a")])
+    joined = RTensor.concat([one, other, one])
+    assert [shard.shard_id for shard in joined.shards] == ["a", "b"] and len(joined) == 11
+
+
 @pytest.mark.parametrize(
     ("act", "error", "match"),
     [

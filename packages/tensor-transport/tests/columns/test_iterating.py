@@ -142,6 +142,7 @@ def test_without_end():
         {"shuffle": False},
         {"drop_last": True},
         {"step": 4},
+        {"step": 5},
         {"step": -1},
         {"epoch": -1},
         {"epoch": 3},

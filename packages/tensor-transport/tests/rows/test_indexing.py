@@ -71,7 +71,14 @@ def test_truth_values_of_two_kinds_are_one_mask():
     assert chosen(np.array([1, 0], dtype=np.uint8), 3) == [1, 0]
 
 
-@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+@pytest.mark.parametrize(("index", "advised"), [(1, True), (np.int8(1), True), (1.5, False), ("1", False)])
+def test_one_row_is_named_by_a_list_of_one(index, advised):
+    with pytest.raises(TypeError, match="not by") as refused:
+        normalize_rows(index, 3)
+    assert str(refused.value).endswith("; wrap it in a list") == advised
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor, lambda rows: np.array(rows, "M8[s]")])
 def test_no_rows_at_all(kind):
     assert chosen(kind([]), 3) == []
 

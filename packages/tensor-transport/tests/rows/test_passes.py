@@ -13,6 +13,8 @@ def test_a_pass_takes_all_rows_as_they_stand_unless_told():
     assert (passes.shuffle, passes.seed, passes.drop_last) == (False, 0, False)
     with pytest.raises(ValueError, match="seed"):
         Passes(5, 2, seed=-1)
+    with pytest.raises(ValueError, match="size is an integer of at least 0"):
+        Passes(-1, 2)
 
 
 @pytest.mark.hostile

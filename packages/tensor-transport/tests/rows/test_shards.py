@@ -74,6 +74,8 @@ def test_what_makes_no_one_tensor_is_refused():
     with pytest.raises(ValueError, match="does not join"):
         check_alike([shard((3,)), shard((3, 4))])
     with pytest.raises(ValueError, match="does not join"):
+        check_alike([shard((3, 4)), shard((3,))])
+    with pytest.raises(ValueError, match="does not join"):
         check_alike([shard((3,)), shard((3,), "int32")])
     with pytest.raises(ValueError, match="does not join"):
         check_alike([shard((3,), "int32"), shard((3,))])
