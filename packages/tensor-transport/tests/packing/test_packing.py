@@ -173,5 +173,9 @@ def test_bins_that_cannot_be():
         pack([1, 1], 8, bin_count_multiple=4)
     with pytest.raises(ValueError, match="positive"):
         pack([1, 1], 8, min_bin_count=0)
+    with pytest.raises(ValueError, match="bin counts are positive, not 1 and 0"):
+        pack([1, 1], 8, bin_count_multiple=0)
+    with pytest.raises(ValueError, match="1 bins do not divide evenly over 0 ranks"):
+        balance([1], 0)
     with pytest.raises(ValueError, match="3 bins do not divide evenly over 2 ranks"):
         balance([1, 2, 3], 2)

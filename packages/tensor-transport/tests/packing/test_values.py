@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from raycrew.tensor_transport.packing import balance, pack
+from raycrew.tensor_transport.packing._bins import _exchange
 from raycrew.tensor_transport.packing._fitting import _Shelf
 from raycrew.tensor_transport.packing._plan import (
     check_batch_size,
@@ -79,6 +82,18 @@ def test_bins_that_are_asked_for_are_never_empty_and_lose_nothing(lengths, capac
     assert sorted(pack(lengths, capacity, min_bin_count=count).bins) == bins
 
 
+@pytest.mark.parametrize(
+    ("lengths", "capacity", "count", "loads"),
+    [
+        ([2, 1, 1, 1], 3, 3, [1, 2, 2]),
+        ([6] * 5 + [3, 1, 1, 1], 6, 7, [3, 3, 6, 6, 6, 6, 6]),
+        ([3] * 8 + [1] * 3, 3, 10, [1, 2, *[3] * 8]),
+    ],
+)
+def test_the_heaviest_bins_are_split_evenly_and_none_becomes_fuller(lengths, capacity, count, loads):
+    assert sorted(pack(lengths, capacity, min_bin_count=count).loads) == loads
+
+
 @pytest.mark.parametrize("algorithm", ["first_fit", "modified_first_fit_decreasing"])
 def test_more_bins_than_are_needed_are_all_filled_a_little_less(algorithm):
     lengths = np.random.default_rng(0).integers(1, 500, 400)
@@ -124,6 +139,35 @@ def test_an_exchange_brings_the_ranks_closer():
         [loads[b] for b in rank] == sorted((loads[b] for b in rank), reverse=True)
         for rank in balance(loads, 2)
     )
+
+
+@pytest.mark.parametrize(
+    ("dealt", "loads"),
+    [
+        ([[0, 1], [2, 3]], [10, 4, 6, 1]),
+        ([[0, 1], [2, 3]], [9, 8, 7, 2]),
+        ([[0, 1, 2], [3, 4, 5]], [9, 9, 9, 8, 6, 1]),
+    ],
+)
+def test_the_exchange_that_brings_two_ranks_closest_is_made(dealt, loads):
+    before = [sum(loads[b] for b in one) for one in dealt]
+    pairs = [(a, b) for a in dealt[0] for b in dealt[1]]
+    best = min(abs(before[0] - before[1] - 2 * (loads[a] - loads[b])) for a, b in pairs)
+    totals = list(before)
+    assert _exchange(dealt, totals, loads)
+    assert totals == [sum(loads[b] for b in one) for one in dealt]
+    assert abs(totals[0] - totals[1]) == best
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=5), st.integers(1, 4), st.integers(0, 2**32))
+def test_no_exchange_of_two_bins_helps_any_more(loads, ranks, seed):
+    loads = np.random.default_rng(seed).permutation(loads * ranks).tolist()
+    dealt = balance(loads, ranks)
+    assert all(rank == sorted(rank, key=lambda b: -loads[b]) for rank in dealt), "heaviest first"
+    totals = [sum(loads[b] for b in rank) for rank in dealt]
+    heavy, light = totals.index(max(totals)), totals.index(min(totals))
+    gap = totals[heavy] - totals[light]
+    assert all(abs(gap - 2 * (loads[a] - loads[b])) >= gap for a in dealt[heavy] for b in dealt[light])
 
 
 def test_a_shelf_finds_the_nearest_key():
