@@ -159,6 +159,7 @@ def test_no_sequences():
         (([-1], 8), "sequence 0 of -1 tokens"),
         (([0.5], 8), "one dimension of integers"),
         (([[1]], 8), "one dimension of integers"),
+        ((np.array(1), 8), "one dimension of integers"),
         (([1], 0), "capacity is positive"),
         (([1], 8, "magic"), "unknown packing algorithm 'magic'"),
     ],

@@ -88,6 +88,7 @@ def test_bins_that_are_asked_for_are_never_empty_and_lose_nothing(lengths, capac
         ([2, 1, 1, 1], 3, 3, [1, 2, 2]),
         ([6] * 5 + [3, 1, 1, 1], 6, 7, [3, 3, 6, 6, 6, 6, 6]),
         ([3] * 8 + [1] * 3, 3, 10, [1, 2, *[3] * 8]),
+        ([6] * 8 + [2, 2, 1, 1, 1, 1], 6, 12, [1, 2, 2, 3, *[6] * 8]),
     ],
 )
 def test_the_heaviest_bins_are_split_evenly_and_none_becomes_fuller(lengths, capacity, count, loads):
