@@ -18,7 +18,7 @@ from raycrew.tensor_transport import (
     UnsupportedTensorError,
 )
 from raycrew.tensor_transport._bytes.arenas import ALIGNMENT, Slot, arrange, locate
-from raycrew.tensor_transport._bytes.codec import decode, encode
+from raycrew.tensor_transport._bytes.codec import check_size, decode, encode
 from raycrew.tensor_transport._bytes.memory import TORCH_DTYPES, tensor_bytes, tensor_over
 
 SHAPES = [(), (0,), (1,), (3, 0, 2), (5, 3)]
@@ -152,6 +152,9 @@ class TestObjects:
 
     def test_truncated(self):
         header, buffers = parts([torch.ones(3), "x"])
+        for magic in (b"rct0", b"rct2", b"a", b"z"):
+            with pytest.raises(DecodeError, match="not the header of an encoded object"):
+                decode(magic + header[len(magic) :], buffers)
         for end in range(len(header) - 1):
             with pytest.raises(DecodeError):
                 decode(header[:end], buffers)
@@ -159,6 +162,15 @@ class TestObjects:
             decode(header, [buffers[0][:5]])
         with pytest.raises(DecodeError, match="do not exist"):
             decode(header, [])
+
+    @pytest.mark.hostile
+    @pytest.mark.parametrize("shape", [(2, 2), (7,), (5,), (-1, -6), (-6,), (True, 6), (6.0,), ("6",)])
+    def test_only_a_shape_that_fits_the_bytes_is_one(self, shape):
+        data = np.zeros(12, np.uint8)
+        for fits in ((6,), (2, 3), (1, 6, 1)):
+            check_size(data, 2, fits)
+        with pytest.raises(DecodeError, match=r"is not a shape|needs \d+ bytes, got 12"):
+            check_size(data, 2, shape)
 
 
 class TestSnapshotAndBorrow:
