@@ -315,6 +315,21 @@ def test_a_logical_node_larger_than_any_node_is_told_what_would_fit():
     )
 
 
+@pytest.mark.parametrize(
+    ("number", "told"), [(8, "the counts [8, 8, 8, 8, 8, 8, 8, 8]"), (9, "9 x 8 logical nodes")]
+)
+def test_many_counts_that_would_fit_are_told_in_short(number, told):
+    nodes = [node(i, 8) for i in range(number)]
+    assert f"; {told} or " in plan_cluster(nodes, PlacementRequest((8 * number,), GPU)).reasons[1]
+
+
+def test_who_only_waits_or_fits_nowhere_is_told_of_no_other_counts():
+    full = replace(node(0, 8), free={"CPU": 64.0, "GPU": 7.0})
+    for nodes in ([full], [node(0, 0)]):
+        reasons = plan_cluster(nodes, PlacementRequest((8,), GPU)).reasons
+        assert reasons and not any("would fit" in reason for reason in reasons)
+
+
 def test_a_resource_that_no_node_has_is_named():
     cpus = NodeState("n0", "10.0.0.0", {"CPU": 8.0}, {"CPU": 8.0})
     reasons = plan_cluster([cpus], PlacementRequest((1,))).reasons
@@ -323,6 +338,8 @@ def test_a_resource_that_no_node_has_is_named():
     assert plan_cluster([cpus], told).reasons[1] == "no node has any GPU; BundleSpec(gpus=0) asks for none"
     reasons = plan_cluster([cpus], PlacementRequest((1,), {"NPU": 1.0})).reasons
     assert reasons[1] == "no node has any NPU"
+    reasons = plan_cluster([node(0, 8, NPU=4.0)], PlacementRequest((1,), {"CPU": 1.0, "APU": 1.0})).reasons
+    assert reasons[1] == "no node has any APU"
 
 
 COUNTS = ((1,) * 12, (3,) * 12, (4,) * 12)

@@ -260,6 +260,8 @@ def test_the_commands_say_whom_to_trust(store, capsys):
         (1000, "ada", ["ada", "bob"], False),  # another may write what the group may
         (1000, "staff", [], False),  # others may have it as theirs
         (1001, "ada", [], False),
+        (999, "ada", [], False),
+        (1000, "a", [], False),
     ],
 )
 def test_a_group_counts_as_a_users_own_only_if_nobody_else_is_in_it(monkeypatch, gid, name, members, own):
@@ -267,3 +269,12 @@ def test_a_group_counts_as_a_users_own_only_if_nobody_else_is_in_it(monkeypatch,
     monkeypatch.setattr(trust.pwd, "getpwuid", lambda _: me)
     monkeypatch.setattr(trust.grp, "getgrgid", lambda _: SimpleNamespace(gr_name=name, gr_mem=members))
     assert trust._is_own(gid) is own
+
+
+def test_links_that_lead_in_a_circle_are_followed_to_no_end(open_folder):
+    one, other = open_folder / "one", open_folder / "other"
+    one.symlink_to(other)
+    other.symlink_to("one")
+    mine = Trust(frozenset({0, os.geteuid()}))
+    mine.check_one(one, open_folder)
+    mine.check_root(one / "store")

@@ -304,6 +304,36 @@ def test_coroutines_wait_without_blocking_their_loop(queue):
     assert queue.stats().consumed == 2
 
 
+def test_coroutines_are_answered_as_threads_are(queue):
+    async def main():
+        ids = await queue.put_async({"tokens": [1, 2, 3]}, version=0)
+        assert await queue.add_async(ids[:1], {"reward": [1.0]}) == []
+        assert await queue.add_async(ids[:1], {"reward": [2.0]}) == ids[:1]
+        async with await queue.get_async(2, adds=["reward"]) as scored:
+            assert await scored.add_async({"reward": [1.0, 1.0]}) == []
+            assert not scored._open
+        async with await queue.get_async(3) as batch:
+            await batch.done_async(ids[:1])
+            await batch.give_back_async(ids[1:2])
+            assert list(batch._open) == ids[2:]
+        stats = queue.stats()
+        assert (stats.consumed, stats.returned, stats.held, stats.leased) == (2, 1, 1, 0)
+        part = await queue.put_async({"tokens": [[1]]}, version=0, lengths=[1], partial=True)
+        async with await queue.resume_async(1) as parts:
+            queue._channel._keeper._ledger.drop(queue._channel._keeper._ledger.samples[part[0]])
+            assert await parts.put_async({"tokens": [[1, 2]]}, version=0, lengths=[2]) == part, "it is gone"
+
+    asyncio.run(main())
+
+
+def test_a_queue_and_a_batch_say_what_they_are():
+    with SampleQueue(["tokens", "reward"], max_samples=4, name="prompts") as queue:
+        assert (queue.name, queue.columns, queue.max_samples) == ("prompts", ["tokens", "reward"], 4)
+        put(queue, 1, 2)
+        assert repr(queue.get(1)) == "SampleBatch(1 samples, columns tokens, reward)"
+        assert repr(queue.get(1, columns=[])) == "SampleBatch(1 samples, columns none)"
+
+
 def test_coroutines_go_on_with_the_parts_that_there_are_and_end_them(queue):
     async def main():
         ids = await queue.put_async({"tokens": [[1], [2]]}, version=0, lengths=[1, 1], partial=True)

@@ -70,6 +70,32 @@ def test_only_who_takes_samples_out_waits_in_vain(caplog):
         assert len(caplog.records) == 1
 
 
+def test_why_nothing_came_is_told_exactly(caplog):
+    def told(use):
+        with pytest.raises(SampleQueueTimeoutError) as late:
+            use()
+        return str(late.value)
+
+    with SampleQueue(["tokens", "reward"], name="q", max_samples=3) as queue:
+        queue.put({"tokens": [1, 2]}, version=1)
+        queue.get(1, columns=["tokens"])
+        end = (
+            "that nobody has, and 0 more that are too old at version 1; it holds 2, of which 1 are handed out"
+        )
+        assert told(lambda: queue.get(1, timeout_s=0)) == f"q has 0 of 1 samples with tokens, reward {end}"
+        needs = {"columns": ["tokens"], "adds": ["reward"], "timeout_s": 0}
+        lacking = "q has 1 of 2 samples with tokens and without reward"
+        assert told(lambda: queue.get(2, **needs)) == f"{lacking} {end}"
+        assert told(lambda: queue.resume(1, timeout_s=0)) == f"q has 0 of 1 parts of rollouts {end}"
+        none = told(lambda: queue.get(2, columns=[], timeout_s=0))
+        assert none == f"q has 1 of 2 samples with any column {end}"
+        full = told(lambda: queue.put({"tokens": [3, 4]}, version=1, timeout_s=0))
+        assert full.startswith(
+            "q has no room for 2 samples more: it holds 2 (1 handed out, 0 parts of rollouts)"
+        )
+        assert full.endswith("bounded by max_samples=3 and max_memory=None")
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_who_gets_enough_of_a_full_queue_is_warned_of_nothing(caplog, n):
     with SampleQueue(["tokens"], max_samples=2) as queue:
