@@ -279,6 +279,13 @@ def test_axes_of_which_only_the_first_is_called_need_a_group_that_has_them():
     assert (list(got(leaders)), leaders.respect_tied_workers) == ([0], True)
 
 
+def test_what_does_not_fit_the_signature_is_refused_of_a_whole_sharded_call():
+    shape = GroupShape(INFO, 4, [[0], [1], [2], [3]], GRID.sharding)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'w'"):
+        dispatch_sharded(shape, "add", [["a", "b"]], {"w": ["c", "d"]}, in_sharded_axes=["dp"])
+    assert not shape.known_calls
+
+
 def test_every_partial_call_is_checked_and_every_item_too():
     with pytest.raises(TypeError, match="unexpected keyword argument 'w'"):
         dispatch_sharded(GRID, "add", [["a"]], {"w": ["b"]}, in_sharded_axes=["dp"], allow_partial=True)

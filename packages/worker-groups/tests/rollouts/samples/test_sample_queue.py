@@ -191,6 +191,26 @@ def test_who_waits_tries_again_only_when_something_has_changed(operation):
         held.done()
 
 
+def test_who_waits_is_not_woken_by_those_who_only_look():
+    async def main():
+        waiting = asyncio.create_task(queue.get_async(1))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        before = len(tries)
+        for _ in range(5):
+            queue.stats(), queue.known(["a"])
+            await asyncio.sleep(0)
+        assert len(tries) == before > 0
+        queue.put({"tokens": [1]}, version=0)
+        assert (await waiting)["tokens"] == [1]
+
+    with SampleQueue(["tokens"]) as queue:
+        keeper, tries = queue._channel._keeper, []
+        get = keeper.get
+        keeper.get = lambda **arguments: tries.append(1) or get(**arguments)
+        asyncio.run(main())
+
+
 def test_memory_is_bounded_and_the_newest_rows_go_to_disk(tmp_path):
     row = bytes(8000)
     with SampleQueue(["tokens", "reward"], max_memory="0.1MB") as queue:

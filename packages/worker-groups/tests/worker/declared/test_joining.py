@@ -55,6 +55,8 @@ def test_each_way_of_joining_without_padding():
 def test_results_of_no_rows_but_padding_do_not_count_among_rows():
     assert joined([[1, 2], [9, 9]], "concat", rows=2, kept=(2, 0)) == [1, 2]
     assert joined([[1, 2], [9, 9]], "list", rows=2, kept=(2, 0)) == [[1, 2], []]
+    with pytest.raises(ResultJoinError, match=r"1 rows are too many or too few; .* of rank 0 .* 2 rows"):
+        joined([[1], [3, 4]], "concat", rows=2, kept=(2, 1))
     with pytest.raises(ResultJoinError, match=r"3 rows are too many or too few; .* of rank 1 .* 2 rows"):
         joined([[1, 2], [3, 4, 5]], "concat", rows=2, kept=(2, 1))
 
