@@ -5,7 +5,7 @@ import gc
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,9 @@ class Noop:
 
     def step(self, a: int, *, b: str = "", c: float = 0.0) -> int:  # noqa: ARG002
         return a
+
+    def work(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def size(self, array: Any) -> int:
         return int(array.nbytes)
@@ -192,36 +195,47 @@ def declared_calls(quick: bool) -> Figure:
 
 def awaited_calls(n: int, quick: bool) -> list[Figure]:
     """Calls one after the other in a coroutine, and in a plain loop; and awaited as Ray itself does."""
-    calls = 50 if quick else 100
     with RayVirtualCluster([n], use_gpus=False) as cluster, RayWorkerGroup(cluster, Noop) as group:
 
         def call(i: int) -> Any:
             return group.run_all_workers_single_data("step", i, b="b", c=0.5)
 
-        async def awaited(wait: Callable[[Any], Awaitable[Any]]) -> float:
+        def working(i: int) -> Any:  # noqa: ARG001
+            return group.run_all_workers_single_data("work", 0.01)
+
+        async def awaited(calls: int, call: Callable[[int], Any], wait: Callable[[Any], Any]) -> float:
             begin = time.perf_counter()
             for i in range(calls):
                 await wait(call(i))
             return time.perf_counter() - begin
 
-        def blocking() -> None:
+        def blocking(calls: int, call: Callable[[int], Any]) -> None:
             for i in range(calls):
                 call(i).get_results()
 
-        def against_blocking(name: str, wait: Callable[[Any], Awaitable[Any]], goal: float | None) -> Figure:
+        def against_blocking(
+            what: str,
+            goal: float | None,
+            *,
+            calls: int = 50 if quick else 100,
+            call: Callable[[int], Any] = call,
+            wait: Callable[[Any], Any] = lambda future: future,
+        ) -> Figure:
             return ratio(
-                f"an awaited call on {n} workers{name}",
-                lambda: asyncio.run(awaited(wait)),
-                lambda: seconds(blocking),
+                what,
+                lambda: asyncio.run(awaited(calls, call, wait)),
+                lambda: seconds(lambda: blocking(calls, call)),
                 baseline="the same call and get_results()",
                 goal=goal,
                 repeat=9 if quick else 25,
                 warmup=3,
             )
 
+        own = f"an awaited call on {n} workers"
         return [
-            against_blocking("", lambda future: future, 1.1),
-            against_blocking(", as Ray awaits its ObjectRefs", lambda future: asyncio.gather(*future), None),
+            against_blocking(own, 1.1),
+            against_blocking(f"{own}, as Ray awaits its ObjectRefs", None, wait=lambda f: asyncio.gather(*f)),
+            against_blocking(f"{own} that takes them 10 ms", 1.1, calls=10 if quick else 20, call=working),
         ]
 
 
