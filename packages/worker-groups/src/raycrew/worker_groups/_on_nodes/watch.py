@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 #: most private memory in bytes, or 0.
 Told = tuple[int, int, str, str, int]
 
-_LOOK_S = 1.0  # between two looks at the table, and at most one part in 200 of the time is spent on them
+_LOOK_S = 1.0  # between two looks at the table, and at most one part in 400 of the time is spent on them
 _POLL_S = 0.01
 _MEMORY_S = 0.1  # between two looks at the memory of workers, and at most one part in fifty of the time
 _FOREIGN = "its process id is of another namespace than its node's"
@@ -245,4 +245,4 @@ class Watch:
                 self._look()
             except OSError as error:
                 logger.warning("the process table can't be read now: %s", error)
-            await asyncio.sleep(max(_LOOK_S, 200 * (time.thread_time() - began)))
+            await asyncio.sleep(max(_LOOK_S, 400 * (time.thread_time() - began)))

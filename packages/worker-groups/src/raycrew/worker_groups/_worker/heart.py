@@ -75,7 +75,9 @@ class Heart:
         while True:
             time.sleep(BEAT_S)
             self._beat()
-            if self._lock.acquire(blocking=False):  # to beat in any case
+            # Idle workers are many: a beat of theirs costs a wake-up and no more.
+            is_idle = not self._waiting and not any(self._slots.values())
+            if not is_idle and self._lock.acquire(blocking=False):  # to beat in any case
                 try:
                     self._reclaim()
                 finally:
