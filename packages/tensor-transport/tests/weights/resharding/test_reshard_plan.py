@@ -228,8 +228,10 @@ def test_ranks_may_hold_a_tensor_in_parameters_of_their_own_names():
     )
     assert source.tensors["w"].parameters == ("left", "right")
     target = Layout({"w": replicated((4, 2), DTYPE, [0])})
-    moves = plan_reshard(source, target).moves()
+    plan = plan_reshard(source, target)
+    moves = plan.moves()
     assert {(move.source_rank, move.source_parameter) for move in moves} == {(0, "left"), (1, "right")}
+    assert [plan.parameters_from(rank) for rank in range(3)] == [{"left"}, {"right"}, set()]
 
 
 def test_replicas_give_equally_much_and_the_nearest_first():
@@ -256,6 +258,19 @@ def test_neighbours_are_one_move():
     column = Layout({"w": sharded((8, 6), DTYPE, range(2))})
     (move, _) = plan_reshard(column, Layout({"w": sharded((8, 6), DTYPE, [0, 1])})).moves()
     assert move.source == move.target == Region(0, (24,), (1,))
+
+
+def test_what_lies_in_another_order_moves_in_as_few_runs_as_it_has():
+    sizes = {"a": 2, "b": 3, "c": 4, "d": 5, "e": 1}
+    source, target = (
+        Layout(flat_sharded({name: ((sizes[name],), DTYPE) for name in order}, [0], "flat"))
+        for order in ("abcde", "acdeb")
+    )
+    moves = [
+        (move.source.offset, move.target.offset, move.source.size)
+        for move in plan_reshard(source, target).moves()
+    ]
+    assert sorted(moves) == [(0, 0, 2), (2, 12, 3), (5, 2, 10)]
 
 
 def test_a_cast_is_named():
