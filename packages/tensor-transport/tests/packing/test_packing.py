@@ -139,6 +139,7 @@ def test_the_shuffle_depends_on_the_seed_alone():
     first = pack(lengths, 60, "first_fit_shuffle", seed=1).bins
     assert first == pack(lengths, 60, "first_fit_shuffle", seed=1).bins
     assert first != pack(lengths, 60, "first_fit_shuffle", seed=2).bins
+    assert pack(lengths, 60, "first_fit_shuffle") == pack(lengths, 60, "first_fit_shuffle", seed=0)
 
 
 @pytest.mark.parametrize("lengths", [[3, 5], (3, 5), np.array([3, 5], np.int32), torch.tensor([3, 5])])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from raycrew.tensor_transport._rows.arrays import refuse_special_array
+from raycrew.tensor_transport._rows.counts import whole_number
 from raycrew.tensor_transport._rows.indexing import padding_of_joined
 from raycrew.tensor_transport._rows.passes import Passes
 
@@ -15,6 +16,13 @@ def test_a_pass_takes_all_rows_as_they_stand_unless_told():
         Passes(5, 2, seed=-1)
     with pytest.raises(ValueError, match="size is an integer of at least 0"):
         Passes(-1, 2)
+
+
+@pytest.mark.parametrize("value", [-1, True, 1.0, "1", None])
+def test_a_whole_number_is_none_below_nothing(value):
+    assert (whole_number(0, "n"), whole_number(np.int8(3), "n")) == (0, 3)
+    with pytest.raises(ValueError, match="n is an integer of at least 0, not"):
+        whole_number(value, "n")
 
 
 @pytest.mark.hostile

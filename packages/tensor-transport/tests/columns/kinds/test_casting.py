@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from raycrew.tensor_transport import BatchedDataDict, BatchSchemaError
+from raycrew.tensor_transport._columns.kinds.casting import cast_array, cast_tensor
 
 pytestmark = pytest.mark.hostile
 
@@ -40,6 +41,14 @@ def test_others_are_refused(values, old, new):
     with pytest.raises(BatchSchemaError, match="is not held by"):
         batch.cast({"x": new})
     assert batch.cast({"x": new}, lossy=True)["x"].dtype == new
+
+
+def test_what_is_lost_has_to_be_asked_for():
+    for cast, values in ((cast_tensor, torch.tensor([-1])), (cast_array, np.array([-1]))):
+        with pytest.raises(BatchSchemaError, match="is not held by"):
+            cast(values, torch.uint8, "x")
+        assert cast(values, torch.uint8, "x", lossy=True).tolist() == [255]
+        assert cast(values, torch.int8, "x").tolist() == [-1]
 
 
 def test_arrays_as_well():

@@ -166,7 +166,7 @@ def test_where_nothing_changed_nothing_is_told(size):
 def test_all_of_a_tensor_can_be_told_to_who_holds_nothing_of_it(itemsize):
     data = np.arange(160).astype(np.uint8)
     delta = Delta.unpacked(encode_delta(None, data, itemsize, version=2, base=1).packed())
-    assert delta.base == NO_VERSION and not delta.changes.needs_base
+    assert delta.base == NO_VERSION < 0 and not delta.changes.needs_base
     memory = np.full(160, 7, np.uint8)
     delta.apply(memory)
     assert np.array_equal(memory, data)

@@ -107,6 +107,15 @@ def test_a_part_is_finished_with_as_many_buckets_as_were_put(count):
         author.record.finish(0, 1, Finish(0, author.name, count, None, 0.0, 0.0, ()))
 
 
+def test_one_version_is_kept_and_a_minute_of_silence_waited_for_unless_told_otherwise():
+    record = Record()
+    author = Author(record)
+    author.publish(), author.publish(), author.begin(5)
+    assert record.next_expiry() == 65
+    with pytest.raises(BucketFetchError, match=r"version 1 is not kept \(keep=1\); there are \[2\]"):
+        record.offer(5, 1)
+
+
 def test_a_version_before_the_one_that_is_held_can_be_gone_back_to():
     record = Record(keep=2)
     with pytest.raises(BucketFetchError, match="no version was published yet") as empty:

@@ -179,6 +179,8 @@ def test_several_sources_into_parts_of_one_and_back():
 def test_a_fused_tensor_is_split_into_named_parts(interleaved):
     whole = numbered({"qkv": (16, 4)})
     rows = qkv_parts("q", "k", "v", heads=4, kv_heads=2, head_size=2, interleaved=interleaved)
+    told = qkv_parts("q", "k", "v", heads=4, kv_heads=2, head_size=2)
+    assert (rows == told) is not interleaved
     trainer = Layout({"qkv": sharded((16, 4), DTYPE, range(3))}).split("qkv", 0, rows)
     target = fused_qkv()
     moved, _ = act_out(

@@ -44,6 +44,17 @@ def test_each_rank_is_given_its_own_and_answers_in_order():
     session.raise_first(1)
 
 
+def test_only_what_changes_weights_can_leave_a_mixture():
+    silent = Rank(prepare=RuntimeError("silent"), load=RuntimeError("silent"))
+    session = session_of(Rank(), silent)
+    session.call("prepare", "prepare")
+    session.resume("go")
+    assert silent.heard[-1] == ("go",)
+    session.call("apply", "load", changes_weights=True)
+    session.resume("go")
+    assert silent.heard[-1] == ("load",)
+
+
 def test_who_prepared_and_was_not_asked_to_apply_is_told_to_forget():
     ranks = [Rank(prepare=RuntimeError("no room")), Rank(), Rank(load=UpdateAbortedError("given up"))]
     ranks.append(Rank(load=RuntimeError("lost")))
