@@ -40,6 +40,15 @@ def test_what_is_scored_anew_in_two_steps_is_as_old_as_the_older_one(tmp_path, v
         assert (batch["logprobs"], batch["values"], batch.versions_behind) == ([3], [4], [0])
 
 
+def test_what_is_taken_off_to_be_scored_anew_takes_no_memory():
+    with rescoring("logprobs", columns=("tokens", "logprobs")) as queue:
+        queue.put({"tokens": [0], "logprobs": [bytes(50_000)]}, version=0)
+        assert queue.stats().in_memory_bytes > 50_000
+        queue.advance(5)
+        find_too_old(queue, max_staleness=1)
+        assert queue.stats().in_memory_bytes < 1000
+
+
 def test_no_column_is_taken_from_samples_to_which_somebody_adds():
     with rescoring("logprobs", "values") as queue:
         queue.put({"tokens": [0], "logprobs": ["of 0"]}, version=0)

@@ -182,3 +182,8 @@ def test_shares_of_a_short_while_are_as_exact():
     ]
     (shares,) = statistics_of(short).groups
     assert shares == GroupShares("policy", 2, *map(pytest.approx, (0.1, 11 / 20, 4 / 20, 5 / 20)))
+
+
+def test_a_time_that_is_no_number_makes_no_page_that_can_not_be_shown():
+    with pytest.raises(ValueError, match="JSON compliant"):
+        page_of([Span("t", "r", "x", "k", 0.0, math.inf)], statistics_of([]), {})
