@@ -36,6 +36,44 @@ def test_bundles_out_of_node_order_and_functions_on_other_nodes_are_told(monkeyp
         check_cluster(FakeCluster([1, 1]))
 
 
+@pytest.mark.hostile
+@pytest.mark.parametrize("shift", [1, -1])
+def test_bundles_that_are_numbered_otherwise_are_told(monkeypatch, shift):
+    others = [replace(bundle, index=bundle.index + shift) for bundle in FakeCluster([2]).bundles]
+    monkeypatch.setattr(FakeCluster, "bundles", others)
+    with pytest.raises(AssertionError, match="bundles are not numbered in their order"):
+        check_cluster(FakeCluster([2]))
+
+
+@pytest.mark.hostile
+def test_a_function_that_runs_nowhere_is_told(monkeypatch):
+    monkeypatch.setattr(FakeCluster, "run_on_each_node", lambda self, fn: iter(()))
+    with pytest.raises(AssertionError, match=r"a function ran on \[\]"):
+        check_cluster(FakeCluster([1]))
+
+
+@pytest.mark.hostile
+def test_a_claim_on_another_bundle_than_was_named_is_told(monkeypatch):
+    claim = FakeCluster.claim
+    monkeypatch.setattr(
+        FakeCluster, "claim", lambda self, named, who: claim(self, [0] if who == "one" else named, who)
+    )
+    with pytest.raises(AssertionError, match="a claim is not on the bundle that was named"):
+        check_cluster(FakeCluster([2]))
+
+
+@pytest.mark.hostile
+def test_ports_that_nobody_asked_for_are_told(monkeypatch):
+    rendezvous = FakeCluster.rendezvous
+    monkeypatch.setattr(FakeCluster, "rendezvous", lambda self, i=0, n=1: rendezvous(self, i, n + 1))
+    with pytest.raises(AssertionError, match="port was handed out twice"):
+        check_cluster(FakeCluster([2]))
+
+
+def test_claims_may_ask_for_more_than_devices():
+    check_cluster(FakeCluster([1], bundle_specs=BundleSpec(memory=1 << 20)))
+
+
 def test_zero_bundle_nodes_keep_their_number():
     assert [b.node_index for b in FakeCluster([1, 0, 2]).bundles] == [0, 2, 2]
 

@@ -20,10 +20,28 @@ def test_devices_are_those_of_the_clusters_accelerator():
     assert [bundle.device_index for bundle in ledger.bundles] == [None, 2]
 
 
+def test_whoever_shares_at_most_one_device_tells_which():
+    held = (0.5, 1.0, 2.0)
+    ledger = SlotLedger([Bundle(i, 0, "n", "10.0.0.1", {"GPU": n}) for i, n in enumerate(held)], 2)
+    ledger.learn({0: 3, 1: 4, 2: 5})
+    assert [bundle.device_index for bundle in ledger.bundles] == [3, 4, None]
+
+
 def test_only_devices_that_tell_an_order_are_asked_for():
     pairs = [Bundle(i, 0, "n", "10.0.0.1", {"GPU": 2.0}) for i in range(2)]
     assert SlotLedger(pairs, 1).unknown_seats(partly={0}) == {0, 1}
     assert SlotLedger(pairs, 2).unknown_seats(partly={0}) == set()
+
+
+def test_nobody_is_asked_for_devices_of_which_all_or_none_are_told_or_that_others_hold():
+    held = (1.0, 1.0, 1.0, 2.0)
+    ledger = SlotLedger([Bundle(i, 0, "n", "10.0.0.1", {"GPU": n}) for i, n in enumerate(held)], 1)
+    assert ledger.unknown_seats(partly={0}) == {0, 1, 2}
+    for partly in ({0, 1, 2}, {0, 1, 2, 3}, {3}, set()):
+        assert ledger.unknown_seats(partly=partly) == set()
+    ledger.take([1], "other")
+    ledger.learn({2: 5})
+    assert ledger.unknown_seats(partly={2}) == {0}
 
 
 @pytest.mark.parametrize("wrong", [True, 1.0, "1", None])

@@ -157,6 +157,25 @@ def test_bad_input_is_refused_before_ray_is_touched(case):
         RayVirtualCluster(**{"bundle_ct_per_node_list": [2], **arguments})
 
 
+def test_a_node_may_be_filled_to_its_last_device():
+    assert options_of([8], num_gpus_per_node=8).request.bundle_counts == (8,)
+    assert options_of([1], num_gpus_per_node=1).request.bundle_counts == (1,)
+    assert options_of([2], num_gpus_per_node=8, gpu_ids=[6, 7]).devices == ((6, 7),)
+    for specs in ([BundleSpec(gpus=8)], [[BundleSpec(gpus=5), BundleSpec(gpus=3)]]):
+        count = len(specs[0]) if isinstance(specs[0], list) else 1
+        told = options_of([count], num_gpus_per_node=8, bundle_specs=specs).request
+        assert sum(one["GPU"] for one in told.bundles[0]) == 8
+
+
+def test_a_bundle_may_have_as_many_slots_as_ray_can_count():
+    assert options_of([1], True, 10_000).slots == 10_000
+
+
+@pytest.mark.parametrize(("gpus", "slots"), [(0.3, 2), (0.5, 3), (1, 3), (2, 2), (2, 4), (4, 2), (0, 3)])
+def test_shares_of_whole_devices_or_of_one_are_taken(gpus, slots):
+    BundleSpec(gpus=gpus).check_shares(slots)
+
+
 def test_forms_of_gpu_ids():
     assert options_of([2, 0, 2], gpu_ids=[4, 5]).devices == ((4, 5), (), (4, 5))
     assert options_of([2, 1], gpu_ids=[[4, 5], [0]]).devices == ((4, 5), (0,))
