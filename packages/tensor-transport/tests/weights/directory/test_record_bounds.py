@@ -166,6 +166,32 @@ def test_only_the_publisher_that_was_made_last_publishes(one, other):
 
 
 @ORDERS
+def test_a_publisher_that_was_replaced_takes_nothing_of_the_newer_one_along(one, other):
+    record = Record()
+    Author(record, name=one)
+    newer = Author(record, name=other)
+    newer.publish()
+    assert not record.retire(0, 0, one) and record.newest(0) == 1
+    assert record.retire(0, 0, other) and record.newest(0) is None
+    assert record.collect(0, newer.scope) == ["1/0/0", "1/0/1"]
+
+
+@ORDERS
+def test_a_node_waits_for_the_one_before_whoever_else_is_gone(one, other):
+    record = Record(fanout=1)
+    author = Author(record)
+    author.begin()
+    author.put(count=1)
+    assert record.news(0, 1, one, "first", (0,)).buckets
+    assert record.news(0, 1, other, "second", (0,)) is None
+    record.leave(0, one)
+    assert record.news(0, 1, "third", "third", (0,)) is None
+    assert record.news(0, 1, other, "second", (0,)).buckets
+    record.took(0, 1, other, (1,))
+    assert record.news(0, 1, "third", "third", (0,)).buckets
+
+
+@ORDERS
 def test_what_somebody_else_published_is_not_confirmed(one, other):
     record = Record()
     asked(record, "r", key="key")
