@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -491,6 +492,11 @@ class TestEquality:
     )
     def test_of_columns(self, a, b, equal):
         assert (BatchedDataDict(x=a) == BatchedDataDict(x=b)) is equal
+
+    def test_of_other_columns_or_with_something_else(self):
+        one, both = BatchedDataDict(a=[1]), BatchedDataDict(a=[1], b=[2])
+        assert one != both and both != one and one == BatchedDataDict(a=[1]) == {"a": [1]}
+        assert one == mock.ANY and one != 5 and one != [1]
 
     def test_nothing_is_copied_to_compare(self):
         batch = pickle.loads(pickle.dumps(batch_of([1, 2])))

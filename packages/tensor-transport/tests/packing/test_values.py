@@ -221,6 +221,33 @@ def test_global_batches_are_planned_one_by_one():
     assert found == ([1, 0, 3, 2], [[[0, 2]], [[0, 2]]], [[2], [4]], [2, 2])
 
 
+def test_global_batches_of_one_row_each_are_planned_and_none_is_nothing():
+    (found,) = plan([2, 1, 3], 1, 1, max_tokens_per_microbatch=8)
+    assert found == ([0, 1, 2], [[[0, 1]]] * 3, [[2], [1], [3]], [1, 1, 1])
+    assert plan([], 1, 0, max_tokens_per_microbatch=8) == [([], [], [], [])]
+    (packed,) = packed_shares(np.array([2, 1, 3], np.int64), 1, 1, {"max_tokens_per_microbatch": 5})
+    assert (packed.rows.tolist(), packed.bounds, packed.lengths) == (
+        [0, 1, 2],
+        [[[0, 1]]] * 3,
+        [[2], [1], [3]],
+    )
+    (empty,) = packed_shares(np.zeros(0, np.int64), 1, 0, {"max_tokens_per_microbatch": 5})
+    assert empty.rows.tolist() == [] == empty.bounds
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "1", None])
+def test_a_budget_is_a_positive_integer(wrong):
+    with pytest.raises(ValueError, match="max_tokens_per_microbatch is a positive integer, not"):
+        plan([0], 1, 1, max_tokens_per_microbatch=wrong)
+    assert plan([1], 1, 1, max_tokens_per_microbatch=np.int8(1))[0][2] == [[1]]
+
+
+@pytest.mark.parametrize("shards", [0, -1])
+def test_there_is_at_least_one_shard(shards):
+    with pytest.raises(ValueError, match="at least one shard"):
+        check_batch_size(6, shards, None, divide=True)
+
+
 def test_rows_without_tokens_take_no_room():
     (found,) = plan([0, 0, 0], 1, 3, max_tokens_per_microbatch=1)
     assert found == ([0, 1, 2], [[[0, 3]]], [[0]], [3])

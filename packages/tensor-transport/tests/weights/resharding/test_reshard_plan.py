@@ -444,6 +444,8 @@ def test_names_told_of_twice_are_refused():
         with pytest.raises(LayoutError, match=f"no range {start}:{stop} in dimension {dim}"):
             layout.split("a", dim, {"c": [(start, stop)]})
     assert layout.split("a", 0, {"c": [(1, 1)]}).tensors["c"].shape == (0,)
+    for name, others in (("a", {"b", "c"}), ("b", {"a", "c"})):
+        assert layout.split(name, 0, {"c": [(0, 2)]}).tensors.keys() == others
 
 
 def test_tensors_without_elements_need_nothing():
