@@ -191,3 +191,24 @@ def test_a_path_that_is_called_uv_is_a_path(text, tmp_path):
     (tmp_path / "uv").chmod(0o755)
     found = parse(str(tmp_path / "uv"))
     assert found == EnvironmentSpec.interpreter(tmp_path / "uv")
+
+
+def test_a_folder_that_is_named_wholly_is_that_folder(tmp_path):
+    (tmp_path / "x").mkdir()
+    for written in (f"{tmp_path}/x", "./x", "x", "../" + tmp_path.name + "/x"):
+        spec = parse(f"uv run --no-project --with-editable {written}", tmp_path)
+        assert spec.packages == (str(tmp_path / "x"),)
+
+
+def test_what_is_no_environment_is_told_so(tmp_path):
+    (tmp_path / "notes").write_text("not a program")
+    for path in (tmp_path / "notes", tmp_path / "absent"):
+        with pytest.raises(SpecError, match=f"{path} is not an interpreter, a folder with"):
+            parse(path)
+
+
+@pytest.mark.parametrize("kind", ["interpreter", "pylock", "requirements", "script"])
+@pytest.mark.parametrize("option", [{"extras": ["a"]}, {"groups": ["a"]}, {"package": "a"}])
+def test_only_projects_have_extras_groups_and_packages(kind, option):
+    with pytest.raises(SpecError, match=f"belong to a project, not to a {kind}"):
+        EnvironmentSpec(kind, "/somewhere", **option)

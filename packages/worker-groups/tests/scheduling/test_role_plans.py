@@ -86,6 +86,14 @@ def test_accelerators_are_not_spent_on_who_needs_none():
     assert choose_bundles(here, (), [BundleSpec(cpus=1), BundleSpec(cpus=1, gpus=1)]) == [1, 0]
 
 
+def test_accelerators_are_spared_before_any_number_of_other_things_and_cpus_before_memory():
+    others = BundleSpec(cpus=1, resources={"disk": 0.1, "net": 0.1})
+    here = bundles(BundleSpec(cpus=1, gpus=1), others)
+    assert choose_bundles(here, (), [BundleSpec(cpus=1)]) == [1]
+    here = bundles(BundleSpec(cpus=0.5, memory=1 << 30), BundleSpec(cpus=0, memory=2 << 30))
+    assert choose_bundles(here, (), [BundleSpec(cpus=0, memory=1 << 30)]) == [1]
+
+
 def test_a_worker_gets_a_part_of_a_bundle_that_groups_share():
     here = bundles(BundleSpec(cpus=2), BundleSpec(cpus=4))
     assert choose_bundles(here, (), [BundleSpec(cpus=2)], slots=2) == [1]

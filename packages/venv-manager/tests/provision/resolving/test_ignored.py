@@ -82,3 +82,16 @@ def test_folders_that_hold_nothing_yet_and_what_is_no_folder(source, tmp_path):
     assert "empty/" not in Ignored(source).names
     assert Ignored(tmp_path / "absent").names == []
     assert Ignored(source / "one.dat").names == []
+
+
+def test_a_fingerprint_is_of_what_names_hold_wherever_the_folder_lies(source):
+    def found(*names):
+        return Ignored(source).fingerprint(names)
+
+    first = found("made/", "one.dat")
+    assert found("one.dat", "made/") == first and len({first, found("made/"), found("one.dat"), found()}) == 4
+    (source / "made/a.py").write_text("other")
+    assert found("made/", "one.dat") != first
+    (source / "made/a.py").write_text("made/a.py")
+    moved = source.rename(source.with_name("moved"))
+    assert Ignored(moved).fingerprint(["made/", "one.dat"]) == first
