@@ -7,7 +7,7 @@ import pytest
 import torch
 from batches import assert_same, read_only_copy
 
-from raycrew.tensor_transport import BatchedDataDict, BatchSchemaError, SlicedDataDict
+from raycrew.tensor_transport import BatchedDataDict, BatchSchemaError, DecodeError, SlicedDataDict
 
 
 @pytest.fixture
@@ -265,6 +265,17 @@ class TestPickling:
         assert_same(twin, batch)
         assert twin["logprobs"].dtype == torch.bfloat16
         assert twin.metadata["step"] == 3
+
+    def test_objects_are_unpickled_and_memory_is_lent_only_where_that_is_asked_for(self):
+        encoded = BatchedDataDict(x=["a"]).encode()
+        with pytest.raises(DecodeError, match="allow_pickle"):
+            BatchedDataDict.decode(encoded.header, encoded.buffers)
+        found = BatchedDataDict.decode(encoded.header, encoded.buffers, allow_pickle=True)
+        assert found["x"] == ["a"]
+        large = torch.ones(1000, 100)
+        encoded = BatchedDataDict(x=large).encode()
+        large.zero_()
+        assert BatchedDataDict.decode(encoded.header, encoded.buffers)["x"].all()
 
     def test_large_columns_travel_in_the_memory_they_have(self):
         batch = BatchedDataDict(x=torch.ones(300, 1000), y=torch.ones(300))

@@ -195,3 +195,14 @@ def test_a_kind_of_block_that_is_none_is_refused(kind, indices):
     changes = _codec.Changes(table, np.full(indices, 255, np.uint8), np.zeros(9, np.uint8))
     with pytest.raises(DecodeError, match="damaged changes: a block of kind"):
         _codec.apply_changes(np.ones(9, np.uint8), changes)
+
+
+@pytest.mark.parametrize("count", [60, 90, 95, 99, 101, 105, 112, 400, 745, 755, 790])
+def test_a_block_is_told_in_the_way_that_takes_least(count):
+    """Of 800 words of two bytes: a byte for each changed one, a bit for each of all, or all of them."""
+    old = np.zeros(1600, np.uint8)
+    new = old.copy()
+    new[2 * np.linspace(0, 799, count).astype(int)] = 1
+    changes = _codec.find_changes(old.view(np.uint16), new.view(np.uint16))
+    least = min(3 * count, 100 + 2 * count, 1600)
+    assert changes.indices.nbytes + changes.values.nbytes == least
