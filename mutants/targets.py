@@ -144,7 +144,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_placement/wanted": ("placement/test_wanted.py",),
         "_planning/bundle_packing": PLAN,
         "_planning/bundle_spec": (*PLAN, "placement/test_options.py"),
-        "_planning/devices": SEARCHING,
+        "_planning/devices": (*SEARCHING, "planning/test_granting.py"),
         "_planning/explanation": PLAN,
         "_planning/granting": ("planning/test_granting.py",),
         "_planning/ordering": (*PLAN, "planning/test_segments.py"),
