@@ -212,3 +212,29 @@ def test_what_is_no_environment_is_told_so(tmp_path):
 def test_only_projects_have_extras_groups_and_packages(kind, option):
     with pytest.raises(SpecError, match=f"belong to a project, not to a {kind}"):
         EnvironmentSpec(kind, "/somewhere", **option)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("requirements", {"packages": ["demo"], "locked": True}, "no lock file of a requirements"),
+        ("requirements", {"packages": ["demo"], "frozen": True}, "no lock file of a requirements"),
+        ("interpreter", {"locked": True}, "no lock file of a interpreter"),
+        ("interpreter", {"frozen": True}, "no lock file of a interpreter"),
+        ("interpreter", {"packages": ["demo"]}, r"existing interpreter \(/somewhere\)"),
+        ("interpreter", {"requirement_files": ["/list.txt"]}, r"existing interpreter \(/somewhere\)"),
+        ("project", {"locked": True, "frozen": True}, "exclude each other"),
+        ("requirements", {}, "a list of requirements is empty"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_where_it_is_said(kind, options, said):
+    with pytest.raises(SpecError, match=said):
+        EnvironmentSpec(kind, "/somewhere", **options)
+
+
+@pytest.mark.parametrize("option", ["locked", "frozen"])
+@pytest.mark.parametrize("kind", ["project", "script", "pylock"])
+def test_what_has_a_lock_may_be_held_to_it(kind, option):
+    assert getattr(EnvironmentSpec(kind, "/somewhere", **{option: True}), option)
+    for listed in ({"packages": ["demo"]}, {"requirement_files": ["/list.txt"]}):
+        assert EnvironmentSpec("requirements", **listed).kind == "requirements"
