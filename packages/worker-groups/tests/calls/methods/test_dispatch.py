@@ -69,6 +69,7 @@ def test_a_call_is_not_sent_to_others_than_it_was_made_for():
         (whole, 3, "4 of 4 ranks"),
         (whole, 5, "4 of 4 ranks"),
         (one, 3, "rank 3"),
+        (one, 2, "rank 3"),
         (part, 1, "2 of 4 ranks"),
     ):
         with pytest.raises(GroupResizedError, match=f"{size} workers by now; a call of add for {ranks} was"):
