@@ -152,6 +152,25 @@ def test_orphans_in_sessions_of_their_own_end_with_the_program(tmp_path, then, s
 
 
 @pytest.mark.hostile
+def test_an_orphan_that_was_not_seen_at_first_ends_too(tmp_path, monkeypatch):
+    asked, children = set(), psutil.Process.children
+
+    def look(process, recursive=False):
+        found = children(process, recursive)
+        if process.pid in asked:
+            return found
+        asked.add(process.pid)
+        return [min(found, key=lambda child: child.pid)]  # the program alone
+
+    monkeypatch.setattr(psutil.Process, "children", look)
+    source = LEAVE.format(folder=str(tmp_path), then="time.sleep(1000)")
+    verdict = verify(program(source, Case("f()", 3)), Limits(wall_s=4))
+    (left,) = tmp_path.iterdir()
+    assert verdict.status == "timeout", verdict
+    assert not is_running(int(left.name))
+
+
+@pytest.mark.hostile
 def test_programs_that_are_verified_at_the_same_time_leave_each_other_alone(tmp_path):
     def one(name):
         folder = tmp_path / name
