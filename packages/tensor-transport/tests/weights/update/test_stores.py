@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from models import Model, assert_same, weights
@@ -142,15 +141,15 @@ class Keeping:
     """A transport that only lends what it is offered, or has a copy."""
 
     def __init__(self, keeps_copy):
-        self.capabilities = SimpleNamespace(maps=False, keeps_copy=keeps_copy)
+        self.capabilities = SimpleNamespace(maps=False, keeps_copy=keeps_copy, devices=("cpu",))
         self.offer = lambda data: data
 
 
 @pytest.mark.hostile
 @pytest.mark.parametrize("keeps_copy", [False, True])
 def test_what_is_put_stays_as_it_was_when_its_memory_is_written_again(keeps_copy):
-    bucket = np.zeros(4, np.uint8)
-    offered = TransportByteStore(Keeping(keeps_copy)).put(bucket)
+    bucket = torch.zeros(4, dtype=torch.uint8)
+    offered = TransportByteStore(Keeping(keeps_copy)).put_tensor(bucket)
     bucket[:] = 7
     assert (offered is bucket) is keeps_copy, "one copy is enough"
     assert keeps_copy or offered.tolist() == [0] * 4

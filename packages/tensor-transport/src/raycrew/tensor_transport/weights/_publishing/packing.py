@@ -4,15 +4,13 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import numpy as np
 import torch
 
-from raycrew.tensor_transport.protocols import Bytes
 from raycrew.tensor_transport.weights._publishing.placing import Placer
 from raycrew.tensor_transport.weights._publishing.taking import Taken
-from raycrew.tensor_transport.weights._update import TensorEntry
+from raycrew.tensor_transport.weights._update import TensorEntry, fresh_bucket, settle
 
-Send = Callable[[int, Bytes, list[TensorEntry], bool], None]
+Send = Callable[[int, torch.Tensor, list[TensorEntry], bool], None]
 """Takes a bucket's index, bytes and entries, and whether it is the last one.
 
 The bytes may be overwritten when it returns.
@@ -23,18 +21,18 @@ class Arenas:
     """Memory for buckets that are being packed or sent, kept warm from version to version."""
 
     def __init__(self) -> None:
-        self._free: list[Bytes] = []
+        self._free: list[torch.Tensor] = []
 
-    def take(self, size_bytes: int) -> Bytes:
-        """An arena of at least this size."""
+    def take(self, size_bytes: int, device: torch.device) -> torch.Tensor:
+        """An arena of at least this size: uint8, of one dimension."""
         for i, arena in enumerate(self._free):
-            if arena.size >= size_bytes:
+            if arena.numel() >= size_bytes and arena.device == device:
                 return self._free.pop(i)
         if self._free:
             self._free.pop()
-        return np.empty(size_bytes, dtype=np.uint8)
+        return fresh_bucket(size_bytes, device)
 
-    def give(self, arena: Bytes) -> None:
+    def give(self, arena: torch.Tensor) -> None:
         """Nobody uses it any more."""
         self._free.append(arena)
 
@@ -51,6 +49,7 @@ class Packer:
         arenas: Memory to pack into.
         send: What a full bucket goes to.
         bucket_bytes: Size of a bucket.
+        device: Where they are packed.
         overlap: Send in a thread while the next bucket is packed; at most one is on its way.
 
     Attributes:
@@ -58,15 +57,22 @@ class Packer:
     """
 
     def __init__(
-        self, placer: Placer, arenas: Arenas, send: Send, bucket_bytes: int, *, overlap: bool
+        self,
+        placer: Placer,
+        arenas: Arenas,
+        send: Send,
+        bucket_bytes: int,
+        device: torch.device,
+        *,
+        overlap: bool,
     ) -> None:
         self._placer = placer
         self._arenas = arenas
         self._send = send
-        self._bucket_bytes = bucket_bytes
+        self._bucket_bytes, self._device = bucket_bytes, device
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="weight-put") if overlap else None
         self._sending: Future[None] | None = None
-        self._arena = arenas.take(bucket_bytes)
+        self._arena = arenas.take(bucket_bytes, device)
         self._entries: list[TensorEntry] = []
         self._flushed = 0
         self.waited_s = 0.0
@@ -84,11 +90,11 @@ class Packer:
         self._entries.append(entry)
         if taken.twin is not None:
             return
-        if entry.size_bytes > self._arena.size:
+        if entry.size_bytes > self._arena.numel():
             self._arenas.give(self._arena)
-            self._arena = self._arenas.take(entry.size_bytes)
+            self._arena = self._arenas.take(entry.size_bytes, self._device)
         if entry.size_bytes:
-            copy = entry.view(torch.from_numpy(self._arena))
+            copy = entry.view(self._arena)
             copy.copy_(taken.tensor)
             taken.copied(copy)
 
@@ -115,11 +121,17 @@ class Packer:
             self.waited_s += time.perf_counter() - start
             return
         self._await_sent()
-        self._arena = self._arenas.take(self._bucket_bytes)
+        settle(self._device)
+        self._arena = self._arenas.take(self._bucket_bytes, self._device)
         self._sending = self._pool.submit(self._send_and_give, index, data, entries, is_last, arena)
 
     def _send_and_give(
-        self, index: int, data: Bytes, entries: list[TensorEntry], is_last: bool, arena: Bytes
+        self,
+        index: int,
+        data: torch.Tensor,
+        entries: list[TensorEntry],
+        is_last: bool,
+        arena: torch.Tensor,
     ) -> None:
         try:
             self._send(index, data, entries, is_last)

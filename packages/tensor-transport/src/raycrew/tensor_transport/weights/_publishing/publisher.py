@@ -12,7 +12,7 @@ import torch
 
 from raycrew.tensor_transport._bytes import Belonging
 from raycrew.tensor_transport.errors import TransportClosedError, TransportError
-from raycrew.tensor_transport.protocols import Bytes, ByteStore
+from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.transports import PullTransport
 from raycrew.tensor_transport.weights._directory import (
     Announced,
@@ -36,6 +36,8 @@ from raycrew.tensor_transport.weights._update import (
     abandon,
     as_store,
     checksum,
+    device_of,
+    put_tensor,
 )
 
 _LAST_VERSION = 2**63 - 1
@@ -215,15 +217,16 @@ class WeightPublisher(Belonging):
     ) -> WeightUpdate:
         watch, placer = Stopwatch(), Placer(self._bucket_bytes)
 
-        def send(index: int, data: Bytes, entries: list[TensorEntry], is_last: bool) -> None:
-            self._teller.make_room(number, data.size, window_bytes)
+        def send(index: int, data: torch.Tensor, entries: list[TensorEntry], is_last: bool) -> None:
+            self._teller.make_room(number, data.numel(), window_bytes)
             with watch.measure("put"):
                 summed = checksum(data) if self._checksums else None
-                buckets.append(Bucket(self._store.put(data), data.size, summed))
+                buckets.append(Bucket(put_tensor(self._store, data), data.numel(), summed))
             announced = Announced(self._part, index, buckets[-1], None if plan else tuple(entries))
             self._teller.announce(number, announced, is_only=is_last and not index)
 
-        packer = Packer(placer, self._arenas, send, self._bucket_bytes, overlap=self._teller.streams)
+        device = device_of(self._store)
+        packer = Packer(placer, self._arenas, send, self._bucket_bytes, device, overlap=self._teller.streams)
         try:
             with watch.measure("gather"):
                 packer.add_all(taking)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from raycrew.tensor_transport._bytes import tensor_over
+from raycrew.tensor_transport._bytes import private_copy
 from raycrew.tensor_transport.errors import (
     BucketFetchError,
     ChecksumMismatchError,
@@ -19,8 +19,17 @@ from raycrew.tensor_transport.errors import (
     UpdateAbortedError,
     WeightUpdateError,
 )
-from raycrew.tensor_transport.protocols import Bytes, ByteStore
-from raycrew.tensor_transport.weights._update import Bucket, Schema, Stopwatch, TensorEntry, checksum
+from raycrew.tensor_transport.protocols import ByteStore
+from raycrew.tensor_transport.weights._update import (
+    Bucket,
+    Schema,
+    Stopwatch,
+    TensorEntry,
+    checksum,
+    get_tensor,
+    settle,
+    use_here,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +76,16 @@ class Feed(Protocol):
 
 @dataclass(frozen=True)
 class Fetched:
-    """A bucket at hand; kept for a rollback, it is verified again when it is used again."""
+    """A bucket at hand (uint8, 1-D); kept for a rollback, it is verified again when it is used again."""
 
     parcel: Parcel
-    data: Bytes
+    data: torch.Tensor
 
     def tensors(self) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
         """Its tensors and pieces of tensors, in place."""
-        memory = tensor_over(self.data, torch.uint8, self.data.shape)
+        use_here(self.data)
         for entry in self.parcel.entries:
-            yield entry, entry.view(memory)
+            yield entry, entry.view(self.data)
 
     def verify(self, version: int) -> None:
         """Compare it with its checksum.
@@ -85,8 +94,8 @@ class Fetched:
             ChecksumMismatchError: These are not the bytes that were published.
         """
         bucket = self.parcel.bucket
-        if self.data.size != bucket.size_bytes:
-            what = f"{self.data.size} bytes in place of {bucket.size_bytes}"
+        if self.data.numel() != bucket.size_bytes:
+            what = f"{self.data.numel()} bytes in place of {bucket.size_bytes}"
         elif bucket.checksum is not None and checksum(self.data) != bucket.checksum:
             what = "its checksum differs"
         else:
@@ -122,7 +131,7 @@ class Fetcher:
         try:
             if parcel.bucket.ticket is None:
                 raise TransportError("all receivers had it, and it is not kept")
-            data = self._store.get(parcel.bucket.ticket, timeout_s)
+            data = get_tensor(self._store, parcel.bucket.ticket, timeout_s)
         except PeerLostError as error:
             raise UpdateAbortedError(f"version {version} was given up: {error}") from error
         except TransportError as error:
@@ -132,9 +141,10 @@ class Fetcher:
             failure.bucket = parcel.index
             raise failure from error
         keeps = self._borrow or bool(getattr(self._store, "gives_own_memory", False))
-        found = Fetched(parcel, data if keeps else data.copy())
-        if self._verify or data.size != parcel.bucket.size_bytes:
+        found = Fetched(parcel, data if keeps else private_copy(data))
+        if self._verify or data.numel() != parcel.bucket.size_bytes:
             found.verify(version)
+        settle(data.device)
         return found
 
 
@@ -155,7 +165,7 @@ class Stream:
         try:
             pending = pool.submit(self._next)
             while (found := self._result(pending)) is not None:
-                self.size_bytes += found.data.size
+                self.size_bytes += found.data.numel()
                 pending = pool.submit(self._next)
                 yield found
         finally:
@@ -196,7 +206,7 @@ class Assembler:
             if not entry.is_piece:
                 yield entry.name, tensor
                 continue
-            target, missing = self._open.get(entry.name) or self._begin(entry)
+            target, missing = self._open.get(entry.name) or self._begin(entry, tensor.device)
             where = tuple(slice(a, a + n) for a, n in zip(entry.start, entry.shape, strict=True))
             target[where].copy_(tensor)
             missing -= tensor.numel()
@@ -213,8 +223,8 @@ class Assembler:
             raise WeightUpdateError(f"update {self._version}: pieces of {names[:5]} are missing")
 
     @staticmethod
-    def _begin(entry: TensorEntry) -> tuple[torch.Tensor, int]:
-        target = torch.empty(entry.whole, dtype=getattr(torch, entry.dtype), device="cpu")
+    def _begin(entry: TensorEntry, device: torch.device) -> tuple[torch.Tensor, int]:
+        target = torch.empty(entry.whole, dtype=getattr(torch, entry.dtype), device=device)
         return target, target.numel()
 
 

@@ -93,7 +93,7 @@ class Loading:
         self.touched = True
 
     def _note(self, fetched: Fetched) -> None:
-        self.size_bytes += fetched.data.size
+        self.size_bytes += fetched.data.numel()
         self.fetched.append(fetched if self._keep else bare(fetched))
         if self._heading.schema is not None:
             return

@@ -117,4 +117,4 @@ class RefetchRollback:
 def bare(fetched: Fetched) -> Fetched:
     """What is known of a bucket, without its bytes."""
     parcel: Parcel = fetched.parcel
-    return Fetched(parcel, fetched.data[:0])
+    return Fetched(parcel, fetched.data.new_empty(0))  # A slice of no bytes would hold all of them.

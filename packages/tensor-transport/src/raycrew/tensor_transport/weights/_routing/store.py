@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 
-import numpy as np
+import torch
 
 from raycrew.tensor_transport import _ray
-from raycrew.tensor_transport._bytes import Closing
+from raycrew.tensor_transport._bytes import Closing, private_copy, tensor_over
 from raycrew.tensor_transport.errors import (
     GroupError,
     TransportClosedError,
@@ -29,7 +29,13 @@ from raycrew.tensor_transport.transports import (
     member_facts,
 )
 from raycrew.tensor_transport.weights._routing.route import Place, Route, Ticket
-from raycrew.tensor_transport.weights._update import as_store
+from raycrew.tensor_transport.weights._update import (
+    CPU,
+    as_store,
+    fresh_bucket,
+    get_tensor,
+    put_tensor,
+)
 
 _MADE: Mapping[str, Callable[[], PullTransport | None]] = {
     "object_store": lambda: None,
@@ -77,6 +83,11 @@ class RouteStore(Closing):
         """The route that this process has joined, and that works; "" where there is none."""
         is_whole = all(group.available() is None for group in self._groups)
         return self._route.key if self._route is not None and is_whole else ""
+
+    @property
+    def device(self) -> torch.device:
+        """Where what is put next is best packed."""
+        return CPU
 
     def explain(self) -> str:
         """What was chosen for all, and why: the same text in all of them."""
@@ -128,27 +139,35 @@ class RouteStore(Closing):
 
     def put(self, data: Bytes) -> Ticket:
         """Keep a copy of `data`, and broadcast it where receivers wait for it."""
+        return self.put_tensor(tensor_over(data, torch.uint8, data.shape))
+
+    def put_tensor(self, data: torch.Tensor) -> Ticket:
+        """As `put`: uint8, of one dimension."""
         name = _default() if self._route is None else self._route.kept_in
         store = self._kept_in(name)
-        ticket = Ticket(name, store.put(data), data.size)
+        ticket = Ticket(name, put_tensor(store, data), data.numel())
         if not self._sends:
             return ticket
         try:
-            return self._broadcast(ticket, store.get(ticket.kept))
+            return self._broadcast(ticket, get_tensor(store, ticket.kept))
         except BaseException:
             store.release(ticket.kept)
             raise
 
     def get(self, ticket: Ticket, timeout_s: float | None = None) -> Bytes:
         """The bytes: received as they are broadcast, or read from where they are kept."""
+        return self.get_tensor(ticket, timeout_s).cpu().numpy()
+
+    def get_tensor(self, ticket: Ticket, timeout_s: float | None = None) -> torch.Tensor:
+        """As `get`: uint8, of one dimension."""
         with self._lock:
             transfer, data = self._received(ticket, timeout_s)
         if transfer is not None:
             transfer.wait()
             return data
         store = self._kept_in(ticket.kept_in)
-        found = store.get(ticket.kept, timeout_s)
-        return found if getattr(store, "gives_own_memory", False) else found.copy()
+        found = get_tensor(store, ticket.kept, timeout_s)
+        return found if getattr(store, "gives_own_memory", False) else private_copy(found)
 
     def release(self, ticket: Ticket) -> None:
         """Keep the bytes no longer."""
@@ -169,7 +188,7 @@ class RouteStore(Closing):
         while self._made:
             self._made.pop().close()
 
-    def _broadcast(self, ticket: Ticket, data: Bytes) -> Ticket:
+    def _broadcast(self, ticket: Ticket, data: torch.Tensor) -> Ticket:
         """Begin to send a bucket to all receivers of the route."""
         with self._lock:
             route, turns = self._route, self._turns.get(self._sends)
@@ -184,16 +203,16 @@ class RouteStore(Closing):
             self._sent.append(transfer)
         return sent
 
-    def _received(self, ticket: Ticket, timeout_s: float | None) -> tuple[Transfer | None, Bytes]:
+    def _received(self, ticket: Ticket, timeout_s: float | None) -> tuple[Transfer | None, torch.Tensor]:
         """The broadcast of a bucket, begun; None for one that this process does not take part in."""
-        nothing, turns = np.empty(0, np.uint8), self._turns.get(ticket.key)
+        nothing, turns = fresh_bucket(0, CPU), self._turns.get(ticket.key)
         if turns is None or ticket.turn <= turns[ticket.group]:
             return None, nothing
         if ticket.key != self.key or ticket.turn != turns[ticket.group] + 1:
             raise GroupError(f"this process takes no part any more in {ticket.manifest}")
         _check_time(timeout_s)
         turns[ticket.group] += 1
-        data = np.empty(ticket.size_bytes, np.uint8)
+        data = fresh_bucket(ticket.size_bytes, CPU)
         group = self._groups[ticket.group]
         return group.receive([data], manifest=ticket.manifest, timeout_s=timeout_s), data
 

@@ -1,6 +1,7 @@
 """What an update is: tensors in buckets with checksums, regions of them, and where their bytes lie."""
 
 from raycrew.tensor_transport.weights._update.checksums import checksum, digest_weights
+from raycrew.tensor_transport.weights._update.devices import CPU, fresh_bucket, settle, use_here
 from raycrew.tensor_transport.weights._update.manifest import (
     Bucket,
     BucketPlan,
@@ -17,9 +18,18 @@ from raycrew.tensor_transport.weights._update.manifest import (
 )
 from raycrew.tensor_transport.weights._update.regions import Region, check_cover, region_of
 from raycrew.tensor_transport.weights._update.spans import Span, Stopwatch
-from raycrew.tensor_transport.weights._update.stores import BroadcastStore, abandon, as_store, release_scope
+from raycrew.tensor_transport.weights._update.stores import (
+    BroadcastStore,
+    abandon,
+    as_store,
+    device_of,
+    get_tensor,
+    put_tensor,
+    release_scope,
+)
 
 __all__ = [
+    "CPU",
     "BroadcastStore",
     "Bucket",
     "BucketPlan",
@@ -35,12 +45,18 @@ __all__ = [
     "check_digest",
     "checksum",
     "compare_schemas",
+    "device_of",
     "digest_weights",
     "dtype_name",
+    "fresh_bucket",
+    "get_tensor",
     "join_updates",
     "joined_name",
+    "put_tensor",
     "region_of",
     "release_scope",
     "schema_of",
     "sealed",
+    "settle",
+    "use_here",
 ]

@@ -9,9 +9,9 @@ from raycrew.tensor_transport._bytes import fold, tensor_bytes
 from raycrew.tensor_transport.protocols import Bytes
 
 
-def checksum(data: Bytes) -> int:
-    """A position-sensitive fold to 64 bits, at about the speed of one copy of the bytes."""
-    return fold(data)
+def checksum(data: Bytes | torch.Tensor) -> int:
+    """A position-sensitive fold to 64 bits, at about the speed of one copy of the bytes, where they are."""
+    return fold(data.numpy() if isinstance(data, torch.Tensor) and not data.is_cuda else data)
 
 
 def digest_weights(weights: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]) -> str:

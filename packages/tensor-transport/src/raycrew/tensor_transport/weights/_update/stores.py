@@ -2,15 +2,35 @@
 
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
+import torch
 
+from raycrew.tensor_transport._bytes import private_copy, tensor_over
 from raycrew.tensor_transport._ray import RayByteStore
 from raycrew.tensor_transport.protocols import Bytes, ByteStore
 from raycrew.tensor_transport.transports import Offer, PullTransport
+from raycrew.tensor_transport.weights._update.devices import CPU, fresh_bucket
 
 
 @runtime_checkable
-class BroadcastStore(ByteStore, Protocol):
+class TensorStore(ByteStore, Protocol):
+    """A store that takes and gives buckets as tensors of uint8, of one dimension, on a device."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where what is put next is best packed."""
+        ...
+
+    def put_tensor(self, data: torch.Tensor) -> Any:
+        """As `put`; it waits for what the calling thread's stream does to them."""
+        ...
+
+    def get_tensor(self, ticket: Any, timeout_s: float | None = None) -> torch.Tensor:
+        """As `get`; on a device they are there for the calling thread's stream."""
+        ...
+
+
+@runtime_checkable
+class BroadcastStore(TensorStore, Protocol):
     """A store that may send what is put to all receivers of an update, which take part all together."""
 
     def begin(self, key: str, timeout_s: float | None = None) -> bool:
@@ -27,29 +47,68 @@ class TransportByteStore:
 
     Where the transport maps, as that of shared memory does, all readers of a node have the same bytes in
     place; else each pulls a copy of its own.
+
+    Args:
+        transport: What has them.
+        device: Where they are to be on this side, if the transport knows it; else on the CPU.
     """
 
-    def __init__(self, transport: PullTransport) -> None:
+    def __init__(self, transport: PullTransport, device: torch.device = CPU) -> None:
         self._transport = transport
+        self.device = device if device.type in transport.capabilities.devices else CPU
         self.gives_own_memory = not transport.capabilities.maps
         self.release_scope: str | None = getattr(transport, "release_scope", None)
 
     def put(self, data: Bytes) -> Offer:
         """Offer a copy of `data`."""
-        lent = data if self._transport.capabilities.keeps_copy else data.copy()
+        return self.put_tensor(_over(data))
+
+    def put_tensor(self, data: torch.Tensor) -> Offer:
+        """Offer a copy of `data`, in place of which nothing is needed of it any more."""
+        lent = data if self._transport.capabilities.keeps_copy else private_copy(data)
         return self._transport.offer(lent)
 
     def get(self, ticket: Offer, timeout_s: float | None = None) -> Bytes:
         """The bytes, in place where the transport can."""
         if self._transport.capabilities.maps:
             return self._transport.map(ticket, timeout_s=timeout_s)
-        data = np.empty(ticket.size_bytes, np.uint8)
-        self._transport.pull([ticket.whole], [data], timeout_s=timeout_s).wait()
-        return data
+        return self._pulled(ticket, timeout_s).cpu().numpy()
+
+    def get_tensor(self, ticket: Offer, timeout_s: float | None = None) -> torch.Tensor:
+        """The bytes, in place where the transport can."""
+        if self._transport.capabilities.maps:
+            return _over(self._transport.map(ticket, timeout_s=timeout_s))
+        return self._pulled(ticket, timeout_s)
 
     def release(self, ticket: Offer) -> None:
         """Withdraw the offer."""
         self._transport.withdraw([ticket])
+
+    def _pulled(self, ticket: Offer, timeout_s: float | None) -> torch.Tensor:
+        data = fresh_bucket(ticket.size_bytes, self.device)
+        self._transport.pull([ticket.whole], [data], timeout_s=timeout_s).wait()
+        return data
+
+
+def device_of(store: ByteStore) -> torch.device:
+    """Where buckets for a store are best packed."""
+    return store.device if isinstance(store, TensorStore) else CPU
+
+
+def put_tensor(store: ByteStore, data: torch.Tensor) -> Any:
+    """Put a bucket into any store."""
+    return store.put_tensor(data) if isinstance(store, TensorStore) else store.put(data.cpu().numpy())
+
+
+def get_tensor(store: ByteStore, ticket: Any, timeout_s: float | None = None) -> torch.Tensor:
+    """Get a bucket out of any store."""
+    if isinstance(store, TensorStore):
+        return store.get_tensor(ticket, timeout_s)
+    return _over(store.get(ticket, timeout_s))
+
+
+def _over(data: Bytes) -> torch.Tensor:
+    return tensor_over(data, torch.uint8, data.shape)
 
 
 def as_store(store: ByteStore | PullTransport | None) -> ByteStore:
