@@ -66,6 +66,12 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "_health/reports": ("health/test_reports.py",),
         "_group/beside": ("group/test_beside.py",),
         "_group/choosing": ("group/test_choosing.py",),
+        "_group/phases/manager": ("group/phases/test_phase_manager.py",),
+        "_group/phases/marks": ("group/phases/test_marks.py",),
+        "_group/phases/occupancy": (
+            "group/phases/test_occupancy.py",
+            "group/phases/test_phase_manager.py",
+        ),
         "_group/life/states": ("group/life/test_states.py",),
         "_group/life/budget": ("group/life/test_budget.py",),
         "_on_nodes/ring": ("on_nodes/test_ring.py",),

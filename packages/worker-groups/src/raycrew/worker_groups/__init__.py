@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from raycrew.worker_groups.errors import (
     EnvironmentProviderError,
     GroupResizedError,
+    PhaseError,
+    PhaseTimeoutError,
     ResultJoinError,
     ResultTimeoutError,
     SampleJournalError,
@@ -46,7 +48,17 @@ if TYPE_CHECKING:
         fan_out,
         fan_out_as_completed,
     )
-    from raycrew.worker_groups._group import GroupHandle, RayWorkerGroup, Resized, Spare
+    from raycrew.worker_groups._group import (
+        GroupHandle,
+        HighWater,
+        PhaseManager,
+        PhaseReport,
+        PhaseTurn,
+        PhaseUse,
+        RayWorkerGroup,
+        Resized,
+        Spare,
+    )
     from raycrew.worker_groups._health import (
         Diagnosis,
         RankDiagnosis,
@@ -92,6 +104,7 @@ __all__ = [
     "GroupHandle",
     "GroupResizedError",
     "GroupShares",
+    "HighWater",
     "ItemCrashedError",
     "ItemError",
     "ItemOutcome",
@@ -100,6 +113,12 @@ __all__ = [
     "MultiWorkerFuture",
     "NamedSharding",
     "NodeRunner",
+    "PhaseError",
+    "PhaseManager",
+    "PhaseReport",
+    "PhaseTimeoutError",
+    "PhaseTurn",
+    "PhaseUse",
     "RankDiagnosis",
     "RankInfo",
     "RayWorkerBuilder",
@@ -158,7 +177,17 @@ __version__: str
 # runs something of this package needs little of it.
 _HOMES = {
     "_calls": ["MultiWorkerFuture", "Results", "wait_any"],
-    "_group": ["GroupHandle", "RayWorkerGroup", "Resized", "Spare"],
+    "_group": [
+        "GroupHandle",
+        "HighWater",
+        "PhaseManager",
+        "PhaseReport",
+        "PhaseUse",
+        "RayWorkerGroup",
+        "Resized",
+        "Spare",
+        "PhaseTurn",
+    ],
     "_health": ["Diagnosis", "RankDiagnosis", "ResourceUsage", "RunningCall", "StuckWorker", "WorkerStatus"],
     "_start": ["RayWorkerBuilder", "StartupReport"],
     "_health.timeline": [

@@ -66,6 +66,25 @@ class ResultTimeoutError(WorkerGroupError, TimeoutError):
         return type(self), (self.message, self.pending), self._state
 
 
+class PhaseError(WorkerGroupError):
+    """A group can't have its turn on the devices that it shares; the cause says why, if a step failed.
+
+    Attributes:
+        member: The name of the group among those that share them.
+    """
+
+    def __init__(self, message: str, member: str = "") -> None:
+        super().__init__(message, member)
+        self.member = member
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.args[0]), *self._where])
+
+
+class PhaseTimeoutError(PhaseError, TimeoutError):
+    """A turn did not come in time: another one's went on, or a step was late and goes on in workers."""
+
+
 class SampleQueueError(WorkerGroupError):
     """A queue of samples can't do what was asked."""
 
