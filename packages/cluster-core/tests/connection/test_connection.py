@@ -5,10 +5,12 @@ import logging
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
 import textwrap
+from pathlib import Path
 
 import pytest
 import ray
@@ -16,12 +18,14 @@ import ray
 from raycrew.cluster_core import (
     ClusterAuthenticationError,
     ClusterClosedError,
+    ClusterError,
     ClusterUnreachableError,
     NoClusterError,
     RayConnection,
     init_ray,
 )
 from raycrew.cluster_core._connection.discovery import running_clusters
+from raycrew.cluster_core._connection.folders import folder_of_sessions
 
 STORE = 80 << 20
 
@@ -368,6 +372,45 @@ def test_a_session_folder_with_which_ray_would_hang_is_refused(monkeypatch, name
     with pytest.raises(ValueError, match=message):
         init_ray("local")
     assert not ray.is_initialized()
+
+
+@pytest.mark.smoke
+def test_sessions_lie_in_a_folder_of_the_users_own(tmp_path):
+    own = tmp_path / f"raycrew-{os.getuid()}"
+    own.mkdir(mode=0o755)
+    assert folder_of_sessions({"TMPDIR": str(tmp_path)}) == str(own / "ray")
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    "put", [Path.touch, lambda own: own.symlink_to("/tmp"), lambda own: own.symlink_to("/no")]
+)
+@pytest.mark.hostile
+def test_a_folder_of_sessions_that_is_somebody_elses_is_refused(tmp_path, put):
+    put(tmp_path / f"raycrew-{os.getuid()}")
+    with pytest.raises(ClusterError, match=r"is not this user's own: pass another temp_dir"):
+        folder_of_sessions({"TMPDIR": str(tmp_path)})
+
+
+@pytest.mark.smoke
+@pytest.mark.hostile
+def test_a_folder_of_sessions_of_another_user_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "raycrew-12345").mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(ClusterError, match="is not this user's own"):
+        folder_of_sessions({"TMPDIR": str(tmp_path)})
+
+
+@pytest.mark.smoke
+def test_a_folder_that_is_named_for_ray_is_left_to_it(tmp_path, caplog):
+    assert folder_of_sessions({"RAY_TMPDIR": str(tmp_path), "TMPDIR": "/none"}) is None
+    assert not list(tmp_path.iterdir())
+    assert not caplog.text
+    long = "/tmp/" + "x" * 32
+    assert folder_of_sessions({"TMPDIR": long}) is None
+    assert f"{long}/ray, is open to all" in caplog.text
+    assert not Path(long).exists()
 
 
 def test_errors_are_connection_errors():

@@ -5,6 +5,7 @@ A variable that is forwarded on purpose is searched for too: it proves that the 
 
 import json
 import os
+import stat
 import subprocess
 import sys
 import textwrap
@@ -99,10 +100,15 @@ def complete_state(connection):
 
 @pytest.mark.slow
 @pytest.mark.hostile
-def test_a_secret_shows_nowhere(tmp_path):
+def test_a_secret_shows_nowhere(tmp_path, short_folder, monkeypatch):
     ray.shutdown()
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", short_folder)
     with init_ray("local", num_cpus=2, object_store_memory=80 << 20, dashboard=True) as connection:
         assert connection.dashboard_url.startswith("http://127.0.0.1:")
+        closed = Path(short_folder, f"raycrew-{os.getuid()}")  # Ray opens what is in it to everybody
+        assert Path(connection.session_dir).is_relative_to(closed)
+        assert stat.S_IMODE(closed.stat().st_mode) == 0o700
         driver = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(DRIVER)],
             env={**os.environ, **connection.child_env(), "MY_API_KEY": SECRET, "NOTE": NOTE},

@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
 from dataclasses import replace
 
@@ -85,12 +84,6 @@ DRIVER = """
         print("ready", connection.address, flush=True)
         sys.stdin.readline()
 """
-
-
-@pytest.fixture
-def short_folder():
-    with tempfile.TemporaryDirectory(prefix="rc", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        yield folder
 
 
 @pytest.mark.slow

@@ -1,13 +1,54 @@
 """The folder of a session: where it may be, and the way to its logs."""
 
+import contextlib
+import logging
 import os
+import stat
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from raycrew.cluster_core.errors import ClusterError
 
+logger = logging.getLogger(__name__)
+
 _SOCKET_SUFFIX = "/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
 _SOCKET_PATH_LIMIT = 107
+_LONGEST = _SOCKET_PATH_LIMIT - len(_SOCKET_SUFFIX)
+
+
+def folder_of_sessions(environ: Mapping[str, str]) -> str | None:
+    """Where sessions lie if nobody says so: below a folder of this user's alone, as Ray opens its own to all.
+
+    None leaves the choice to Ray: `RAY_TMPDIR` is set, or the paths of sockets would become too long.
+
+    Raises:
+        ValueError: Ray would hang with a folder that the environment names.
+        ClusterError: The place of the user's own folder is taken by somebody else.
+    """
+    if folder := environ.get("RAY_TMPDIR"):
+        check_session_folder(str(Path(folder, "ray")), "RAY_TMPDIR", environ)
+        return None
+    if folder := environ.get("TMPDIR"):
+        check_session_folder(str(Path(folder, "ray")), "TMPDIR", environ)
+    own = Path(folder or tempfile.gettempdir(), f"raycrew-{os.getuid()}")
+    if len(os.fsencode(own / "ray")) > _LONGEST:
+        logger.warning("%s is too long for a session: its folder, %s/ray, is open to all", own, own.parent)
+        return None
+    _make_private(own)
+    return str(own / "ray")
+
+
+def _make_private(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise ClusterError(
+            f"{folder}, where sessions would lie, is not this user's own: pass another temp_dir"
+        )
+    folder.chmod(0o700)
 
 
 def check_session_folder(path: str, source: str, environ: Mapping[str, str]) -> None:
@@ -16,10 +57,9 @@ def check_session_folder(path: str, source: str, environ: Mapping[str, str]) -> 
     Raises:
         ValueError: The folder is one.
     """
-    longest = _SOCKET_PATH_LIMIT - len(_SOCKET_SUFFIX)
-    if len(os.fsencode(path)) > longest:
+    if len(os.fsencode(path)) > _LONGEST:
         raise ValueError(
-            f"{source} {path!r} has {len(os.fsencode(path))} bytes; sockets below it allow {longest} at most"
+            f"{source} {path!r} has {len(os.fsencode(path))} bytes; sockets below it allow {_LONGEST} at most"
         )
     check_folder(path, source)
     if not Path(path).is_absolute():

@@ -19,7 +19,12 @@ from raycrew.cluster_core._connection.environment import (
     Secrets,
     collect_secrets,
 )
-from raycrew.cluster_core._connection.folders import check_folder, check_session_folder, link_logs
+from raycrew.cluster_core._connection.folders import (
+    check_folder,
+    check_session_folder,
+    folder_of_sessions,
+    link_logs,
+)
 from raycrew.cluster_core._connection.proxy import LIMITS, check_proxy_answers, with_tries
 from raycrew.cluster_core._connection.target import Target, target_of
 from raycrew.cluster_core._connection.token import child_authentication, protect_token
@@ -90,7 +95,8 @@ def init_ray(
         num_gpus: Its GPUs.
         resources: Its other resources.
         object_store_memory: Size of its object store, in bytes.
-        temp_dir: Its folder for sessions, of at most 43 characters.
+        temp_dir: Its folder for sessions, of at most 43 characters. By default one below a folder of this
+            user's alone, `raycrew-UID` among temporary files, where `RAY_TMPDIR` names no other.
         forward_env: A policy, or names and patterns to forward besides the default policy's; None is nothing.
             What of it holds credentials is handed over as a secret.
             Workers of a cluster started here inherit this process's environment in any case.
@@ -228,11 +234,7 @@ def _reuse(current: RayConnection | None, address: str | None, membership: _Memb
 
 
 def _start(options: _StartOptions, why: str, membership: _Membership) -> RayConnection:
-    if options.temp_dir is None:
-        for name in ("RAY_TMPDIR", "TMPDIR"):
-            if folder := os.environ.get(name):
-                check_session_folder(str(Path(folder, "ray")), name, os.environ)
-                break
+    temp_dir = options.temp_dir or folder_of_sessions(os.environ)
     protect_token(os.environ)
     tag = _discovery.devices_tag(os.environ)
     host = options.dashboard if isinstance(options.dashboard, str) else "127.0.0.1"
@@ -246,7 +248,7 @@ def _start(options: _StartOptions, why: str, membership: _Membership) -> RayConn
         include_dashboard=bool(options.dashboard),
         dashboard_host=host,
         labels={_discovery.DEVICES_LABEL: tag or "none"},
-        **({"_temp_dir": options.temp_dir} if options.temp_dir else {}),
+        **({"_temp_dir": temp_dir} if temp_dir else {}),
     )
     return RayConnection(
         address=_ray.cluster_address(),
