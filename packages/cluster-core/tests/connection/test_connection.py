@@ -375,10 +375,10 @@ def test_a_session_folder_with_which_ray_would_hang_is_refused(monkeypatch, name
 
 
 @pytest.mark.smoke
-def test_sessions_lie_in_a_folder_of_the_users_own(tmp_path):
-    own = tmp_path / f"raycrew-{os.getuid()}"
+def test_sessions_lie_in_a_folder_of_the_users_own(short_folder):
+    own = Path(short_folder) / f"raycrew-{os.getuid()}"
     own.mkdir(mode=0o755)
-    assert folder_of_sessions({"TMPDIR": str(tmp_path)}) == str(own / "ray")
+    assert folder_of_sessions({"TMPDIR": str(short_folder)}) == str(own / "ray")
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
 
 
@@ -387,25 +387,25 @@ def test_sessions_lie_in_a_folder_of_the_users_own(tmp_path):
     "put", [Path.touch, lambda own: own.symlink_to("/tmp"), lambda own: own.symlink_to("/no")]
 )
 @pytest.mark.hostile
-def test_a_folder_of_sessions_that_is_somebody_elses_is_refused(tmp_path, put):
-    put(tmp_path / f"raycrew-{os.getuid()}")
+def test_a_folder_of_sessions_that_is_somebody_elses_is_refused(short_folder, put):
+    put(Path(short_folder) / f"raycrew-{os.getuid()}")
     with pytest.raises(ClusterError, match=r"is not this user's own: pass another temp_dir"):
-        folder_of_sessions({"TMPDIR": str(tmp_path)})
+        folder_of_sessions({"TMPDIR": str(short_folder)})
 
 
 @pytest.mark.smoke
 @pytest.mark.hostile
-def test_a_folder_of_sessions_of_another_user_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "raycrew-12345").mkdir()
+def test_a_folder_of_sessions_of_another_user_is_refused(short_folder, monkeypatch):
+    (Path(short_folder, "raycrew-12345")).mkdir()
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(ClusterError, match="is not this user's own"):
-        folder_of_sessions({"TMPDIR": str(tmp_path)})
+        folder_of_sessions({"TMPDIR": str(short_folder)})
 
 
 @pytest.mark.smoke
-def test_a_folder_that_is_named_for_ray_is_left_to_it(tmp_path, caplog):
-    assert folder_of_sessions({"RAY_TMPDIR": str(tmp_path), "TMPDIR": "/none"}) is None
-    assert not list(tmp_path.iterdir())
+def test_a_folder_that_is_named_for_ray_is_left_to_it(short_folder, caplog):
+    assert folder_of_sessions({"RAY_TMPDIR": str(short_folder), "TMPDIR": "/none"}) is None
+    assert not list(Path(short_folder).iterdir())
     assert not caplog.text
     long = "/tmp/" + "x" * 32
     assert folder_of_sessions({"TMPDIR": long}) is None
