@@ -12,8 +12,12 @@ AT_IMPORT = {name: os.environ.get(name) for name in ("RANK", "TOKEN", "COLOUR")}
 class Replaced:
     """Notes what it hears, and says what it and its process have found."""
 
-    def __init__(self, start=0):
+    def __init__(self, start=0, fate=None):
         self.heard, self.total = [], start
+        if fate is not None and fate.exists():  # of the first one alone
+            signal_number = int(fate.read_text())
+            fate.unlink()
+            os.kill(os.getpid(), signal_number)
 
     def on_generation(self, worker):
         self.heard.append((worker.generation, worker.master_port, int(os.environ["MASTER_PORT"])))

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from patience import eventually
+from ray.exceptions import GetTimeoutError
 from test_choosing import made
 
 from raycrew.cluster_core import NodeLostError
@@ -138,6 +139,21 @@ def test_ranks_of_a_lost_node_need_bundles_and_what_is_lost_is_nobodys(world, ca
         assert "g: rank 1 moves to spare bundle 1 on another node, " in caplog.text
         move.is_made = True
     assert shown(kept) == {2: None}
+
+
+def test_while_it_is_not_known_which_nodes_live_who_answers_takes_over(world, monkeypatch, caplog):
+    layout, kept = reserved(2, 2)
+
+    def deaf():
+        raise GetTimeoutError("the control service does not answer")
+
+    monkeypatch.setattr(reserve, "living_nodes", deaf)
+    world.states["standby 2"] = "dead"
+    with kept.moving(layout, [0, 1]) as move:
+        taken = [standby.handle for standby in move.arrivals.values()]
+        assert (taken, list(move.lost)) == (["standby 1"], [])
+    assert "g: which nodes live is not known at the moment: the control service" in caplog.text
+    assert shown(kept) == {1: 1, 2: None}
 
 
 def test_lost_bundles_that_can_not_be_given_back_lose_nobody_who_stands_by(world, monkeypatch):

@@ -128,6 +128,31 @@ def test_a_module_that_can_not_be_imported_is_named_and_nothing_is_left(cluster)
     assert "Replaced" not in {group.record.name for group in look(10.0)}
 
 
+@pytest.mark.parametrize(
+    ("fate", "said"),
+    [
+        (signal.SIGKILL, "died"),
+        # In short, without processes: test_who_is_stopped_while_it_takes_over_is_lost_and_nobody_else_is.
+        pytest.param(signal.SIGSTOP, "is stopped", marks=pytest.mark.long),
+    ],
+)
+def test_who_is_lost_while_it_takes_over_costs_no_restart(cluster, tmp_path, caplog, fate, said):
+    path = tmp_path / "fate"
+    options = {"restart_on_failure": True, "max_restarts": 1, "idempotent_methods": ["pid"]}
+    with RayWorkerGroup(
+        cluster, Replaced, workers_per_node=1, standby=1, init={"fate": path}, **options
+    ) as group:
+        (spare,) = group.spares
+        path.write_text(str(int(fate)))
+        os.kill(pids(group)[0], signal.SIGKILL)
+        (pid,) = pids(group)
+        assert (path.exists(), is_running(spare.pid), pid == spare.pid) == (False, False, False)
+        assert f"process {spare.pid}, which stood by, {said}" in caplog.text
+        assert (group.ranks[0].bundle_index, group.generation) == (0, 1)
+        assert await_standby(group) not in (pid, spare.pid)
+    assert cluster.holders() == {}
+
+
 @pytest.mark.long  # in short: test_who_stands_by_takes_over_and_somebody_else_stands_by_then
 def test_while_nobody_stands_by_yet_ranks_are_started_as_ever_and_a_shutdown_ends_all(cluster, tmp_path):
     options = {"standby": 1, "preload": PRELOAD, "env_vars": {"PYTHON_GATE": str(tmp_path)}}

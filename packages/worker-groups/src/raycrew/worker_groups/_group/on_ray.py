@@ -10,7 +10,8 @@ from raycrew.worker_groups._calls import Dispatch, MultiWorkerFuture, Recovery, 
 from raycrew.worker_groups._group.actors import Actors
 from raycrew.worker_groups._group.handles import Contact, Directory, GroupHandle, RayRoute
 from raycrew.worker_groups._group.life import CopiedLifecycle, Supervision, claim_places
-from raycrew.worker_groups._group.renewal import RenewedGroup, Replaceable
+from raycrew.worker_groups._group.renewal import RenewedGroup
+from raycrew.worker_groups._group.replaceable import Replaceable
 from raycrew.worker_groups._group.reserve import Reserve
 from raycrew.worker_groups._health import (
     Findings,

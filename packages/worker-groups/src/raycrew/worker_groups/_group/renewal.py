@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from raycrew.worker_groups._group.life import (
     release_when_free,
 )
 from raycrew.worker_groups._group.record import record_of_group
-from raycrew.worker_groups._group.reserve import Spare
+from raycrew.worker_groups._group.spare import Spare
 from raycrew.worker_groups._health import (
     Ended,
     Seen,
@@ -30,11 +30,12 @@ from raycrew.worker_groups._health import (
     observed,
     sights_of,
 )
-from raycrew.worker_groups._ray import ActorState, actor_states, while_connected
+from raycrew.worker_groups._ray import while_connected
 from raycrew.worker_groups._start import (
     HOOK,
     JoinedClaim,
     Layout,
+    StandbyLostError,
     Started,
     add_workers,
     next_generation,
@@ -116,20 +117,29 @@ class RenewedGroup(WorkerGroup):
         goes_on = self._spec.options.min_workers is not None
         self._life.replacing(ranks if goes_on else everybody)
         look_before_end(None)
-        note, reserve = self._note_stray, self._crew.reserve
+        while not self._is_renewed(ranks, everybody):
+            pass
+        self._crew.reserve.replenish(Layout(self._spec, self._claim, self._started))
+
+    def _is_renewed(self, ranks: Sequence[int], everybody: Sequence[int]) -> bool:
+        """Whether a new generation was made; not if somebody who stood by was lost in it, as each is once."""
         layout = Layout(self._spec, self._claim, self._started)
         hold = partial(self._life.replacing, everybody)
-        with self._renewing("restart", ranks), reserve.moving(layout, ranks) as move:
+        try:
+            with self._renewing("restart", ranks), self._crew.reserve.moving(layout, ranks) as move:
 
-            def take(started: Started) -> None:
-                try:
-                    self._take_layout(move.layout._replace(started=started))
-                finally:
-                    move.is_made = self._claim is move.layout.claim
+                def take(started: Started) -> None:
+                    try:
+                        self._take_layout(move.layout._replace(started=started))
+                    finally:
+                        move.is_made = self._claim is move.layout.claim
 
-            self._is_torn = True
-            next_generation(*move.layout, ranks, move.arrivals, note, self._open, take, hold)
-        reserve.replenish(Layout(self._spec, self._claim, self._started))
+                self._is_torn = True
+                next_generation(*move.layout, ranks, move.arrivals, self._note_stray, self._open, take, hold)
+        except StandbyLostError as lost:
+            logger.warning("%s: ranks %s are started once more: %s", self.name, sorted(ranks), lost)
+            return False
+        return True
 
     @contextmanager
     def _renewing(self, what: str, ranks: Sequence[int]) -> Iterator[None]:
@@ -306,41 +316,3 @@ class _Leaving:
         self.end = partial(end_workers_of, session, self.handles, self.facts)
         why = dict.fromkeys(self.handles, "it was removed, and has not ended yet")
         self.not_yet = Ended(left=why, occupied=True, again=self.end)
-
-
-class Replaceable:
-    """A group as its supervision sees it."""
-
-    def __init__(self, group: "RenewedGroup") -> None:
-        self._group = group
-
-    def replace_dead(self, before: Callable[[], object]) -> list[int]:
-        """Replace dead workers as `restart_failed_workers` does, and to the end if nobody waits any more."""
-        group = self._group
-        return group._life.restart(lambda: group._replace_dead(before), apart=True)  # noqa: SLF001
-
-    @property
-    def is_torn(self) -> bool:
-        """Whether the group's last new generation failed."""
-        return self._group._is_torn  # noqa: SLF001
-
-    def is_present(self, rank: int | None, pid: int | None) -> bool:
-        """Whether a process is the one that a rank has now."""
-        facts = self._group._started.facts  # noqa: SLF001
-        return rank is not None and rank < len(facts) and facts[rank].pid == pid
-
-    def goes_on_without(self, ranks: Collection[int | None]) -> bool:
-        """Whether it can be used while these ranks are replaced."""
-        least = self._group._spec.options.min_workers  # noqa: SLF001
-        there = set(range(self._group.world_size)) - set(self._group.absent_ranks)
-        return least is not None and len(there.difference(ranks)) >= least
-
-    def is_without(self, ranks: Collection[int | None]) -> bool:
-        """Whether it is used without these ranks now."""
-        return set(self._group.absent_ranks).issuperset(ranks)
-
-    def status(self, rank: int) -> ActorState:
-        """What a rank's worker is up to."""
-        self._group._open()  # noqa: SLF001
-        handles = self._group._started.handles[rank : rank + 1]  # noqa: SLF001
-        return actor_states(handles, _STATUS_S).get(0, "dead")

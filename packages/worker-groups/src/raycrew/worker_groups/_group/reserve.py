@@ -4,14 +4,15 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 from ray.exceptions import GetTimeoutError
 
-from raycrew.cluster_core import NodeLostError, Session
+from raycrew.cluster_core import Bundle, NodeLostError, Session
 from raycrew.worker_groups._group.choosing import choose, templates
 from raycrew.worker_groups._group.life import release_when_free
+from raycrew.worker_groups._group.spare import Move, Spare
 from raycrew.worker_groups._health import Ended, WorkerRecord, end_workers_of
 from raycrew.worker_groups._ray import actor_states, check_session, living_nodes
 from raycrew.worker_groups._start import JoinedClaim, Layout, Place, Standby, park, record_of_standby
@@ -22,45 +23,6 @@ logger = logging.getLogger(__name__)
 _ANSWER_S = 1.0  # for who stands by to say that it does
 _UNWIND_S = 30.0  # for a preparation that is given up to end what it has started
 _PAUSES_S = (5.0, 30.0, 120.0)  # before somebody is prepared once more
-
-
-@dataclass(frozen=True, slots=True)
-class Spare:
-    """A bundle that a group keeps for a rank that is lost.
-
-    Attributes:
-        bundle_index: Which of its cluster's.
-        node_id: Ray node id.
-        node_address: IP address of the node.
-        pid: Process of the worker that stands by on it; None where none does, or not yet. Whether it still
-            lives is asked when it is needed.
-    """
-
-    bundle_index: int
-    node_id: str
-    node_address: str
-    pid: int | None = None
-
-
-@dataclass(slots=True)
-class Move:
-    """Ranks on their way to other bundles.
-
-    Attributes:
-        layout: The group as it is to be.
-        places: By position, the bundle that it comes to.
-        arrivals: The same positions, and who stands by there; None where nobody does.
-        vacated: The bundles that they had, as far as there still are any.
-        lost: Those that there are not.
-        is_made: Whether the workers are there.
-    """
-
-    layout: Layout
-    places: Mapping[int, Place] = field(default_factory=dict)
-    arrivals: Mapping[int, Standby | None] = field(default_factory=dict)
-    vacated: Sequence[Place] = ()
-    lost: Sequence[Place] = ()
-    is_made: bool = False
 
 
 class Reserve:
@@ -232,12 +194,7 @@ class Reserve:
         if not positions:
             return Move(layout)
         bundles = layout.claim.bundles
-        try:
-            nodes = {str(node["NodeID"]) for node in living_nodes()}
-        except GetTimeoutError:  # a stopped control service holds up nobody who keeps nothing
-            if self._places:
-                raise
-            nodes = {bundle.node_id for bundle in bundles}
+        nodes = self._nodes(bundles)
         lost = [position for position in positions if bundles[position].node_id not in nodes]
         self._look(nodes)
         if lost:
@@ -251,6 +208,14 @@ class Reserve:
             move = Move(layout.moved(found), found, vacated=vacated, lost=gone)
             arrivals = {position: self._taken(layout, position, place) for position, place in found.items()}
             return replace(move, arrivals=arrivals)
+
+    def _nodes(self, bundles: Sequence[Bundle]) -> set[str]:
+        """The nodes that live; while Ray's control service does not answer, all that there were."""
+        try:
+            return {str(node["NodeID"]) for node in living_nodes()}
+        except GetTimeoutError as error:  # those who stand by tell themselves whether they do
+            logger.warning("%s: which nodes live is not known at the moment: %s", self._name, error)
+            return {bundle.node_id for bundle in (*bundles, *self.places.bundles)}
 
     def _look(self, nodes: Collection[str]) -> None:
         """Part with bundles that are gone, and with those that stand by and do not answer."""

@@ -24,6 +24,7 @@ from raycrew.worker_groups._health.reports import (
     Seen,
     StuckWorker,
     WorkerStatus,
+    why_stuck,
 )
 from raycrew.worker_groups._health.roster import (
     GroupRecord,
@@ -72,4 +73,5 @@ __all__ = [
     "take_stacks",
     "tell_of_start",
     "watch_owner",
+    "why_stuck",
 ]

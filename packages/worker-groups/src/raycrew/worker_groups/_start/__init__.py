@@ -14,6 +14,7 @@ from raycrew.worker_groups._start.facts import GroupFacts
 from raycrew.worker_groups._start.layout import JoinedClaim, Layout, Place
 from raycrew.worker_groups._start.newcomers import (
     Standby,
+    StandbyLostError,
     add_workers,
     next_generation,
     park,
@@ -46,6 +47,7 @@ __all__ = [
     "Place",
     "RayWorkerBuilder",
     "Standby",
+    "StandbyLostError",
     "Started",
     "StartupReport",
     "Stopwatch",

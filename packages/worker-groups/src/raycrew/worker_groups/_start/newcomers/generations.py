@@ -11,6 +11,7 @@ from raycrew.worker_groups._ray import while_connected
 from raycrew.worker_groups._start.arguments import of_each_rank
 from raycrew.worker_groups._start.layout import Layout
 from raycrew.worker_groups._start.newcomers.arrivals import Arriving, Standby
+from raycrew.worker_groups._start.newcomers.taking_over import TakeOver
 from raycrew.worker_groups._start.report import starting
 from raycrew.worker_groups._start.spec import GroupSpec, interpreter_for
 from raycrew.worker_groups._start.startup import Started
@@ -51,16 +52,25 @@ def next_generation(
         WorkerFailureError: A new worker failed or was late, and the new ones have been ended; or a worker
             failed or was late in hearing of the generation, which stands all the same.
         WorkerGroupError: An old one could not be ended.
+        StandbyLostError: Somebody who stood by died, or was stopped, before it had its rank; the new ones
+            have been ended.
     """
     positions = [started.order[rank] for rank in ranks]
     with starting(spec, len(ranks)) as progress:
         if ranks:
             _end_old(spec.name, started, ranks)
-        launch = _Succession(spec, claim, progress, positions, on_end, go_on)
+        taking_over = TakeOver(go_on, [one for one in arrivals.values() if one is not None])
+        launch = _Succession(spec, claim, progress, positions, on_end, taking_over)
         if not positions or any(arrivals.get(position) is None for position in positions):
             # A node that joined since the start may not have the environment yet.
             interpreter_for(spec.options.environments, spec.builder.fqn, spec.cluster)
-        launch.succeed(launch.met(started, arrivals), on_built, before_told)
+
+        def built(successor: Started) -> None:
+            on_built(successor)
+            taking_over.is_over()
+
+        with taking_over.watched():
+            launch.succeed(launch.met(started, arrivals), built, before_told)
 
 
 def add_workers(
