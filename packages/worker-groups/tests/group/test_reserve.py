@@ -115,6 +115,20 @@ def test_what_fails_leaves_everything_as_it_was_and_who_has_died_of_it_is_not_ta
     assert (world.ended, shown(kept)) == (["standby 1"], {1: None})
 
 
+def test_who_is_found_dead_stands_by_no_more_unless_it_takes_over_meanwhile(world):
+    layout, kept = reserved(2, 2)
+    first, second = kept.standbys
+    with kept.moving(layout, [0]) as move:
+        assert move.arrivals == {0: first}
+        kept.part_with([first, second])
+        assert (world.ended, shown(kept)) == (["standby 2"], {2: None})
+        move.is_made = True
+    kept.part_with([second])
+    kept.replenish(move.layout)
+    eventually(lambda: sorted(map(str, shown(kept).values())) == ["3", "4"], "two stand by again")
+    assert world.ended == ["standby 2"]
+
+
 def test_a_bundle_whose_standby_can_not_be_ended_is_no_spare_one_any_more(world):
     layout, kept = reserved(2, 1)
     world.states["standby 1"], world.occupied = "busy", True

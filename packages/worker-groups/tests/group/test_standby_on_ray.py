@@ -14,6 +14,7 @@ from raycrew.cluster_core import NodeLostError, RayVirtualCluster
 from raycrew.cluster_core.testing import connected, simulated_nodes
 from raycrew.worker_groups import RayWorkerGroup, Spare, WorkerFailureError, WorkerGroupError
 from raycrew.worker_groups._health import look, take_stacks
+from raycrew.worker_groups._health.diagnosis import diagnose_groups
 
 pytestmark = pytest.mark.hostile
 
@@ -52,7 +53,7 @@ def pids(group):
     return group.call("pid").get_results(timeout=60)
 
 
-def test_who_stands_by_takes_over_and_somebody_else_stands_by_then(cluster, caplog):
+def test_who_stands_by_takes_over_and_somebody_else_stands_by_then(cluster, caplog, tmp_path):
     options = {"secrets": ["TOKEN"], "env_vars": {"COLOUR": "red"}, "init": {"start": 10}}
     with RayWorkerGroup(cluster, Replaced, standby=1, preload=PRELOAD, **options) as group:
         before, names, port, handle = pids(group), names_of(group), group.master_port, group.handle()
@@ -89,6 +90,19 @@ def test_who_stands_by_takes_over_and_somebody_else_stands_by_then(cluster, capl
 
         killed = await_standby(group)
         assert group.spares == [Spare(1, spare.node_id, spare.node_address, killed)]
+        os.kill(killed, signal.SIGKILL)
+        eventually(lambda: group.get_standby_status() == {1: "dead"}, "it is found dead")
+        assert killed not in standbys(group)
+        killed = await_standby(group)
+        eventually(lambda: group.get_standby_status() == {1: "ready"}, "somebody else stands by")
+        for told in (group.diagnose(tmp_path), *diagnose_groups(60.0, [group.name], tmp_path)):
+            assert [(one.rank, one.pid, one.state) for one in told.standbys] == [(-1, killed, "ready")]
+            assert [one.pid for one in told.ranks] == pids(group)
+            assert "== standby: ready" in (told.folder / "diagnosis.txt").read_text()
+        copy = pickle.loads(cloudpickle.dumps(group))
+        assert copy.diagnose(tmp_path).standbys == ()
+        with pytest.raises(WorkerGroupError, match=r"get_standby_status\(\) of .* the process that made it"):
+            copy.get_standby_status()
         os.kill(killed, signal.SIGKILL)
         eventually(lambda: not is_running(killed), "nobody stands by")
         lose(group, [0])

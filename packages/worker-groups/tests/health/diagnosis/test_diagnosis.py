@@ -11,9 +11,10 @@ from raycrew.worker_groups import RunningCall, WorkerGroupClosedError, WorkerGro
 from raycrew.worker_groups._health import UnansweredError
 from raycrew.worker_groups._health.diagnosis import Wanted, asking
 from raycrew.worker_groups._health.diagnosis.diagnosis import Diagnosis, diagnosed, who_is
-from raycrew.worker_groups._health.diagnosis.making import Subjects, make
+from raycrew.worker_groups._health.diagnosis.making import ALL, Subjects, make
 from raycrew.worker_groups._health.diagnosis.parts import Findings
 from raycrew.worker_groups._health.diagnosis.writing import new_folder, write
+from raycrew.worker_groups._health.questions import by_node
 from raycrew.worker_groups._health.reports import Seen
 from raycrew.worker_groups.sharding import WorkerFacts, assign_ranks
 from raycrew.worker_groups.testing import InProcessGroup
@@ -88,6 +89,29 @@ def test_the_text_has_it_all(diagnosis):
         "pid 43 on 10.0.0.2 (node-b), bundle 7, cpu",
         "how it is can't be told: its node is gone",
     ]
+
+
+def test_who_stands_by_is_told_of_after_the_ranks_and_keeps_no_records(tmp_path, monkeypatch):
+    asked = {}
+
+    def ask(method, workers, timeout_s, *, details, patience_s):
+        asked.update(details)
+        facts = [workers[key] for key in by_node(workers)["node-a"]]
+        return {"node-a": [{"seen": {"is_alive": own is not FACTS[0]}} for own in facts]}
+
+    monkeypatch.setattr(asking, "ask", ask)
+    subjects = Subjects("mine.Trainer", INFOS[:1], FACTS[:1], {}, standbys=[(9, FACTS[1])])
+    found = asking.examine(subjects.processes, {}, ALL, 5.0)
+    diagnosis = make("trainers", subjects, found, "no progress", 0.0, tmp_path)
+    assert [details.get("rank") for details in asked.values()] == [0, None]
+    assert [(one.rank, one.pid, one.state) for one in diagnosis.ranks] == [(0, 41, "dead")]
+    (standby,) = diagnosis.standbys
+    assert (standby.rank, standby.pid, standby.bundle_index, standby.state) == (-1, 42, 9, "alive")
+    head, _, told = diagnosis.text.split("\n\n")
+    assert head.splitlines()[-2:] == ["1 ranks: 1 dead", "1 standing by: 1 alive"]
+    assert told.splitlines()[:2] == ["== standby: alive", "pid 42 on 10.0.0.1 (node-a), bundle 9, cpu"]
+    written = json.loads((diagnosis.folder / "diagnosis.json").read_text())
+    assert [one["pid"] for one in written["standbys"]] == [42]
 
 
 @pytest.mark.hostile

@@ -10,8 +10,7 @@ from raycrew.worker_groups._calls import Dispatch, MultiWorkerFuture, Recovery, 
 from raycrew.worker_groups._group.actors import Actors
 from raycrew.worker_groups._group.handles import Contact, Directory, GroupHandle, RayRoute
 from raycrew.worker_groups._group.life import CopiedLifecycle, Supervision, claim_places
-from raycrew.worker_groups._group.renewal import RenewedGroup
-from raycrew.worker_groups._group.replaceable import Replaceable
+from raycrew.worker_groups._group.renewal import RenewedGroup, Replaceable
 from raycrew.worker_groups._group.reserve import Reserve
 from raycrew.worker_groups._health import (
     Findings,
@@ -202,7 +201,8 @@ class RayWorkerGroup(RenewedGroup):
     def _examine(
         self, subjects: Subjects, ranks: Sequence[int], wanted: Wanted, timeout_s: float
     ) -> Mapping[int, Findings]:
-        return examine({rank: subjects.facts[rank] for rank in ranks}, subjects.prefixes, wanted, timeout_s)
+        processes = {rank: subjects.processes[rank] for rank in ranks}
+        return examine(processes, subjects.prefixes, wanted, timeout_s)
 
     def handle(self) -> GroupHandle:
         """See `WorkerGroup.handle`."""

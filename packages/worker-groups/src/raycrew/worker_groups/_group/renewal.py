@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -11,8 +11,6 @@ from ray.exceptions import RayError
 
 from raycrew.cluster_core import Session
 from raycrew.worker_groups._calls import dispatch_single, send_to_actors
-from raycrew.worker_groups._group.actors import Actors
-from raycrew.worker_groups._group.base import WorkerGroup
 from raycrew.worker_groups._group.life import (
     Supervision,
     claim_more,
@@ -20,7 +18,7 @@ from raycrew.worker_groups._group.life import (
     release_when_free,
 )
 from raycrew.worker_groups._group.record import record_of_group
-from raycrew.worker_groups._group.spare import Spare
+from raycrew.worker_groups._group.standing_by import StandingBy
 from raycrew.worker_groups._health import (
     Ended,
     Seen,
@@ -30,7 +28,7 @@ from raycrew.worker_groups._health import (
     observed,
     sights_of,
 )
-from raycrew.worker_groups._ray import while_connected
+from raycrew.worker_groups._ray import ActorState, actor_states, while_connected
 from raycrew.worker_groups._start import (
     HOOK,
     JoinedClaim,
@@ -51,10 +49,9 @@ _LOOK_S = 0.1
 _DOING = {"restart": "restarting", "start": "growing", "removal": "shrinking"}
 
 
-class RenewedGroup(WorkerGroup):
+class RenewedGroup(StandingBy):
     """A group on Ray, as far as its workers come and go."""
 
-    _crew: Actors
     _supervision: Supervision
     _is_torn: bool
     _in_order: bool
@@ -77,16 +74,6 @@ class RenewedGroup(WorkerGroup):
             WorkerGroupClosedError: The group was shut down, perhaps meanwhile; no new worker is left.
         """
         return self._life.restart(self._replace_dead)
-
-    @property
-    def spares(self) -> list[Spare]:
-        """The bundles that are kept for ranks that are lost, and who stands by on them; see `standby`.
-
-        Raises:
-            WorkerGroupError: This is a copy of the group.
-        """
-        self._life.check_owner("spares")
-        return self._crew.reserve.spares
 
     def _replace_dead(self, before: Callable[[], object] | None = None) -> list[int]:
         dead = self._dead()
@@ -316,3 +303,41 @@ class _Leaving:
         self.end = partial(end_workers_of, session, self.handles, self.facts)
         why = dict.fromkeys(self.handles, "it was removed, and has not ended yet")
         self.not_yet = Ended(left=why, occupied=True, again=self.end)
+
+
+class Replaceable:
+    """A group as its supervision sees it."""
+
+    def __init__(self, group: RenewedGroup) -> None:
+        self._group = group
+
+    def replace_dead(self, before: Callable[[], object]) -> list[int]:
+        """Replace dead workers as `restart_failed_workers` does, and to the end if nobody waits any more."""
+        group = self._group
+        return group._life.restart(lambda: group._replace_dead(before), apart=True)  # noqa: SLF001
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether the group's last new generation failed."""
+        return self._group._is_torn  # noqa: SLF001
+
+    def is_present(self, rank: int | None, pid: int | None) -> bool:
+        """Whether a process is the one that a rank has now."""
+        facts = self._group._started.facts  # noqa: SLF001
+        return rank is not None and rank < len(facts) and facts[rank].pid == pid
+
+    def goes_on_without(self, ranks: Collection[int | None]) -> bool:
+        """Whether it can be used while these ranks are replaced."""
+        least = self._group._spec.options.min_workers  # noqa: SLF001
+        there = set(range(self._group.world_size)) - set(self._group.absent_ranks)
+        return least is not None and len(there.difference(ranks)) >= least
+
+    def is_without(self, ranks: Collection[int | None]) -> bool:
+        """Whether it is used without these ranks now."""
+        return set(self._group.absent_ranks).issuperset(ranks)
+
+    def status(self, rank: int) -> ActorState:
+        """What a rank's worker is up to."""
+        self._group._open()  # noqa: SLF001
+        handles = self._group._started.handles[rank : rank + 1]  # noqa: SLF001
+        return actor_states(handles, _STATUS_S).get(0, "dead")

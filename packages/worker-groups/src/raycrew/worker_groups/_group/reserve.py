@@ -72,9 +72,13 @@ class Reserve:
     @property
     def records(self) -> tuple[WorkerRecord, ...]:
         """Who stands by, for those who look at the cluster."""
+        return tuple(map(record_of_standby, self.standbys))
+
+    @property
+    def standbys(self) -> list[Standby]:
+        """Who stands by, in the order of the bundles."""
         with self._lock:
-            standbys = list(self._standbys.values())
-        return tuple(map(record_of_standby, standbys))
+            return sorted(self._standbys.values(), key=lambda standby: standby.place.bundle.index)
 
     # Preparing.
 
@@ -223,7 +227,7 @@ class Reserve:
             gone = [place for place in self._places if place.bundle.node_id not in nodes]
             for place in gone:
                 self._standbys.pop(place, None)
-            standbys = list(self._standbys.values())
+        standbys = self.standbys
         if gone:
             logger.warning("%s: %d spare bundles are gone with their nodes", self._name, len(gone))
             self._give_up(gone, Ended())
@@ -235,12 +239,22 @@ class Reserve:
                 logger.warning("%s: %s %s, and takes nothing over", self._name, who, said)
                 self._dismiss(standby)
 
-    def _dismiss(self, standby: Standby) -> None:
+    def part_with(self, dead: Sequence[Standby]) -> None:
+        """Have some that were found dead stand by no more."""
+        for standby in dead:
+            if self._dismiss(standby):
+                logger.warning("%s: process %d, which stood by, has died", self._name, standby.facts.pid)
+
+    def _dismiss(self, standby: Standby) -> bool:
+        """End somebody who stands by; not if somebody else does that, or it takes over."""
         with self._lock:
-            self._standbys.pop(standby.place, None)
+            if self._standbys.get(standby.place) is not standby:
+                return False
+            del self._standbys[standby.place]
         ended = end_workers_of(self._own_session, {0: standby.handle}, {0: standby.facts})
         if ended.occupied:
             self._give_up([standby.place], ended)
+        return True
 
     @property
     def _free(self) -> dict[Place, bool]:

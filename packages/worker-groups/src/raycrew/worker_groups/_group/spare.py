@@ -15,7 +15,7 @@ class Spare:
         node_id: Ray node id.
         node_address: IP address of the node.
         pid: Process of the worker that stands by on it; None where none does, or not yet. Whether it still
-            lives is asked when it is needed.
+            lives is asked when it is needed, or by `get_standby_status()`.
     """
 
     bundle_index: int

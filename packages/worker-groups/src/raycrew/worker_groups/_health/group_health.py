@@ -74,12 +74,16 @@ class GroupHealth:
         """
         self._open()
         workers = self._workers()
-        sights = dict(self._sights(workers, timeout))
-        answers = self._await_answers(workers, sights, timeout)
-        found = {rank: _status(seen, answers.get(rank, "busy")) for rank, seen in sights.items()}
+        sights, found = self._statuses(workers, timeout)
         for rank in (rank for rank, status in found.items() if status == "dead"):
             self._note_death(rank, workers.facts[rank], sights[rank])
         return found
+
+    def _statuses(self, workers: Workers, timeout_s: float) -> tuple[SeenByRank, dict[int, WorkerStatus]]:
+        """How some workers are seen to be, and what they are up to, by position."""
+        sights = dict(self._sights(workers, timeout_s))
+        answers = self._await_answers(workers, sights, timeout_s)
+        return sights, {i: _status(seen, answers.get(i, "busy")) for i, seen in sights.items()}
 
     def ping(self, ranks: Sequence[int] | None = None, timeout: float = 1.0) -> dict[int, WorkerStatus]:
         """What some ranks are up to, as their nodes' watches see them: the workers themselves are not asked.

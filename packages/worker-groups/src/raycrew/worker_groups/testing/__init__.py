@@ -21,7 +21,16 @@ from raycrew.worker_groups._calls import (
     start_timeout,
 )
 from raycrew.worker_groups._group import GroupHandle, LocalRoute, Spare, WorkerGroup, claim_more
-from raycrew.worker_groups._health import Findings, Seen, SeenByRank, Subjects, Wanted, Workers, observed
+from raycrew.worker_groups._health import (
+    Findings,
+    Seen,
+    SeenByRank,
+    Subjects,
+    Wanted,
+    Workers,
+    WorkerStatus,
+    observed,
+)
 from raycrew.worker_groups._on_nodes import on_page
 from raycrew.worker_groups._ray import ActorState, unwrap_actor_class
 from raycrew.worker_groups._start import (
@@ -202,6 +211,11 @@ class InProcessGroup(WorkerGroup):
     def spares(self) -> list[Spare]:
         """Nothing, for the same reason."""
         return []
+
+    def get_standby_status(self, timeout: float = 1.0) -> dict[int, WorkerStatus]:  # noqa: ARG002
+        """Nothing, as nobody stands by."""
+        self._open()
+        return {}
 
     def _next_generation(self, ranks: Sequence[int]) -> None:  # noqa: ARG002 - never any
         self._life.replacing(range(self.world_size))

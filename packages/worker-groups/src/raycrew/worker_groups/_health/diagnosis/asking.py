@@ -20,7 +20,7 @@ def examine(
     """What the watches find of some workers, by rank; each is told of, or why it can't be, after `timeout_s`.
 
     Args:
-        workers: By rank.
+        workers: By rank; those that stand by under numbers below 0.
         prefixes: Where the recorder of a rank's collectives was told to write, as far as that is known.
         wanted: What is wanted of each.
         timeout_s: For all of it.
@@ -48,6 +48,6 @@ def _details(rank: int, facts: WorkerFacts, prefixes: Sequence[str], wanted: Wan
     details: dict[str, Any] = {"stacks": wanted.stacks}
     if wanted.lines is not None:
         details |= {"log_paths": facts.log_paths, "lines": wanted.lines}
-    if wanted.records:
+    if wanted.records and rank >= 0:
         details |= {"rank": rank, "prefixes": list(prefixes)}
     return details

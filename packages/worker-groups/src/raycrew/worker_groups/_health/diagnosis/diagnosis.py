@@ -23,7 +23,7 @@ class RankDiagnosis:
     """One rank in a diagnosis.
 
     Attributes:
-        rank: Its rank.
+        rank: Its rank; -1 of a worker that stands by.
         pid: Process id on its node.
         node_id: Ray node id.
         node_address: IP address of the node.
@@ -71,8 +71,9 @@ class RankDiagnosis:
     def text(self) -> str:
         """For people."""
         where = f"pid {self.pid} on {self.node_address} ({self.node_id[:8]})"
+        who = "standby" if self.rank < 0 else f"rank {self.rank}"
         lines = [
-            f"== rank {self.rank}: {self.state}{''.join(map(_in_call, self.calls))}",
+            f"== {who}: {self.state}{''.join(map(_in_call, self.calls))}",
             f"{where}, bundle {self.bundle_index}, {self.device}",
         ]
         if known := [f"{name} {value:,.10g}" for name, value in self.numbers.items() if value is not None]:
@@ -115,6 +116,7 @@ class Diagnosis:
         made_at: When, in seconds since the epoch.
         ranks: All of them, in order.
         folder: Where it lies on this machine: `diagnosis.txt`, `diagnosis.json`, and the files of recorders.
+        standbys: Workers that stand by.
     """
 
     group_name: str
@@ -124,16 +126,18 @@ class Diagnosis:
     made_at: float
     ranks: tuple[RankDiagnosis, ...]
     folder: Path
+    standbys: tuple[RankDiagnosis, ...] = ()
 
     @property
     def text(self) -> str:
         """For people."""
         at = datetime.fromtimestamp(self.made_at, UTC).isoformat(" ", "seconds")
-        counted = Counter(rank.state for rank in self.ranks)
-        states = ", ".join(f"{count} {state}" for state, count in counted.items())
         head = f"{self.group_name} ({self.worker_class}), generation {self.generation}, at {at}"
-        lines = [head, f"reason: {self.reason}", f"{len(self.ranks)} ranks: {states}"]
-        return "\n\n".join(["\n".join(lines), *(rank.text for rank in self.ranks)]) + "\n"
+        lines = [head, f"reason: {self.reason}", f"{len(self.ranks)} ranks: {_states(self.ranks)}"]
+        if self.standbys:
+            lines.append(f"{len(self.standbys)} standing by: {_states(self.standbys)}")
+        everybody = (*self.ranks, *self.standbys)
+        return "\n\n".join(["\n".join(lines), *(one.text for one in everybody)]) + "\n"
 
     def as_dict(self) -> dict[str, Any]:
         """For programs, of what JSON has."""
@@ -146,7 +150,13 @@ class Diagnosis:
             "made_at": self.made_at,
             "folder": str(self.folder),
             "ranks": [rank.as_dict() for rank in self.ranks],
+            "standbys": [standby.as_dict() for standby in self.standbys],
         }
+
+
+def _states(workers: Sequence[RankDiagnosis]) -> str:
+    counted = Counter(worker.state for worker in workers)
+    return ", ".join(f"{count} {state}" for state, count in counted.items())
 
 
 class Who(NamedTuple):
@@ -162,9 +172,18 @@ class Who(NamedTuple):
 
 def who_is(info: RankInfo, facts: WorkerFacts) -> Who:
     """Who a rank is, from what its group knows of it."""
+    return _who(info.rank, info.bundle_index, facts)
+
+
+def who_stands_by(bundle_index: int, facts: WorkerFacts) -> Who:
+    """Who a worker without a rank is."""
+    return _who(-1, bundle_index, facts)
+
+
+def _who(rank: int, bundle_index: int, facts: WorkerFacts) -> Who:
     kind, index = facts.device_kind, facts.device_index
     device = kind if index is None else f"{kind}:{index}"
-    return Who(info.rank, facts.pid, facts.node_id, facts.node_address, info.bundle_index, device)
+    return Who(rank, facts.pid, facts.node_id, facts.node_address, bundle_index, device)
 
 
 def diagnosed(who: Who, found: Findings, prefixes: Sequence[str] = ()) -> RankDiagnosis:

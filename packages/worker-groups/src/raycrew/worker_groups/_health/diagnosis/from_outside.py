@@ -35,8 +35,9 @@ def diagnose_groups(
     made_at = time.time()
 
     def wanted(worker: WorkerRecord, n_ranks: int) -> Mapping[str, Any]:
-        parts = {"stacks": True, "rank": worker.rank, "prefixes": [], "share_bytes": ALL_BYTES // n_ranks}
-        return parts | ({"lines": lines} if lines else {})
+        parts: dict[str, Any] = {"stacks": True, "share_bytes": ALL_BYTES // n_ranks}
+        records = {"rank": worker.rank, "prefixes": []} if worker.rank >= 0 else {}
+        return parts | records | ({"lines": lines} if lines else {})
 
     found = examine_groups(timeout_s, names, wanted)
     return Found((_left(record, told, made_at, within) for record, told in found), found.n_unread)
@@ -46,12 +47,14 @@ def _left(
     record: GroupRecord, told: Sequence[Mapping[str, Any] | str], made_at: float, within: Where
 ) -> Diagnosis:
     findings = [Findings.nothing(one) if isinstance(one, str) else Findings.of(one) for one in told]
-    found = {worker.rank: one for worker, one in zip(record.workers, findings, strict=True)}
-    ranks = [diagnosed(_who(worker), found[worker.rank]) for worker in record.workers]
+    n_ranks = len(record.workers)
+    found = {worker.rank: one for worker, one in zip(record.workers, findings[:n_ranks], strict=True)}
+    known = zip(map(_who, record.processes), findings, strict=True)
+    everybody = [diagnosed(who, one) for who, one in known]
+    ranks, standbys = everybody[:n_ranks], everybody[n_ranks:]
     reason = "asked for from outside" + (f"; {record.start.note(made_at)}" if record.start else "")
-    return leave(
-        Group(record.name, record.worker_class, record.generation), ranks, found, reason, made_at, within
-    )
+    about = Group(record.name, record.worker_class, record.generation)
+    return leave(about, ranks, found, reason, made_at, within, standbys)
 
 
 def _who(worker: WorkerRecord) -> Who:

@@ -56,7 +56,7 @@ class GroupDiagnosis(GroupHealth):
     def _examine(
         self, subjects: Subjects, ranks: Sequence[int], wanted: Wanted, timeout_s: float
     ) -> Mapping[int, Findings]:
-        """What is found of some workers, whatever they are at."""
+        """What is found of some workers, or of those that stand by, whatever they are at."""
 
     def logs(self, rank: int, lines: int = 100, timeout: float = 5.0) -> str:
         """The last lines of a worker's standard output, then those of its standard error.
@@ -99,8 +99,9 @@ class GroupDiagnosis(GroupHealth):
         It has the state of each rank, with its calls and how much it uses; the stacks of all its threads, by
         py-spy where that is installed, else by faulthandler; the last 100 lines of its output; and the file
         of torch's recorder of NCCL's operations ("flight recorder"), where one was written since the rank's
-        process began, to be read with `torchfrtrace`. The watches of the ranks' nodes tell, whatever the
-        ranks are at. A part that can't be had in time says why, and the others are there all the same.
+        process began, to be read with `torchfrtrace`; and the same of workers that stand by, without that
+        file. The watches of their nodes tell, whatever they are at. A part that can't be had in time says
+        why, and the others are there all the same.
 
         The values of declared secrets are taken out, and each of their lines (of six letters or more), also
         as `repr` and JSON write them; no variables of the environment are read but those that say where that
@@ -120,13 +121,13 @@ class GroupDiagnosis(GroupHealth):
         check_folder("folder", folder)
         subjects, made_at = self._to_diagnose(), time.time()
         workers = self._workers()
-        found = dict(self._examine(subjects, range(len(subjects.ranks)), ALL, timeout))
+        found = dict(self._examine(subjects, list(subjects.processes), ALL, timeout))
         for rank in self._just_died(workers, found):
             found[rank] = found[rank].of_dead()
         return make(self.name, subjects, found, reason, made_at, folder)
 
     def _just_died(self, workers: Workers, found: Mapping[int, Findings]) -> list[int]:
         """Those whose processes were seen to be idle, and are dead for Ray: they are about to be gone."""
-        idle = [rank for rank, own in found.items() if own.is_idle]
+        idle = [rank for rank, own in found.items() if rank >= 0 and own.is_idle]
         states = self._answers(workers, idle, _DOUBT_S) if idle else {}
         return [rank for rank, state in states.items() if state == "dead"]

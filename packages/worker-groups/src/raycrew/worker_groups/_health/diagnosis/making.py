@@ -10,7 +10,13 @@ from typing import NamedTuple
 from raycrew.worker_groups._health.diagnosis.asking import examine
 from raycrew.worker_groups._health.diagnosis.automatic import Diagnoses
 from raycrew.worker_groups._health.diagnosis.concealing import forms_of, without
-from raycrew.worker_groups._health.diagnosis.diagnosis import Diagnosis, RankDiagnosis, diagnosed, who_is
+from raycrew.worker_groups._health.diagnosis.diagnosis import (
+    Diagnosis,
+    RankDiagnosis,
+    diagnosed,
+    who_is,
+    who_stands_by,
+)
 from raycrew.worker_groups._health.diagnosis.parts import Findings, Wanted
 from raycrew.worker_groups._health.diagnosis.writing import new_folder, write
 from raycrew.worker_groups.errors import WorkerGroupError
@@ -33,6 +39,7 @@ class Subjects:
         facts: What is known of their processes, in rank order.
         secrets: What shows up in no bundle, by name.
         prefixes: Where recorders of collectives were told to write, by rank.
+        standbys: The bundles of workers that stand by, and what is known of their processes.
     """
 
     worker_class: str
@@ -40,6 +47,13 @@ class Subjects:
     facts: Sequence[WorkerFacts]
     secrets: Mapping[str, str] = field(repr=False)
     prefixes: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    standbys: Sequence[tuple[int, WorkerFacts]] = ()
+
+    @property
+    def processes(self) -> dict[int, WorkerFacts]:
+        """All of them by rank, with those that stand by under -1, -2 and so on."""
+        standing_by = {-1 - position: facts for position, (_, facts) in enumerate(self.standbys)}
+        return dict(enumerate(self.facts)) | standing_by
 
 
 def make(
@@ -55,7 +69,7 @@ def make(
     Args:
         name: Name of the group.
         subjects: Whose it is.
-        found: What was found of each, by rank.
+        found: What was found of each, by rank, and by the numbers of those that stand by.
         reason: Why.
         made_at: When, in seconds since the epoch.
         within: Where to make the folder.
@@ -65,8 +79,12 @@ def make(
         diagnosed(who_is(info, facts), _bare(found[info.rank], forms), subjects.prefixes.get(info.rank, ()))
         for info, facts in zip(subjects.ranks, subjects.facts, strict=True)
     ]
+    standbys = [
+        diagnosed(who_stands_by(*standby), _bare(found[-1 - position], forms))
+        for position, standby in enumerate(subjects.standbys)
+    ]
     about = Group(name, subjects.worker_class, subjects.ranks[0].generation)
-    return leave(about, ranks, found, without(reason, forms), made_at, within)
+    return leave(about, ranks, found, without(reason, forms), made_at, within, standbys)
 
 
 class Group(NamedTuple):
@@ -84,10 +102,11 @@ def leave(
     reason: str,
     made_at: float,
     within: Where,
+    standbys: Sequence[RankDiagnosis] = (),
 ) -> Diagnosis:
     """Leave what is known of all ranks of a group in a new folder; see `make`."""
     folder = new_folder(group.name, within)
-    diagnosis = Diagnosis(*group, reason, made_at, tuple(ranks), folder)
+    diagnosis = Diagnosis(*group, reason, made_at, tuple(ranks), folder, tuple(standbys))
     try:
         write(diagnosis, {r.flight_record: found[r.rank].record for r in ranks if r.flight_record})
     except BaseException:

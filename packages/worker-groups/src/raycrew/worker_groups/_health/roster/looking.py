@@ -109,7 +109,7 @@ def take_stacks(
 def examine_groups(
     timeout_s: float, names: Sequence[str], wanted: Callable[[WorkerRecord, int], Mapping[str, Any]]
 ) -> Found[tuple[GroupRecord, list[dict[str, Any] | str]]]:
-    """What watches find out about all ranks of all groups, or of some, for a diagnosis.
+    """What watches find out about all ranks of all groups, or of some, and who stands by, for a diagnosis.
 
     Args:
         timeout_s: For Ray's control service and all nodes together.
@@ -117,7 +117,7 @@ def examine_groups(
         wanted: What is wanted of a rank, of so many: what `Watch.examine` takes.
 
     Returns:
-        Each group with the answers for its ranks, in order, or why there is none.
+        Each group with the answers for its processes, in order, or why there is none.
 
     Raises:
         GetTimeoutError: Ray's control service does not answer.
@@ -126,7 +126,7 @@ def examine_groups(
     """
     time_left = _countdown(timeout_s)
     living, found = _groups(names, time_left)
-    ranks = [(record, worker) for record in found for worker in record.workers]
+    ranks = [(record, worker) for record in found for worker in record.processes]
 
     def details(workers: Sequence[WorkerRecord]) -> tuple[Any, ...]:
         return ([dict(wanted(worker, len(ranks))) for worker in workers],)
@@ -134,7 +134,7 @@ def examine_groups(
     told = _told(ranks, living, "examine_known", details, time_left, timeout_s)
 
     def answers(record: GroupRecord) -> list[dict[str, Any] | str]:
-        return [_examined(record, worker, living, told.get(key_of(worker))) for worker in record.workers]
+        return [_examined(record, worker, living, told.get(key_of(worker))) for worker in record.processes]
 
     return Found(((record, answers(record)) for record in found), found.n_unread)
 
