@@ -6,8 +6,8 @@ from raycrew.worker_groups._group.handles import GroupHandle, LocalRoute
 from raycrew.worker_groups._group.life import RestartBudget, claim_more
 from raycrew.worker_groups._group.on_ray import RayWorkerGroup
 from raycrew.worker_groups._group.phases import HighWater, PhaseManager, PhaseReport, PhaseTurn, PhaseUse
+from raycrew.worker_groups._group.reserve import Spare
 from raycrew.worker_groups._group.resizing import Resized
-from raycrew.worker_groups._group.spare import Spare
 
 __all__ = [
     "Beside",

@@ -5,7 +5,7 @@ from dataclasses import replace
 from raycrew.worker_groups._group.actors import Actors
 from raycrew.worker_groups._group.base import WorkerGroup
 from raycrew.worker_groups._group.life import CopiedLifecycle
-from raycrew.worker_groups._group.spare import Spare
+from raycrew.worker_groups._group.reserve import Spare
 from raycrew.worker_groups._health import Subjects, Workers, WorkerStatus
 from raycrew.worker_groups._start import Layout
 

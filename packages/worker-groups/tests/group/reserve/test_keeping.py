@@ -11,8 +11,7 @@ from test_choosing import made
 from raycrew.cluster_core import NodeLostError
 from raycrew.cluster_core.testing import FakeCluster
 from raycrew.worker_groups import WorkerGroupClosedError
-from raycrew.worker_groups._group import reserve
-from raycrew.worker_groups._group.reserve import Reserve
+from raycrew.worker_groups._group.reserve import Reserve, keeping
 from raycrew.worker_groups._health import Ended
 from raycrew.worker_groups._start import JoinedClaim, Standby
 
@@ -28,11 +27,11 @@ class World:
         self.goes_on.set()
         self.occupied = False
         self.failures = 0
-        monkeypatch.setattr(reserve, "living_nodes", lambda: [{"NodeID": f"{n:0>56}"} for n in self.nodes])
-        monkeypatch.setattr(reserve, "actor_states", self.look)
-        monkeypatch.setattr(reserve, "end_workers_of", self.end)
-        monkeypatch.setattr(reserve, "park", self.park)
-        monkeypatch.setattr(reserve, "check_session", lambda *_: None)
+        monkeypatch.setattr(keeping, "living_nodes", lambda: [{"NodeID": f"{n:0>56}"} for n in self.nodes])
+        monkeypatch.setattr(keeping, "actor_states", self.look)
+        monkeypatch.setattr(keeping, "end_workers_of", self.end)
+        monkeypatch.setattr(keeping, "park", self.park)
+        monkeypatch.setattr(keeping, "check_session", lambda *_: None)
 
     def look(self, handles, _):
         return {i: self.states.get(handle, "ready") for i, handle in enumerate(handles)}
@@ -161,7 +160,7 @@ def test_while_it_is_not_known_which_nodes_live_who_answers_takes_over(world, mo
     def deaf():
         raise GetTimeoutError("the control service does not answer")
 
-    monkeypatch.setattr(reserve, "living_nodes", deaf)
+    monkeypatch.setattr(keeping, "living_nodes", deaf)
     world.states["standby 2"] = "dead"
     with kept.moving(layout, [0, 1]) as move:
         taken = [standby.handle for standby in move.arrivals.values()]
@@ -209,7 +208,7 @@ def test_a_preparation_is_given_up_for_a_lost_rank_and_not_for_others(world):
 def test_a_preparation_that_fails_is_tried_again_for_some_time_and_not_after_the_end(
     world, monkeypatch, caplog
 ):
-    monkeypatch.setattr(reserve, "_PAUSES_S", (0.01, 0.02))
+    monkeypatch.setattr(keeping, "_PAUSES_S", (0.01, 0.02))
     layout, kept = reserved(1, 0)
     kept._n_standbys, world.failures = 1, 2
     kept.replenish(layout)
@@ -220,7 +219,7 @@ def test_a_preparation_that_fails_is_tried_again_for_some_time_and_not_after_the
     kept.replenish(layout)
     eventually(lambda: "again after the next restart: Ray" in caplog.text, "it is given up")
     assert world.failures == 2
-    monkeypatch.setattr(reserve, "_PAUSES_S", (3600.0,))
+    monkeypatch.setattr(keeping, "_PAUSES_S", (3600.0,))
     kept.replenish(layout)
     eventually(lambda: "again in 3600 s" in caplog.text, "it waits")
     kept.end(2)

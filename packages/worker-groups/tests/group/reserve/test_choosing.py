@@ -6,8 +6,8 @@ import pytest
 
 from raycrew.cluster_core import BundleSpec
 from raycrew.cluster_core.testing import FakeCluster
-from raycrew.worker_groups._group.choosing import choose, templates
 from raycrew.worker_groups._group.life import claim_places
+from raycrew.worker_groups._group.reserve.choosing import choose, templates
 from raycrew.worker_groups._start import GroupSpec, Layout
 from raycrew.worker_groups.sharding import plan_seats
 

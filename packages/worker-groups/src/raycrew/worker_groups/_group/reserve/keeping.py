@@ -1,4 +1,4 @@
-"""What a group keeps for ranks that are lost: spare bundles, and workers that stand by on some of them."""
+"""Spare bundles and who stands by on them: prepared, taken, given back and ended."""
 
 import logging
 import threading
@@ -10,9 +10,9 @@ from functools import partial
 from ray.exceptions import GetTimeoutError
 
 from raycrew.cluster_core import Bundle, NodeLostError, Session
-from raycrew.worker_groups._group.choosing import choose, templates
 from raycrew.worker_groups._group.life import release_when_free
-from raycrew.worker_groups._group.spare import Move, Spare
+from raycrew.worker_groups._group.reserve.choosing import choose, templates
+from raycrew.worker_groups._group.reserve.spare import Move, Spare
 from raycrew.worker_groups._health import Ended, WorkerRecord, end_workers_of
 from raycrew.worker_groups._ray import actor_states, check_session, living_nodes
 from raycrew.worker_groups._start import JoinedClaim, Layout, Place, Standby, park, record_of_standby
