@@ -1,6 +1,9 @@
 """A small GRPO run on raycrew: `python examples/grpo/run.py --help`."""
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "generation"))  # the library of generators
 
 from grpo.main import main
 

@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,7 +16,7 @@ from generation.prompts import Limits, Prompt, read_prompts
 from generation.sampling import Sampling
 from raycrew.cluster_core import Cluster
 from raycrew.tensor_transport import BatchedDataDict
-from raycrew.worker_groups import RankInfo, RayWorkerGroup
+from raycrew.worker_groups import MultiWorkerFuture, RankInfo, RayWorkerGroup
 
 WORKERS = {
     "transformers": "generation.transformers_worker.TransformersWorker",
@@ -23,11 +25,13 @@ WORKERS = {
 ENVIRONMENTS = {"transformers": "transformers", "vllm": "vllm-cpu", "vllm-gpu": "vllm-gpu"}
 PROJECTS = Path(__file__).parent.parent / "environments"
 PREFIX_TOKENS = 32
-# Nothing compiled, nothing fetched, the engine in the worker's process; and what makes several processes on a
-# CPU share its cores.
+# Nothing compiled, nothing fetched, the engine in the worker's process; what makes several processes on a CPU
+# share its cores; no progress bars, and no warnings of waits, which are in threads that may wait.
 VARIABLES = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
+    "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",
     "TORCHDYNAMO_DISABLE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -49,8 +53,18 @@ class Generators:
 
     def __init__(self, group: RayWorkerGroup, leaders: Sequence[int], *, keyed: bool = False) -> None:
         self.group, self.leaders, self._keyed = group, tuple(leaders), keyed
-        on_first = group.on(ranks=[self.leaders[0]])
-        self.limits: Limits = on_first.call("limits").get_results()[0]
+
+    @classmethod
+    async def start(cls, cluster: Cluster, worker: str, options: EngineOptions, **how: Any) -> Self:
+        """`start_generators`, without blocking the event loop."""
+        plan = _plan(cluster, worker, options, **how)
+        return cls(await RayWorkerGroup.start(**plan.group), plan.leaders, keyed=plan.keyed)
+
+    @cached_property
+    def limits(self) -> Limits:
+        """What the model can take, as a replica says."""
+        found: Limits = self.group.on(ranks=[self.leaders[0]]).call("limits").get_results()[0]
+        return found
 
     def generate(
         self, batch: BatchedDataDict, sampling: Sampling | Mapping[str, Any] | None = None, **call: Any
@@ -84,6 +98,42 @@ class Generators:
         """
         items, kwargs = self._items(batch, sampling, {"prompts_per_call": 1, **call})
         return (found for _, found in self.group.balancer.as_completed("generate", items, **kwargs))
+
+    def begin(
+        self,
+        batch: BatchedDataDict,
+        sampling: Sampling | Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        **call: Any,
+    ) -> MultiWorkerFuture[BatchedDataDict]:
+        """Send each replica an even run of a batch's prompts, and wait for nothing.
+
+        Which replica gets which prompts depends on nothing but the batch. One that dies is replaced, and its
+        prompts go to whoever took its place.
+
+        Args:
+            batch: As for `GenerationWorker.generate`.
+            sampling: As there.
+            timeout: Deadline in seconds.
+            **call: `request_id` and `adapter`.
+
+        Returns:
+            Samples of each run, in the batch's order; to be awaited, or asked for its results.
+
+        Raises:
+            PromptError: A prompt can't be taken; nothing is sent then.
+            SamplingError: There is no such option; nothing is sent then.
+        """
+        chosen, prompts = Sampling.of(sampling), read_prompts(batch, self.limits)
+        return self.group.run_all_workers_multiple_data(
+            "generate",
+            _batch_of(prompts).shard(min(len(self.leaders), len(prompts))),
+            common_kwargs={"sampling": chosen, **call},
+            only_on="tied_leader",
+            allow_partial=True,
+            timeout=timeout,
+        )
 
     def call(self, method: str, *args: Any, timeout: float | None = None) -> list[Any]:
         """Call a method on each replica: "pause", "resume", "abort", "sleep", "wake", "explain" and so on."""
@@ -151,6 +201,32 @@ def start_generators(
         RefusedError: The engine can't do what the options ask for; no actor is started then.
         ValueError: The bundles can't be shared out so.
     """
+    how = {"balancing": balancing, "env_vars": env_vars, "restart_on_failure": restart_on_failure}
+    plan = _plan(cluster, worker, options, worker_options=worker_options, **how, **group)
+    return Generators(RayWorkerGroup(**plan.group), plan.leaders, keyed=plan.keyed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a group of replicas is made with, and who leads the tied groups in it."""
+
+    group: Mapping[str, Any]
+    leaders: Sequence[int]
+    keyed: bool
+
+
+def _plan(
+    cluster: Cluster,
+    worker: str,
+    options: EngineOptions,
+    *,
+    balancing: str = "least_outstanding",
+    env_vars: Mapping[str, str] | None = None,
+    restart_on_failure: bool = True,
+    worker_options: Mapping[str, Any] | None = None,
+    **group: Any,
+) -> _Plan:
+    """See `start_generators`."""
     check_device(options, _device_kind(cluster))
     size, bundles = options.tensor_parallel, len(cluster.bundles)
     if bundles % size:
@@ -162,23 +238,22 @@ def start_generators(
 
     path = os.pathsep.join(filter(None, (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))))
     tied = [list(range(start, start + size)) for start in range(0, bundles, size)]
-    made = RayWorkerGroup(
-        cluster,
-        WORKERS.get(worker, worker),
-        init=init_of,
-        env_vars={**VARIABLES, "PYTHONPATH": path, **(env_vars or {})},
-        bundle_indices_list=tied if size > 1 else None,
-        enable_load_balancing=True,
-        load_balancing_strategy=balancing,
-        idempotent_methods=("generate",),
-        restart_on_failure=restart_on_failure,
-        **group,
+    return _Plan(
+        {
+            "cluster": cluster,
+            "worker": WORKERS.get(worker, worker),
+            "init": init_of,
+            "env_vars": {**VARIABLES, "PYTHONPATH": path, **(env_vars or {})},
+            "bundle_indices_list": tied if size > 1 else None,
+            "enable_load_balancing": True,
+            "load_balancing_strategy": balancing,
+            "idempotent_methods": ("generate",),
+            "restart_on_failure": restart_on_failure,
+            **group,
+        },
+        range(0, bundles, size),
+        balancing == "consistent_hash",
     )
-    try:
-        return Generators(made, range(0, bundles, size), keyed=balancing == "consistent_hash")
-    except BaseException:
-        made.shutdown(force=True)
-        raise
 
 
 def _device_kind(cluster: Cluster) -> str:

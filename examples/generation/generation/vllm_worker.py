@@ -195,6 +195,7 @@ def _arguments_of(options: EngineOptions, context_length: int) -> dict[str, Any]
         "gpu_memory_utilization": GPU_MEMORY_SHARE,
         "enable_prefix_caching": options.prefix_caching,
         "enforce_eager": True,
+        "use_tqdm_on_load": False,
         "disable_log_stats": False,
         "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
         **adapters,

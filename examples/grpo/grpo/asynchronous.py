@@ -11,6 +11,7 @@ from statistics import fmean
 import torch
 
 from grpo.admission import Admission
+from grpo.completions import completions_of
 from grpo.config import RunConfig
 from grpo.crew import Crew, split
 from grpo.errors import ExampleError
@@ -23,6 +24,8 @@ from grpo.verification import rewards
 from raycrew.tensor_transport import BatchedDataDict
 from raycrew.worker_groups import SampleBatch, SampleQueue, SampleQueueTimeoutError
 
+Asked = tuple[Sequence[str], Awaitable[list[BatchedDataDict]]]
+"""Prompts, and what one generator will have sampled from them."""
 TEXTS = ("prompts", "completions")
 PATIENCE_S = 1.0
 """After so long without enough samples it is asked whether some were dropped, which are to be replaced."""
@@ -57,7 +60,7 @@ class AsyncGrpoLoop:
         self.trained: Counter[int] = Counter()
         """Numbers of the samples that were learnt from, and how often."""
         self.trainer = Occupancy()
-        self.generators = [Occupancy() for _ in crew.generators.ranks]
+        self.generators = [Occupancy() for _ in crew.generators.leaders]
         self._seconds: dict[str, float] = {}
 
     def run(self, update: Callable[[], None]) -> History:
@@ -107,8 +110,9 @@ class AsyncGrpoLoop:
             n = await self.admission.admit(share)
             prompts, seed = list(islice(self.prompts, n)), self.admission.asked
             with self.generators[rank].call():
-                (batch,) = await self.crew.ask_generator(rank, prompts, samples, SAMPLED, seed)
-            version = int(batch["weight_version"][0])
+                (sampled,) = await self.crew.ask_generator(rank, prompts, samples, SAMPLED, seed)
+            batch = completions_of(prompts, sampled)
+            version = int(batch["weight_version"].min())
             await self.queue.put_async({"samples": batch.shard(n)}, version=version)
 
     async def _verify(self) -> None:
@@ -190,14 +194,16 @@ class AsyncGrpoLoop:
                 calls.enter_context(generator.call())
             return await self.crew.share(published)
 
-    def _ask_held_out(self) -> list[Awaitable[list[BatchedDataDict]]]:
+    def _ask_held_out(self) -> list[Asked]:
         shares = split(self.held_out, len(self.generators))
-        return [self.crew.ask_generator(rank, share, 1, GREEDY, 0) for rank, share in enumerate(shares)]
+        return [
+            (share, self.crew.ask_generator(rank, share, 1, GREEDY, 0)) for rank, share in enumerate(shares)
+        ]
 
     async def _evaluate(
         self,
         step: int,
-        asked: Sequence[Awaitable[list[BatchedDataDict]]],
+        asked: Sequence[Asked],
         version: int,
         update: Callable[[], None],
     ) -> None:
@@ -205,7 +211,7 @@ class AsyncGrpoLoop:
         with ExitStack() as calls:
             for generator in self.generators:
                 calls.enter_context(generator.call())
-            batches = [batch for answer in asked for batch in await answer]
+            batches = [completions_of(prompts, *await answer) for prompts, answer in asked]
         held = min(int(batch["weight_version"].min()) for batch in batches)
         if held < version:  # newer are those of a generator that died and was asked again
             raise ExampleError(f"generators were measured with version {held}, not with {version}")

@@ -1,6 +1,9 @@
 """Everything that decides a run, as frozen values; nothing here is read from the machine."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+from grpo import vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,24 @@ class ModelConfig:
     hidden: int = 128
     heads: int = 4
     max_positions: int = 32
+
+    def as_llama(self) -> dict[str, Any]:
+        """The configuration that transformers and vLLM know such a model by."""
+        return {
+            "model_type": "llama",
+            "vocab_size": vocabulary.SIZE,
+            "hidden_size": self.hidden,
+            "intermediate_size": 4 * self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.heads,
+            "max_position_embeddings": self.max_positions,
+            "tie_word_embeddings": False,
+            "pad_token_id": vocabulary.PAD,
+            "bos_token_id": None,
+            "eos_token_id": vocabulary.END,
+            "dtype": "float32",
+        }
 
 
 @dataclass(frozen=True, slots=True)

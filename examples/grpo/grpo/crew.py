@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from generation import Generators, Sampling
+from grpo.completions import completions_of, prompts_of
 from grpo.config import RunConfig
 from grpo.deaths import Deaths
 from grpo.errors import ExampleError
@@ -27,7 +29,7 @@ class Crew:
     Args:
         config: The run's configuration.
         policy: Workers of the kind `grpo.policy.PolicyWorker`.
-        generators: Workers of a kind that fits `grpo.generation.Generator`.
+        generators: Replicas of a generator.
         directory: Where the policy's versions are, for both groups.
         deaths: Both groups tell it of their workers' deaths.
     """
@@ -36,7 +38,7 @@ class Crew:
         self,
         config: RunConfig,
         policy: RayWorkerGroup,
-        generators: RayWorkerGroup,
+        generators: Generators,
         directory: WeightDirectory,
         deaths: Deaths,
     ) -> None:
@@ -71,13 +73,10 @@ class Crew:
         self, prompts: Sequence[str], samples: int, temperature: float, seed: int, step: int
     ) -> BatchedDataDict:
         """Completions of all prompts, each generator taking its share of them; their weights are checked."""
-        shares = split(prompts, len(self.generators.ranks))
-        how = {"samples": samples, "temperature": temperature, "seed": self._seed(seed)}
-        with self.deaths.strike(self.generators, step):
-            parts = self.generators.run_all_workers_sharded_data(
-                "generate", prompts=shares, common_kwargs=how, in_sharded_axes=DATA
-            )
-        batch = BatchedDataDict.from_batches(parts.get_results())
+        how = self._sampling(samples, temperature, seed)
+        with self.deaths.strike(self.generators.group, step):
+            parts = self.generators.begin(prompts_of(prompts), how)
+        batch = completions_of(prompts, BatchedDataDict.from_batches(parts.get_results()))
         held = set(batch["weight_version"].tolist())
         if held != {self._held}:
             raise ExampleError(f"generators sampled with weights {held}, not with version {self._held}")
@@ -87,9 +86,9 @@ class Crew:
     def ask_generator(
         self, rank: int, prompts: Sequence[str], samples: int, temperature: float, seed: int
     ) -> MultiWorkerFuture[Any, list[BatchedDataDict]]:
-        """Have one generator complete prompts, with the weights that it has by then."""
-        how = {"samples": samples, "temperature": temperature, "seed": self._seed(seed)}
-        return self.generators.on(ranks=[rank]).call("generate", prompts, **how)
+        """Have one generator sample from prompts, with the weights that it has by then."""
+        how = self._sampling(samples, temperature, seed)
+        return self.generators.group.on(ranks=[rank]).call("generate", prompts_of(prompts), how)
 
     def train(self, batch: BatchedDataDict, step: int) -> dict[str, float]:
         """One round's learning, the batch sharded over the policy's ranks."""
@@ -123,11 +122,12 @@ class Crew:
         while True:
             deaths = self.deaths.count
             try:
-                self._held = sync_weights(self.policy, self.generators, directory=self.directory).version
+                report = sync_weights(self.policy, self.generators.group, directory=self.directory)
             except (WorkerFailureError, WeightUpdateError):
                 if self.deaths.count == deaths or self.has_lost():
                     raise
             else:
+                self._held = report.version
                 self.deaths.tell(self.done, f"caught up to version {self.version}")
                 return
 
@@ -147,7 +147,7 @@ class Crew:
             deaths = self.deaths.count
             try:
                 report = await sync_weights_async(
-                    self.policy, self.generators, directory=self.directory, progress=progress
+                    self.policy, self.generators.group, directory=self.directory, progress=progress
                 )
             except (WorkerFailureError, WeightUpdateError):
                 if self.deaths.count == deaths or await asyncio.to_thread(self.has_lost):
@@ -175,8 +175,13 @@ class Crew:
         self.synchronise()
         self._before = version - self._held
 
-    def _seed(self, seed: int) -> int:
-        return self.config.seed * 1_000_003 + seed
+    def _sampling(self, samples: int, temperature: float, seed: int) -> Sampling:
+        return Sampling(
+            n=samples,
+            temperature=temperature,
+            max_tokens=self.config.digits + 1,
+            seed=self.config.seed * 1_000_003 + seed,
+        )
 
 
 def split(items: Sequence[str], parts: int) -> list[Sequence[str]]:

@@ -82,9 +82,16 @@ def run(options: Options, policy_kind: WorkerKind, console: Console) -> None:
         with clock.phase("weight directory"):
             directory = stack.enter_context(WeightDirectory.start())
         with clock.phase(GROUPS_START):
-            kinds = {"policy": policy_kind, "generator": generator_kind}
-            starting = start_groups(cluster, kinds, config=options.config, directory=directory, deaths=deaths)
-            policy, generators = groups = stack.enter_context(starting)
+            starting = start_groups(
+                cluster,
+                policy_kind,
+                generator_kind,
+                config=options.config,
+                directory=directory,
+                deaths=deaths,
+            )
+            policy, generators = stack.enter_context(starting)
+            groups = [policy, generators.group]
         start = time.perf_counter()
         cluster.print_all_worker_groups(groups)
         crew = Crew(options.config, policy, generators, directory, deaths)

@@ -11,9 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 from grpo.config import RunConfig
 from grpo.errors import ExampleError
 from grpo.learner import Learner, State
-from grpo.model import build_tokenizer, local_device, token_logprobs
+from grpo.model import local_device, token_logprobs
 from grpo.objective import grpo_loss
 from grpo.task import SortingTask
+from grpo.vocabulary import END, encode
 from raycrew.tensor_transport import BatchedDataDict, WeightDirectory, WeightPublisher, WeightUpdate
 from raycrew.worker_groups import CurrentWorker, current_worker
 
@@ -37,7 +38,6 @@ class PolicyWorker:
         self.config = config
         self.device = local_device()
         self.task = SortingTask(config.digits, config.seed)
-        self.tokenizer = build_tokenizer()
         rank = current_worker().rank
         self.learner = Learner(config, rank, self.device)
         self.kept: State = {**self.learner.state(), "random": {}, "done": [0, 0], "metrics": {}}
@@ -70,8 +70,7 @@ class PolicyWorker:
         for _ in range(steps):
             chosen = self.learner.rng.choices(prompts, k=share)
             texts = [prompt + self.task.shuffled_example(prompt, self.learner.rng) for prompt in chosen]
-            ids = self.tokenizer(texts)["input_ids"]
-            tokens = torch.tensor([[*row, self.tokenizer.eos_token_id] for row in ids], device=self.device)
+            tokens = torch.tensor([[*encode(text), END] for text in texts], device=self.device)
             answer = token_logprobs(self.replica, tokens)[:, self.config.digits :]
             loss = -answer.mean()
             self.learner.step(loss)
@@ -83,7 +82,7 @@ class PolicyWorker:
         """Learn from this rank's share of a round.
 
         Args:
-            batch: `tokens`, `mask`, `logprobs` as a generator returns them, and `advantages`, one per row.
+            batch: `tokens`, `mask` and `logprobs` as in `completions_of`, and `advantages`, one per row.
             step: Which round it is, from 1 on.
 
         Returns:

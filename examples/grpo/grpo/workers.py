@@ -1,7 +1,7 @@
 """Which class does which work, and the environment that each of them runs in."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
+from generation import EngineOptions, Generators
+from generation.group import PROJECTS, WORKERS
 from grpo.config import RunConfig
 from grpo.deaths import Deaths
 from grpo.options import Options
@@ -23,7 +25,7 @@ from raycrew.venv_manager import (
 )
 from raycrew.worker_groups import NamedSharding, RayWorkerGroup
 
-ENVIRONMENTS = Path(__file__).parent.parent / "environments"
+TRAINER = Path(__file__).parent.parent / "environments" / "trainer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,48 +35,32 @@ class WorkerKind:
     Attributes:
         name: Short name shown to people.
         worker: Fully qualified name of the class.
-        project: Folder under `environments/` whose project file lists what it needs; None for the driver's
-            own environment.
+        project: Folder whose project file lists what it needs; None for the driver's own environment.
         env_vars: Variables that it needs from the start.
-        repeatable: Methods that are called again by themselves after a worker has died.
     """
 
     name: str
     worker: str
-    project: str | None
+    project: Path | None
     env_vars: Mapping[str, str] = field(default_factory=dict)
-    repeatable: Sequence[str] = ()
 
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-# The engine in the worker's own process, nothing compiled, nothing fetched, nothing said but errors.
-VLLM_VARIABLES = {
-    **ONE_THREAD,
-    "HF_HUB_OFFLINE": "1",
-    "PYTHONWARNINGS": "ignore",
-    "TORCHDYNAMO_DISABLE": "1",
-    "TORCH_CPP_LOG_LEVEL": "ERROR",
-    "TORCH_LOGS": "-all",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+ERRORS_ALONE = {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_LOGS": "-all"}
 LEARN = ("warm_up", "train", "state", "restore", "done")
-SAMPLE = ("generate",)
-POLICY = WorkerKind("policy", "grpo.policy.PolicyWorker", "trainer", ONE_THREAD, LEARN)
-TRANSFORMERS = WorkerKind(
-    "transformers", "grpo.transformers_generator.TransformersGenerator", "trainer", ONE_THREAD, SAMPLE
-)
-VLLM_CPU = WorkerKind("vLLM", "grpo.vllm_generator.VllmGenerator", "vllm-cpu", VLLM_VARIABLES, SAMPLE)
-VLLM_GPU = WorkerKind("vLLM", "grpo.vllm_generator.VllmGenerator", "vllm-gpu", VLLM_VARIABLES, SAMPLE)
+"""What is asked of a policy again by itself after a worker has died."""
+POLICY = WorkerKind("policy", "grpo.policy.PolicyWorker", TRAINER, ONE_THREAD)
+TRANSFORMERS = WorkerKind("transformers", WORKERS["transformers"], TRAINER)
+VLLM_CPU = WorkerKind("vLLM", WORKERS["vllm"], PROJECTS / "vllm-cpu", ERRORS_ALONE)
+VLLM_GPU = WorkerKind("vLLM", WORKERS["vllm"], PROJECTS / "vllm-gpu", ERRORS_ALONE)
 
 
 def prepare_environment(kind: WorkerKind, cluster: RayVirtualCluster, console: Console) -> None:
     """Build a kind's environment on each node unless it stands, and register it for its class."""
     if kind.project is None:
         return
-    command = f"uv run --directory {ENVIRONMENTS / kind.project}"
-    python = create_local_venv_on_each_node(command, f"grpo-{kind.project}", cluster)
+    command = f"uv run --directory {kind.project}"
+    python = create_local_venv_on_each_node(command, f"grpo-{kind.project.name}", cluster)
     register_actor_environment(kind.worker, command)
     folder = Path(python).parent.parent
     console.print(f"{kind.name} environment: {folder} ({_size(folder)})", soft_wrap=True)
@@ -100,45 +86,58 @@ def choose_generator(options: Options, cluster: RayVirtualCluster, console: Cons
 @contextmanager
 def start_groups(
     cluster: RayVirtualCluster,
-    kinds: Mapping[str, WorkerKind],
+    policy: WorkerKind,
+    generator: WorkerKind,
     *,
     config: RunConfig,
     directory: WeightDirectory,
     deaths: Deaths,
-) -> Iterator[list[RayWorkerGroup]]:
-    """A group of each kind, by name, with one rank per bundle; their workers are replaced when they die.
+) -> Iterator[tuple[RayWorkerGroup, Generators]]:
+    """The policy and the generators, with one rank of each per bundle; who dies is replaced.
 
-    All start at the same time: if one can't, none stays.
+    Both start at the same time: if one can't, neither stays.
     """
-
-    async def start(name: str, kind: WorkerKind) -> RayWorkerGroup:
-        group = await RayWorkerGroup.start(
-            cluster,
-            kind.worker,
-            name_prefix=name,
-            sharding_annotations=NamedSharding(list(range(cluster.world_size())), ["data"]),
-            env_vars=dict(kind.env_vars),
-            environments=RegistryEnvironmentProvider(),
-            restart_on_failure=True,
-            idempotent_methods=kind.repeatable,
-            on_worker_failure=deaths.note,
-            config=config,
-            directory=directory,
-        )
-        return stack.enter_context(group)
-
+    both: dict[str, Any] = {
+        "environments": RegistryEnvironmentProvider(),
+        "restart_on_failure": True,
+        "on_worker_failure": deaths.note,
+    }
+    learning = RayWorkerGroup.start(
+        cluster,
+        policy.worker,
+        name_prefix="policy",
+        sharding_annotations=NamedSharding(list(range(cluster.world_size())), ["data"]),
+        env_vars=dict(policy.env_vars),
+        idempotent_methods=LEARN,
+        config=config,
+        directory=directory,
+        **both,
+    )
+    sampling = Generators.start(
+        cluster,
+        generator.worker,
+        EngineOptions(config.model.as_llama(), seed=config.seed),
+        name_prefix="generator",
+        env_vars=generator.env_vars,
+        worker_options={"directory": directory, "on_update": "finish"},
+        **both,
+    )
     with ExitStack() as stack:
-        yield asyncio.run(_at_once([start(*item) for item in kinds.items()]))
+        yield asyncio.run(_at_once(stack, learning, sampling))
 
 
-async def _at_once(starting: Sequence[Coroutine[Any, Any, RayWorkerGroup]]) -> list[RayWorkerGroup]:
-    """What they give; when one fails, the others are given up, and its error is raised."""
+async def _at_once(stack: ExitStack, *starting: Coroutine[Any, Any, Any]) -> Any:
+    """What all give, entered; when one fails, the others are given up, and its error is raised."""
+
+    async def entered(one: Coroutine[Any, Any, Any]) -> Any:
+        return stack.enter_context(await one)
+
     try:
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(one) for one in starting]
+            running = [tasks.create_task(entered(one)) for one in starting]
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    return [task.result() for task in running]
+    return tuple(task.result() for task in running)
 
 
 def _size(folder: Path) -> str:
