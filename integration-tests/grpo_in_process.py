@@ -1,26 +1,29 @@
 """The main example's groups in this process, with workers that know nothing and learn nothing."""
 
-import sys
 from contextlib import contextmanager
 
+import grpo_runs  # noqa: F401 - makes the example importable
 import torch
-from grpo_runs import EXAMPLE
 
-sys.path.insert(0, str(EXAMPLE))
-
+from generation import Generators
+from generation.prompts import Limits
+from generation.samples import Sample, pack_samples
+from grpo import vocabulary
 from grpo.crew import Crew
 from grpo.deaths import Deaths
 from raycrew.cluster_core.testing import FakeCluster
-from raycrew.tensor_transport import BatchedDataDict, WeightDirectory, WeightPublisher, WeightReceiver
+from raycrew.tensor_transport import WeightDirectory, WeightPublisher, WeightReceiver
 from raycrew.tensor_transport.testing import InProcessByteStore
 from raycrew.worker_groups import NamedSharding, current_worker
 from raycrew.worker_groups.testing import InProcessGroup
 
 STORE = InProcessByteStore()
+GREEDILY, SAMPLED = "00", "11"
+"""What is answered."""
 
 
 class Generator:
-    """Completes each prompt in the same way, and says with which version."""
+    """Answers each prompt with how it was to be sampled, and says with which version."""
 
     def __init__(self, directory):
         self.receiver = WeightReceiver(dict, store=STORE, directory=directory)
@@ -28,17 +31,15 @@ class Generator:
     def apply_weights(self, version):
         return self.receiver.apply(version)
 
-    def generate(self, prompts, *, samples, temperature, seed):
-        rows = len(prompts) * samples
-        return BatchedDataDict(
-            {
-                "tokens": torch.full((rows, 4), seed),
-                "mask": torch.ones(rows, 4),
-                "logprobs": torch.zeros(rows, 4),
-                "prompts": [prompt for prompt in prompts for _ in range(samples)],
-                "completions": [f"{temperature}"] * rows,
-                "weight_version": self.receiver.tag(rows),
-            }
+    def limits(self):
+        return Limits(vocabulary.SIZE, 32)
+
+    def generate(self, batch, sampling):
+        tokens = vocabulary.encode(GREEDILY if sampling.temperature == 0 else SAMPLED)
+        versions = [self.receiver.require()] * len(tokens)
+        found = [tokens, [0.0] * len(tokens), versions, "length"]
+        return pack_samples(
+            [Sample(int(i), n, *found) for i in batch["prompt_index"] for n in range(sampling.n)]
         )
 
 
@@ -66,4 +67,4 @@ def crew_in_process(config):
         InProcessGroup(FakeCluster([2]), Policy, name_prefix="policy", **how) as policy,
         InProcessGroup(FakeCluster([2]), Generator, name_prefix="generator", **how) as generators,
     ):
-        yield Crew(config, policy, generators, directory, Deaths({}, print))
+        yield Crew(config, policy, Generators(generators, [0, 1]), directory, Deaths({}, print))

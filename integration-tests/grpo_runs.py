@@ -1,4 +1,4 @@
-"""The main example as a process of its own, and drivers that run it with other workers."""
+"""The main example, made importable, as a process of its own, and drivers that run it with other workers."""
 
 import os
 import signal
@@ -11,6 +11,11 @@ from pathlib import Path
 import psutil
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "grpo"
+LIBRARY = EXAMPLE.with_name("generation")
+sys.path[:0] = [str(EXAMPLE), str(LIBRARY)]
+MODULES = os.pathsep.join(
+    map(str, (EXAMPLE, LIBRARY, Path(__file__).parent, os.environ.get("PYTHONPATH", "")))
+)
 
 
 def heed_interrupts():
@@ -76,8 +81,8 @@ def tiny_driver(folder):
     """The example's own main with a model that needs torch alone; its third update may stall."""
     (folder / "stalling.py").write_text(
         "import os, pathlib, time\n"
-        "from grpo_tiny import TinyGenerator\n"
-        "class Generator(TinyGenerator):\n"
+        "from grpo_tiny import TinyEngine, TinyGenerator\n"
+        "class Engine(TinyEngine):\n"
         "    loaded = 0\n"
         "    def load_weights(self, weights):\n"
         "        self.loaded += 1\n"
@@ -87,15 +92,18 @@ def tiny_driver(folder):
         "            while not go.exists() and time.monotonic() < deadline:\n"
         "                time.sleep(0.05)\n"
         "        super().load_weights(weights)\n"
+        "class Generator(TinyGenerator):\n"
+        "    def create_engine(self, seed):\n"
+        "        return Engine(self.options.model)\n"
     )
     script = folder / "tiny_run.py"
     script.write_text(
         "import sys\n"
         "import grpo.main\n"
-        "from grpo.workers import LEARN, SAMPLE, WorkerKind\n"
-        "generator = WorkerKind('tiny', 'stalling.Generator', None, {}, SAMPLE)\n"
+        "from grpo.workers import WorkerKind\n"
+        "generator = WorkerKind('tiny', 'stalling.Generator', None)\n"
         "grpo.main.choose_generator = lambda *_: generator\n"
-        "sys.exit(grpo.main.main(policy=WorkerKind('policy', 'grpo_tiny.TinyPolicy', None, {}, LEARN)))\n"
+        "sys.exit(grpo.main.main(policy=WorkerKind('policy', 'grpo_tiny.TinyPolicy', None)))\n"
     )
     return script
 
@@ -111,7 +119,9 @@ def driver(folder):
         "        pathlib.Path(stall).touch()\n"
         "        time.sleep(600)\n"
         "class Generator:\n"
-        "    def __init__(self, config, directory):\n"
+        "    def __init__(self, **_):\n"
+        "        pass\n"
+        "    def generate(self):\n"
         "        pass\n"
     )
     script = folder / "other_run.py"

@@ -1,15 +1,10 @@
 """A cluster on which the main example's groups run in this process, with a model that needs torch alone."""
 
-import os
 import shutil
-import sys
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import ray
-from grpo_runs import EXAMPLE
-
-sys.path.insert(0, str(EXAMPLE))
+from grpo_runs import MODULES
 
 from grpo import task, verification
 from grpo.checkpoint import Checkpoint, settings_of
@@ -17,7 +12,7 @@ from grpo.config import GrpoConfig, ModelConfig, RunConfig, WarmupConfig
 from grpo.crew import Crew
 from grpo.deaths import Deaths
 from grpo.loop import GrpoLoop
-from grpo.workers import LEARN, SAMPLE, WorkerKind, start_groups
+from grpo.workers import WorkerKind, start_groups
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.tensor_transport import WeightDirectory
 
@@ -27,10 +22,8 @@ CONFIG = RunConfig(
     warmup=WarmupConfig(steps=60, batch_size=64, learning_rate=2e-2),
     grpo=GrpoConfig(steps=4, prompts_per_step=8, samples_per_prompt=8, evaluate_every=2, held_out_prompts=20),
 )
-MODULES = os.pathsep.join(map(str, (EXAMPLE, Path(__file__).parent, os.environ.get("PYTHONPATH", ""))))
-POLICY = WorkerKind("policy", "grpo_tiny.TinyPolicy", None, {"PYTHONPATH": MODULES}, LEARN)
-GENERATOR = WorkerKind("tiny", "grpo_tiny.TinyGenerator", None, {"PYTHONPATH": MODULES}, SAMPLE)
-KINDS = {"policy": POLICY, "generator": GENERATOR}
+POLICY = WorkerKind("policy", "grpo_tiny.TinyPolicy", None, {"PYTHONPATH": MODULES})
+GENERATOR = WorkerKind("tiny", "grpo_tiny.TinyGenerator", None, {"PYTHONPATH": MODULES})
 
 
 class Stage:
@@ -44,7 +37,7 @@ class Stage:
         deaths = deaths(dict(kill), self.told.append)
         with WeightDirectory.start() as directory:
             how = {"config": config, "directory": directory, "deaths": deaths}
-            with start_groups(self.cluster, KINDS, **how) as (policy, generators):
+            with start_groups(self.cluster, POLICY, GENERATOR, **how) as (policy, generators):
                 yield Crew(config, policy, generators, directory, deaths)
 
     def run(self, crew, name, *, resume_from=None, keep_step=None):

@@ -4,20 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from grpo.task import CHARACTERS
-
-
-class Tokenizer:
-    """One token per character."""
-
-    pad_token_id, eos_token_id = 0, 1
-
-    def __call__(self, texts):
-        return {"input_ids": [[2 + CHARACTERS.index(c) for c in text] for text in texts]}
-
-    def batch_decode(self, rows, *, skip_special_tokens):
-        assert skip_special_tokens
-        return ["".join(CHARACTERS[token - 2] for token in row if token > 1) for row in rows]
+from grpo import vocabulary
 
 
 class Model(torch.nn.Module):
@@ -25,16 +12,12 @@ class Model(torch.nn.Module):
 
     def __init__(self, hidden):
         super().__init__()
-        self.embed = torch.nn.Embedding(len(CHARACTERS) + 2, hidden)
+        self.embed = torch.nn.Embedding(vocabulary.SIZE, hidden)
         self.mix = torch.nn.GRU(hidden, hidden, batch_first=True)
-        self.head = torch.nn.Linear(hidden, len(CHARACTERS) + 2)
+        self.head = torch.nn.Linear(hidden, vocabulary.SIZE)
 
     def forward(self, input_ids):
         return SimpleNamespace(logits=self.head(self.mix(self.embed(input_ids))[0]))
-
-
-def build_tokenizer():
-    return Tokenizer()
 
 
 def build_model(config, seed):

@@ -48,6 +48,19 @@ def test_prompts_are_shared_by_replicas_however_they_are_parted(echoes):
     assert all(found.tokens for found in echoes.generators.metrics())
 
 
+def test_each_replica_has_a_run_of_its_own_while_the_driver_does_something_else(echoes):
+    how, generators = {"n": 2, "max_tokens": 5, "seed": 7}, echoes.generators
+    before = [found.tokens for found in generators.metrics()]
+    parts = generators.begin(batch_of(PROMPTS), how).get_results()
+    assert [found.tokens for found in generators.metrics()] == [tokens + 20 for tokens in before]
+    rows = rows_of(generators.generate(batch_of(PROMPTS), how))
+    assert [rows_of(part) for part in parts] == [rows[:4], rows[4:]]
+    (alone,) = generators.begin(batch_of(PROMPTS[:1]), how).get_results()
+    assert rows_of(alone) == rows[:2]
+    with pytest.raises(PromptError, match="row 1 is empty"):
+        generators.begin(batch_of([[5], []]))
+
+
 def test_one_that_is_killed_catches_up_and_nothing_is_there_twice(echoes):
     assert echoes.sync() == echoes.version
     pids = echoes.generators.call("pid")

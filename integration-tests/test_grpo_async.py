@@ -7,9 +7,9 @@ import signal
 from dataclasses import replace
 
 import pytest
-from grpo_in_process import crew_in_process
-from grpo_runs import Run, tiny_driver
-from grpo_stage import CONFIG, MODULES, a_stage
+from grpo_in_process import SAMPLED, crew_in_process
+from grpo_runs import MODULES, Run, tiny_driver
+from grpo_stage import CONFIG, a_stage
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,7 +56,7 @@ def assert_each_prompt_counts_once_and_none_is_too_old(loop, bound):
 
 def verified_here(monkeypatch):
     monkeypatch.setattr(
-        asynchronous, "rewards", lambda prompts, texts: [float(text == "1.0") for text in texts]
+        asynchronous, "rewards", lambda prompts, texts: [float(text == SAMPLED) for text in texts]
     )
 
 
@@ -130,12 +130,12 @@ def test_a_generator_that_dies_on_the_way_is_replaced_and_all_is_counted_as_befo
 
     def kill_once(loop):
         if len(loop.history.steps) == 3 and not killed:
-            killed.extend(loop.crew.generators.on(ranks=[0]).call("pid").get_results())
+            killed.extend(loop.crew.generators.call("pid")[:1])
             os.kill(killed[0], signal.SIGKILL)
 
     with stage.crew(config_of(steps=8)) as crew:
         loop = run_overlapped(crew, 2, kill_once)
-        after = crew.generators.on(ranks=[0]).call("pid").get_results()
+        after = crew.generators.call("pid")[:1]
     assert killed
     assert killed != after
     assert_each_prompt_counts_once_and_none_is_too_old(loop, 2)

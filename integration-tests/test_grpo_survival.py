@@ -5,8 +5,8 @@ import signal
 from dataclasses import asdict, replace
 
 import pytest
-from grpo_runs import Run, tiny_driver
-from grpo_stage import CONFIG, MODULES, a_stage
+from grpo_runs import MODULES, Run, tiny_driver
+from grpo_stage import CONFIG, a_stage
 
 from grpo.checkpoint import FILE
 from grpo.deaths import Deaths
