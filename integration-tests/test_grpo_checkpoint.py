@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import grpo_runs  # noqa: F401 - makes the example importable
 import numpy as np
 import pytest
 import torch
