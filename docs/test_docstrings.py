@@ -21,8 +21,16 @@ CLUSTER_CORE = (
     "plan_cluster",
 )
 WORKER_GROUPS = (
-    *("GroupHandle", "LoadBalancer", "MultiWorkerFuture", "NamedSharding", "RayWorkerBuilder"),
-    *("RayWorkerGroup", "SampleQueue", "current_worker", "fan_out", "fan_out_as_completed", "sharded"),
+    *("GroupHandle", "LoadBalancer", "MultiWorkerFuture", "NamedSharding", "PhaseManager"),
+    *(
+        "RayWorkerBuilder",
+        "RayWorkerGroup",
+        "SampleQueue",
+        "current_worker",
+        "fan_out",
+        "fan_out_as_completed",
+        "sharded",
+    ),
 )
 SCHEDULING = ("Job", "RayRPCServer", "RayScheduler", "SchedulingSpec")
 SERVICES = ("Endpoint", "Gateway", "Proxy", "Service")
@@ -59,8 +67,8 @@ ALONE = (
     *("SampleQueue", "lease_ports", "pack", "plan_cluster", "register_actor_environment"),
 )
 OF_GROUPS = (
-    *("Gateway", "GroupHandle", "LoadBalancer", "MultiWorkerFuture", "RayScheduler", "RayWorkerBuilder"),
-    *("RayWorkerGroup", "current_worker", "sharded"),
+    *("Gateway", "GroupHandle", "LoadBalancer", "MultiWorkerFuture", "PhaseManager", "RayScheduler"),
+    *("RayWorkerBuilder", "RayWorkerGroup", "current_worker", "sharded"),
 )
 ON_RAY = ("BundleSpec", "RayVirtualCluster", "fan_out", "fan_out_as_completed", "init_ray")
 
@@ -85,7 +93,7 @@ def test_examples_run(name: str) -> None:
 def test_examples_of_groups_run_in_one_process_as_on_ray(name: str) -> None:
     scheduler = functools.partial(PUBLIC["RayScheduler"], group_class=InProcessGroup)
     groups = {"RayWorkerGroup": InProcessGroup, "RayScheduler": scheduler}
-    run(name, cluster=FakeCluster([2]), urllib=urllib, **groups)
+    run(name, cluster=FakeCluster([2], max_colocated_worker_groups=2), urllib=urllib, **groups)
 
 
 @pytest.fixture(scope="module")

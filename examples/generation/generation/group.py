@@ -181,7 +181,7 @@ def start_generators(
     balancing: str = "least_outstanding",
     env_vars: Mapping[str, str] | None = None,
     restart_on_failure: bool = True,
-    worker_options: Mapping[str, Any] | None = None,
+    worker_options: Mapping[str, Any] | Callable[[RankInfo], Mapping[str, Any]] | None = None,
     **group: Any,
 ) -> Generators:
     """A replica on each bundle, or on as many consecutive ones as an engine is spread over.
@@ -194,7 +194,8 @@ def start_generators(
             another strategy of the group.
         env_vars: Further variables of the workers.
         restart_on_failure: Whether dead replicas are replaced; what they had not answered is sent again.
-        worker_options: `directory`, `store` and `on_update` of the workers.
+        worker_options: `directory`, `store`, `on_update` and `asleep` of the workers; or a function that
+            gives those of a rank, called again for a worker that is replaced.
         **group: Further options of `RayWorkerGroup`, such as `environments` and `name_prefix`.
 
     Raises:
@@ -223,7 +224,7 @@ def _plan(
     balancing: str = "least_outstanding",
     env_vars: Mapping[str, str] | None = None,
     restart_on_failure: bool = True,
-    worker_options: Mapping[str, Any] | None = None,
+    worker_options: Mapping[str, Any] | Callable[[RankInfo], Mapping[str, Any]] | None = None,
     **group: Any,
 ) -> _Plan:
     """See `start_generators`."""
@@ -231,10 +232,10 @@ def _plan(
     size, bundles = options.tensor_parallel, len(cluster.bundles)
     if bundles % size:
         raise ValueError(f"{bundles} bundles can't be shared out to engines over {size} each")
-    mine = {"options": options, **(worker_options or {})}
 
     def init_of(rank: RankInfo) -> dict[str, Any]:
-        return {**mine, "leads": rank.rank % size == 0}
+        given = worker_options(rank) if callable(worker_options) else worker_options
+        return {"options": options, **(given or {}), "leads": rank.rank % size == 0}
 
     path = os.pathsep.join(filter(None, (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))))
     tied = [list(range(start, start + size)) for start in range(0, bundles, size)]
@@ -247,7 +248,7 @@ def _plan(
             "bundle_indices_list": tied if size > 1 else None,
             "enable_load_balancing": True,
             "load_balancing_strategy": balancing,
-            "idempotent_methods": ("generate",),
+            "idempotent_methods": ("generate", "sleep", "wake"),
             "restart_on_failure": restart_on_failure,
             **group,
         },

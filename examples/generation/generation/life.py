@@ -7,7 +7,9 @@ from typing import TypeVar
 
 from generation.engine import Engine, Receiver, WeightSource
 from generation.errors import AsleepError, GenerationError
+from generation.freeing import give_back
 from generation.loop import EngineLoop, PauseMode
+from generation.prompts import Limits
 from raycrew.tensor_transport import StaleWeightsError, WeightReceipt
 
 T = TypeVar("T")
@@ -43,18 +45,19 @@ class Awake:
 
 
 class EngineLife:
-    """An engine that is made at once, and may sleep and be updated.
+    """An engine that is made at once or later, and may sleep and be updated.
 
     Args:
         make: Makes an engine, in the thread that will own it.
         source: Where its weights come from; None to keep those it is made with.
+        asleep: Whether the first one is made by `wake`.
     """
 
-    def __init__(self, make: Callable[[], Engine], source: WeightSource | None) -> None:
+    def __init__(self, make: Callable[[], Engine], source: WeightSource | None, asleep: bool = False) -> None:
         self._make, self._source = make, source
         self._changes = threading.Lock()
-        self.state: Awake | None = self._begin()
-        self.limits = self.awake.loop.engine.limits
+        self._limits: Limits | None = None
+        self.state: Awake | None = None if asleep else self._begin()
 
     @property
     def awake(self) -> Awake:
@@ -66,6 +69,15 @@ class EngineLife:
         if (state := self.state) is None:
             raise AsleepError("this generator sleeps, and has no engine: wake() it first")
         return state
+
+    @property
+    def limits(self) -> Limits:
+        """What its model can take.
+
+        Raises:
+            AsleepError: There was no engine yet.
+        """
+        return self.awake.loop.engine.limits if self._limits is None else self._limits
 
     @property
     def receiver(self) -> Receiver:
@@ -113,6 +125,8 @@ class EngineLife:
             state.loop.pause(mode, "sleep").result()
             self.state = None
             state.close()
+            del state
+            give_back()
 
     def wake(self) -> None:
         """See `GenerationWorker.wake`."""
@@ -131,6 +145,7 @@ class EngineLife:
     def _begin(self) -> Awake:
         made: list[Awake] = []
         loop = EngineLoop(self._make, lambda: made[0].version())
+        self._limits = loop.engine.limits
         try:
             source = self._source
             receiver = None if source is None else loop.engine.receiver(source, loop.within)

@@ -40,7 +40,8 @@ class GenerationWorker(ABC):
             they end as they are ("abort"), or they go on under the new weights ("continue"), with keys and
             values computed anew, so that each token's log-probability is that of the version that it names.
         leads: Whether it has the engine of its tied group; the others lend their bundles to its processes,
-            and refuse all calls but `pid`.
+            have nothing to put to sleep or wake, and refuse all calls but `pid`.
+        asleep: Whether it has no engine before `wake`.
 
     Raises:
         RefusedError: The engine, or this machine, can't do what the options ask for.
@@ -54,6 +55,7 @@ class GenerationWorker(ABC):
         store: ByteStore | None = None,
         on_update: PauseMode = "continue",
         leads: bool = True,
+        asleep: bool = False,
     ) -> None:
         _check_mode(on_update, PAUSE_MODES)
         me = _own_worker()
@@ -64,7 +66,7 @@ class GenerationWorker(ABC):
         if me is not None:
             seed, name = seed + me.rank, f"{me.group_name} {me.rank}"
         source = None if directory is None else WeightSource(directory, store, name)
-        self._engine = EngineLife(lambda: self.create_engine(seed), source) if leads else None
+        self._engine = EngineLife(lambda: self.create_engine(seed), source, asleep) if leads else None
 
     @property
     def _life(self) -> EngineLife:
@@ -213,11 +215,13 @@ class GenerationWorker(ABC):
             GenerationError: Samples on their way wait in a pause, and are to end first.
         """
         _check_mode(mode, ("finish", "abort"))
-        await asyncio.to_thread(self._life.sleep, mode)
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.sleep, mode)
 
     async def wake(self) -> None:
         """Make an engine again, with the latest version of the weights; awake already is a success."""
-        await asyncio.to_thread(self._life.wake)
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.wake)
 
     async def reset_prefix_cache(self) -> None:
         """Forget keys and values of prompts that have ended."""

@@ -120,6 +120,7 @@ def test_who_could_answer_at_once(what, idle):
 
 def test_what_is_seen_of_a_worker_is_what_it_uses_and_the_dead_use_nothing():
     used = {"cpu": 1.5, "private_bytes": 10, "resident_bytes": 20, "device_bytes": 30, "n_processes": 2}
+    used["started_bytes"] = 40
     assert ResourceUsage.of(seen(**used)) == ResourceUsage(**used)
     assert ResourceUsage.of(Seen(is_alive=False, **used)) == ResourceUsage()
 

@@ -13,6 +13,8 @@ def test_the_highest_of_each_is_kept():
     assert HighWater.of() == HighWater.of(usage()) == HighWater(None, None)
     assert HighWater.of(usage(1, 2), usage(), usage(3, 4)) == HighWater(4, 6)
     assert str(HighWater()) == "not seen"
+    with_engine = ResourceUsage(private_bytes=1, started_bytes=5)
+    assert HighWater.of(with_engine, usage(3)) == HighWater(9), "an engine's processes count"
     assert HighWater.of(usage(0, 0)) == HighWater(0, 0)
 
 

@@ -53,6 +53,7 @@ class Seen:
         cpu: Cores that it and all that it has started keep busy.
         n_processes: How many those are.
         ended_at_bytes: Private memory for which the watch has ended it.
+        started_bytes: Private memory of all that it has started.
     """
 
     is_alive: bool
@@ -66,6 +67,7 @@ class Seen:
     cpu: float | None = None
     n_processes: int | None = None
     ended_at_bytes: int | None = None
+    started_bytes: int | None = None
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Self:
@@ -161,6 +163,7 @@ class ResourceUsage:
         device_bytes: What torch has reserved on devices, if the process uses any; as it was when a call
             ended and no other ran.
         n_processes: Number of processes: its own, and those that it has started.
+        started_bytes: Private memory of those that it has started, an engine's processes, say.
     """
 
     cpu: float | None = None
@@ -168,6 +171,7 @@ class ResourceUsage:
     resident_bytes: int | None = None
     device_bytes: int | None = None
     n_processes: int | None = None
+    started_bytes: int | None = None
 
     @classmethod
     def of(cls, seen: Seen) -> Self:
@@ -175,7 +179,7 @@ class ResourceUsage:
         if not seen.is_alive:
             return cls()
         sizes = (seen.private_bytes, seen.resident_bytes, seen.device_bytes)
-        return cls(seen.cpu, *sizes, seen.n_processes)
+        return cls(seen.cpu, *sizes, seen.n_processes, seen.started_bytes)
 
 
 @dataclass(frozen=True, slots=True)

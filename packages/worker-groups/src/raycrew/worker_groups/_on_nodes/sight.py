@@ -107,6 +107,9 @@ class Sights:
             "resident_bytes": memory.get("VmRSS"),
             "cpu": self._use.get(worker),
             "n_processes": len(family.members),
+            "started_bytes": sum(
+                memory_of(member.pid).get("RssAnon", 0) for member in family.members if member != worker
+            ),
             **on_page(self._pages.get(worker)),
         }
 

@@ -55,16 +55,29 @@ class PhaseManager:
         ValueError: Names are missing, empty or there twice, or a time is not above 0.
 
     Examples:
-        >>> phases = PhaseManager("train", "generate")
+        >>> class Model:
+        ...     def __init__(self) -> None:
+        ...         self.wake()
+        ...
+        ...     def sleep(self) -> None:
+        ...         self.memory = b""
+        ...
+        ...     def wake(self) -> None:
+        ...         self.memory = self.memory or bytes(1 << 20)
+        ...
+        ...     memory = b""
+        >>> phases, groups = PhaseManager("train", "generate"), []
+        >>> for name in ("train", "generate"):  # the trainer sleeps before a generator is there
+        ...     with phases.turn(name):
+        ...         groups.append(RayWorkerGroup(cluster, Model))
+        ...         phases.add(name, groups[-1])
+        >>> phases
+        PhaseManager(train asleep, generate awake)
         >>> with phases.turn("train"):
-        ...     trainer = RayWorkerGroup(cluster, Trainer)
-        ...     phases.add("train", trainer, sleep="offload", wake="onload")
-        >>> with phases.turn("generate"):  # the trainer sleeps before a generator is there
-        ...     generators = RayWorkerGroup(cluster, Generator)
-        ...     phases.add("generate", generators)
-        >>> with phases.turn("train"):
-        ...     trainer.call("step").get_results()
-        >>> print(phases.explain())
+        ...     phases.awake
+        'train'
+        >>> all(group.shutdown() for group in groups)
+        True
     """
 
     def __init__(self, *names: str, timeout_s: float | None = 600.0, look_s: float | None = 0.25) -> None:

@@ -16,7 +16,8 @@ class HighWater:
     """Most memory that was seen.
 
     Attributes:
-        host_bytes: Private memory of processes; None where it was not seen.
+        host_bytes: Private memory of workers' processes and of all that they have started; None where it was
+            not seen.
         device_bytes: What torch has reserved on devices; None where there is none, or it was not seen.
     """
 
@@ -26,7 +27,7 @@ class HighWater:
     @classmethod
     def of(cls, *used: ResourceUsage) -> Self:
         """What several use together."""
-        host = [one.private_bytes for one in used if one.private_bytes is not None]
+        host = [one.private_bytes + (one.started_bytes or 0) for one in used if one.private_bytes is not None]
         device = [one.device_bytes for one in used if one.device_bytes is not None]
         return cls(sum(host) if host else None, sum(device) if device else None)
 

@@ -1,0 +1,78 @@
+"""A trainer and a generator on the same bundles, awake in turns."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from colocated_echo import SIZE
+from colocated_turns import PROMPTS, both_on_one_bundle, check_marks, check_steps, kill
+from generation_echo import MODEL as ECHO
+from generation_stage import MODEL
+
+from learner import Learner
+from raycrew.cluster_core.testing import connected
+from raycrew.tensor_transport import BatchedDataDict, RaggedTensor, WeightDirectory
+
+LARGE = {**MODEL, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8}
+WEIGHTS_BYTES = 4 * 8 * (3 * 1024 * 256 + 3 * 256 * 256)
+
+
+def echoes(folder):
+    """Both of them without a model."""
+    return both_on_one_bundle(
+        "generation_echo.EchoWorker", ECHO, folder, learner="colocated_echo.EchoLearner"
+    )
+
+
+def test_both_have_the_same_bundle_in_turns(local_ray_session, tmp_path):
+    with connected(local_ray_session), echoes(tmp_path) as both:
+        check_steps(both, (1, 2))
+        check_marks(both.phases.report(), SIZE)
+        assert both.generators.call("explain")[0].startswith("asleep: there is no engine; wake() makes one")
+
+
+@pytest.mark.long  # in short: test_phases_on_ray of worker-groups
+def test_one_that_dies_asleep_is_replaced_in_its_turn_and_goes_on(local_ray_session, tmp_path):
+    with connected(local_ray_session), echoes(tmp_path) as both:
+        check_steps(both, [1])
+        dead = kill(both.generators.group)
+        check_steps(both, [2])
+        assert both.generators.call("pid") != [dead]
+        with both.phases.turn("generate"):
+            kill(both.trainer)
+        assert both.step(PROMPTS, {"max_tokens": 2}) == (3.0, {3}), "it knows what it had learnt"
+        check_steps(both, [4])
+
+
+@pytest.mark.long  # in short: the same without models
+def test_a_model_and_its_optimizer_make_room_for_a_generator(local_ray_session, tmp_path):
+    with connected(local_ray_session), both_on_one_bundle("transformers", LARGE, tmp_path) as both:
+        check_steps(both, (1, 2, 3))
+        check_marks(both.phases.report(), 3 * WEIGHTS_BYTES)
+        assert "optimizer state to a file" in both.trainer.call("explain").get_results()[0]
+
+
+def test_a_learner_that_was_offloaded_goes_on_as_if_it_had_not_been(tmp_path):
+    with WeightDirectory.local() as directory:
+        outputs = [torch.tensor([at, 3, 40 + at]) for at in (1, 20, 7, 13)]
+        columns = {"prompt_index": torch.tensor([0, 0, 1, 1]), "output_ids": RaggedTensor.from_rows(outputs)}
+        samples = BatchedDataDict(columns)
+
+        def after_three(name, offloaded):
+            (tmp_path / name).mkdir()
+            learner = Learner(MODEL, directory, str(tmp_path / name), asleep=offloaded)
+            for _ in range(3):
+                learner.onload()
+                learner.learn(PROMPTS, samples)
+                if offloaded:
+                    learner.offload()
+                    learner.offload()
+                    assert learner.model is None
+            learner.onload()
+            return learner.model.state_dict()
+
+        here, there = after_three("awake", False), after_three("asleep", True)
+        assert all(torch.equal(here[name], there[name]) for name in here)
+        replaced = Learner(MODEL, directory, str(tmp_path / "asleep")).model.state_dict()
+        assert all(torch.equal(here[name], replaced[name]) for name in here), "who replaces it goes on"
