@@ -20,13 +20,13 @@ PROMPTS = torch.tensor([[5, 6, 7], [8, 9, 10]])
 
 
 @contextmanager
-def both_on_one_bundle(worker, model, folder, **options):
+def both_on_one_bundle(worker, model, folder, use_gpus=False, sleep_level=None, **options):
     """The two of them, of a kind of generator, with a model."""
-    engine = {name: options.pop(name) for name in ("executor",) if name in options}
+    engine = EngineOptions(model, sleep_level=sleep_level)
     with (
         WeightDirectory.start() as directory,
-        RayVirtualCluster([1], use_gpus=False, max_colocated_worker_groups=2) as cluster,
-        colocated(cluster, directory, worker, EngineOptions(model, **engine), str(folder), **options) as both,
+        RayVirtualCluster([1], use_gpus=use_gpus, max_colocated_worker_groups=2) as cluster,
+        colocated(cluster, directory, worker, engine, str(folder), **options) as both,
     ):
         yield both
 

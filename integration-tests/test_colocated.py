@@ -8,10 +8,13 @@ pytest.importorskip("transformers")
 from colocated_echo import SIZE
 from colocated_turns import PROMPTS, both_on_one_bundle, check_marks, check_steps, kill
 from generation_echo import MODEL as ECHO
-from generation_stage import MODEL
+from generation_echo import EchoEngine, EchoTrainer
+from generation_stage import MODEL, batch_of, local_stage, rows_of
 
+from generation import EngineOptions, RefusedError, start_generators
+from generation.worker import GenerationWorker
 from learner import Learner
-from raycrew.cluster_core.testing import connected
+from raycrew.cluster_core.testing import FakeCluster, connected
 from raycrew.tensor_transport import BatchedDataDict, RaggedTensor, WeightDirectory
 
 LARGE = {**MODEL, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8}
@@ -76,3 +79,62 @@ def test_a_learner_that_was_offloaded_goes_on_as_if_it_had_not_been(tmp_path):
         assert all(torch.equal(here[name], there[name]) for name in here)
         replaced = Learner(MODEL, directory, str(tmp_path / "asleep")).model.state_dict()
         assert all(torch.equal(here[name], replaced[name]) for name in here), "who replaces it goes on"
+
+
+class DozingEngine(EchoEngine):
+    """Forgets its weights while it sleeps, and stays."""
+
+    dozes = True
+    made = failures = 0
+
+    def __init__(self):
+        super().__init__()
+        type(self).made += 1
+
+    def doze(self):
+        self.add_up = None
+
+    def rouse(self):
+        assert self.add_up is None
+        self.add_up = 0
+        if self.failures:
+            type(self).failures -= 1
+            raise RuntimeError("the device has no room")
+
+
+class DozingWorker(GenerationWorker):
+    def create_engine(self, seed):
+        return DozingEngine()
+
+
+def test_an_engine_that_stays_while_it_sleeps_wakes_with_current_weights_or_is_made_anew():
+    with local_stage(DozingWorker, ECHO, EchoTrainer) as stage:
+        for _ in range(2):
+            stage.call("pause")
+            stage.call("sleep", "abort")
+            assert "given up its memory" in stage.call("explain")
+            assert stage.metrics().state == "asleep"
+            stage.model.publish_weights()
+            stage.call("wake")
+            assert stage.metrics().state == "awake", "as one that was made anew"
+            rows = rows_of(stage.generate(batch_of(), {"max_tokens": 3}))
+            assert {value for row in rows for value in row[3]} == {float(stage.version)}
+        stage.call("sleep")
+        stage.call("wake")
+        assert stage.metrics().weight_version == stage.version, "the same version is loaded again"
+        assert DozingEngine.made == 1
+        stage.call("sleep")
+        DozingEngine.failures = 1
+        with stage.refused(RuntimeError, "no room"):
+            stage.call("wake")
+        assert "there is no engine" in stage.call("explain")
+        stage.call("wake")
+        assert (DozingEngine.made, stage.metrics().weight_version) == (2, stage.version)
+
+
+def test_sleep_levels_are_refused_where_there_are_none():
+    with pytest.raises(RefusedError, match="no sleep mode on CPUs"):
+        start_generators(FakeCluster([1]), "vllm", EngineOptions(MODEL, sleep_level=2))
+    for wrong in ({"sleep_level": 3}, {"sleep_level": 2, "max_adapters": 1}):
+        with pytest.raises(ValueError, match="sleep level"):
+            EngineOptions(MODEL, **wrong)

@@ -144,10 +144,12 @@ class Engine(ABC):
         limits: What its model can take.
         weights: Names, shapes and dtypes of what it takes, as meta tensors; None where those of the
             first version count, as tied tensors may have one name or two.
+        dozes: Whether it sleeps by `doze` and `rouse`, and not by being closed and made anew.
     """
 
     limits: Limits
     weights: Mapping[str, torch.Tensor] | None
+    dozes = False
 
     @abstractmethod
     def add(self, request: Request) -> None:
@@ -180,6 +182,14 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give up the model and its memory, and end what was started."""
+
+    def doze(self) -> None:
+        """Give up its memory, weights included, and stay; there are no requests."""
+        raise RefusedError(f"the {type(self).__name__} has no sleep of its own")
+
+    def rouse(self) -> None:
+        """Take its memory again; another receiver brings weights."""
+        raise RefusedError(f"the {type(self).__name__} has no sleep of its own")
 
     @abstractmethod
     def explain(self) -> str:

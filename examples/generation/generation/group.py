@@ -202,7 +202,11 @@ def start_generators(
         RefusedError: The engine can't do what the options ask for; no actor is started then.
         ValueError: The bundles can't be shared out so.
     """
-    how = {"balancing": balancing, "env_vars": env_vars, "restart_on_failure": restart_on_failure}
+    how: dict[str, Any] = {
+        "balancing": balancing,
+        "env_vars": env_vars,
+        "restart_on_failure": restart_on_failure,
+    }
     plan = _plan(cluster, worker, options, worker_options=worker_options, **how, **group)
     return Generators(RayWorkerGroup(**plan.group), plan.leaders, keyed=plan.keyed)
 

@@ -37,10 +37,14 @@ class Awake:
         except StaleWeightsError:
             return None
 
-    def close(self) -> None:
-        """Leave the directory, and give up the engine."""
+    def leave(self) -> None:
+        """Leave the directory."""
         if self.receiver is not None:
             self.receiver.close()
+
+    def close(self) -> None:
+        """Leave the directory, and give up the engine."""
+        self.leave()
         self.loop.close()
 
 
@@ -57,6 +61,8 @@ class EngineLife:
         self._make, self._source = make, source
         self._changes = threading.Lock()
         self._limits: Limits | None = None
+        self._held: Awake | None = None
+        self._dozing: EngineLoop | None = None
         self.state: Awake | None = None if asleep else self._begin()
 
     @property
@@ -69,6 +75,13 @@ class EngineLife:
         if (state := self.state) is None:
             raise AsleepError("this generator sleeps, and has no engine: wake() it first")
         return state
+
+    @property
+    def asleep(self) -> str:
+        """What its sleep is, and its wake, in words."""
+        if self._dozing is None:
+            return "there is no engine; wake() makes one"
+        return "the engine has given up its memory; wake() has it take that again"
 
     @property
     def limits(self) -> Limits:
@@ -123,8 +136,11 @@ class EngineLife:
                     "samples on their way wait in a pause, and can't end: resume(), or sleep('abort')"
                 )
             state.loop.pause(mode, "sleep").result()
-            self.state = None
-            state.close()
+            self.state = self._held = None
+            if state.loop.engine.dozes and not state.loop.has_failed:
+                self._doze(state)
+            else:
+                state.close()
             del state
             give_back()
 
@@ -137,23 +153,43 @@ class EngineLife:
             try:
                 if state.receiver is not None:
                     _pull(state.receiver)
+                for reason in ("caller", "update", "sleep"):  # as one that was made anew
+                    state.loop.resume(reason).result()
             except BaseException:
                 state.close()
                 raise
             self.state = state
 
-    def _begin(self) -> Awake:
-        made: list[Awake] = []
-        loop = EngineLoop(self._make, lambda: made[0].version())
-        self._limits = loop.engine.limits
+    def _doze(self, state: Awake) -> None:
+        """Keep the engine, without its memory; one that can't is given up."""
         try:
-            source = self._source
+            state.leave()
+            state.loop.call(state.loop.engine.doze).result()
+        except BaseException:
+            state.loop.close()
+            raise
+        self._dozing = state.loop
+
+    def _begin(self) -> Awake:
+        """An engine, and what receives its weights: another one each time, as a doze may forget them."""
+        dozing, self._dozing = self._dozing, None
+        loop = dozing or EngineLoop(self._make, self._version)
+        try:
+            if dozing is not None:
+                dozing.call(dozing.engine.rouse).result()
+            source, self._limits = self._source, loop.engine.limits
             receiver = None if source is None else loop.engine.receiver(source, loop.within)
         except BaseException:
             loop.close()
             raise
-        made.append(Awake(loop, receiver))
-        return made[0]
+        self._held = Awake(loop, receiver)
+        return self._held
+
+    def _version(self) -> int:
+        """Of the weights of the engine that there is."""
+        if self._held is None:
+            raise StaleWeightsError("there is no engine")
+        return self._held.version()
 
 
 def _pull(receiver: Receiver) -> WeightReceipt | None:

@@ -134,6 +134,11 @@ class EngineLoop:
         """Whether there is a pause for this reason, or one about to be."""
         return reason in self._holds or reason in self._finishing
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the engine raised while it generated, so that it can't go on."""
+        return self._failure is not None
+
     def is_stuck(self) -> bool:
         """Whether requests wait in a pause that nothing will end by itself."""
         return bool(self._running and self._holds)

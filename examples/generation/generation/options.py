@@ -25,6 +25,8 @@ class EngineOptions:
             parallelism and "mp" with it.
         kv_cache_bytes: Memory for keys and values.
         prefix_caching: Whether keys and values of prompts are kept for later ones that begin alike.
+        sleep_level: vLLM's own level of sleep, on accelerators: 1 keeps the weights in the host's memory, 2
+            does not; both need a directory of weights. None: to sleep is to end the engine.
         max_adapters: How many LoRA adapters may be loaded.
         max_adapter_rank: Largest rank of an adapter.
         more: Further options of the engine's own, as vLLM's `LLM` takes them.
@@ -42,6 +44,7 @@ class EngineOptions:
     executor: Executor | None = None
     kv_cache_bytes: int = 64 << 20
     prefix_caching: bool = False
+    sleep_level: Literal[1, 2] | None = None
     max_adapters: int = 0
     max_adapter_rank: int = 16
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -51,6 +54,10 @@ class EngineOptions:
             raise ValueError("the model's configuration has no model_type, such as 'llama'")
         if self.executor not in ("uni", "mp", "ray", None):
             raise ValueError(f"there is no executor {self.executor!r}; there are 'uni', 'mp' and 'ray'")
+        if self.sleep_level not in (1, 2, None):
+            raise ValueError(f"there is no sleep level {self.sleep_level!r}; there are 1, 2 and None")
+        if self.sleep_level == 2 and self.max_adapters:
+            raise ValueError("at sleep level 2 adapters are forgotten: take level 1, or None")
         for name in ("max_running", "tensor_parallel", "kv_cache_bytes", "max_adapter_rank"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")
@@ -69,7 +76,9 @@ def check_device(options: EngineOptions, device_kind: str) -> None:
     """Refuse what this kind of device can't do.
 
     Raises:
-        RefusedError: vLLM has no executor `ray` on CPUs.
+        RefusedError: vLLM has no executor `ray` and no sleep mode on CPUs.
     """
+    if options.sleep_level is not None and device_kind == "cpu":
+        raise RefusedError("vLLM has no sleep mode on CPUs: with sleep_level=None the engine ends")
     if options.executor == "ray" and device_kind == "cpu":
         raise RefusedError("vLLM has no executor 'ray' on CPUs: use 'mp', whose processes are on one node")

@@ -96,6 +96,8 @@ class TransformersEngine(LoadingEngine):
     def __init__(self, options: EngineOptions, seed: int) -> None:
         if options.tensor_parallel > 1 or options.executor not in (None, "uni"):
             raise RefusedError("the transformers engine is one process: no tensor parallelism, no executors")
+        if options.sleep_level is not None:
+            raise RefusedError("the transformers engine has no sleep levels: sleep_level must be None")
         if options.max_adapters:
             raise RefusedError("the transformers engine has no LoRA adapters: max_adapters must be 0")
         self.options, config = options, read_config(options)

@@ -40,7 +40,7 @@ class VllmEngine(Engine):
         check_device(options, "cpu" if current_platform.is_cpu() else "accelerator")
         self.options, config = options, read_config(options)
         self.limits, self._ends = limits_of(options, config), end_tokens(config)
-        self.weights = expected_weights(config)
+        self.weights, self.dozes = expected_weights(config), options.sleep_level is not None
         self._adapters: dict[str, LoRARequest] = {}
         self._adapter_numbers = count(1)
         with ExitStack() as until_made:
@@ -114,6 +114,14 @@ class VllmEngine(Engine):
         self._engine.engine_core.shutdown()
         del self._llm, self._engine
 
+    def doze(self) -> None:
+        """VLLM's own sleep mode."""
+        self._llm.sleep(level=self.options.sleep_level)
+
+    def rouse(self) -> None:
+        """The end of it."""
+        self._llm.wake_up()
+
     def explain(self) -> str:
         """See `Engine`."""
         options, executor = self.options, self.options.chosen_executor
@@ -121,9 +129,14 @@ class VllmEngine(Engine):
             "in the worker's own process" if executor == "uni" else f"in processes of its own ({executor})"
         )
         adapters = f"up to {options.max_adapters} adapters" if options.max_adapters else "no adapters"
+        asleep = (
+            f"to have its processes give up their memory (vLLM's level {options.sleep_level})"
+            if self.dozes
+            else "to end the engine with its processes, and to wake to make a new one"
+        )
         return (
             f"a vLLM engine over {options.tensor_parallel} {current_platform.device_type}, {where}, "
-            f"{adapters}; to sleep is to end the engine with its processes, and to wake to make a new one"
+            f"{adapters}; to sleep is {asleep}"
         )
 
     def load_adapter(self, name: str, path: str) -> None:
@@ -192,6 +205,7 @@ def _arguments_of(options: EngineOptions, context_length: int) -> dict[str, Any]
         "tensor_parallel_size": options.tensor_parallel,
         "distributed_executor_backend": options.chosen_executor,
         "kv_cache_memory_bytes": options.kv_cache_bytes,
+        "enable_sleep_mode": options.sleep_level is not None,
         "gpu_memory_utilization": GPU_MEMORY_SHARE,
         "enable_prefix_caching": options.prefix_caching,
         "enforce_eager": True,

@@ -12,7 +12,7 @@ import torch
 
 from generation.calls import Asked, requests_of, samples_of
 from generation.engine import Engine, Request, WeightSource
-from generation.errors import GenerationError
+from generation.errors import GenerationError, RefusedError
 from generation.life import EngineLife
 from generation.loop import PAUSE_MODES, PauseMode
 from generation.metrics import GenerationMetrics
@@ -65,6 +65,8 @@ class GenerationWorker(ABC):
         seed, name = options.seed, None
         if me is not None:
             seed, name = seed + me.rank, f"{me.group_name} {me.rank}"
+        if directory is None and options.sleep_level is not None:
+            raise RefusedError("an engine with a sleep_level wakes with weights of a directory: give one")
         source = None if directory is None else WeightSource(directory, store, name)
         self._engine = EngineLife(lambda: self.create_engine(seed), source, asleep) if leads else None
 
@@ -278,7 +280,7 @@ class GenerationWorker(ABC):
         """What the engine is, what its sleep is, and how it is."""
         state = self._life.state
         if state is None:
-            return "asleep: there is no engine; wake() makes one, with the latest version of the weights"
+            return f"asleep: {self._life.asleep}, with the latest version of the weights"
         version = state.known_version()
         held = "no version of the weights" if version is None else f"version {version} of the weights"
         return f"{state.loop.engine.explain()}; it holds {held}, and on an update samples {self.on_update}"
