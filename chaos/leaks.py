@@ -90,7 +90,7 @@ def actor_class(command: bytes) -> str:
 
 def run_processes(run: str) -> dict[int, bytes]:
     """The processes of a run, with their command lines."""
-    return {pid: command for pid, command in _commands() if _inherits(pid, f"{RUN}={run}".encode())}
+    return {pid: command for pid, command in _commands() if is_of_run(pid, run)}
 
 
 def count_actors(commands: Iterable[bytes]) -> dict[str, int]:
@@ -122,9 +122,10 @@ def _commands() -> Iterator[tuple[int, bytes]]:
                 yield int(name), Path(f"/proc/{name}/cmdline").read_bytes()
 
 
-def _inherits(pid: int, entry: bytes) -> bool:
+def is_of_run(pid: int, run: str) -> bool:
+    """Whether a process that lives is of a run."""
     with suppress(OSError):
-        return entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return f"{RUN}={run}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return False
 
 

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from chaos.leaks import RUN, is_of_run
+
 SHORT_S = 0.05
 
 
@@ -68,36 +70,66 @@ def striking(delay_s: float, act: Callable[[], object]) -> Iterator[Strike]:
     strike.check()
 
 
+Send = Callable[[signal.Signals], None]
+
+
+@contextlib.contextmanager
+def _process(pid: int) -> Iterator[Send]:
+    """Sends signals to one process of this run, and to none that gets its id later.
+
+    Raises:
+        MissedError: There is none, or it has ended since.
+    """
+    ended = MissedError(f"process {pid} had ended before")
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise ended from None
+
+    def send(number: signal.Signals) -> None:
+        try:
+            signal.pidfd_send_signal(process, number)
+        except ProcessLookupError:
+            raise ended from None
+
+    try:
+        if not is_of_run(pid, os.environ[RUN]):  # somebody else has its id by now
+            raise ended
+        yield send
+    finally:
+        os.close(process)
+
+
 def kill(pid: int) -> None:
     """End a process that was started by this run; it is a `MissedError` that it has ended already."""
-    _send(pid, signal.SIGKILL)
+    with _process(pid) as send:
+        send(signal.SIGKILL)
 
 
 def stop(pid: int, lasts_s: float) -> None:
     """Stop a process for some time; it is a `MissedError` that it has ended already."""
-    _send(pid, signal.SIGSTOP)
-    try:
-        time.sleep(lasts_s)
-    finally:
-        with contextlib.suppress(MissedError):  # somebody has killed it meanwhile
-            _send(pid, signal.SIGCONT)
+    with _process(pid) as send:
+        _stop(send, lasts_s)
 
 
 def slow_down(pid: int, lasts_s: float) -> None:
     """Let a process run for about a third of some time only; a `MissedError` if it has ended already."""
     until = time.monotonic() + lasts_s
-    stop(pid, SHORT_S)
-    with contextlib.suppress(MissedError):
-        while time.monotonic() < until:
-            time.sleep(SHORT_S / 2)
-            stop(pid, SHORT_S)
+    with _process(pid) as send:
+        _stop(send, SHORT_S)
+        with contextlib.suppress(MissedError):
+            while time.monotonic() < until:
+                time.sleep(SHORT_S / 2)
+                _stop(send, SHORT_S)
 
 
-def _send(pid: int, number: signal.Signals) -> None:
+def _stop(send: Send, lasts_s: float) -> None:
+    send(signal.SIGSTOP)
     try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        raise MissedError(f"process {pid} had ended before") from None
+        time.sleep(lasts_s)
+    finally:
+        with contextlib.suppress(MissedError):  # somebody has killed it meanwhile
+            send(signal.SIGCONT)
 
 
 def wait_for(what: str, find: Callable[[], int | None], timeout_s: float = 60.0) -> int:

@@ -3,7 +3,6 @@
 import faulthandler
 import os
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ from chaos.faults import Fault
 from chaos.journal import Journal, Outcome
 from chaos.leaks import run_processes
 from chaos.report import BROKEN
+from chaos.strike import MissedError, kill
 
 
 @contextmanager
@@ -53,6 +53,6 @@ def _end_others(run: str, timeout_s: float = 10.0) -> None:
     deadline = time.monotonic() + timeout_s
     while (others := run_processes(run).keys() - {os.getpid()}) and time.monotonic() < deadline:
         for pid in others:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            with suppress(MissedError):
+                kill(pid)
         time.sleep(0.05)

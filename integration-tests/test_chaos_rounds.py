@@ -136,6 +136,32 @@ def test_a_strike_that_finds_nobody_says_so(act):
         act()
 
 
+@pytest.fixture
+def sleeping(monkeypatch):
+    """A process of this run."""
+    monkeypatch.setenv(run.RUN, f"strikes {os.getpid()}")
+    with subprocess.Popen(["sleep", "3600"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("act", [kill, partial(stop, lasts_s=0.0), partial(slow_down, lasts_s=0.0)])
+def test_nobody_is_struck_who_has_got_the_id_of_a_process_of_this_run(monkeypatch, sleeping, act):
+    monkeypatch.setenv(run.RUN, "another one")
+    with pytest.raises(MissedError, match=f"process {sleeping.pid} had ended before"):
+        act(sleeping.pid)
+    assert sleeping.poll() is None
+
+
+def test_who_is_stopped_and_killed_meanwhile_is_not_looked_for_again(sleeping):
+    with striking(0.0, partial(stop, sleeping.pid, 0.2)) as stopped:
+        while not stopped.began:
+            time.sleep(0.01)
+        kill(sleeping.pid)
+        assert sleeping.wait(60) == -9
+    assert stopped.done and not stopped.missed
+
+
 def test_what_missed_is_tried_again_when_a_run_is_resumed(tmp_path, monkeypatch):
     tried = []
 
@@ -165,7 +191,7 @@ LATE = TransportTimeoutError("version 2 was not there in time")
 @pytest.mark.parametrize("error", [LATE, WorkerFailureError("rank 1 failed", cause=LATE)])
 def test_an_update_that_hangs_until_its_time_is_up_is_broken(monkeypatch, error):
     stands = Stands(None, error)
-    monkeypatch.setattr("chaos.strike.os.kill", lambda *_: None)
+    monkeypatch.setattr("chaos.rounds.kill", lambda *_: None)
     hung = run.played(fault(moment="update"), stands)
     assert hung.result == "broken" and str(error) in hung.notes
     assert stands.renewed == 1 and exit_code([hung], 1) == 1
