@@ -101,7 +101,9 @@ class Member:
 
             memory = SharedMemoryTransport(directory=self._shared)
             name = f"member {current_worker().rank}"
-            self._receiver = WeightReceiver(self._load, store=memory, directory=self._directory, name=name)
+            self._receiver = WeightReceiver(
+                self._load, store=memory, directory=self._directory, name=name, rollback="shadow"
+            )
         return self._receiver
 
     def _load(self, tensors: Any) -> None:
