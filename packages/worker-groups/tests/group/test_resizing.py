@@ -137,9 +137,9 @@ def test_a_number_that_is_none(group, wrong):
 
 
 @pytest.mark.hostile
-@pytest.mark.parametrize("wrong", [None, "1", -1, float("nan"), True])
+@pytest.mark.parametrize("wrong", [None, "1", -1, float("nan"), float("inf"), True])
 def test_a_time_that_is_none(group, wrong):
-    with pytest.raises((TypeError, ValueError), match="timeout is"):
+    with pytest.raises((TypeError, ValueError), match=r"^timeout(=| is )"):
         group.remove_workers(timeout=wrong)
     assert (group.world_size, group.generation) == (2, 0)
 

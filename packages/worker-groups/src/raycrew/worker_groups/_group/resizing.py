@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from raycrew.cluster_core import Claim
-from raycrew.worker_groups._calls import GroupShape, dispatch_single
+from raycrew.worker_groups._calls import GroupShape, checked_time, dispatch_single
 from raycrew.worker_groups._group.life import Lifecycle
 from raycrew.worker_groups._start import GroupSpec, Layout, Started
 from raycrew.worker_groups.errors import WorkerGroupError
@@ -105,7 +105,7 @@ class Resizing:
         return self._resized(lambda size: size - count, cleanup_method, timeout)
 
     def _resized(self, wanted: Callable[[int], int], cleanup_method: str | None, timeout_s: float) -> Resized:
-        _check_timeout(timeout_s)
+        timeout_s = checked_time("timeout", timeout_s)
         self._life.check_owner("resize")
         shape = self._open()
         self._check_elastic()
@@ -161,10 +161,3 @@ def _check_count(name: str, value: object) -> None:
         raise TypeError(f"{name} is a whole number of workers, not {value!r}")
     if value < 1:
         raise ValueError(f"{name} is {value}; there is at least one worker")
-
-
-def _check_timeout(value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"timeout is a number of seconds, not {value!r}")
-    if not value >= 0:
-        raise ValueError(f"timeout is {value!r}, which is less than 0 or no number")
