@@ -22,6 +22,8 @@ from raycrew.worker_groups._start.newcomers import generations
 from raycrew.worker_groups.sharding import WorkerFacts, assign_ranks
 from raycrew.worker_groups.testing import InProcessGroup
 
+STANDS_BY = SimpleNamespace(facts=SimpleNamespace(pid=0, node_id="node"))
+
 
 def lose(group, rank):
     with pytest.raises(WorkerFailureError, match="died"):
@@ -225,8 +227,8 @@ def test_new_workers_that_their_group_can_not_take_in_are_ended():
         ([], {}, 1),
         ([2], {}, 1),
         ([2], {2: None}, 1),
-        ([1, 2], {1: "stands by"}, 1),
-        ([2], {2: "stands by"}, 0),
+        ([1, 2], {1: STANDS_BY}, 1),
+        ([2], {2: STANDS_BY}, 0),
     ],
 )
 def test_nodes_are_asked_for_an_environment_unless_all_who_come_stood_by(
