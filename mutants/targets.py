@@ -73,6 +73,7 @@ TARGETS: Mapping[str, Mapping[str, Sequence[str]]] = {
             "group/phases/test_phase_manager.py",
         ),
         "_group/life/states": ("group/life/test_states.py",),
+        "_group/life/once": ("group/life/test_states.py",),
         "_group/life/budget": ("group/life/test_budget.py",),
         "_on_nodes/ring": ("on_nodes/test_ring.py",),
         "rollouts/_engine/tasks": ("rollouts/test_rollout_tasks.py",),

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import textwrap
@@ -75,6 +76,53 @@ def test_dead_workers_are_no_obstacle(group, cluster):
     assert_ended(pids)
     with RayWorkerGroup(cluster, Worker) as again:
         assert len(again) == 2
+
+
+FORKING = """
+    import os, sys
+    from workers import Worker
+    from raycrew.cluster_core import RayVirtualCluster, init_ray
+    from raycrew.worker_groups import RayWorkerGroup, WorkerGroupClosedError
+
+    def child(group):
+        refused = 0
+        for use in (lambda: group.call("pid"), group.restart_failed_workers, group.renew_rendezvous,
+                    lambda: group.resize(1), group.get_worker_status, group.handle):
+            try:
+                use()
+            except WorkerGroupClosedError:
+                refused += 1
+        return refused == 6 and group.shutdown("nothing") is False
+
+    with (
+        init_ray(sys.argv[1]),
+        RayVirtualCluster([2], use_gpus=False) as cluster,
+        RayWorkerGroup(cluster, Worker, restart_on_failure=True) as group,
+    ):
+        pids = group.call("pid").get_results(timeout=60)
+        forked = os.fork()
+        if forked == 0:
+            code = 1
+            try:
+                with group:  # as code does that meets an error, and was not told that it is a child
+                    code = 0 if child(group) else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == 0
+        assert group.call("pid").get_results(timeout=60) == pids
+    print("end", flush=True)
+"""
+
+
+@pytest.mark.hostile
+@pytest.mark.long  # in short, without Ray: test_a_forked_process_waits_for_nothing_and_ends_nothing
+def test_a_forked_driver_leaves_the_group_alone(local_ray):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKING), local_ray],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip()) == (0, "end"), done.stderr
 
 
 @pytest.mark.hostile

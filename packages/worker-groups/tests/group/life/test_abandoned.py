@@ -16,8 +16,9 @@ from workers import Worker
 
 from raycrew.cluster_core import RayVirtualCluster, ResourceInsufficientError
 from raycrew.cluster_core.testing import FakeCluster
-from raycrew.worker_groups import RayWorkerGroup
+from raycrew.worker_groups import RayWorkerGroup, WorkerGroupClosedError
 from raycrew.worker_groups._group.life import abandoned as abandoned
+from raycrew.worker_groups._group.life import ending as ending
 from raycrew.worker_groups._group.life.abandoned import InUse, catch_up, watch_over
 from raycrew.worker_groups.testing import InProcessGroup
 
@@ -126,6 +127,31 @@ def test_a_group_in_process_gives_back_its_slots():
         group.shutdown()
         gc.collect()
         assert catch_up(60)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("ends_again", [True, False])
+def test_a_shutdown_that_is_interrupted_is_made_once_more_or_by_the_collector(monkeypatch, ends_again):
+    cluster, end = FakeCluster([2]), ending.end_and_release
+
+    def interrupted(*given, **named):
+        monkeypatch.setattr(ending, "end_and_release", end)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ending, "end_and_release", interrupted)
+    group = InProcessGroup(cluster, Worker, name_prefix="policy")
+    with pytest.raises(KeyboardInterrupt):
+        group.shutdown()
+    with pytest.raises(WorkerGroupClosedError):
+        group.call("pid")
+    if ends_again:
+        assert group.shutdown(), "not the answer of one that never was"
+    else:
+        with pytest.warns(ResourceWarning, match="'policy' went out of scope"):
+            del group
+            gc.collect()
+            assert catch_up(60)
+    assert cluster.holders() == {}
 
 
 def test_the_collector_may_run_under_any_lock(monkeypatch):

@@ -1,5 +1,9 @@
 import asyncio
+import linecache
+import os
+import sys
 import threading
+from contextlib import nullcontext
 
 import pytest
 
@@ -11,7 +15,7 @@ from raycrew.worker_groups import (
     WorkerGroupError,
 )
 from raycrew.worker_groups._calls import Recovery
-from raycrew.worker_groups._group.life import states
+from raycrew.worker_groups._group.life import once, states
 from raycrew.worker_groups._group.life.states import Lifecycle
 
 pytestmark = pytest.mark.hostile
@@ -46,9 +50,7 @@ class Told:
 
 @pytest.fixture
 def life():
-    made = Lifecycle("policy")
-    made.opened()
-    return made
+    return opened()
 
 
 def in_thread(call):
@@ -366,3 +368,135 @@ def test_who_asks_for_something_else_than_what_goes_on_gets_it_afterwards(life, 
     _, own = in_thread(lambda: life.restart(lambda: [2], second))
     assert joined.wait(60)
     assert (other.end(), own()) == ([1], [2])
+
+
+def interrupted(run, n_lines):
+    """Whether `run` was interrupted, as by Ctrl-C, at the n-th line of these modules that it comes to."""
+    left, last = n_lines, {}
+
+    def trace(frame, event, arg):
+        nonlocal left
+        if event == "line" and frame.f_code.co_filename in (states.__file__, once.__file__):
+            is_end_of_with = frame.f_lineno < last.get(id(frame), 0) and is_with(frame)
+            last[id(frame)] = frame.f_lineno
+            left -= not is_end_of_with  # where a lock is given back no signal is heard
+            if left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        run()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    return left <= 0
+
+
+def is_with(frame):
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
+
+
+def replaced(life, *, apart):
+    def work():
+        life.replacing([0])
+        return [0]
+
+    return life.restart(work, apart=apart)
+
+
+def called(life):
+    with life.sending([0, 1], 60):
+        pass
+
+
+def copied(life):
+    with life.copying([0, 1], 60):
+        pass
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda life: replaced(life, apart=False),
+        lambda life: replaced(life, apart=True),
+        called,
+        copied,
+    ],
+    ids=["restart", "apart", "call", "copy"],
+)
+def test_what_is_interrupted_at_any_moment_keeps_nobody_waiting(run, monkeypatch, caplog):
+    monkeypatch.setattr(states, "UNWIND_S", 5.0)
+    n_lines = 0
+    while True:
+        life, n_lines = opened(), n_lines + 1
+        if not interrupted(lambda: run(life), n_lines):  # noqa: B023
+            break
+        _, again = in_thread(lambda: replaced(life, apart=True))  # noqa: B023
+        assert again() == [0], n_lines
+        _, call = in_thread(lambda: called(life))  # noqa: B023
+        assert (call(), life.state, life.replaced) == (None, "open", frozenset()), n_lines
+        assert life.close(lambda: True)
+    assert n_lines > 5
+    assert not caplog.text, "nobody was waited for in vain"
+
+
+def test_an_end_that_is_interrupted_at_any_moment_is_made_by_who_comes_later():
+    n_lines = 0
+    while True:
+        life, ends, n_lines = opened(), [], n_lines + 1
+        if not interrupted(lambda: life.close(lambda: ends.append(1) or True), n_lines):  # noqa: B023
+            break
+        assert life.close(lambda: ends.append(2) or True) is True, n_lines  # noqa: B023
+        assert ends in ([1], [2], [1, 2]), n_lines
+        with pytest.raises(WorkerGroupClosedError):
+            life.check()
+    assert n_lines > 5
+
+
+def test_an_end_that_is_interrupted_while_a_restart_gives_up_is_made_by_who_waits_for_it(life):
+    def interrupt(futures, timeout_s):
+        _, others = in_thread(lambda: life.close(lambda: True))
+        ended.append(others)
+        raise KeyboardInterrupt
+
+    ended = []
+    restart = Told(life.restart, list)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(states, "wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            life.close(never)
+    restart.end()
+    assert (ended[0](), life.state) == (True, "closed")
+
+
+def test_a_forked_process_waits_for_nothing_and_ends_nothing(life):
+    restart = Told(life.restart, list)
+    refused = []
+
+    def child():
+        for use in (life.check, lambda: life.restart(never)):
+            try:
+                use()
+            except WorkerGroupClosedError as error:
+                refused.append("forked from" in str(error))
+        return refused == [True] * 2 and life.close(never) is False
+
+    with life._lock, _threads_are_no_matter():  # as another thread may have it
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if child() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert restart.end() == []
+
+
+def _threads_are_no_matter():
+    return pytest.warns(DeprecationWarning) if sys.version_info >= (3, 12) else nullcontext()
+
+
+def opened():
+    made = Lifecycle("policy")
+    made.opened()
+    return made

@@ -78,13 +78,13 @@ class Ending(Closing):
     def _shut_down(self, cleanup_method: str | None, deadline: float | None, force: bool) -> bool:
         again, clean = self._ended is not None, False
         try:
-            self._unwatch()
             if not force:
                 look_before_end(left(deadline))
             if not again:
                 clean = cleanup_method is None or force or self._clean_up(cleanup_method, left(deadline))
         finally:
             self._ended = end_and_release(self._crew, left(deadline) or 0.0, force)
+            self._unwatch()  # only now: where somebody interrupts this, it is done once nobody has the group
             if not again:
                 self._orderly = clean and (force or not self._ended.late)
         return self._orderly and not self._ended.left

@@ -4,6 +4,7 @@ A group is starting until its constructor returns, then open; restarting and ope
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -11,8 +12,10 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Literal, NamedTuple
+from weakref import WeakSet
 
 from raycrew.cluster_core import Session
+from raycrew.worker_groups._group.life.once import Once
 from raycrew.worker_groups._group.life.waiting_for import SLICE_S, is_done, warn_in_loop
 from raycrew.worker_groups.errors import ResultTimeoutError, WorkerGroupClosedError, WorkerGroupError
 
@@ -34,6 +37,10 @@ class _Running(NamedTuple):
     apart: bool
 
 
+class _Sender:
+    """Stands for one call that is being sent."""
+
+
 class Lifecycle:
     """The state of one group.
 
@@ -50,10 +57,10 @@ class Lifecycle:
         self._restarter = 0
         self._replaced: frozenset[int] = frozenset()
         self._others = Future[None]()  # done once others are replaced
-        self._senders: set[object] = set()
-        self._ending: Future[bool] | None = None
-        self._closer = 0
+        self._senders = WeakSet[_Sender]()  # so that none stays that was interrupted where it would leave
+        self._end = Once(self._lock, self._closing, self._closed)
         self._ends = threading.Event()
+        self._pid = os.getpid()
 
     @property
     def state(self) -> State:
@@ -65,16 +72,25 @@ class Lifecycle:
         """The ranks on which calls wait at the moment."""
         return self._replaced
 
+    @property
+    def _is_forked(self) -> bool:
+        """Whether threads and connections of the group's process are missing in this one."""
+        return os.getpid() != self._pid
+
     def opened(self) -> None:
         """The start-up has succeeded."""
         self._state = "open"
 
     def check(self) -> None:
-        """Make sure that the group is not shut down.
+        """Make sure that the group is not shut down, and of this process.
 
         Raises:
-            WorkerGroupClosedError: It is, or is being.
+            WorkerGroupClosedError: It is, or is being; or this process was forked from the group's.
         """
+        if self._is_forked:
+            raise WorkerGroupClosedError(
+                f"worker group {self._name!r} is of the process that this one was forked from"
+            )
         if self._state in ("closing", "closed"):
             raise WorkerGroupClosedError(f"worker group {self._name!r} was shut down")
 
@@ -120,24 +136,38 @@ class Lifecycle:
             WorkerGroupClosedError: The group is shut down.
             WorkerGroupError: The other thread was interrupted, or the restart itself asks.
         """
-        own = _Running(Future(), name, apart)
-        while (running := self._begin(own)) is not None:
-            self._refuse_own("restarted")
-            is_done(running.outcome)
-            if shared and running.name == name and (running.apart or not apart):
-                return list(running.outcome.result())
-        if apart:
-            self._run_apart(work, own.outcome)
-            is_done(own.outcome)
-        else:
-            self._run(work, own.outcome)
-        return own.outcome.result()
+        self.check()  # first: what a forked process finds going on never ends there
+        own, is_handed_over = _Running(Future(), name, apart), False
+        try:
+            while (running := self._begin(own)) is not None:
+                self._refuse_own("restarted")
+                is_done(running.outcome)
+                is_told = shared and running.name == name and (running.apart or not apart)
+                if is_told and not running.outcome.cancelled():
+                    return list(running.outcome.result())
+            if apart:
+                self._run_apart(work, own.outcome)
+                is_handed_over = True
+                is_done(own.outcome)
+            else:
+                self._run(work, own.outcome)
+            return own.outcome.result()
+        finally:
+            if not is_handed_over:
+                self._drop(own)
+
+    def _drop(self, own: _Running) -> None:
+        """Leave nobody waiting for a restart that was interrupted between two of its steps."""
+        if own.outcome.cancel():
+            own.outcome.set_running_or_notify_cancel()
+            if self._restart is own:
+                self._restarted()
 
     def _begin(self, own: _Running) -> _Running | None:
         """Begin a restart, unless one runs: that is given then."""
         with self._lock:
             self.check()
-            if self._restart is not None:
+            if self._restart is not None and not self._restart.outcome.cancelled():
                 return self._restart
             self._restart = own
             self._restarter, self._state = threading.get_ident(), "restarting"
@@ -146,9 +176,13 @@ class Lifecycle:
     def _run_apart(self, work: Callable[[], list[int]], outcome: "Future[list[int]]") -> None:
         try:
             threading.Thread(
-                target=self._run, args=(work, outcome), name="raycrew-restart", daemon=True
+                target=self._run_there, args=(work, outcome), name="raycrew-restart", daemon=True
             ).start()
         except RuntimeError:  # this process can have no more threads
+            self._run(work, outcome)
+
+    def _run_there(self, work: Callable[[], list[int]], outcome: "Future[list[int]]") -> None:
+        if outcome.set_running_or_notify_cancel():  # else who began it was interrupted
             self._run(work, outcome)
 
     def _run(self, work: Callable[[], list[int]], outcome: "Future[list[int]]") -> None:
@@ -185,7 +219,7 @@ class Lifecycle:
         """
         with self._lock:
             self._replace(ranks)
-            before = set(self._senders)
+            before = WeakSet(self._senders)
         deadline = time.monotonic() + UNWIND_S
         while time.monotonic() < deadline:
             with self._lock:
@@ -203,21 +237,24 @@ class Lifecycle:
             WorkerGroupClosedError: The group was shut down meanwhile.
             WorkerGroupError: The restart itself asks.
         """
-        sender = object()
-        while not self._may_send(sender, ranks):
-            self.await_replaced(ranks, timeout_s)
+        sender = _Sender()
         try:
+            while not self._may_send(sender, ranks):
+                self.await_replaced(ranks, timeout_s)
             yield
         finally:
-            with self._lock:
-                self._senders.discard(sender)
+            self._has_sent(sender)
 
-    def _may_send(self, sender: object, ranks: Collection[int]) -> bool:
+    def _may_send(self, sender: _Sender, ranks: Collection[int]) -> bool:
         with self._lock:
             if self._restart is not None and not self._replaced.isdisjoint(ranks):
                 return False
             self._senders.add(sender)
         return True
+
+    def _has_sent(self, sender: _Sender) -> None:
+        with self._lock:
+            self._senders.discard(sender)
 
     @contextmanager
     def copying(self, ranks: Collection[int], timeout_s: float) -> Iterator[None]:
@@ -229,15 +266,14 @@ class Lifecycle:
         if self._restart is not None and self._restarter == threading.get_ident():
             yield
             return
-        sender, deadline = object(), time.monotonic() + timeout_s
-        while not self._may_send(sender, ranks):
-            with suppress(WorkerGroupClosedError):
-                self.await_replaced(ranks, max(0.0, deadline - time.monotonic()))
+        sender, deadline = _Sender(), time.monotonic() + timeout_s
         try:
+            while not self._may_send(sender, ranks):
+                with suppress(WorkerGroupClosedError):
+                    self.await_replaced(ranks, max(0.0, deadline - time.monotonic()))
             yield
         finally:
-            with self._lock:
-                self._senders.discard(sender)
+            self._has_sent(sender)
 
     def await_replaced(self, ranks: Collection[int], timeout_s: float | None) -> None:
         """Wait until none of some ranks is being replaced.
@@ -271,29 +307,22 @@ class Lifecycle:
             left: Whether it did not end all, so that it is done again for who comes later.
 
         Returns:
-            What `work` returned; False when it has raised before, or when `work` itself asks.
+            What `work` returned; False when it has raised before, or `work` itself asks, or a forked process.
         """
-        with self._lock:
-            ending, restart = self._ending, self._restart
-            closed = self._state == "closed"
-            if ending is None or (closed and left is not None and left()):
-                ending, outcome = None, Future[bool]()
-                self._ending, self._state = outcome, "closing"
-                self._ends.set()
-                self._closer = threading.get_ident()
-            elif not closed and self._closer == threading.get_ident():
-                return False  # a signal handler, or what the end itself calls, can't wait for it
-        if ending is not None:
-            return ending.result() if not closed or ending.exception() is None else False
-        if restart is not None and self._restarter != threading.get_ident():
-            wait([restart.outcome], UNWIND_S)
-        try:
-            outcome.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - raised below, and to all who wait
-            outcome.set_exception(error)
-        finally:
-            self._state = "closed"
-        return outcome.result()
+
+        def end() -> bool:
+            if (restart := self._restart) is not None and self._restarter != threading.get_ident():
+                wait([restart.outcome], UNWIND_S)
+            return work()
+
+        return False if self._is_forked else self._end.do(end, left)
+
+    def _closing(self) -> None:
+        self._state = "closing"
+        self._ends.set()
+
+    def _closed(self) -> None:
+        self._state = "closed"
 
     def _refuse_own(self, what: str) -> None:
         if self._restarter == threading.get_ident():
