@@ -222,3 +222,23 @@ def test_exactly_the_limit_is_allowed_and_who_was_ended_is_not_limited_again(mon
     kept.set(worker, 2**40)
     kept.enforce()
     assert ended == [worker, worker]
+
+
+@pytest.mark.parametrize(
+    ("used", "pause_s"), [(0, 0.1), (10**10 - 10**9, 0.1), (10**10 - 2 * 10**8, 0.04), (10**10, 0.01)]
+)
+def test_the_next_look_is_the_sooner_the_closer_one_is_to_its_limit(monkeypatch, ended, used, pause_s):
+    replace(monkeypatch, MemoryLimits._enforce, memory_of=lambda pid: {"RssAnon": used})
+    kept = MemoryLimits()
+    kept.set(own_process(), 10**10)
+    assert kept.enforce() == pytest.approx(pause_s)
+
+
+def test_who_can_not_be_looked_at_is_looked_at_again_as_others_are(monkeypatch, ended):
+    def fail(pid):
+        raise OSError("busy")
+
+    replace(monkeypatch, MemoryLimits._enforce, memory_of=fail)
+    kept = MemoryLimits()
+    kept.set(own_process(), 2**40)
+    assert kept.enforce() == pytest.approx(0.1)

@@ -107,9 +107,10 @@ class RayWorkerGroup(RenewedGroup):
             restart and `restart_failed_workers` replace those as well. What it raises is logged.
         memory_limit: Most private memory of each worker's process, in bytes or as "8GB" or "8GiB"; what it
             shares with others does not count. A process that has more is ended, and its calls fail with a
-            `WorkerMemoryError`. Its node's watch looks about ten times a second, so that what grows faster
-            may get further. Should somebody end the watch, nobody looks until the group asks after its
-            workers (`get_worker_status` and the like), which makes another one.
+            `WorkerMemoryError`. Its node's watch looks ten times a second, and more often the closer it is
+            to that; what grows by gigabytes a second may get further. Should somebody end the watch, nobody
+            looks until the group asks after its workers (`get_worker_status` and the like), which makes
+            another one.
         diagnose: Whether the group makes a diagnosis of all ranks (see the method `diagnose`) where a call or
             its start fails or is late, or `detect_stuck_workers` finds somebody: the folder to make it in, or
             True for one among this machine's temporary files. The error says where it lies, as its

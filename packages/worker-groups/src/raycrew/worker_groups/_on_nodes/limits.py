@@ -11,6 +11,9 @@ from raycrew.worker_groups._on_nodes.process_table import Process, kill, memory_
 
 logger = logging.getLogger(__name__)
 
+_GROWTH = 5e9  # bytes a second: a thread gets some 2e9 new ones from the kernel, where each is a fault
+_SHORTEST_S, _LONGEST_S = 0.01, 0.1
+
 
 class MemoryLimits:
     """Of the workers of one node.
@@ -38,18 +41,25 @@ class MemoryLimits:
         """Whether there is anybody to look after."""
         return bool(self._limits)
 
-    def enforce(self) -> None:
-        """End the processes of those that have more than they may, and forget those that are gone."""
+    def enforce(self) -> float:
+        """End the processes of those that have more than they may, and forget those that are gone.
+
+        Returns:
+            Seconds until the next look: the closer one is to its limit, the fewer.
+        """
+        room = float("inf")
         for worker, limit in list(self._limits.items()):
             try:
-                self._enforce(worker, limit)
+                room = min(room, limit - self._enforce(worker, limit))
                 self._unread.discard(worker)
             except Exception:  # whatever is wrong with one worker, the others are looked after
                 if worker not in self._unread:  # said once, and not ten times a second
                     logger.exception("the memory of process %d can't be limited now", worker.pid)
                 self._unread.add(worker)
+        return min(_LONGEST_S, max(_SHORTEST_S, room / _GROWTH))
 
-    def _enforce(self, worker: Process, limit: int) -> None:
+    def _enforce(self, worker: Process, limit: int) -> int:
+        """Do so with one; gives what it has."""
         used = memory_of(worker.pid).get("RssAnon", 0)
         if not runs(worker):
             del self._limits[worker]
@@ -60,6 +70,7 @@ class MemoryLimits:
                 worker.pid, f"ended for its memory: it has {used} bytes of its own, and {limit} is the limit"
             )
             kill(worker)
+        return used
 
 
 def _leave(pid: int, text: str) -> None:

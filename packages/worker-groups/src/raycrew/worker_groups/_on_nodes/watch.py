@@ -27,7 +27,7 @@ Told = tuple[int, int, str, str, int]
 
 _LOOK_S = 1.0  # between two looks at the table, and at most one part in 400 of the time is spent on them
 _POLL_S = 0.01
-_MEMORY_S = 0.1  # between two looks at the memory of workers, and at most one part in fifty of the time
+_MEMORY_PART = 50  # between two looks at the memory of workers there is as many times what one takes
 _FOREIGN = "its process id is of another namespace than its node's"
 _ORPHANS_S = 1.0  # for what a worker leaves behind to end by itself, as Python's resource tracker does
 
@@ -235,8 +235,8 @@ class Watch:
     async def _keep_limits(self) -> None:
         while self._limits.are_set:
             began = time.thread_time()
-            self._limits.enforce()
-            await asyncio.sleep(max(_MEMORY_S, 50 * (time.thread_time() - began)))
+            pause_s = self._limits.enforce()
+            await asyncio.sleep(max(pause_s, _MEMORY_PART * (time.thread_time() - began)))
 
     async def _keep_looking(self) -> None:
         while self._lookout.families:
