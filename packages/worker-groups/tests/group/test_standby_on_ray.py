@@ -167,6 +167,25 @@ def test_who_is_lost_while_it_takes_over_costs_no_restart(cluster, tmp_path, cap
     assert cluster.holders() == {}
 
 
+@pytest.mark.parametrize("n", [3, pytest.param(1, marks=pytest.mark.long)])
+def test_who_is_found_dead_while_a_group_is_resized_is_replaced_afterwards(cluster, monkeypatch, n):
+    with RayWorkerGroup(cluster, Replaced, workers_per_node=2, standby=1) as group:
+        (killed,), publish = standbys(group), group._crew.directory.publish
+
+        def look(members):  # in the midst of it
+            monkeypatch.undo()
+            os.kill(killed, signal.SIGKILL)
+            eventually(lambda: group.get_standby_status() == {2: "dead"}, "it is found dead")
+            assert standbys(group) == []
+            publish(members)
+
+        monkeypatch.setattr(group._crew.directory, "publish", look)
+        group.resize(n)
+        assert await_standby(group) != killed
+        assert len(pids(group)) == n
+    assert cluster.holders() == {}
+
+
 @pytest.mark.long  # in short: test_who_stands_by_takes_over_and_somebody_else_stands_by_then
 def test_while_nobody_stands_by_yet_ranks_are_started_as_ever_and_a_shutdown_ends_all(cluster, tmp_path):
     options = {"standby": 1, "preload": PRELOAD, "env_vars": {"PYTHON_GATE": str(tmp_path)}}

@@ -189,6 +189,21 @@ def test_the_dead_are_replaced_with_those_that_they_are_tied_to(monkeypatch):
 
 
 @pytest.mark.hostile
+@pytest.mark.parametrize(("pauses", "replaced"), [(True, [0, 1, 4]), (False, [4])])
+def test_who_dies_in_the_pause_before_a_restart_is_replaced_by_the_same_one(monkeypatch, pauses, replaced):
+    group, generations = RayWorkerGroup.__new__(RayWorkerGroup), []
+    group._life, group._spec = Lifecycle("policy", "open"), SimpleNamespace(name="policy")
+    group._tied_groups = [[0, 1], [4]]
+    group._started = SimpleNamespace(facts=[SimpleNamespace(pid=10 + rank) for rank in range(5)])
+    group._supervision = SimpleNamespace(expect=list)
+    found = [{4}, {4, 1}]
+    monkeypatch.setattr(RayWorkerGroup, "_dead", lambda _: found.pop(0))
+    monkeypatch.setattr(RayWorkerGroup, "_next_generation", lambda _, ranks: generations.append(ranks))
+    assert renewal.Replaceable(group).replace_dead(lambda: pauses) == replaced
+    assert generations == [replaced]
+
+
+@pytest.mark.hostile
 def test_a_group_that_was_shut_down_meanwhile_gets_no_new_workers(monkeypatch):
     life, made = Lifecycle("policy", "open"), []
     launch = generations._Succession.__new__(generations._Succession)

@@ -1,5 +1,6 @@
 """When calls have ended, and what becomes of those that were lost. No Ray here."""
 
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -64,6 +65,19 @@ def test_what_keeps_a_call_from_being_sent_again_is_logged_and_noted(caplog):
         future.get_results()
     assert failed.value.cause is died
     assert failed.value.__notes__ == ["this call was not sent again: KeyError: 'shard'"]
+
+
+def test_a_call_that_no_thread_could_be_had_for_is_sent_again_by_a_later_look(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    recovery = Recovery(lambda error: True, lambda: MultiWorkerFuture([1, 2], [0, 1]))
+    future = MultiWorkerFuture([1, ActorDiedError()], [0, 1], method="step", recovery=recovery)
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="can't start"):
+        patched.setattr(threading.Thread, "start", refuse)
+        future.done()
+    assert future.wait(PATIENCE_S)
+    assert future.get_results() == [1, 2]
 
 
 def test_what_became_of_a_call_is_told_without_a_restart_and_before_one():

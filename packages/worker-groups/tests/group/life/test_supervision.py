@@ -431,3 +431,22 @@ def test_between_restarts_there_is_a_longer_and_longer_pause(died, monkeypatch):
     monkeypatch.setattr(life, "pause", paused.append)
     assert Supervision("policy", Options(), life)._after(Replaced("not told", "not told", None), died)
     assert paused == pytest.approx([0, 1, 3], abs=0.5)  # counted from now: none of them is waited here
+
+
+@pytest.mark.parametrize(("used", "has_paused"), [(0, False), (1, True)])
+def test_a_restart_hears_whether_it_was_paused_before(life, used, has_paused):
+    made = Supervision("policy", Options(), life)
+    for _ in range(used):
+        made._await_turn()
+    assert made._await_turn() is has_paused
+
+
+def test_a_process_that_can_have_no_more_threads_still_restarts_its_group(life, died, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    group = GoesOn(None)
+    group.may_end.set()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert not Supervision("policy", Options(), life)._after(group, died, in_passing=True)
+    assert (group.pid, group.absent) == (2, set())

@@ -128,6 +128,32 @@ def test_who_is_found_dead_stands_by_no_more_unless_it_takes_over_meanwhile(worl
     assert world.ended == ["standby 2"]
 
 
+@pytest.mark.parametrize("outcome", ["ended", "occupied", "raised", "over"])
+def test_nobody_comes_to_a_bundle_before_who_stood_by_there_has_ended(world, monkeypatch, outcome):
+    layout, kept = reserved(1, 1)
+    (standby,), seen, end = kept.standbys, [], world.end
+    world.occupied = outcome == "occupied"
+
+    def look(*given):
+        kept.replenish(layout)
+        seen.append((shown(kept), kept._free, world.prepared))
+        if outcome == "over":
+            kept.end(2)
+        if outcome == "raised":
+            raise WorkerGroupClosedError("the connection has ended")
+        return end(*given)
+
+    monkeypatch.setattr(keeping, "end_workers_of", look)
+    if outcome == "raised":
+        with pytest.raises(WorkerGroupClosedError):
+            kept.part_with([standby])
+    else:
+        kept.part_with([standby])
+    assert seen == [({}, {}, 1)]
+    left = {"ended": ({1: None}, [0, 1, 3]), "over": ({}, [0, 3])}.get(outcome, ({}, [0, 1, 3]))
+    assert (shown(kept), holders(layout)) == left
+
+
 def test_a_bundle_whose_standby_can_not_be_ended_is_no_spare_one_any_more(world):
     layout, kept = reserved(2, 1)
     world.states["standby 1"], world.occupied = "busy", True

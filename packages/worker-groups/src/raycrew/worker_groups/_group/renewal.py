@@ -75,19 +75,23 @@ class RenewedGroup(StandingBy):
         """
         return self._life.restart(self._replace_dead)
 
-    def _replace_dead(self, before: Callable[[], object] | None = None) -> list[int]:
-        dead = self._dead()
-        ranks = sorted(rank for tied in self._tied_groups if dead.intersection(tied) for rank in tied)
-        if not ranks and (before is None or not self._is_torn):
+    def _replace_dead(self, pause: Callable[[], bool] | None = None) -> list[int]:
+        dead, ranks = self._lost()
+        if not ranks and (pause is None or not self._is_torn):
             return []
         self._life.replacing(ranks)
-        if before is not None:
-            before()
+        if pause is not None and pause():
+            dead, ranks = self._lost()  # others may have died meanwhile
         if ranks:
             logger.warning("%s: ranks %s are dead, restarting %s", self.name, sorted(dead), ranks)
             self._supervision.expect((r, self._started.facts[r].pid) for r in ranks if r not in dead)
         self._next_generation(ranks)
         return ranks
+
+    def _lost(self) -> tuple[set[int], list[int]]:
+        """The dead ranks, and those that are to be replaced for it: all that are tied to one."""
+        dead = self._dead()
+        return dead, sorted(rank for tied in self._tied_groups if dead.intersection(tied) for rank in tied)
 
     def _dead(self) -> set[int]:
         """Ranks that are dead for Ray, or whose processes are gone; one may be known before the other."""
@@ -106,7 +110,7 @@ class RenewedGroup(StandingBy):
         look_before_end(None)
         while not self._is_renewed(ranks, everybody):
             pass
-        self._crew.reserve.replenish(Layout(self._spec, self._claim, self._started))
+        self._replenish()
 
     def _is_renewed(self, ranks: Sequence[int], everybody: Sequence[int]) -> bool:
         """Whether a new generation was made; not if somebody who stood by was lost in it, as each is once."""
@@ -205,6 +209,7 @@ class RenewedGroup(StandingBy):
             if self.world_size == before:
                 log_left(self.name, became[-1])
                 release_when_free(became[-1], more)
+        self._replenish()
 
     def _shrink(self, n: int, cleanup_method: str | None, timeout_s: float) -> tuple[int, ...]:
         before, gone = Layout(self._spec, self._claim, self._started), range(n, self.world_size)
@@ -226,6 +231,7 @@ class RenewedGroup(StandingBy):
         finally:
             if self.world_size == n:
                 ended = self._see_off(leaving, last_words, timeout_s)
+        self._replenish()
         return ended.late
 
     def _last_words(self, leaving: "_Leaving", method: str | None) -> Callable[..., Any] | None:
@@ -311,10 +317,10 @@ class Replaceable:
     def __init__(self, group: RenewedGroup) -> None:
         self._group = group
 
-    def replace_dead(self, before: Callable[[], object]) -> list[int]:
+    def replace_dead(self, pause: Callable[[], bool]) -> list[int]:
         """Replace dead workers as `restart_failed_workers` does, and to the end if nobody waits any more."""
         group = self._group
-        return group._life.restart(lambda: group._replace_dead(before), apart=True)  # noqa: SLF001
+        return group._life.restart(lambda: group._replace_dead(pause), apart=True)  # noqa: SLF001
 
     @property
     def is_torn(self) -> bool:

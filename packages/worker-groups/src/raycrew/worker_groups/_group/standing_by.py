@@ -47,8 +47,12 @@ class StandingBy(WorkerGroup):
             reserve.part_with(dead)
             self._crew.publish()
             if self._life.state == "open":  # else who changes the group does
-                reserve.replenish(Layout(self._spec, self._claim, self._started))
+                self._replenish()
         return {standbys[position].place.bundle.index: status for position, status in found.items()}
+
+    def _replenish(self) -> None:
+        """Have somebody stand by wherever nobody does any more, in the background."""
+        self._crew.reserve.replenish(Layout(self._spec, self._claim, self._started))
 
     def _to_diagnose(self) -> Subjects:
         subjects = super()._to_diagnose()

@@ -141,11 +141,12 @@ class Endings(Gathering):
                 if not any(map(self._died, sent)):
                     self._recovery = None
                     return True
-                self._revival = Revival(sent)
+                revival = Revival(sent)
                 revive = threading.Thread(
-                    target=self._revive, args=(self._revival,), name="raycrew-revival", daemon=True
+                    target=self._revive, args=(revival,), name="raycrew-revival", daemon=True
                 )
                 revive.start()
+                self._revival = revival  # only now: without a thread nobody may wait for it
         return False
 
     def _tell_losses(self, ends: Sequence[Any]) -> None:

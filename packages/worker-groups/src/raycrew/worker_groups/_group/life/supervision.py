@@ -31,8 +31,12 @@ _REFUSALS = (WorkerGroupError, ClusterError, RayError)
 class Replaceable(Protocol):
     """A group whose workers can be replaced."""
 
-    def replace_dead(self, before: Callable[[], object]) -> Sequence[int]:
-        """Replace dead workers, calling `before` first; a torn group gets a new generation in any case."""
+    def replace_dead(self, pause: Callable[[], bool]) -> Sequence[int]:
+        """Replace dead workers, a torn group gets a new generation in any case.
+
+        Args:
+            pause: Called before, if there is anything to do; says whether it has taken time.
+        """
         ...
 
     @property
@@ -132,7 +136,11 @@ class Supervision:
             restart = threading.Thread(
                 target=self._restarted, args=(group, error, died), name="raycrew-aside", daemon=True
             )
-            restart.start()
+            try:
+                restart.start()
+            except RuntimeError:  # this process can have no more threads
+                self._restarted(group, error, died)
+                return
             until = time.monotonic() + DOUBT_S
             while restart.is_alive() and not group.is_without(ranks) and time.monotonic() < until:
                 restart.join(_ASIDE_LOOK_S)
@@ -197,11 +205,12 @@ class Supervision:
             raise WorkerGroupError(f"after {DOUBT_S:g} s Ray still does not say that its worker is dead")
         self._life.pause(_LOOK_S)
 
-    def _await_turn(self) -> None:
+    def _await_turn(self) -> bool:
         pause_s = self._budget.take()
         if pause_s:
             logger.warning("%s: the next restart is in %.1f s", self._name, pause_s)
         self._life.pause(pause_s)
+        return pause_s > 0
 
 
 def _are_present(group: Replaceable, died: Iterable[WorkerFailureError]) -> bool:

@@ -251,10 +251,20 @@ class Reserve:
             if self._standbys.get(standby.place) is not standby:
                 return False
             del self._standbys[standby.place]
-        ended = end_workers_of(self._own_session, {0: standby.handle}, {0: standby.facts})
-        if ended.occupied:
-            self._give_up([standby.place], ended)
+            self._places.remove(standby.place)  # nobody comes there before its end
+        ended = Ended(occupied=True, again=partial(self._end_of, standby))
+        try:
+            ended = self._end_of(standby)
+        finally:
+            with self._lock:
+                if is_kept := not (ended.occupied or self._over.is_set()):
+                    self._places.append(standby.place)
+            if not is_kept:
+                self._give_up([standby.place], ended)
         return True
+
+    def _end_of(self, standby: Standby) -> Ended:
+        return end_workers_of(self._own_session, {0: standby.handle}, {0: standby.facts})
 
     @property
     def _free(self) -> dict[Place, bool]:
