@@ -1,16 +1,19 @@
 """What happens when things go wrong under real clusters: drivers and nodes die, groups vanish."""
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 from dataclasses import replace
 
 import pytest
 import ray
+from ray import cluster_utils
 from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -35,7 +38,7 @@ from raycrew.cluster_core._ray import gate as _gate
 from raycrew.cluster_core._ray import questions as _questions
 from raycrew.cluster_core._ray import status as _ray_status
 from raycrew.cluster_core.memory import MemoryMonitor
-from raycrew.cluster_core.testing import connected, simulated_nodes
+from raycrew.cluster_core.testing import _nodes, connected, simulated_nodes
 
 
 def wait_until_all_is_free():
@@ -248,6 +251,21 @@ def control_service(small_cluster, monkeypatch):
         monkeypatch.setattr(_gate, "_ANSWER_S", 0.5)
         yield server.process
         monkeypatch.undo()
+
+
+@pytest.mark.smoke
+def test_nodes_are_started_one_at_a_time_also_those_that_are_added_later(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def add_node(_cluster, **_options):
+        (path,) = tmp_path.iterdir()
+        with path.open() as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return "added"
+
+    monkeypatch.setattr(cluster_utils.Cluster, "add_node", add_node)
+    nodes = _nodes.no_nodes()
+    assert [nodes.add_node(num_cpus=1), nodes.add_node(num_cpus=2)] == ["added", "added"]
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Joining and starting Ray: every branch against real Ray processes, and nothing left changed."""
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -24,6 +25,7 @@ from raycrew.cluster_core import (
     RayConnection,
     init_ray,
 )
+from raycrew.cluster_core._connection import folders
 from raycrew.cluster_core._connection.discovery import running_clusters
 from raycrew.cluster_core._connection.folders import folder_of_sessions
 
@@ -400,6 +402,39 @@ def test_a_folder_of_sessions_of_another_user_is_refused(short_folder, monkeypat
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(ClusterError, match="is not this user's own"):
         folder_of_sessions({"TMPDIR": str(short_folder)})
+
+
+@pytest.mark.smoke
+def test_sessions_lie_where_ray_has_them_whatever_python_takes_for_temporary(short_folder, monkeypatch):
+    monkeypatch.setattr(folders, "_TEMPORARY", short_folder)
+    own = folder_of_sessions({"TEMP": "/not/rays", "TMP": "/not/rays"})
+    assert own == f"{short_folder}/raycrew-{os.getuid()}/ray"
+
+
+@pytest.mark.smoke
+@pytest.mark.hostile
+@pytest.mark.parametrize("code", [errno.EACCES, errno.ENOSPC, errno.EROFS])
+def test_a_folder_of_sessions_that_cannot_be_made_is_said(short_folder, monkeypatch, code):
+    def refuse(*_args, **_options):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(ClusterError, match=rf"can't be made: {os.strerror(code)}\. Pass another temp_dir"):
+        folder_of_sessions({"TMPDIR": short_folder})
+
+
+@pytest.mark.smoke
+@pytest.mark.hostile
+@pytest.mark.parametrize(("mode", "said"), [(0o777, True), (0o1777, False), (0o755, False)])
+def test_it_is_said_where_others_may_put_another_folder_in_place_of_that_of_sessions(
+    short_folder, caplog, mode, said
+):
+    shared = Path(short_folder, "shared")
+    (shared / "mine").mkdir(parents=True)
+    shared.chmod(mode)
+    assert folder_of_sessions({"TMPDIR": str(shared / "mine")})
+    assert ("others may replace it" in caplog.text) == said
+    assert not said or f"{shared} is open to all" in caplog.text
 
 
 @pytest.mark.smoke

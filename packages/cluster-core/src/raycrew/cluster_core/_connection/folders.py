@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ logger = logging.getLogger(__name__)
 
 _SOCKET_SUFFIX = "/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
 _SOCKET_PATH_LIMIT = 107
+_TEMPORARY = "/tmp"  # where Ray has sessions, whatever TEMP and TMP say
 _LONGEST = _SOCKET_PATH_LIMIT - len(_SOCKET_SUFFIX)
 
 
@@ -24,18 +24,23 @@ def folder_of_sessions(environ: Mapping[str, str]) -> str | None:
 
     Raises:
         ValueError: Ray would hang with a folder that the environment names.
-        ClusterError: The place of the user's own folder is taken by somebody else.
+        ClusterError: The place of the user's own folder is taken by somebody else, or it can't be made.
     """
     if folder := environ.get("RAY_TMPDIR"):
         check_session_folder(str(Path(folder, "ray")), "RAY_TMPDIR", environ)
         return None
     if folder := environ.get("TMPDIR"):
         check_session_folder(str(Path(folder, "ray")), "TMPDIR", environ)
-    own = Path(folder or tempfile.gettempdir(), f"raycrew-{os.getuid()}")
+    own = Path(folder or _TEMPORARY, f"raycrew-{os.getuid()}")
     if len(os.fsencode(own / "ray")) > _LONGEST:
         logger.warning("%s is too long for a session: its folder, %s/ray, is open to all", own, own.parent)
         return None
-    _make_private(own)
+    try:
+        _make_private(own)
+    except OSError as error:
+        raise ClusterError(
+            f"{own}, where sessions would lie, can't be made: {error.strerror}. Pass another temp_dir"
+        ) from error
     return str(own / "ray")
 
 
@@ -48,7 +53,15 @@ def _make_private(folder: Path) -> None:
         raise ClusterError(
             f"{folder}, where sessions would lie, is not this user's own: pass another temp_dir"
         )
+    for parent in folder.resolve().parents:
+        if _is_anybodys(parent.stat().st_mode):
+            logger.warning("%s: others may replace it, as %s is open to all", folder, parent)
     folder.chmod(0o700)
+
+
+def _is_anybodys(mode: int) -> bool:
+    """Whether everybody may remove from a folder what others have put there."""
+    return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
 
 
 def check_session_folder(path: str, source: str, environ: Mapping[str, str]) -> None:

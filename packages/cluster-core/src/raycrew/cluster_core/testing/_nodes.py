@@ -50,10 +50,9 @@ def simulated_nodes(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
 def _started(nodes: Sequence[Mapping[str, Any]]) -> Any:
     """A cluster, tried again where Ray gave a node up: it allows 30 s, too little on a busy machine."""
     for tries in reversed(range(_STARTS)):
-        cluster = _no_nodes()
+        cluster = no_nodes()
         try:
-            with _one_start_at_a_time():
-                _add(cluster, nodes)
+            _add(cluster, nodes)
         except Exception as error:
             cluster.shutdown()
             if not tries or _GAVE_UP not in str(error):
@@ -64,11 +63,20 @@ def _started(nodes: Sequence[Mapping[str, Any]]) -> Any:
     return cluster
 
 
-def _no_nodes() -> Any:
+def no_nodes() -> Any:
+    """A cluster without nodes; each that is added starts while no other does, of any process of this user."""
     from ray import cluster_utils
 
     make: Any = cluster_utils.Cluster
-    return make()
+    cluster = make()
+    add_node = cluster.add_node
+
+    def add_alone(**options: Any) -> Any:
+        with _one_start_at_a_time():
+            return add_node(**options)
+
+    cluster.add_node = add_alone
+    return cluster
 
 
 def _add(cluster: Any, nodes: Sequence[Mapping[str, Any]]) -> None:
