@@ -256,3 +256,17 @@ def test_all_threads_of_a_process_have_one_name_for_its_watches_and_a_forked_one
     monkeypatch.setattr(watches, "connection", lambda: "another")
     names.append(watches.watch_owner())
     assert len(set(names)) == 3
+
+
+def test_nobody_waits_for_workers_whose_node_is_gone(world, monkeypatch):
+    """Nor is a watch made there, for which Ray would let us wait."""
+    del watches._watches[None, "b"]
+    world["b"] = AssertionError("a watch is made")
+    monkeypatch.setattr(questions, "is_alive_node", lambda node, _timeout_s: node != "b")
+    enough = iter([False] * 3)
+    handles = {rank: object() for rank in WORKERS}
+    ended = ending.end_workers(handles, WORKERS, grace_s=30.0, is_enough=lambda: next(enough))
+    assert len(list(enough)) == 2, "who is left after one look is nobody"
+    assert world["time"].now < 100 + 30
+    assert (list(ended.left), ended.late, ended.occupied) == ([2, 3], (2, 3), False)
+    assert all(why == "its node b is gone" for why in ended.left.values())

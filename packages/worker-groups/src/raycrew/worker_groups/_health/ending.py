@@ -114,17 +114,20 @@ def _await_exits(
     grace_s: float,
     is_enough: Callable[[], bool],
 ) -> tuple[list[int], set[str]]:
-    """`_await_exit`, asked again while there is time."""
-    late, deaf, deadline = list(handles), set[str](), time.monotonic() + grace_s
+    """`_await_exit`, asked again while there is time; nobody waits for those whose node is gone."""
+    late, lost, deaf, deadline = list(handles), list[int](), set[str](), time.monotonic() + grace_s
     step_s = grace_s if is_enough is bool else _LOOK_S
     while late and not deaf and not is_enough() and (left_s := deadline - time.monotonic()) > 0:
-        late, deaf = _await_exit({key: handles[key] for key in late}, facts, min(step_s, left_s))
-    return late, deaf
+        late, silent = _await_exit({key: handles[key] for key in late}, facts, min(step_s, left_s))
+        deaf = {node for node, error in silent.items() if not error.node_is_gone}
+        lost += [key for key in late if key in facts and facts[key].node_id in silent.keys() - deaf]
+        late = [key for key in late if key not in lost]
+    return sorted([*late, *lost]), deaf
 
 
 def _await_exit(
     handles: Mapping[int, ActorHandle[Any]], facts: Mapping[int, WorkerFacts], grace_s: float
-) -> tuple[list[int], set[str]]:
+) -> tuple[list[int], dict[str, UnansweredError]]:
     """Those that have not ended by themselves, and the nodes that don't answer."""
     known = {key: facts[key] for key in handles if key in facts}
     nodes, late = by_node(known), [key for key in handles if key not in facts]
@@ -132,8 +135,7 @@ def _await_exit(
     for node_id, answer in answers.items():
         positions = range(len(nodes[node_id])) if isinstance(answer, UnansweredError) else answer
         late += [nodes[node_id][position] for position in positions]
-    silent = {node: answer for node, answer in answers.items() if isinstance(answer, UnansweredError)}
-    return sorted(late), {node for node, error in silent.items() if not error.node_is_gone}
+    return late, {node: answer for node, answer in answers.items() if isinstance(answer, UnansweredError)}
 
 
 def _kill(facts: Mapping[int, WorkerFacts], deaf: Collection[str] = ()) -> tuple[dict[int, str], bool]:

@@ -174,6 +174,10 @@ def _arrived(waiting: Mapping[str, "_Question"], given_up: float) -> list[str]:
     return arrived or list(sent)
 
 
+class _NodeGoneError(WorkerGroupError):
+    """Ray counts the node as dead."""
+
+
 class _Question:
     """One question to one node's watch, on its way; all of them are given up at the same time."""
 
@@ -206,9 +210,15 @@ class _Question:
             self._failure = error
 
     def _watch(self) -> Any:
-        if self._may_make or has_watch(self._node_id):
-            return watch_on(self._node_id, _left(self._given_up))
-        raise WorkerGroupError("it has no watch")
+        if not has_watch(self._node_id):
+            if not self._may_make:
+                raise WorkerGroupError("it has no watch")
+            self._check_node()  # on one that is gone Ray would let us wait for the watch
+        return watch_on(self._node_id, _left(self._given_up))
+
+    def _check_node(self) -> None:
+        if not is_alive_node(self._node_id, _left(self._given_up + _LOOK_S)):
+            raise _NodeGoneError(self._node_id)
 
     def answer(self) -> Answer | UnansweredError | None:
         """What has come, or that nothing has; None where another watch was asked in place of a dead one."""
@@ -221,6 +231,8 @@ class _Question:
             return self._unanswered(f"has a watch that failed: {error}")
         except RayError as error:  # The watch has died, or the node has.
             return self._ask_another(error)
+        except _NodeGoneError:
+            return self._unanswered("is gone", node_is_gone=True)
         except _FAILURES as error:
             return self._unanswered(f"can't be asked: {error}")
 
@@ -231,8 +243,9 @@ class _Question:
         if not self._may_make or not self._tries:
             return self._unanswered(f"has no watch: {problem}")
         try:
-            if not is_alive_node(self._node_id, _left(self._given_up + _LOOK_S)):
-                return self._unanswered("is gone", node_is_gone=True)
+            self._check_node()
+        except _NodeGoneError:
+            return self._unanswered("is gone", node_is_gone=True)
         except _FAILURES as error:
             return self._unanswered(f"can't be asked: {error}")
         self._send()
