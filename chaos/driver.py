@@ -50,14 +50,16 @@ def work(group: RayWorkerGroup, numbers: Iterable[int], write: Callable[[str], N
 
 
 def main(address: str, told: str, moment: str, slow_s: str) -> None:
-    """Work; what to wait for before it is killed goes to the standard output."""
+    """Work; what to wait for before it is killed goes to the standard output, and that is what is slow."""
+    slows = {"startup": "start_s", "shutdown": "linger_s"}
+    slow: dict[str, Any] = {slows[moment]: float(slow_s)} if moment in slows else {}
     parent = os.getppid()
     endless = itertools.takewhile(lambda _: os.getppid() == parent, itertools.count())
     with ray.init(address, log_to_driver=False):
         _say("connected")
         with (
             RayVirtualCluster([1], use_gpus=False) as cluster,
-            RayWorkerGroup(cluster, Member, record=f"{told}-record", slow_s=float(slow_s)) as group,
+            RayWorkerGroup(cluster, Member, record=f"{told}-record", **slow) as group,
         ):
             _say("started")
             work(group, endless if moment == "dispatch" else range(ITEMS), writer(Path(told)))

@@ -11,7 +11,7 @@ from typing import Any
 from chaos import rounds
 from chaos.items import Work, taken
 from chaos.mounts import tried
-from chaos.rounds import Round
+from chaos.playing import Round
 from chaos.standing import RANKS
 from chaos.strike import wait_for
 from raycrew.cluster_core import RayVirtualCluster

@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 CALLS = ("dispatch", "transfer")
-LIFE = ("startup", *CALLS, "update", "shutdown")
+LIFE = ("startup", *CALLS, "update", "resize", "takeover", "turns", "shutdown")
+SERVICE = ("startup", *CALLS, "resize", "shutdown")
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,9 @@ class Kind:
         share: Its part of a long run, relative to the others.
         latest_s: It begins at some time from 0 to this, in seconds after what it disturbs.
         lasts_s: It lasts for some time from the first to the second, in seconds.
+        longest: How many of six last for all of that.
         may_fail: Whether even calls that may be sent again may fail of it, if the error names them.
+        restarts: How often the standing group restarts for it, at most.
     """
 
     name: str
@@ -27,17 +30,19 @@ class Kind:
     share: float
     latest_s: float = 0.5
     lasts_s: tuple[float, float] = (0.0, 0.0)
+    longest: int = 0
     may_fail: bool = False
+    restarts: int = 1
 
 
 KINDS = (
-    Kind("killed worker", (*LIFE, "resize"), 40, latest_s=1.0),
-    Kind("stopped worker", (*LIFE, "resize"), 22, lasts_s=(0.2, 3.0)),
+    Kind("killed worker", LIFE, 40, latest_s=1.0),
+    Kind("stopped worker", LIFE, 22, lasts_s=(0.2, 3.0)),
     Kind("slow worker", (*CALLS, "update"), 8, lasts_s=(0.5, 2.0)),
-    Kind("flapping worker", CALLS, 8),
+    Kind("flapping worker", CALLS, 8, restarts=2),
     Kind("stolen port", ("rendezvous",), 4),
     Kind("full object store", CALLS, 4),
-    Kind("stopped control service", ("startup", *CALLS, "resize", "shutdown"), 2.5, lasts_s=(1.0, 20.0)),
+    Kind("stopped control service", SERVICE, 2.5, lasts_s=(1.0, 20.0), longest=5),
     Kind("killed node", CALLS, 2.5, may_fail=True),
     Kind("drained node", CALLS, 2.5),
     Kind("killed driver", ("startup", "dispatch", "shutdown"), 3, latest_s=3.0),
@@ -69,7 +74,16 @@ class Fault:
     @property
     def may_fail(self) -> bool:
         """Whether even calls that may be sent again may fail of it."""
-        return next(kind.may_fail for kind in KINDS if kind.name == self.kind)
+        return self._kind.may_fail
+
+    @property
+    def restarts(self) -> int:
+        """How often the standing group restarts for it, at most."""
+        return self._kind.restarts
+
+    @property
+    def _kind(self) -> Kind:
+        return next(kind for kind in KINDS if kind.name == self.kind)
 
 
 def planned(seed: int, count: int, only: Collection[str] = ()) -> list[Fault]:
@@ -90,12 +104,12 @@ def planned(seed: int, count: int, only: Collection[str] = ()) -> list[Fault]:
     chance = random.Random(seed)
     kinds = [kind for kind in KINDS if not only or kind.name in only]
     drawn = [
-        (kind, moment)
+        (kind, moment, position % 6 < kind.longest)
         for kind, quota in zip(kinds, quotas([kind.share for kind in kinds], count), strict=True)
-        for moment in _in_turn(kind.moments, quota, chance)
+        for position, moment in enumerate(_in_turn(kind.moments, quota, chance))
     ]
     chance.shuffle(drawn)
-    return [_drawn(number, kind, moment, chance) for number, (kind, moment) in enumerate(drawn)]
+    return [_drawn(number, *what, chance) for number, what in enumerate(drawn)]
 
 
 def quotas(shares: Sequence[float], count: int) -> list[int]:
@@ -116,8 +130,7 @@ def _in_turn(moments: Sequence[str], quota: int, chance: random.Random) -> list[
     return [moments[(first + step) % len(moments)] for step in range(quota)]
 
 
-def _drawn(number: int, kind: Kind, moment: str, chance: random.Random) -> Fault:
-    delay_s = round(chance.uniform(0, kind.latest_s), 3)
-    return Fault(
-        number, kind.name, moment, chance.randrange(1 << 16), delay_s, round(chance.uniform(*kind.lasts_s), 3)
-    )
+def _drawn(number: int, kind: Kind, moment: str, is_longest: bool, chance: random.Random) -> Fault:
+    delay_s, victim = round(chance.uniform(0, kind.latest_s), 3), chance.randrange(1 << 16)
+    lasts_s = round(chance.uniform(*kind.lasts_s), 3)
+    return Fault(number, kind.name, moment, victim, delay_s, kind.lasts_s[1] if is_longest else lasts_s)

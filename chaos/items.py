@@ -23,18 +23,19 @@ PAUSE_S = 0.005  # between items of a stream
 
 @dataclass
 class Work:
-    """The items of one round, under way."""
+    """The items of one round, under way on so many ranks."""
 
     book: Book
+    ranks: int = RANKS
     under_way: dict[str, MultiWorkerFuture[Any, Any]] = field(default_factory=dict)
 
-    def send(self, fault: Fault, group: RayWorkerGroup, ranks: int = RANKS) -> None:
+    def send(self, fault: Fault, group: RayWorkerGroup) -> None:
         """Send items to all ranks, some that may run again and some that may not."""
         load: Load = np.full(LOADS.get(fault.moment, 64), fault.number % 251, np.uint8)
         for number in range(ITEMS):
             item, again = f"{fault.number}-{self.book.sent}", number % 2 == 0
             self.book.send(item, checksum(load), again=again)
-            to = group.on(ranks=[number // 2 % ranks])
+            to = group.on(ranks=[number // 2 % self.ranks])
             self.under_way[item] = to.call("answer" if again else "once", item, load)
 
     def keep_on(

@@ -1,8 +1,10 @@
 """What a run has done, appended line by line and kept through a kill, so that it can be resumed."""
 
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -86,6 +88,21 @@ class Journal:
             file.write(json.dumps(entry) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Within, no other run has this journal.
+
+    Raises:
+        ValueError: One has it now.
+    """
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another run writes {path} at the moment: name another --journal") from None
+        yield
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:

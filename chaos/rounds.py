@@ -1,70 +1,23 @@
-"""Rounds against the standing group and its guests: work is under way, and the fault happens meanwhile."""
+"""Rounds against the standing group: work is under way, and the fault happens meanwhile."""
 
-import contextlib
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import ray
 
-from chaos.accounting import Book
-from chaos.faults import Fault
+from chaos import guests
 from chaos.items import Work, taken
+from chaos.playing import Disturb, Round
 from chaos.standing import RANKS, Standing
-from chaos.strike import Strike, kill, slow_down, stop, striking, wait_for
+from chaos.strike import kill, slow_down, stop
 from chaos.workers import Member
 from raycrew.tensor_transport import TransportError
-from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError
+from raycrew.worker_groups import WorkerFailureError
 
-Disturb = Callable[[int], object]
 FILLING = [4 << 20] * 24  # more than the object store of a made-up node holds
-SPARE_S = 0.5
-
-
-@dataclass
-class Round:
-    """What is known of a round.
-
-    Attributes:
-        began: When the fault happened, on the monotonic clock.
-        by_design: Results that were lost as the driver that owned them was killed.
-        missed: Why the fault happened to nobody; empty if it did happen.
-        notes: What else there is to say.
-    """
-
-    fault: Fault
-    stands: Standing
-    book: Book = field(init=False)
-    began: float = field(default_factory=time.monotonic)
-    by_design: int = 0
-    missed: str = ""
-    notes: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.book = Book(self.fault.may_fail)
-
-    @property
-    def item(self) -> str:
-        """The id of the round's only item, where it has one."""
-        return str(self.fault.number)
-
-    @property
-    def slow_s(self) -> float:
-        """How long a start or an end has to take so that the fault happens in the midst of it."""
-        return self.fault.delay_s + SPARE_S
-
-    @contextlib.contextmanager
-    def striking(self, act: Callable[[], object], delay_s: float | None = None) -> Iterator[Strike]:
-        """Let the fault happen during a block; after its own delay unless another one is given."""
-        try:
-            with striking(self.fault.delay_s if delay_s is None else delay_s, act) as strike:
-                yield strike
-        finally:
-            self.began, self.missed = strike.began, strike.missed
 
 
 def killed_worker(this: Round) -> None:
@@ -89,7 +42,14 @@ def stopped_service(this: Round) -> None:
 
 
 def _of_worker(this: Round, disturb: Disturb) -> None:
-    moments = {"startup": _startup, "update": _update, "resize": _resize, "shutdown": _shutdown}
+    moments = {
+        "startup": guests.startup,
+        "update": _update,
+        "resize": _resize,
+        "takeover": guests.takeover,
+        "turns": guests.turns,
+        "shutdown": guests.shutdown,
+    }
     moments.get(this.fault.moment, _calls)(this, disturb)
 
 
@@ -175,43 +135,6 @@ def _version(stands: Standing, rank: int) -> str:
     return str(version) if len(values) == 1 else "mixed"
 
 
-def _startup(this: Round, disturb: Disturb) -> None:
-    stands, known = this.stands, this.stands.ours()
-
-    def strike() -> None:
-        fresh = _fresh(stands, known, stands.deadline_s / 2)
-        time.sleep(this.fault.delay_s)
-        disturb(fresh)
-
-    this.book.send(this.item, 1, again=False)
-    with this.striking(strike, delay_s=0.0), taken(this.book, this.item) as answer:
-        with stands.make(stands.guests, slow_s=this.slow_s) as guest:
-            one = np.zeros(1, np.uint8)
-            guest.call(Member.once, this.item, one).get_results(timeout=stands.deadline_s)
-        answer.value = _ended(this, guest)
-
-
-def _fresh(stands: Standing, known: Collection[int], timeout_s: float) -> int:
-    """A worker that was not there before, as soon as there is one."""
-    return wait_for("a new worker", lambda: next(iter(stands.ours().difference(known)), None), timeout_s)
-
-
-def _shutdown(this: Round, disturb: Disturb) -> None:
-    guest = this.stands.make(this.stands.guests, slow_s=this.slow_s)
-    (pid,) = guest.call(Member.pid).get_results(timeout=this.stands.deadline_s)
-    this.book.send(this.item, 1, again=True)
-    with this.striking(lambda: disturb(pid)), taken(this.book, this.item) as answer:
-        guest.shutdown(cleanup_method="linger", timeout=10)
-        answer.value = _ended(this, guest)
-
-
-def _ended(this: Round, guest: RayWorkerGroup) -> int:
-    """How many workers of a group have ended, as it says itself."""
-    if guest.unended:
-        this.notes.append(f"not seen to end: {guest.unended}")
-    return guest.world_size - len(guest.unended)
-
-
 def flapping_worker(this: Round) -> None:
     """A worker is killed, and so is the one that takes its place."""
     stands, work = this.stands, Work(this.book)
@@ -220,7 +143,7 @@ def flapping_worker(this: Round) -> None:
     def twice() -> None:
         known = stands.ours()
         kill(first)
-        again = _fresh(stands, known, stands.deadline_s / 3)
+        again = guests.fresh(stands, known, stands.deadline_s / 3)
         kill(again)
         this.notes.append(f"killed {first}, and {again} in its place")
 
@@ -247,7 +170,7 @@ def stolen_port(this: Round) -> None:
             answer.value = _host(stands, this.item)
         this.book.send(later, True, again=False)
         with taken(this.book, later) as answer:
-            stands.group.renew_rendezvous()
+            stands.renew_rendezvous()
             answer.value = _host(stands, later) != port
 
 

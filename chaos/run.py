@@ -19,11 +19,11 @@ from rich.console import Console
 
 from chaos.elsewhere import ROUNDS
 from chaos.faults import KINDS, Fault, planned
-from chaos.journal import Journal, Outcome, Result
+from chaos.journal import Journal, Outcome, Result, alone
 from chaos.leaks import RUN, counted_in, settled
 from chaos.mounts import SkippedError
+from chaos.playing import Round
 from chaos.report import exit_code, table, troubles
-from chaos.rounds import Round
 from chaos.standing import Standing, standing
 from chaos.watchdog import watched
 
@@ -83,7 +83,7 @@ def carry_out(faults: Sequence[Fault], journal: Journal, chosen: argparse.Namesp
             if time.monotonic() >= until:
                 break
             with watched(fault, journal, run, 4 * chosen.deadline, stands.folders):
-                stands.renew_if_worn()
+                stands.renew_if_worn(fault)
                 outcome = played(fault, stands)
             journal.add(outcome)
             good = outcome.result if not (outcome.wrong or outcome.leaked) else "NOT WELL"
@@ -95,6 +95,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the plan, or what is left of it."""
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200
     chosen, screen = options(arguments), Console(width=wide)
+    with alone(chosen.journal):
+        return run_plan(chosen, screen)
+
+
+def run_plan(chosen: argparse.Namespace, screen: Console) -> int:
+    """Inject what is left of the plan, and report on all of it."""
     faults = planned(chosen.seed, chosen.faults, chosen.only)
     run = {"seed": chosen.seed, "faults": chosen.faults, "only": sorted(chosen.only)}
     journal = Journal(chosen.journal, run, resume=chosen.resume)

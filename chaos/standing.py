@@ -38,9 +38,14 @@ RANKS = 2
 _REFUSALS = (WorkerGroupError, ClusterError, RayError)
 # Pauses between restarts double: then the group is ended in order, and another one made.
 RESTARTS = 4
+_RESTARTED: Mapping[str, Any] = {
+    "restart_on_failure": True,
+    "max_restarts": 2 * RESTARTS,
+    "idempotent_methods": ["answer", "pid", "master_port", "sleep", "wake", "awake"],
+}
 ARENAS = 2  # of one version of the weights
-# Two for the standing group, one for a guest, one for another driver; what needs two goes to another node.
-HEAD = {"num_cpus": RANKS + 2}
+# For the standing group, a guest and who stands by it, another driver; what needs two goes to another node.
+HEAD = {"num_cpus": RANKS + 3}
 
 
 @dataclass
@@ -51,7 +56,7 @@ class Standing:
         run: What marks the processes of this run.
         nodes: Ray's cluster of made-up nodes.
         bundles: Where the standing group lives.
-        guests: Room for one more worker.
+        guests: Room for one more worker, and one that stands by.
         directory: Where weights are announced.
         record: File with the items that ran and may run once only.
         shared: Folder of shared memory of this run.
@@ -73,6 +78,7 @@ class Standing:
     trainer: Trainer = field(init=False)
     before: Look = field(init=False)
     _has_sessions: bool = False
+    _changes: int = 0  # generations of the group that no restart has made
 
     def __post_init__(self) -> None:
         self.trainer = Trainer(self.directory, str(self.shared))
@@ -94,23 +100,27 @@ class Standing:
     def _made(self) -> RayWorkerGroup:
         return self.make(
             self.bundles,
+            group="standing",
             directory=self.directory,
             shared=str(self.shared),
             enable_load_balancing=True,
-            restart_on_failure=True,
-            max_restarts=2 * RESTARTS,
-            idempotent_methods=["answer", "pid", "master_port"],
+            **_RESTARTED,
         )
 
-    def renew_if_worn(self) -> None:
-        """Another group once this one was restarted often."""
-        if self.group.generation >= RESTARTS:
+    def guest(self, *, restarts: bool = False, **options: Any) -> RayWorkerGroup:
+        """A group of one more worker, beside which there is room for somebody who stands by."""
+        more = _RESTARTED if restarts else {}
+        return self.make(self.guests, workers_per_node=1, group="guest", **more, **options)
+
+    def renew_if_worn(self, fault: Fault) -> None:
+        """Another group where this one would be restarted too often; other generations cost it nothing."""
+        if self.group.generation - self._changes + fault.restarts > RESTARTS:
             self.renew()
 
     def renew(self) -> None:
         """Another group, whatever became of this one."""
         self.group.shutdown(force=True)
-        self.group = self._made()
+        self.group, self._changes = self._made(), 0
         self.answers()
 
     def pid_of(self, rank: int) -> int:
@@ -135,11 +145,17 @@ class Standing:
         while self.group.world_size != n:
             try:
                 self.group.resize(n, timeout=self.deadline_s)
+                self._changes += 1
             except _REFUSALS:
                 if time.monotonic() >= until:
                     raise
                 with contextlib.suppress(*_REFUSALS):  # one that stays may be dead
                     self.group.restart_failed_workers()
+
+    def renew_rendezvous(self) -> None:
+        """Have the group meet elsewhere."""
+        self.group.renew_rendezvous()
+        self._changes += 1
 
     def come_and_go(self, until: Callable[[], bool]) -> None:
         """Take all workers but one away, and have them again, once and until something is so."""
@@ -213,7 +229,7 @@ def standing(run: str, folder: Path, deadline_s: float) -> Iterator[Standing]:
         simulated_nodes([HEAD]) as nodes,
         connected(nodes.address),
         RayVirtualCluster([RANKS], use_gpus=False) as bundles,
-        RayVirtualCluster([1], use_gpus=False) as guests,
+        RayVirtualCluster([2], use_gpus=False) as guests,
         WeightDirectory.start() as directory,
     ):
         folders = [shared, folder, *([] if given else [Path(os.environ["RAY_TMPDIR"])])]

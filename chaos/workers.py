@@ -22,30 +22,39 @@ def checksum(load: Load) -> int:
     return zlib.crc32(load.tobytes())
 
 
+def signs_of(record: Path) -> Path:
+    """Where workers that are awake say so."""
+    return record.with_name("awake")
+
+
 class Member:
     """Answers items, and serves weights.
 
     Args:
         record: File to which each item that may run once only is appended when it runs.
-        slow_s: How long `__init__` takes, and `linger`.
+        start_s: How long `__init__` takes.
+        linger_s: How long `linger` takes.
         item_s: How long each item takes.
         directory: Where weights are announced.
         shared: Folder of shared memory that they come through.
+        group: What its group is called beside the record, where it says that it is awake.
     """
 
     def __init__(
         self,
         record: str,
-        slow_s: float = 0.0,
+        start_s: float = 0.0,
+        linger_s: float = 0.0,
         item_s: float = 0.0,
         directory: Any = None,
         shared: str = "",
+        group: str = "",
     ) -> None:
-        self._record, self._slow_s, self._item_s = Path(record), slow_s, item_s
-        self._directory, self._shared = directory, shared
+        self._record, self._linger_s, self._item_s = Path(record), linger_s, item_s
+        self._directory, self._shared, self._group = directory, shared, group
         self._weights: dict[str, Any] = {}
         self._receiver: Any = None
-        time.sleep(slow_s)
+        time.sleep(start_s)
 
     def pid(self) -> int:
         """The number of this process."""
@@ -66,7 +75,7 @@ class Member:
 
     def linger(self) -> None:
         """Take a while to clean up."""
-        time.sleep(self._slow_s)
+        time.sleep(self._linger_s)
 
     def host(self, item: str) -> tuple[str, int]:
         """Listen on the master port, as what meets there does."""
@@ -80,6 +89,23 @@ class Member:
     def master_port(self) -> int:
         """The port at which the group meets."""
         return current_worker().master_port
+
+    def wake(self) -> None:
+        """Be awake, as whoever asks can see."""
+        sign = self._sign()
+        sign.parent.mkdir(exist_ok=True)
+        sign.touch()
+
+    def sleep(self) -> None:
+        """Be asleep, whether this process or one before it was awake."""
+        self._sign().unlink(missing_ok=True)
+
+    def awake(self, item: str) -> tuple[str, list[str]]:
+        """The item, and which workers are awake; may run again."""
+        return item, sorted(sign.name for sign in signs_of(self._record).glob("*"))
+
+    def _sign(self) -> Path:
+        return signs_of(self._record) / f"{self._group} {current_worker().rank}"
 
     def prepare_weights(self, version: int) -> Any:
         """Fetch weights."""

@@ -14,7 +14,7 @@ sys.path.append(str(ROOT))
 from chaos.accounting import Book  # noqa: E402
 from chaos.elsewhere import ROUNDS  # noqa: E402
 from chaos.faults import KINDS, planned, quotas  # noqa: E402
-from chaos.journal import Journal, Outcome  # noqa: E402
+from chaos.journal import Journal, Outcome, alone  # noqa: E402
 from chaos.leaks import (  # noqa: E402
     Look,
     actor_class,
@@ -46,6 +46,8 @@ def test_a_long_plan_has_each_kind_at_each_of_its_moments_within_its_limits():
         assert all(0 <= fault.delay_s <= kind.latest_s for fault in found)
         assert all(kind.lasts_s[0] <= fault.lasts_s <= kind.lasts_s[1] for fault in found)
         assert {fault.may_fail for fault in found} == {kind.may_fail}
+    stopped = [fault.lasts_s for fault in faults if fault.kind == "stopped control service"]
+    assert stopped.count(20.0) >= 20 and min(stopped) < 20.0
 
 
 def test_there_is_a_round_for_each_kind():
@@ -183,6 +185,14 @@ def test_a_journal_is_resumed_where_it_ended_even_in_the_midst_of_a_line(tmp_pat
         Journal(path, run | {"seed": 2}, resume=True)
 
 
+def test_two_runs_have_no_journal_in_common(tmp_path):
+    arguments = ["--faults", "1", "--journal", str(tmp_path / "journal"), "--resume"]
+    with alone(tmp_path / "journal"), pytest.raises(ValueError, match=r"another run writes .*journal"):
+        main(arguments)
+    with alone(tmp_path / "journal"):
+        pass
+
+
 def test_the_report_counts_by_kind_and_only_a_whole_run_without_losses_is_fine():
     good = [outcome(0, stall_s=2.0), outcome(1, kind="killed driver", by_design=3)]
     assert [(row.kind, row.injected, row.longest_stall_s, row.by_design) for row in rows(good)] == [
@@ -225,11 +235,12 @@ def run_of(tmp_path, *options):
 @pytest.mark.parametrize(
     ("seed", "moments"),
     [
-        (1, ["transfer", "dispatch"]),
-        pytest.param(24, ["resize", "startup"], marks=pytest.mark.long),
+        (14, ["transfer", "dispatch"]),
+        pytest.param(13, ["shutdown", "resize", "startup", "takeover", "turns"], marks=pytest.mark.long),
     ],
 )
 def test_a_short_run_loses_and_leaks_nothing(tmp_path, seed, moments):
-    outcomes, options = run_of(tmp_path, "--faults", "2", "--seed", str(seed), "--only", "killed worker")
+    faults = ("--faults", str(len(moments)), "--seed", str(seed), "--only", "killed worker")
+    outcomes, options = run_of(tmp_path, *faults)
     assert [(each["moment"], each["result"]) for each in outcomes] == [(m, "recovered") for m in moments]
     assert main([*options, "--resume"]) == 0, "nothing was left to do"

@@ -14,15 +14,16 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))
 
-from chaos import driver, rounds, run  # noqa: E402
+from chaos import driver, guests, rounds, run  # noqa: E402
 from chaos.elsewhere import ROUNDS  # noqa: E402
 from chaos.faults import Fault  # noqa: E402
 from chaos.journal import Journal, Outcome  # noqa: E402
 from chaos.leaks import Look, left, run_processes, settled  # noqa: E402
+from chaos.playing import Round  # noqa: E402
 from chaos.report import exit_code, rows, troubles  # noqa: E402
-from chaos.rounds import Round, sync_or_fail  # noqa: E402
+from chaos.rounds import sync_or_fail  # noqa: E402
 from chaos.run import main  # noqa: E402
-from chaos.standing import Standing  # noqa: E402
+from chaos.standing import RESTARTS, Standing  # noqa: E402
 from chaos.strike import MissedError, kill, slow_down, stop, striking, wait_for  # noqa: E402
 from chaos.workers import checksum  # noqa: E402
 
@@ -60,7 +61,7 @@ class Stands:
     def ran(self):
         return {}
 
-    def answers(self):
+    def answers(self, *_):
         """They do."""
 
     expect_sessions = renew_if_worn = answers
@@ -263,7 +264,7 @@ class Answering:
 def test_a_worker_is_struck_while_items_are_under_way(kind, monkeypatch):
     stands, struck = Stands(), []
     stands.group = group = Answering()
-    monkeypatch.setattr(rounds, "_fresh", lambda *_: NOBODY - 1)
+    monkeypatch.setattr(guests, "fresh", lambda *_: NOBODY - 1)
     monkeypatch.setattr(stands, "ours", set, raising=False)
 
     def strike(pid):
@@ -339,13 +340,45 @@ def test_a_change_of_size_is_tried_again_until_it_is_done(monkeypatch):
         def restart_failed_workers(self):
             restarted.append(self.world_size)
 
-    stands = types.SimpleNamespace(group=Group(), deadline_s=60.0)
+    stands = types.SimpleNamespace(group=Group(), deadline_s=60.0, _changes=0)
     Standing.resize(stands, 1)
     assert (asked, restarted, stands.group.world_size) == ([1, 1], [2], 1)
     stands.group.world_size, stands.deadline_s = 2, 0.0
     asked.clear()
     with pytest.raises(WorkerFailureError, match="a new worker died"):
         Standing.resize(stands, 1)
+
+
+def test_a_group_is_worn_by_restarts_alone(monkeypatch):
+    class Group:
+        world_size, generation = 2, 0
+
+        def resize(self, n, timeout):
+            self.world_size, self.generation = n, self.generation + 1
+
+        def renew_rendezvous(self):
+            self.generation += 1
+
+        def restarted(self):
+            self.generation += 1
+
+    stands = object.__new__(Standing)
+    stands.group, stands.deadline_s, renewed = Group(), 60.0, []
+    monkeypatch.setattr(Standing, "renew", lambda self: renewed.append(self.group.generation))
+    stands.come_and_go(lambda: stands.group.generation >= 4)
+    stands.renew_rendezvous()
+    for used in range(RESTARTS):
+        stands.renew_if_worn(fault())
+        assert renewed == []
+        if used + 2 <= RESTARTS:
+            stands.renew_if_worn(fault("flapping worker"))
+        assert renewed == []
+        stands.group.restarted()
+    stands.renew_if_worn(fault())
+    assert renewed == [5 + RESTARTS]
+    stands.group.generation -= 1
+    stands.renew_if_worn(fault("flapping worker"))
+    assert renewed == [5 + RESTARTS, 4 + RESTARTS], "the second of its restarts would be one too many"
 
 
 def test_a_driver_always_has_items_under_way():
