@@ -32,7 +32,7 @@ def reasons(choice):
 def test_the_fastest_that_all_can_use():
     here = [member(1), member(2), member(3)]
     apart = [*here, member(4, "m1")]
-    gpus = [dataclasses.replace(m, gpus=(f"gpu{i}",)) for i, m in enumerate(here)]
+    gpus = [dataclasses.replace(m, gpus=(f"gpu{i}", "gpu0", "gpu1", "gpu2")) for i, m in enumerate(here)]
     assert choose_transport(here).name == "shared_memory"
     assert choose_transport(here, "broadcast").name == "shared_memory"
     assert choose_transport(apart).name == "object_store"
@@ -60,6 +60,8 @@ def test_the_fastest_that_all_can_use():
             "the version of raycrew.*: 1 and 2",
         ),
         ({"versions": VERSIONS | {"nccl": "3"}}, "nccl", "the version of nccl"),
+        ({"gpus": ("gpu1", "gpu0")}, "cuda_ipc", "member 0 .* does not see the device gpu1 of member 1"),
+        ({"gpus": ()}, "cuda_ipc", "member 1 .* does not see the device gpu0 of member 0"),
         ({"gpus": ("gpu0",)}, "nccl", "members 0 and 1 share the device gpu0"),
         ({"gpus": ()}, "nccl", "member 1 .* has no CUDA device"),
         (

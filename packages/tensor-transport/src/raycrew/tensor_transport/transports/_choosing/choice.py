@@ -155,6 +155,16 @@ def _gpu_each(members: Members) -> str | None:
     return None
 
 
+def _gpus_seen(members: Members) -> str | None:
+    """Each member's device has to be among those that all others see."""
+    owners = {member.gpus[0]: rank for rank, member in enumerate(members) if member.gpus}
+    for rank, member in enumerate(members):
+        for device, owner in owners.items():
+            if device not in member.gpus:
+                return f"member {rank} ({member.host}) does not see the device {device} of member {owner}"
+    return None if owners else "no member has a CUDA device"
+
+
 def _cluster(members: Members) -> str | None:
     return None if members[0].cluster else "member 0 is not connected to a Ray cluster"
 
@@ -174,7 +184,7 @@ _OURS = _same_version("raycrew-tensor-transport")
 _RULES: dict[str, tuple[Rule, ...]] = {
     "shared_memory": (_MACHINE, _SHM, _USER, _OURS),
     "process_vm": (_MACHINE, _PIDS, _USER, _OURS),
-    "cuda_ipc": (_MACHINE, _USER, _same_version("torch"), _OURS),
+    "cuda_ipc": (_MACHINE, _USER, _same_version("torch"), _OURS, _gpus_seen),
     "object_store": (_cluster, _RAY),
     "tcp": (_OURS,),
     "nixl": (_cluster, _RAY, _same_version("nixl")),

@@ -41,9 +41,10 @@ class WeightReceiver(Belonging):
     to what it had, which takes a `rollback`.
 
     Args:
-        load: Called with an iterator of (name, tensor) on the CPU, which it has to exhaust. It may keep the
-            tensors; it must not write to them where `borrow` is set, or for a "shadow". Where it finds that
-            it can't before it changes anything, it raises LoadRefusedError: what is held stays intact.
+        load: Called with an iterator of (name, tensor) on the CPU, or where a route of device "cuda" has
+            them, which it has to exhaust. It may keep the tensors; it must not write to them where `borrow`
+            is set, or for a "shadow". Where it finds that it can't before it changes anything, it raises
+            LoadRefusedError: what is held stays intact.
         expected: The names, shapes and dtypes to accept: a state dict (meta tensors will do). Without it, the
             first update that commits sets them.
         store: Where the buckets are, a store or a transport: Ray's object store unless given.

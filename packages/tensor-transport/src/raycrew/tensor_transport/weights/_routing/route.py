@@ -1,10 +1,12 @@
 """What the driver and the processes of a route say to each other: small, picklable values."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from raycrew.tensor_transport.process_groups import Invitation
 from raycrew.tensor_transport.transports import MemberFacts
+
+Device = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,7 @@ class Route:
             publisher, in the same order everywhere, for a receiver.
         number: Which of a receiver's groups a publisher's is.
         timeout_s: Deadline for all to join.
+        device: Where the bytes are on both sides: "cpu", or "cuda" for that of each process.
     """
 
     key: str
@@ -29,6 +32,7 @@ class Route:
     invitations: tuple[Invitation, ...] = ()
     number: int = 0
     timeout_s: float = 60.0
+    device: Device = "cpu"
 
 
 @dataclass(frozen=True, slots=True)

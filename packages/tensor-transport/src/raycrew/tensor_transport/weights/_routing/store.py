@@ -21,6 +21,7 @@ from raycrew.tensor_transport.errors import (
 from raycrew.tensor_transport.process_groups import CollectiveGroup, join_group
 from raycrew.tensor_transport.protocols import Bytes, ByteStore
 from raycrew.tensor_transport.transports import (
+    CudaIpcTransport,
     ProcessVmTransport,
     PullTransport,
     SharedMemoryTransport,
@@ -35,6 +36,7 @@ from raycrew.tensor_transport.weights._update import (
     fresh_bucket,
     get_tensor,
     put_tensor,
+    settle,
 )
 
 _MADE: Mapping[str, Callable[[], PullTransport | None]] = {
@@ -42,6 +44,7 @@ _MADE: Mapping[str, Callable[[], PullTransport | None]] = {
     "shared_memory": SharedMemoryTransport,
     "process_vm": ProcessVmTransport,
     "tcp": lambda: TcpTransport(_ray.node_address() or "127.0.0.1"),
+    "cuda_ipc": CudaIpcTransport,
 }
 _REMEMBERED = 100
 """So many routes that were joined are remembered: nobody reads alone what was to be broadcast to it."""
@@ -56,6 +59,10 @@ class RouteStore(Closing):
     them from there, alone. In an update nobody does: if one member of the route cannot go on, nobody can.
     What `get` gives is always memory of its own: a receiver's `borrow=True` spares no copy here.
 
+    Over a route of device "cuda" buckets are packed, sent and handed to `load` on the device that is the
+    current one of the thread that joins, and on the CPU where a process has not joined it yet. What a
+    "shadow" keeps is on the device, too.
+
     Args:
         stores: Transports to be used in place of those that are made, by their names; closed by whoever made
             them.
@@ -68,8 +75,9 @@ class RouteStore(Closing):
 
     def __init__(self, stores: Mapping[str, PullTransport] | None = None) -> None:
         self._given = dict(stores or {})
-        self._made: list[PullTransport] = []
-        self._stores: dict[str, ByteStore] = {}
+        self._made: dict[str, PullTransport | None] = {}
+        self._stores: dict[tuple[str, torch.device], ByteStore] = {}
+        self._device = CPU
         self._route: Route | None = None
         self._groups: tuple[CollectiveGroup, ...] = ()
         self._turns: dict[str, list[int]] = {}
@@ -86,8 +94,8 @@ class RouteStore(Closing):
 
     @property
     def device(self) -> torch.device:
-        """Where what is put next is best packed."""
-        return CPU
+        """Where what is put next is best packed, and what is got comes to."""
+        return self._device
 
     def explain(self) -> str:
         """What was chosen for all, and why: the same text in all of them."""
@@ -103,6 +111,7 @@ class RouteStore(Closing):
         if self._closed:
             raise TransportClosedError("this RouteStore is closed")
         if route is not None:
+            device = _own_device(route)
             self.abandon()
             joined: list[CollectiveGroup] = []
             with ExitStack() as failed:
@@ -111,7 +120,7 @@ class RouteStore(Closing):
                     failed.callback(joined[-1].close)
                 failed.pop_all()
             with self._lock:
-                self._route, self._groups = route, tuple(joined)
+                self._route, self._groups, self._device = route, tuple(joined), device
                 self._turns[route.key] = [0] * len(joined)
                 for key in list(self._turns)[:-_REMEMBERED]:
                     del self._turns[key]
@@ -149,10 +158,19 @@ class RouteStore(Closing):
         if not self._sends:
             return ticket
         try:
-            return self._broadcast(ticket, get_tensor(store, ticket.kept))
+            return self._broadcast(ticket, self._to_send(store, ticket, data))
         except BaseException:
             store.release(ticket.kept)
             raise
+
+    def _to_send(self, store: ByteStore, ticket: Ticket, data: torch.Tensor) -> torch.Tensor:
+        """The bytes where the group moves them, as they stay until they are sent: what is kept, or a copy."""
+        device = self._moved_on()
+        if device == CPU:
+            return get_tensor(store, ticket.kept)
+        copy = private_copy(data.to(device))
+        settle(device)  # Whoever packs the next bucket, on a stream of its own, may write over these.
+        return copy
 
     def get(self, ticket: Ticket, timeout_s: float | None = None) -> Bytes:
         """The bytes: received as they are broadcast, or read from where they are kept."""
@@ -164,9 +182,11 @@ class RouteStore(Closing):
             transfer, data = self._received(ticket, timeout_s)
         if transfer is not None:
             transfer.wait()
-            return data
+            return data.to(self._device)
         store = self._kept_in(ticket.kept_in)
         found = get_tensor(store, ticket.kept, timeout_s)
+        if found.device != self._device:
+            return found.to(self._device)
         return found if getattr(store, "gives_own_memory", False) else private_copy(found)
 
     def release(self, ticket: Ticket) -> None:
@@ -186,7 +206,8 @@ class RouteStore(Closing):
         self._closed = True
         self.abandon()
         while self._made:
-            self._made.pop().close()
+            if (made := self._made.popitem()[1]) is not None:
+                made.close()
 
     def _broadcast(self, ticket: Ticket, data: torch.Tensor) -> Ticket:
         """Begin to send a bucket to all receivers of the route."""
@@ -205,14 +226,14 @@ class RouteStore(Closing):
 
     def _received(self, ticket: Ticket, timeout_s: float | None) -> tuple[Transfer | None, torch.Tensor]:
         """The broadcast of a bucket, begun; None for one that this process does not take part in."""
-        nothing, turns = fresh_bucket(0, CPU), self._turns.get(ticket.key)
+        nothing, turns = fresh_bucket(0, self._device), self._turns.get(ticket.key)
         if turns is None or ticket.turn <= turns[ticket.group]:
             return None, nothing
         if ticket.key != self.key or ticket.turn != turns[ticket.group] + 1:
             raise GroupError(f"this process takes no part any more in {ticket.manifest}")
         _check_time(timeout_s)
         turns[ticket.group] += 1
-        data = fresh_bucket(ticket.size_bytes, CPU)
+        data = fresh_bucket(ticket.size_bytes, self._moved_on(ticket.group))
         group = self._groups[ticket.group]
         return group.receive([data], manifest=ticket.manifest, timeout_s=timeout_s), data
 
@@ -222,21 +243,30 @@ class RouteStore(Closing):
             if transfer.done() and (error := transfer.exception()) is not None:
                 raise error
 
+    def _moved_on(self, group: int = 0) -> torch.device:
+        """Where a group moves bytes."""
+        return self._device if "cuda" in self._groups[group].capabilities.devices else CPU
+
     def _kept_in(self, name: str) -> ByteStore:
         with self._lock:
-            if name not in self._stores:
-                self._stores[name] = as_store(self._given.get(name) or self._make(name))
-            return self._stores[name]
+            place = (name, self._device)
+            if place not in self._stores:
+                self._stores[place] = as_store(self._given.get(name) or self._make(name), self._device)
+            return self._stores[place]
 
     def _make(self, name: str) -> PullTransport | None:
         if self._closed:
             raise TransportClosedError("this RouteStore is closed")
         if name not in _MADE:
             raise TransportError(f"{name} keeps no buckets; {', '.join(_MADE)} do")
-        made = _MADE[name]()
-        if made is not None:
-            self._made.append(made)
-        return made
+        if name not in self._made:
+            self._made[name] = _MADE[name]()
+        return self._made[name]
+
+
+def _own_device(route: Route) -> torch.device:
+    """Where a route has bytes in this process, as the thread that joins it sees it."""
+    return torch.device("cuda", torch.cuda.current_device()) if route.device == "cuda" else CPU
 
 
 def _check_time(left_s: float | None) -> None:

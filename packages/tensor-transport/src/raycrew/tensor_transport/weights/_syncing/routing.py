@@ -9,17 +9,19 @@ from dataclasses import replace
 
 from raycrew.tensor_transport._bytes import Closing
 from raycrew.tensor_transport.errors import TransportClosedError, TransportError
-from raycrew.tensor_transport.process_groups import GroupHost, Invitation
+from raycrew.tensor_transport.process_groups import Backend, GroupHost, Invitation
 from raycrew.tensor_transport.transports import Choice, choose_transport
-from raycrew.tensor_transport.weights._routing import Place, Route
+from raycrew.tensor_transport.weights._routing import Device, Place, Route
 from raycrew.tensor_transport.weights._syncing.calling import ThreadedCalls
 from raycrew.tensor_transport.weights._syncing.session import Member
 from raycrew.tensor_transport.weights._syncing.turns import Turn, Turns
 
 _KEEPERS = ("object_store", "shared_memory", "process_vm", "tcp")
 """What may keep the buckets that a collective broadcasts, the preferred ones first."""
-_USABLE = ("shared_memory", "gloo", "object_store", "tcp")
-"""What may be asked for."""
+_COLLECTIVES = ("gloo", "nccl")
+_ON_CPU = ("shared_memory", "gloo", "object_store", "tcp")
+_USABLE: Mapping[str, tuple[str, ...]] = {"cpu": _ON_CPU, "cuda": ("nccl", "cuda_ipc", *_ON_CPU)}
+"""What may be asked for, by where the bytes are."""
 
 
 class WeightRoute(Closing):
@@ -27,20 +29,24 @@ class WeightRoute(Closing):
 
     `sync_weights(route=…)` calls a method on all ranks that hands what it is given to `RouteStore.join`, and
     returns what that returns; trainer ranks that publish nothing return None. From what all say of
-    themselves one transport is chosen for all. For gloo each publishing rank and all generators become a
-    process group of our own, which spans their worker groups; a member that was made again, or a broken
-    group, has all of them join the next generation before the next update begins.
+    themselves one transport is chosen for all. For gloo and NCCL each publishing rank and all generators
+    become a process group of our own, which spans their worker groups; a member that was made again, or a
+    broken group, has all of them join the next generation before the next update begins.
 
     Args:
-        transport: "auto" for the fastest that all can use ("shared_memory" on one machine), or the names to
-            choose from, in order: "shared_memory", "gloo", "object_store", "tcp".
+        transport: "auto" for the fastest that all can use (on one machine "shared_memory" for bytes of the
+            CPU), or the names to choose from, in order: "shared_memory", "gloo", "object_store", "tcp"; with
+            `device="cuda"` also "nccl", for which each member needs a GPU of its own, and "cuda_ipc", for
+            which all see the GPUs of all, on one machine. That keeps versions in the publishers' device
+            memory; all others keep them in that of the machines.
         method: The method's name.
         name: Of the groups, for people.
         address: Where members reach this process, as for `GroupHost`.
         timeout_s: Deadline for all to join, once all of them answer.
+        device: Where buckets are packed, and handed to `load`: "cpu", or "cuda" for each process's GPU.
 
     Raises:
-        ValueError: `timeout_s` is no positive number, or there is no such transport.
+        ValueError: `timeout_s` is no positive number, there is no such device, or no such transport for it.
     """
 
     def __init__(
@@ -51,14 +57,15 @@ class WeightRoute(Closing):
         name: str = "weights",
         address: str | None = None,
         timeout_s: float = 60.0,
+        device: Device = "cpu",
     ) -> None:
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be above 0, got {timeout_s}")
-        asked = (transport,) if isinstance(transport, str) else tuple(transport)
-        if transport != "auto" and not (asked and set(asked) <= set(_USABLE)):
-            raise ValueError(f"transport must be 'auto', or of {', '.join(_USABLE)}; got {transport!r}")
+        if device not in _USABLE:
+            raise ValueError(f"device must be of {', '.join(_USABLE)}; got {device!r}")
+        _check_usable(transport, device)
         self._transport, self._method, self._name = transport, method, name
-        self._address, self._timeout_s = address, timeout_s
+        self._address, self._timeout_s, self._device = address, timeout_s, device
         self._hosts: list[GroupHost] = []
         self._route: Route | None = None
         self._choice: Choice | None = None
@@ -137,19 +144,20 @@ class WeightRoute(Closing):
     def _routes(self, places: Mapping[str, Place]) -> dict[str, Route]:
         """What each member is told, in place of all that was told before."""
         facts = [place.facts for place in places.values()]
-        choice = choose_transport(facts, "broadcast", self._transport)
+        choice = choose_transport(facts, "broadcast", self._transport, device=self._device)
         self._end_groups()
         senders = [name for name in places if name.startswith("trainer")]
         receivers = [name for name in places if name not in senders]
-        keeper = choice if choice.name in _KEEPERS else choose_transport(facts, "pull", _KEEPERS)
-        base = Route(uuid.uuid4().hex, choice.name, keeper.name, choice.explain(), (), 0, self._timeout_s)
+        keeper = choose_transport(facts, "pull", _KEEPERS) if choice.name in _COLLECTIVES else choice
+        told = (choice.name, keeper.name, choice.explain())
+        base = Route(uuid.uuid4().hex, *told, timeout_s=self._timeout_s, device=self._device)
         if keeper is not choice:
-            told = f"{base.explanation}\nkept for those who come late: {keeper.explain()}"
-            base = replace(base, explanation=told)
+            kept = f"{base.explanation}\nkept for those who come late: {keeper.explain()}"
+            base = replace(base, explanation=kept)
         self._choice, self._route = choice, base
         if keeper is choice:
             return dict.fromkeys(places, base)
-        invited = [self._invited(sender, receivers) for sender in senders]
+        invited = [self._invited(sender, receivers, choice) for sender in senders]
 
         def route(invitations: Sequence[Invitation], number: int = 0) -> Route:
             return replace(base, invitations=tuple(invitations), number=number)
@@ -159,10 +167,11 @@ class WeightRoute(Closing):
             routes[receiver] = route([group[i + 1] for group in invited])
         return routes
 
-    def _invited(self, sender: str, receivers: Sequence[str]) -> list[Invitation]:
+    def _invited(self, sender: str, receivers: Sequence[str], choice: Choice) -> list[Invitation]:
         """The members of a group in which one publisher sends to all receivers."""
         name = f"{self._name} of {sender}"
-        host = GroupHost(name, [sender, *receivers], backend="gloo", address=self._address)
+        backend: Backend = "nccl" if choice.name == "nccl" else "gloo"
+        host = GroupHost(name, [sender, *receivers], backend=backend, address=self._address)
         self._hosts.append(host)
         return host.open()
 
@@ -196,6 +205,13 @@ class WeightRoute(Closing):
                 f"{self._method}() has to return what RouteStore.join() returns; got {strange or None}"
             )
         return {name: place for name in names if isinstance(place := found[name], Place)}
+
+
+def _check_usable(transport: str | Sequence[str], device: Device) -> None:
+    asked = (transport,) if isinstance(transport, str) else tuple(transport)
+    if transport != "auto" and not (asked and set(asked) <= set(_USABLE[device])):
+        names = ", ".join(_USABLE[device])
+        raise ValueError(f"transport must be 'auto', or of {names} for device={device!r}; got {transport!r}")
 
 
 def _raise_first(failures: Mapping[str, object]) -> None:

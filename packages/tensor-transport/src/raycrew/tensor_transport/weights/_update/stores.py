@@ -65,8 +65,9 @@ class TransportByteStore:
 
     def put_tensor(self, data: torch.Tensor) -> Offer:
         """Offer a copy of `data`, in place of which nothing is needed of it any more."""
-        lent = data if self._transport.capabilities.keeps_copy else private_copy(data)
-        return self._transport.offer(lent)
+        there = data.to(self.device)
+        is_copy = there is not data or self._transport.capabilities.keeps_copy
+        return self._transport.offer(there if is_copy else private_copy(there))
 
     def get(self, ticket: Offer, timeout_s: float | None = None) -> Bytes:
         """The bytes, in place where the transport can."""
@@ -111,12 +112,12 @@ def _over(data: Bytes) -> torch.Tensor:
     return tensor_over(data, torch.uint8, data.shape)
 
 
-def as_store(store: ByteStore | PullTransport | None) -> ByteStore:
-    """A store: what a transport offers, or Ray's object store for None."""
+def as_store(store: ByteStore | PullTransport | None, device: torch.device = CPU) -> ByteStore:
+    """A store: what a transport offers, on a device if it knows it, or Ray's object store for None."""
     if store is None:
         return RayByteStore()
     found: Any = store
-    return TransportByteStore(found) if isinstance(store, PullTransport) else found
+    return TransportByteStore(found, device) if isinstance(store, PullTransport) else found
 
 
 def release_scope(store: ByteStore, own: str) -> str:
