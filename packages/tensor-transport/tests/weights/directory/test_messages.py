@@ -4,9 +4,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from models import assert_same, weights
 from streaming import TIMEOUT_S, Generator, Trainer, sync
 
+from raycrew.tensor_transport.errors import UpdateAbortedError
 from raycrew.tensor_transport.testing import InProcessByteStore
 from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher
 from raycrew.tensor_transport.weights._directory.directory import _LocalEdge
@@ -57,8 +59,8 @@ def test_an_update_of_one_bucket_takes_few_messages_one_after_another():
     del from_trainer[:], from_generator[:]
     sync([trainer], [generator], plain, publish="publish_mapping")
     assert_same(generator.model.tensors, weights(0))
-    assert from_trainer == ["begin", "finish"]
-    assert [m for m in from_generator if m != "news"] == ["offer", "(took)", "vote + decision"]
+    assert from_trainer == ["publish"]
+    assert from_generator == ["offer", "(took)", "vote + decision"]
 
 
 @pytest.mark.hostile
@@ -87,3 +89,74 @@ def test_a_vote_that_waits_for_the_decision_counts_once():
         assert record.versions[number].state == "complete", "nobody that lives has loaded it"
         edge.ask(*vote, TIMEOUT_S)
         assert waiting.result(TIMEOUT_S) == "committed"
+
+
+def updated(record, **options):
+    """What a generator says in an update, the second one; the generator."""
+    store, said = InProcessByteStore(), []
+    store.release_scope = ""
+    plain, heard = WeightDirectory(_LocalEdge(record)), WeightDirectory(Overheard(record, said))
+    heard._edge._changed = plain._edge._changed
+    trainer, generator = Trainer(store, plain), Generator(store, heard)
+    for seed in range(2):
+        del said[:]
+        trainer.seed = seed
+        sync([trainer], [generator], plain, publish="publish_mapping", **options)
+    assert_same(generator.model.tensors, weights(1))
+    return said, generator
+
+
+def test_what_is_prepared_is_not_read_anew_when_it_is_applied():
+    record = Record(1, 60.0, "auto")
+    said, _ = updated(record, prepare="prepare_weights")
+    assert said[-2:] == ["offer", "vote + decision"]
+    version = record.versions[2]
+    assert version.is_taken(version.buckets[-1]) and not version.fetching
+    (taken,) = version.taken.values()
+    assert taken == (len(version.buckets),)
+
+
+@pytest.mark.hostile
+def test_who_applies_what_it_holds_already_reads_nothing_and_is_not_missed():
+    record = Record(1, 60.0, "auto")
+    said, generator = updated(record)
+    del said[:]
+    assert generator.apply_weights(2).size_bytes == 0
+    assert said == ["offer", "hold"]
+    assert not record.versions[2].fetching
+    assert record.holders == {generator.receiver.name: 2}
+
+
+@pytest.mark.hostile
+def test_a_part_that_can_not_be_put_gives_the_version_up_for_the_other_ranks():
+    store, directory = InProcessByteStore(), WeightDirectory.local()
+    first, second = (WeightPublisher(store, directory=directory, part=i, parts=2) for i in range(2))
+    put = store.put
+
+    def full(data):
+        store.put = put
+        raise OSError("no space left")
+
+    store.put = full
+    with pytest.raises(OSError, match="no space left"):
+        first.publish({"a": torch.ones(4)}, version=1)
+    with pytest.raises(UpdateAbortedError, match="part 0: its publisher raised OSError"):
+        second.publish({"b": torch.ones(4)}, version=1)
+    assert not store.held
+    for publisher, name in ((first, "a"), (second, "b")):
+        publisher.publish({name: torch.ones(4)}, version=2)
+    assert directory.latest == 2
+
+
+def test_a_partial_version_is_read_once_it_is_known_that_it_can_be_added():
+    """A receiver may have to come to what it is added to first, which takes any time."""
+    record = Record(2, 60.0, "auto")
+    directory = WeightDirectory(_LocalEdge(record))
+    publisher = WeightPublisher(InProcessByteStore(), directory=directory)
+    publisher.publish({"a": torch.ones(4), "b": torch.ones(4)})
+    publisher.publish({"a": torch.zeros(4)}, partial=True)
+    whole, partial = (
+        directory.ask(Record.offer, number, frozenset(), "receiver", "", "node") for number in (1, 2)
+    )
+    assert len(whole.news.buckets) == 1 and whole.news.done
+    assert partial.news is None and not record.versions[2].fetching

@@ -7,7 +7,7 @@ from typing import Any
 
 from raycrew.tensor_transport._ray.compat import ray_module
 from raycrew.tensor_transport._ray.gate import ask
-from raycrew.tensor_transport._ray.objects import get
+from raycrew.tensor_transport._ray.objects import get, get_small
 from raycrew.tensor_transport._ray.session import Session, current_session
 from raycrew.tensor_transport.errors import (
     DirectoryLostError,
@@ -171,7 +171,7 @@ def call_actor(session: Session, method: Any, args: tuple[Any, ...], timeout_s: 
     """
     ray = ray_module()
     try:
-        return get(send(session, method, *args), timeout_s, session)
+        return get_small(send(session, method, *args), timeout_s, session)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, TransportError | ValueError):
             raise error.cause from None

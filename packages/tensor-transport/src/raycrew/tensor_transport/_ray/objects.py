@@ -5,7 +5,7 @@ from typing import Any
 
 from raycrew.tensor_transport._ray.compat import core_worker, ray_module
 from raycrew.tensor_transport._ray.session import Session, current_session
-from raycrew.tensor_transport._ray.waiting import await_ready, is_beside, not_ready
+from raycrew.tensor_transport._ray.waiting import await_ready, await_told, is_beside, not_ready
 from raycrew.tensor_transport.errors import (
     ShardLostError,
     TransportClosedError,
@@ -57,6 +57,16 @@ def get(ref: Any, timeout_s: float | None = None, session: Session | None = None
         raise _no_room(error) from error
     except ValueError as error:
         raise _of_another_connection(ref, error) from error
+
+
+def get_small(ref: Any, timeout_s: float, session: Session) -> Any:
+    """`get` for what is small, as an actor's answer is: Ray tells of it, and nobody has to look for it.
+
+    Raises:
+        Exception: As `get`.
+    """
+    left_s = await_told(ref, timeout_s, session) if is_beside() else timeout_s
+    return get(ref, left_s, session)
 
 
 def not_here(refs: list[Any], timeout_s: float, session: Session) -> list[Any]:

@@ -8,12 +8,13 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import wait
 from typing import Any
 
 from raycrew.tensor_transport._ray.compat import is_client, no_shutdown, ray_module
 from raycrew.tensor_transport._ray.session import Session
 
-_LOOK_S, _LOOKS_APART_S = 0.0005, 0.02
+_LOOK_S, _LOOKS_APART_S, _SLICE_S = 0.0005, 0.02, 0.1
 
 
 def not_ready(refs: Sequence[Any], timeout_s: float | None, session: Session) -> list[Any]:
@@ -44,6 +45,24 @@ def await_ready(refs: Any, timeout_s: float | None, session: Session) -> float |
     if only := [ref for ref in wanted if isinstance(ref, kind)]:
         _look(only, timeout_s, session)
     return None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - began))
+
+
+def await_told(ref: Any, timeout_s: float, session: Session) -> float:
+    """Wait until Ray says that an object is here, outside of Ray; the seconds that are left.
+
+    Ray reads the object to say so, which is for small ones.
+
+    Raises:
+        TransportClosedError: The session over which it is waited for has ended.
+    """
+    deadline = time.monotonic() + timeout_s
+    with no_shutdown():
+        session.check()
+        told = ref.future()
+    while (left_s := deadline - time.monotonic()) > 0 and not told.done():
+        wait([told], min(left_s, _SLICE_S))
+        session.check()
+    return max(0.0, left_s)
 
 
 def _look(refs: Sequence[Any], timeout_s: float | None, session: Session) -> list[Any]:

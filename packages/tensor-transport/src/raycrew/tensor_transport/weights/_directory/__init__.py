@@ -4,12 +4,13 @@ from raycrew.tensor_transport.weights._directory.ballots import RecipientVersion
 from raycrew.tensor_transport.weights._directory.directory import Until, WeightDirectory
 from raycrew.tensor_transport.weights._directory.record import Record
 from raycrew.tensor_transport.weights._directory.telling import DirectoryTeller, LoneTeller, Teller, release
-from raycrew.tensor_transport.weights._directory.versions import Announced, VersionStatus
+from raycrew.tensor_transport.weights._directory.versions import Announced, News, VersionStatus
 
 __all__ = [
     "Announced",
     "DirectoryTeller",
     "LoneTeller",
+    "News",
     "RecipientVersion",
     "Record",
     "Teller",

@@ -104,6 +104,11 @@ class Publications(Shelf):
             return "", None
         return version.route, None if version.deadline is None else max(0.0, version.deadline - now)
 
+    def start(self, now: float, begin: Begin) -> tuple[int, str, float | None] | None:
+        """As `begin`; which version it is, and what `route` says of it."""
+        number = self.begin(now, begin)
+        return None if number is None else (number, *self.route(now, number))
+
     def credit(self, now: float, number: int, part: int, size_bytes: int, window_bytes: int) -> bool | None:
         """Whether so many bytes more may be put: what is ahead of the slowest voter has to fit the window."""
         if number in self.versions and part in self.versions[number].parts:
@@ -141,6 +146,15 @@ class Publications(Shelf):
             self._decide(version)
             self._tidy(now)
         return update
+
+    def publish(self, now: float, begin: Begin, finish: Finish) -> WeightUpdate | None:
+        """A publisher begins its part, and has all of it already: as `begin` and `finish`, or not at all yet.
+
+        Raises:
+            Exception: As these.
+        """
+        number = self.begin(now, begin)
+        return None if number is None else self.finish(now, number, finish)
 
     def abort(self, now: float, number: int, reason: str, part: int | None = None) -> bool:
         """Give a version up, with a part that it has, unless it is decided; whether it is, or the part is."""

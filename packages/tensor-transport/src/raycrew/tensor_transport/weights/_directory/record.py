@@ -28,8 +28,12 @@ class Record(Publications):
         known: frozenset[str] = frozenset(),
         receiver: str = "",
         ballot: str = "",
+        node: str = "",
     ) -> Offer | None:
         """What a version has, once all its publishers have begun; without plans whose digest is known.
+
+        With a node, it begins to read a whole version there, and has those buckets that can be fetched. (What
+        a partial one is added to may have to be read before, and take any time.)
 
         Raises:
             WeightUpdateError: It is being decided by others, to whose ballots this one does not belong.
@@ -47,6 +51,7 @@ class Record(Publications):
         version.readers.add(receiver)
         version.outdated.discard(receiver)
         begins = [version.parts[i].begin for i in sorted(version.parts)]
+        reads = node and version.bases is None
         return Offer(
             number,
             joined_name([begin.publisher for begin in begins]),
@@ -54,6 +59,7 @@ class Record(Publications):
             tuple(begin.digest for begin in begins),
             version.bases,
             version.ballots is not None and version.state != "committed",
+            self.news(now, number, receiver, node, [0] * len(begins)) if reads else None,
         )
 
     def news(self, now: float, number: int, receiver: str, node: str, seen: Sequence[int]) -> News | None:

@@ -20,6 +20,11 @@ from raycrew.tensor_transport.weights._update import (
     sealed,
 )
 
+_SMALL_BYTES = 64 << 20
+"""One bucket of at most this size is put before the directory is asked whether there is room for it."""
+_LATER = 0
+"""In place of the number of a version that is not begun yet."""
+
 
 class Teller(Protocol):
     """Counts versions, and hears what becomes of them."""
@@ -141,6 +146,8 @@ class DirectoryTeller:
         self._scope = release_scope(store, name)
         self._known = ""
         self._only: Announced | None = None
+        self._unsaid: Begin | None = None
+        self._route: tuple[str, float | None] = ("", None)
         self._sends_at_once = isinstance(store, BroadcastStore)
         directory.ask(Record.enroll, part, name, self._scope)
 
@@ -150,16 +157,19 @@ class DirectoryTeller:
         begin = Begin(self._part, self._parts, self._name, self._scope, version, digest, unknown, names)
         self._only = None
         self._known = ""  # What the directory knows after a failure is not known here.
-        number = self._directory.wait(Record.begin, self._timeout_s, begin)
-        self._known = digest
+        self._unsaid = begin if plan is not None and self._fits_one_message(plan) else None
+        if self._unsaid is not None:
+            return _LATER
+        number, key, left_s = self._directory.wait(Record.start, self._timeout_s, begin)
+        self._known, self._route = digest, (key, left_s)
         self._collect()
         return number
 
-    def route(self, version: int) -> tuple[str, float | None]:
-        return self._directory.ask(Record.route, version)
+    def route(self, version: int) -> tuple[str, float | None]:  # noqa: ARG002
+        return self._route
 
     def make_room(self, version: int, size_bytes: int, window_bytes: int | None) -> None:
-        if window_bytes is not None:
+        if window_bytes is not None and self._unsaid is None:
             asked = (version, self._part, size_bytes, window_bytes)
             self._directory.wait(Record.credit, self._timeout_s, *asked)
             self._collect()
@@ -173,16 +183,27 @@ class DirectoryTeller:
     def finish(
         self, version: int, plan: BucketPlan, buckets: Sequence[Bucket], watch: Stopwatch, waited_s: float
     ) -> WeightUpdate:
-        late = None if plan.digest == self._known else plan
+        begin, self._unsaid = self._unsaid, None
+        known = self._known if begin is None else begin.digest
+        late = None if plan.digest == known else plan
         times = (watch.total("gather") - waited_s, watch.total("put"), watch.spans)
         finish = Finish(self._part, self._name, len(buckets), late, *times, self._only)
-        update = self._directory.ask(Record.finish, version, finish)
+        if begin is None:
+            update = self._directory.ask(Record.finish, version, finish)
+        else:
+            update = self._directory.wait(Record.publish, self._timeout_s, begin, finish)
+            self._known = begin.digest
         with contextlib.suppress(DirectoryLostError):  # The next version is refused.
             self._collect()
         return update
 
     def abort(self, version: int, reason: str) -> bool:
         is_over = True
+        begin, self._unsaid = self._unsaid, None
+        if begin is not None:
+            version = self._begun(begin)
+        if version == _LATER:
+            return is_over
         with contextlib.suppress(DirectoryLostError):  # Receivers see that it is lost, too.
             is_over = self._directory.ask(Record.abort, version, f"part {self._part}: {reason}", self._part)
             self._collect()
@@ -192,6 +213,17 @@ class DirectoryTeller:
         with contextlib.suppress(DirectoryLostError):
             self._directory.ask(Record.retire, self._part, self._name)
             self._collect()
+
+    def _fits_one_message(self, plan: BucketPlan) -> bool:
+        """Whether all of a version can be said at once: nobody would have read any of it before."""
+        sizes = plan.bucket_sizes
+        return not self._sends_at_once and len(sizes) == 1 and sizes[0] <= _SMALL_BYTES
+
+    def _begun(self, begin: Begin) -> int:
+        """The version that a part was wanted for, now that it won't come: for others to hear of that."""
+        with contextlib.suppress(TransportError, ValueError):
+            return self._directory.ask(Record.begin, begin) or _LATER
+        return _LATER
 
     def _collect(self) -> None:
         release(self._directory, self._store, self._scope)

@@ -88,7 +88,7 @@ class Offer:
     """What there is of a version before its buckets.
 
     A plan is None where the receiver knows its digest already, or where entries come with the buckets (the
-    digest is empty then).
+    digest is empty then). `news` are buckets that can be fetched already, for who reads on at once.
     """
 
     version: int
@@ -97,6 +97,7 @@ class Offer:
     digests: tuple[str, ...]
     bases: frozenset[int] | None
     is_vote: bool
+    news: "News | None" = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ class Applier:
         try:
             stream: Iterable[Fetched]
             if ready and prepared is not None:
-                self._member.feed(update).heading(timeout_s)  # Unless it was given up.
+                self._member.feed(update, reads=False).heading(timeout_s)  # Unless it was given up.
                 heading, stream, watch = prepared.heading, prepared.fetched, prepared.watch
             else:
                 heading, stream, watch = self._begin(update, timeout_s)
@@ -115,6 +115,8 @@ class Applier:
                 self._catch_up(max(heading.bases or ()), deadline)
             waited_s = watch.total("wire")
             if self._holds(heading):
+                if not isinstance(update, WeightUpdate):
+                    self._member.hold(heading.version, self._store, is_known=False)
                 return WeightReceipt(heading.version, 0, 0.0, 0.0, self.held.version)
             self._check(heading)
             loading = self._load_all(heading, stream, watch)

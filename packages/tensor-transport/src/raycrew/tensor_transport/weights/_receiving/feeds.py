@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from raycrew.tensor_transport.errors import ManifestMismatchError, UpdateAbortedError, WeightUpdateError
 from raycrew.tensor_transport.weights._directory import (
     Announced,
+    News,
     RecipientVersion,
     Record,
     Until,
@@ -110,10 +111,12 @@ class DirectoryFeed:
     def heading(self, timeout_s: float | None) -> Heading:
         """What is known before a byte moves, once all publishers have begun."""
         known = self._memory.digests
-        asked = (self._version, known, self._receiver, self._ballot)
+        asked = (self._version, known, self._receiver, self._ballot, self._node)
         offer = self._directory.wait(Record.offer, timeout_s, *asked)
         self._plans = self._memory.find(offer.plans, offer.digests)
         self._seen, self._handed = [0] * len(self._plans), [0] * len(self._plans)
+        if offer.news is not None:
+            self._hear(offer.news)
         entries: list[TensorEntry] | None = []
         for plan in self._plans:
             entries = None if plan is None or entries is None else entries + list(plan.tensors)
@@ -138,16 +141,14 @@ class DirectoryFeed:
         if self._stopped.is_set():  # Whoever asks counts as one that reads.
             return None
         if self._waiting:
-            self._directory.ask(Record.took, *took)
+            if any(self._handed):
+                self._directory.ask(Record.took, *took)
         elif self._done:  # There is nothing more to be had of it that could be lost.
             self._directory.tell(Record.took, *took)
         else:
             asked = (self._version, self._receiver, self._node, tuple(self._seen))
             until = Until(timeout_s, self._stopped)
-            news = self._directory.wait(Record.news, until, *asked)
-            self._waiting, self._done = list(news.buckets), news.done
-            for announced in news.buckets:
-                self._seen[announced.part] += 1
+            self._hear(self._directory.wait(Record.news, until, *asked))
         if not self._waiting:
             return None
         announced = self._waiting.pop(0)
@@ -158,3 +159,8 @@ class DirectoryFeed:
             entries = plan.by_bucket[announced.index]
         of = "?" if plan is None else str(len(plan.bucket_sizes))
         return Parcel(sum(self._handed) - 1, of, announced.bucket, entries)
+
+    def _hear(self, news: News) -> None:
+        self._waiting, self._done = list(news.buckets), news.done
+        for announced in news.buckets:
+            self._seen[announced.part] += 1

@@ -40,11 +40,11 @@ class Member:
         if self._directory is not None:
             self._directory.ask(Record.arrive, self.name)
 
-    def feed(self, update: WeightUpdate | int) -> Feed:
-        """Where the buckets of an update are heard of."""
+    def feed(self, update: WeightUpdate | int, *, reads: bool = True) -> Feed:
+        """Where the buckets of an update are heard of; or whether it is given up, by who `reads` none."""
         if isinstance(update, WeightUpdate):
             return UpdateFeed(update)
-        return DirectoryFeed(self.directory, update, self.name, where(), self._memory)
+        return DirectoryFeed(self.directory, update, self.name, where() if reads else "", self._memory)
 
     def hear(self, version: int, deadline: float | None) -> None:
         """Vote for a version, and wait for what the directory decides.
