@@ -31,7 +31,7 @@ class Member:
 @pytest.mark.parametrize(
     ("places", "asked", "chosen", "kept_in"),
     [
-        ([("m0", "0"), ("m0", "10"), ("m0", "2")], "auto", "nccl", "shared_memory"),
+        ([("m0", "0"), ("m0", "10"), ("m0", "2")], "auto", "nccl", "object_store"),
         ([("m0", "0"), ("m1", "1"), ("m2", "2")], "auto", "nccl", "object_store"),
         ([("m0", "01"), ("m0", "01"), ("m0", "10")], "auto", "cuda_ipc", "cuda_ipc"),
         ([("m0", "0"), ("m0", "0"), ("m0", "1")], "auto", "shared_memory", "shared_memory"),
@@ -96,6 +96,7 @@ class Generator(streaming.Generator):
     def load(self, tensors):
         for i, (name, tensor) in enumerate(tensors):
             if self.fails and i == 3:
+                self.fails = False
                 raise RuntimeError("no room")
             self.found.add(tensor.device)
             self.model.load([(name, tensor)])
@@ -154,7 +155,6 @@ def test_updates_arrive_on_the_device_of_the_route_and_roll_back_there(transport
         generator.fails = True
         with pytest.raises(WeightUpdateError, match="no room"):
             update(2)
-        generator.fails = False
         generator.holds(1)
         assert generator.receiver.intact and generator.receiver.version == 1
         assert update(3).version > 1

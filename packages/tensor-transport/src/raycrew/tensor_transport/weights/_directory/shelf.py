@@ -1,5 +1,6 @@
 """The versions of a directory, and what follows from time and from what is known of them."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -247,7 +248,7 @@ class Shelf:
 
     def _tidy(self, now: float) -> bool:
         """End what is over: leases, deadlines, versions that nobody needs."""
-        for version in list(self.versions.values()):
+        for version in [v for v in self.versions.values() if v.fetching or v.is_live]:
             silent = [r for r, until in version.fetching.items() if until <= now]
             for receiver in silent:
                 version.forget(receiver)
@@ -264,18 +265,19 @@ class Shelf:
                 self._abort(version, f"receivers {silent} are silent since {self.lease_s:g} s")
             elif version.deadline is not None and version.deadline <= now:
                 self._abort(version, "not all receivers had loaded it by its deadline")
-        needed = self._needed()
-        for number, version in self.versions.items():
-            if version.state == "committed" and number not in needed and not version.fetching:
-                self._drop(version)
+        if stored := {n for n, v in self.versions.items() if v.parts and v.state == "committed"}:
+            for number in stored - self._needed():
+                if not self.versions[number].fetching:
+                    self._drop(self.versions[number])
         self._freed.forget(now)
         self._forget()
         return True
 
     def _needed(self) -> set[int]:
         """The versions to keep: the last ones, and those that they have to be added to."""
-        committed = sorted(n for n, v in self.versions.items() if v.state == "committed")
-        needed = set(committed[max(0, len(committed) - self.keep) :])
+        numbers = sorted(self.versions, reverse=True)  # Many are known, and few have anything.
+        committed = (number for number in numbers if self.versions[number].state == "committed")
+        needed = set(itertools.islice(committed, self.keep))
         for number in sorted(needed, reverse=True):
             bases = self.versions[number].bases
             while bases:
@@ -294,6 +296,8 @@ class Shelf:
         self._plans = {digest: plan for digest, plan in self._plans.items() if digest in used}
 
     def _forget(self, limit: int = 100) -> None:
+        if len(self.versions) <= limit:
+            return
         over = [n for n, v in self.versions.items() if not v.is_live and not v.parts]
         for number in over[: max(0, len(over) - limit)]:
             del self.versions[number]

@@ -226,7 +226,8 @@ class WeightPublisher(Belonging):
             self._teller.announce(number, announced, is_only=is_last and not index)
 
         device = device_of(self._store)
-        packer = Packer(placer, self._arenas, send, self._bucket_bytes, device, overlap=self._teller.streams)
+        overlap = self._teller.streams and (plan is None or len(plan.bucket_sizes) > 1)
+        packer = Packer(placer, self._arenas, send, self._bucket_bytes, device, overlap=overlap)
         try:
             with watch.measure("gather"):
                 packer.add_all(taking)

@@ -36,6 +36,11 @@ class UpdateFeed:
         check_digest(update)
         return Heading(update.version, update.publisher, update.bases, update.tensors, self._plan.schema)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether there are no more buckets."""
+        return self._index == len(self._update.buckets)
+
     def next(self, timeout_s: float | None) -> Parcel | None:  # noqa: ARG002
         """The next bucket."""
         index, count = self._index, len(self._update.buckets)
@@ -134,6 +139,11 @@ class DirectoryFeed:
     def stop(self) -> None:
         """Nobody wants more."""
         self._stopped.set()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all buckets of a complete version were handed out."""
+        return self._done and not self._waiting
 
     def next(self, timeout_s: float | None) -> Parcel | None:
         """The next bucket of any part, as soon as it was put."""

@@ -2,8 +2,8 @@
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,6 +59,11 @@ class Feed(Protocol):
 
     def heading(self, timeout_s: float | None) -> Heading:
         """What is known before a byte moves; both sides' digests have been compared."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `next` is known to give no more buckets: then it waits for nothing."""
         ...
 
     def next(self, timeout_s: float | None) -> Parcel | None:
@@ -160,21 +165,28 @@ class Stream:
         self._deadline = deadline
 
     def __iter__(self) -> Iterator[Fetched]:
-        """The buckets; the next one is fetched while the current one is used."""
-        pool = ThreadPoolExecutor(1, thread_name_prefix="weight-fetch")
+        """The buckets; the next one is fetched while the current one is used, in a thread if there is one."""
+        pool: ThreadPoolExecutor | None = None
         try:
-            pending = pool.submit(self._next)
-            while (found := self._result(pending)) is not None:
+            found = self._awaited(self._next)
+            while found is not None:
                 self.size_bytes += found.data.numel()
+                if self._feed.is_over:
+                    self._next()  # Says that all of it was had, before it is loaded.
+                    yield found
+                    return
+                pool = pool or ThreadPoolExecutor(1, thread_name_prefix="weight-fetch")
                 pending = pool.submit(self._next)
                 yield found
+                found = self._awaited(pending.result)
         finally:
             self._feed.stop()
-            pool.shutdown(wait=False, cancel_futures=True)
+            if pool is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
 
-    def _result(self, pending: "Future[Fetched | None]") -> Fetched | None:
+    def _awaited(self, following: Callable[[], Fetched | None]) -> Fetched | None:
         with self._watch.measure("wire"):
-            return pending.result()
+            return following()
 
     def _next(self) -> Fetched | None:
         try:
