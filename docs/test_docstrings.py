@@ -33,7 +33,7 @@ WORKER_GROUPS = (
     ),
 )
 SCHEDULING = ("Job", "RayRPCServer", "RayScheduler", "SchedulingSpec")
-SERVICES = ("Endpoint", "Gateway", "Proxy", "Service")
+SERVICES = ("AppServer", "Endpoint", "Gateway", "Proxy", "Service")
 TENSOR_TRANSPORT = (
     *("BatchedDataDict", "InlineBackend", "PackedTensor", "RTensor", "ShardRegistry", "pack", "remotize"),
 )
@@ -67,7 +67,15 @@ ALONE = (
     *("SampleQueue", "lease_ports", "pack", "plan_cluster", "register_actor_environment"),
 )
 OF_GROUPS = (
-    *("Gateway", "GroupHandle", "LoadBalancer", "MultiWorkerFuture", "PhaseManager", "RayScheduler"),
+    *(
+        "AppServer",
+        "Gateway",
+        "GroupHandle",
+        "LoadBalancer",
+        "MultiWorkerFuture",
+        "PhaseManager",
+        "RayScheduler",
+    ),
     *("RayWorkerBuilder", "RayWorkerGroup", "current_worker", "sharded"),
 )
 ON_RAY = ("BundleSpec", "RayVirtualCluster", "fan_out", "fan_out_as_completed", "init_ray")

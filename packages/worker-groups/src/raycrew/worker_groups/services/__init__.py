@@ -14,9 +14,11 @@ from raycrew.worker_groups.services.errors import (
 
 if TYPE_CHECKING:
     from raycrew.worker_groups.services._gateway import Gateway
+    from raycrew.worker_groups.services._in_thread import AppServer
     from raycrew.worker_groups.services._proxy import Proxy
 
 __all__ = [
+    "AppServer",
     "Endpoint",
     "Gateway",
     "Proxy",
@@ -32,6 +34,10 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """What needs the extra, imported when it is first used: commands can be served without it."""
+    if name == "AppServer":
+        from raycrew.worker_groups.services._in_thread import AppServer
+
+        return AppServer
     if name == "Gateway":
         from raycrew.worker_groups.services._gateway import Gateway
 

@@ -9,7 +9,7 @@ from raycrew.cluster_core import PortLease, lease_ports
 from raycrew.worker_groups.services._addresses import as_known, loopback_if_alone, node_address
 from raycrew.worker_groups.services._asgi import App, Guard, Listener, server_of
 from raycrew.worker_groups.services._endpoint import Endpoint, url_of
-from raycrew.worker_groups.services._options import check_number
+from raycrew.worker_groups.services._options import check_number, made_token
 from raycrew.worker_groups.services.errors import ServiceClosedError, ServiceError
 
 _START_S, _END_S = 10.0, 10.0
@@ -106,6 +106,54 @@ class ServedInThread:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._endpoint.url!r}{', shut down' if self._closed else ''})"
+
+
+class AppServer(ServedInThread):
+    """An ASGI application of one's own, served from a thread of this process, such as a worker.
+
+    It is kept behind its token, from clients that are slow, and to so many at once. It ends with the process,
+    or before by `shutdown`; a context manager.
+
+    Args:
+        app: The application; it is told of no start and no end, and gets no web sockets.
+        token: What clients have to know, as `Authorization: Bearer …`: "auto" makes one up, None has none.
+        host: Address to listen on; by default loopback while the Ray cluster is one node, else the address of
+            this one. "0.0.0.0" is all addresses.
+        port: Port to listen on; by default one that is leased.
+        max_connections: Connections at once; more are answered with 503.
+        header_timeout_s: How long the head of a request may take.
+        idle_timeout_s: How long a request may pause, and an answer that is not taken.
+
+    Raises:
+        ImportError: The extra `services` is not installed.
+        TypeError: An option is of a wrong kind.
+        ValueError: One is out of range.
+        ServiceError: The address can't be had.
+
+    Examples:
+        >>> async def app(scope, receive, send):
+        ...     await send({"type": "http.response.start", "status": 200})
+        ...     await send({"type": "http.response.body", "body": b"well"})
+        >>> with AppServer(app, token=None) as server:
+        ...     urllib.request.urlopen(server.endpoint.url).read()
+        b'well'
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        token: str | None = "auto",
+        host: str | None = None,
+        port: int | None = None,
+        max_connections: int = 1024,
+        header_timeout_s: float = 10.0,
+        idle_timeout_s: float = 60.0,
+    ) -> None:
+        if not callable(app):
+            raise TypeError(f"an application of ASGI is a callable, not {app!r}")
+        own = made_token(token)
+        super().__init__(app, own, host, port, max_connections, header_timeout_s, idle_timeout_s)
 
 
 def _check_address(host: object, port: object) -> None:
