@@ -362,7 +362,8 @@ def short_together(session: nox.Session) -> None:
 
 def pytest_together(session: nox.Session, *arguments: str) -> None:
     """Run the integration tests with all wheels, and with transformers for the plain generator."""
-    session.install(*all_wheels(), *TEST_TOOLS, "matplotlib", "transformers==5.19.0", *CONSTRAINTS)
+    used = ("matplotlib", "openai", "transformers==5.19.0")
+    session.install(*all_wheels(), *TEST_TOOLS, *used, *CONSTRAINTS)
     tests = ROOT / "integration-tests"
     environment = RAY_ENVIRONMENT | {"PYTHONPATH": str(tests)}
     session.run(

@@ -1,5 +1,7 @@
 """A generator whose engine only adds: what the driver's side does can be seen without a model."""
 
+import os
+import signal
 import sys
 import time
 from collections import deque
@@ -14,6 +16,7 @@ from generation.engine import EngineLoad, LoadingEngine, Piece
 from generation.prompts import Limits
 from generation.worker import GenerationWorker
 from raycrew.tensor_transport import WeightPublisher
+from raycrew.worker_groups import current_worker
 
 MODEL = {"model_type": "echo"}
 VOCABULARY = 97
@@ -77,6 +80,27 @@ class EchoEngine(LoadingEngine):
 class EchoWorker(GenerationWorker):
     def create_engine(self, seed):
         return EchoEngine()
+
+
+class FallingEngine(EchoEngine):
+    """Takes the process of rank 1 along when that is to load a version after which a file is called."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = Path(folder)
+
+    def load_weights(self, weights):
+        ((name, tensor),) = weights
+        mark = self.folder / str(int(tensor))
+        if current_worker().rank == 1 and mark.exists():
+            mark.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().load_weights([(name, tensor)])
+
+
+class FallingWorker(GenerationWorker):
+    def create_engine(self, seed):
+        return FallingEngine(self.options.more["folder"])
 
 
 class EchoTrainer:

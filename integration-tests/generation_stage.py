@@ -231,13 +231,17 @@ def rows_of(batch):
 
 
 @contextmanager
-def local_stage(worker, model=MODEL, trainer=Trainer, **options):
+def local_stage(worker, model=MODEL, trainer=Trainer, worker_options=None, **options):
     """A stage with a worker of this process."""
     loop, shelf = asyncio.new_event_loop(), Shelf()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     directory = WeightDirectory.local()
-    made = worker(EngineOptions(model, **options), directory, shelf)
+    try:
+        made = worker(EngineOptions(model, **options), directory, shelf, **(worker_options or {}))
+    except BaseException:
+        loop.call_soon_threadsafe(loop.stop)
+        raise
     made = LocalStage(made, directory, trainer(directory, shelf), loop)
     try:
         made.sync()
@@ -250,7 +254,9 @@ def local_stage(worker, model=MODEL, trainer=Trainer, **options):
 
 
 @contextmanager
-def group_stage(worker, bundles=1, model=MODEL, trainer=Trainer, synced=True, options=None, **group):
+def group_stage(
+    worker, bundles=1, model=MODEL, trainer=Trainer, synced=True, options=None, worker_options=None, **group
+):
     """A stage with generators on Ray."""
     with (
         WeightDirectory.start() as directory,
@@ -259,7 +265,7 @@ def group_stage(worker, bundles=1, model=MODEL, trainer=Trainer, synced=True, op
             cluster,
             worker,
             EngineOptions(model, **(options or {})),
-            worker_options={"directory": directory},
+            worker_options={"directory": directory, **(worker_options or {})},
             **group,
         ) as generators,
     ):

@@ -10,12 +10,14 @@ from generation.errors import (
 )
 from generation.group import Generators, start_generators
 from generation.metrics import GenerationMetrics
+from generation.openai.options import EndpointOptions
 from generation.options import EngineOptions
 from generation.prompts import Limits
 from generation.sampling import Sampling
 
 __all__ = [
     "AsleepError",
+    "EndpointOptions",
     "EngineFailedError",
     "EngineOptions",
     "GenerationError",

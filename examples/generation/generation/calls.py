@@ -12,9 +12,10 @@ from typing import Any
 
 from generation.engine import Request
 from generation.errors import AsleepError
+from generation.life import EngineLife
 from generation.loop import EngineLoop
-from generation.prompts import Limits, read_prompts
-from generation.samples import Sample
+from generation.prompts import Limits, check_stops, read_prompts
+from generation.samples import Added, Sample
 from generation.sampling import Sampling
 
 _numbers = itertools.count()
@@ -42,8 +43,10 @@ def requests_of(asked: Asked, limits: Limits) -> list[Request]:
 
     Raises:
         PromptError: The model can't take a prompt.
+        SamplingError: Its vocabulary lacks an id that is to stop a sample.
     """
     prompts, call, sampling = read_prompts(asked.batch, limits), asked.request_id, asked.sampling
+    check_stops(sampling, limits)
     call = uuid.uuid4().hex if call is None else call
     return [
         Request(
@@ -62,25 +65,68 @@ def requests_of(asked: Asked, limits: Limits) -> list[Request]:
     ]
 
 
+async def admitted(life: EngineLife, asked: Asked) -> tuple[EngineLoop, list[Request]]:
+    """The requests of a call that may be generated, and who generates them.
+
+    Raises:
+        PromptError: The model can't take a prompt.
+        SamplingError: Its vocabulary lacks an id that is to stop a sample.
+        RefusedError: There is no such adapter.
+        AsleepError: There is no engine now.
+        StaleWeightsError: It holds no version of the weights, or a mixture.
+    """
+    state = life.awake
+    requests = requests_of(asked, life.limits)
+    state.version()
+    if asked.adapter is not None:
+        await asyncio.wrap_future(state.loop.call(state.loop.engine.check_adapter, asked.adapter))
+    return state.loop, requests
+
+
 async def samples_of(
     loop: EngineLoop, requests: Sequence[Request]
 ) -> AsyncGenerator[tuple[Request, Sample], None]:
     """Have samples made, and give them as they end; whoever stops early aborts the rest."""
-    inbox: asyncio.Queue[tuple[Request, Sample | BaseException]] = asyncio.Queue()
+    async with contextlib.aclosing(_events_of(loop, requests, in_pieces=False)) as events:
+        async for request, found in events:
+            if isinstance(found, Sample):
+                yield request, found
+
+
+async def progress_of(
+    loop: EngineLoop, requests: Sequence[Request]
+) -> AsyncGenerator[tuple[Request, Added | Sample], None]:
+    """The same with what is added to each as it comes, before the sample itself."""
+    async with contextlib.aclosing(_events_of(loop, requests, in_pieces=True)) as events:
+        async for event in events:
+            yield event
+
+
+def forget(loop: EngineLoop, requests: Sequence[Request]) -> None:
+    """End requests whose samples nobody waits for any more."""
+    with contextlib.suppress(AsleepError):  # then they have ended with their engine
+        loop.discard(requests)
+
+
+async def _events_of(
+    loop: EngineLoop, requests: Sequence[Request], *, in_pieces: bool
+) -> AsyncGenerator[tuple[Request, Added | Sample], None]:
+    inbox: asyncio.Queue[tuple[Request, Added | Sample | BaseException]] = asyncio.Queue()
     left = {request.id: request for request in requests}
     deliver = partial(_deliver, asyncio.get_running_loop(), inbox)
     try:
-        await asyncio.wrap_future(loop.submit(requests, deliver))
+        await asyncio.wrap_future(loop.submit(requests, deliver, deliver if in_pieces else None))
         while left:
             request, found = await inbox.get()
-            del left[request.id]
             if isinstance(found, BaseException):
+                del left[request.id]
                 raise found
+            if isinstance(found, Sample):
+                del left[request.id]
             yield request, found
     finally:
         if left:
-            with contextlib.suppress(AsleepError):  # then they have ended with their engine
-                loop.discard(list(left.values()))
+            forget(loop, list(left.values()))
 
 
 def _deliver(

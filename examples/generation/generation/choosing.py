@@ -15,7 +15,8 @@ def choose(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator)
     """
     if sampling.temperature == 0:
         return int(logits.argmax())
-    probabilities = (logits / sampling.temperature).softmax(-1).cpu()
+    # The largest logit is 0, and however small a temperature is, it stays so: no infinity comes up.
+    probabilities = ((logits - logits.max()).double() / sampling.temperature).softmax(-1).cpu()
     if sampling.top_k:
         least = probabilities.topk(min(sampling.top_k, len(probabilities))).values[-1]
         probabilities = probabilities.where(probabilities >= least, 0.0)

@@ -10,9 +10,10 @@ from typing import Any, Self
 
 import torch
 
+from generation.lending import VISIBLE, Lent
 from generation.metrics import GenerationMetrics
 from generation.options import EngineOptions, check_device
-from generation.prompts import Limits, Prompt, read_prompts
+from generation.prompts import Limits, Prompt, check_stops, read_prompts
 from generation.sampling import Sampling
 from raycrew.cluster_core import Cluster
 from raycrew.tensor_transport import BatchedDataDict
@@ -125,7 +126,7 @@ class Generators:
             PromptError: A prompt can't be taken; nothing is sent then.
             SamplingError: There is no such option; nothing is sent then.
         """
-        chosen, prompts = Sampling.of(sampling), read_prompts(batch, self.limits)
+        chosen, prompts = self._checked(batch, sampling)
         return self.group.run_all_workers_multiple_data(
             "generate",
             _batch_of(prompts).shard(min(len(self.leaders), len(prompts))),
@@ -156,11 +157,16 @@ class Generators:
     ) -> None:
         self.shutdown()
 
+    def _checked(self, batch: BatchedDataDict, sampling: Any) -> tuple[Sampling, list[Prompt]]:
+        chosen, prompts = Sampling.of(sampling), read_prompts(batch, self.limits)
+        check_stops(chosen, self.limits)
+        return chosen, prompts
+
     def _items(
         self, batch: BatchedDataDict, sampling: Any, call: dict[str, Any]
     ) -> tuple[list[BatchedDataDict], dict[str, Any]]:
         """Parts of the batch, and how they are sent; everything is checked."""
-        chosen, prompts = Sampling.of(sampling), read_prompts(batch, self.limits)
+        chosen, prompts = self._checked(batch, sampling)
         size = 1 if self._keyed else call.pop("prompts_per_call", 16)
         call.pop("prompts_per_call", None)
         parts = [prompts[start : start + size] for start in range(0, len(prompts), size)]
@@ -194,12 +200,13 @@ def start_generators(
             another strategy of the group.
         env_vars: Further variables of the workers.
         restart_on_failure: Whether dead replicas are replaced; what they had not answered is sent again.
-        worker_options: `directory`, `store`, `on_update` and `asleep` of the workers; or a function that
-            gives those of a rank, called again for a worker that is replaced.
+        worker_options: `directory`, `store`, `on_update`, `asleep` and `endpoint` of the workers; or a
+            function that gives those of a rank, called again for a worker that is replaced.
         **group: Further options of `RayWorkerGroup`, such as `environments` and `name_prefix`.
 
     Raises:
-        RefusedError: The engine can't do what the options ask for; no actor is started then.
+        RefusedError: The engine can't do what the options ask for, or not on these bundles; no actor is
+            started then.
         ValueError: The bundles can't be shared out so.
     """
     how: dict[str, Any] = {
@@ -237,22 +244,25 @@ def _plan(
     if bundles % size:
         raise ValueError(f"{bundles} bundles can't be shared out to engines over {size} each")
 
+    lent = Lent(cluster, size) if options.executor == "ray" else None
+
     def init_of(rank: RankInfo) -> dict[str, Any]:
         given = worker_options(rank) if callable(worker_options) else worker_options
-        return {"options": options, **(given or {}), "leads": rank.rank % size == 0}
+        own = {} if lent is None else {"variables": lent.variables(rank)}
+        return {"options": options, **own, **(given or {}), "leads": rank.rank % size == 0}
 
     path = os.pathsep.join(filter(None, (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))))
     tied = [list(range(start, start + size)) for start in range(0, bundles, size)]
     return _Plan(
         {
-            "cluster": cluster,
+            "cluster": lent or cluster,
             "worker": WORKERS.get(worker, worker),
             "init": init_of,
-            "env_vars": {**VARIABLES, "PYTHONPATH": path, **(env_vars or {})},
+            "env_vars": {**VARIABLES, **(VISIBLE if lent else {}), "PYTHONPATH": path, **(env_vars or {})},
             "bundle_indices_list": tied if size > 1 else None,
             "enable_load_balancing": True,
             "load_balancing_strategy": balancing,
-            "idempotent_methods": ("generate", "sleep", "wake"),
+            "idempotent_methods": ("endpoint", "generate", "sleep", "wake"),
             "restart_on_failure": restart_on_failure,
             **group,
         },

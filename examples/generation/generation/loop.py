@@ -12,9 +12,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from generation.engine import Engine, EngineLoad, Request
+from generation.engine import Engine, EngineLoad, Piece, Request
 from generation.errors import AsleepError, EngineFailedError, GenerationError
-from generation.samples import FinishReason, Sample
+from generation.samples import Added, FinishReason, Sample
 from raycrew.tensor_transport import StaleWeightsError
 
 T = TypeVar("T")
@@ -23,6 +23,8 @@ PAUSE_MODES = ("finish", "abort", "continue")
 PAUSE_S = 0.005
 Sink = Callable[[Request, Sample | BaseException], None]
 """Where a sample goes when it has ended, or what became of it instead; called in the engine's thread."""
+Listener = Callable[[Request, Added], None]
+"""Where that goes which a step adds to a sample, before the sample itself; called in the engine's thread."""
 
 
 @dataclass(slots=True)
@@ -31,9 +33,18 @@ class Track:
 
     request: Request
     sink: Sink
+    listener: Listener | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+
+    def take(self, piece: Piece, version: int) -> None:
+        """Add what a step has made."""
+        self.tokens += piece.tokens
+        self.logprobs += piece.logprobs
+        self.versions += [version] * len(piece.tokens)
+        if self.listener is not None and piece.tokens:
+            self.listener(self.request, Added(piece.tokens, piece.logprobs, version))
 
     def ended(self, reason: FinishReason) -> Sample:
         """The sample as far as it has come."""
@@ -99,9 +110,11 @@ class EngineLoop:
             return function(*args)
         return self.call(function, *args).result()
 
-    def submit(self, requests: Sequence[Request], sink: Sink) -> Future[None]:
+    def submit(
+        self, requests: Sequence[Request], sink: Sink, listener: Listener | None = None
+    ) -> Future[None]:
         """Have samples made; in a pause they wait for its end."""
-        return self.call(self._submit, requests, sink)
+        return self.call(self._submit, [Track(request, sink, listener) for request in requests])
 
     def abort(self, call: str | None) -> Future[int]:
         """End the requests of a call, or all; they are given on as far as they have come. Tells how many."""
@@ -200,9 +213,7 @@ class EngineLoop:
             track = self._running.get(piece.request_id)
             if track is None:
                 continue
-            track.tokens += piece.tokens
-            track.logprobs += piece.logprobs
-            track.versions += [version] * len(piece.tokens)
+            track.take(piece, version)
             self.counts.tokens += len(piece.tokens)
             if piece.finish_reason is not None:
                 del self._running[piece.request_id]
@@ -211,10 +222,9 @@ class EngineLoop:
         self.counts.seconds += time.perf_counter() - began
         self._settle()
 
-    def _submit(self, requests: Sequence[Request], sink: Sink) -> None:
+    def _submit(self, tracks: Sequence[Track]) -> None:
         if self._failure is not None:
             raise self._as_failed() from self._failure
-        tracks = [Track(request, sink) for request in requests]
         if self._holds or self._finishing:
             self._waiting |= {track.request.id: track for track in tracks}
         else:

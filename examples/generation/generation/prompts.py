@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from generation.errors import PromptError
+from generation.errors import PromptError, SamplingError
+from generation.sampling import Sampling
 from raycrew.tensor_transport import RaggedTensor
 
 
@@ -79,6 +80,20 @@ def check_prompt(tokens: Sequence[int], limits: Limits, which: str) -> None:
         if not isinstance(token, int) or not 0 <= token < limits.vocabulary_size:
             raise PromptError(
                 f"{which} has the id {token!r} at position {position}; the vocabulary has ids from 0 to "
+                f"{limits.vocabulary_size - 1}"
+            )
+
+
+def check_stops(sampling: Sampling, limits: Limits) -> None:
+    """Refuse ids that are to stop a sample and that it can't have.
+
+    Raises:
+        SamplingError: The vocabulary lacks one.
+    """
+    for token in sampling.stop_token_ids:
+        if token >= limits.vocabulary_size:
+            raise SamplingError(
+                f"stop_token_ids has the id {token}; the vocabulary has ids from 0 to "
                 f"{limits.vocabulary_size - 1}"
             )
 

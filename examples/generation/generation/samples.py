@@ -32,6 +32,21 @@ class Sample:
     finish_reason: FinishReason
 
 
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What a step has added to a sample.
+
+    Attributes:
+        tokens: Ids.
+        logprobs: One for each; see `Sample`.
+        version: Version of the weights that chose them.
+    """
+
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    version: int
+
+
 def pack_samples(samples: Sequence[Sample]) -> BatchedDataDict:
     """A row for each sample, in order.
 

@@ -1,12 +1,13 @@
 """How tokens are chosen: checked where it is written down, before anything is sent."""
 
 import difflib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from generation.errors import SamplingError
+
+HOTTEST = 1e6  # all tokens are as likely as one another
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,7 @@ class Sampling:
 
     Attributes:
         n: Samples of each prompt.
-        temperature: Divides the logits; 0 takes the likeliest token each time.
+        temperature: Divides the logits; 0 takes the likeliest token each time. Up to a million.
         top_p: Smallest probability mass that is chosen from, above 0 and at most 1.
         top_k: How many of the likeliest tokens are chosen from; 0 for all.
         max_tokens: Most tokens of a sample; it has no more than fit the model's context beside the prompt.
@@ -53,8 +54,10 @@ class Sampling:
             _check_whole("stop_token_ids", token, 0)
         if self.seed is not None:
             _check_whole("seed", self.seed, 0)
-        if not _is_number(self.temperature) or not 0 <= self.temperature < math.inf:
-            raise SamplingError(f"temperature must be a number of at least 0, not {self.temperature!r}")
+        if not _is_number(self.temperature) or not 0 <= self.temperature <= HOTTEST:
+            raise SamplingError(
+                f"temperature must be a number from 0 to {HOTTEST:g}, not {self.temperature!r}"
+            )
         if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise SamplingError(f"top_p must be above 0 and at most 1, not {self.top_p!r}")
 
@@ -80,7 +83,7 @@ def _hint(name: str, names: list[str]) -> str:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # no NaN
 
 
 def _check_whole(name: str, value: object, least: int) -> None:

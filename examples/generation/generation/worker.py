@@ -6,22 +6,26 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 
-from generation.calls import Asked, requests_of, samples_of
+from generation.calls import Asked, admitted, samples_of
 from generation.engine import Engine, Request, WeightSource
 from generation.errors import GenerationError, RefusedError
 from generation.life import EngineLife
 from generation.loop import PAUSE_MODES, PauseMode
 from generation.metrics import GenerationMetrics
+from generation.openai.hosting import Hosted
+from generation.openai.options import EndpointOptions
 from generation.options import EngineOptions, check_device
 from generation.prompts import Limits
 from generation.samples import Sample, pack_samples
 from generation.sampling import Sampling
 from raycrew.tensor_transport import BatchedDataDict, ByteStore, WeightDirectory, WeightReceipt, WeightUpdate
 from raycrew.worker_groups import CurrentWorker, WorkerGroupError, current_worker
+from raycrew.worker_groups.services import Endpoint
 
 How = Sampling | Mapping[str, Any] | None
 
@@ -42,9 +46,12 @@ class GenerationWorker(ABC):
         leads: Whether it has the engine of its tied group; the others lend their bundles to its processes,
             have nothing to put to sleep or wake, and refuse all calls but `pid`.
         asleep: Whether it has no engine before `wake`.
+        variables: What this process has in its environment before the engine is made.
+        endpoint: What answers over HTTP in OpenAI's form, from a thread; None for nothing of the kind.
 
     Raises:
-        RefusedError: The engine, or this machine, can't do what the options ask for.
+        RefusedError: The engine, or this machine, can't do what the options ask for; or the endpoint has no
+            tokenizer.
         ValueError: There is no such mode.
     """
 
@@ -56,10 +63,14 @@ class GenerationWorker(ABC):
         on_update: PauseMode = "continue",
         leads: bool = True,
         asleep: bool = False,
+        variables: Mapping[str, str] | None = None,
+        endpoint: EndpointOptions | None = None,
     ) -> None:
         _check_mode(on_update, PAUSE_MODES)
         me = _own_worker()
-        check_device(options, "cpu" if me is None else me.device_kind)
+        if options.executor != "ray":  # then the devices are not this worker's, and the engine knows
+            check_device(options, "cpu" if me is None else me.device_kind)
+        os.environ.update(variables or {})
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self.options, self.on_update = options, on_update
         seed, name = options.seed, None
@@ -69,6 +80,7 @@ class GenerationWorker(ABC):
             raise RefusedError("an engine with a sleep_level wakes with weights of a directory: give one")
         source = None if directory is None else WeightSource(directory, store, name)
         self._engine = EngineLife(lambda: self.create_engine(seed), source, asleep) if leads else None
+        self._hosted = Hosted(self._engine, options, endpoint)
 
     @property
     def _life(self) -> EngineLife:
@@ -276,6 +288,19 @@ class GenerationWorker(ABC):
         """This worker's process."""
         return os.getpid()
 
+    async def endpoint(self) -> Endpoint:
+        """Where it answers over HTTP; that ends with the worker.
+
+        Raises:
+            GenerationError: Nowhere.
+        """
+        me = _own_worker()
+        return replace(self._hosted.endpoint, rank=0 if me is None else me.rank)
+
+    async def close_endpoint(self) -> None:
+        """Answer over HTTP no more; requests under way are aborted. Idempotent."""
+        await asyncio.to_thread(self._hosted.close)
+
     async def explain(self) -> str:
         """What the engine is, what its sleep is, and how it is."""
         state = self._life.state
@@ -291,12 +316,9 @@ class GenerationWorker(ABC):
         self, batch: BatchedDataDict, sampling: How, request_id: str | None, adapter: str | None
     ) -> AsyncGenerator[tuple[Request, Sample], None]:
         """What was asked for, and what came of it, as it ends."""
-        state = self._life.awake
-        requests = requests_of(Asked(batch, Sampling.of(sampling), request_id, adapter), self._life.limits)
-        state.version()
-        if adapter is not None:
-            await asyncio.wrap_future(state.loop.call(state.loop.engine.check_adapter, adapter))
-        async with contextlib.aclosing(samples_of(state.loop, requests)) as samples:
+        asked = Asked(batch, Sampling.of(sampling), request_id, adapter)
+        loop, requests = await admitted(self._life, asked)
+        async with contextlib.aclosing(samples_of(loop, requests)) as samples:
             async for pair in samples:
                 yield pair
 

@@ -1,0 +1,80 @@
+"""The driver's side of endpoints: one address for those of all replicas, wherever they are at the moment."""
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from generation.group import Generators
+from raycrew.worker_groups import MultiWorkerFuture, ResultTimeoutError, WorkerGroupError
+from raycrew.worker_groups.services import Endpoint, Proxy, ServiceClosedError
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 0.25
+ANSWER_S = 5.0
+
+
+@contextmanager
+def one_endpoint(generators: Generators, **options: Any) -> Iterator[Endpoint]:
+    """One endpoint for all replicas, which were started with `worker_options={"endpoint": …}`.
+
+    Each request goes to one replica; `strategy="consistent_hash"` with a `key` has those of a conversation go
+    to the one whose prefix cache knows it. A replica that dies is replaced, and found again.
+
+    Args:
+        generators: The replicas.
+        **options: Of the `Proxy`: `strategy`, `key`, `token`, `host`, `port`, `timeout_s` and so on.
+
+    Raises:
+        GenerationError: They have no endpoints.
+        ValueError: Options contradict one another.
+    """
+    followed = _Followed(generators)
+    try:
+        with Proxy(followed, **options) as proxy:
+            yield proxy.endpoint
+    finally:
+        followed.end()
+
+
+class _Followed:
+    """Endpoints of replicas, asked for again and again, as one that is replaced has another."""
+
+    def __init__(self, generators: Generators) -> None:
+        self._group, self._leaders = generators.group, tuple(generators.leaders)
+        self._known: dict[int, Endpoint] = dict(
+            zip(self._leaders, generators.call("endpoint", timeout=60.0), strict=True)
+        )
+        self._asked: dict[int, MultiWorkerFuture[Endpoint]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look_again, name="endpoints", daemon=True)
+        self._thread.start()
+
+    def __call__(self) -> Sequence[Endpoint]:
+        if self._stop.is_set():
+            raise ServiceClosedError("the generators' endpoints are not followed any more")
+        return list(self._known.values())
+
+    def end(self) -> None:
+        """Ask no more."""
+        self._stop.set()
+        self._thread.join(2 * ANSWER_S)
+
+    def _look_again(self) -> None:
+        while not self._stop.wait(INTERVAL_S):
+            for rank in self._leaders:
+                try:
+                    self._look(rank)
+                except WorkerGroupError as error:  # it is being replaced, or was given up
+                    self._asked.pop(rank, None)
+                    logger.info("the endpoint of replica %d can't be asked for now: %s", rank, error)
+
+    def _look(self, rank: int) -> None:
+        """Take in what a replica says; one that is slow is asked again, and holds nobody up for long."""
+        if rank not in self._asked:
+            self._asked[rank] = self._group.on(ranks=[rank], timeout=ANSWER_S).call("endpoint")
+        with suppress(ResultTimeoutError):
+            (self._known[rank],) = self._asked[rank].get_results(timeout=INTERVAL_S)
+            del self._asked[rank]

@@ -1,0 +1,65 @@
+"""Text of tokens as they come, up to a string that ends it."""
+
+from collections.abc import Callable, Sequence
+
+CONTEXT_TOKENS = 4
+UNFINISHED = "\ufffd"
+MOST_HELD = 8  # tokens; a character has four bytes at most, and what never becomes one is told as it is
+
+
+class TextStream:
+    """Makes text of the tokens of one sample, and tells no character that a later token may change.
+
+    Args:
+        decode: Text of tokens.
+        prompt: Tokens of the prompt: the first of a sample may be decoded otherwise without what was before.
+        stops: Strings that end the text; they do not belong to it.
+
+    Attributes:
+        is_stopped: Whether one of them was there.
+    """
+
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int] = (), stops: Sequence[str] = ()
+    ) -> None:
+        self._decode, self._stops = decode, stops
+        self._tokens = list(prompt[-CONTEXT_TOKENS:])
+        self._from, self._until = 0, len(self._tokens)  # tokens that are decoded again; those that are told
+        self._held = ""
+        self.is_stopped = False
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """Take tokens; gives the text that is certain with them."""
+        if self.is_stopped:
+            return ""
+        self._tokens += tokens
+        new = self._new()
+        is_open = len(self._tokens) - self._until < MOST_HELD
+        if new.endswith(UNFINISHED) and is_open:  # bytes of a character whose others may come
+            return ""
+        self._from, self._until = self._until, len(self._tokens)
+        return self._before_stop(new, is_last=False)
+
+    def end(self) -> str:
+        """The text that was not certain, once there are no more tokens."""
+        return "" if self.is_stopped else self._before_stop(self._new(), is_last=True)
+
+    def _new(self) -> str:
+        told = self._decode(self._tokens[self._from : self._until])
+        return self._decode(self._tokens[self._from :])[len(told) :]
+
+    def _before_stop(self, new: str, *, is_last: bool) -> str:
+        text = self._held + new
+        places = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        if places:
+            self.is_stopped = True
+            return text[: min(places)]
+        kept = 0 if is_last else max((_beginning(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept]
+
+
+def _beginning(text: str, stop: str) -> int:
+    """How many characters at the end of a text are the beginning of a string."""
+    sizes = range(min(len(text), len(stop) - 1), 0, -1)
+    return next((size for size in sizes if text.endswith(stop[:size])), 0)

@@ -1,0 +1,346 @@
+"""An endpoint in OpenAI's form, over a generator of this process: answers, streams, ends and refusals."""
+
+import json
+import socket
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("uvicorn")
+
+from endpoint_words import LETTERS, SPECIAL, ask, events, opened, save_tokenizer, told
+from generation_conformance import TOLERANCE
+from generation_echo import MODEL as ECHO
+from generation_echo import EchoTrainer, EchoWorker
+from generation_stage import MODEL, local_stage
+
+from generation import EndpointOptions, RefusedError
+from generation.transformers_worker import TransformersWorker
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+GREEDY = {"model": "model", "temperature": 0}
+
+
+def ids_of(text):
+    return [len(SPECIAL) + LETTERS.index(letter) for letter in text]
+
+
+@contextmanager
+def served(worker, folder, *stage, **endpoint):
+    """A stage, and the endpoint of its worker."""
+    options = EndpointOptions(tokenizer=save_tokenizer(folder), **endpoint)
+    with local_stage(worker, *stage, worker_options={"endpoint": options}) as made:
+        made.endpoint = made.call("endpoint")
+        try:
+            yield made
+        finally:
+            made.call("close_endpoint")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A transformers model."""
+    with served(TransformersWorker, tmp_path_factory.mktemp("words")) as made:
+        yield made
+
+
+@pytest.fixture
+def echo(tmp_path):
+    """An engine without a model: each token is the one before and the version."""
+    with served(EchoWorker, tmp_path, ECHO, EchoTrainer, max_samples=64, max_body_bytes=1 << 16) as made:
+        yield made
+
+
+class TestAnswers:
+    def test_a_completion_is_what_the_generator_makes(self, plain):
+        asked = {**GREEDY, "prompt": "abc", "max_tokens": 12, "logprobs": 0, "return_token_ids": True}
+        found = told(plain.endpoint, COMPLETIONS, {**asked, "ignore_eos": True})
+        (choice,) = found["choices"]
+        assert (found["object"], choice["finish_reason"]) == ("text_completion", "length")
+        assert choice["prompt_token_ids"] == ids_of("abc")
+        tokens = choice["token_ids"]
+        for at, token in enumerate(tokens):
+            assert token == plain.likeliest([*ids_of("abc"), *tokens[:at]], plain.version)
+        wanted = plain.plain_logprobs(ids_of("abc"), tokens, plain.version)
+        logprobs = choice["logprobs"]["token_logprobs"]
+        assert max(abs(a - b) for a, b in zip(wanted, logprobs, strict=True)) < TOLERANCE
+        assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+        assert choice["weight_versions"] == [[plain.version, 12]]
+        assert found["usage"] == {"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15}
+
+    def test_choices_are_ordered_and_a_seed_gives_them_again(self, plain):
+        asked = {"model": "model", "prompt": ["abc", ids_of("xy")], "n": 3, "seed": 7, "max_tokens": 8}
+        found = [told(plain.endpoint, COMPLETIONS, {**asked, "return_token_ids": True}) for _ in range(2)]
+        assert found[0]["choices"] == found[1]["choices"]
+        assert [choice["index"] for choice in found[0]["choices"]] == list(range(6))
+        prompts = [choice["prompt_token_ids"] for choice in found[0]["choices"]]
+        assert prompts == [ids_of("abc")] * 3 + [ids_of("xy")] * 3
+        assert found[0]["usage"]["prompt_tokens"] == 5
+        assert len({choice["text"] for choice in found[0]["choices"]}) > 2
+
+    def test_a_chat_goes_by_the_template(self, plain):
+        messages = [
+            {"role": "system", "content": "ab"},
+            {"role": "user", "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "d"}]},
+        ]
+        asked = {**GREEDY, "messages": messages, "max_completion_tokens": 5, "return_token_ids": True}
+        found = told(plain.endpoint, CHAT, {**asked, "logprobs": True})
+        (choice,) = found["choices"]
+        user = SPECIAL.index("<user>")
+        assert choice["prompt_token_ids"] == [user, *ids_of("ab"), user, *ids_of("cd"), *ids_of(":")]
+        assert (found["object"], choice["message"]["role"]) == ("chat.completion", "assistant")
+        content = choice["logprobs"]["content"]
+        assert "".join(each["token"] for each in content) == choice["message"]["content"]
+        assert [bytes(each["bytes"]).decode() for each in content] == [each["token"] for each in content]
+
+    def test_a_stream_makes_the_same_as_an_answer(self, plain):
+        asked = {**GREEDY, "max_tokens": 12, "n": 2, "stop": "QQ", "return_token_ids": True}
+        for path, prompt in (
+            (COMPLETIONS, {"prompt": "abc", "logprobs": 0}),
+            (CHAT, {"messages": [{"role": "user", "content": "abc"}], "logprobs": True}),
+        ):
+            whole = told(plain.endpoint, path, {**asked, **prompt})
+            usage = {"stream_options": {"include_usage": True}}
+            pieces, is_whole = events(plain.endpoint, path, {**asked, **prompt, **usage})
+            assert is_whole
+            assert pieces[-1]["choices"] == []
+            assert pieces[-1]["usage"] == whole["usage"]
+            for wanted in whole["choices"]:
+                own = [c for piece in pieces for c in piece["choices"] if c["index"] == wanted["index"]]
+                assert len(own) > 3, "token by token"
+                assert said(own, path) == said([wanted], path)
+                assert [token for c in own for token in c["token_ids"]] == wanted["token_ids"]
+                assert [c["finish_reason"] for c in own if c["finish_reason"]] == [wanted["finish_reason"]]
+            assert len({piece["id"] for piece in pieces}) == 1
+
+    def test_a_stop_string_ends_a_choice_and_what_is_generated_for_it(self, plain):
+        asked = {**GREEDY, "prompt": "abc", "ignore_eos": True}
+        text = told(plain.endpoint, COMPLETIONS, {**asked, "max_tokens": 30})["choices"][0]["text"]
+        stop = text[9:12]
+        before = plain.metrics()
+        found = told(plain.endpoint, COMPLETIONS, {**asked, "max_tokens": 400, "stop": [stop, "QQQQ"]})
+        (choice,) = found["choices"]
+        assert (choice["text"], choice["finish_reason"]) == (text[: text.index(stop)], "stop")
+        after = plain.wait_for(lambda found: not found.running)
+        assert after.tokens - before.tokens < 400
+        assert found["usage"]["completion_tokens"] <= 12
+
+    def test_the_context_bounds_what_comes(self, plain):
+        most, prompt = MODEL["max_position_embeddings"], "a" * 500
+        asked = {**GREEDY, "prompt": prompt, "ignore_eos": True, "max_tokens": 10**18}
+        found = told(plain.endpoint, COMPLETIONS, asked)
+        assert found["usage"]["completion_tokens"] == most - 500
+        found = told(plain.endpoint, COMPLETIONS, {**asked, "prompt": "a" * (most - 1)})
+        assert found["usage"]["completion_tokens"] == 1
+        status, refused = ask(plain.endpoint, COMPLETIONS, {**asked, "prompt": "a" * most})
+        assert (status, refused["error"]["code"]) == (400, "context_length_exceeded")
+
+    def test_models_are_listed_by_name(self, plain):
+        (model,) = told(plain.endpoint, "/v1/models")["data"]
+        assert model == told(plain.endpoint, "/v1/models/model")
+        assert ask(plain.endpoint, "/v1/models/other")[0] == 404
+        assert told(plain.endpoint, "/health") == {"weight_version": plain.version}
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("path", "body", "status", "code"),
+        [
+            (COMPLETIONS, {**GREEDY, "prompt": ""}, 400, None),
+            (COMPLETIONS, {**GREEDY, "prompt": [-1]}, 400, None),
+            (COMPLETIONS, {**GREEDY, "prompt": [5], "stop_token_ids": [97]}, 400, None),
+            (COMPLETIONS, {**GREEDY, "prompt": "a", "model": "tuned"}, 404, "model_not_found"),
+            (COMPLETIONS, {**GREEDY, "prompt": ["a"] * 33, "n": 2}, 400, None),
+            (CHAT, {**GREEDY, "messages": [{"role": "nobody", "content": "a"}]}, 400, None),
+            (COMPLETIONS, {**GREEDY, "prompt": "a" * (1 << 16)}, 413, "too_long"),
+            ("/v1/embeddings", {}, 404, "unknown_url"),
+            (COMPLETIONS, None, 405, "method_not_supported"),
+        ],
+    )
+    def test_what_can_not_be_answered_is_told_in_openais_form(self, echo, path, body, status, code):
+        got, found = ask(echo.endpoint, path, body)
+        assert (got, found["error"]["code"], found.keys()) == (status, code, {"error"})
+        assert found["error"].keys() == {"message", "type", "param", "code"}
+        assert echo.metrics().tokens == 0
+
+    def test_who_does_not_know_the_token_is_let_nowhere(self, echo):
+        with socket.create_connection((echo.endpoint.host, echo.endpoint.port), timeout=30) as connection:
+            connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 401")
+
+    def test_hostile_bodies_harm_nobody(self, echo):
+        deep = b"[" * 50_000
+        for raw in (b"", b"\xff\xfe", deep, b'{"model":' + deep, b"9" * 6000, b'{"prompt": NaN}', b"null"):
+            status, found = ask(echo.endpoint, COMPLETIONS, raw=raw, method="POST")
+            assert (status, found["error"]["type"]) == (400, "invalid_request_error"), raw[:20]
+        assert told(echo.endpoint, COMPLETIONS, {**GREEDY, "prompt": "a"})["usage"]["completion_tokens"] == 16
+
+    @pytest.mark.parametrize("temperature", [1e-320, 1e-40, 1e-9, 1e6])
+    def test_no_temperature_ends_the_engine(self, plain, temperature):
+        asked = {"model": "model", "prompt": "abc", "max_tokens": 8, "ignore_eos": True, "seed": 1}
+        found = told(plain.endpoint, COMPLETIONS, {**asked, "temperature": temperature})
+        if temperature < 1:
+            assert found["choices"] == told(plain.endpoint, COMPLETIONS, {**asked, **GREEDY})["choices"]
+
+    def test_a_sleeper_says_so(self, echo):
+        echo.call("sleep", "abort")
+        for path, body in ((COMPLETIONS, {**GREEDY, "prompt": "a"}), ("/health", None)):
+            status, found = ask(echo.endpoint, path, body)
+            assert (status, found["error"]["code"]) == (503, "asleep")
+        echo.call("wake")
+        assert told(echo.endpoint, "/health") == {"weight_version": 1}
+
+    def test_there_is_no_endpoint_without_a_tokenizer(self, tmp_path):
+        for options, says in (({}, "say which folder"), ({"tokenizer": str(tmp_path)}, "has none")):
+            stage = local_stage(
+                EchoWorker, ECHO, EchoTrainer, worker_options={"endpoint": EndpointOptions(**options)}
+            )
+            with pytest.raises(RefusedError, match=says), stage:
+                pass
+
+
+LONG = {**GREEDY, "prompt": "a", "max_tokens": 900}
+
+
+class TestEnds:
+    """Whatever becomes of a client, an update, or the engine: who asked is told, and nothing is left."""
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_a_client_that_goes_ends_its_samples(self, echo, stream):
+        with gone_after(echo, {**LONG, "n": 3, "stream": stream}, lambda found: found.running == 3):
+            pass
+        assert echo.wait_for(lambda found: not found.running).aborted == 3
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_also_in_a_pause(self, echo, stream):
+        echo.call("pause")
+        with gone_after(echo, {**LONG, "n": 3, "stream": stream}, lambda found: found.waiting == 3):
+            pass
+        echo.wait_for(lambda found: not found.waiting)
+        echo.call("resume")
+        assert echo.metrics().aborted == 3
+
+    def test_a_client_that_does_not_read_is_let_go(self, tmp_path):
+        with served(EchoWorker, tmp_path, ECHO, EchoTrainer, idle_timeout_s=0.5) as echo:
+            body = json.dumps({**LONG, "n": 64, "stream": True, "return_token_ids": True}).encode()
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.connect((echo.endpoint.host, echo.endpoint.port))
+                client.sendall(head_of(echo.endpoint, body) + body)
+                echo.wait_for(lambda found: found.running == 64)
+                beside = told(echo.endpoint, COMPLETIONS, {**GREEDY, "prompt": "b"})
+                assert beside["usage"]["completion_tokens"] == 16, "nobody else waits for it"
+                echo.wait_for(lambda found: not found.running)
+            assert told(echo.endpoint, "/health") == {"weight_version": 1}
+
+    def test_a_stream_goes_on_under_new_weights_and_says_from_where(self, echo):
+        with opened(echo.endpoint, COMPLETIONS, {**LONG, "stream": True}) as answer:
+            first = answer.readline()
+            after = echo.sync()
+            lines = (first + answer.read()).strip().split(b"\n\n")
+        assert lines[-1] == b"data: [DONE]"
+        pieces = [json.loads(line.removeprefix(b"data: ")) for line in lines[:-1]]
+        runs = [run for piece in pieces for choice in piece["choices"] for run in choice["weight_versions"]]
+        assert [version for version, _ in runs] == sorted(version for version, _ in runs)
+        assert {version for version, _ in runs} == {after - 1, after}
+        assert sum(count for _, count in runs) == 900
+
+    def test_an_update_that_ends_samples_says_so(self, echo):
+        echo.call("set_on_update", "abort")
+        with opened(echo.endpoint, COMPLETIONS, {**LONG, "stream": True}) as answer:
+            answer.readline()
+            echo.sync()
+            lines = answer.read().strip().split(b"\n\n")
+        assert lines[-1] == b"data: [DONE]"
+        assert json.loads(lines[-2].removeprefix(b"data: "))["choices"][0]["finish_reason"] == "abort"
+
+    def test_an_engine_that_fails_in_mid_stream_is_told_and_no_stream_ends_well(self, echo):
+        with opened(echo.endpoint, COMPLETIONS, {**LONG, "stream": True}) as answer:
+            answer.readline()
+            echo.worker._life.awake.loop.engine.steps_to_fail = 1
+            lines = answer.read().strip().split(b"\n\n")
+        last = json.loads(lines[-1].removeprefix(b"data: "))
+        assert last["error"]["code"] == "engine_failed"
+        assert ask(echo.endpoint, COMPLETIONS, LONG)[0] == 500
+        echo.call("sleep")
+        echo.call("wake")
+        assert (
+            told(echo.endpoint, COMPLETIONS, {**LONG, "max_tokens": 1})["choices"][0]["finish_reason"]
+            == "length"
+        )
+
+    def test_many_requests_at_once_are_all_answered(self, echo):
+        found, lock = [], threading.Lock()
+
+        def client(number):
+            for each in range(20):
+                letter = LETTERS[(number + each) % 26]
+                choice = told(echo.endpoint, COMPLETIONS, {**GREEDY, "prompt": letter, "max_tokens": 3})[
+                    "choices"
+                ][0]
+                with lock:
+                    found.append((letter, choice["text"]))
+
+        clients = [threading.Thread(target=client, args=(number,)) for number in range(32)]
+        for each in clients:
+            each.start()
+        for each in clients:
+            each.join()
+        assert len(found) == 640
+        add = echo.version
+        for letter, text in found:
+            at = LETTERS.index(letter)
+            assert text == "".join(LETTERS[at + add * step] for step in (1, 2, 3))
+        assert echo.metrics().running == 0
+
+
+def test_openais_own_client_understands_it(plain):
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(
+        base_url=f"{plain.endpoint.url}/v1", api_key=plain.endpoint.token, max_retries=0, timeout=60
+    )
+    assert [model.id for model in client.models.list()] == ["model"]
+    asked = {
+        "model": "model",
+        "messages": [{"role": "user", "content": "abc"}],
+        "temperature": 0,
+        "max_tokens": 9,
+    }
+    whole = client.chat.completions.create(**asked, logprobs=True)
+    pieces = client.chat.completions.create(**asked, stream=True)
+    text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
+    assert text == whole.choices[0].message.content
+    assert whole.choices[0].weight_versions[0][0] == plain.version
+    done = client.completions.create(model="model", prompt="abc", max_tokens=4, extra_body={"top_k": 5})
+    assert done.usage.completion_tokens <= 4
+    with pytest.raises(openai.BadRequestError, match="echo"):
+        client.completions.create(model="model", prompt="abc", echo=True)
+    with pytest.raises(openai.NotFoundError, match="no model"):
+        client.completions.create(model="other", prompt="abc")
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="wrong").models.list()
+
+
+def said(choices, path):
+    if path == COMPLETIONS:
+        return "".join(choice["text"] for choice in choices)
+    return "".join((choice.get("message") or choice["delta"]).get("content", "") for choice in choices)
+
+
+def head_of(endpoint, body):
+    return (
+        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        f"Authorization: Bearer {endpoint.token}\r\n\r\n"
+    ).encode()
+
+
+@contextmanager
+def gone_after(stage, fields, condition):
+    """A client that closes its connection once the generator is so."""
+    body = json.dumps(fields).encode()
+    with socket.create_connection((stage.endpoint.host, stage.endpoint.port), timeout=60) as client:
+        client.sendall(head_of(stage.endpoint, body) + body)
+        stage.wait_for(condition)
+        yield
