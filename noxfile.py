@@ -549,7 +549,7 @@ def docs(session: nox.Session) -> None:
 @nox.session(python=PYTHONS[0], reuse_venv=True, requires=["build"], default=False)
 def bench(session: nox.Session) -> None:
     """`nox -s bench -- SUITE … [--quick]`: ratios measured side by side, as a table and as JSON."""
-    session.install(*all_wheels(), *REINSTALL, *CONSTRAINTS)
+    session.install(*all_wheels(), *REINSTALL, "matplotlib>=3.9", *CONSTRAINTS)
     session.run("python", "benchmarks/harness.py", *session.posargs, env=RAY_ENVIRONMENT)
 
 

@@ -29,6 +29,7 @@ class EchoEngine(LoadingEngine):
     weights: ClassVar = {"add": torch.zeros(1, device="meta")}
 
     loads_to_fail = steps_to_fail = 0
+    ends = aborts = True
 
     def __init__(self):
         self.add_up, self.requests = 0, deque()
@@ -51,6 +52,8 @@ class EchoEngine(LoadingEngine):
         return Piece(request.id, tokens[-1:], [float(self.add_up)], "length" if is_last else None)
 
     def abort(self, request_ids):
+        if not self.aborts:
+            raise RuntimeError("the engine does not answer")
         gone = set(request_ids)
         self.requests = deque(pair for pair in self.requests if pair[0].id not in gone)
 
@@ -71,7 +74,8 @@ class EchoEngine(LoadingEngine):
         return EngineLoad(len(self.requests), 0, 0.0)
 
     def close(self):
-        pass
+        if not self.ends:
+            raise RuntimeError("a process of its does not end")
 
     def explain(self):
         return "an engine that adds"

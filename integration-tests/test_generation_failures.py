@@ -7,7 +7,7 @@ pytest.importorskip("transformers")
 from generation_echo import MODEL, EchoTrainer, EchoWorker
 from generation_stage import batch_of, local_stage, rows_of
 
-from generation import EngineFailedError
+from generation import EngineFailedError, GenerationError
 from raycrew.tensor_transport import StaleWeightsError, WeightUpdateError
 
 LONG = {"max_tokens": 300}
@@ -63,6 +63,26 @@ def test_an_engine_that_fails_says_so_and_is_made_anew(stage):
         with pytest.raises(EngineFailedError, match="no memory is left"):
             result(60)
     stage.call("sleep")
+    stage.call("wake")
+    assert rows_of(stage.generate(batch_of(), {"max_tokens": 1}))[0][4] == [1]
+
+
+def test_an_engine_that_does_not_end_is_not_said_to_sleep():
+    """Whose turn it is next would have its memory beside what is left of this one."""
+    what = "a process of its does not end"
+    with pytest.raises(GenerationError, match=what), local_stage(EchoWorker, MODEL, EchoTrainer) as stage:
+        engine_of(stage).ends = False
+        for method in ("sleep", "sleep", "wake"):
+            with pytest.raises(GenerationError, match=what):
+                stage.call(method)
+
+
+def test_an_engine_that_does_not_answer_is_ended_all_the_same(stage):
+    future = under_way(stage)
+    engine_of(stage).aborts = False
+    stage.call("sleep", "abort")
+    with pytest.raises(EngineFailedError, match="does not answer"):
+        future.result(60)
     stage.call("wake")
     assert rows_of(stage.generate(batch_of(), {"max_tokens": 1}))[0][4] == [1]
 

@@ -80,6 +80,16 @@ class TestUpdates:
             weights.apply_weights(publisher.publish(model.state_dict()))
             weights.check(references(model))
 
+    def test_what_lies_in_shared_memory_is_not_copied_before_it_is_loaded(self, engine, trainer, store):
+        mapped = {}
+        for borrow in (False, True):
+            with VllmWeights(engine, store=store, borrow=borrow) as weights:
+                size = weights.apply_weights(update := trainer.publish(17)).size_bytes
+                assert size == update.size_bytes
+                weights.check(references(trainer.model))
+                mapped[borrow] = held()[1]
+        assert mapped[True] >= mapped[False] + size, "the version to return to is the store's own memory"
+
     def test_outputs_say_which_version_made_them(self, engine, trainer, store):
         with VllmWeights(engine, store=store) as weights:
             weights.apply_weights(trainer.publish(5))

@@ -63,6 +63,7 @@ class EngineLife:
         self._limits: Limits | None = None
         self._held: Awake | None = None
         self._dozing: EngineLoop | None = None
+        self._ending: Awake | None = None
         self.state: Awake | None = None if asleep else self._begin()
 
     @property
@@ -129,6 +130,7 @@ class EngineLife:
     def sleep(self, mode: PauseMode) -> None:
         """See `GenerationWorker.sleep`."""
         with self._changes:
+            self._check_ended()
             if (state := self.state) is None:
                 return
             if mode == "finish" and state.loop.is_stuck():
@@ -140,13 +142,14 @@ class EngineLife:
             if state.loop.engine.dozes and not state.loop.has_failed:
                 self._doze(state)
             else:
-                state.close()
+                self._end(state)
             del state
             give_back()
 
     def wake(self) -> None:
         """See `GenerationWorker.wake`."""
         with self._changes:
+            self._check_ended()
             if self.state is not None:
                 return
             state = self._begin()
@@ -159,6 +162,21 @@ class EngineLife:
                 state.close()
                 raise
             self.state = state
+
+    def _end(self, state: Awake) -> None:
+        """Give the engine up; what did not end is known from then on."""
+        self._ending = state
+        state.close()
+        self._ending = None
+
+    def _check_ended(self) -> None:
+        """Refuse what another engine beside one that did not end would be, or a sleep that gives nothing up.
+
+        Raises:
+            GenerationError: There is one.
+        """
+        if self._ending is not None:
+            self._ending.close()
 
     def _doze(self, state: Awake) -> None:
         """Keep the engine, without its memory; one that can't is given up."""

@@ -7,7 +7,7 @@ calls gets a future, and never touches the engine or the requests itself.
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -84,6 +84,7 @@ class EngineLoop:
         self._holds: set[str] = set()
         self._finishing: dict[str, Future[None]] = {}
         self._failure: Exception | None = None
+        self._unended: Exception | None = None
         made: Future[Engine] = Future()
         self._thread = threading.Thread(target=self._run, args=(make, made), name="engine", daemon=True)
         self._thread.start()
@@ -157,12 +158,18 @@ class EngineLoop:
         return bool(self._running and self._holds)
 
     def close(self) -> None:
-        """End what is on its way as aborted, close the engine, and end the thread; idempotent."""
+        """End what is on its way as aborted, close the engine, and end the thread; idempotent.
+
+        Raises:
+            GenerationError: The engine did not end: what it has of memory and processes may still be there.
+        """
         with self._gate:
             if not self._is_closed:
                 self._is_closed = True
                 self._commands.put(None)
         self._thread.join()
+        if (error := self._unended) is not None:
+            raise GenerationError(f"the engine did not end ({error!r}): end its worker") from error
 
     # In the engine's thread
 
@@ -179,7 +186,10 @@ class EngineLoop:
         self._abort(lambda _: True)
         for future in self._finishing.values():
             future.set_exception(AsleepError("the generator was sent to sleep before its requests had ended"))
-        engine.close()
+        try:
+            engine.close()
+        except Exception as error:  # noqa: BLE001 - who has it closed is told
+            self._unended = error
 
     def _turn(self) -> bool:
         """Do what was asked for, waiting for it if there is nothing to step; False once that was to end."""
@@ -242,8 +252,8 @@ class EngineLoop:
     def _abort(self, which: Callable[[Track], bool]) -> int:
         running = [track for track in self._running.values() if which(track)]
         waiting = [track for track in self._waiting.values() if which(track)]
-        if running:
-            self.engine.abort([track.request.id for track in running])
+        if running and not self._forget(running):
+            return 0
         for track in (*running, *waiting):
             self._running.pop(track.request.id, None)
             self._waiting.pop(track.request.id, None)
@@ -251,6 +261,15 @@ class EngineLoop:
         self.counts.aborted += len(running) + len(waiting)
         self._settle()
         return len(running) + len(waiting)
+
+    def _forget(self, tracks: Iterable[Track]) -> bool:
+        """Have the engine forget requests; whether it did. One that can't has failed."""
+        try:
+            self.engine.abort([track.request.id for track in tracks])
+        except Exception as error:  # noqa: BLE001 - those whose requests they are are told
+            self._fail(error)
+            return False
+        return True
 
     def _pause(self, mode: PauseMode, reason: str, paused: "Future[None]") -> None:
         if mode == "abort":
@@ -293,8 +312,8 @@ class EngineLoop:
         self._drop_all(failed)
 
     def _end_all(self, error: BaseException) -> None:
-        self.engine.abort(list(self._running))
-        self._drop_all(error)
+        if self._forget(self._running.values()):
+            self._drop_all(error)
 
     def _drop_all(self, error: BaseException) -> None:
         tracks = [*self._running.values(), *self._waiting.values()]

@@ -226,7 +226,8 @@ class GenerationWorker(ABC):
 
         Raises:
             ValueError: There is no such mode.
-            GenerationError: Samples on their way wait in a pause, and are to end first.
+            GenerationError: Samples on their way wait in a pause, and are to end first; or the engine did not
+                end, and has what it has: its worker is to be ended.
         """
         _check_mode(mode, ("finish", "abort"))
         if self._engine is not None:

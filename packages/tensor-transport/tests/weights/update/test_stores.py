@@ -9,7 +9,7 @@ import pytest
 import torch
 from models import Model, assert_same, weights
 
-from raycrew.tensor_transport.errors import BucketFetchError
+from raycrew.tensor_transport.errors import BucketFetchError, TransportError, UnsupportedTensorError
 from raycrew.tensor_transport.testing import LocalPeers
 from raycrew.tensor_transport.transports import PullTransport
 from raycrew.tensor_transport.transports.process_vm import ProcessVmTransport
@@ -52,6 +52,57 @@ def test_receivers_of_a_node_map_the_same_bucket(transport):
             receiver.apply(update)
     assert_same(kept["a"], state)
     assert_same(kept["b"], state)
+
+
+class Uncopied(SharedMemoryTransport):
+    """Into which nothing is copied that was packed elsewhere."""
+
+    def offer(self, data, *, folded=False):
+        raise AssertionError
+
+
+@pytest.mark.parametrize("with_directory", [False, True])
+def test_buckets_are_packed_where_they_stay(with_directory):
+    state = weights() | {"large": torch.arange(1 << 18), "empty": torch.zeros(0), "one": torch.ones(())}
+    state["tied"] = state["large"]
+    with Uncopied(arena_bytes=1 << 20) as transport, reader() as own, WeightDirectory.local() as directory:
+        how = {"directory": directory if with_directory else None, "bucket_bytes": 1 << 20}
+        publisher = WeightPublisher(transport, **how)
+        for number in range(3):
+            state["one"] = torch.tensor(float(number))
+            model, update = Model(), publisher.publish(state)
+            WeightReceiver(model.load, store=own).apply(update)
+            assert_same(model.tensors, state)
+        publisher.close()
+
+
+def test_where_sizes_are_not_known_buckets_are_copied(transport):
+    state = weights() | {"large": torch.arange(1 << 18)}
+    with reader() as own:
+        model, update = Model(), WeightPublisher(transport, bucket_bytes=1 << 20).publish(iter(state.items()))
+        WeightReceiver(model.load, store=own).apply(update)
+    assert_same(model.tensors, state)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("with_directory", [False, True])
+def test_what_is_packed_for_a_version_that_fails_is_given_back(with_directory):
+    """There is room for one version, and a second one at the same time."""
+    state = {name: torch.full((1 << 17,), ord(name)) for name in "abcd"}
+    spoilt = state | {"e": torch.zeros(3).to_sparse()}
+    with (
+        SharedMemoryTransport(arena_bytes=1 << 20, max_bytes=9 << 20) as transport,
+        WeightDirectory.local() as directory,
+    ):
+        how = {"directory": directory if with_directory else None, "bucket_bytes": 1 << 20}
+        publisher = WeightPublisher(transport, **how)
+        for _ in range(6):
+            publisher.publish(state)
+            with pytest.raises(UnsupportedTensorError):
+                publisher.publish(spoilt)
+            with pytest.raises(TransportError, match="max_bytes"):
+                publisher.publish(state | {str(n): torch.full((1 << 17,), n) for n in range(9)})
+        publisher.close()
 
 
 @pytest.mark.parametrize("borrow", [False, True])

@@ -275,6 +275,38 @@ def test_tasks_have_turns_too():
         assert all(on_it == {name} for name, on_it in order)
 
 
+def test_a_task_does_not_block_its_loop_when_it_removes_a_group():
+    async def main(made):
+        async with made.phases.turn("train"):
+            removes = asyncio.create_task(remove(made))
+            with pytest.raises(PhaseError, match="async with"):
+                await asyncio.wait_for(removes, 30)
+        async with made.phases.turn("generate"):
+            made.phases.remove("generate")
+
+    async def remove(made):
+        made.phases.remove("generate")
+
+    with colocated(timeout_s=5.0) as made:
+        asyncio.run(main(made))
+        assert made.phases.report().states["generate"] == "absent"
+
+
+def test_a_group_that_is_shut_down_within_its_turn_is_to_be_removed():
+    with colocated() as made:
+        with made.phases.turn("train"):
+            made.groups["train"].shutdown()
+            made.device.on_it.discard("train")
+        with pytest.raises(PhaseError, match=r"remove\('train'\)"), made.phases.turn("generate"):
+            pass
+        made.phases.remove("train")
+        with made.phases.turn("generate"):
+            assert made.phases.awake == "generate"
+        with made.phases.turn("train"):
+            made.start("train")
+            assert made.phases.awake == "train"
+
+
 def test_a_task_that_is_cancelled_gives_its_turn_up():
     async def main(made):
         async with made.phases.turn("generate"):

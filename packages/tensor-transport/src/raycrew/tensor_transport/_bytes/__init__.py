@@ -36,7 +36,7 @@ from raycrew.tensor_transport._bytes.safetensors import (
     header_length,
     parse_header,
 )
-from raycrew.tensor_transport._bytes.sections import in_sections
+from raycrew.tensor_transport._bytes.sections import in_sections, share_out
 from raycrew.tensor_transport._bytes.shared import (
     NO_STEP,
     SIZE,
@@ -110,6 +110,7 @@ __all__ = [
     "read_arena",
     "reduce_through",
     "remake_in_child",
+    "share_out",
     "stale",
     "tensor_bytes",
     "tensor_from",

@@ -1,24 +1,31 @@
-"""Work on many bytes by this thread and a few helpers, section by section."""
+"""Work on many bytes by this thread and a few helpers, part by part."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeVar
 
 _THREADS = 4
-_PARALLEL_BYTES = 16 << 20  # From here on work is worth the start of threads.
+_PARALLEL_BYTES = 8 << 20  # From here on work is worth the start of threads.
+_T = TypeVar("_T")
 
 
 def in_sections(size: int, section: int, work: Callable[[int, int], object]) -> None:
-    """Call `work(start, stop)` for each section of `size` bytes, in any order; raise what one of them raised.
+    """Call `work(start, stop)` for each section of `size` bytes, as `share_out` does."""
+    share_out(range(0, size, section), size, lambda start: work(start, min(start + section, size)))
+
+
+def share_out(parts: Sequence[_T], size: int, work: Callable[[_T], object]) -> None:
+    """Call `work` for each part of what is `size` bytes in all, in any order; raise what one of them raised.
 
     It returns, and raises, only when none of them is under way any more.
     """
-    starts = iter(range(0, size, section))
+    waiting = iter(parts)
     helpers = 0 if size < _PARALLEL_BYTES else min(_THREADS, os.cpu_count() or 1) - 1
 
     def work_on_what_is_left() -> None:
-        for start in starts:
-            work(start, min(start + section, size))
+        for part in waiting:
+            work(part)
 
     if not helpers:
         work_on_what_is_left()
@@ -29,7 +36,7 @@ def in_sections(size: int, section: int, work: Callable[[int, int], object]) -> 
     try:
         work_on_what_is_left()
     finally:
-        list(starts)  # After an interrupt nobody begins another one.
+        list(waiting)  # After an interrupt nobody begins another one.
         helping = [helper for helper in helping if not helper.cancel()]
         wait(helping)
         pool.shutdown()

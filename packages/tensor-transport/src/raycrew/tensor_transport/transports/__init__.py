@@ -20,6 +20,7 @@ from raycrew.tensor_transport.transports._interface import (
     Owner,
     PullTransport,
     Region,
+    ReservingTransport,
     Transfer,
     Transport,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "ProcessVmTransport",
     "PullTransport",
     "Region",
+    "ReservingTransport",
     "SharedMemoryTransport",
     "TcpTransport",
     "Transfer",

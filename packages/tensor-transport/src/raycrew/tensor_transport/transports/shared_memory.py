@@ -86,6 +86,13 @@ class SharedMemoryTransport(Puller):
         return self._offer(_Key(str(self._arenas.folder), spot), raw, folded)
 
     @_FILES
+    def reserve(self, size_bytes: int) -> tuple[Offer, Bytes]:
+        """See `ReservingTransport`."""
+        self._ready_to_offer()
+        spot, room = self._arenas.reserve(size_bytes)
+        return self._offer(_Key(str(self._arenas.folder), spot), room, folded=False), room
+
+    @_FILES
     def map(self, offer: Offer, *, timeout_s: float | None = None) -> Bytes:
         """See `PullTransport.map`. The owner does not reuse the arena while the array lives."""
         self._check_open()

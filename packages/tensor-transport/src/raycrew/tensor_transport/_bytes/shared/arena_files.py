@@ -134,12 +134,22 @@ class Arena:
 
     def append(self, raw: Bytes, step: int | None) -> tuple[int, int] | None:
         """Copy bytes in; their (offset, slot), or None where they do not fit."""
-        if self._used + raw.size > self.capacity or len(self.header.slots) >= MAX_SLOTS:
+        if not self._fits(raw.size):
             return None
+        copy_bytes(self.data[self._used : self._used + raw.size], raw)
+        return self._note(raw.size, step)
+
+    def reserve(self, size_bytes: int) -> tuple[int, int] | None:
+        """The (offset, slot) of bytes that the owner is going to write; None where they do not fit."""
+        return self._note(size_bytes, None) if self._fits(size_bytes) else None
+
+    def _fits(self, size_bytes: int) -> bool:
+        return self._used + size_bytes <= self.capacity and len(self.header.slots) < MAX_SLOTS
+
+    def _note(self, size_bytes: int, step: int | None) -> tuple[int, int]:
         offset = self._used
-        copy_bytes(self.data[offset : offset + raw.size], raw)
-        self._used += -(-raw.size // 64) * 64
-        return offset, self.header.add(raw.size, step)
+        self._used += -(-size_bytes // 64) * 64
+        return offset, self.header.add(size_bytes, step)
 
     def recycle(self) -> bool:
         """Begin anew if every shard is released and nobody reads; whether that was so."""

@@ -108,9 +108,21 @@ class ArenaSession:
             except BaseException:
                 self.release(spots)
                 raise
-            self._put += len(spots)
-            self._peak = max(self._peak, sum(int(arena.header.live[:, SIZE].sum()) for arena in self._arenas))
+            self._count(len(spots))
         return spots
+
+    def reserve(self, size_bytes: int) -> tuple[Spot, Bytes]:
+        """Room in an arena, and its bytes, to be written before anybody is told of it; `release` gives it up.
+
+        Raises:
+            TransportError: There is no room, or `max_bytes` is reached.
+            TransportClosedError: The session is closed.
+        """
+        with self._lock:
+            self.check_open()
+            arena, (offset, slot) = self._place(size_bytes, lambda arena: arena.reserve(size_bytes))
+            self._count(1)
+            return self._spot(arena, offset, slot), arena.data[offset : offset + size_bytes]
 
     def release(self, spots: Sequence[Spot]) -> None:
         """Give bytes up, whichever process put them."""
@@ -187,17 +199,28 @@ class ArenaSession:
         if self._closed:
             raise TransportClosedError(f"this {self._who} is closed")
 
+    def _count(self, put: int) -> None:
+        self._put += put
+        self._peak = max(self._peak, sum(int(arena.header.live[:, SIZE].sum()) for arena in self._arenas))
+
     def _put_one(self, raw: Bytes, step: int | None) -> Spot:
-        place = self._current.append(raw, step) if self._current is not None else None
-        if place is None:
-            self._current = self._next_arena(raw.size)
-            place = self._current.append(raw, step)
-        if place is None or self._current is None:
-            raise TransportError(f"{raw.size} bytes do not fit an arena made for them")
-        offset, slot = place
-        return Spot(
-            self._current.path.name.removeprefix(PREFIX), self._current.header.generation, offset, slot
-        )
+        arena, (offset, slot) = self._place(raw.size, lambda arena: arena.append(raw, step))
+        return self._spot(arena, offset, slot)
+
+    def _place(
+        self, size_bytes: int, take: Callable[[Arena], tuple[int, int] | None]
+    ) -> tuple[Arena, tuple[int, int]]:
+        """What the current arena takes, or the next one."""
+        if self._current is not None and (place := take(self._current)) is not None:
+            return self._current, place
+        self._current = arena = self._next_arena(size_bytes)
+        if (place := take(arena)) is None:
+            raise TransportError(f"{size_bytes} bytes do not fit an arena made for them")
+        return arena, place
+
+    @staticmethod
+    def _spot(arena: Arena, offset: int, slot: int) -> Spot:
+        return Spot(arena.path.name.removeprefix(PREFIX), arena.header.generation, offset, slot)
 
     def _next_arena(self, size_bytes: int) -> Arena:
         """A free arena that is large enough, else a new one."""

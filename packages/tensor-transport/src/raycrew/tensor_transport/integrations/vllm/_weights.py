@@ -40,7 +40,7 @@ class VllmWeights(Belonging):
         directory: Where versions are found by number.
         store: Where the buckets are; see `WeightReceiver`, as for the following.
         expected: Names, shapes and dtypes of the trainer's tensors; those of the first version unless given.
-        borrow: Hand on the store's own memory.
+        borrow: Hand on the store's own memory, which vLLM only reads; else a copy is made of each bucket.
         verify: Compare checksums.
         rollback: How the version before comes back: "shadow" keeps it, "refetch" fetches it again.
         name: What the directory calls this receiver.
@@ -60,7 +60,7 @@ class VllmWeights(Belonging):
         directory: WeightDirectory | None = None,
         store: ByteStore | PullTransport | None = None,
         expected: Mapping[str, torch.Tensor] | None = None,
-        borrow: bool = False,
+        borrow: bool = True,
         verify: bool = True,
         rollback: Literal["shadow", "refetch", "none"] = "shadow",
         name: str | None = None,

@@ -8,6 +8,7 @@ from raycrew.tensor_transport.transports._interface.interface import (
     Owner,
     PullTransport,
     Region,
+    ReservingTransport,
     Transport,
 )
 from raycrew.tensor_transport.transports._interface.transfer import Guard, Transfer
@@ -21,6 +22,7 @@ __all__ = [
     "Owner",
     "PullTransport",
     "Region",
+    "ReservingTransport",
     "Transfer",
     "Transport",
 ]

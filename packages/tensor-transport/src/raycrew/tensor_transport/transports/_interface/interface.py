@@ -179,6 +179,20 @@ class PullTransport(Transport, Protocol):
 
 
 @runtime_checkable
+class ReservingTransport(PullTransport, Protocol):
+    """One that can offer what is written into memory of its own, which spares the copy of `offer`."""
+
+    def reserve(self, size_bytes: int) -> tuple[Offer, Bytes]:
+        """Memory that holds anything, and what offers it: nobody is told of it before it is written whole.
+
+        Raises:
+            TransportError: There is no room, or the transport is not available here.
+            TransportClosedError: It is closed.
+        """
+        ...
+
+
+@runtime_checkable
 class BroadcastTransport(Transport, Protocol):
     """The same bytes from one member of a group to all others, which take part all at once.
 

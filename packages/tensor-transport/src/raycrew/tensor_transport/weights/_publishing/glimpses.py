@@ -1,12 +1,19 @@
 """What was seen of a tensor, to be looked at again without keeping its memory."""
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from raycrew.tensor_transport._bytes import share_out
+
 _WORD = 8
+
+
+def work_of(sizes: Iterable[int]) -> int:
+    """How many bytes are to be shared out among threads; 0 where torch has several threads of its own."""
+    return sum(sizes) if torch.get_num_threads() == 1 else 0
 
 
 def fold(tensor: torch.Tensor) -> torch.Tensor:
@@ -123,13 +130,24 @@ class Glimpse:
 def changed(glimpses: Sequence[Glimpse]) -> list[Glimpse]:
     """Those whose tensors are no longer what was seen of them; what nobody holds any more is as it was."""
     present = [(g, memory) for g in glimpses if (memory := g.source.memory()) is not None]
-    found = _values([fold(memory) for _, memory in present])
+    found = _values(_folds([memory for _, memory in present]))
     before = _values([g.content for g, _ in present])
     return [
         glimpse
         for (glimpse, _), old, new in zip(present, before, found, strict=True)
         if old != new or glimpse.version != glimpse.source.version()
     ]
+
+
+def _folds(memories: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    found: dict[int, torch.Tensor] = {}
+    on_cpu = [number for number, memory in enumerate(memories) if memory.is_cpu]
+
+    def take(number: int) -> None:
+        found[number] = fold(memories[number])
+
+    share_out(on_cpu, work_of(memories[number].nbytes for number in on_cpu), take)
+    return [found[number] if number in found else fold(memory) for number, memory in enumerate(memories)]
 
 
 @dataclass(slots=True)

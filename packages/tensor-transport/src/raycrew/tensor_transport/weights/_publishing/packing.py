@@ -1,44 +1,93 @@
-"""Copies tensors into arenas; a full one is sent while the next one fills."""
+"""Copies tensors into buckets; a full one is sent while the next one fills."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from raycrew.tensor_transport._bytes import share_out
+from raycrew.tensor_transport.protocols import ByteStore
+from raycrew.tensor_transport.weights._publishing.glimpses import work_of
 from raycrew.tensor_transport.weights._publishing.placing import Placer
 from raycrew.tensor_transport.weights._publishing.taking import Taken
-from raycrew.tensor_transport.weights._update import TensorEntry, fresh_bucket, settle
+from raycrew.tensor_transport.weights._update import (
+    TensorEntry,
+    device_of,
+    fresh_bucket,
+    put_tensor,
+    reserve,
+    settle,
+)
 
-Send = Callable[[int, torch.Tensor, list[TensorEntry], bool], None]
-"""Takes a bucket's index, bytes and entries, and whether it is the last one.
 
-The bytes may be overwritten when it returns.
-"""
+@dataclass
+class Room:
+    """Memory that one bucket is packed into.
+
+    Attributes:
+        memory: uint8, [at least the bucket's size].
+        ticket: What the store knows it by; None where it is no memory of the store.
+        is_put: Whether the store has the bucket in it.
+    """
+
+    memory: torch.Tensor
+    ticket: Any = None
+    is_put: bool = False
 
 
-class Arenas:
-    """Memory for buckets that are being packed or sent, kept warm from version to version."""
+class Rooms:
+    """Memory to pack into: the store's own where it has some, else arenas, warm from version to version.
 
-    def __init__(self) -> None:
-        self._free: list[torch.Tensor] = []
+    Args:
+        store: Where buckets go.
+    """
 
-    def take(self, size_bytes: int, device: torch.device) -> torch.Tensor:
-        """An arena of at least this size: uint8, of one dimension."""
-        for i, arena in enumerate(self._free):
+    def __init__(self, store: ByteStore) -> None:
+        self._store = store
+        self._arenas: list[torch.Tensor] = []
+
+    def take(self, size_bytes: int) -> Room:
+        """Room for a bucket of at most this size."""
+        device = device_of(self._store)
+        for i, arena in enumerate(self._arenas):
             if arena.numel() >= size_bytes and arena.device == device:
-                return self._free.pop(i)
-        if self._free:
-            self._free.pop()
-        return fresh_bucket(size_bytes, device)
+                return Room(self._arenas.pop(i))
+        if self._arenas:
+            self._arenas.pop()
+        return Room(fresh_bucket(size_bytes, device))
 
-    def give(self, arena: torch.Tensor) -> None:
-        """Nobody uses it any more."""
-        self._free.append(arena)
+    def reserve(self, size_bytes: int) -> Room:
+        """Room for a bucket of exactly this size."""
+        reserved = reserve(self._store, size_bytes) if size_bytes else None
+        return self.take(size_bytes) if reserved is None else Room(reserved[1], reserved[0])
+
+    def put(self, room: Room, size_bytes: int) -> Any:
+        """Have the store keep a bucket; its ticket."""
+        if room.ticket is None:
+            return put_tensor(self._store, room.memory[:size_bytes])
+        room.is_put = True
+        return room.ticket
+
+    def give(self, room: Room) -> None:
+        """Nobody writes to it any more; what the store has is the store's."""
+        if room.ticket is None:
+            self._arenas.append(room.memory)
+        elif not room.is_put:
+            self._store.release(room.ticket)
 
     def clear(self) -> None:
         """Give the memory back."""
-        self._free = []
+        self._arenas = []
+
+
+Send = Callable[[int, Room, int, list[TensorEntry], bool], None]
+"""Takes a bucket's index, room, size in bytes and entries, and whether it is the last one.
+
+The room may be used for something else when it returns.
+"""
 
 
 class Packer:
@@ -46,10 +95,10 @@ class Packer:
 
     Args:
         placer: Where tensors go.
-        arenas: Memory to pack into.
+        rooms: Memory to pack into.
         send: What a full bucket goes to.
         bucket_bytes: Size of a bucket.
-        device: Where they are packed.
+        sizes: Of all buckets, where they are known.
         overlap: Send in a thread while the next bucket is packed; at most one is on its way.
 
     Attributes:
@@ -59,21 +108,22 @@ class Packer:
     def __init__(
         self,
         placer: Placer,
-        arenas: Arenas,
+        rooms: Rooms,
         send: Send,
         bucket_bytes: int,
-        device: torch.device,
         *,
+        sizes: Sequence[int] | None,
         overlap: bool,
     ) -> None:
         self._placer = placer
-        self._arenas = arenas
+        self._rooms = rooms
         self._send = send
-        self._bucket_bytes, self._device = bucket_bytes, device
+        self._bucket_bytes, self._sizes = bucket_bytes, sizes
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="weight-put") if overlap else None
         self._sending: Future[None] | None = None
-        self._arena = arenas.take(bucket_bytes, device)
+        self._room: Room | None = None
         self._entries: list[TensorEntry] = []
+        self._staying: list[tuple[Taken, torch.Tensor]] = []
         self._flushed = 0
         self.waited_s = 0.0
 
@@ -88,15 +138,12 @@ class Packer:
         if len(self._placer.sizes) > self._flushed:
             self._flush()
         self._entries.append(entry)
-        if taken.twin is not None:
-            return
-        if entry.size_bytes > self._arena.numel():
-            self._arenas.give(self._arena)
-            self._arena = self._arenas.take(entry.size_bytes, self._device)
-        if entry.size_bytes:
-            copy = entry.view(self._arena)
-            copy.copy_(taken.tensor)
-            taken.copied(copy)
+        if taken.twin is None and entry.size_bytes:
+            copy = entry.view(self._room_for(entry.size_bytes).memory)
+            if taken.stays and copy.is_cpu:
+                self._staying.append((taken, copy))
+            else:
+                _copy((taken, copy))
 
     def finish(self) -> None:
         """Send what is left, and wait until all is sent."""
@@ -109,34 +156,44 @@ class Packer:
         """Give the memory back; what is being sent is waited for."""
         if self._pool is not None:
             self._pool.shutdown()
-        self._arenas.give(self._arena)
+        if self._room is not None:
+            self._rooms.give(self._room)
+
+    def _room_for(self, size_bytes: int) -> Room:
+        """Room for the bucket that is being packed, whose first tensor, or only one, may be a large one."""
+        if self._room is None:
+            if self._sizes is not None:
+                self._room = self._rooms.reserve(self._sizes[self._flushed])
+            else:
+                self._room = self._rooms.take(max(self._bucket_bytes, size_bytes))
+        return self._room
 
     def _flush(self, *, is_last: bool = False) -> None:
-        index, entries, arena = self._flushed, self._entries, self._arena
-        self._flushed, self._entries = index + 1, []
-        data = arena[: self._placer.sizes[index]]
+        staying, self._staying = self._staying, []
+        share_out(staying, work_of(copy.nbytes for _, copy in staying), _copy)
+        index, entries, room = self._flushed, self._entries, self._room_for(0)
+        self._flushed, self._entries, self._room = index + 1, [], None
+        what = (index, room, self._placer.sizes[index], entries, is_last)
         if self._pool is None:
             start = time.perf_counter()
-            self._send(index, data, entries, is_last)
+            self._send_and_give(*what)
             self.waited_s += time.perf_counter() - start
             return
-        self._await_sent()
-        settle(self._device)
-        self._arena = self._arenas.take(self._bucket_bytes, self._device)
-        self._sending = self._pool.submit(self._send_and_give, index, data, entries, is_last, arena)
+        try:
+            self._await_sent()
+        except BaseException:
+            self._rooms.give(room)
+            raise
+        settle(room.memory.device)
+        self._sending = self._pool.submit(self._send_and_give, *what)
 
     def _send_and_give(
-        self,
-        index: int,
-        data: torch.Tensor,
-        entries: list[TensorEntry],
-        is_last: bool,
-        arena: torch.Tensor,
+        self, index: int, room: Room, size_bytes: int, entries: list[TensorEntry], is_last: bool
     ) -> None:
         try:
-            self._send(index, data, entries, is_last)
+            self._send(index, room, size_bytes, entries, is_last)
         finally:
-            self._arenas.give(arena)
+            self._rooms.give(room)
 
     def _await_sent(self) -> None:
         sending, self._sending = self._sending, None
@@ -144,3 +201,9 @@ class Packer:
             start = time.perf_counter()
             sending.result()
             self.waited_s += time.perf_counter() - start
+
+
+def _copy(one: tuple[Taken, torch.Tensor]) -> None:
+    taken, copy = one
+    copy.copy_(taken.tensor)
+    taken.copied(copy)

@@ -21,7 +21,7 @@ from raycrew.tensor_transport.weights._directory import (
     Teller,
     WeightDirectory,
 )
-from raycrew.tensor_transport.weights._publishing.packing import Arenas, Packer
+from raycrew.tensor_transport.weights._publishing.packing import Packer, Room, Rooms
 from raycrew.tensor_transport.weights._publishing.placing import ALIGNMENT, Placer, PlanCache
 from raycrew.tensor_transport.weights._publishing.selection import Rename, Select, Selection, Transform
 from raycrew.tensor_transport.weights._publishing.source import Weights
@@ -36,8 +36,6 @@ from raycrew.tensor_transport.weights._update import (
     abandon,
     as_store,
     checksum,
-    device_of,
-    put_tensor,
 )
 
 _LAST_VERSION = 2**63 - 1
@@ -115,7 +113,7 @@ class WeightPublisher(Belonging):
         self._bucket_bytes = bucket_bytes
         self._part, self._parts, self._sharded, self._checksums = part, parts, sharded, checksums
         self._selection = Selection(select, dtype, transform, rename)
-        self._arenas, self._plans = Arenas(), PlanCache(bucket_bytes)
+        self._rooms, self._plans = Rooms(self._store), PlanCache(bucket_bytes)
         self._name = uuid.uuid4().hex
         self._keep = keep
         self._kept: deque[WeightUpdate] = deque()
@@ -217,17 +215,17 @@ class WeightPublisher(Belonging):
     ) -> WeightUpdate:
         watch, placer = Stopwatch(), Placer(self._bucket_bytes)
 
-        def send(index: int, data: torch.Tensor, entries: list[TensorEntry], is_last: bool) -> None:
-            self._teller.make_room(number, data.numel(), window_bytes)
+        def send(index: int, room: Room, size_bytes: int, entries: list[TensorEntry], is_last: bool) -> None:
+            self._teller.make_room(number, size_bytes, window_bytes)
             with watch.measure("put"):
-                summed = checksum(data) if self._checksums else None
-                buckets.append(Bucket(put_tensor(self._store, data), data.numel(), summed))
+                summed = checksum(room.memory[:size_bytes]) if self._checksums else None
+                buckets.append(Bucket(self._rooms.put(room, size_bytes), size_bytes, summed))
             announced = Announced(self._part, index, buckets[-1], None if plan else tuple(entries))
             self._teller.announce(number, announced, is_only=is_last and not index)
 
-        device = device_of(self._store)
-        overlap = self._teller.streams and (plan is None or len(plan.bucket_sizes) > 1)
-        packer = Packer(placer, self._arenas, send, self._bucket_bytes, device, overlap=overlap)
+        sizes = None if plan is None else plan.bucket_sizes
+        overlap = self._teller.streams and (sizes is None or len(sizes) > 1)
+        packer = Packer(placer, self._rooms, send, self._bucket_bytes, sizes=sizes, overlap=overlap)
         try:
             with watch.measure("gather"):
                 packer.add_all(taking)
@@ -259,7 +257,7 @@ class WeightPublisher(Belonging):
                 return
             self._closed = True
             self.release()
-            self._arenas.clear()
+            self._rooms.clear()
             self._teller.close()
 
     @contextmanager

@@ -19,12 +19,16 @@ from raycrew.tensor_transport.weights._update import Region, dtype_name, region_
 
 @dataclass(frozen=True)
 class Taken:
-    """A tensor to be copied; `copied` is called with the copy, unless it shares the place of `twin`."""
+    """A tensor to be copied; `copied` is called with the copy, unless it shares the place of `twin`.
+
+    One that `stays`, on the CPU, may be copied with later ones, by any thread.
+    """
 
     spec: TensorSpec
     tensor: torch.Tensor
     twin: str | None
     copied: Callable[[torch.Tensor], None]
+    stays: bool = False
 
 
 class Taking:
@@ -99,7 +103,11 @@ class Taking:
         if self._selection.keeps_shapes and target == full.dtype:
             spec = self._spec(name, full.dtype, region or _all_of(full), tuple(tensor.shape))
             yield Taken(
-                spec, full, self.ties.get(spec.name), lambda copy: self._watch.copied(name, tensor, copy)
+                spec,
+                full,
+                self.ties.get(spec.name),
+                lambda copy: self._watch.copied(name, tensor, copy),
+                stays=self._held and full.is_cpu and not callable(getattr(tensor, "full_tensor", None)),
             )
             return
         self._watch.changing(name, tensor)

@@ -26,6 +26,7 @@ from raycrew.tensor_transport.weights._update.stores import (
     get_tensor,
     put_tensor,
     release_scope,
+    reserve,
 )
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "put_tensor",
     "region_of",
     "release_scope",
+    "reserve",
     "schema_of",
     "sealed",
     "settle",

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from raycrew.tensor_transport._bytes import fold, tensor_bytes
+from raycrew.tensor_transport._bytes import fold_in_sections, tensor_bytes
 from raycrew.tensor_transport.protocols import Bytes
 
 
 def checksum(data: Bytes | torch.Tensor) -> int:
     """A position-sensitive fold to 64 bits, at about the speed of one copy of the bytes, where they are."""
-    return fold(data.numpy() if isinstance(data, torch.Tensor) and not data.is_cuda else data)
+    return fold_in_sections(data.numpy() if isinstance(data, torch.Tensor) and not data.is_cuda else data)
 
 
 def digest_weights(weights: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]) -> str:

@@ -7,7 +7,7 @@ import torch
 from raycrew.tensor_transport._bytes import private_copy, tensor_over
 from raycrew.tensor_transport._ray import RayByteStore
 from raycrew.tensor_transport.protocols import Bytes, ByteStore
-from raycrew.tensor_transport.transports import Offer, PullTransport
+from raycrew.tensor_transport.transports import Offer, PullTransport, ReservingTransport
 from raycrew.tensor_transport.weights._update.devices import CPU, fresh_bucket
 
 
@@ -69,6 +69,13 @@ class TransportByteStore:
         is_copy = there is not data or self._transport.capabilities.keeps_copy
         return self._transport.offer(there if is_copy else private_copy(there))
 
+    def reserve_tensor(self, size_bytes: int) -> tuple[Offer, torch.Tensor] | None:
+        """See `reserve`."""
+        if not isinstance(self._transport, ReservingTransport):
+            return None
+        offer, room = self._transport.reserve(size_bytes)
+        return offer, _over(room)
+
     def get(self, ticket: Offer, timeout_s: float | None = None) -> Bytes:
         """The bytes, in place where the transport can."""
         if self._transport.capabilities.maps:
@@ -99,6 +106,11 @@ def device_of(store: ByteStore) -> torch.device:
 def put_tensor(store: ByteStore, data: torch.Tensor) -> Any:
     """Put a bucket into any store."""
     return store.put_tensor(data) if isinstance(store, TensorStore) else store.put(data.cpu().numpy())
+
+
+def reserve(store: ByteStore, size_bytes: int) -> tuple[Any, torch.Tensor] | None:
+    """Memory of a store's own for a bucket, and the ticket that it has once it is written; None without."""
+    return store.reserve_tensor(size_bytes) if isinstance(store, TransportByteStore) else None
 
 
 def get_tensor(store: ByteStore, ticket: Any, timeout_s: float | None = None) -> torch.Tensor:

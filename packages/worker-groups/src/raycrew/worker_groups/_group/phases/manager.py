@@ -10,9 +10,14 @@ from raycrew.worker_groups._group.phases.entrance import Entrance
 from raycrew.worker_groups._group.phases.looking import Looking
 from raycrew.worker_groups._group.phases.marks import Look, PhaseReport
 from raycrew.worker_groups._group.phases.occupancy import Occupancy
-from raycrew.worker_groups._group.phases.turn import PhaseTurn, whoever_asks
+from raycrew.worker_groups._group.phases.turn import PhaseTurn, may_block, whoever_asks
 from raycrew.worker_groups._health import Span, observed
-from raycrew.worker_groups.errors import PhaseError, PhaseTimeoutError, WorkerGroupError
+from raycrew.worker_groups.errors import (
+    PhaseError,
+    PhaseTimeoutError,
+    WorkerGroupClosedError,
+    WorkerGroupError,
+)
 
 _LOOK_WITHIN_S = 0.5
 
@@ -140,11 +145,12 @@ class PhaseManager:
         Raises:
             ValueError: There is no such member.
             PhaseTimeoutError: Another one's turn was not over in time.
-            PhaseError: This is a turn of another one.
+            PhaseError: This is a turn of another one, or a task would have to wait, and block its event loop:
+                within `async with phases.turn(name)` it need not.
         """
         self._check(name)
         me = whoever_asks()
-        self._entrance.enter(me, name, deadline_after(self._timeout_s))
+        self._entrance.enter(me, name, deadline_after(self._timeout_s), may_wait=may_block(me))
         try:
             self._members.pop(name, None)
             self._occupancy = self._occupancy.without(name)
@@ -237,7 +243,8 @@ class PhaseManager:
             ranks = list(range(group.world_size))
             group.on(ranks=ranks, timeout=left(deadline)).call(method).get_results()
         except WorkerGroupError as error:
-            said = f"{method}() of {name!r} failed, and nobody was woken: mend it, and take the turn again"
+            mend = f"remove({name!r})" if isinstance(error, WorkerGroupClosedError) else "mend it"
+            said = f"{method}() of {name!r} failed, and nobody was woken: {mend}, and take the turn again"
             kind = PhaseTimeoutError if isinstance(error, TimeoutError) else PhaseError
             raise kind(said, name) from error
         finally:

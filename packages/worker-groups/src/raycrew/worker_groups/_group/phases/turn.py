@@ -30,7 +30,7 @@ class PhaseTurn:
 
     def __enter__(self) -> None:
         me = whoever_asks()
-        self._enter(me, not isinstance(me, asyncio.Task))
+        self._enter(me, may_block(me))
         self._inside.append(me)
 
     def __exit__(self, *_: object) -> None:
@@ -52,3 +52,8 @@ def whoever_asks() -> object:
     except RuntimeError:
         task = None
     return threading.current_thread() if task is None else task
+
+
+def may_block(who: object) -> bool:
+    """Whether who asks may wait here: a task would block its event loop."""
+    return not isinstance(who, asyncio.Task)
