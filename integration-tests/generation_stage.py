@@ -255,12 +255,20 @@ def local_stage(worker, model=MODEL, trainer=Trainer, worker_options=None, **opt
 
 @contextmanager
 def group_stage(
-    worker, bundles=1, model=MODEL, trainer=Trainer, synced=True, options=None, worker_options=None, **group
+    worker,
+    bundles=1,
+    model=MODEL,
+    trainer=Trainer,
+    synced=True,
+    options=None,
+    worker_options=None,
+    use_gpus=False,
+    **group,
 ):
     """A stage with generators on Ray."""
     with (
         WeightDirectory.start() as directory,
-        RayVirtualCluster([bundles], use_gpus=False) as cluster,
+        RayVirtualCluster([bundles], use_gpus=use_gpus) as cluster,
         start_generators(
             cluster,
             worker,

@@ -3,7 +3,8 @@
 import json
 import socket
 import threading
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
@@ -11,13 +12,14 @@ pytest.importorskip("transformers")
 pytest.importorskip("uvicorn")
 
 from endpoint_conformance import CHAT, COMPLETIONS, GREEDY, Answers, served
-from endpoint_words import LETTERS, ask, opened, told
+from endpoint_words import LETTERS, ask, eventually, opened, told
 from generation_echo import MODEL as ECHO
 from generation_echo import EchoTrainer, EchoWorker
 from generation_stage import local_stage
 
 from generation import EndpointOptions, RefusedError
 from generation.transformers_worker import TransformersWorker
+from raycrew.tensor_transport import WeightUpdateError
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +151,56 @@ class TestEnds:
             lines = answer.read().strip().split(b"\n\n")
         assert lines[-1] == b"data: [DONE]"
         assert json.loads(lines[-2].removeprefix(b"data: "))["choices"][0]["finish_reason"] == "abort"
+
+    @pytest.mark.parametrize("how", [("sleep", "abort"), ("abort",), ("pause", "abort")])
+    def test_a_stream_that_somebody_ends_says_so(self, echo, how):
+        with opened(echo.endpoint, COMPLETIONS, {**LONG, "n": 2, "stream": True}) as answer:
+            answer.readline()
+            echo.call(*how)
+            lines = answer.read().strip().split(b"\n\n")
+        assert lines[-1] == b"data: [DONE]"
+        last = [json.loads(line.removeprefix(b"data: "))["choices"][0] for line in lines[-3:-1]]
+        assert {(choice["index"], choice["finish_reason"]) for choice in last} == {(0, "abort"), (1, "abort")}
+
+    def test_an_update_that_leaves_a_mixture_ends_a_stream_with_an_error(self, echo):
+        with opened(echo.endpoint, COMPLETIONS, {**LONG, "stream": True}) as answer:
+            answer.readline()
+            echo.worker._life.awake.loop.engine.loads_to_fail = 2
+            with pytest.raises(WeightUpdateError):
+                echo.sync()
+            lines = answer.read().strip().split(b"\n\n")
+        assert json.loads(lines[-1].removeprefix(b"data: "))["error"]["code"] == "no_weights"
+        assert ask(echo.endpoint, COMPLETIONS, LONG)[0] == 503
+        echo.sync()
+        assert told(echo.endpoint, "/health") == {"weight_version": echo.version}
+
+    def test_of_updates_at_once_the_one_that_is_still_kept_comes(self, echo):
+        old, new = (echo.model.publish_weights().version for _ in range(2))
+        with opened(echo.endpoint, COMPLETIONS, {**LONG, "max_tokens": 200, "stream": True}) as answer:
+            answer.readline()
+            with ThreadPoolExecutor(3) as clients:
+                late, *good = [clients.submit(echo.call, "apply_weights", one) for one in (old, new, new)]
+                with pytest.raises(WeightUpdateError, match="is not kept"):
+                    late.result()
+                assert {receipt.result().version for receipt in good} == {new}
+            answer.read()
+        choice = told(echo.endpoint, COMPLETIONS, {**GREEDY, "prompt": "a", "logprobs": 0})["choices"][0]
+        assert set(choice["logprobs"]["token_logprobs"]) == {float(new)}
+        assert choice["weight_versions"] == [[new, 16]]
+
+    def test_who_comes_when_there_is_no_place_is_told_and_does_no_harm(self, tmp_path):
+        with (
+            served(EchoWorker, tmp_path, ECHO, EchoTrainer, max_connections=4) as echo,
+            ExitStack() as held,
+        ):
+            for _ in range(4):
+                held.enter_context(opened(echo.endpoint, COMPLETIONS, {**LONG, "stream": True}))
+            for _ in range(20):
+                with suppress(ConnectionError):  # whoever has not sent all by then is cut off
+                    assert ask(echo.endpoint, "/health")[0] == 503
+            held.close()
+            echo.wait_for(lambda found: not found.running)
+            assert eventually(lambda: ask(echo.endpoint, "/health")[0] == 200)
 
     def test_an_engine_that_fails_in_mid_stream_is_told_and_no_stream_ends_well(self, echo):
         with opened(echo.endpoint, COMPLETIONS, {**LONG, "stream": True}) as answer:

@@ -90,6 +90,7 @@ class TestAsking:
             ({"stop": 3}, "stop"),
             ({"stop": ["a", ""]}, "stop"),
             ({"stop": ["a"] * 17}, "stop"),
+            ({"stop": "a" * 257}, "stop"),
             ({"stop_token_ids": 3}, "stop_token_ids"),
             ({"stop_token_ids": [-1]}, "stop_token_ids"),
             ({"ignore_eos": 1}, "ignore_eos"),

@@ -5,6 +5,7 @@ import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from http.client import IncompleteRead
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("uvicorn")
 
-from endpoint_words import LETTERS, ask, events, eventually, save_tokenizer
+from endpoint_words import LETTERS, ask, events, eventually, opened, save_tokenizer
 from generation_echo import MODEL as ECHO
 from generation_echo import EchoTrainer
 from generation_stage import EXAMPLE, group_stage
@@ -96,6 +97,19 @@ def test_one_that_is_killed_is_found_again_with_current_weights(echoes):
                 and echoes.generators.metrics()[0].tokens > before[0]
             )
         ), "who was replaced gets requests, too"
+
+
+def test_a_stream_whose_replica_dies_breaks_off_and_does_not_end(echoes):
+    with one_endpoint(echoes.generators) as endpoint:
+        asked = {**ASKED, "prompt": "a", "max_tokens": 900, "stream": True}
+        with opened(endpoint, COMPLETIONS, asked) as answer:
+            answer.readline()
+            for pid in echoes.generators.call("pid"):
+                os.kill(pid, signal.SIGKILL)
+            with pytest.raises(IncompleteRead) as broken:
+                answer.read()
+        assert b"[DONE]" not in broken.value.partial
+        assert eventually(lambda: ask(endpoint, COMPLETIONS, {**ASKED, "prompt": "a"})[0] == 200)
 
 
 def test_generators_without_an_endpoint_have_none(local_ray_session):

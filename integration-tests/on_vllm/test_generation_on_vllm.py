@@ -85,3 +85,18 @@ def test_an_engine_over_a_tied_group_is_updated_and_ends_with_its_processes(loca
         for row in found:
             assert set(row[4]) == {stage.version}
             assert_plain(stage, PROMPTS, row)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_engine_whose_processes_are_actors_is_updated_on_the_groups_own_bundles(local_ray, size):
+    if torch.cuda.device_count() < size:
+        pytest.skip(f"needs {size} GPUs")
+    how = {"tensor_parallel": size, "executor": "ray"}
+    with group_stage("vllm", size, options=how, use_gpus=True, name_prefix="actors") as stage:
+        assert "in processes of its own (ray)" in stage.call("explain")
+        future = stage.begin(batch_of(), LONG)
+        stage.wait_for(lambda found: found.running)
+        stage.sync()
+        for row in rows_of(future.result(120)):
+            assert_plain(stage, PROMPTS, row)

@@ -17,6 +17,7 @@ Kind = Literal["completions", "chat/completions"]
 
 MOST_N = 128
 MOST_STOPS = 16
+LONGEST_STOP = 256
 SAMPLING = ("n", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "ignore_eos")
 #: Fields of both kinds that tell who asks, and change nothing.
 NOTES = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier")
@@ -212,6 +213,8 @@ def _stops(stop: Any) -> Sequence[str]:
     for one in found:
         if not isinstance(one, str) or not one:
             raise wrong("stop", "stop has what is no string, or an empty one")
+        if len(one) > LONGEST_STOP:
+            raise wrong("stop", f"stop has a string of {len(one)} characters; {LONGEST_STOP} are the most")
         _check_text("stop", one)
     return found
 

@@ -30,7 +30,7 @@ class EndpointOptions:
     host: str | None = None
     max_connections: int = 1024
     idle_timeout_s: float = 60.0
-    max_body_bytes: int = 8 << 20
+    max_body_bytes: int = 4 << 20
     max_samples: int = 1024
 
     def __post_init__(self) -> None:
