@@ -1,6 +1,7 @@
 """What the main example writes to go on from, what it refuses, and what it tells of workers that died."""
 
 import errno
+import os
 import random
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from grpo import checkpoint as checkpoints
 from grpo.checkpoint import FILE, Checkpoint, settings_of
 from grpo.config import ModelConfig, RunConfig
 from grpo.deaths import Deaths
@@ -114,6 +116,35 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
             checkpoint(steps=2).save(tmp_path)
     assert Checkpoint.load(tmp_path).step == 1
     assert files_in(tmp_path) == [FILE]
+
+
+def save_until(folder, line):
+    """Save in a process that is killed before so many lines of what writes have run; whether it was."""
+    if not (child := os.fork()):
+        left = iter(range(line))
+
+        def trace(frame, event, _arg):
+            if frame.f_code.co_filename != checkpoints.__file__:
+                return None
+            if event == "line" and next(left, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+
+        sys.settrace(trace)
+        checkpoints._write(folder / FILE, b"new")
+        os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.hostile
+def test_whoever_is_killed_between_two_lines_leaves_one_checkpoint_or_the_other(tmp_path):
+    checkpoints._write(tmp_path / FILE, b"old")
+    found = []
+    while save_until(tmp_path, len(found)):
+        found.append((tmp_path / FILE).read_bytes())
+    assert found == sorted(found, reverse=True), "once the new one is there it stays"
+    assert {*found} == {b"old", b"new"}
+    assert files_in(tmp_path) == [FILE], "the one that was whole has left nothing of the others"
 
 
 def test_going_back_forgets_what_was_measured_and_not_what_happened():
