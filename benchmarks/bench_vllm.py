@@ -208,7 +208,7 @@ def whole_runs(quick: bool) -> list[Figure]:
             if number or quick:  # the first one may build environments
                 found["all of it"].append(taken)
                 for part, row in (("its start", "all"), ("warm-up", "warm-up")):
-                    found[part].append(float(re.findall(rf"^{row} +([\d.]+)\s*$", said[0], re.MULTILINE)[0]))
+                    found[part].append(float(re.findall(rf"^ *{row} +([\d.]+) *$", said[0], re.MULTILINE)[0]))
     return [
         figure(f"the GRPO example, {rounds} rounds: {part}", samples, unit="s", baseline="-")
         for part, samples in found.items()

@@ -1,6 +1,8 @@
 """The generation worker of vLLM does what every generation worker does."""
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -13,10 +15,21 @@ pytest.importorskip("vllm")
 pytestmark = [pytest.mark.vllm, pytest.mark.long]
 
 from generation_conformance import LONG, Conformance, assert_plain  # noqa: E402
-from generation_stage import MODEL, PROMPTS, batch_of, group_stage, local_stage, rows_of, survive  # noqa: E402
+from generation_stage import (  # noqa: E402
+    MODEL,
+    PROMPTS,
+    Trainer,
+    batch_of,
+    group_stage,
+    local_stage,
+    rows_of,
+    survive,
+)
 
 from generation import RefusedError  # noqa: E402
 from generation.vllm_worker import VllmWorker  # noqa: E402
+from raycrew.tensor_transport import WeightUpdateError  # noqa: E402
+from raycrew.worker_groups import WorkerFailureError  # noqa: E402
 
 
 class TestVllm(Conformance):
@@ -99,4 +112,31 @@ def test_an_engine_whose_processes_are_actors_is_updated_on_the_groups_own_bundl
         stage.wait_for(lambda found: found.running)
         stage.sync()
         for row in rows_of(future.result(120)):
+            assert_plain(stage, PROMPTS, row)
+
+
+class Killing(Trainer):
+    """Has a process killed when it has published, which others fetch then."""
+
+    victim = None
+
+    def publish_weights(self):
+        update = super().publish_weights()
+        if self.victim is not None:
+            os.kill(self.victim, signal.SIGKILL)
+            self.victim = None
+        return update
+
+
+def test_one_that_is_killed_in_an_update_is_replaced_and_takes_the_next_one(local_ray):
+    with group_stage("vllm", trainer=Killing, name_prefix="updated") as stage:
+        stage.model.victim = before = stage.call("pid")
+        with pytest.raises((WorkerFailureError, WeightUpdateError)):
+            stage.sync()
+        assert stage.sync() == stage.version
+        assert stage.call("pid") != before
+        rows = rows_of(stage.generators.generate(batch_of(), LONG))
+        assert [row[:2] for row in rows] == [(prompt, 0) for prompt in range(len(PROMPTS))]
+        for row in rows:
+            assert set(row[4]) == {stage.version}
             assert_plain(stage, PROMPTS, row)
