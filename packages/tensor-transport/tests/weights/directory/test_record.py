@@ -149,6 +149,18 @@ def test_what_somebody_reads_is_kept_until_its_lease_ends():
     assert record.collect(10, "node") == ["1/0/0", "1/0/1"]
 
 
+def test_what_a_receiver_that_leaves_was_reading_is_freed():
+    record = Record(keep=1, lease_s=1e9)
+    author = Author(record)
+    author.publish()
+    assert record.news(0, 1, "slow", "n", (0,)).done
+    author.publish(1)
+    assert record.collect(1, "node") == []
+    record.leave(2, "slow")
+    assert record.collect(2, "node") == ["1/0/0", "1/0/1"]
+    assert author.begin(2) == 3
+
+
 def test_credit_is_what_the_slowest_voter_has():
     record = Record(keep=0)
     author = Author(record)
