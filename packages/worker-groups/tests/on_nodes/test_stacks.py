@@ -91,7 +91,7 @@ def test_who_is_stopped_or_gone_is_told_of(process, without_py_spy):
     assert taken(other) == ("its process has ended", "")
     os.kill(process.pid, signal.SIGSTOP)
     eventually(lambda: read_entry(process.pid).state == "T", "it has stopped")
-    assert taken(process) == ("its process is stopped", "")
+    assert taken(process) == ("its process is stopped, and py-spy is not there or may not look", "")
     os.kill(process.pid, signal.SIGCONT)
     assert taken(process)[1] == "faulthandler"
 
@@ -111,6 +111,18 @@ def test_py_spy_is_asked_first(process, script, told_by, tmp_path, monkeypatch):
     assert by == told_by
     # Never stopped by it, and so never left stopped.
     assert (f"MainThread of {process.pid} --nonblocking" in text) is (by == "py-spy")
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("process", [(MARK, "sleep")], indirect=True)
+def test_py_spy_tells_of_who_is_stopped_and_leaves_it_so(process):
+    if stacks._py_spy() is None:
+        pytest.skip("py-spy is not installed")
+    os.kill(process.pid, signal.SIGSTOP)
+    eventually(lambda: read_entry(process.pid).state == "T", "it has stopped")
+    text, told_by = taken(process)
+    assert (told_by, "sleeps" in text, "waits_in_a_thread" in text) == ("py-spy", True, True)
+    assert read_entry(process.pid).state == "T"
 
 
 @pytest.mark.hostile

@@ -50,18 +50,23 @@ async def stacks_of(process: Process, mark: str, timeout_s: float) -> tuple[str,
     entry = read_entry(process.pid)
     if entry is None or entry.process != process:
         return "its process has ended", ""
-    if entry.state in "Tt":
-        return "its process is stopped", ""
     found = await _asked_of_py_spy(process, min(timeout_s / 2, _PY_SPY_S))
     if found:
         return found, "py-spy"
+    if entry.state in "Tt":
+        return "its process is stopped, and py-spy is not there or may not look", ""
     return await _written(process, mark, deadline)
+
+
+def _py_spy() -> str | None:
+    """Where py-spy is installed, if it is."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return shutil.which("py-spy") or (str(beside) if beside.exists() else None)
 
 
 async def _asked_of_py_spy(process: Process, timeout_s: float) -> str:
     """What py-spy tells; nothing where it is not installed, may not look, or is late."""
-    beside = Path(sys.executable).with_name("py-spy")
-    program = shutil.which("py-spy") or (str(beside) if beside.exists() else None)
+    program = _py_spy()
     if program is None or not runs(process):
         return ""
     try:
