@@ -195,6 +195,24 @@ def test_the_record_of_ray_start(tmp_path):
     assert recorded_address({}, str(tmp_path / "ray")) == "10.0.0.1:6379"
 
 
+@pytest.mark.hostile
+def test_what_others_may_have_put_in_place_of_the_record_is_not_read(tmp_path, monkeypatch):
+    (tmp_path / "ray").mkdir()
+    record = tmp_path / "ray" / "ray_current_cluster"
+    os.mkfifo(record)  # opened by a reader alone it would wait for a writer
+    assert recorded_address({"TMPDIR": str(tmp_path)}) is None
+    record.unlink()
+    record.symlink_to("/dev/zero")
+    assert recorded_address({"TMPDIR": str(tmp_path)}) is None
+    record.unlink()
+    record.write_bytes(b"10.0.0.1:6379\n" + bytes([255]) * (1 << 20))
+    assert len(recorded_address({"TMPDIR": str(tmp_path)})) < 1000
+    record.write_text("10.0.0.1:6379\n")
+    assert recorded_address({"TMPDIR": str(tmp_path), "TEMP": "/not/rays"}) == "10.0.0.1:6379"
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert recorded_address({"TMPDIR": str(tmp_path)}) is None, "it is another user's"
+
+
 def test_a_new_token_is_for_this_user_alone(tmp_path):
     file = tmp_path / "ray" / "token"
     protect_token({}, file)

@@ -1,9 +1,11 @@
 """A timeline of a group in this process: what users do with it."""
 
+import errno
 import json
 import os
 import signal
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -227,6 +229,31 @@ def test_a_forked_process_waits_for_no_lock_of_its_parents_timeline_and_writes_n
         assert not path.exists()
         assert observed.by is not None
     assert path.exists()
+
+
+@pytest.mark.hostile
+def test_a_disk_that_is_full_leaves_what_was_there_before_and_the_next_close_writes(
+    group, tmp_path, monkeypatch
+):
+    trace, html = tmp_path / "run.json", tmp_path / "run.html"
+    trace.write_text("before")
+    write = Path.write_text
+
+    def full(path, text, **options):
+        write(path, text[:10], **options)
+        if "run.json" in path.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, text, **options)
+
+    run = timeline(trace, html=html)
+    group.call("add", 1).get_results()
+    with monkeypatch.context() as patched, pytest.raises(OSError, match=f"No space left.*{trace}"):
+        patched.setattr(Path, "write_text", full)
+        run.close()
+    assert trace.read_text() == "before" and "add" in html.read_text()
+    assert sorted(tmp_path.iterdir()) == [html, trace]
+    run.close()
+    assert len(events(json.loads(trace.read_text()), name="add", kind="running")) == 2
 
 
 def test_a_file_that_cannot_be_written_in_the_end_is_named_and_the_other_is_written(group, tmp_path):

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-import tempfile
+import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from raycrew.cluster_core._connection.folders import temporary_folder
 from raycrew.cluster_core._connection.token import authentication
 from raycrew.cluster_core._devices import VISIBILITY_VARIABLES
 from raycrew.cluster_core.errors import NoClusterError
@@ -20,6 +21,7 @@ from raycrew.cluster_core.errors import NoClusterError
 DEVICES_LABEL = "raycrew.devices"
 SLURM_RESOURCES = ("slurm_managed_ray_cluster",)
 SLURM_LABEL = "raycrew.slurm-job"
+_RECORD_LETTERS = 500
 _NO_DEVICE = {"-1", "none", "void", "nodevfiles"}  # What people and launchers write for "no device".
 _DEVICE_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/davinci[0-9]*", "/dev/accel[0-9]*")
 
@@ -124,11 +126,21 @@ def choose(
 
 def recorded_address(environ: Mapping[str, str], temp_dir: str | None = None) -> str | None:
     """The address that the last `ray start` on this machine wrote down."""
-    folder = Path(temp_dir or Path(environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray")
+    folder = Path(temp_dir or temporary_folder(environ) / "ray")
     try:
-        return (folder / "ray_current_cluster").read_text().strip() or None
+        return _text_of_ones_own(folder / "ray_current_cluster").strip() or None
     except OSError:
         return None
+
+
+def _text_of_ones_own(path: Path) -> str:
+    """What is in a small file; nothing where it is another user's, who may have put anything there."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would keep us waiting
+    with os.fdopen(descriptor, errors="replace") as file:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid():
+            return ""
+        return file.read(_RECORD_LETTERS)
 
 
 def running_clusters() -> list[RunningCluster]:

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 _SOCKET_SUFFIX = "/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
 _SOCKET_PATH_LIMIT = 107
-_TEMPORARY = "/tmp"  # where Ray has sessions, whatever TEMP and TMP say
+_TEMPORARY = "/tmp"
 _LONGEST = _SOCKET_PATH_LIMIT - len(_SOCKET_SUFFIX)
 
 
@@ -26,12 +26,14 @@ def folder_of_sessions(environ: Mapping[str, str]) -> str | None:
         ValueError: Ray would hang with a folder that the environment names.
         ClusterError: The place of the user's own folder is taken by somebody else, or it can't be made.
     """
-    if folder := environ.get("RAY_TMPDIR"):
-        check_session_folder(str(Path(folder, "ray")), "RAY_TMPDIR", environ)
+    folder = temporary_folder(environ)
+    for name in ("RAY_TMPDIR", "TMPDIR"):
+        if environ.get(name):
+            check_session_folder(str(folder / "ray"), name, environ)
+            break
+    if environ.get("RAY_TMPDIR"):
         return None
-    if folder := environ.get("TMPDIR"):
-        check_session_folder(str(Path(folder, "ray")), "TMPDIR", environ)
-    own = Path(folder or _TEMPORARY, f"raycrew-{os.getuid()}")
+    own = folder / f"raycrew-{os.getuid()}"
     if len(os.fsencode(own / "ray")) > _LONGEST:
         logger.warning("%s is too long for a session: its folder, %s/ray, is open to all", own, own.parent)
         return None
@@ -42,6 +44,11 @@ def folder_of_sessions(environ: Mapping[str, str]) -> str | None:
             f"{own}, where sessions would lie, can't be made: {error.strerror}. Pass another temp_dir"
         ) from error
     return str(own / "ray")
+
+
+def temporary_folder(environ: Mapping[str, str]) -> Path:
+    """The folder below which Ray has its own by default, whatever `TEMP` and `TMP` say."""
+    return Path(environ.get("RAY_TMPDIR") or environ.get("TMPDIR") or _TEMPORARY)
 
 
 def _make_private(folder: Path) -> None:
