@@ -59,12 +59,12 @@ class Policy:
 
 
 @contextmanager
-def crew_in_process(config):
+def crew_in_process(config, policy_class=Policy, generator_class=Generator):
     """A crew of two ranks each."""
     directory = WeightDirectory.local()
     how = {"sharding_annotations": NamedSharding([0, 1], ["data"]), "directory": directory}
     with (
-        InProcessGroup(FakeCluster([2]), Policy, name_prefix="policy", **how) as policy,
-        InProcessGroup(FakeCluster([2]), Generator, name_prefix="generator", **how) as generators,
+        InProcessGroup(FakeCluster([2]), policy_class, name_prefix="policy", **how) as policy,
+        InProcessGroup(FakeCluster([2]), generator_class, name_prefix="generator", **how) as generators,
     ):
         yield Crew(config, policy, Generators(generators, [0, 1]), directory, Deaths({}, print))

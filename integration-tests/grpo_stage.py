@@ -33,12 +33,12 @@ class Stage:
         self.cluster, self.folder, self.told = cluster, folder, []
 
     @contextmanager
-    def crew(self, config=CONFIG, kill=(), deaths=Deaths):
-        deaths = deaths(dict(kill), self.told.append)
+    def crew(self, config=CONFIG, kill=(), deaths=Deaths, phases=None):
+        deaths, clusters = deaths(dict(kill), self.told.append), (self.cluster, self.cluster)
         with WeightDirectory.start() as directory:
-            how = {"config": config, "directory": directory, "deaths": deaths}
-            with start_groups(self.cluster, POLICY, GENERATOR, **how) as (policy, generators):
-                yield Crew(config, policy, generators, directory, deaths)
+            how = {"config": config, "directory": directory, "deaths": deaths, "phases": phases}
+            with start_groups(clusters, POLICY, GENERATOR, **how) as (policy, generators):
+                yield Crew(config, policy, generators, directory, deaths, phases)
 
     def run(self, crew, name, *, resume_from=None, keep_step=None):
         """A run's history; its checkpoint after `keep_step` is copied to where another run finds it."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +19,7 @@ from raycrew.tensor_transport import (
     sync_weights,
     sync_weights_async,
 )
-from raycrew.worker_groups import MultiWorkerFuture, RayWorkerGroup, WorkerFailureError
+from raycrew.worker_groups import MultiWorkerFuture, PhaseManager, RayWorkerGroup, WorkerFailureError
 
 DATA = ("data",)
 
@@ -32,6 +33,8 @@ class Crew:
         generators: Replicas of a generator.
         directory: Where the policy's versions are, for both groups.
         deaths: Both groups tell it of their workers' deaths.
+        phases: Whose turn it is, where the two share a device of which each wants all: whoever is not at work
+            sleeps. None where both are awake all the time.
     """
 
     def __init__(
@@ -41,7 +44,9 @@ class Crew:
         generators: Generators,
         directory: WeightDirectory,
         deaths: Deaths,
+        phases: PhaseManager | None = None,
     ) -> None:
+        self.phases = phases
         self.config, self.policy, self.generators = config, policy, generators
         self.directory, self.deaths = directory, deaths
         self.done = 0
@@ -61,10 +66,11 @@ class Crew:
         loss, total = 0.0, self.config.warmup.steps
         for start in range(0, total, chunk):
             how = {"start": start, "steps": min(chunk, total - start)}
-            losses = self.policy.run_all_workers_sharded_data(
-                "warm_up", prompts=shares, common_kwargs=how, in_sharded_axes=DATA
-            )
-            loss = losses.get_results()[0]
+            with self._turn("policy"):
+                losses = self.policy.run_all_workers_sharded_data(
+                    "warm_up", prompts=shares, common_kwargs=how, in_sharded_axes=DATA
+                )
+                loss = losses.get_results()[0]
             self.deaths.tell(0, "with what the other ranks had learnt")
             progress(start + how["steps"], loss)
         return loss
@@ -74,9 +80,11 @@ class Crew:
     ) -> BatchedDataDict:
         """Completions of all prompts, each generator taking its share of them; their weights are checked."""
         how = self._sampling(samples, temperature, seed)
-        with self.deaths.strike(self.generators.group, step):
-            parts = self.generators.begin(prompts_of(prompts), how)
-        batch = completions_of(prompts, BatchedDataDict.from_batches(parts.get_results()))
+        with self._turn("generator"):
+            with self.deaths.strike(self.generators.group, step):
+                parts = self.generators.begin(prompts_of(prompts), how)
+            samples = BatchedDataDict.from_batches(parts.get_results())
+        batch = completions_of(prompts, samples)
         held = set(batch["weight_version"].tolist())
         if held != {self._held}:
             raise ExampleError(f"generators sampled with weights {held}, not with version {self._held}")
@@ -92,9 +100,11 @@ class Crew:
 
     def train(self, batch: BatchedDataDict, step: int) -> dict[str, float]:
         """One round's learning, the batch sharded over the policy's ranks."""
-        with self.deaths.strike(self.policy, step):
-            done = self._ask_policy(batch, step)
-        return self._has_learnt(done.get_results()[0], step)
+        with self._turn("policy"):
+            with self.deaths.strike(self.policy, step):
+                done = self._ask_policy(batch, step)
+            metrics = done.get_results()[0]
+        return self._has_learnt(metrics, step)
 
     async def train_async(self, batch: BatchedDataDict, step: int) -> dict[str, float]:
         """As `train`, without blocking the event loop."""
@@ -122,14 +132,25 @@ class Crew:
         while True:
             deaths = self.deaths.count
             try:
-                report = sync_weights(self.policy, self.generators.group, directory=self.directory)
+                version = self._hand_on()
             except (WorkerFailureError, WeightUpdateError):
                 if self.deaths.count == deaths or self.has_lost():
                     raise
             else:
-                self._held = report.version
+                self._held = version
                 self.deaths.tell(self.done, f"caught up to version {self.version}")
                 return
+
+    def _hand_on(self) -> int:
+        """Have the generators take the policy's weights now, or, where they sleep, when they are woken."""
+        if self.phases is None:
+            return sync_weights(self.policy, self.generators.group, directory=self.directory).version
+        with self._turn("policy"):
+            update = self.policy.on(ranks=[0]).call("publish_weights").get_results()[0]
+        return int(update.version)
+
+    def _turn(self, name: str) -> AbstractContextManager[Any]:
+        return nullcontext() if self.phases is None else self.phases.turn(name)
 
     async def share(self, published: asyncio.Event) -> int:
         """As `synchronise`, without blocking the event loop; the version.
@@ -170,7 +191,8 @@ class Crew:
 
     def restore(self, state: Any, done: int, version: int) -> None:
         """Bring both groups to where they were after some rounds."""
-        self.policy.call("restore", state).get_results()
+        with self._turn("policy"):
+            self.policy.call("restore", state).get_results()
         self.done = done
         self.synchronise()
         self._before = version - self._held

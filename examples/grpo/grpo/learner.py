@@ -62,6 +62,16 @@ class Learner:
             self.reference.load_state_dict(state["reference"])
         self.optimizer.load_state_dict(_copied(state["optimizer"]))  # It would write to what it is given.
 
+    def move(self, device: torch.device) -> None:
+        """Have all that it learns with lie there; gradients are not kept."""
+        self.optimizer.zero_grad()
+        self.model.to(device)
+        if self.reference is not None:
+            self.reference.to(device)
+        for moments in self.optimizer.state.values():
+            for name in ("exp_avg", "exp_avg_sq"):
+                moments[name] = moments[name].to(device)
+
     def random_state(self) -> State:
         """Where this rank's random numbers are."""
         name, keys, *rest = np.random.get_state()

@@ -21,20 +21,28 @@ from grpo.deaths import Deaths
 from grpo.display import RunDisplay
 from grpo.errors import ExampleError
 from grpo.history import History
+from grpo.layout import Layout
 from grpo.loop import GrpoLoop
 from grpo.options import Options, parse_options
 from grpo.pace import Pace, Stopwatch, behind, comparison, in_turns, overlapped
 from grpo.report import prepare_folder, write_report
 from grpo.startup import StartClock, start_rows, start_table
-from grpo.workers import POLICY, WorkerKind, choose_generator, prepare_environment, start_groups
+from grpo.workers import (
+    MEMBERS,
+    POLICY,
+    Clusters,
+    WorkerKind,
+    choose_generator,
+    prepare_environment,
+    start_groups,
+)
 from raycrew.cluster_core import ClusterError, RayVirtualCluster, init_ray
 from raycrew.tensor_transport import TransportError, WeightDirectory
 from raycrew.venv_manager import VenvError
-from raycrew.worker_groups import WorkerFailureError, WorkerGroupError, timeline
+from raycrew.worker_groups import PhaseManager, WorkerFailureError, WorkerGroupError, timeline
 
-CPU_WORKERS = 2
 GROUPS = 2
-GROUPS_START = "groups, both at once"
+AT_ONCE, ONE_BY_ONE = "groups, both at once", "groups, one by one"
 VERIFIER_CPUS = 4
 CHECKPOINTS = "checkpoint"
 EXPECTED = (ExampleError, ClusterError, WorkerGroupError, TransportError, VenvError)
@@ -63,17 +71,17 @@ def main(arguments: Sequence[str] | None = None, *, policy: WorkerKind = POLICY)
 def run(options: Options, policy_kind: WorkerKind, console: Console) -> None:
     """The whole run, from an empty machine to the report."""
     folder = prepare_folder(options.output)
-    n_workers = options.gpus or CPU_WORKERS
-    settings = settings_of(options.config, workers=n_workers, gpus=options.gpus)
+    layout = Layout.of(options.gpus)
+    settings = settings_of(options.config, workers=layout.policy, gpus=options.gpus)
     checkpoint = _checkpoint(options, settings)
     deaths = Deaths(options.kill, partial(console.print, soft_wrap=True))
     files = [folder / "timeline.html", folder / "timeline.json"] if options.timeline else []
     clock = StartClock()
     with ExitStack() as stack:
-        cluster = _enter_cluster(stack, n_workers, options.gpus, clock)
+        clusters = _enter_clusters(stack, layout, clock)
         with clock.phase("environments"):
-            prepare_environment(policy_kind, cluster, console)
-            generator_kind = choose_generator(options, cluster, console)
+            prepare_environment(policy_kind, clusters[0], console)
+            generator_kind = choose_generator(options, clusters[1], console)
         settings["generator"] = generator_kind.name
         if checkpoint is not None:
             checkpoint.check(settings)
@@ -81,25 +89,31 @@ def run(options: Options, policy_kind: WorkerKind, console: Console) -> None:
             stack.enter_context(timeline(html=files[0], trace=files[1]))
         with clock.phase("weight directory"):
             directory = stack.enter_context(WeightDirectory.start())
-        with clock.phase(GROUPS_START):
+        start_of_groups = ONE_BY_ONE if layout.takes_turns else AT_ONCE
+        with clock.phase(start_of_groups):
+            phases = PhaseManager(*MEMBERS) if layout.takes_turns else None
             starting = start_groups(
-                cluster,
+                clusters,
                 policy_kind,
                 generator_kind,
                 config=options.config,
                 directory=directory,
                 deaths=deaths,
+                phases=phases,
             )
             policy, generators = stack.enter_context(starting)
             groups = [policy, generators.group]
         start = time.perf_counter()
-        cluster.print_all_worker_groups(groups)
-        crew = Crew(options.config, policy, generators, directory, deaths)
+        for cluster in dict.fromkeys(clusters):
+            cluster.print_all_worker_groups(
+                [one for one, own in zip(groups, clusters, strict=True) if own is cluster]
+            )
+        crew = Crew(options.config, policy, generators, directory, deaths, phases)
         every = options.checkpoint_every if options.max_staleness is None else None
         loop = GrpoLoop(options.config, crew, folder / CHECKPOINTS, settings, every)
         with clock.phase("warm-up" if checkpoint is None else "checkpoint"):
             _prepare(loop, checkpoint, console)
-        rows = start_rows(clock.seconds, [group.startup for group in groups], among=GROUPS_START)
+        rows = start_rows(clock.seconds, [group.startup for group in groups], among=start_of_groups)
         console.print(start_table(rows))
         paces: list[Pace] = []
         if options.max_staleness is None:
@@ -116,20 +130,20 @@ def run(options: Options, policy_kind: WorkerKind, console: Console) -> None:
         console.print(str(file), soft_wrap=True)
 
 
-def _enter_cluster(stack: ExitStack, n_workers: int, gpus: int, clock: StartClock) -> RayVirtualCluster:
-    """A Ray of this run's own, and the bundles of its workers."""
+def _enter_clusters(stack: ExitStack, layout: Layout, clock: StartClock) -> Clusters:
+    """A Ray of this run's own, and the bundles of the policy and of the generators."""
     with clock.phase("Ray"):
-        stack.enter_context(init_ray("local", num_cpus=GROUPS * n_workers + VERIFIER_CPUS))
+        stack.enter_context(init_ray("local", num_cpus=layout.processes + VERIFIER_CPUS))
+
+    def bundles(count: int, name: str, groups: int) -> RayVirtualCluster:
+        how = {"use_gpus": layout.has_gpus, "num_gpus_per_node": count, "name": name}
+        return stack.enter_context(RayVirtualCluster([count], max_colocated_worker_groups=groups, **how))
+
     with clock.phase("bundles"):
-        return stack.enter_context(
-            RayVirtualCluster(
-                [n_workers],
-                use_gpus=gpus > 0,
-                num_gpus_per_node=n_workers,
-                max_colocated_worker_groups=GROUPS,
-                name="grpo",
-            )
-        )
+        if layout.is_shared:
+            both = bundles(layout.policy, "grpo", GROUPS)
+            return both, both
+        return bundles(layout.policy, "grpo-policy", 1), bundles(layout.generators, "grpo-generators", 1)
 
 
 def _checkpoint(options: Options, settings: Mapping[str, Any]) -> Checkpoint | None:
@@ -195,7 +209,7 @@ def _about(options: Options, generator: WorkerKind, seconds: float) -> dict[str,
     parts = [
         f"sort {config.digits} digits",
         f"{generator.name} generator",
-        f"{options.gpus} GPU(s)" if options.gpus else "CPU",
+        str(Layout.of(options.gpus)),
         f"seed {config.seed}",
         *([] if config.synchronise else ["generator never synchronised"]),
         *([] if options.max_staleness is None else [behind(options.max_staleness)]),

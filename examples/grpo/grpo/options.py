@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from grpo.config import RunConfig
+from grpo.layout import Layout
 
 VICTIMS = {"generator": "generator", "trainer": "policy"}
 """Which group `--kill-…-at` means."""
@@ -57,7 +58,11 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         "--steps", type=_positive, metavar="N", help="GRPO steps (default: 60, 10 with --quick)"
     )
     parser.add_argument(
-        "--gpus", type=_natural, default=0, metavar="N", help="GPUs to use (default: 0, CPUs only)"
+        "--gpus",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="GPUs: one for both groups in turns, of several half for each (default: 0, CPUs only)",
     )
     parser.add_argument(
         "--no-sync", action="store_true", help="never update the generator: it must not learn"
@@ -101,6 +106,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     given = parser.parse_args(arguments)
     if given.max_staleness is not None and (others := [name for name in IN_TURNS if getattr(given, name)]):
         parser.error(f"--async does not go with --{IN_TURNS[others[0]]}")
+    if given.max_staleness is not None and Layout.of(given.gpus).takes_turns:
+        parser.error("--async needs devices for both groups at once: --gpus 2, say")
     config = RunConfig(seed=given.seed, synchronise=not given.no_sync)
     if given.quick:
         config = config.quick()

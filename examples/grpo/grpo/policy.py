@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,9 +32,10 @@ class PolicyWorker:
     Args:
         config: The whole run's configuration, the same on every rank.
         directory: Where versions of the weights are announced.
+        asleep: Whether nothing of it is on the device before `onload`.
     """
 
-    def __init__(self, config: RunConfig, directory: WeightDirectory) -> None:
+    def __init__(self, config: RunConfig, directory: WeightDirectory, asleep: bool = False) -> None:
         torch.set_num_threads(1)
         self.config = config
         self.device = local_device()
@@ -42,6 +44,10 @@ class PolicyWorker:
         self.learner = Learner(config, rank, self.device)
         self.kept: State = {**self.learner.state(), "random": {}, "done": [0, 0], "metrics": {}}
         self.publisher = WeightPublisher(directory=directory) if rank == 0 else None
+        self.replica: Any = None  # while it is asleep
+        self.is_asleep = False
+        if asleep:
+            self.offload()
 
     def on_generation(self, worker: CurrentWorker) -> None:
         """Meet the other ranks, at the start and whenever one of them is new."""
@@ -53,7 +59,22 @@ class PolicyWorker:
         kept = [self.kept]
         dist.broadcast_object_list(kept, src=done.index(max(done)))
         self.restore(kept[0])
-        self.replica = DistributedDataParallel(self.learner.model)
+        if not self.is_asleep:
+            self._join()
+
+    def offload(self) -> None:
+        """Have all that is learnt with lie in the host's memory; on a CPU that is where it lies anyway."""
+        self.replica, self.is_asleep = None, True
+        self.learner.move(torch.device("cpu"))
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def onload(self) -> None:
+        """Have it lie on the device again; all ranks at once, for they go on in step."""
+        if self.is_asleep:
+            self.is_asleep = False
+            self.learner.move(self.device)
+            self._join()
 
     def warm_up(self, prompts: Sequence[str], start: int, steps: int) -> float:
         """Some supervised steps on answers of the right form in random order; the last loss.
@@ -156,6 +177,9 @@ class PolicyWorker:
         if self.publisher is not None:
             self.publisher.close()
         dist.destroy_process_group()
+
+    def _join(self) -> None:
+        self.replica = DistributedDataParallel(self.learner.model)
 
     def _has_done(self, before: list[int], after: list[int]) -> bool:
         """Whether what leads from one place to another is done already.

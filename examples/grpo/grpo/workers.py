@@ -1,9 +1,10 @@
 """Which class does which work, and the environment that each of them runs in."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,12 @@ from raycrew.venv_manager import (
     create_local_venv_on_each_node,
     register_actor_environment,
 )
-from raycrew.worker_groups import NamedSharding, RayWorkerGroup
+from raycrew.worker_groups import NamedSharding, PhaseManager, RankInfo, RayWorkerGroup
 
+Clusters = tuple[RayVirtualCluster, RayVirtualCluster]
+"""The bundles of the policy and of the generators, perhaps the same ones."""
+MEMBERS = ("policy", "generator")
+"""Who takes turns, where the two do."""
 TRAINER = Path(__file__).parent.parent / "environments" / "trainer"
 
 
@@ -47,7 +52,7 @@ class WorkerKind:
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 ERRORS_ALONE = {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_LOGS": "-all"}
-LEARN = ("warm_up", "train", "state", "restore", "done")
+LEARN = ("warm_up", "train", "state", "restore", "done", "offload", "onload")
 """What is asked of a policy again by itself after a worker has died."""
 POLICY = WorkerKind("policy", "grpo.policy.PolicyWorker", TRAINER, ONE_THREAD)
 TRANSFORMERS = WorkerKind("transformers", WORKERS["transformers"], TRAINER)
@@ -85,45 +90,70 @@ def choose_generator(options: Options, cluster: RayVirtualCluster, console: Cons
 
 @contextmanager
 def start_groups(
-    cluster: RayVirtualCluster,
+    clusters: Clusters,
     policy: WorkerKind,
     generator: WorkerKind,
     *,
     config: RunConfig,
     directory: WeightDirectory,
     deaths: Deaths,
+    phases: PhaseManager | None = None,
 ) -> Iterator[tuple[RayWorkerGroup, Generators]]:
-    """The policy and the generators, with one rank of each per bundle; who dies is replaced.
+    """The policy and the generators, with one rank of each per bundle of its own; who dies is replaced.
 
-    Both start at the same time: if one can't, neither stays.
+    Both start at the same time, or with `phases` one after the other, so that never both have the device's
+    memory: if one can't, neither stays.
     """
     both: dict[str, Any] = {
         "environments": RegistryEnvironmentProvider(),
         "restart_on_failure": True,
         "on_worker_failure": deaths.note,
     }
-    learning = RayWorkerGroup.start(
-        cluster,
+
+    def sleeper(name: str, **init: Any) -> Callable[[RankInfo], dict[str, Any]]:
+        """What gives a worker's arguments: who is replaced comes up asleep unless it has its turn."""
+        return lambda _: {**init, "asleep": phases is not None and not phases.may_wake(name)}
+
+    learning = partial(
+        RayWorkerGroup.start,
+        clusters[0],
         policy.worker,
         name_prefix="policy",
-        sharding_annotations=NamedSharding(list(range(cluster.world_size())), ["data"]),
+        sharding_annotations=NamedSharding(list(range(clusters[0].world_size())), ["data"]),
         env_vars=dict(policy.env_vars),
         idempotent_methods=LEARN,
-        config=config,
-        directory=directory,
+        init=sleeper("policy", config=config, directory=directory),
         **both,
     )
-    sampling = Generators.start(
-        cluster,
+    dozes = phases is not None and generator == VLLM_GPU
+    sampling = partial(
+        Generators.start,
+        clusters[1],
         generator.worker,
-        EngineOptions(config.model.as_llama(), seed=config.seed),
+        EngineOptions(config.model.as_llama(), seed=config.seed, sleep_level=2 if dozes else None),
         name_prefix="generator",
         env_vars=generator.env_vars,
-        worker_options={"directory": directory, "on_update": "finish"},
+        worker_options=sleeper("generator", directory=directory, on_update="finish"),
         **both,
     )
     with ExitStack() as stack:
-        yield asyncio.run(_at_once(stack, learning, sampling))
+        if phases is None:
+            yield asyncio.run(_at_once(stack, learning(), sampling()))
+        else:
+            yield asyncio.run(_in_turns(stack, phases, learning, sampling))
+
+
+async def _in_turns(
+    stack: ExitStack, phases: PhaseManager, learning: Callable[[], Any], sampling: Callable[[], Any]
+) -> tuple[RayWorkerGroup, Generators]:
+    """What both give, entered: the policy is asleep before there is a generator."""
+    async with phases.turn("policy"):
+        policy: RayWorkerGroup = stack.enter_context(await learning())
+        phases.add("policy", policy, sleep="offload", wake="onload")
+    async with phases.turn("generator"):
+        generators: Generators = stack.enter_context(await sampling())
+        phases.add("generator", generators.group)
+    return policy, generators
 
 
 async def _at_once(stack: ExitStack, *starting: Coroutine[Any, Any, Any]) -> Any:
