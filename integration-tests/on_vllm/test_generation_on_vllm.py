@@ -140,3 +140,26 @@ def test_one_that_is_killed_in_an_update_is_replaced_and_takes_the_next_one(loca
         for row in rows:
             assert set(row[4]) == {stage.version}
             assert_plain(stage, PROMPTS, row)
+
+
+def test_prompts_are_known_again_until_that_is_to_be_forgotten_or_the_weights_are_others():
+    prompts = batch_of([[5 + at % 40 for at in range(200)]])
+    greedy = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
+    with local_stage(VllmWorker, prefix_caching=True) as stage:
+
+        def hits_of_another():
+            def hits():
+                found = stage.worker._life.awake.loop.engine._llm.get_metrics()
+                return next(metric.value for metric in found if metric.name == "vllm:prefix_cache_hits")
+
+            before = hits()
+            (row,) = rows_of(stage.generate(prompts, greedy))
+            assert_plain(stage, prompts["prompt_ids"], row)
+            assert set(row[4]) == {stage.version}
+            return hits() - before
+
+        assert [hits_of_another() > 0 for _ in range(2)] == [False, True]
+        stage.call("reset_prefix_cache")
+        assert [hits_of_another() > 0 for _ in range(2)] == [False, True]
+        stage.sync()
+        assert [hits_of_another() > 0 for _ in range(2)] == [False, True]
