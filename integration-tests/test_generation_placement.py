@@ -12,6 +12,7 @@ from generation_stage import EXAMPLE  # noqa: F401  # finds the example
 from generation import EngineOptions, RefusedError, start_generators
 from generation.lending import Place, engine_variables
 from raycrew.cluster_core import RayVirtualCluster
+from raycrew.tensor_transport import WeightDirectory
 
 
 def test_an_engine_is_told_of_its_own_bundles():
@@ -22,6 +23,11 @@ def test_an_engine_is_told_of_its_own_bundles():
     ]
     with pytest.raises(RefusedError, match="one placement group"):
         engine_variables(places, 4)
+    over_nodes = [Place("a", 0, 1, 1, "x"), Place("a", 1, 1, 1, "y")]
+    assert engine_variables(over_nodes, 2)[0]["VLLM_RAY_BUNDLE_INDICES"] == "0,1"
+    assert len(engine_variables(over_nodes, 1, is_updated=True)) == 2
+    with pytest.raises(RefusedError, match="on other nodes"):
+        engine_variables(over_nodes, 2, is_updated=True)
     for devices in (0, 0.5, 2):
         with pytest.raises(RefusedError, match="one GPU each"):
             engine_variables([Place("a", 0, 1, 1), Place("a", 1, devices, devices)], 2)
@@ -62,3 +68,13 @@ def test_bundles_that_an_engine_can_not_be_on_are_free_again(ray_nodes):
             spread(cluster, 4)
         assert not cluster.holders()
         assert len(spread(cluster, 2)) == 2
+
+
+@pytest.mark.long
+def test_weights_that_would_not_reach_an_engines_processes_are_refused_before_it_starts(ray_nodes):
+    options = EngineOptions(MODEL, tensor_parallel=4, executor="ray")
+    given = {"directory": WeightDirectory.local()}
+    with RayVirtualCluster([2, 2], unified=True) as cluster:
+        with pytest.raises(RefusedError, match="on other nodes"):
+            start_generators(cluster, "generation_spread.SpreadWorker", options, worker_options=given)
+        assert not cluster.holders()

@@ -244,7 +244,8 @@ def _plan(
     if bundles % size:
         raise ValueError(f"{bundles} bundles can't be shared out to engines over {size} each")
 
-    lent = Lent(cluster, size) if options.executor == "ray" else None
+    is_updated = isinstance(worker_options, Mapping) and worker_options.get("directory") is not None
+    lent = Lent(cluster, size, is_updated) if options.executor == "ray" else None
 
     def init_of(rank: RankInfo) -> dict[str, Any]:
         given = worker_options(rank) if callable(worker_options) else worker_options

@@ -27,25 +27,33 @@ class Place:
         index: Its number in that.
         devices: How many GPUs it holds.
         share: How much of them one slot of it has.
+        node: Its node.
     """
 
     group: str
     index: int
     devices: float
     share: float
+    node: str = ""
 
 
-def engine_variables(places: Sequence[Place], size: int) -> list[dict[str, str]]:
+def engine_variables(places: Sequence[Place], size: int, is_updated: bool = False) -> list[dict[str, str]]:
     """What the leader of each engine has in its environment, engine by engine.
 
     Args:
         places: Of all bundles, those of an engine side by side.
         size: How many bundles an engine has.
+        is_updated: Whether its weights are.
 
     Raises:
-        RefusedError: vLLM can't be on these bundles.
+        RefusedError: vLLM can't be on these bundles, or its weights can't be updated there.
     """
     engines = [places[start : start + size] for start in range(0, len(places), size)]
+    if is_updated and any(len({place.node for place in engine}) > 1 for engine in engines):
+        raise RefusedError(
+            "weights reach an engine's processes on its leader's node alone, and this one would have some "
+            "on other nodes: give it bundles of one node, or no directory"
+        )
     return [_variables(engine) for engine in engines]
 
 
@@ -69,10 +77,11 @@ class Lent:
     Args:
         cluster: The bundles.
         size: How many consecutive ones an engine has.
+        is_updated: Whether its weights are.
     """
 
-    def __init__(self, cluster: Cluster, size: int) -> None:
-        self._cluster, self._size = cluster, size
+    def __init__(self, cluster: Cluster, size: int, is_updated: bool) -> None:
+        self._cluster, self._size, self._is_updated = cluster, size, is_updated
         self._claim: Claim | None = None
         self._of_engines: Sequence[Mapping[str, str]] = ()
 
@@ -90,7 +99,8 @@ class Lent:
         claim = self._cluster.claim(indices, holder)
         try:
             places = [_place(claim, position) for position in range(len(claim.bundles))]
-            self._of_engines, self._claim = engine_variables(places, self._size), claim
+            self._of_engines = engine_variables(places, self._size, self._is_updated)
+            self._claim = claim
         except BaseException:
             claim.release()
             raise
@@ -115,7 +125,8 @@ def _place(claim: Claim, position: int) -> Place:
     where = options["scheduling_strategy"]
     devices = bundle.resources.get("GPU", 0.0)
     group = where.placement_group.id.hex()
-    return Place(group, where.placement_group_bundle_index, devices, options["num_gpus"])
+    index = where.placement_group_bundle_index
+    return Place(group, index, devices, options["num_gpus"], bundle.node_id)
 
 
 class _WithoutDevices:
