@@ -79,8 +79,10 @@ class GenerationWorker(ABC):
         if directory is None and options.sleep_level is not None:
             raise RefusedError("an engine with a sleep_level wakes with weights of a directory: give one")
         source = None if directory is None else WeightSource(directory, store, name)
+        self._hosted = Hosted(options, endpoint if leads else None)
         self._engine = EngineLife(lambda: self.create_engine(seed), source, asleep) if leads else None
-        self._hosted = Hosted(self._engine, options, endpoint)
+        if self._engine is not None:
+            self._hosted.begin(self._engine)
 
     @property
     def _life(self) -> EngineLife:

@@ -4,31 +4,40 @@ from typing import TYPE_CHECKING
 
 from generation.errors import GenerationError, RefusedError
 from generation.life import EngineLife
+from generation.openai.app import OpenAiApp
 from generation.openai.options import EndpointOptions
 from generation.options import EngineOptions
 from raycrew.worker_groups.services import Endpoint
 
 if TYPE_CHECKING:
+    from generation.openai.tokenizer import Tokenizer
     from raycrew.worker_groups.services import AppServer
 
 
 class Hosted:
-    """The endpoint of a worker, which answers with whatever engine there is at the moment.
+    """The endpoint of a worker, if it is to have one; it is begun once there is an engine.
 
     Args:
-        life: The worker's engine; None where it has none.
-        engine: What that is made of.
+        engine: What the engine is to be made of.
         options: What the endpoint is to be; None for none.
 
     Raises:
         RefusedError: There is no tokenizer.
-        ServiceError: The address can't be had.
     """
 
-    def __init__(
-        self, life: EngineLife | None, engine: EngineOptions, options: EndpointOptions | None
-    ) -> None:
-        self._server = None if life is None or options is None else _serve(life, engine, options)
+    def __init__(self, engine: EngineOptions, options: EndpointOptions | None) -> None:
+        self._options = options
+        self._server: AppServer | None = None
+        self._text = None if options is None else _tokenizer(engine, options)
+
+    def begin(self, life: EngineLife) -> None:
+        """Answer with whatever engine there is at the moment.
+
+        Raises:
+            ServiceError: The address can't be had.
+        """
+        if self._text is not None and self._options is not None:
+            self._server = _served(life, self._text, self._options)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -48,16 +57,20 @@ class Hosted:
             server.shutdown()
 
 
-def _serve(life: EngineLife, engine: EngineOptions, options: EndpointOptions) -> "AppServer":
-    from generation.openai.app import OpenAiApp  # here, as a worker without an endpoint needs none of these
-    from generation.openai.tokenizer import Tokenizer
-    from raycrew.worker_groups.services import AppServer
+def _tokenizer(engine: EngineOptions, options: EndpointOptions) -> "Tokenizer":
+    from generation.openai.tokenizer import Tokenizer  # here, as only a worker with an endpoint needs it
 
     folder = options.tokenizer or (engine.model if isinstance(engine.model, str) else None)
     if folder is None:
         raise RefusedError("an endpoint needs a tokenizer: say which folder has one, as the model is in none")
+    return Tokenizer(folder, options.chat_template)
+
+
+def _served(life: EngineLife, text: "Tokenizer", options: EndpointOptions) -> "AppServer":
+    from raycrew.worker_groups.services import AppServer  # needs the extra `services`
+
     return AppServer(
-        OpenAiApp(life, Tokenizer(folder, options.chat_template), options),
+        OpenAiApp(life, text, options),
         token=options.token,
         host=options.host,
         max_connections=options.max_connections,
