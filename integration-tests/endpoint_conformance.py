@@ -115,6 +115,24 @@ class Answers:
         status, refused = ask(plain.endpoint, COMPLETIONS, {**asked, "prompt": "a" * most})
         assert (status, refused["error"]["code"]) == (400, "context_length_exceeded")
 
+    @pytest.mark.parametrize(
+        "extreme",
+        [
+            {"temperature": 1e-320},
+            {"temperature": 1e6},
+            {"top_p": 1e-300},
+            {"top_k": 10**12},
+            {"seed": 10**100},
+            {"stop_token_ids": list(range(MODEL["vocab_size"]))},
+        ],
+    )
+    def test_nothing_that_may_be_asked_for_ends_the_engine(self, plain, extreme):
+        asked = {"model": "model", "prompt": ["abc", "d"], "n": 2, "max_tokens": 6, **extreme}
+        found = told(plain.endpoint, COMPLETIONS, {**asked, "logprobs": 0})
+        logprobs = [one for choice in found["choices"] for one in choice["logprobs"]["token_logprobs"]]
+        assert logprobs and all(value <= 0 for value in logprobs)
+        assert told(plain.endpoint, "/health") == {"weight_version": plain.version}
+
     def test_models_are_listed_by_name(self, plain):
         (model,) = told(plain.endpoint, "/v1/models")["data"]
         assert model == told(plain.endpoint, "/v1/models/model")
