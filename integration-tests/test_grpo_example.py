@@ -8,14 +8,17 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from grpo_runs import EXAMPLE, LIBRARY, MODULES, Run, assert_one_clear_error, driver
+from rich.console import Console
 
 from generation.samples import Sample, pack_samples
 from grpo import main as program
-from grpo import vocabulary
+from grpo import vocabulary, workers
 from grpo.completions import completions_of
 from grpo.crew import split
 from grpo.history import PHASES, Evaluation, Event, History, StepRecord
@@ -24,7 +27,18 @@ from grpo.options import parse_options
 from grpo.report import write_report
 from grpo.task import SortingTask, verify
 from raycrew.cluster_core import ClusterError
-from raycrew.venv_manager import VenvError
+from raycrew.venv_manager import Environment, VenvError
+
+
+def test_what_an_environment_takes_is_told_of_its_stamp(monkeypatch, capsys):
+    """To look at each of its files takes as long as all else that is asked of one that stands."""
+    made = Environment("key", Path("/store/key"), {"size_bytes": 2_345_678_901})
+    monkeypatch.setattr(workers, "Store", lambda: SimpleNamespace(environments=lambda: [made]))
+    for python, told in ((made.python, " (2.3 GB)"), ("/elsewhere/venv/bin/python", "")):
+        monkeypatch.setattr(workers, "create_local_venv_on_each_node", lambda *_, at=python: str(at))
+        workers.prepare_environment(workers.POLICY, None, Console(width=200))
+        said = f"policy environment: {Path(python).parent.parent}{told}"
+        assert capsys.readouterr().out.strip() == said
 
 
 class TestTask:

@@ -18,7 +18,9 @@ from grpo.options import Options
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.tensor_transport import WeightDirectory
 from raycrew.venv_manager import (
+    Environment,
     RegistryEnvironmentProvider,
+    Store,
     UvNotFoundError,
     VenvError,
     create_local_venv_on_each_node,
@@ -68,7 +70,8 @@ def prepare_environment(kind: WorkerKind, cluster: RayVirtualCluster, console: C
     python = create_local_venv_on_each_node(command, f"grpo-{kind.project.name}", cluster)
     register_actor_environment(kind.worker, command)
     folder = Path(python).parent.parent
-    console.print(f"{kind.name} environment: {folder} ({_size(folder)})", soft_wrap=True)
+    size = next((f" ({_size(found)})" for found in Store().environments() if str(found.python) == python), "")
+    console.print(f"{kind.name} environment: {folder}{size}", soft_wrap=True)
 
 
 def choose_generator(options: Options, cluster: RayVirtualCluster, console: Console) -> WorkerKind:
@@ -170,6 +173,5 @@ async def _at_once(stack: ExitStack, *starting: Coroutine[Any, Any, Any]) -> Any
     return tuple(task.result() for task in running)
 
 
-def _size(folder: Path) -> str:
-    files = (path.lstat() for path in folder.rglob("*"))
-    return f"{sum(f.st_size for f in files) / 1e9:.1f} GB"
+def _size(environment: Environment) -> str:
+    return f"{environment.stamp['size_bytes'] / 1e9:.1f} GB"
