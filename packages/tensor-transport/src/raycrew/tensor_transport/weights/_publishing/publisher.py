@@ -47,8 +47,9 @@ _BROADCAST_BUCKETS = 4
 class WeightPublisher(Belonging):
     """Publishes versions of a model's weights for any number of receivers.
 
-    The bytes go bucket by bucket through reused arenas into a store, so that publishing needs two
-    buckets of memory beside the store's. The latest complete version stays available for retries and
+    The bytes go bucket by bucket into a store: straight into its memory where that is shared memory and the
+    sizes of all tensors are known, else through reused arenas, so that publishing needs two buckets of memory
+    beside the store's. The latest complete version stays available for retries and
     late joiners; the one before it is released when a new one is complete.
 
     With a `directory`, receivers fetch each bucket as soon as it is put, while the next one is packed. Each
