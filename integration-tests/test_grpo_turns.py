@@ -25,12 +25,13 @@ class TestLayout:
         layout = Layout.of(1)
         assert (layout.policy, layout.generators) == (1, 1)
         assert (layout.has_gpus, layout.is_shared, layout.takes_turns) == (True, True, True)
+        assert (layout.gpus, Layout.of(0).gpus) == (1, 0)
 
     @pytest.mark.parametrize(("gpus", "policy", "generators"), [(2, 1, 1), (3, 1, 2), (8, 4, 4)])
     def test_of_several_each_group_has_its_own(self, gpus, policy, generators):
         layout = Layout.of(gpus)
         assert (layout.policy, layout.generators) == (policy, generators)
-        assert (layout.is_shared, layout.takes_turns) == (False, False)
+        assert (layout.is_shared, layout.takes_turns, layout.gpus) == (False, False, gpus)
 
     def test_nobody_goes_on_meanwhile_on_one_gpu(self, capsys):
         with pytest.raises(SystemExit):

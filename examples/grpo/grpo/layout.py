@@ -40,6 +40,11 @@ class Layout:
         return cls(gpus // 2, gpus - gpus // 2, has_gpus=True, is_shared=False, takes_turns=False)
 
     @property
+    def gpus(self) -> int:
+        """All GPUs."""
+        return 0 if not self.has_gpus else self.policy if self.is_shared else self.processes
+
+    @property
     def processes(self) -> int:
         """Workers of both."""
         return self.policy + self.generators

@@ -140,10 +140,13 @@ def _enter_clusters(stack: ExitStack, layout: Layout, clock: StartClock) -> Clus
         return stack.enter_context(RayVirtualCluster([count], max_colocated_worker_groups=groups, **how))
 
     with clock.phase("bundles"):
-        if layout.is_shared:
-            both = bundles(layout.policy, "grpo", GROUPS)
-            return both, both
-        return bundles(layout.policy, "grpo-policy", 1), bundles(layout.generators, "grpo-generators", 1)
+        try:
+            if layout.is_shared:
+                both = bundles(layout.policy, "grpo", GROUPS)
+                return both, both
+            return bundles(layout.policy, "grpo-policy", 1), bundles(layout.generators, "grpo-generators", 1)
+        except ClusterError as error:
+            raise ExampleError(f"no room for --gpus {layout.gpus}: {error}") from error
 
 
 def _checkpoint(options: Options, settings: Mapping[str, Any]) -> Checkpoint | None:

@@ -115,7 +115,7 @@ def start_groups(
 
     def sleeper(name: str, **init: Any) -> Callable[[RankInfo], dict[str, Any]]:
         """What gives a worker's arguments: who is replaced comes up asleep unless it has its turn."""
-        return lambda _: {**init, "asleep": phases is not None and not phases.may_wake(name)}
+        return lambda _: init if phases is None else {**init, "asleep": not phases.may_wake(name)}
 
     learning = partial(
         RayWorkerGroup.start,
