@@ -119,7 +119,7 @@ class Answers:
         "extreme",
         [
             {"temperature": 1e-320},
-            {"temperature": 1e6},
+            {"temperature": 2},
             {"top_p": 1e-300},
             {"top_k": 10**12},
             {"seed": 10**100},

@@ -73,12 +73,11 @@ class TestRefusals:
             assert (status, found["error"]["type"]) == (400, "invalid_request_error"), raw[:20]
         assert told(echo.endpoint, COMPLETIONS, {**GREEDY, "prompt": "a"})["usage"]["completion_tokens"] == 16
 
-    @pytest.mark.parametrize("temperature", [1e-320, 1e-40, 1e-9, 1e6])
+    @pytest.mark.parametrize("temperature", [1e-320, 1e-40, 1e-9])
     def test_no_temperature_ends_the_engine(self, plain, temperature):
         asked = {"model": "model", "prompt": "abc", "max_tokens": 8, "ignore_eos": True, "seed": 1}
         found = told(plain.endpoint, COMPLETIONS, {**asked, "temperature": temperature})
-        if temperature < 1:
-            assert found["choices"] == told(plain.endpoint, COMPLETIONS, {**asked, **GREEDY})["choices"]
+        assert found["choices"] == told(plain.endpoint, COMPLETIONS, {**asked, **GREEDY})["choices"]
 
     def test_a_sleeper_says_so(self, echo):
         echo.call("sleep", "abort")

@@ -77,6 +77,7 @@ class TestAsking:
             ({"n": True}, "n"),
             ({"n": 10**9}, "n"),
             ({"temperature": -1}, "temperature"),
+            ({"temperature": 2.1}, "temperature"),
             ({"temperature": 10**400}, "temperature"),
             ({"temperature": float("nan")}, "temperature"),
             ({"temperature": float("inf")}, "temperature"),
@@ -149,7 +150,7 @@ class TestAsking:
                 EndpointOptions(**wrong)
 
     def test_a_temperature_no_float_can_be_is_refused_in_the_driver_too(self):
-        for wrong in (10**400, float("inf"), 1e7):
+        for wrong in (10**400, float("inf"), 2.1):
             with pytest.raises(SamplingError, match="temperature"):
                 Sampling(temperature=wrong)
 

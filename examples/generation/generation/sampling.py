@@ -7,7 +7,7 @@ from typing import Any
 
 from generation.errors import SamplingError
 
-HOTTEST = 1e6  # all tokens are as likely as one another
+HOTTEST = 2.0  # vLLM takes no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Sampling:
 
     Attributes:
         n: Samples of each prompt.
-        temperature: Divides the logits; 0 takes the likeliest token each time. Up to a million.
+        temperature: Divides the logits; 0 takes the likeliest token each time. 2 at most.
         top_p: Smallest probability mass that is chosen from, above 0 and at most 1.
         top_k: How many of the likeliest tokens are chosen from; 0 for all.
         max_tokens: Most tokens of a sample; it has no more than fit the model's context beside the prompt.
