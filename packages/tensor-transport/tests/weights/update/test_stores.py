@@ -76,6 +76,31 @@ def test_buckets_are_packed_where_they_stay(with_directory):
         publisher.close()
 
 
+@pytest.fixture
+def one_thread():
+    """As in workers that share a machine's cores: torch has no threads of its own then."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("order", [(True, False), (False, True)])
+def test_large_buckets_are_packed_by_several_threads_in_inference_mode_too(order, listed, one_thread):
+    state = {name: torch.arange(1 << 20) for name in "abcd"}
+    with SharedMemoryTransport() as transport, reader() as own:
+        publisher = WeightPublisher(transport, bucket_bytes=32 << 20)
+        for in_inference_mode in order:
+            state["a"] = state["a"] + 1
+            with torch.inference_mode(in_inference_mode):
+                update = publisher.publish(state if listed else iter(state.items()))
+            WeightReceiver((model := Model()).load, store=own).apply(update)
+            assert_same(model.tensors, state)
+        publisher.close()
+
+
 def test_where_sizes_are_not_known_buckets_are_copied(transport):
     state = weights() | {"large": torch.arange(1 << 18)}
     with reader() as own:

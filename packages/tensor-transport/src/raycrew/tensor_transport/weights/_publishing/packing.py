@@ -205,5 +205,6 @@ class Packer:
 
 def _copy(one: tuple[Taken, torch.Tensor]) -> None:
     taken, copy = one
-    copy.copy_(taken.tensor)
+    with torch.inference_mode():  # whoever publishes may be in it, which other threads do not know
+        copy.copy_(taken.tensor)
     taken.copied(copy)
