@@ -79,6 +79,17 @@ class TestRefusals:
         found = told(plain.endpoint, COMPLETIONS, {**asked, "temperature": temperature})
         assert found["choices"] == told(plain.endpoint, COMPLETIONS, {**asked, **GREEDY})["choices"]
 
+    def test_what_the_engine_itself_does_not_take_is_told_and_harms_nobody(self, echo, monkeypatch):
+        def refuses(_):
+            raise ValueError("no such thing, got 3")
+
+        monkeypatch.setattr(echo.worker._life.awake.loop.engine, "add", refuses)
+        status, found = ask(echo.endpoint, COMPLETIONS, {**GREEDY, "prompt": "a", "n": 2})
+        assert (status, found["error"]["type"]) == (400, "invalid_request_error")
+        assert "no such thing, got 3" in found["error"]["message"]
+        monkeypatch.undo()
+        assert ask(echo.endpoint, COMPLETIONS, {**GREEDY, "prompt": "a"})[0] == 200
+
     def test_a_sleeper_says_so(self, echo):
         echo.call("sleep", "abort")
         for path, body in ((COMPLETIONS, {**GREEDY, "prompt": "a"}), ("/health", None)):

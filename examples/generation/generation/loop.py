@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from generation.engine import Engine, EngineLoad, Piece, Request
-from generation.errors import AsleepError, EngineFailedError, GenerationError
+from generation.errors import AsleepError, EngineFailedError, GenerationError, SamplingError
 from generation.samples import Added, FinishReason, Sample
 from raycrew.tensor_transport import StaleWeightsError
 
@@ -245,7 +245,7 @@ class EngineLoop:
             try:
                 self.engine.add(track.request)
             except Exception as error:  # noqa: BLE001 - whose request it is, is told
-                track.sink(track.request, error)
+                track.sink(track.request, _not_taken(error))
             else:
                 self._running[track.request.id] = track
 
@@ -327,6 +327,15 @@ class EngineLoop:
         return EngineFailedError(
             f"the engine failed ({type(error).__name__}: {error}): sleep() and wake() make a new one"
         )
+
+
+def _not_taken(error: Exception) -> Exception:
+    """What is told of a request that an engine has not taken; a ValueError says what is wrong with it."""
+    if not isinstance(error, ValueError):
+        return error
+    told = SamplingError(f"the engine does not take this: {error}")
+    told.__cause__ = error
+    return told
 
 
 def _follow(ended: "Future[None]", other: "Future[None]") -> None:
