@@ -12,6 +12,7 @@ from raycrew.tensor_transport.errors import (
 from raycrew.tensor_transport.weights._directory.lineage import Lineage
 from raycrew.tensor_transport.weights._directory.record import Record
 from raycrew.tensor_transport.weights._directory.relay import choose_fanout, relay_parent
+from raycrew.tensor_transport.weights._directory.versions import Finish
 from raycrew.tensor_transport.weights._receiving.feeds import PlanMemory
 from raycrew.tensor_transport.weights._update.manifest import BucketPlan, TensorEntry
 
@@ -147,6 +148,24 @@ def test_what_somebody_reads_is_kept_until_its_lease_ends():
     assert author.begin(2) is None, "the publisher waits for who lags"
     assert author.begin(10) == 3
     assert record.collect(10, "node") == ["1/0/0", "1/0/1"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "asked", "count", "counts"),
+    [(1, True, 1, True), (0, True, 1, False), (1, False, 1, False), (1, True, 2, False)],
+)
+def test_one_bucket_counts_as_had_where_it_stays_until_all_have_voted(keep, asked, count, counts):
+    record = Record(keep=keep, lease_s=10)
+    author = Author(record)
+    number = record.reserve(0, ["ballot"], None) if asked else 1
+    if asked:
+        enter(record, number, reader="ballot")
+    author.begin(), author.put(count=count)
+    record.finish(0, number, Finish(0, author.name, count, None, 0.0, 0.0, ()))
+    assert record.news(0, number, "reader", "n", (0,)).counts is counts
+    version = record.versions[number]
+    assert version.has_taken("reader", version.parts[0].buckets[-1]) is counts
+    assert ("reader" in version.fetching) is not counts
 
 
 def test_what_a_receiver_that_leaves_was_reading_is_freed():

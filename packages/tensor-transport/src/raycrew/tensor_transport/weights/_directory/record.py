@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from raycrew.tensor_transport.errors import BucketFetchError, UpdateAbortedError, WeightUpdateError
 from raycrew.tensor_transport.weights._directory.publications import Publications
-from raycrew.tensor_transport.weights._directory.versions import News, Offer, State, Version
+from raycrew.tensor_transport.weights._directory.versions import SMALL_BYTES, News, Offer, State, Version
 from raycrew.tensor_transport.weights._update import WeightUpdate, join_updates, joined_name
 
 
@@ -81,9 +81,13 @@ class Record(Publications):
         done = version.state != "open" and sum(seen) + len(fresh) == total
         if not fresh and not done:
             return None
-        if not fresh:  # It has all, and may take its time to load.
+        counts = done and total == 1 and self._is_safe(version)
+        if counts:
+            had = [len(version.parts[index].buckets) for index in sorted(version.parts)]
+            self._note_taken(version, receiver, had)
+        if not fresh or counts:  # It has all, and may take its time to load.
             version.fetching.pop(receiver, None)
-        return News(tuple(fresh), done)
+        return News(tuple(fresh), done, counts)
 
     def took(self, now: float, number: int, receiver: str, seen: Sequence[int]) -> None:
         """A receiver has so many buckets of each part."""
@@ -107,6 +111,11 @@ class Record(Publications):
         if not loaded and version.ballots is not None:
             self._abort(version, f"receiver {receiver}: {reason}")
         self._decide(version)
+
+    def _is_safe(self, version: Version) -> bool:
+        """Whether all there is stays until each reader votes, and is soon there."""
+        stays = self.keep > 0 and version.ballots is not None and version.is_live
+        return stays and version.size_bytes <= SMALL_BYTES
 
     def _read_by(self, now: float, number: int, receiver: str) -> Version:
         """The version that a receiver reads.

@@ -9,7 +9,13 @@ from raycrew.tensor_transport.protocols import ByteStore
 from raycrew.tensor_transport.weights._directory.directory import WeightDirectory
 from raycrew.tensor_transport.weights._directory.lineage import Lineage
 from raycrew.tensor_transport.weights._directory.record import Record
-from raycrew.tensor_transport.weights._directory.versions import Announced, Begin, Finish, check_named
+from raycrew.tensor_transport.weights._directory.versions import (
+    SMALL_BYTES,
+    Announced,
+    Begin,
+    Finish,
+    check_named,
+)
 from raycrew.tensor_transport.weights._update import (
     BroadcastStore,
     Bucket,
@@ -20,8 +26,6 @@ from raycrew.tensor_transport.weights._update import (
     sealed,
 )
 
-_SMALL_BYTES = 64 << 20
-"""One bucket of at most this size is put before the directory is asked whether there is room for it."""
 _LATER = 0
 """In place of the number of a version that is not begun yet."""
 
@@ -217,7 +221,7 @@ class DirectoryTeller:
     def _fits_one_message(self, plan: BucketPlan) -> bool:
         """Whether all of a version can be said at once: nobody would have read any of it before."""
         sizes = plan.bucket_sizes
-        return not self._sends_at_once and len(sizes) == 1 and sizes[0] <= _SMALL_BYTES
+        return not self._sends_at_once and len(sizes) == 1 and sizes[0] <= SMALL_BYTES
 
     def _begun(self, begin: Begin) -> int:
         """The version that a part was wanted for, now that it won't come: for others to hear of that."""

@@ -14,6 +14,8 @@ from raycrew.tensor_transport.weights._update import (
 )
 
 State = Literal["open", "complete", "committed", "aborted"]
+SMALL_BYTES = 64 << 20
+"""One bucket of at most this size is put, and got, without a message for either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +104,14 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Buckets that a receiver has not seen; `done` says that there will be no more."""
+    """Buckets that a receiver has not seen.
+
+    `done` says that there will be no more, and `counts` that they count as had: nobody need say so.
+    """
 
     buckets: tuple[Announced, ...]
     done: bool
+    counts: bool = False
 
 
 @dataclass

@@ -110,7 +110,7 @@ class DirectoryFeed:
         self._seen: list[int] = []
         self._handed: list[int] = []
         self._waiting: list[Announced] = []
-        self._done = False
+        self._done = self._counts = False
         self._stopped = threading.Event()
 
     def heading(self, timeout_s: float | None) -> Heading:
@@ -154,7 +154,8 @@ class DirectoryFeed:
             if any(self._handed):
                 self._directory.ask(Record.took, *took)
         elif self._done:  # There is nothing more to be had of it that could be lost.
-            self._directory.tell(Record.took, *took)
+            if not self._counts:
+                self._directory.tell(Record.took, *took)
         else:
             asked = (self._version, self._receiver, self._node, tuple(self._seen))
             until = Until(timeout_s, self._stopped)
@@ -171,6 +172,6 @@ class DirectoryFeed:
         return Parcel(sum(self._handed) - 1, of, announced.bucket, entries)
 
     def _hear(self, news: News) -> None:
-        self._waiting, self._done = list(news.buckets), news.done
+        self._waiting, self._done, self._counts = list(news.buckets), news.done, news.counts
         for announced in news.buckets:
             self._seen[announced.part] += 1
