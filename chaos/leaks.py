@@ -24,6 +24,7 @@ class Look:
     Attributes:
         orphans: Processes that workers started that are gone, with their command lines.
         actors: How many processes of actors there are, by class.
+        others: How many others there are that no worker has started, by command line: nodes', keepers.
         placement_groups: Ids of those that are not removed.
         shared: How many files of shared memory there are.
         leases: How many ports are leased by processes of the run.
@@ -32,6 +33,7 @@ class Look:
 
     orphans: tuple[str, ...] = ()
     actors: Mapping[str, int] = field(default_factory=dict)
+    others: Mapping[str, int] = field(default_factory=dict)
     placement_groups: frozenset[str] = frozenset()
     shared: int = 0
     leases: int = 0
@@ -42,6 +44,7 @@ def left(before: Look, now: Look) -> tuple[str, ...]:
     """What there is now and was not before; an actor that is missing is no leak, but told as well."""
     classes = sorted(before.actors.keys() | now.actors.keys())
     changed = {name: now.actors.get(name, 0) - before.actors.get(name, 0) for name in classes}
+    more = {line: count - before.others.get(line, 0) for line, count in now.others.items()}
     counted = (
         ("files of shared memory", before.shared, now.shared),
         ("port leases", before.leases, now.leases),
@@ -50,6 +53,7 @@ def left(before: Look, now: Look) -> tuple[str, ...]:
     return (
         *(f"process {orphan}" for orphan in now.orphans if orphan not in before.orphans),
         *(f"actors: {count:+d} {name}" for name, count in changed.items() if count),
+        *(f"processes: {count:+d} {line}" for line, count in sorted(more.items()) if count > 0),
         *(f"placement group {one}" for one in sorted(now.placement_groups - before.placement_groups)),
         *(f"{now_ - was} more {what}" for what, was, now_ in counted if now_ > was),
     )
@@ -120,6 +124,17 @@ def _commands() -> Iterator[tuple[int, bytes]]:
         if name.isdecimal():
             with suppress(OSError):
                 yield int(name), Path(f"/proc/{name}/cmdline").read_bytes()
+
+
+def count_others(commands: Mapping[int, bytes], workers: Collection[int]) -> dict[str, int]:
+    """How many processes are neither Ray's workers nor come from some, by command line."""
+    others = (line for pid, line in commands.items() if pid not in workers and not line.startswith(b"ray::"))
+    return dict(Counter(map(shown, others)))
+
+
+def shown(command: bytes) -> str:
+    """How a command line is told."""
+    return command.replace(b"\0", b" ").decode(errors="replace").strip()[:120]
 
 
 def is_of_run(pid: int, run: str) -> bool:

@@ -19,11 +19,13 @@ from chaos.faults import Fault
 from chaos.leaks import (
     Look,
     count_actors,
+    count_others,
     leases_of,
     locks_of,
     orphans_of,
     run_processes,
     shared_files,
+    shown,
 )
 from chaos.workers import Member, Trainer, checksum
 from raycrew.cluster_core import ClusterError, RayVirtualCluster
@@ -202,8 +204,9 @@ class Standing:
         marked = {pid: marks for pid, marks in worker_processes().items() if pid in commands}
         groups = {name for name, entry in placement_group_table().items() if entry["state"] != "REMOVED"}
         return Look(
-            tuple(f"{pid}: {_shown(commands[pid])}" for pid in orphans_of(marked, self.pids)),
+            tuple(f"{pid}: {shown(commands[pid])}" for pid in orphans_of(marked, self.pids)),
             count_actors(commands.values()),
+            count_others(commands, marked),
             frozenset(groups),
             shared_files(self.shared),
             leases_of(commands),
@@ -213,10 +216,6 @@ class Standing:
     def ran(self) -> Mapping[str, int]:
         """How often each item ran that may run once only."""
         return Counter(self.record.read_text().splitlines()) if self.record.exists() else {}
-
-
-def _shown(command: bytes) -> str:
-    return command.replace(b"\0", b" ").decode(errors="replace").strip()[:120]
 
 
 @contextlib.contextmanager

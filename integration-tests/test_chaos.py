@@ -19,6 +19,7 @@ from chaos.leaks import (  # noqa: E402
     Look,
     actor_class,
     count_actors,
+    count_others,
     leases_of,
     left,
     locks_of,
@@ -112,19 +113,21 @@ def test_what_comes_or_runs_twice_and_what_never_ran_or_is_another_answer_is_fou
 
 
 def test_what_is_left_behind_is_named():
-    before = Look(actors={"Member": 2, "Watch": 1}, placement_groups=frozenset({"a"}), leases=6, locks=2)
+    actors, others = {"Member": 2, "Watch": 1}, {"keeper": 1, "raylet": 1, "monitor": 1}
+    before = Look((), actors, others, placement_groups=frozenset({"a"}), leases=6, locks=2)
     assert left(before, before) == ()
     now = Look(
         orphans=("7: sleep 3600",),
         actors={"Member": 3},
+        others={"keeper": 2, "raylet": 1},
         placement_groups=frozenset({"a", "b"}),
         shared=4,
         leases=8,
         locks=1,
     )
     assert left(before, now) == (
-        *("process 7: sleep 3600", "actors: +1 Member", "actors: -1 Watch", "placement group b"),
-        *("4 more files of shared memory", "2 more port leases"),
+        *("process 7: sleep 3600", "actors: +1 Member", "actors: -1 Watch", "processes: +1 keeper"),
+        *("placement group b", "4 more files of shared memory", "2 more port leases"),
     )
 
 
@@ -148,6 +151,8 @@ def test_processes_are_read_by_their_marks_and_titles():
     ]
     assert [actor_class(title) for title in titles] == ["Member", "Member", "", "", "", "Watch"]
     assert count_actors(titles) == {"Member": 2, "Watch": 1}
+    lines = dict(enumerate([*titles, b"sleep\0003600\0", b"python\0run.py"]))
+    assert count_others(lines, workers={6}) == {"python run.py": 2}
 
 
 def test_port_leases_and_locks_are_counted_by_process(tmp_path):

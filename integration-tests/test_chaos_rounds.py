@@ -86,6 +86,7 @@ def test_a_leak_is_charged_to_the_fault_that_left_it_and_to_no_later_one(monkeyp
     leaky = Look(
         ("7: sleep 3600",),
         {"Member": 3},
+        {"keeper": 1},
         frozenset({"a"}),
         shared=4,
         leases=8,
@@ -96,9 +97,11 @@ def test_a_leak_is_charged_to_the_fault_that_left_it_and_to_no_later_one(monkeyp
         stands.left = leaky
 
     leaked = played(monkeypatch, leak, stands).leaked
-    assert leaked == left(Look(), leaky) and len(leaked) == 6
+    assert leaked == left(Look(), leaky) and len(leaked) == 7
     assert played(monkeypatch, lambda _: None, stands).leaked == ()
-    stands.left = Look(("7: sleep 3600", "8: sleep 3600"), leaky.actors, leaky.placement_groups, shared=3)
+    stands.left = Look(
+        ("7: sleep 3600", "8: sleep 3600"), leaky.actors, leaky.others, leaky.placement_groups, 3
+    )
     assert played(monkeypatch, lambda _: None, stands).leaked == ("process 8: sleep 3600",)
     assert stands.before.shared == 4, "room for what is kept to be used again stays"
 
