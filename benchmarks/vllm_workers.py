@@ -13,7 +13,8 @@ from vllm import SamplingParams
 
 from generation.engine import Engine
 from generation.options import EngineOptions
-from generation.vllm_worker import VllmEngine, VllmWorker
+from generation.vllm_engine import VllmEngine
+from generation.vllm_worker import VllmWorker
 from raycrew.tensor_transport import WeightDirectory, WeightPublisher, WeightUpdate
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 

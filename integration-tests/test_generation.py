@@ -46,8 +46,9 @@ def test_the_executor_ray_is_refused_on_cpus_before_an_engine_starts():
         start_generators(FakeCluster([2]), "vllm", EngineOptions(MODEL, executor="ray"))
 
 
-def test_the_driver_imports_neither_vllm_nor_transformers():
-    code = "import sys, generation; print([m for m in ('vllm', 'transformers') if m in sys.modules])"
+@pytest.mark.parametrize("module", ["generation", "generation.vllm_worker"])
+def test_neither_the_driver_nor_who_asks_what_the_worker_is_like_imports_vllm_or_transformers(module):
+    code = f"import sys, {module}; print([m for m in ('vllm', 'transformers') if m in sys.modules])"
     path = os.pathsep.join([str(EXAMPLE), os.environ.get("PYTHONPATH", "")])
     told = {"env": {**os.environ, "PYTHONPATH": path}, "capture_output": True, "text": True, "check": True}
     assert subprocess.run([sys.executable, "-c", code], **told).stdout.strip() == "[]"

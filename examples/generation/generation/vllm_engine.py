@@ -1,0 +1,214 @@
+"""The engine of the vLLM generator: nobody else imports vLLM."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import count
+from typing import Any
+
+from vllm import LLM, SamplingParams
+from vllm.config import WeightTransferConfig
+from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+
+from generation.engine import Engine, EngineLoad, Piece, Receiver, Request, WeightSource, Within
+from generation.errors import RefusedError
+from generation.models import build_model, end_tokens, expected_weights, limits_of, read_config
+from generation.options import EngineOptions, check_device
+from raycrew.tensor_transport import WeightReceipt, WeightUpdate
+from raycrew.tensor_transport.integrations.vllm import BACKEND, VllmWeights, register
+
+GPU_MEMORY_SHARE = 0.3
+
+
+class VllmEngine(Engine):
+    """A vLLM engine that is stepped by its worker; its model is here, or in processes of its own.
+
+    Args:
+        options: The engine to be made.
+        seed: Of what is sampled without a seed.
+
+    Raises:
+        RefusedError: This machine can't do what the options ask for.
+    """
+
+    def __init__(self, options: EngineOptions, seed: int) -> None:
+        register()
+        check_device(options, "cpu" if current_platform.is_cpu() else "accelerator")
+        self.options, config = options, read_config(options)
+        self.limits, self._ends = limits_of(options, config), end_tokens(config)
+        self.weights, self.dozes = expected_weights(config), options.sleep_level is not None
+        self._adapters: dict[str, LoRARequest] = {}
+        self._adapter_numbers = count(1)
+        with ExitStack() as until_made:
+            folder = options.model
+            if isinstance(folder, Mapping):
+                folder = until_made.enter_context(tempfile.TemporaryDirectory(prefix="generation-model-"))
+                build_model(options, config).save_pretrained(folder)
+            self._llm = LLM(model=folder, seed=seed, **_arguments_of(options, self.limits.context_length))
+        self._engine = self._llm.llm_engine
+
+    def add(self, request: Request) -> None:
+        """See `Engine`."""
+        sampling = request.sampling
+        stops = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._ends)]
+        params = SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=request.max_tokens,
+            stop_token_ids=stops,
+            ignore_eos=True,
+            seed=request.seed,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        adapter = None if request.adapter is None else self._adapters[request.adapter]
+        prompt = {"prompt_token_ids": list(request.prompt)}
+        self._engine.add_request(request.id, prompt, params, lora_request=adapter)
+
+    def step(self) -> Sequence[Piece]:
+        """One step of the engine's scheduler."""
+        return [_piece(output.request_id, output.outputs[0]) for output in self._engine.step()]
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """See `Engine`."""
+        self._engine.abort_request(list(request_ids))
+
+    def receiver(self, source: WeightSource, within: Within) -> Receiver:
+        """Weights come through vLLM's own interface for them, into each of the engine's processes."""
+        weights = VllmWeights(
+            self._llm,
+            directory=source.directory,
+            store=source.store,
+            expected=self.weights,
+            name=source.name,
+        )
+        return _InThread(weights, within)
+
+    def forget_computed(self) -> None:
+        """See `Engine`."""
+        self._engine.reset_prefix_cache(reset_running_requests=True)
+
+    def reset_prefix_cache(self) -> None:
+        """See `Engine`."""
+        self._engine.reset_prefix_cache()
+
+    def load(self) -> EngineLoad:
+        """What vLLM's own metrics tell, which are those of its last step."""
+        if not self._engine.has_unfinished_requests():
+            return EngineLoad(0, 0, 0.0)
+        found = {metric.name: metric.value for metric in self._llm.get_metrics() if hasattr(metric, "value")}
+        return EngineLoad(
+            int(found["vllm:num_requests_running"]),
+            int(found["vllm:num_requests_waiting"]),
+            float(found["vllm:kv_cache_usage_perc"]),
+        )
+
+    def close(self) -> None:
+        """See `Engine`."""
+        self._engine.engine_core.shutdown()
+        del self._llm, self._engine
+
+    def doze(self) -> None:
+        """VLLM's own sleep mode."""
+        self._llm.sleep(level=self.options.sleep_level)
+
+    def rouse(self) -> None:
+        """The end of it."""
+        self._llm.wake_up()
+
+    def explain(self) -> str:
+        """See `Engine`."""
+        options, executor = self.options, self.options.chosen_executor
+        where = (
+            "in the worker's own process" if executor == "uni" else f"in processes of its own ({executor})"
+        )
+        adapters = f"up to {options.max_adapters} adapters" if options.max_adapters else "no adapters"
+        asleep = (
+            f"to have its processes give up their memory (vLLM's level {options.sleep_level})"
+            if self.dozes
+            else "to end the engine with its processes, and to wake to make a new one"
+        )
+        return (
+            f"a vLLM engine over {options.tensor_parallel} {current_platform.device_type}, {where}, "
+            f"{adapters}; to sleep is {asleep}"
+        )
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """See `Engine`."""
+        if not self.options.max_adapters:
+            raise RefusedError(f"adapter {name!r}: this engine was made without adapters (max_adapters=0)")
+        if name not in self._adapters and len(self._adapters) == self.options.max_adapters:
+            raise RefusedError(f"adapter {name!r}: {len(self._adapters)} are loaded, which is the most")
+        self.unload_adapter(name, missing_ok=True)
+        adapter = LoRARequest(name, next(self._adapter_numbers), path)
+        self._engine.add_lora(adapter)
+        self._adapters[name] = adapter
+
+    def unload_adapter(self, name: str, missing_ok: bool = False) -> None:
+        """See `Engine`."""
+        if not missing_ok:
+            self.check_adapter(name)
+        if (adapter := self._adapters.pop(name, None)) is not None:
+            self._engine.remove_lora(adapter.lora_int_id)
+
+    def check_adapter(self, name: str) -> None:
+        """See `Engine`."""
+        if name not in self._adapters:
+            super().check_adapter(name)
+
+
+class _InThread:
+    """Has the engine's thread change its weights; what only fetches or asks is done where it is called."""
+
+    def __init__(self, weights: VllmWeights, within: Within) -> None:
+        self._weights, self._within = weights, within
+        self.require, self.prepare = weights.require, weights.prepare_weights
+        self.close = weights.close
+
+    @property
+    def version(self) -> int | None:
+        return self._weights.version
+
+    @property
+    def intact(self) -> bool:
+        return self._weights.intact
+
+    def apply(self, update: int | WeightUpdate) -> WeightReceipt:
+        return self._within(self._weights.apply_weights, update)
+
+    def pull(self, *, missing_ok: bool) -> WeightReceipt | None:
+        return self._within(partial(self._weights.pull, missing_ok=missing_ok))
+
+
+def _arguments_of(options: EngineOptions, context_length: int) -> dict[str, Any]:
+    most, rank = options.max_adapters, options.max_adapter_rank
+    adapters = {"enable_lora": True, "max_loras": most, "max_lora_rank": rank} if most else {}
+    return {
+        "skip_tokenizer_init": True,
+        "dtype": options.dtype,
+        "max_model_len": context_length,
+        "max_num_seqs": options.max_running,
+        "tensor_parallel_size": options.tensor_parallel,
+        "distributed_executor_backend": options.chosen_executor,
+        "kv_cache_memory_bytes": options.kv_cache_bytes,
+        "enable_sleep_mode": options.sleep_level is not None,
+        "gpu_memory_utilization": GPU_MEMORY_SHARE,
+        "enable_prefix_caching": options.prefix_caching,
+        "enforce_eager": True,
+        "use_tqdm_on_load": False,
+        "disable_log_stats": False,
+        "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
+        **adapters,
+        **options.more,
+    }
+
+
+def _piece(request_id: str, output: Any) -> Piece:
+    tokens = list(output.token_ids)
+    logprobs = [at[token].logprob for at, token in zip(output.logprobs or (), tokens, strict=True)]
+    return Piece(request_id, tokens, logprobs, output.finish_reason)
