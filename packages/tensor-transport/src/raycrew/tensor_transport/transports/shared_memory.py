@@ -1,11 +1,19 @@
-"""Bytes in shared memory of one machine: pulled without mapping it, or read in place."""
+"""Bytes in shared memory of one machine: pulled out of mappings that are kept, or read in place."""
 
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from raycrew.tensor_transport._bytes import ArenaReader, ArenaSession, Run, Spot, is_arena, named_errors
+from raycrew.tensor_transport._bytes import (
+    ArenaMaps,
+    ArenaReader,
+    ArenaSession,
+    Run,
+    Spot,
+    is_arena,
+    named_errors,
+)
 from raycrew.tensor_transport.errors import ShardError
 from raycrew.tensor_transport.protocols import Bytes
 from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Guard, Offer
@@ -63,6 +71,7 @@ class SharedMemoryTransport(Puller):
             max_bytes=max_bytes,
             directory=Path(directory),
         )
+        self._maps = ArenaMaps()
         super().__init__()
 
     @property
@@ -96,7 +105,7 @@ class SharedMemoryTransport(Puller):
     def map(self, offer: Offer, *, timeout_s: float | None = None) -> Bytes:
         """See `PullTransport.map`. The owner does not reuse the arena while the array lives."""
         self._check_open()
-        with _opened(offer, timeout_s) as arena:
+        with self._opened(offer, timeout_s) as arena:
             return arena.view(_run(arena, offer))
 
     @_FILES
@@ -110,26 +119,27 @@ class SharedMemoryTransport(Puller):
         for job in jobs:
             by_arena[job.offer.key.folder, job.offer.key.spot.arena].append(job)
         for members in by_arena.values():
-            with _opened(members[0].offer, guard.left_s()) as arena:
+            with self._opened(members[0].offer, guard.left_s()) as arena:
+                arena.prepare(sum(job.target.nbytes for job in members))
                 for job in members:
                     _fill(arena, job, guard)
 
+    def _opened(self, offer: Offer, timeout_s: float | None) -> ArenaReader:
+        check_here(offer)
+        folder, name = Path(offer.key.folder), offer.key.spot.arena
+        if not is_arena(name):
+            raise gone(offer, f"{name!r} is no name of an arena")
+        try:
+            return ArenaReader(folder / f"raycrew-{name}", self._maps, timeout_s)
+        except FileNotFoundError:
+            raise _missing(offer) from None
+
     def _release(self) -> None:
+        self._maps.clear()
         self._arenas.close()
 
     def _forget(self) -> None:
         """The session makes itself anew."""
-
-
-def _opened(offer: Offer, timeout_s: float | None) -> ArenaReader:
-    check_here(offer)
-    folder, name = Path(offer.key.folder), offer.key.spot.arena
-    if not is_arena(name):
-        raise gone(offer, f"{name!r} is no name of an arena")
-    try:
-        return ArenaReader(folder / f"raycrew-{name}", timeout_s)
-    except FileNotFoundError:
-        raise _missing(offer) from None
 
 
 def _missing(offer: Offer) -> ShardError:

@@ -16,7 +16,7 @@ from raycrew.tensor_transport._bytes.shared.own_files import (
     machine_name,
     named_errors,
 )
-from raycrew.tensor_transport._bytes.shared.reading import ArenaReader, Run
+from raycrew.tensor_transport._bytes.shared.reading import ArenaMaps, ArenaReader, Run
 from raycrew.tensor_transport._bytes.shared.session import ArenaSession, Spot
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "SIZE",
     "STEP",
     "Arena",
+    "ArenaMaps",
     "ArenaReader",
     "ArenaSession",
     "Belonging",

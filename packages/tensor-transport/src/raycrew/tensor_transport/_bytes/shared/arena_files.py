@@ -18,11 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from raycrew.tensor_transport._bytes.memory import copy_bytes
-from raycrew.tensor_transport._bytes.shared.own_files import open_own, try_lock
+from raycrew.tensor_transport._bytes.shared.own_files import HEADER_BYTES, open_own, remove, try_lock
 from raycrew.tensor_transport.errors import TransportError
 from raycrew.tensor_transport.protocols import Bytes
 
-HEADER_BYTES = 512 * 1024
 _TABLE = 16
 MAX_SLOTS = (HEADER_BYTES // 8 - _TABLE) // 3
 _GENERATION, _USED_SLOTS = 0, 1
@@ -167,7 +166,7 @@ class Arena:
         wanted = bool(len(self.header.live))
         self.let_go()
         if self.is_named and not wanted:
-            self.path.unlink(missing_ok=True)
+            remove(self.path)
 
     def let_go(self) -> None:
         """Unmap, and leave the file to others: what a forked child does with its parent's."""

@@ -17,9 +17,9 @@ import torch
 
 from raycrew.tensor_transport._bytes.gone import stale
 from raycrew.tensor_transport._bytes.memory import private_copy, tensor_over
-from raycrew.tensor_transport._bytes.shared.arena_files import HEADER_BYTES, Header
+from raycrew.tensor_transport._bytes.shared.arena_files import Header
 from raycrew.tensor_transport._bytes.shared.forks import remake_in_child
-from raycrew.tensor_transport._bytes.shared.own_files import is_descriptor, open_own, try_lock
+from raycrew.tensor_transport._bytes.shared.own_files import HEADER_BYTES, is_descriptor, open_own, try_lock
 from raycrew.tensor_transport._rows import ShardRead
 from raycrew.tensor_transport.errors import TransportError, TransportTimeoutError
 

@@ -6,6 +6,8 @@ for each process `raycrew-SESSION-EPOCH.owner` and `raycrew-SESSION-EPOCH-ARENA`
 - An owner holds an exclusive lock on a file of its epoch; who gets it knows that the owner is dead.
 - Every process of a session holds a shared lock on the session's file. Who gets the exclusive one knows that
   the session is over, and removes its files.
+- Readers keep mappings of arenas without a lock, and look at them under one: a file that is removed is
+  emptied, as its memory would live on with them.
 """
 
 import contextlib
@@ -19,6 +21,8 @@ from pathlib import Path
 from raycrew.tensor_transport.errors import TransportError
 
 PREFIX = "raycrew-"
+HEADER_BYTES = 512 * 1024
+"""What arenas begin with, and no other file is longer than."""
 _SESSION = re.compile(rf"{PREFIX}([0-9A-Za-z]+)\.session")
 _MEMBER = re.compile(rf"{PREFIX}([0-9A-Za-z]+)-([0-9a-f]+)(\.owner|-[0-9a-f]+)")
 
@@ -95,6 +99,41 @@ class LockFile:
             self._fd = None
 
 
+def remove(path: Path) -> None:
+    """Remove a file, and its memory at once if nobody has a lock on it; else it goes with the last lock."""
+    try:
+        fd = open_own(path, os.O_RDWR)
+    except FileNotFoundError:
+        return
+    try:
+        path.unlink(missing_ok=True)  # First: whoever gives up a lock from now on sees it.
+        _empty(fd)
+    finally:
+        os.close(fd)
+
+
+def close_locked(fd: int) -> bool:
+    """Close a file that this process has locked, with its memory if it was removed; whether it was.
+
+    The lock is left to processes that were forked meanwhile: it is not taken back, only closed.
+    """
+    again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    os.close(fd)
+    try:
+        is_removed = not os.fstat(again).st_nlink
+        if is_removed:
+            _empty(again)
+        return is_removed
+    finally:
+        os.close(again)
+
+
+def _empty(fd: int) -> None:
+    """Give an arena's memory back, but for its header, which is looked at without a lock."""
+    if os.fstat(fd).st_size > HEADER_BYTES and try_lock(fd, fcntl.LOCK_EX):
+        os.ftruncate(fd, HEADER_BYTES)
+
+
 def is_free(path: Path) -> bool:
     """Whether nobody has a lock on a file: whoever locked it is gone, or the file is."""
     try:
@@ -144,7 +183,7 @@ def sweep(folder: Path) -> list[str]:
             try:
                 if try_lock(fd, fcntl.LOCK_EX):
                     for file in files_of(folder, session):
-                        file.unlink(missing_ok=True)
+                        remove(file)
                     path.unlink(missing_ok=True)
                     ended.append(session)
             finally:

@@ -7,18 +7,19 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from raycrew.tensor_transport._bytes.closing import Closing
-from raycrew.tensor_transport._bytes.shared.arena_files import HEADER_BYTES, RELEASED_IN, SIZE, Header
+from raycrew.tensor_transport._bytes.shared.arena_files import RELEASED_IN, SIZE, Header
 from raycrew.tensor_transport._bytes.shared.forks import remake_in_child
-from raycrew.tensor_transport._bytes.shared.own_files import open_own, try_lock
+from raycrew.tensor_transport._bytes.shared.own_files import HEADER_BYTES, close_locked, open_own, try_lock
 from raycrew.tensor_transport.errors import TransportTimeoutError
 from raycrew.tensor_transport.protocols import Bytes
 
 _WORD = 8
+_MAPPED_BYTES = 1 << 20  # From here on a mapping is worth its making.
 
 
 class Run(NamedTuple):
@@ -30,8 +31,70 @@ class Run(NamedTuple):
     size_bytes: int
 
 
-class ReadOnlyMap(mmap.mmap):
-    """An arena in place, under a lease that lives as long as the mapping."""
+class ArenaMaps:
+    """The mappings that one reader keeps from read to read: the kernel fills their pages in only once.
+
+    A mapping says nothing about what lies in it: it is looked at under a lease only, by who saw the
+    generation. It holds no memory that is given back: an arena is emptied when it is removed, or with the
+    last lease on it.
+
+    Args:
+        most: So many are kept, each with a descriptor; beyond that, those that were used last.
+    """
+
+    def __init__(self, most: int = 128) -> None:
+        self._most = most
+        self._maps: dict[Path, tuple[int, mmap.mmap]] = {}
+        self._lock = threading.Lock()
+        remake_in_child(self)
+
+    def after_fork(self) -> None:
+        """The child makes mappings of its own."""
+        self._lock = threading.Lock()
+        self._maps = {}
+
+    def __len__(self) -> int:
+        """How many are kept."""
+        return len(self._maps)
+
+    def find(self, path: Path, leased: int) -> mmap.mmap | None:
+        """The mapping that is kept of the very file that is open as `leased`."""
+        inode = os.fstat(leased).st_ino
+        with self._lock:
+            found = self._maps.pop(path, None)
+            if found is None or found[0] != inode:
+                return None
+            self._maps[path] = found
+            return found[1]
+
+    def make(self, path: Path, leased: int) -> mmap.mmap:
+        """A new mapping of the file that is open as `leased`, kept unless the arena is removed by now."""
+        inode = os.fstat(leased).st_ino
+        try:
+            fd = open_own(path, os.O_RDONLY)  # A mapping of the leased one would be a lease for ever.
+        except FileNotFoundError:
+            return mmap.mmap(leased, 0, prot=mmap.PROT_READ)
+        try:
+            if os.fstat(fd).st_ino != inode:
+                return mmap.mmap(leased, 0, prot=mmap.PROT_READ)
+            made = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+        finally:
+            os.close(fd)
+        with self._lock:
+            self._maps[path] = (inode, made)
+            while len(self._maps) > self._most:
+                del self._maps[next(iter(self._maps))]
+        return made
+
+    def end_lease(self, fd: int, path: Path) -> None:
+        """End a lease, and forget an arena that was removed under it."""
+        if close_locked(fd):
+            self._maps.pop(path, None)  # Without the lock: garbage may be collected while it is held.
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._maps.clear()
 
 
 class ArenaReader(Closing):
@@ -42,13 +105,15 @@ class ArenaReader(Closing):
         TransportTimeoutError: Its owner held it for longer than `timeout_s`.
     """
 
-    def __init__(self, path: Path, timeout_s: float | None = None) -> None:
+    def __init__(self, path: Path, maps: ArenaMaps, timeout_s: float | None = None) -> None:
         self.path = path
+        self._maps = maps
         self._fd = open_own(path, os.O_RDWR)
         try:
             _share(self._fd, path, timeout_s)
             self._size = os.fstat(self._fd).st_size
             self._generation, self._used = self._words(0, 2) if self._size > HEADER_BYTES else (0, 0)
+            self._map = maps.find(path, self._fd)
         except BaseException:
             os.close(self._fd)
             raise
@@ -65,8 +130,16 @@ class ArenaReader(Closing):
             return f"{run.size_bytes} bytes at {run.offset} of its memory are not what was put"
         return None
 
+    def prepare(self, size_bytes: int) -> None:
+        """Have the arena mapped if so many bytes are to be read: copies out of a mapping are faster."""
+        if self._map is None and size_bytes >= _MAPPED_BYTES:
+            self._map = self._maps.make(self.path, self._fd)
+
     def read(self, target: Bytes, offset: int) -> None:
-        """Fill a buffer with bytes from some place on; no page of the arena is mapped."""
+        """Fill a buffer with bytes from some place on, by several threads at once."""
+        if self._map is not None:
+            np.copyto(target, np.frombuffer(self._map, np.uint8, target.nbytes, HEADER_BYTES + offset))
+            return
         done = 0
         while done < target.nbytes:
             got = os.preadv(self._fd, [target[done:].data], HEADER_BYTES + offset + done)
@@ -76,25 +149,50 @@ class ArenaReader(Closing):
 
     def view(self, run: Run) -> Bytes:
         """Bytes in place, read-only; the lease goes with the last of them."""
-        mapped = _MAPS.find(self.path, self._generation)
-        if mapped is None:
-            mapped = _MAPS.share(self.path, self._generation, ReadOnlyMap(self._fd, 0, prot=mmap.PROT_READ))
-        return np.frombuffer(mapped, np.uint8, run.size_bytes, HEADER_BYTES + run.offset)
+        lease = _LEASES.find(self.path, self._generation)
+        if lease is None:
+            mapped = self._map or self._maps.make(self.path, self._fd)
+            made = Lease(mapped, os.dup(self._fd), self.path, self._maps)
+            lease = _LEASES.share(self.path, self._generation, made)
+        return np.asarray(_Leased(lease, run))
 
     def close(self) -> None:
         """End this lease."""
-        os.close(self._fd)
+        self._map = None
+        self._maps.end_lease(self._fd, self.path)
 
     def _words(self, start: int, count: int) -> tuple[int, ...]:
         found: list[int] = np.frombuffer(os.pread(self._fd, count * _WORD, start * _WORD), np.int64).tolist()
         return tuple(found)
 
 
-class _SharedViews:
-    """The mapping of each arena and generation that is in use in this process; it goes with the last view."""
+class Lease:
+    """An arena in place, which its owner does not use anew for as long as this lives."""
+
+    def __init__(self, mapped: mmap.mmap, fd: int, path: Path, maps: ArenaMaps) -> None:
+        whole = np.frombuffer(mapped, np.uint8)
+        self.mapped, self.address = mapped, whole.__array_interface__["data"][0]
+        weakref.finalize(self, maps.end_lease, fd, path).atexit = False
+
+
+class _Leased:
+    """Presents bytes of an arena to numpy, and keeps the lease."""
+
+    def __init__(self, lease: Lease, run: Run) -> None:
+        self._lease = lease
+        self.__array_interface__: dict[str, Any] = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (run.size_bytes,),
+            "data": (lease.address + HEADER_BYTES + run.offset, True),
+        }
+
+
+class _Leases:
+    """The lease of each arena and generation that is in use in this process; it goes with the last view."""
 
     def __init__(self) -> None:
-        self._maps: weakref.WeakValueDictionary[tuple[str, int], ReadOnlyMap] = weakref.WeakValueDictionary()
+        self._leases: weakref.WeakValueDictionary[tuple[Path, int], Lease] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         remake_in_child(self)
 
@@ -102,15 +200,15 @@ class _SharedViews:
         """The child's copies of the mappings are its own; the lock is not."""
         self._lock = threading.Lock()
 
-    def find(self, path: Path, generation: int) -> ReadOnlyMap | None:
-        return self._maps.get((str(path), generation))
+    def find(self, path: Path, generation: int) -> Lease | None:
+        return self._leases.get((path, generation))
 
-    def share(self, path: Path, generation: int, mapped: ReadOnlyMap) -> ReadOnlyMap:
+    def share(self, path: Path, generation: int, lease: Lease) -> Lease:
         with self._lock:
-            return self._maps.setdefault((str(path), generation), mapped)
+            return self._leases.setdefault((path, generation), lease)
 
 
-_MAPS = _SharedViews()
+_LEASES = _Leases()
 
 
 def _share(fd: int, path: Path, timeout_s: float | None) -> None:

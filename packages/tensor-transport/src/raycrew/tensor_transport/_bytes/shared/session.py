@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from raycrew.tensor_transport._bytes.shared.arena_files import (
-    HEADER_BYTES,
     NO_STEP,
     SIZE,
     STEP,
@@ -21,12 +20,14 @@ from raycrew.tensor_transport._bytes.shared.arena_files import (
 )
 from raycrew.tensor_transport._bytes.shared.forks import remake_in_child
 from raycrew.tensor_transport._bytes.shared.own_files import (
+    HEADER_BYTES,
     PREFIX,
     LockFile,
     arenas_of,
     is_free,
     machine_name,
     own_folder,
+    remove,
     sweep,
 )
 from raycrew.tensor_transport._rows import StoreStats
@@ -248,4 +249,4 @@ class ArenaSession:
         with shared_header(path) as header:
             empty = header is not None and not len(header.live)
         if empty:
-            path.unlink(missing_ok=True)
+            remove(path)
