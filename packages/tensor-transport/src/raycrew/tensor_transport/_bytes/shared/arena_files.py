@@ -164,17 +164,28 @@ class Arena:
     def close(self) -> None:
         """Unmap; the file goes if nothing in it is wanted any more."""
         wanted = bool(len(self.header.live))
-        self.let_go()
-        if self.is_named and not wanted:
+        is_unmapped = self.let_go()
+        if not self.is_named or wanted:
+            return
+        if is_unmapped:
             remove(self.path)
+        else:  # Somebody still writes to it.
+            self.path.unlink(missing_ok=True)
 
-    def let_go(self) -> None:
-        """Unmap, and leave the file to others: what a forked child does with its parent's."""
+    def let_go(self) -> bool:
+        """Unmap, and leave the file to others: what a forked child does with its parent's.
+
+        Returns:
+            Whether nobody in this process holds any of its bytes.
+        """
         self.header = Header(np.empty(0, np.int64))
         self.data = np.empty(0, np.uint8)
-        with contextlib.suppress(BufferError):
-            self._map.close()
         os.close(self._fd)
+        try:
+            self._map.close()
+        except BufferError:
+            return False
+        return True
 
 
 @contextlib.contextmanager
