@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
+import queue
 import threading
 
 import pytest
 import torch
 from ddp_training import train_in_two_processes
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from raycrew.tensor_transport.errors import NoTransportError
 from raycrew.tensor_transport.process_groups import communication
@@ -113,6 +115,27 @@ def test_in_turn_nobody_goes_on_before_a_bucket_has_travelled():
     travelling.set_result(torch.ones(1))
     thread.join(60)
     assert gone_on == [travelling]
+
+
+def test_a_bucket_by_power_sgd_sets_out_when_the_one_before_has_arrived(monkeypatch):
+    travelling = [torch.futures.Future(), torch.futures.Future()]
+    set_out = queue.SimpleQueue()
+
+    def exchange(state, bucket):
+        set_out.put(bucket)
+        return travelling[bucket]
+
+    monkeypatch.setattr(powerSGD_hook, "powerSGD_hook", exchange)
+    state, hook = communication._hook(POWER, None)
+    assert hook(state, 0) is travelling[0] and set_out.get(timeout=60) == 0
+    thread = threading.Thread(target=hook, args=(state, 1))
+    thread.start()
+    with pytest.raises(queue.Empty):
+        set_out.get(timeout=0.1)
+    travelling[0].set_result(torch.ones(1))
+    assert set_out.get(timeout=60) == 1
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_compressed_gradients_send_fewer_bytes_and_train_as_well():

@@ -62,7 +62,7 @@ def mappings(folder):
 
 
 class Arenas:
-    """The files of the arenas in a folder, kept open: the memory that they take is seen after their end, too."""
+    """The files of the arenas in a folder, kept open: their memory is seen after their end, too."""
 
     def __init__(self, folder):
         self._open = [path.open("rb") for path in Path(folder).rglob("*") if path.stat().st_size > MIB]

@@ -184,7 +184,7 @@ def _hook(compression: Compression | None, process_group: Any) -> tuple[Any, Hoo
             warm_start=compression.warm_start,
             random_seed=compression.seed,
         )
-        return state, powerSGD_hook.powerSGD_hook
+        return state, _one_by_one(powerSGD_hook.powerSGD_hook)
     if compression is None:
         return process_group, default_hooks.allreduce_hook
     halved = default_hooks.fp16_compress_hook if compression == "fp16" else default_hooks.bf16_compress_hook
@@ -194,6 +194,24 @@ def _hook(compression: Compression | None, process_group: Any) -> tuple[Any, Hoo
         return halved(state, bucket)
 
     return process_group, compress
+
+
+def _one_by_one(hook: Hook) -> Hook:
+    """The same, and a bucket sets out once the one before has arrived.
+
+    What follows the first exchange of a bucket by PowerSGD exchanges again, in whatever thread that one
+    ended. With two buckets under way each rank would take its own order, and mix them up; or all threads of
+    gloo would wait for exchanges that none of them is left to do.
+    """
+    before: list[torch.futures.Future[torch.Tensor]] = []
+
+    def begin(state, bucket):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+        while before:
+            before.pop().wait()
+        before.append(hook(state, bucket))
+        return before[-1]
+
+    return begin
 
 
 def _in_turn(hook: Hook) -> Hook:
