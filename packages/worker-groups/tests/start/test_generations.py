@@ -17,6 +17,7 @@ from raycrew.worker_groups._group import renewal
 from raycrew.worker_groups._group.handles import Directory
 from raycrew.worker_groups._group.life import Lifecycle
 from raycrew.worker_groups._group.reserve import Reserve
+from raycrew.worker_groups._health import Seen, Workers
 from raycrew.worker_groups._start import HOOK, startup
 from raycrew.worker_groups._start.newcomers import generations
 from raycrew.worker_groups.sharding import WorkerFacts, assign_ranks
@@ -201,6 +202,25 @@ def test_who_dies_in_the_pause_before_a_restart_is_replaced_by_the_same_one(monk
     monkeypatch.setattr(RayWorkerGroup, "_next_generation", lambda _, ranks: generations.append(ranks))
     assert renewal.Replaceable(group).replace_dead(lambda: pauses) == replaced
     assert generations == [replaced]
+
+
+@pytest.mark.parametrize(
+    ("rank", "seen", "answer", "status"),
+    [
+        (0, Seen(is_alive=False), "busy", "dead"),
+        (0, Seen(is_alive=True), "dead", "dead"),
+        (0, Seen(is_alive=True), "ready", "ready"),
+        (0, "its node does not answer", "busy", "busy"),
+        (1, Seen(is_alive=True), "ready", "dead"),
+    ],
+)
+def test_a_rank_is_dead_for_its_node_or_for_ray_or_is_no_more(monkeypatch, rank, seen, answer, status):
+    group = RayWorkerGroup.__new__(RayWorkerGroup)
+    monkeypatch.setattr(RayWorkerGroup, "_open", lambda _: None)
+    monkeypatch.setattr(RayWorkerGroup, "_workers", lambda _: Workers(["facts"], ["handle"]))
+    monkeypatch.setattr(RayWorkerGroup, "_sights", lambda *_: {0: seen})
+    monkeypatch.setattr(RayWorkerGroup, "_answers", lambda *_: {0: answer})
+    assert renewal.Replaceable(group).status(rank) == status
 
 
 @pytest.mark.hostile

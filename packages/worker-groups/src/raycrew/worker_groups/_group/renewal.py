@@ -23,12 +23,13 @@ from raycrew.worker_groups._health import (
     Ended,
     Seen,
     Span,
+    Workers,
     end_workers_of,
     look_before_end,
     observed,
     sights_of,
 )
-from raycrew.worker_groups._ray import ActorState, actor_states, while_connected
+from raycrew.worker_groups._ray import ActorState, while_connected
 from raycrew.worker_groups._start import (
     HOOK,
     JoinedClaim,
@@ -98,9 +99,12 @@ class RenewedGroup(StandingBy):
         self._open()
         workers = self._workers()
         states = self._answers(workers, range(self.world_size), _STATUS_S)
+        return self._gone(workers) | {rank for rank, state in states.items() if state == "dead"}
+
+    def _gone(self, workers: Workers) -> set[int]:
+        """Ranks whose processes are gone, as their nodes see them."""
         sights = self._sights(workers, _STATUS_S)
-        gone = {rank for rank, seen in sights.items() if isinstance(seen, Seen) and not seen.is_alive}
-        return gone | {rank for rank, state in states.items() if state == "dead"}
+        return {rank for rank, seen in sights.items() if isinstance(seen, Seen) and not seen.is_alive}
 
     def _next_generation(self, ranks: Sequence[int]) -> None:
         # No call may come between a survivor's new place and its `on_generation`.
@@ -157,14 +161,12 @@ class RenewedGroup(StandingBy):
             return
         what = f"{what} of {sorted(ranks)}" if ranks else "new rendezvous"
         detail: dict[str, str | int | float] = {"generation": self.generation, "outcome": outcome}
-        now = time.monotonic()
-        observer.spanned(Span(self.name, "restarts", what, "restart", began, now, detail))
+        observer.spanned(Span(self.name, "restarts", what, "restart", began, time.monotonic(), detail))
         if what.startswith("restart"):
             observer.counted("restarts", {"group": self.name}, len(ranks))
 
     def _end_strays(self) -> None:
-        left = {rank: why for stray in self._crew.end_strays() for rank, why in stray.left.items()}
-        if left:
+        if left := {rank: why for stray in self._crew.end_strays() for rank, why in stray.left.items()}:
             who = "; ".join(f"rank {rank}: {why}" for rank, why in left.items())
             raise WorkerGroupError(f"{self.name}: workers of a failed restart have not ended yet ({who})")
 
@@ -289,10 +291,7 @@ class RenewedGroup(StandingBy):
             time.sleep(_LOOK_S)
 
     def _refuse_dead(self, ranks: Sequence[int]) -> None:
-        sights = self._sights(self._workers(), _STATUS_S)
-        seen = ((rank, sights[rank]) for rank in ranks)
-        dead = [rank for rank, one in seen if isinstance(one, Seen) and not one.is_alive]
-        if dead:
+        if dead := sorted(self._gone(self._workers()).intersection(ranks)):
             raise WorkerGroupError(
                 f"{self.name}: ranks {dead} are dead; restart_failed_workers() first, then get fewer or more"
             )
@@ -343,7 +342,9 @@ class Replaceable:
         return set(self._group.absent_ranks).issuperset(ranks)
 
     def status(self, rank: int) -> ActorState:
-        """What a rank's worker is up to."""
+        """What a rank's worker is up to; its node may know of its end before Ray does, which may be deaf."""
         self._group._open()  # noqa: SLF001
-        handles = self._group._started.handles[rank : rank + 1]  # noqa: SLF001
-        return actor_states(handles, _STATUS_S).get(0, "dead")
+        workers = self._group._workers()  # noqa: SLF001
+        if rank >= len(workers.handles) or rank in self._group._gone(workers):  # noqa: SLF001
+            return "dead"
+        return self._group._answers(workers, [rank], _STATUS_S)[rank]  # noqa: SLF001
