@@ -8,6 +8,7 @@ import time
 import torch
 from torch import nn
 
+from raycrew.tensor_transport.errors import GroupMismatchError
 from raycrew.tensor_transport.process_groups._process.sockets import _connections
 from raycrew.tensor_transport.process_groups.communication import CommunicationSettings, apply_communication
 
@@ -24,13 +25,13 @@ def bytes_sent():
     return total
 
 
-def train(settings, rank, steps=60, width=256):
+def train(settings, rank, steps=60, width=256, group=None):
     torch.manual_seed(0)
     teacher = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1))
     model = nn.Sequential(
         nn.Linear(32, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)
     )
-    ddp = apply_communication(nn.parallel.DistributedDataParallel(model), settings)
+    ddp = apply_communication(nn.parallel.DistributedDataParallel(model, process_group=group), settings)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     data = torch.Generator().manual_seed(rank)
     before, start = bytes_sent(), time.perf_counter()
@@ -48,20 +49,37 @@ def train(settings, rank, steps=60, width=256):
     return sent, taken, final, digest
 
 
-def _serve(connection, address, rank, variants, options):
+def train_alone(settings, rank, **options):
+    """Train in a group that has no other rank, beside the default one."""
+    import torch.distributed as dist
+
+    return train(settings, rank, group=[dist.new_group([each]) for each in range(2)][rank], **options)
+
+
+def differ(settings, rank):
+    """What comes of it where only one rank compresses."""
+    ddp = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+    try:
+        apply_communication(ddp, settings if rank else CommunicationSettings())
+    except GroupMismatchError as error:
+        return str(error), sorted(error.wanted)
+    return "it was set"
+
+
+def _serve(connection, address, rank, variants, work, options):
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     backend = CommunicationSettings(backend="gloo").resolve_backend()
     dist.init_process_group(backend, init_method=address, rank=rank, world_size=2)
-    found = {name: train(settings, rank, **options) for name, settings in variants.items()}
+    found = {name: work(settings, rank, **options) for name, settings in variants.items()}
     dist.barrier()  # else whoever is first ends connections that the other one still reads
     dist.destroy_process_group()
     connection.send(found)
 
 
-def train_in_two_processes(variants, **options):
-    """Name -> (bytes sent, seconds, loss, sum of the weights) of each of the two ranks."""
+def train_in_two_processes(variants, work=train, **options):
+    """Name -> (bytes sent, seconds, loss, sum of the weights) of each of two ranks, or what work gives."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "raycrew.tensor_transport.testing"])
     with socket.socket() as lease:
@@ -70,7 +88,7 @@ def train_in_two_processes(variants, **options):
         address = f"tcp://127.0.0.1:{lease.getsockname()[1]}"
         pipes = [context.Pipe() for _ in range(2)]
         processes = [
-            context.Process(target=_serve, args=(theirs, address, rank, variants, options), daemon=True)
+            context.Process(target=_serve, args=(theirs, address, rank, variants, work, options), daemon=True)
             for rank, (_, theirs) in enumerate(pipes)
         ]
         try:

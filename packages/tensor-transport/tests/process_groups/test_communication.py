@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from ddp_training import train_in_two_processes
+from ddp_training import differ, train_alone, train_in_two_processes
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from raycrew.tensor_transport.errors import NoTransportError
@@ -103,6 +103,22 @@ def test_a_backend_is_chosen_from_what_all_ranks_say():
 def test_only_a_data_parallel_model_is_taken():
     with pytest.raises(TypeError, match="not a Linear"):
         apply_communication(torch.nn.Linear(2, 2), CommunicationSettings())
+
+
+@pytest.mark.hostile
+def test_gradients_are_averaged_in_the_group_of_the_model():
+    first, second = train_in_two_processes(VARIANTS, train_alone, steps=5)
+    for name in VARIANTS:
+        assert abs(first[name][3] - second[name][3]) > 1e-6, f"{name}: each rank has data of its own"
+    for found in (first, second):
+        assert found["in turn"][3] == pytest.approx(found["plain"][3], abs=1e-9)
+
+
+@pytest.mark.hostile
+def test_ranks_that_compress_differently_are_told_so():
+    for found in train_in_two_processes({"fp16": VARIANTS["fp16"], "power": VARIANTS["power"]}, differ):
+        for message, ranks in found.values():
+            assert "rank 0: None; rank 1: " in message and ranks == ["rank 0", "rank 1"]
 
 
 def test_in_turn_nobody_goes_on_before_a_bucket_has_travelled():

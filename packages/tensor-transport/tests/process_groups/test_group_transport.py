@@ -4,7 +4,7 @@ import pytest
 import torch
 from group_members import Crew
 
-from raycrew.tensor_transport.testing import check_broadcast_transport
+from raycrew.tensor_transport.testing import BroadcastCase, check_transport
 
 
 @pytest.mark.slow
@@ -12,7 +12,7 @@ from raycrew.tensor_transport.testing import check_broadcast_transport
 def test_gloo_keeps_every_promise_of_a_broadcast_transport():
     crew = Crew()
     try:
-        check_broadcast_transport(crew.join)
+        check_transport(BroadcastCase(crew.join))
     finally:
         crew.close()
 
@@ -24,6 +24,6 @@ def test_nccl_keeps_every_promise_of_a_broadcast_transport():
         pytest.skip("needs three GPUs")
     crew = Crew(backend="nccl")
     try:
-        check_broadcast_transport(crew.join, "cuda")
+        check_transport(BroadcastCase(crew.join, "cuda"))
     finally:
         crew.close()

@@ -204,7 +204,7 @@ def test_buffers_are_checked_before_anything_is_sent():
         as_target(square, 3, torch.device("cuda"))
     with pytest.raises(UnsupportedTensorError):
         as_source(torch.eye(3).to_sparse(), 0, CPU)
-    with pytest.raises(ValueError, match="1-D and of uint8"):
+    with pytest.raises(ValueError, match="1-D, of uint8"):
         as_source(square.numpy(), 0, CPU)
     fixed = square.view(torch.uint8).reshape(-1).numpy()
     fixed.flags.writeable = False

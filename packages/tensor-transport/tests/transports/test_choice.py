@@ -53,6 +53,8 @@ def test_the_fastest_that_all_can_use():
         ({"shm": "m0-2"}, "shared_memory", "differ in shared memory"),
         ({"owner": Owner("m0", "other", 2, 20)}, "process_vm", "container"),
         ({"owner": Owner("m1", "ns", 2, 20)}, "cuda_ipc", "differ in machine: m0 and m1"),
+        ({"owner": Owner("m0", "other", 2, 20)}, "cuda_ipc", "container"),
+        ({"gpus": ("gpu1",)}, "cuda_ipc", "member 0 .* does not see the device gpu1 of member 1"),
         ({"cluster": ""}, "object_store", "differ in Ray cluster: c and none"),
         (
             {"versions": VERSIONS | {"raycrew-tensor-transport": "2"}},

@@ -39,6 +39,21 @@ def test_device_to_device_starts_after_the_streams_of_both_sides():
             peer.kill()
 
 
+@pytest.mark.gpu
+def test_device_memory_arrives_on_another_device():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    with CudaIpcTransport() as transport:
+        peer = MakingPeer(CudaIpcTransport)
+        try:
+            offer = peer.call(_offer_busy)
+            into = torch.zeros(1 << 24, device="cuda:1")
+            transport.pull([offer.whole], [into], timeout_s=60).wait()
+            assert bool((into == 7).all())
+        finally:
+            peer.kill()
+
+
 def _offer_busy(transport):
     tensor = torch.zeros(1 << 24, device="cuda")
     for _ in range(7):

@@ -1,6 +1,7 @@
 """Most of the suite over NIXL, where it is installed: it needs no GPU."""
 
 import contextlib
+import functools
 import importlib.util
 
 import pytest
@@ -17,13 +18,15 @@ from raycrew.tensor_transport.transports import NixlTransport
 @pytest.mark.long
 @pytest.mark.hostile
 @pytest.mark.slow
-def test_conformance_but_for_owners_that_stand_still(ray_cluster):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_conformance_but_for_owners_that_stand_still(ray_cluster, device):
     """A pull without a deadline from an owner that is stopped can't be cancelled: Ray waits for it."""
-    NixlTransport().offer(torch.arange(5))
-    case = PullCase(NixlTransport, lambda: ActorPeer(Remade(NixlTransport)))
+    make = functools.partial(NixlTransport, device=device)
+    make().offer(torch.arange(5))
+    case = PullCase(make, lambda: ActorPeer(Remade(make)))
     _check_alone(case)
     peer = case.start_peer()
-    with contextlib.closing(NixlTransport()) as transport, contextlib.ExitStack() as ended:
+    with contextlib.closing(make()) as transport, contextlib.ExitStack() as ended:
         ended.callback(peer.kill)
         for check in (
             between.check_samples,

@@ -1,6 +1,7 @@
 """Memory of other processes: the suite, and what must never give another process's bytes."""
 
 import dataclasses
+import gc
 import os
 
 import numpy as np
@@ -58,6 +59,17 @@ def test_memory_that_is_used_anew_is_not_read():
         nowhere = dataclasses.replace(second, key=second.key._replace(mark_address=8))
         with pytest.raises(StaleHandleError, match="no memory there"):
             pulled(transport, nowhere)
+
+
+@needs_it
+@pytest.mark.hostile
+def test_what_a_transport_offered_goes_with_it():
+    with ProcessVmTransport() as reader:
+        dropped = [ProcessVmTransport()]
+        offer = dropped.pop().offer(torch.arange(10))
+        gc.collect()
+        with pytest.raises(StaleHandleError, match="withdrawn"):
+            pulled(reader, offer)
 
 
 @needs_it

@@ -12,7 +12,7 @@ import pytest
 from processes import MakingPeer
 
 from raycrew.tensor_transport.testing import PullCase, nothing_left
-from raycrew.tensor_transport.testing._broadcast import _check_nothing_left
+from raycrew.tensor_transport.testing._broadcasting.checks import _check_nothing_left
 from raycrew.tensor_transport.testing._pulling.case import _check_alone, _check_deaths
 from raycrew.tensor_transport.testing._transports import leaves_nothing
 from raycrew.tensor_transport.transports import SharedMemoryTransport

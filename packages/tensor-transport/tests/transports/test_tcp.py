@@ -128,6 +128,22 @@ def test_connections_above_the_limit_are_hung_up_on():
 
 
 @pytest.mark.hostile
+def test_a_connection_that_gets_no_thread_is_hung_up_on_and_the_next_is_served(transport, monkeypatch):
+    offer, start, refused = transport.offer(torch.arange(9)), threading.Thread.start, []
+
+    def refuse_once(self):
+        if self.name == "tcp-serving" and not refused:
+            refused.append(self)
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_once)
+    with pytest.raises(ShardLostError):
+        pulled(transport, offer)
+    assert (pulled(transport, offer).view(np.int64) == np.arange(9)).all()
+
+
+@pytest.mark.hostile
 def test_what_is_withdrawn_while_it_is_sent_does_not_arrive(transport):
     offer = transport.offer(np.zeros(64 * MIB, np.uint8))
     into = np.zeros(offer.size_bytes, np.uint8)

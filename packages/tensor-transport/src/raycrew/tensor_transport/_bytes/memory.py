@@ -64,12 +64,33 @@ def tensor_bytes(tensor: torch.Tensor, name: str = "tensor") -> Bytes:
     check_tensor(tensor, name)
     if (recorded := _recorded.get()) is not None:
         recorded.append(tensor)
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat_bytes(tensor.detach().cpu()).numpy()
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a tensor as uint8 of one dimension, on its device: in place if contiguous."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.dtype.itemsize == 1:  # torch copies bytes, but not all dtypes that are as small
+        tensor = tensor.view(torch.uint8)
+    flat = tensor.contiguous().reshape(-1)
     if not flat.numel():
-        return np.empty(0, np.uint8)
+        return torch.empty(0, dtype=torch.uint8, device=flat.device)
     if flat.stride(0) != 1:  # a single element may have any stride and still be contiguous
         flat = flat.as_strided((1,), (1,))
-    return flat.view(torch.uint8).numpy()
+    return flat.view(torch.uint8)
+
+
+def flat_memory(tensor: torch.Tensor, name: str = "tensor") -> torch.Tensor:
+    """The memory of a tensor as uint8 of one dimension, on its device and in place: to be written to.
+
+    Raises:
+        UnsupportedTensorError: It has no plain bytes.
+        ValueError: It is not contiguous, or its elements are the conjugates or negatives of what lies there.
+    """
+    check_tensor(tensor, name)
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        raise ValueError(f"{name} is not contiguous, or a lazy conjugate or negative: it can't be filled")
+    return flat_bytes(tensor)
 
 
 def array_bytes(array: npt.NDArray[Any]) -> Bytes:

@@ -1,8 +1,9 @@
 """Work on many bytes by this thread and a few helpers, part by part."""
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 _THREADS = 4
@@ -32,8 +33,10 @@ def share_out(parts: Sequence[_T], size: int, work: Callable[[_T], object]) -> N
         return
     # On a busy machine helpers come late or never: whoever has a processor takes the next section.
     pool = ThreadPoolExecutor(helpers, thread_name_prefix="copy")
-    helping = [pool.submit(work_on_what_is_left) for _ in range(helpers)]
+    helping: list[Future[None]] = []
     try:
+        with contextlib.suppress(RuntimeError):  # There may be no more threads to be had.
+            helping.extend(pool.submit(work_on_what_is_left) for _ in range(helpers))
         work_on_what_is_left()
     finally:
         list(waiting)  # After an interrupt nobody begins another one.

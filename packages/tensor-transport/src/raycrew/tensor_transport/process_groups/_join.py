@@ -13,6 +13,7 @@ from raycrew.tensor_transport.process_groups._broadcasting import (
     fabric_for,
 )
 from raycrew.tensor_transport.process_groups._membership import (
+    GROUP_KEYS,
     Board,
     Cause,
     Invitation,
@@ -27,6 +28,7 @@ from raycrew.tensor_transport.transports import Choice, member_facts
 
 T = TypeVar("T")
 _TICK_S = 0.25
+_GRACE_S = 2.0
 
 
 def join_group(invitation: Invitation, *, timeout_s: float = 60.0) -> CollectiveGroup:
@@ -105,21 +107,28 @@ def _all_seats(invitation: Invitation, board: Board, deadline: Deadline) -> list
 def _connected(
     invitation: Invitation, board: Board, seats: list[Seat], choice: Choice, watch: Watch, deadline: Deadline
 ) -> Fabric:
-    left = max(deadline.left_s, 1e-3)
+    left = deadline.left_s + _GRACE_S  # Who did not connect is told by this member's own deadline.
     store = board.for_group(left)
     gate = Gate(f"connection of {invitation.label}")
     device = device_for(choice.name)  # In the caller's thread.
     building = gate.submit(lambda: fabric_for(choice.name, store, invitation.rank, seats, left, device))
     try:
-        fabric = _awaited(building, lambda: watch.look(range(len(seats))), deadline, invitation)
+        fabric = _awaited(building, lambda: watch.look(range(len(seats))), deadline, invitation, board)
     except BaseException:
         gate.abandon()
         raise
     gate.close()
+    try:
+        watch.look(())  # Somebody may have given up on whoever was late.
+    except BaseException:
+        fabric.close()
+        raise
     return fabric
 
 
-def _awaited(future: "Future[T]", look: Callable[[], None], deadline: Deadline, invitation: Invitation) -> T:
+def _awaited(
+    future: "Future[T]", look: Callable[[], None], deadline: Deadline, invitation: Invitation, board: Board
+) -> T:
     while True:
         try:
             return future.result(_TICK_S)
@@ -128,8 +137,16 @@ def _awaited(future: "Future[T]", look: Callable[[], None], deadline: Deadline, 
                 raise
         look()
         if deadline.passed:
-            message = f"the members of {invitation.label} did not connect within {deadline.timeout_s:g} s"
-            raise group_error(GroupTimeoutError, invitation, message)
+            names = _silent(invitation, board)
+            who = ", ".join(names) or "the members"
+            message = f"{who} of {invitation.label} did not connect within {deadline.timeout_s:g} s"
+            raise group_error(GroupTimeoutError, invitation, message, names)
+
+
+def _silent(invitation: Invitation, board: Board) -> list[str]:
+    """Who arrived, and has told the others nothing of where it can be reached since."""
+    found = {name: board.has(f"{GROUP_KEYS}/0/{rank}") for rank, name in enumerate(invitation.members)}
+    return [name for name, has_told in found.items() if not has_told] if any(found.values()) else []
 
 
 def _told(watch: Watch, error: Exception) -> Exception:

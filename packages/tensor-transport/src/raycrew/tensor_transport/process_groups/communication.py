@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, Self, TypeAlias
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from raycrew.tensor_transport.errors import NoTransportError, TransportError
+from raycrew.tensor_transport.errors import GroupMismatchError, NoTransportError, TransportError
 from raycrew.tensor_transport.process_groups._membership import Backend, choose_for
 from raycrew.tensor_transport.transports import MemberFacts, member_facts
 
@@ -142,21 +142,26 @@ def apply_communication(
 ) -> DistributedDataParallel:
     """Have a model's gradients travel as the settings say; once, before the first step, on every rank.
 
+    The ranks compare how they compress: one that does not call this is waited for, as by DDP itself.
+
     Args:
         model: As it was wrapped.
         settings: The same on every rank.
-        process_group: That of the model, where it is not the default one.
+        process_group: The one that gradients are averaged in; the model's own unless given.
 
     Returns:
         The model.
 
     Raises:
         TypeError: It is not a `DistributedDataParallel`.
+        GroupMismatchError: Ranks compress differently; nothing was set.
         TransportError: It has a communication hook already.
     """
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(f"communication is set for a DistributedDataParallel, not a {type(model).__name__}")
-    state, hook = _hook(settings.gradient_compression, process_group)
+    group = model.process_group if process_group is None else process_group
+    _check_alike(settings.gradient_compression, group)
+    state, hook = _hook(settings.gradient_compression, group)
     if settings.asynchronous and settings.gradient_compression is None:
         return model
     try:
@@ -165,6 +170,20 @@ def apply_communication(
         message = f"the model's communication can't be set: {error}; set it once, before the first step"
         raise TransportError(message) from error
     return model
+
+
+def _check_alike(compression: Compression | None, group: Any) -> None:
+    """Gradients of one kind would be taken for those of another: the bytes alone don't tell."""
+    from torch import distributed
+
+    told = [""] * distributed.get_world_size(group)
+    distributed.all_gather_object(told, repr(compression), group=group)
+    if len(set(told)) > 1:
+        wanted = {f"rank {rank}": each for rank, each in enumerate(told)}
+        what = "; ".join(f"{rank}: {each}" for rank, each in wanted.items())
+        error = GroupMismatchError(f"ranks compress gradients differently ({what}); nothing was set")
+        error.wanted = wanted
+        raise error
 
 
 Hook: TypeAlias = Callable[[Any, Any], "torch.futures.Future[torch.Tensor]"]

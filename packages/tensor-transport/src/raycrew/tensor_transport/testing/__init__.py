@@ -1,6 +1,6 @@
 """Fakes for tests without Ray, and the conformance functions that every implementation passes."""
 
-from raycrew.tensor_transport.testing._broadcast import BroadcastPeer, check_broadcast_transport
+from raycrew.tensor_transport.testing._broadcasting import BroadcastCase, BroadcastPeer
 from raycrew.tensor_transport.testing._conformance import (
     BackendCase,
     Peer,
@@ -31,6 +31,7 @@ from raycrew.tensor_transport.testing._transports import (
 
 __all__ = [
     "BackendCase",
+    "BroadcastCase",
     "BroadcastPeer",
     "InProcessBackend",
     "InProcessByteStore",
@@ -42,7 +43,6 @@ __all__ = [
     "TransportCase",
     "bits_of",
     "bounded_memory",
-    "check_broadcast_transport",
     "check_shard_backend",
     "check_transport",
     "hold",

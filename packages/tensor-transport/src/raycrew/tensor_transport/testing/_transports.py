@@ -31,7 +31,7 @@ def check_transport(case: TransportCase) -> None:
 
     Every dtype and layout, thousands of tiny tensors and an oversized one, order, concurrent use, deadlines,
     cancellation, peers that are stopped or killed, damaged and wrongly described bytes, closing in the midst,
-    bounded memory, and nothing left behind. `PullCase` is such a case.
+    bounded memory, and nothing left behind. `PullCase` and `BroadcastCase` are such cases.
     """
     for check in case.checks():
         check()
@@ -54,7 +54,12 @@ def samples() -> dict[str, torch.Tensor]:
         "scalar": torch.tensor(3, dtype=torch.bfloat16),
         "parameter": torch.nn.Parameter(base[:3]),
         "odd size": bits[:1021],
+        "conjugate": torch.complex(base[0], base[1]).conj(),
+        "one of a column": base[:, 5][2:3],
+        "strided 8 bits": bits.view(64, 64).view(torch.float8_e4m3fn)[1::2, ::3],
     }
+    if hasattr(torch, "float4_e2m1fn_x2"):
+        found["strided 4 bits"] = bits.view(64, 64).view(torch.float4_e2m1fn_x2)[::2, 1::3]
     return found
 
 
@@ -70,7 +75,10 @@ def large_tensor(value: int, size_bytes: int = OVERSIZED_BYTES) -> torch.Tensor:
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's elements as bytes, whatever they are: NaNs compare, too."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().cpu().resolve_conj()
+    if flat.itemsize == 1:
+        flat = flat.view(torch.uint8)
+    return flat.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def expect(condition: bool, what: str) -> None:

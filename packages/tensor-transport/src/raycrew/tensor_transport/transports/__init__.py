@@ -23,6 +23,8 @@ from raycrew.tensor_transport.transports._interface import (
     ReservingTransport,
     Transfer,
     Transport,
+    bytes_of,
+    memory_of,
 )
 from raycrew.tensor_transport.transports.cuda_ipc import CudaIpcTransport
 from raycrew.tensor_transport.transports.nixl import NixlTransport
@@ -54,8 +56,10 @@ __all__ = [
     "Transport",
     "address_for_others",
     "boot_id",
+    "bytes_of",
     "choose_transport",
     "member_facts",
+    "memory_of",
     "start_of",
     "this_process",
 ]

@@ -7,9 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-import torch
-
 from raycrew.tensor_transport._bytes import (
     FOLD_BYTES,
     SECTION_BYTES,
@@ -20,7 +17,6 @@ from raycrew.tensor_transport._bytes import (
     fold_in_sections,
     in_sections,
     remake_in_child,
-    tensor_bytes,
 )
 from raycrew.tensor_transport.errors import (
     DamagedBytesError,
@@ -38,6 +34,8 @@ from raycrew.tensor_transport.transports._interface import (
     Offer,
     Region,
     Transfer,
+    bytes_of,
+    memory_of,
 )
 
 _FOLDED_BLOCK = 4 * FOLD_BYTES
@@ -133,7 +131,11 @@ class Puller(Closing):
                 self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"pull-{self.name}")
             self._under_way.add(transfer)
             transfer.add_done_callback(self._under_way.discard)
-            self._pool.submit(transfer.run, lambda guard: self._move(jobs, guard))
+            try:
+                self._pool.submit(transfer.run, lambda guard: self._move(jobs, guard))
+            except RuntimeError as error:  # It is queued, for threads that there may be later.
+                transfer.stop()
+                raise TransportError(f"{what} can't be begun: {error}") from error
         return transfer
 
     def map(self, offer: Offer, *, timeout_s: float | None = None) -> Bytes:  # noqa: ARG002
@@ -150,7 +152,7 @@ class Puller(Closing):
             self._closed = True
             pool, self._pool = self._pool, None
         for transfer in tuple(self._under_way):
-            transfer.guard.stop(self._closed_meanwhile)
+            transfer.stop(self._closed_meanwhile)
         if pool is not None:
             pool.shutdown(wait=True)
         self._release()
@@ -159,7 +161,9 @@ class Puller(Closing):
         """The threads, and what was offered, are the parent's."""
         self._lock = threading.Lock()
         self._pool = None
-        self._under_way = set()
+        under_way, self._under_way = self._under_way, set()
+        for transfer in under_way:
+            transfer.leave_to_parent()
         self._forget()
 
     @abstractmethod
@@ -216,13 +220,7 @@ def check_region(name: str, i: int, region: Region) -> None:
 
 def source_bytes(data: Buffer) -> Bytes:
     """Bytes to offer, in place where they are contiguous and on the CPU."""
-    if isinstance(data, torch.Tensor):
-        return tensor_bytes(data)
-    if data.dtype != np.uint8 or data.ndim != 1:
-        raise TypeError(
-            f"an array to offer is of one dimension and uint8, not {data.dtype}{list(data.shape)}"
-        )
-    return np.ascontiguousarray(data)
+    return bytes_of(data, "what is offered").cpu().numpy()
 
 
 def writable_bytes(buffer: Buffer, what: str) -> Bytes:
@@ -231,14 +229,10 @@ def writable_bytes(buffer: Buffer, what: str) -> Bytes:
     Raises:
         ValueError: It is not contiguous, read-only, or on a device.
     """
-    if isinstance(buffer, torch.Tensor):
-        if buffer.device.type != "cpu" or not buffer.is_contiguous():
-            raise ValueError(f"{what} is on {buffer.device}, or not contiguous: it can't be filled")
-        return tensor_bytes(buffer)
-    contiguous = buffer.dtype == np.uint8 and buffer.ndim == 1 and buffer.flags.c_contiguous
-    if not contiguous or not buffer.flags.writeable:
-        raise ValueError(f"{what} has to be writable, contiguous, of one dimension and uint8")
-    return buffer
+    memory = memory_of(buffer, what)
+    if memory.device.type != "cpu":
+        raise ValueError(f"{what} is on {memory.device}: it can't be filled")
+    return memory.numpy()
 
 
 def described(offer: Offer) -> str:

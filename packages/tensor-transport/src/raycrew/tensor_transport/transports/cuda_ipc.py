@@ -3,14 +3,14 @@
 import contextlib
 import secrets
 import threading
+import weakref
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from raycrew.tensor_transport._bytes import check_tensor, fold_in_sections
+from raycrew.tensor_transport._bytes import fold_in_sections
 from raycrew.tensor_transport.errors import TransportError
 from raycrew.tensor_transport.transports._choosing import this_process
 from raycrew.tensor_transport.transports._interface import (
@@ -20,6 +20,8 @@ from raycrew.tensor_transport.transports._interface import (
     Offer,
     Region,
     Transfer,
+    bytes_of,
+    memory_of,
 )
 from raycrew.tensor_transport.transports._native import cuda_driver
 from raycrew.tensor_transport.transports._pulling import (
@@ -35,6 +37,8 @@ from raycrew.tensor_transport.transports._pulling import (
 
 _BLOCK = 256 << 20
 _MARKS = 4096
+_alive: "weakref.WeakSet[CudaIpcTransport]" = weakref.WeakSet()
+"""Those of this process: what one of them offers, the driver does not open here for another one."""
 
 
 class _Key(NamedTuple):
@@ -64,7 +68,9 @@ class CudaIpcTransport(Puller):
         self._free: dict[torch.device, list[int]] = defaultdict(lambda: list(range(_MARKS)))
         self._held: dict[int, tuple[torch.Tensor, int]] = {}
         self._marking = threading.Lock()
+        self._ended = weakref.finalize(self, _take_away, self._marks)
         super().__init__()
+        _alive.add(self)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -120,7 +126,7 @@ class CudaIpcTransport(Puller):
 
     def _target(self, i: int, region: Region, buffer: Buffer) -> torch.Tensor:  # type: ignore[override]
         check_region(self.name, i, region)
-        target = _flat(buffer, f"buffer {i}")
+        target = memory_of(buffer, f"buffer {i}")
         if target.numel() != region.size_bytes:
             raise ValueError(f"buffer {i} has {target.numel()} bytes, its region {region.size_bytes}")
         return target
@@ -153,11 +159,8 @@ class CudaIpcTransport(Puller):
 
     def _source(self, stack: contextlib.ExitStack, offer: Offer, device: int) -> torch.Tensor:
         key: _Key = offer.key
-        if offer.owner == this_process():
-            with self._marking:
-                held = self._held.get(key.mark)
-            if held is not None:
-                return held[0]
+        if offer.owner == this_process() and (held := _lent_here(key.mark)) is not None:
+            return held
         if not key.size_bytes:
             return torch.empty(0, dtype=torch.uint8, device=f"cuda:{device}")
         return stack.enter_context(cuda_driver.opened(key.handle, key.offset, key.size_bytes, device))
@@ -169,7 +172,7 @@ class CudaIpcTransport(Puller):
         if not is_alive(offer):
             raise lost(offer, "its owner is dead")
         if offer.owner == this_process():
-            mark = key.mark if key.mark in self._held else 0
+            mark = key.mark if _lent_here(key.mark) is not None else 0
         else:
             with cuda_driver.opened(key.marks_handle, key.marks_offset, 8, device) as raw:
                 mark = int.from_bytes(bytes(raw.cpu().tolist()), "little")
@@ -178,15 +181,32 @@ class CudaIpcTransport(Puller):
 
     def _release(self) -> None:
         with self._marking:
-            for device, marks in self._marks.items():
-                marks.zero_()
-                torch.cuda.current_stream(device).synchronize()
+            self._ended()
             self._held.clear()
             self._marks.clear()
 
     def _forget(self) -> None:
         """A forked child can't use the parent's devices: what it pulls or offers is refused by CUDA."""
         self._marking = threading.Lock()
+        self._ended.detach()
+
+    def _lent(self, mark: int) -> torch.Tensor | None:
+        with self._marking:
+            held = self._held.get(mark)
+        return None if held is None else held[0]
+
+
+def _lent_here(mark: int) -> torch.Tensor | None:
+    """What this process has lent with a mark, by whichever of its transports; None where it has not."""
+    found = (transport._lent(mark) for transport in tuple(_alive))  # noqa: SLF001 - of its own kind
+    return next((raw for raw in found if raw is not None), None)
+
+
+def _take_away(marks: Mapping[torch.device, torch.Tensor]) -> None:
+    """Memory that is given back keeps its last words until somebody uses it."""
+    for device, each in marks.items():
+        each.zero_()
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _fill(job: Job, source: torch.Tensor, guard: Guard) -> None:
@@ -204,17 +224,5 @@ def _fill(job: Job, source: torch.Tensor, guard: Guard) -> None:
 
 def _device_bytes(data: Buffer) -> torch.Tensor:
     """Bytes to offer on a device, in place if they are there and contiguous."""
-    tensor = data if isinstance(data, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(data))
-    check_tensor(tensor)
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    return (tensor if tensor.is_cuda else tensor.cuda()).contiguous().reshape(-1).view(torch.uint8)
-
-
-def _flat(buffer: Buffer, what: str) -> torch.Tensor:
-    if isinstance(buffer, torch.Tensor):
-        if not buffer.is_contiguous():
-            raise ValueError(f"{what} is not contiguous: it can't be filled")
-        return buffer.detach().reshape(-1).view(torch.uint8)
-    if buffer.dtype != np.uint8 or buffer.ndim != 1 or not buffer.flags.writeable:
-        raise ValueError(f"{what} has to be writable, contiguous, of one dimension and uint8")
-    return torch.from_numpy(buffer)
+    raw = bytes_of(data, "what is offered")
+    return raw if raw.is_cuda else raw.cuda()

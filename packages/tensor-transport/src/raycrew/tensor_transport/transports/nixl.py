@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from raycrew.tensor_transport import _ray
-from raycrew.tensor_transport._bytes import check_tensor, fold_in_sections, tensor_bytes
+from raycrew.tensor_transport._bytes import fold_in_sections, tensor_bytes
 from raycrew.tensor_transport.transports._choosing import this_process
-from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Guard, Offer
+from raycrew.tensor_transport.transports._interface import Buffer, Capabilities, Guard, Offer, bytes_of
 from raycrew.tensor_transport.transports._pulling import Job, Puller, damaged, gone
 
 
@@ -47,7 +47,7 @@ class NixlTransport(Puller):
     def offer(self, data: Buffer, *, folded: bool = False) -> Offer:
         """See `PullTransport.offer`."""
         self._ready_to_offer()
-        raw = _flat(data, self._device)
+        raw = bytes_of(data, "what is offered").to(self._device)
         if raw.is_cuda:  # Others read it past all streams.
             torch.cuda.current_stream(raw.device).synchronize()
         ref = _ray.put_by_nixl(raw)
@@ -107,9 +107,3 @@ class NixlTransport(Puller):
         """A forked child can't use Ray: what it pulls or offers is refused."""
         self._holding, self._getting = threading.Lock(), threading.Condition()
         self._under_get = set()
-
-
-def _flat(data: Buffer, device: torch.device) -> torch.Tensor:
-    tensor = data if isinstance(data, torch.Tensor) else torch.from_numpy(data)
-    check_tensor(tensor)
-    return tensor.detach().to(device).contiguous().reshape(-1).view(torch.uint8)

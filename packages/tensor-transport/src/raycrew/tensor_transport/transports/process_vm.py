@@ -3,6 +3,7 @@
 import errno
 import secrets
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -88,13 +89,17 @@ class ProcessVmTransport(Puller):
 
 
 class _Marks:
-    """The marks of what this process offers, in memory that stays where it is, and what they stand for."""
+    """The marks of what this process offers, in memory that stays where it is, and what they stand for.
+
+    They are taken away with it, too: memory that is given back keeps its last words until somebody uses it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tables: list[npt.NDArray[np.uint64]] = []
         self._free: list[tuple[npt.NDArray[np.uint64], int]] = []
         self._held: dict[int, tuple[npt.NDArray[np.uint64], int, Bytes]] = {}
+        weakref.finalize(self, _take_away, self._tables)
 
     def set(self, raw: Bytes) -> tuple[int, int]:
         """Hold bytes, and set a mark for them; its address and value."""
@@ -122,10 +127,14 @@ class _Marks:
 
     def clear_all(self) -> None:
         with self._lock:
-            for table in self._tables:
-                table.fill(0)
+            _take_away(self._tables)
             self._held.clear()
-            self._free, self._tables = [], []
+            self._free.clear()
+
+
+def _take_away(tables: list[npt.NDArray[np.uint64]]) -> None:
+    while tables:
+        tables.pop().fill(0)
 
 
 def _check_marks(offers: Sequence[Offer]) -> None:

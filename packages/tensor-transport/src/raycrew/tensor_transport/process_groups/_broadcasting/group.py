@@ -159,7 +159,7 @@ class CollectiveGroup(Belonging):
             self._closed, live = True, list(self._live)
         self._tell_left()
         for transfer in live:
-            transfer.cancel()
+            transfer.stop(self._closed_error)
         if live:
             self._party.fabric.end([])
         self._runner.close()
@@ -186,7 +186,7 @@ class CollectiveGroup(Belonging):
         transfer = Transfer(what, wish.size_bytes, timeout_s=timeout_s)
         with self._lock:
             if self._closed:
-                raise TransportClosedError(f"{self._party.invitation.label} is closed")
+                raise self._closed_error()
             self._live.add(transfer)
             mark = self._party.fabric.mark()
             self._runner.submit(lambda: self._serve(transfer, wish, views, window, mark))
@@ -196,6 +196,8 @@ class CollectiveGroup(Belonging):
         self, transfer: Transfer, wish: Wish, views: list[torch.Tensor], window: int, mark: object
     ) -> None:
         error: BaseException | None = None
+        if not (begun := transfer.begin()):
+            transfer.guard.stop()  # The others hear that it is given up, when its turn has come.
         try:
             self._operate(transfer.guard, wish, views, window, mark)
         except BaseException as found:  # noqa: BLE001 - whoever waits for the transfer gets it
@@ -203,7 +205,8 @@ class CollectiveGroup(Belonging):
         views.clear()
         with self._lock:
             self._live.discard(transfer)
-        transfer.end(error)
+        if begun:
+            transfer.end(error)
 
     def _operate(
         self, guard: Guard, wish: Wish, views: list[torch.Tensor], window: int, mark: object
@@ -226,9 +229,12 @@ class CollectiveGroup(Belonging):
         except BaseException as error:
             raise self._broken(error, views) from error
 
+    def _closed_error(self) -> TransportError:
+        return TransportClosedError(f"{self._party.invitation.label} is closed")
+
     def _check_usable(self) -> None:
         if self._closed:
-            raise TransportClosedError(f"{self._party.invitation.label} is closed")
+            raise self._closed_error()
         if (seen := self._failure) is not None:
             raise group_error(type(seen), self._party.invitation, str(seen), seen.members) from seen
 
@@ -258,6 +264,8 @@ class CollectiveGroup(Belonging):
 
     def _let_go(self) -> None:
         """A child can't use the connections, and holds none of what says that its parent is there."""
+        for transfer in self._live:
+            transfer.leave_to_parent()
         keep_for_ever(self._party)
         self._lifeline.close()
 

@@ -1,6 +1,6 @@
 """What the members of one generation tell each other: who they are, what they wish, and why it ended."""
 
-from raycrew.tensor_transport.process_groups._membership.board import BROKEN_KEY, TOKEN_KEY, Board
+from raycrew.tensor_transport.process_groups._membership.board import BROKEN_KEY, GROUP_KEYS, TOKEN_KEY, Board
 from raycrew.tensor_transport.process_groups._membership.cause import Cause, group_error
 from raycrew.tensor_transport.process_groups._membership.invitation import (
     Backend,
@@ -16,6 +16,7 @@ from raycrew.tensor_transport.process_groups._membership.watch import Watch
 
 __all__ = [
     "BROKEN_KEY",
+    "GROUP_KEYS",
     "TOKEN_KEY",
     "Backend",
     "Board",

@@ -15,6 +15,8 @@ TOKEN_KEY = "raycrew/token"  # a key in a store, not a token # nosec B105
 """Says which generation a store belongs to: ports are given to others once they are free."""
 
 BROKEN_KEY = "broken"
+GROUP_KEYS = "group"
+"""Below it a process group writes what its members tell each other of their connections."""
 _ANSWER_S = 20.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _TICK_S = 0.0002, 0.02, 0.25
 
@@ -110,7 +112,7 @@ class Board:
         def clone() -> Any:
             store = self._store.clone()
             store.set_timeout(timedelta(seconds=timeout_s))
-            return PrefixStore(self._full("group"), store)
+            return PrefixStore(self._full(GROUP_KEYS), store)
 
         return self._ask(clone)
 

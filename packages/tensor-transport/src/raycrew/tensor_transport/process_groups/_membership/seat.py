@@ -1,13 +1,22 @@
 """What each member says of itself when it arrives."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Self
 
 from raycrew.tensor_transport.process_groups._membership.invitation import Backend
+from raycrew.tensor_transport.process_groups._membership.lifeline import is_gone
 from raycrew.tensor_transport.process_groups._process import Endpoint
-from raycrew.tensor_transport.transports import Choice, MemberFacts, Owner, choose_transport
+from raycrew.tensor_transport.transports import (
+    Choice,
+    MemberFacts,
+    Owner,
+    choose_transport,
+    start_of,
+    this_process,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,14 @@ class Seat:
         facts |= {"owner": Owner(**facts["owner"]), "gpus": tuple(facts["gpus"])}
         address, port = found["lifeline"]
         return cls(found["member"], (address, port), MemberFacts(**facts))
+
+    def is_gone(self) -> bool:
+        """Whether its process is known to be gone, though somebody else may have the port of its lifeline."""
+        here, owner = this_process(), self.facts.owner
+        near = (owner.machine, owner.pid_namespace, self.facts.uid)
+        if near == (here.machine, here.pid_namespace, os.geteuid()) and start_of(owner.pid) != owner.started:
+            return True
+        return is_gone(self.lifeline)
 
     def __str__(self) -> str:
         return f"{self.member} (process {self.facts.owner.pid} on {self.facts.host})"

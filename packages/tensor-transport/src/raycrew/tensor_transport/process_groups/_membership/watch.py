@@ -8,7 +8,7 @@ from raycrew.tensor_transport.errors import GroupError, GroupTimeoutError, PeerL
 from raycrew.tensor_transport.process_groups._membership.board import Board
 from raycrew.tensor_transport.process_groups._membership.cause import Cause, group_error
 from raycrew.tensor_transport.process_groups._membership.invitation import Invitation
-from raycrew.tensor_transport.process_groups._membership.lifeline import Lifeline, is_gone
+from raycrew.tensor_transport.process_groups._membership.lifeline import Lifeline
 from raycrew.tensor_transport.process_groups._membership.seat import Seat
 
 _SETTLE_S = 1.0
@@ -51,7 +51,7 @@ class Watch:
             if time.monotonic() >= end:
                 break
             time.sleep(_SETTLE_PAUSE_S)
-        late = "timed out" in str(error).lower()
+        late = any(word in str(error).lower() for word in ("timed out", "timeout"))
         what = "a member stands still" if late else "a connection broke"
         message = (
             f"{self._invitation.label}: {what}, and every process is there, as far as can be seen from here "
@@ -69,7 +69,7 @@ class Watch:
 
     def _raise_lost(self, ranks: Collection[int]) -> None:
         own = self._invitation.rank
-        lost = [self._seats[rank] for rank in ranks if rank != own and is_gone(self._seats[rank].lifeline)]
+        lost = [self._seats[rank] for rank in ranks if rank != own and self._seats[rank].is_gone()]
         if lost:
             message = f"{self._invitation.label} lost {', '.join(map(str, lost))}: gone from its machine"
             members = [seat.member for seat in lost]

@@ -58,6 +58,7 @@ def check_refusals(_: Make, transport: PullTransport) -> None:
         ([offer.whole], [torch.zeros(100, 2, dtype=torch.int64)[:, 0]]),
         ([offer.whole], [read_only]),
         ([offer.whole], [np.zeros((10, 80), np.uint8)]),
+        ([offer.whole], [torch.zeros(100, dtype=torch.complex64).conj()]),
     ]
     for regions, into in wrong_requests:
         with expected(ValueError, otherwise=f"{regions} into {into} was not refused"):

@@ -10,6 +10,7 @@ import torch
 from raycrew.tensor_transport.errors import ShardError, StaleHandleError, TransportError
 from raycrew.tensor_transport.testing._conformance import Peer
 from raycrew.tensor_transport.testing._pulling.peers import (
+    TWO_BUCKETS,
     close,
     expect_gone_or_right,
     offer_large,
@@ -17,6 +18,8 @@ from raycrew.tensor_transport.testing._pulling.peers import (
     offer_tiny,
     pull,
     there,
+    unwatch_memory,
+    watch_memory,
     withdraw,
 )
 from raycrew.tensor_transport.testing._transports import (
@@ -32,7 +35,6 @@ from raycrew.tensor_transport.testing._transports import (
 from raycrew.tensor_transport.transports import PullTransport, Region
 
 _MIB = 1 << 20
-_TWO_BUCKETS = 32 * _MIB
 _WAIT_S = 120.0
 
 
@@ -75,8 +77,10 @@ def check_regions(transport: PullTransport, peer: Peer) -> None:
 def check_oversized(transport: PullTransport, peer: Peer) -> None:
     offer = peer.call(offer_large, 3)
     into = torch.zeros(OVERSIZED_BYTES // 8, dtype=torch.int64)
-    with bounded_memory(_TWO_BUCKETS, "a pull into memory that is there"):
+    peer.call(watch_memory)
+    with bounded_memory(TWO_BUCKETS, "a pull into memory that is there"):
         transport.pull([offer.whole], [into]).wait(_WAIT_S)
+    peer.call(unwatch_memory)
     expect(torch.equal(into, large_tensor(3)), "an oversized tensor has other bytes")
     peer.call(withdraw, [offer])
 

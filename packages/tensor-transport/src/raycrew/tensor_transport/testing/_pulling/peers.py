@@ -1,5 +1,6 @@
 """What a peer runs while a pulling transport is checked, and a pull of what it offers."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -8,6 +9,7 @@ import torch
 from raycrew.tensor_transport.errors import TransportError
 from raycrew.tensor_transport.testing._transports import (
     OVERSIZED_BYTES,
+    bounded_memory,
     expect,
     large_tensor,
     samples,
@@ -17,6 +19,8 @@ from raycrew.tensor_transport.transports import Offer, PullTransport
 
 _MIB = 1 << 20
 _WAIT_S = 120.0
+TWO_BUCKETS = 32 * _MIB
+_watched = contextlib.ExitStack()
 
 
 def offer_samples(transport: PullTransport) -> list[Offer]:
@@ -52,6 +56,16 @@ def offer_for_ever(transport: PullTransport) -> NoReturn:
     """Run by a peer that is going to be killed."""
     while True:
         transport.withdraw([transport.offer(large_tensor(5, _MIB))])
+
+
+def watch_memory(_: PullTransport) -> None:
+    """Run by a peer whose bytes are going to be pulled."""
+    _watched.enter_context(bounded_memory(TWO_BUCKETS, "being pulled from"))
+
+
+def unwatch_memory(_: PullTransport) -> None:
+    """Run by a peer once they are; raises where that took more memory than two buckets."""
+    _watched.close()
 
 
 def pull(transport: PullTransport, offer: Offer, timeout_s: float | None = None) -> torch.Tensor:

@@ -184,7 +184,7 @@ _OURS = _same_version("raycrew-tensor-transport")
 _RULES: dict[str, tuple[Rule, ...]] = {
     "shared_memory": (_MACHINE, _SHM, _USER, _OURS),
     "process_vm": (_MACHINE, _PIDS, _USER, _OURS),
-    "cuda_ipc": (_MACHINE, _USER, _same_version("torch"), _OURS, _gpus_seen),
+    "cuda_ipc": (_MACHINE, _PIDS, _USER, _same_version("torch"), _OURS, _gpus_seen),
     "object_store": (_cluster, _RAY),
     "tcp": (_OURS,),
     "nixl": (_cluster, _RAY, _same_version("nixl")),

@@ -1,5 +1,6 @@
 """What ways to move bytes have in common: two interfaces, and transfers under way."""
 
+from raycrew.tensor_transport.transports._interface.buffers import bytes_of, memory_of
 from raycrew.tensor_transport.transports._interface.interface import (
     BroadcastTransport,
     Buffer,
@@ -25,4 +26,6 @@ __all__ = [
     "ReservingTransport",
     "Transfer",
     "Transport",
+    "bytes_of",
+    "memory_of",
 ]

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -74,7 +75,7 @@ class Transfer:
     """A transfer that was begun. Wait for it with `wait()` or `await`; thread-safe.
 
     It has ended when it succeeded, failed, or a cancellation or deadline was heeded by whoever moves the
-    bytes: from then on nothing is written to the buffers.
+    bytes: from then on nothing is written to the buffers. Before anybody moves them it ends by itself.
     """
 
     def __init__(self, what: str, size_bytes: int, *, timeout_s: float | None = None) -> None:
@@ -83,6 +84,7 @@ class Transfer:
         self._what = what
         self._ended = threading.Event()
         self._lock = threading.Lock()
+        self._begun = False
         self._callbacks: list[Callable[[Transfer], object]] = []
         self._error: BaseException | None = None
 
@@ -90,11 +92,19 @@ class Transfer:
         """Whether it has ended, well or not."""
         return self._ended.is_set()
 
+    def stop(self, why: Callable[[], TransportError] | None = None) -> None:
+        """Have it end soon, as `Guard.stop` says: for those who write transports."""
+        self.guard.stop(why)
+        try:
+            self.guard.check()
+        except TransportError as error:
+            self._end(error, only_unbegun=True)
+
     def cancel(self) -> bool:
         """Have it end soon; False where it had ended already. `wait` then tells how it ended."""
         if self.done():
             return False
-        self.guard.stop()
+        self.stop()
         return True
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
@@ -103,6 +113,11 @@ class Transfer:
         Raises:
             TransportTimeoutError: It has not ended within `timeout_s`. It goes on.
         """
+        left_s = self.guard.left_s()
+        if left_s is not None and (timeout_s is None or left_s < timeout_s):
+            if not self._ended.wait(left_s):
+                self._end_late()
+            timeout_s = None if timeout_s is None else timeout_s - left_s
         if not self._ended.wait(timeout_s):
             raise TransportTimeoutError(
                 f"{self._what} goes on after {timeout_s} s: wait again, or cancel() it"
@@ -138,18 +153,24 @@ class Transfer:
         ended = asyncio.Event()
         self.add_done_callback(lambda _: _tell(loop, ended.set))
         cancelled: asyncio.CancelledError | None = None
+        left_s = self.guard.left_s()
+        late = None if left_s is None else loop.call_later(left_s, self._end_late)
         while not self.done():
             try:
                 await ended.wait()
             except asyncio.CancelledError as error:
                 cancelled = error
                 self.cancel()
+        if late is not None:
+            late.cancel()
         if cancelled is not None:
             raise cancelled
         self.wait(0)
 
     def run(self, work: Work) -> None:
         """Do the work, and end: for those who write transports, in whatever thread moves the bytes."""
+        if not self.begin():
+            return
         try:
             self.guard.check()
             work(self.guard)
@@ -158,11 +179,34 @@ class Transfer:
         else:
             self.end()
 
+    def begin(self) -> bool:
+        """Note that bytes are moved from now on; False where it has ended: for those who write transports."""
+        with self._lock:
+            self._begun = not self._ended.is_set()
+            return self._begun
+
+    def leave_to_parent(self) -> None:
+        """In a forked child, where nobody moves the bytes: it fails, unless it has ended."""
+        done = self._ended.is_set()
+        self._lock, self._ended, self._callbacks = threading.Lock(), threading.Event(), []
+        if done:
+            self._ended.set()
+        why = f"{self._what} is process {os.getppid()}'s, from which this one was forked: begin another one"
+        self._end(TransportError(why))
+
     def end(self, error: BaseException | None = None) -> None:
         """Note that nothing is written any more: for those who write transports."""
+        if not self._end(error):
+            raise TransportError(f"{self._what} has ended already")
+
+    def _end_late(self) -> None:
+        """Its time is over: it ends, unless somebody moves bytes, who heeds that."""
+        self._end(self.guard.too_late(), only_unbegun=True)
+
+    def _end(self, error: BaseException | None, *, only_unbegun: bool = False) -> bool:
         with self._lock:
-            if self._ended.is_set():
-                raise TransportError(f"{self._what} has ended already")
+            if self._ended.is_set() or (only_unbegun and self._begun):
+                return False
             self._error = error
             self._ended.set()
             callbacks, self._callbacks = self._callbacks, []
@@ -171,6 +215,7 @@ class Transfer:
                 callback(self)
             except Exception:  # noqa: BLE001 - the transfer ended, whatever a listener does
                 _log.exception("a callback of %s failed", self._what)
+        return True
 
 
 def _tell(loop: asyncio.AbstractEventLoop, fn: Callable[[], object]) -> None:

@@ -54,7 +54,7 @@ def opened(handle: bytes, offset: int, size_bytes: int, device: int) -> Iterator
     """
     base = ctypes.c_uint64()
     with torch.cuda.device(device):
-        torch.cuda.current_stream()  # The driver needs the context that torch makes.
+        torch.cuda.current_stream().query()  # The runtime gives this thread the context; the driver does not.
         exported = _Handle.from_buffer_copy(handle)
         _call("cuIpcOpenMemHandle_v2", ctypes.byref(base), exported, _LAZY_PEER_ACCESS)
         try:

@@ -90,11 +90,17 @@ class Listener:
                 if self._closing or len(self._open) >= self._max_connections:
                     sock.close()
                     continue
-                serving = threading.Thread(
-                    target=self._serve, args=(sock, peer), name="tcp-serving", daemon=True
-                )
-                self._open[sock] = serving
+                self._begin(sock, peer)
+
+    def _begin(self, sock: socket.socket, peer: object) -> None:
+        serving = threading.Thread(target=self._serve, args=(sock, peer), name="tcp-serving", daemon=True)
+        self._open[sock] = serving
+        try:
             serving.start()
+        except RuntimeError as error:  # Later ones can be served once there are threads again.
+            _log.warning("the connection of %s was not served: %s", peer, error)
+            del self._open[sock]
+            sock.close()
 
     def _serve(self, sock: socket.socket, peer: object) -> None:
         try:

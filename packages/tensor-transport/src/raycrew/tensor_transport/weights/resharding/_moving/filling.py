@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from raycrew.tensor_transport._bytes import parse_torch_dtype, tensor_bytes, tensor_over
+from raycrew.tensor_transport._bytes import flat_memory, parse_torch_dtype, tensor_over
 from raycrew.tensor_transport.errors import TransportTimeoutError
 from raycrew.tensor_transport.protocols import Bytes
 from raycrew.tensor_transport.transports import Offer, PullTransport, Transfer, this_process
@@ -78,7 +78,7 @@ class Filler:
         timeout_s: float | None,
     ) -> None:
         self._memories = memories
-        self._raw = {n: tensor_bytes(m, n) for n, m in memories.items() if m.device.type == "cpu"}
+        self._raw = {n: flat_memory(m, n).numpy() for n, m in memories.items() if m.device.type == "cpu"}
         self._transport = transport
         self._bucket_bytes = bucket_bytes
         self._timeout_s = timeout_s

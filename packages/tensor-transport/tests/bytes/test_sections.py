@@ -1,0 +1,39 @@
+"""Work on many bytes in sections: each is done once, whoever helps."""
+
+import threading
+from itertools import pairwise
+
+import pytest
+
+from raycrew.tensor_transport._bytes import in_sections, sections
+
+
+@pytest.fixture(autouse=True)
+def four_processors(monkeypatch):
+    monkeypatch.setattr(sections.os, "cpu_count", lambda: 4)
+
+
+def test_each_section_is_worked_on_once():
+    size, done = 100 << 20, []
+    in_sections(size, 3 << 20, lambda start, stop: done.append((start, stop)))
+    done.sort()
+    assert done[0][0] == 0 and done[-1][1] == size
+    assert all(before[1] == after[0] for before, after in pairwise(done))
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("threads", [0, 1])
+def test_without_more_threads_it_is_done_all_the_same_and_none_goes_on(monkeypatch, threads):
+    start, left = threading.Thread.start, [None] * threads
+
+    def begin(self):
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", begin)
+    done = []
+    in_sections(100 << 20, 1 << 20, lambda start, stop: done.append(start))
+    assert sorted(done) == [i << 20 for i in range(100)]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("copy")]
