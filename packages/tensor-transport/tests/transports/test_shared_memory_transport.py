@@ -1,12 +1,19 @@
+import fcntl
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from processes import MakingPeer
 
 from raycrew.tensor_transport._bytes import ArenaMaps, ArenaReader
-from raycrew.tensor_transport.errors import StaleHandleError, TransportClosedError, TransportError
+from raycrew.tensor_transport.errors import (
+    StaleHandleError,
+    TransferCancelledError,
+    TransportClosedError,
+    TransportError,
+)
 from raycrew.tensor_transport.testing import PullCase, check_transport
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 
@@ -209,7 +216,25 @@ def test_no_more_mappings_are_kept_than_said(folder):
         offers = [owner.offer(filled(value)) for value in range(4)]
         paths = [Path(folder, f"raycrew-{os.geteuid()}", f"raycrew-{o.key.spot.arena}") for o in offers]
         for path in paths[:3] + paths[1:2] + paths[3:]:
-            with ArenaReader(path, maps) as arena:
+            with ArenaReader(path, maps, heed=bool) as arena:
                 arena.prepare(MIB)
         kept = [line.split()[-1] for line in mappings(folder)]
         assert len(maps) == 2 and sorted(kept) == sorted(map(str, (paths[1], paths[3])))
+
+
+@pytest.mark.hostile
+def test_an_owner_that_stands_still_over_its_memory_holds_up_neither_cancel_nor_close():
+    """As where it is stopped while it uses an arena anew."""
+    reader = SharedMemoryTransport()
+    with SharedMemoryTransport() as owner:
+        offer = owner.offer(torch.arange(10))
+        into = torch.zeros(10, dtype=torch.int64)
+        with Path(offer.key.folder, f"raycrew-{offer.key.spot.arena}").open("rb") as arena:
+            fcntl.flock(arena, fcntl.LOCK_EX)
+            cancelled, closed = (reader.pull([offer.whole], [into]) for _ in range(2))
+            cancelled.cancel()
+            assert type(cancelled.exception(30)) is TransferCancelledError
+            reader.close()
+            assert type(closed.exception(30)) is TransportClosedError
+        owner.pull([offer.whole], [into]).wait(30)
+        assert into.tolist() == list(range(10))

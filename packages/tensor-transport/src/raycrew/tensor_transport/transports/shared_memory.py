@@ -1,7 +1,7 @@
 """Bytes in shared memory of one machine: pulled out of mappings that are kept, or read in place."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from raycrew.tensor_transport._bytes import (
     ArenaSession,
     Run,
     Spot,
+    in_time,
     is_arena,
     named_errors,
 )
@@ -105,7 +106,7 @@ class SharedMemoryTransport(Puller):
     def map(self, offer: Offer, *, timeout_s: float | None = None) -> Bytes:
         """See `PullTransport.map`. The owner does not reuse the arena while the array lives."""
         self._check_open()
-        with self._opened(offer, timeout_s) as arena:
+        with self._opened(offer, in_time(_path(offer), timeout_s)) as arena:
             return arena.view(_run(arena, offer))
 
     @_FILES
@@ -119,18 +120,17 @@ class SharedMemoryTransport(Puller):
         for job in jobs:
             by_arena[job.offer.key.folder, job.offer.key.spot.arena].append(job)
         for members in by_arena.values():
-            with self._opened(members[0].offer, guard.left_s()) as arena:
+            with self._opened(members[0].offer, guard.check) as arena:
                 arena.prepare(sum(job.target.nbytes for job in members))
                 for job in members:
                     _fill(arena, job, guard)
 
-    def _opened(self, offer: Offer, timeout_s: float | None) -> ArenaReader:
+    def _opened(self, offer: Offer, heed: Callable[[], object]) -> ArenaReader:
         check_here(offer)
-        folder, name = Path(offer.key.folder), offer.key.spot.arena
-        if not is_arena(name):
+        if not is_arena(name := offer.key.spot.arena):
             raise gone(offer, f"{name!r} is no name of an arena")
         try:
-            return ArenaReader(folder / f"raycrew-{name}", self._maps, timeout_s)
+            return ArenaReader(_path(offer), self._maps, heed)
         except FileNotFoundError:
             raise _missing(offer) from None
 
@@ -140,6 +140,10 @@ class SharedMemoryTransport(Puller):
 
     def _forget(self) -> None:
         """The session makes itself anew."""
+
+
+def _path(offer: Offer) -> Path:
+    return Path(offer.key.folder, f"raycrew-{offer.key.spot.arena}")
 
 
 def _missing(offer: Offer) -> ShardError:

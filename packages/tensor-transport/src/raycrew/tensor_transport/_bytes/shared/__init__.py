@@ -16,7 +16,7 @@ from raycrew.tensor_transport._bytes.shared.own_files import (
     machine_name,
     named_errors,
 )
-from raycrew.tensor_transport._bytes.shared.reading import ArenaMaps, ArenaReader, Run
+from raycrew.tensor_transport._bytes.shared.reading import ArenaMaps, ArenaReader, Run, in_time
 from raycrew.tensor_transport._bytes.shared.session import ArenaSession, Spot
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Place",
     "Run",
     "Spot",
+    "in_time",
     "is_arena",
     "is_free",
     "machine_name",

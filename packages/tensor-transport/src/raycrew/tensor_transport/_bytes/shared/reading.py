@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +84,7 @@ class ArenaMaps:
         with self._lock:
             self._maps[path] = (inode, made)
             while len(self._maps) > self._most:
-                del self._maps[next(iter(self._maps))]
+                self._maps.pop(next(iter(self._maps)), None)  # Garbage may have been collected since.
         return made
 
     def end_lease(self, fd: int, path: Path) -> None:
@@ -100,17 +101,21 @@ class ArenaMaps:
 class ArenaReader(Closing):
     """An arena, open under a lease: its owner does not use it anew meanwhile.
 
+    Args:
+        path: Its file.
+        maps: Where mappings are kept.
+        heed: Called again and again while its owner holds it; ends the wait by what it raises.
+
     Raises:
         FileNotFoundError: It is gone.
-        TransportTimeoutError: Its owner held it for longer than `timeout_s`.
     """
 
-    def __init__(self, path: Path, maps: ArenaMaps, timeout_s: float | None = None) -> None:
+    def __init__(self, path: Path, maps: ArenaMaps, heed: Callable[[], object]) -> None:
         self.path = path
         self._maps = maps
         self._fd = open_own(path, os.O_RDWR)
         try:
-            _share(self._fd, path, timeout_s)
+            _share(self._fd, heed)
             self._size = os.fstat(self._fd).st_size
             self._generation, self._used = self._words(0, 2) if self._size > HEADER_BYTES else (0, 0)
             self._map = maps.find(path, self._fd)
@@ -211,9 +216,18 @@ class _Leases:
 _LEASES = _Leases()
 
 
-def _share(fd: int, path: Path, timeout_s: float | None) -> None:
+def in_time(path: Path, timeout_s: float | None) -> Callable[[], None]:
+    """What to heed where nothing but time ends a wait for an arena: it raises `TransportTimeoutError`."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    while not try_lock(fd, fcntl.LOCK_SH):
+
+    def heed() -> None:
         if deadline is not None and time.monotonic() > deadline:
             raise TransportTimeoutError(f"{path} was not let go of within {timeout_s} s")
+
+    return heed
+
+
+def _share(fd: int, heed: Callable[[], object]) -> None:
+    while not try_lock(fd, fcntl.LOCK_SH):
+        heed()
         time.sleep(0.001)
