@@ -3,6 +3,8 @@
 import dataclasses
 import gc
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,8 +13,9 @@ from processes import MakingPeer
 
 from raycrew.tensor_transport.errors import ShardLostError, StaleHandleError
 from raycrew.tensor_transport.testing import PullCase, check_transport
-from raycrew.tensor_transport.transports import ProcessVmTransport
+from raycrew.tensor_transport.transports import ProcessVmTransport, start_of
 from raycrew.tensor_transport.transports._choosing import reasons as _reasons
+from raycrew.tensor_transport.transports._native import readv
 
 needs_it = pytest.mark.skipif(_reasons.no_process_vm() is not None, reason=str(_reasons.no_process_vm()))
 
@@ -41,6 +44,22 @@ def test_a_reused_pid_is_not_read():
         inside = dataclasses.replace(offer, owner=dataclasses.replace(offer.owner, pid_namespace="pid:[1]"))
         with pytest.raises(ShardLostError, match="another container"):
             pulled(transport, inside)
+
+
+@needs_it
+@pytest.mark.hostile
+def test_who_has_no_memory_any_more_is_dead():
+    """Whoever is killed stays in the process table a while longer than its memory does."""
+    holds = "held = bytearray(64 << 20); print(id(held), flush=True); input()"
+    for _ in range(10):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen([sys.executable, "-S", "-E", "-c", holds], **pipes) as process:
+            address, into = int(process.stdout.readline()), np.zeros(8, np.uint8)
+            process.kill()
+            with pytest.raises(ProcessLookupError):
+                while True:
+                    readv.read(process.pid, [address], [into.ctypes.data], [8])
+            assert start_of(process.pid) is None
 
 
 @needs_it

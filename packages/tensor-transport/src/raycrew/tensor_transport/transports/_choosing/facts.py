@@ -17,6 +17,7 @@ from raycrew.tensor_transport.transports._interface import Owner
 
 _PACKAGES = ("raycrew-tensor-transport", "torch", "ray", "nixl")
 _SHM = Path("/dev/shm")
+_EXITING = 4  # the kernel's PF_EXITING
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +58,17 @@ def this_process() -> Owner:
 
 
 def start_of(pid: int) -> int | None:
-    """When a process that lives was started, in clock ticks since the boot; None where there is none."""
+    """When a process that lives was started, in clock ticks since the boot; None where there is none.
+
+    One that is about to end has no memory any more, and is none.
+    """
     try:
         line = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = line[line.rindex(")") + 2 :].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+    ends = fields[0] in "ZX" or int(fields[6]) & _EXITING
+    return None if ends else int(fields[19])
 
 
 def shared_memory_name() -> str:
