@@ -11,12 +11,13 @@ from raycrew.tensor_transport._bytes.shared.forks import remake_in_child
 from raycrew.tensor_transport._bytes.shared.machine import memory_left
 from raycrew.tensor_transport._bytes.shared.mappings import Place, read_arena
 from raycrew.tensor_transport._bytes.shared.own_files import (
+    in_time,
     is_arena,
     is_free,
     machine_name,
     named_errors,
 )
-from raycrew.tensor_transport._bytes.shared.reading import ArenaMaps, ArenaReader, Run, in_time
+from raycrew.tensor_transport._bytes.shared.reading import ArenaMaps, ArenaReader, Run
 from raycrew.tensor_transport._bytes.shared.session import ArenaSession, Spot
 
 __all__ = [

@@ -2,11 +2,9 @@
 
 import bisect
 import errno
-import fcntl
 import mmap
 import os
 import threading
-import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +17,15 @@ from raycrew.tensor_transport._bytes.gone import stale
 from raycrew.tensor_transport._bytes.memory import private_copy, tensor_over
 from raycrew.tensor_transport._bytes.shared.arena_files import Header
 from raycrew.tensor_transport._bytes.shared.forks import remake_in_child
-from raycrew.tensor_transport._bytes.shared.own_files import HEADER_BYTES, is_descriptor, open_own, try_lock
+from raycrew.tensor_transport._bytes.shared.own_files import (
+    HEADER_BYTES,
+    in_time,
+    is_descriptor,
+    open_own,
+    share,
+)
 from raycrew.tensor_transport._rows import ShardRead
-from raycrew.tensor_transport.errors import TransportError, TransportTimeoutError
+from raycrew.tensor_transport.errors import TransportError
 
 MAP_BYTES = 1 << 20
 MAP_SHARE = 8
@@ -146,8 +150,7 @@ def map_for_reading(path: Path, timeout_s: float | None = None) -> PrivateMap | 
     try:
         if os.fstat(fd).st_size <= HEADER_BYTES:
             return None
-        if not _share_in_time(fd, timeout_s):
-            raise TransportTimeoutError(f"{path} was not let go of within {timeout_s} s")
+        share(fd, in_time(path, timeout_s))
         return PrivateMap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     except (OSError, ValueError) as error:
         if isinstance(error, TransportError):
@@ -183,15 +186,3 @@ def _part(mapped: PrivateMap | None, read: ShardRead, place: Place) -> torch.Ten
         raise stale(shard, f"bytes {place.offset}.. of its memory are not there")
     raw = np.frombuffer(mapped, np.uint8, shard.size_bytes, HEADER_BYTES + place.offset)
     return read.of(tensor_over(raw, shard.torch_dtype, shard.shape))
-
-
-def _share_in_time(fd: int, timeout_s: float | None) -> bool:
-    if timeout_s is None:
-        fcntl.flock(fd, fcntl.LOCK_SH)
-        return True
-    deadline = time.monotonic() + timeout_s
-    while not try_lock(fd, fcntl.LOCK_SH):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.001)
-    return True

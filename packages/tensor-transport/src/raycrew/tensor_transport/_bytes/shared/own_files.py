@@ -15,10 +15,11 @@ import fcntl
 import os
 import re
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from raycrew.tensor_transport.errors import TransportError
+from raycrew.tensor_transport.errors import TransportError, TransportTimeoutError
 
 PREFIX = "raycrew-"
 HEADER_BYTES = 512 * 1024
@@ -212,3 +213,21 @@ def machine_name(directory: Path) -> str:
     boot = Path("/proc/sys/kernel/random/boot_id")
     host = boot.read_text().strip()[:13] if boot.exists() else os.uname().nodename
     return f"{host}-{directory.stat().st_dev}"
+
+
+def in_time(path: Path, timeout_s: float | None) -> Callable[[], None]:
+    """What to heed where nothing but time ends a wait for an arena: it raises `TransportTimeoutError`."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def heed() -> None:
+        if deadline is not None and time.monotonic() > deadline:
+            raise TransportTimeoutError(f"{path} was not let go of within {timeout_s} s")
+
+    return heed
+
+
+def share(fd: int, heed: Callable[[], object]) -> None:
+    """Wait for a shared lock on an open file. What `heed` raises, which is called meanwhile, ends that."""
+    while not try_lock(fd, fcntl.LOCK_SH):
+        heed()
+        time.sleep(0.001)

@@ -1,10 +1,8 @@
 """Arenas read by those who only read: into buffers of their own, or in place."""
 
-import fcntl
 import mmap
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +13,7 @@ import numpy as np
 from raycrew.tensor_transport._bytes.closing import Closing
 from raycrew.tensor_transport._bytes.shared.arena_files import RELEASED_IN, SIZE, Header
 from raycrew.tensor_transport._bytes.shared.forks import remake_in_child
-from raycrew.tensor_transport._bytes.shared.own_files import HEADER_BYTES, close_locked, open_own, try_lock
-from raycrew.tensor_transport.errors import TransportTimeoutError
+from raycrew.tensor_transport._bytes.shared.own_files import HEADER_BYTES, close_locked, open_own, share
 from raycrew.tensor_transport.protocols import Bytes
 
 _WORD = 8
@@ -115,7 +112,7 @@ class ArenaReader(Closing):
         self._maps = maps
         self._fd = open_own(path, os.O_RDWR)
         try:
-            _share(self._fd, heed)
+            share(self._fd, heed)
             self._size = os.fstat(self._fd).st_size
             self._generation, self._used = self._words(0, 2) if self._size > HEADER_BYTES else (0, 0)
             self._map = maps.find(path, self._fd)
@@ -214,20 +211,3 @@ class _Leases:
 
 
 _LEASES = _Leases()
-
-
-def in_time(path: Path, timeout_s: float | None) -> Callable[[], None]:
-    """What to heed where nothing but time ends a wait for an arena: it raises `TransportTimeoutError`."""
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-
-    def heed() -> None:
-        if deadline is not None and time.monotonic() > deadline:
-            raise TransportTimeoutError(f"{path} was not let go of within {timeout_s} s")
-
-    return heed
-
-
-def _share(fd: int, heed: Callable[[], object]) -> None:
-    while not try_lock(fd, fcntl.LOCK_SH):
-        heed()
-        time.sleep(0.001)
