@@ -2,16 +2,14 @@
 
 import asyncio
 import itertools
-import os
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
 
 import pytest
 import ray
+from forking import assert_ends_well
 from patience import eventually, within
 from workers import Worker
 
@@ -282,12 +280,7 @@ FORKING = """
 
 
 def test_a_forked_child_leaves_its_parents_group_alone(local_ray):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKING), local_ray],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.strip()) == (0, "end"), done.stderr
+    assert_ends_well(FORKING, local_ray)
 
 
 def test_a_group_is_not_started_by_ray_of_its_own_accord():

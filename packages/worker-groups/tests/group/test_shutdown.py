@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 import textwrap
@@ -6,6 +5,7 @@ import textwrap
 import psutil
 import pytest
 import ray
+from forking import assert_ends_well
 from patience import is_running
 from workers import Worker
 
@@ -117,12 +117,7 @@ FORKING = """
 @pytest.mark.hostile
 @pytest.mark.long  # in short, without Ray: test_a_forked_process_waits_for_nothing_and_ends_nothing
 def test_a_forked_driver_leaves_the_group_alone(local_ray):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKING), local_ray],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.strip()) == (0, "end"), done.stderr
+    assert_ends_well(FORKING, local_ray)
 
 
 @pytest.mark.hostile

@@ -5,14 +5,12 @@ import contextlib
 import os
 import pickle
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ray
+from forking import assert_ends_well
 from handled_workers import Rollout
 from patience import PATIENCE_S, eventually
 from ray import cloudpickle
@@ -194,12 +192,7 @@ FORKING = """
 
 @pytest.mark.long  # in short: test_routes
 def test_a_forked_child_calls_nobody(local_ray):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKING), local_ray],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.strip()) == (0, "end"), done.stderr
+    assert_ends_well(FORKING, local_ray)
 
 
 @pytest.mark.long
