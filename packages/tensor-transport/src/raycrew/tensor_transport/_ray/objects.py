@@ -151,7 +151,7 @@ def _no_room(error: Exception) -> TransportError:
     why = str(getattr(error, "cause", error)).splitlines()[0]
     return TransportError(
         f"no room in Ray's object store, nor on the disk that it spills to ({why}): "
-        "release shards, or expire() old steps"
+        "withdraw offers, release shards, or expire() old steps"
     )
 
 

@@ -233,7 +233,7 @@ class ArenaSession:
         if self._max_bytes is not None and reserved + capacity > self._max_bytes:
             raise TransportError(
                 f"{reserved} bytes of shared memory are taken and {capacity} more are needed, "
-                f"over max_bytes={self._max_bytes}: release shards, or expire() old steps"
+                f"over max_bytes={self._max_bytes}: withdraw offers, release shards, or expire() old steps"
             )
         if self._owner is None:
             self._owner = LockFile(self.path(f"{self.name}-{self.epoch}.owner"), shared=False)
