@@ -67,7 +67,7 @@ class ShardStore(LedgerStore):
             taken = self._ledger.stats().held_bytes + self._arriving
             if self._max_bytes is not None and taken + size_bytes > self._max_bytes:
                 message = f"no room for {size_bytes} bytes: {taken} of max_bytes={self._max_bytes} are taken"
-                raise NoRoomError(f"{message}; withdraw offers, release shards, or expire() old steps")
+                raise NoRoomError(f"{message}; release shards, or expire() old steps")
             self._arriving += size_bytes
         try:
             yield
