@@ -24,19 +24,27 @@ def group(cluster):
         yield made
 
 
-def test_workers_tell_when_their_calls_ran(group):
+def let_rank_1_be_slower(group, path):
+    """Rank 0 takes its next call once it is over with the one before."""
+    slow = group.call("slow_on", 1, str(path))
+    group.on(ranks=[0]).call("stream", 1).get_results()
+    path.touch()
+    slow.get_results()
+
+
+def test_workers_tell_when_their_calls_ran(group, tmp_path):
     group.call("clock").get_results()
     with timeline() as run:
         first = group.call("clock").get_results()
-        for _ in range(5):
-            group.call("slow_on", 1, 0.05).get_results()
+        for each in range(5):
+            let_rank_1_be_slower(group, tmp_path / str(each))
         list(group.call("stream", 3).as_completed())
-        assert len(list(group.balancer.map("slow_on", [-1] * 4, common_kwargs={"seconds": 0.0}))) == 4
+        assert len(list(group.balancer.map("slow_on", [-1] * 4, common_kwargs={"path": ""}))) == 4
         handle = group.handle()
         handle.call("clock").get_results()
         future = group.call("clock")
         assert len(fan_out(abs, range(20), progress=False)) == 20
-        pids = group.call("slow_on", -1, 0.0).get_results()
+        pids = group.call("slow_on", -1, "").get_results()
         os.kill(pids[1], signal.SIGKILL)
         with pytest.raises(WorkerFailureError):
             group.on(ranks=[1]).call("stream", 1).get_results(timeout=PATIENCE_S)
@@ -48,11 +56,14 @@ def test_workers_tell_when_their_calls_ran(group):
     assert run.dropped == 0
     assert statistics.untold == 1, "of the rank that was killed"
     assert len(events(run, name="clock", kind="running")) == 2 * 4
-    assert len(events(run, name="stream", kind="running")) == 2
+    assert len(events(run, name="stream", kind="running")) == 2 + 5
     assert len(events(run, name="slow_on", kind="call", **{"for": "balancer"})) == 4
     (slowest,) = (one for one in statistics.slowest if one.method == "slow_on")
     assert (slowest.rank, slowest.calls) == (1, 6)
-    assert slowest.lost_s >= 5 * 0.04
+    assert slowest.times >= 5
+    waited_us = sum(event["dur"] for event in events(run, name="slow_on", kind="waiting"))
+    assert slowest.lost_s > 0
+    assert slowest.lost_s == pytest.approx(waited_us / 1e6)
     assert [event["args"]["generation"] for event in events(run, kind="restart")] == [1]
     batches = [event for event in events(run, kind="running") if event["name"].endswith("abs")]
     assert sum(event["args"]["items"] for event in batches) == 20
@@ -70,7 +81,7 @@ def test_calls_of_another_process_are_drawn_as_they_ran(group):
         return handle.call("clock").get_results(timeout=PATIENCE_S)
 
     with timeline() as run:
-        group.call("slow_on", -1, 0.0).get_results()
+        group.call("slow_on", -1, "").get_results()
         ray.get(call.remote(group.handle()), timeout=PATIENCE_S)
     assert len(events(run, name="clock", kind="running")) == 2
     assert not events(run, name="clock", kind="call")
@@ -82,7 +93,7 @@ def test_calls_that_are_awaited_or_taken_by_ray_alone_are_there_too(group):
     import ray
 
     async def call():
-        return await group.call("slow_on", -1, 0.0)
+        return await group.call("slow_on", -1, "")
 
     with timeline() as run:
         asyncio.run(call())
