@@ -1,6 +1,7 @@
 """The ring of a worker: calls that have ended, noted while somebody wants to know."""
 
 import os
+import struct
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from raycrew.worker_groups._on_nodes import (
     ring,
 )
 from raycrew.worker_groups._on_nodes.page import open_ring
-from raycrew.worker_groups._on_nodes.ring import ENTRIES, Note, Ring
+from raycrew.worker_groups._on_nodes.ring import ENTRIES, Note, Ring, notes_in
 from raycrew.worker_groups._on_nodes.sight import Sights
 from raycrew.worker_groups._worker.heart import Heart, Running, as_text
 
@@ -25,9 +26,13 @@ def memory():
     return memoryview(bytearray(RING_AT + ring.SIZE))
 
 
+def noted(first, last):
+    return [Note(n.to_bytes(24), "m", float(n), n + 0.5, 0.25) for n in range(first, last + 1)]
+
+
 def test_a_ring_of_zeros_says_nothing(memory):
     empty = Ring(memory[RING_AT:])
-    assert (empty.count, empty.since(0)) == (0, (0, []))
+    assert (empty.count, empty.since(0)) == (0, (0, b""))
     assert not empty.is_wanted(0.0)
 
 
@@ -39,17 +44,17 @@ def test_all_that_was_noted_since_is_told_but_what_was_overwritten(steps):
         for _ in range(step):
             number = written.count + 1
             written.note(number.to_bytes(24), b"m\0\0", float(number), number + 0.5, 0.25)
-        count, notes = written.since(seen)
+        count, data = written.since(seen)
         assert count == written.count == seen + step
-        first = max(seen, count - ENTRIES) + 1
-        assert notes == [Note(n.to_bytes(24), "m", float(n), n + 0.5, 0.25) for n in range(first, count + 1)]
+        first = max(seen, count - ENTRIES + 1) + 1  # the oldest may be overwritten at this moment
+        assert notes_in(data) == noted(first, count)
         seen = count
 
 
 def test_names_are_cut_and_ids_filled(memory):
     written = Ring(memory)
     written.note(b"ab", as_text("é" * 100), 1.0, 2.0, 0.0)
-    (note,) = written.since(0)[1]
+    (note,) = notes_in(written.since(0)[1])
     assert note.call == b"ab".ljust(24, b"\0")
     assert note.method == "é" * 32
 
@@ -63,20 +68,27 @@ def test_what_is_wanted_stays_so_when_the_ring_has_come_round(memory):
 
 
 @pytest.mark.hostile
-@pytest.mark.parametrize("number", [0, 1 + ENTRIES], ids=["it is being written", "it is another"])
-def test_a_call_that_is_overwritten_while_it_is_read_is_left_out(memory, number):
+@pytest.mark.parametrize("meanwhile", [0, 1, 7, ENTRIES - 2, ENTRIES - 1, 3 * ENTRIES])
+@pytest.mark.parametrize("before", [3, ENTRIES, ENTRIES + 5])
+def test_calls_that_are_overwritten_while_they_are_read_are_left_out(memory, before, meanwhile):
     written = Ring(memory)
-    written.note(b"ab", b"m", 1.0, 2.0, 0.0)
-    words, times = written._words, written._times
-    at = next(i for i in range(2, len(words)) if words[i] == 1)
 
-    class Overwritten:
-        def __getitem__(self, word):
-            words[at] = number
-            return times[word]
+    def note(first, last):
+        for number in range(first, last + 1):
+            written.note(number.to_bytes(24), b"m", float(number), number + 0.5, 0.25)
 
-    written._times = Overwritten()
-    assert written.since(0) == (1, [])
+    class Overtaken(Ring):
+        def _copied(self, first, last):
+            note(before + 1, before + meanwhile)
+            half = before + meanwhile + 1  # what is copied has of it what was written by now
+            struct.pack_into(ring._ENTRY, self._bytes, ring._place(half), b"half", 0.0, 0.0, 0.0, b"half")
+            return super()._copied(first, last)
+
+    note(1, before)
+    count, data = Overtaken(memory).since(0)
+    assert count == before
+    first = max(1, before + meanwhile + 2 - ENTRIES)
+    assert notes_in(data) == noted(first, before)
 
 
 def test_a_heart_notes_calls_only_while_somebody_wants_to_know(memory):
@@ -91,7 +103,7 @@ def test_a_heart_notes_calls_only_while_somebody_wants_to_know(memory):
     told.want(0.0)
     with Running(as_text("after"), beating):
         pass
-    (note,) = told.since(0)[1]
+    (note,) = notes_in(told.since(0)[1])
     assert (note.call, note.method) == (b"c" * 24, "train")
     assert note.began <= note.ended
     assert 0 < note.paused_s <= note.ended - note.began
@@ -115,17 +127,18 @@ def test_a_watch_is_told_of_what_ends_after_it_first_asks():
     worker, sights = own_process(), Sights()
     assert sights.record(worker._replace(started=1), "0" * 32) is None
     assert "can't be opened" in sights.record(worker, "0" * 32)
-    clock, now, before, count, notes = sights.record(worker, mark)
-    assert (clock, before, count, notes) == (clock_name(), 0, 0, [])
+    clock, now, before, count, data = sights.record(worker, mark)
+    assert (clock, before, count, data) == (clock_name(), 0, 0, b"")
     for name in ("one", "two"):
         with Running(as_text(name), beating):
             pass
     for _ in range(2):  # an answer may get lost
-        _, later, before, count, notes = sights.record(worker, mark, 0)
+        _, later, before, count, data = sights.record(worker, mark, 0)
+        notes = notes_in(data)
         assert (before, count, [note.method for note in notes]) == (0, 2, ["one", "two"])
     assert now <= notes[0].began <= later
     sights.forget(worker)
-    assert sights.record(worker, mark)[2:] == (2, 2, [])
+    assert sights.record(worker, mark)[2:] == (2, 2, b"")
 
 
 def test_the_end_of_one_drivers_wish_leaves_anothers():
@@ -137,7 +150,7 @@ def test_the_end_of_one_drivers_wish_leaves_anothers():
     sights.record(worker, mark, is_last=True)
     with Running(as_text("one"), beating):
         pass
-    assert [note.method for note in others.record(worker, mark, 0)[4]] == ["one"]
+    assert [note.method for note in notes_in(others.record(worker, mark, 0)[4])] == ["one"]
     told = open_ring(worker.pid, mark)
     told.want(1e18)
     others.record(worker, mark)

@@ -12,8 +12,17 @@ from raycrew.worker_groups._health.timeline import questions
 from raycrew.worker_groups._health.timeline.ledger import Ran
 from raycrew.worker_groups._health.timeline.questions import NodeWorkers
 from raycrew.worker_groups._on_nodes import clock_name
+from raycrew.worker_groups._on_nodes.ring import SIZE, Ring
 
 CALL = b"a" * 24
+
+
+def noted(*calls):
+    """What a ring tells of calls: method, when it began and ended, how long it paused."""
+    ring = Ring(memoryview(bytearray(SIZE)))
+    for method, began, ended, paused_s in calls:
+        ring.note(CALL, method, began, ended, paused_s)
+    return ring.since(0)[1]
 
 
 def place(mark, node_id="n"):
@@ -45,9 +54,9 @@ def nodes(monkeypatch):
 
 def test_who_is_followed_is_asked_at_once_and_then_with_the_others(nodes):
     workers = NodeWorkers()
-    nodes.answers["n"] = [("there", 1e6, 0, 0, [])]
+    nodes.answers["n"] = [("there", 1e6, 0, 0, b"")]
     workers.follow("policy", {0: place("one"), 1: SimpleNamespace(facts=None)})
-    nodes.answers["m"] = [("there", 1e6, 0, 0, [])]
+    nodes.answers["m"] = [("there", 1e6, 0, 0, b"")]
     workers.follow("policy", {0: place("one"), 1: place("two", "m")})
     assert workers.ask() == []
     assert workers.ask(is_last=True) == []
@@ -64,14 +73,14 @@ def test_times_are_of_this_processs_clock_and_those_before_it_began_are_left_out
     workers = NodeWorkers()
     now = workers._began + 1.0
     nodes.answers["n"] = [
-        (clock_name(), now, 0, 2, [(CALL, "old", 0.0, 0.5, 0.0), (CALL, "m", now, now + 1, 0.25)])
+        (clock_name(), now, 0, 2, noted((b"old", 0.0, 0.5, 0.0), (b"m", now, now + 1, 0.25)))
     ]
     workers.follow("policy", {3: place("one")})
-    nodes.answers["n"] = [(clock_name(), now, 2, 2, [])]
+    nodes.answers["n"] = [(clock_name(), now, 2, 2, b"")]
     assert workers.ask() == [Ran(CALL, "policy", 3, "m", now, now + 1, 0.25)]
     assert workers.ask() == []
     assert workers.clocks.bounds() == {"n": 0.0}
-    nodes.answers["m"] = [("there", 1e9, 0, 1, [(CALL, "far", 1e9 + 7, 1e9 + 8, 0.0)])]
+    nodes.answers["m"] = [("there", 1e9, 0, 1, noted((b"far", 1e9 + 7, 1e9 + 8, 0.0)))]
     workers.follow("policy", {4: place("two", "m")})
     ran = next(ran for ran in workers.ask() if ran.method == "far")
     assert ran.ended - ran.began == pytest.approx(1.0)
@@ -80,9 +89,9 @@ def test_times_are_of_this_processs_clock_and_those_before_it_began_are_left_out
 
 def test_what_was_overwritten_is_counted_and_an_answer_that_got_lost_is_asked_for_again(nodes):
     workers = NodeWorkers()
-    nodes.answers["n"] = [(clock_name(), 1.0, 5, 5, [])]
+    nodes.answers["n"] = [(clock_name(), 1.0, 5, 5, b"")]
     workers.follow("policy", {0: place("one")})
-    nodes.answers["n"] = [(clock_name(), 1.0, 5, 9, [(CALL, "m", 1e9, 1e9, 0.0)])]
+    nodes.answers["n"] = [(clock_name(), 1.0, 5, 9, noted((b"m", 1e9, 1e9, 0.0)))]
     workers.ask()
     assert workers.lost == 3
     assert nodes.seen == {0: 5}
@@ -99,7 +108,7 @@ def test_what_ran_before_a_first_answer_that_came_too_late_is_told(nodes):
     nodes.answers["n"] = UnansweredError("its node n does not answer in time", node_is_gone=False)
     workers.follow("policy", {0: place("one")})
     assert nodes.seen == {0: None}
-    nodes.answers["n"] = [(clock_name(), now, 0, 2, [(CALL, "m", now, now, 0.0), (CALL, "k", now, now, 0.0)])]
+    nodes.answers["n"] = [(clock_name(), now, 0, 2, noted((b"m", now, now, 0.0), (b"k", now, now, 0.0)))]
     assert [ran.method for ran in workers.ask()] == ["m", "k"]
     assert (nodes.seen, workers.lost) == ({0: 0}, 0)
 
@@ -113,7 +122,7 @@ def test_of_those_that_were_overwritten_before_it_only_those_count_that_may_be_o
     workers = NodeWorkers()
     nodes.answers["n"] = UnansweredError("its node n does not answer in time", node_is_gone=False)
     workers.follow("policy", {0: place("one")})
-    notes = [(CALL, "old", oldest, oldest, 0.0), (CALL, "m", 1e9, 1e9, 0.0)]
+    notes = noted((b"old", oldest, oldest, 0.0), (b"m", 1e9, 1e9, 0.0))
     nodes.answers["n"] = [(clock_name(), 1.0, 0, 9, notes)]
     assert workers.ask()[-1].method == "m"
     assert workers.lost == lost
@@ -125,7 +134,7 @@ def test_a_node_that_is_silent_is_said_once_and_asked_again(nodes, caplog):
     workers.follow("policy", {0: place("one")})
     workers.ask()
     assert caplog.text.count("does not answer") == 1
-    nodes.answers["n"] = [(clock_name(), 1.0, 0, 1, [(CALL, "m", 1e9, 1e9, 0.0)])]
+    nodes.answers["n"] = [(clock_name(), 1.0, 0, 1, noted((b"m", 1e9, 1e9, 0.0)))]
     assert len(workers.ask()) == 1
     workers.follow("policy", {1: place("two", "m")})
     nodes.answers["m"] = ["it can't be opened"]
@@ -141,7 +150,7 @@ def test_a_node_that_is_silent_is_said_once_and_asked_again(nodes, caplog):
 @pytest.mark.hostile
 def test_a_handler_of_a_signal_may_ask_while_its_thread_does_and_waits_for_no_other(nodes):
     workers, found = NodeWorkers(), []
-    nodes.answers["n"] = [(clock_name(), 1.0, 0, 1, [(CALL, "m", 1e9, 1e9, 0.0)])]
+    nodes.answers["n"] = [(clock_name(), 1.0, 0, 1, noted((b"m", 1e9, 1e9, 0.0)))]
 
     def handle():
         workers.follow("policy", {1: place("two")})

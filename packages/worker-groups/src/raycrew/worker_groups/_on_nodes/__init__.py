@@ -32,7 +32,7 @@ from raycrew.worker_groups._on_nodes.process_table import (
     read_table,
     runs,
 )
-from raycrew.worker_groups._on_nodes.ring import Ring
+from raycrew.worker_groups._on_nodes.ring import Ring, notes_in
 from raycrew.worker_groups._on_nodes.sight import on_page
 from raycrew.worker_groups._on_nodes.stacks import offer_stacks
 
@@ -63,6 +63,7 @@ __all__ = [
     "mark_own_process",
     "marked",
     "marks_of",
+    "notes_in",
     "offer_stacks",
     "on_page",
     "output_paths",

@@ -1,20 +1,20 @@
 """The ring of a worker: its last calls that have ended, behind its page, noted while somebody wants to know.
 
-One process writes, others read. Words of eight bytes, each written at once; an entry's number is 0 while the
-rest of it is being written. Times are of the node's monotonic clock. Standard library only: a node's watch is
-sent this module by value.
+One process writes, others read. Its own words are of eight bytes, each written at once; how many calls were
+noted is written when the last of them is there whole. Times are of the node's monotonic clock. Standard
+library only: a node's watch is sent this module by value.
 """
 
+import struct
 from typing import NamedTuple
 
-ENTRIES, ENTRY_WORDS = 2048, 16
+ENTRIES = 2048
+#: A call: its id, when it began and ended, how long it paused, its method.
+_ENTRY = "=24s3d64s"  # no Struct, which can't be sent
+_ENTRY_SIZE = struct.calcsize(_ENTRY)
+_WANTED, _COUNT, _FIRST = 0, 1, 8 * 8
 #: First its own words, then the entries.
-SIZE = 8 * (8 + ENTRIES * ENTRY_WORDS)
-CALL_BYTES = 24
-
-_WANTED, _COUNT, _FIRST = 0, 1, 8
-_NUMBER, _CALL, _BEGAN, _ENDED, _PAUSED, _METHOD = 0, 1, 4, 5, 6, 8
-_METHOD_BYTES = 8 * (ENTRY_WORDS - _METHOD)
+SIZE = _FIRST + ENTRIES * _ENTRY_SIZE
 
 
 class Note(NamedTuple):
@@ -54,26 +54,24 @@ class Ring:
         """How many calls were noted by now."""
         return self._words[_COUNT]
 
-    def since(self, number: int) -> tuple[int, list[Note]]:
-        """Calls that were noted after the first `number`, and how many were noted by now.
+    def since(self, number: int) -> tuple[int, bytes]:
+        """How many calls were noted by now, and those after the first `number`, for `notes_in`.
 
-        What is missing was overwritten before it was read.
+        What is missing was overwritten, or may have been, before it was read.
         """
         count = self.count
-        numbers = range(max(number, count - ENTRIES) + 1, count + 1)
-        found = (self._read(wanted) for wanted in numbers)
-        return count, [note for note in found if note is not None]
+        first = max(number, count - ENTRIES) + 1
+        data = self._copied(first, count)
+        intact = self.count + 2 - ENTRIES  # the next one may be half written, over the oldest
+        return count, data[_ENTRY_SIZE * max(0, intact - first) :]
 
-    def _read(self, number: int) -> Note | None:
-        at = _place(number)
-        if self._words[at + _NUMBER] != number:
-            return None
-        data = bytes(self._bytes[8 * at : 8 * (at + ENTRY_WORDS)])
-        began, ended, paused = (self._times[at + word] for word in (_BEGAN, _ENDED, _PAUSED))
-        if self._words[at + _NUMBER] != number:
-            return None
-        method = data[8 * _METHOD :].rstrip(b"\0").decode(errors="replace")
-        return Note(data[8 * _CALL : 8 * _CALL + CALL_BYTES], method, began, ended, paused)
+    def _copied(self, first: int, last: int) -> bytes:
+        if last < first:
+            return b""
+        begin, end = _place(first), _place(last) + _ENTRY_SIZE
+        if begin < end:
+            return bytes(self._bytes[begin:end])
+        return bytes(self._bytes[begin:]) + bytes(self._bytes[_FIRST:end])
 
     # The worker
 
@@ -83,18 +81,22 @@ class Ring:
 
     def note(self, call: bytes, method: bytes, began: float, ended: float, paused_s: float) -> None:
         """Note a call that has ended; not from several threads at once."""
-        words, times = self._words, self._times
-        number = words[_COUNT] + 1
-        at = _place(number)
-        words[at + _NUMBER] = 0
-        text = call[:CALL_BYTES].ljust(CALL_BYTES, b"\0")
-        self._bytes[8 * (at + _CALL) : 8 * (at + _CALL) + CALL_BYTES] = text
-        times[at + _BEGAN], times[at + _ENDED], times[at + _PAUSED] = began, ended, paused_s
-        name = method[:_METHOD_BYTES].ljust(_METHOD_BYTES, b"\0")
-        self._bytes[8 * (at + _METHOD) : 8 * (at + ENTRY_WORDS)] = name
-        words[at + _NUMBER] = number
-        words[_COUNT] = number  # last, so that nothing is told of that is half noted
+        number = self._words[_COUNT] + 1
+        struct.pack_into(_ENTRY, self._bytes, _place(number), call, began, ended, paused_s, method)
+        self._words[_COUNT] = number  # last, so that nothing is told of that is half noted
+
+
+def notes_in(data: bytes) -> list[Note]:
+    """The calls that `Ring.since` tells of, the first one first."""
+    names: dict[bytes, str] = {}
+    notes = []
+    for call, began, ended, paused_s, method in struct.iter_unpack(_ENTRY, data):
+        name = names.get(method)
+        if name is None:
+            name = names[method] = method.rstrip(b"\0").decode(errors="replace")
+        notes.append(Note(call, name, began, ended, paused_s))
+    return notes
 
 
 def _place(number: int) -> int:
-    return _FIRST + (number - 1) % ENTRIES * ENTRY_WORDS
+    return _FIRST + (number - 1) % ENTRIES * _ENTRY_SIZE

@@ -19,15 +19,15 @@ from raycrew.worker_groups._on_nodes.process_table import (
     read_entry,
     runs,
 )
-from raycrew.worker_groups._on_nodes.ring import Note, Ring
+from raycrew.worker_groups._on_nodes.ring import Ring
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SPAN_S = 0.5  # CPU use is told of no shorter time
 _WANTED_S = 15.0  # a worker notes its calls for so long, unless they are asked for again
 
 #: What this node's clock is called, what it shows, how many calls a worker had noted of those that were seen
-#: and now, and those noted since.
-Ran = tuple[str, float, int, int, list[Note]]
+#: and now, and those noted since, for `notes_in`.
+Ran = tuple[str, float, int, int, bytes]
 
 
 class Sights:
@@ -87,8 +87,8 @@ class Sights:
             return "what it notes of its calls can't be opened" if runs(worker) else None
         if not is_last:
             ring.want(max(ring.wanted, now + _WANTED_S))
-        count, notes = ring.since(seen) if seen is not None else (ring.count, [])
-        return clock_name(), now, count if seen is None else seen, count, notes
+        count, data = ring.since(seen) if seen is not None else (ring.count, b"")
+        return clock_name(), now, count if seen is None else seen, count, data
 
     def of_gone(self, worker: Process) -> dict[str, Any]:
         """What is still to be seen of a worker whose process is gone: what it was in when it died."""

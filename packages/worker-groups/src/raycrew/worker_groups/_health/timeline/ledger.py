@@ -5,8 +5,8 @@ long as there is hope for that.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from raycrew.worker_groups._health.timeline.records import Call, Part
 
@@ -18,8 +18,7 @@ _STRAY_S = 1.0
 MOST_LATE = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(NamedTuple):
     """When a worker was in a call, by the driver's clock.
 
     Attributes:
@@ -46,16 +45,24 @@ class _Open:
     group: str
     method: str
     sent: float
-    parts: dict[bytes, Part]
-    untold: int
+    ranks: dict[bytes, int]
     since: float
+    told: dict[bytes, Part] = field(default_factory=dict)
     taken: float | None = None
     ok: bool | None = None
     label: str = ""
     context: Any = None
 
+    @property
+    def is_told(self) -> bool:
+        return len(self.told) == len(self.ranks)
+
+    def untold(self) -> list[bytes]:
+        return [call for call in self.ranks if call not in self.told]
+
     def closed(self) -> Call:
-        parts = tuple(self.parts.values())
+        told = self.told
+        parts = tuple([told.get(call) or Part(rank) for call, rank in self.ranks.items()])
         outcome = self.taken, self.ok, self.label, self.context
         return Call(self.group, self.method, self.sent, parts, *outcome)
 
@@ -101,31 +108,27 @@ class Ledger:
         context: Any = None,
     ) -> None:
         """A call was sent to some ranks, each of which has an id for it, in some context."""
-        parts = {call: Part(rank) for call, rank in zip(calls, ranks, strict=True)}
-        opened = _Open(group, method, at, parts, untold=len(parts), since=at, context=context)
+        opened = _Open(group, method, at, dict(zip(calls, ranks, strict=True)), since=at, context=context)
         self._calls[opened] = None
-        self._n_parts += len(parts)
-        self._open |= dict.fromkeys(parts, opened)
-        for call, part in parts.items():
-            stray = self._strays.pop((call, part.rank), None)
-            if stray is not None:
-                self.ran(stray[0], stray[1])
+        self._n_parts += len(calls)
+        for call, rank in opened.ranks.items():
+            self._open[call] = opened
+            if self._strays and (stray := self._strays.pop((call, rank), None)) is not None:
+                self.ran(*stray)
         while self._n_parts > self._most and len(self._calls) > 1:
             self._close(next(iter(self._calls)))
 
     def ran(self, now: float, ran: Ran) -> None:
         """A worker has told when it was in a call."""
-        if (late := self._late.pop(ran.call, None)) is not None:
-            self._amend(late, ran)
-            return
         opened = self._open.get(ran.call)
-        if opened is None:
+        if opened is not None:
+            opened.told[ran.call] = _part(ran)
+            if now > opened.since:
+                opened.since = now
+        elif (late := self._late.pop(ran.call, None)) is not None:
+            self._amend(late, ran)
+        else:
             self._strays[ran.call, ran.rank] = now, ran
-            return
-        if opened.parts[ran.call].ended is None:
-            opened.untold -= 1
-        opened.parts[ran.call] = _part(ran)
-        opened.since = max(opened.since, now)
 
     def taken(self, at: float, call: bytes, ok: bool) -> None:
         """Somebody has the results of the call that one of its ranks knows by this id."""
@@ -142,9 +145,9 @@ class Ledger:
     def settle(self, now: float) -> None:
         """Close what is complete, and what has been open for too long."""
         for opened in list(self._calls):
-            waited_s = now - opened.since
-            is_whole = opened.untold == 0 and opened.taken is not None
-            if is_whole or (waited_s > PATIENCE_S and (opened.untold == 0 or opened.taken is not None)):
+            is_told, is_taken = opened.is_told, opened.taken is not None
+            is_late = now - opened.since > PATIENCE_S
+            if (is_told and is_taken) or (is_late and (is_told or is_taken)):
                 self._close(opened)
         for key, (at, ran) in list(self._strays.items()):
             if now - at > _STRAY_S:
@@ -155,7 +158,8 @@ class Ledger:
         """By group, how many calls have ranks that have not ended them, as far as is known."""
         counts: dict[str, int] = {}
         for opened in self._calls:
-            counts[opened.group] = counts.get(opened.group, 0) + (opened.untold > 0 and opened.taken is None)
+            is_open = opened.taken is None and not opened.is_told
+            counts[opened.group] = counts.get(opened.group, 0) + is_open
         yield from counts.items()
 
     def unfinished(self) -> Iterator[Call]:
@@ -165,24 +169,26 @@ class Ledger:
 
     def _close(self, opened: _Open) -> None:
         del self._calls[opened]
-        self._n_parts -= len(opened.parts)
-        for call in opened.parts:
+        self._n_parts -= len(opened.ranks)
+        for call in opened.ranks:
             del self._open[call]
-        late = _Late(opened, opened.closed())
-        self._late |= {call: late for call, part in opened.parts.items() if part.ended is None}
-        while len(self._late) > MOST_LATE:
-            del self._late[next(iter(self._late))]
-        self._closed(late.told)
+        closed = opened.closed()
+        if not opened.is_told:
+            self._late |= dict.fromkeys(opened.untold(), _Late(opened, closed))
+            while len(self._late) > MOST_LATE:
+                del self._late[next(iter(self._late))]
+        self._closed(closed)
 
     def _amend(self, late: "_Late", ran: Ran) -> None:
         before = late.told
-        late.opened.parts[ran.call] = _part(ran)
+        late.opened.told[ran.call] = _part(ran)
         late.told = late.opened.closed()
         self._amended(before, late.told)
 
 
 def _part(ran: Ran) -> Part:
-    return Part(ran.rank, ran.began, ran.ended, ran.paused_s)
+    _, _, rank, _, *times = ran
+    return Part(rank, *times)
 
 
 def _elsewhere(ran: Ran) -> Call:

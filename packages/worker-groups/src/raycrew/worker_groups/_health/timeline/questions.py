@@ -11,7 +11,7 @@ from raycrew.worker_groups._health.observers import LOOK_WITHIN_S
 from raycrew.worker_groups._health.questions import UnansweredError, ask_timed, by_node
 from raycrew.worker_groups._health.timeline.clocks import Clocks
 from raycrew.worker_groups._health.timeline.ledger import Ran
-from raycrew.worker_groups._on_nodes import clock_name
+from raycrew.worker_groups._on_nodes import clock_name, notes_in
 from raycrew.worker_groups.sharding import WorkerFacts
 
 logger = logging.getLogger(__name__)
@@ -102,9 +102,10 @@ class NodeWorkers:
         self, worker: tuple[str, int, WorkerFacts], told: tuple[Any, ...], before: float, after: float
     ) -> list[Ran]:
         group, rank, facts = worker
-        clock, theirs, first, last, notes = told
+        clock, theirs, first, last, data = told
         ahead_s = self.clocks.observe(facts.node_id, clock, theirs, before, after).ahead_s
         self._seen[facts.mark] = last
+        notes = notes_in(data)
         ran = [
             Ran(call, group, rank, method, began - ahead_s, ended - ahead_s, paused_s)
             for call, method, began, ended, paused_s in notes

@@ -20,7 +20,8 @@ MOST_NOTES = 200_000
 #: Of how many groups and handles it is known that their workers are followed; of others that is asked again.
 MOST_KNOWN = 1_000
 
-Note = Callable[[], object]
+#: What takes it, what it says, and how many it counts as.
+_Note = tuple[Callable[..., None], tuple[Any, ...], int]
 
 
 class Listener(Protocol):
@@ -74,7 +75,7 @@ class Recorder(Observer):
         self.dropped = 0
         self._workers, self._most_notes, self._n_waiting = workers, most_notes, 0
         self._listeners: tuple[Listener, ...] = ()
-        self._notes: deque[tuple[str, tuple[Any, ...], int]] = deque()
+        self._notes: deque[_Note] = deque()
         self._capture: Callable[[], Any] | None = None
         self._known: dict[int, Mapping[int, Any]] = {}
         self._ledger = Ledger(self._closed, self._amended)
@@ -98,37 +99,37 @@ class Recorder(Observer):
         """See `Observer`."""
         capture = self._capture
         context = None if capture is None else capture()
-        self._note("sent", at, group, method, ranks, calls, context, counts=len(calls))
+        self._note(self._ledger.sent, (at, group, method, ranks, calls, context), len(calls))
 
     def ran(
         self, call: bytes, group: str, rank: int, method: str, began: float, ended: float, paused_s: float
     ) -> None:
         """See `Observer`."""
-        self._note("ran", Ran(call, group, rank, method, began, ended, paused_s))
+        self._note(self._take_ran, (Ran(call, group, rank, method, began, ended, paused_s),))
 
     def labelled(self, call: bytes, label: str) -> None:
         """See `Observer`."""
-        self._note("labelled", call, label)
+        self._note(self._ledger.labelled, (call, label))
 
     def taken(self, call: bytes, ok: bool) -> None:
         """See `Observer`."""
-        self._note("taken", time.monotonic(), call, ok)
+        self._note(self._ledger.taken, (time.monotonic(), call, ok))
 
     def spanned(self, span: Span) -> None:
         """See `Observer`."""
-        self._note("spanned", span)
+        self._note(self._take_spanned, (span,))
 
     def counted(self, name: str, labels: Mapping[str, str], value: float = 1.0) -> None:
         """See `Observer`."""
-        self._note("counted", name, labels, value)
+        self._note(self._take_counted, (name, labels, value))
 
-    def _note(self, what: str, *told: Any, counts: int = 1) -> None:
+    def _note(self, take: Callable[..., None], told: tuple[Any, ...], counts: int = 1) -> None:
         with self._counting:  # not the other: whoever looks has it, and waits for nodes
             if self._n_waiting + counts > self._most_notes:
                 self.dropped += 1
                 return
             self._n_waiting += counts
-            self._notes.append((what, told, counts))
+            self._notes.append((take, told, counts))
 
     # Putting together.
 
@@ -201,25 +202,23 @@ class Recorder(Observer):
                 logger.exception("calls were not put together; they are, with the next ones")
 
     def _drain(self) -> None:
-        while True:
+        taken = 0
+        try:
+            for take, told, counts in iter(self._next_note, None):
+                taken += counts
+                take(*told)
+        finally:
             with self._counting:
-                if not self._notes:
-                    return
-                what, told, counts = self._notes.popleft()
-                self._n_waiting -= counts
-            getattr(self, f"_take_{what}")(*told)
+                self._n_waiting -= taken
 
-    def _take_sent(self, *told: Any) -> None:
-        self._ledger.sent(*told)
+    def _next_note(self) -> _Note | None:
+        try:
+            return self._notes.popleft()
+        except IndexError:  # or a signal's handler has taken the last one
+            return None
 
     def _take_ran(self, ran: Ran) -> None:
         self._ledger.ran(time.monotonic(), ran)
-
-    def _take_labelled(self, *told: Any) -> None:
-        self._ledger.labelled(*told)
-
-    def _take_taken(self, *told: Any) -> None:
-        self._ledger.taken(*told)
 
     def _take_spanned(self, span: Span) -> None:
         for listener in self._listeners:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from raycrew.worker_groups._health.observers import Span
 
@@ -13,8 +13,7 @@ UNTOLD = "untold"
 DRIVER = "driver"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """What one rank did for a call; times are of the driver's monotonic clock, as far as that is known.
 
     Attributes:
