@@ -87,6 +87,10 @@ def test_no_more_are_open_than_there_may_be():
     unfinished = list(ledger.unfinished())
     assert [call.sent for call in unfinished] == [3.0, 4.0]
     assert all(call.taken is None for call in (*closed, *unfinished))
+    roomy, closed = ledger_and_closed(most=3)
+    for i in range(2):
+        roomy.sent(float(i), "policy", "train", [0], [bytes([i]) * 24])
+    assert (closed, len(list(roomy.unfinished()))) == ([], 2), "of fewer, none is closed"
 
 
 def test_a_call_of_many_ranks_takes_the_room_of_many():
