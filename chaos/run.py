@@ -3,7 +3,7 @@
 `nox -s chaos -- [--seed S] [--faults N] [--only KIND …] [--minutes M] [--resume]` injects them one by one
 into a small cluster of this machine. After each, every item that was sent is accounted for by its id,
 everything works again before a deadline, and nothing is left behind. The exit code is 0 only when that holds
-for all; 3 when some are still to do or found nobody to happen to, which `--resume` does.
+for all; 3 when some are still to do or found nobody to happen to, which `--resume` does; 130 after a Ctrl-C.
 """
 
 import argparse
@@ -26,6 +26,9 @@ from chaos.playing import Round
 from chaos.report import exit_code, table, troubles
 from chaos.standing import Standing, standing
 from chaos.watchdog import watched
+
+#: As shells tell of a program that a Ctrl-C has ended.
+INTERRUPTED = 130
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -95,8 +98,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the plan, or what is left of it."""
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200
     chosen, screen = options(arguments), Console(width=wide)
-    with alone(chosen.journal):
-        return run_plan(chosen, screen)
+    try:
+        with alone(chosen.journal):
+            return run_plan(chosen, screen)
+    except KeyboardInterrupt:
+        screen.print(f"stopped; --resume goes on with what {chosen.journal} has", highlight=False)
+        return INTERRUPTED
 
 
 def run_plan(chosen: argparse.Namespace, screen: Console) -> int:

@@ -27,7 +27,7 @@ from chaos.leaks import (  # noqa: E402
     settled,
 )
 from chaos.report import exit_code, rows, troubles  # noqa: E402
-from chaos.run import main  # noqa: E402
+from chaos.run import INTERRUPTED, main  # noqa: E402
 
 from raycrew.cluster_core import lease_ports  # noqa: E402
 
@@ -196,6 +196,16 @@ def test_two_runs_have_no_journal_in_common(tmp_path):
         main(arguments)
     with alone(tmp_path / "journal"):
         pass
+
+
+def test_a_run_that_is_interrupted_says_how_it_goes_on(tmp_path, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("chaos.run.carry_out", interrupted)
+    journal = tmp_path / "chaos.jsonl"
+    assert main(["--journal", str(journal)]) == INTERRUPTED
+    assert f"--resume goes on with what {journal} has" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_report_counts_by_kind_and_only_a_whole_run_without_losses_is_fine():
