@@ -11,6 +11,7 @@ from pathlib import Path
 from subprocess import Popen
 
 import ray
+from patience import eventually
 
 from raycrew.worker_groups import current_worker
 from raycrew.worker_groups.scheduling import SchedulerClosedError, WorkerTimeoutError
@@ -63,6 +64,9 @@ class Echo:
 
     async def one_by_one_later(self):
         yield 1
+
+    def wait(self, path):
+        eventually(Path(path).exists, path)
 
     def nap(self, seconds):
         time.sleep(seconds)

@@ -30,7 +30,7 @@ def cluster():
 
 @pytest.fixture
 def scheduler(cluster):
-    with RayScheduler(cluster, group_class=InProcessGroup, call_timeout_s=10.0) as made:
+    with RayScheduler(cluster, group_class=InProcessGroup, call_timeout_s=60.0) as made:
         made.create_workers(Job("actor", 1))
         made.create_engine("actor/0", ECHO, None, "hey")
         yield made
@@ -92,7 +92,7 @@ class Unpicklable(InProcessGroup):
 
 
 def test_arguments_that_can_not_be_sent_are_errors_of_the_call(cluster):
-    with RayScheduler(cluster, group_class=Unpicklable, call_timeout_s=10.0) as scheduler:
+    with RayScheduler(cluster, group_class=Unpicklable, call_timeout_s=60.0) as scheduler:
         (one,) = scheduler.create_workers(Job("actor", 1))
         with pytest.raises(
             EngineCreationError, match="actor/0: create_engine failed: an argument can't be sent"

@@ -29,7 +29,7 @@ def call(server):
     """Calls a method of the engine "a", which is an `Echo`."""
     server.create_engine(ECHO, "a", "hey")
 
-    def call(method, /, *args, time_s=5.0, **kwargs):
+    def call(method, /, *args, time_s=60.0, **kwargs):
         return server.call(["a", method, time_s, "1"], *args, **kwargs)
 
     return call
@@ -65,7 +65,7 @@ def test_futures_of_a_loop_that_runs_in_a_thread_are_waited_for_there(server):
     thread.start()
     try:
         server._engines["a"] = Threaded(loop)
-        assert server.call(["a", "soon", 5.0, "1"]) == "done"
+        assert server.call(["a", "soon", 60.0, "1"]) == "done"
         with pytest.raises(TimeoutError):
             server.call(["a", "never", 0.01, "1"])
     finally:
@@ -78,11 +78,11 @@ def test_a_future_of_a_loop_that_does_not_run_is_refused_unless_it_is_done(serve
     loop = asyncio.new_event_loop()
     server._engines["a"] = Threaded(loop)
     with pytest.raises(RuntimeError, match="isn't running: run it in a thread"):
-        server.call(["a", "never", 5.0, "1"])
+        server.call(["a", "never", 60.0, "1"])
     server._engines["a"].never = lambda: done
     done = loop.create_future()
     done.set_result("done")
-    assert server.call(["a", "never", 5.0, "1"]) == "done"
+    assert server.call(["a", "never", 60.0, "1"]) == "done"
     loop.close()
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
+from patience import PATIENCE_S, eventually
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from raycrew.cluster_core import BundleSpec
@@ -49,7 +50,7 @@ def cluster():
 
 @pytest.fixture
 def scheduler(cluster):
-    with RayScheduler(cluster, group_class=InProcessGroup, call_timeout_s=10.0) as made:
+    with RayScheduler(cluster, group_class=InProcessGroup, call_timeout_s=PATIENCE_S) as made:
         yield made
 
 
@@ -89,7 +90,7 @@ def test_a_role_of_each_strategy_can_be_called_and_ends(scheduler, cluster, stra
 def test_workers_have_addresses_and_named_ports_of_their_own(scheduler):
     specs = [SchedulingSpec(port_count=2, port_names=["http"]), SchedulingSpec(port_count=3)]
     ids = scheduler.create_workers(job(specs=specs))
-    one, two = scheduler.get_workers("actor", timeout=5)
+    one, two = scheduler.get_workers("actor", timeout=PATIENCE_S)
     assert ([one.id, two.id], one.ip) == (ids, "127.0.0.1")
     assert [len(one.worker_ports), len(two.worker_ports)] == [2, 3]
     assert not set(one.worker_ports) & set(two.worker_ports)
@@ -285,24 +286,34 @@ def test_engines_that_are_not_allowed_are_not_sent(cluster):
         RayScheduler(cluster, engine_paths="engines.*")
 
 
-def test_calls_and_creations_have_deadlines(scheduler):
+@pytest.fixture
+def gate(tmp_path):
+    """What holds an engine back until it is touched, at the latest after the test."""
+    made = tmp_path / "gate"
+    yield made
+    made.touch()
+
+
+def test_calls_and_creations_have_deadlines(scheduler, gate):
     (one,) = with_echo(scheduler, scheduler.create_workers(job("actor", 1)))
     with pytest.raises(WorkerTimeoutError, match="it goes on") as caught:
-        scheduler.call_engine(one, "nap", None, 0.5, timeout_s=0.05)
+        scheduler.call_engine(one, "wait", None, gate, timeout_s=0.05)
     assert isinstance(caught.value, TimeoutError)
     with pytest.raises(WorkerTimeoutError):
         scheduler.create_engine(one, ECHO, "b", timeout_s=0.01)
+    gate.touch()
     assert scheduler.call_engine(one, "say", "b")[0] == "", "it was created all the same"
 
 
-def test_a_ping_tells_of_a_call_that_runs(scheduler):
+def test_a_ping_tells_of_a_call_that_runs(scheduler, gate):
     (one,) = with_echo(scheduler, scheduler.create_workers(job("actor", 1)))
     assert scheduler.ping(one) == "ready"
-    call = threading.Thread(target=scheduler.call_engine, args=(one, "nap", None, 0.5))
+    call = threading.Thread(target=scheduler.call_engine, args=(one, "wait", None, gate))
     call.start()
-    while (status := scheduler.ping(one)) != "busy":
-        pass
-    assert (status.method, status.silent_s < 0.5) == ("call", True)
+    eventually(lambda: scheduler.ping(one) == "busy", "it is called")
+    status = scheduler.ping(one)
+    assert status.method == "call" and 0 <= status.silent_s < PATIENCE_S
+    gate.touch()
     call.join()
     assert scheduler.ping(one) == "ready"
 
@@ -312,12 +323,12 @@ def test_the_groups_of_a_role_are_all_asked_at_once(cluster):
 
     class Asked(InProcessGroup):
         def ping(self, ranks=None, timeout=1.0):
-            together.wait(5)
+            together.wait(PATIENCE_S)
             return super().ping(ranks, timeout)
 
     with RayScheduler(cluster, group_class=Asked) as scheduler:
         scheduler.create_workers(job("actor", 3, "separate"))
-        assert len(scheduler.get_workers("actor", timeout=10)) == 3
+        assert len(scheduler.get_workers("actor", timeout=PATIENCE_S)) == 3
 
 
 @pytest.mark.parametrize("ray_knows", [True, False])
@@ -347,11 +358,11 @@ def test_a_worker_that_is_seen_dead_is_told_of_with_the_cause(cluster, ray_knows
 def test_engines_are_made_and_called_with_arguments_by_name(scheduler):
     (one,) = scheduler.create_workers(job("actor", 1))
     scheduler.create_engine(worker_id=one, engine=ECHO, engine_name="model", word="hey")
-    said = scheduler.call_engine(worker_id=one, method="say", engine_name="model", x=1, timeout_s=5)
+    said = scheduler.call_engine(worker_id=one, method="say", engine_name="model", x=1, timeout_s=PATIENCE_S)
     assert said == ("hey", (), {"x": 1})
 
 
-def test_engines_are_made_and_called_from_a_loop(scheduler):
+def test_engines_are_made_and_called_from_a_loop(scheduler, gate):
     ids = scheduler.create_workers(job())
 
     async def both():
@@ -360,7 +371,8 @@ def test_engines_are_made_and_called_from_a_loop(scheduler):
         with pytest.raises(EngineCallError, match="KeyError"):
             await scheduler.async_call_engine(ids[0], "oops")
         with pytest.raises(WorkerTimeoutError):
-            await scheduler.async_call_engine(ids[0], "nap", None, 0.3, timeout_s=0.01)
+            await scheduler.async_call_engine(ids[0], "wait", None, gate, timeout_s=0.01)
+        gate.touch()
         return [word for word, *_ in said]
 
     assert asyncio.run(both()) == ids
@@ -394,7 +406,7 @@ def test_peers_do_not_wait_for_a_head_that_fails(scheduler, tmp_path):
     for one in ids:
         scheduler.create_engine(one, "engines.Peer", None, tmp_path)
     with pytest.raises(EngineCallError, match="actor/0: add raised ValueError"):
-        scheduler.call_peers(ids, "add", None, "wrong", timeout_s=9)
+        scheduler.call_peers(ids, "add", None, "wrong", timeout_s=PATIENCE_S)
     with pytest.raises(WorkerTimeoutError, match=r"\['actor/1'\]"):  # it still waits for the head
         scheduler.call_peers(["actor/1"], "add", None, 1, other=2, timeout_s=0.1)
     (tmp_path / "arguments").write_bytes(pickle.dumps(((1,), {"other": 2})))
@@ -415,7 +427,7 @@ class Unreachable(InProcessGroup):
 
 def counted_past(drops, cluster):
     """What a call that counts gives, past what is lost, and how often it ran."""
-    with RayScheduler(cluster, group_class=Unreachable, call_timeout_s=10) as scheduler:
+    with RayScheduler(cluster, group_class=Unreachable, call_timeout_s=PATIENCE_S) as scheduler:
         (one,) = with_echo(scheduler, scheduler.create_workers(job("actor", 1)))
         Unreachable.drops[:] = drops
         try:
@@ -560,13 +572,13 @@ def test_who_asks_for_a_role_that_is_being_created_waits_for_it(cluster):
     class Slow(InProcessGroup):
         def _start(self):
             begun.set()
-            go_on.wait(10)
+            go_on.wait(PATIENCE_S)
             return super()._start()
 
     with RayScheduler(cluster, group_class=Slow) as scheduler:
         creation = threading.Thread(target=scheduler.create_workers, args=(job(),))
         creation.start()
-        begun.wait(10)
+        assert begun.wait(PATIENCE_S)
         with pytest.raises(WorkerTimeoutError, match="still being created"):
             scheduler.get_workers("actor", timeout=0.01)
         with pytest.raises(WorkerTimeoutError):
@@ -574,7 +586,7 @@ def test_who_asks_for_a_role_that_is_being_created_waits_for_it(cluster):
         with pytest.raises(WorkerNotFoundError):
             scheduler.ping("actor/0")
         go_on.set()
-        assert len(scheduler.get_workers("actor", timeout=10)) == 2
+        assert len(scheduler.get_workers("actor", timeout=PATIENCE_S)) == 2
         creation.join()
 
 
@@ -604,12 +616,12 @@ def test_the_failure_of_one_part_gives_up_the_others(cluster):
     class Failing(InProcessGroup):
         def _start(self):
             if self._spec.name == "actor/1":
-                waits.acquire(timeout=10)
-                waits.acquire(timeout=10)
+                waits.acquire(timeout=PATIENCE_S)
+                waits.acquire(timeout=PATIENCE_S)
                 raise WorkerCreationError("not this one")
             if self._spec.name != "ref":
                 waits.release()
-                told.append(f"waited in vain: {is_done(Future(), 10)}")  # as what waits for Ray does
+                told.append(f"waited in vain: {is_done(Future(), PATIENCE_S)}")  # as what waits for Ray does
             return super()._start()
 
     with RayScheduler(cluster, group_class=Failing) as scheduler:
@@ -621,7 +633,7 @@ def test_the_failure_of_one_part_gives_up_the_others(cluster):
 
 def test_a_role_is_late_whose_workers_do_not_tell_their_devices(monkeypatch):
     told, cluster = threading.Event(), FakeCluster([2], use_gpus=True)
-    monkeypatch.setattr(_server, "visible_devices", lambda _: told.wait(10) and {})
+    monkeypatch.setattr(_server, "visible_devices", lambda _: told.wait(PATIENCE_S) and {})
     with RayScheduler(cluster, group_class=InProcessGroup) as scheduler:
         with pytest.raises(WorkerTimeoutError, match="in time"):
             scheduler.create_workers(job(specs=[SchedulingSpec(gpu=1)]), timeout_s=0.2)
@@ -636,7 +648,7 @@ def test_a_role_that_is_created_during_the_close_ends(cluster):
     class Slow(InProcessGroup):
         def _start(self):
             begun.set()
-            go_on.wait(10)
+            go_on.wait(PATIENCE_S)
             return super()._start()
 
     def create():
@@ -648,7 +660,7 @@ def test_a_role_that_is_created_during_the_close_ends(cluster):
     scheduler = RayScheduler(cluster, group_class=Slow)
     creation = threading.Thread(target=create)
     creation.start()
-    begun.wait(10)
+    assert begun.wait(PATIENCE_S)
     closing = threading.Thread(target=scheduler.close)
     closing.start()
     while not scheduler._roles._closed:
@@ -665,7 +677,7 @@ def test_what_is_made_after_an_interrupt_is_given_back(cluster, monkeypatch):
     class Slow(InProcessGroup):
         def _start(self):
             if self._spec.name != "actor/0":
-                go_on.wait(10)
+                go_on.wait(PATIENCE_S)
             return super()._start()
 
     def interrupted(function, items):

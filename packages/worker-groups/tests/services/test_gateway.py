@@ -69,6 +69,11 @@ def post(gateway, method, value=None, **options):
     return status, json.loads(answer)
 
 
+def outcome_of(answer):
+    status, told = answer
+    return status, told["outcome"]
+
+
 def test_a_request_is_a_call_on_one_worker():
     with gateway_of() as gateway:
         told = [post(gateway, "generate", {"prompt": "abc", "times": 2}) for _ in range(3)]
@@ -96,9 +101,8 @@ def test_what_has_no_result_is_told_with_whether_it_has_run():
             assert (found, told["outcome"]) == (status, outcome), (method, told)
             assert said in told["error"]
         assert ask(gateway.endpoint, "/generate")[0] == 405
-    with gateway_of(timeout_s=1.0) as gateway:
-        status, told = post(gateway, "wait")
-        assert (status, told["outcome"]) == (504, "perhaps run")
+    with gateway_of(timeout_s=1.0) as gateway:  # a busy machine may not send it in time
+        eventually(lambda: outcome_of(post(gateway, "wait")) == (504, "perhaps run"), "it was sent")
 
 
 def test_a_session_stays_with_its_worker():

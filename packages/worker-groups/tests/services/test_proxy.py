@@ -7,7 +7,6 @@ import os
 import pickle
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -108,7 +107,7 @@ def test_whoever_can_not_be_connected_to_has_surely_not_run_a_request(nobody):
 
 
 def test_patience_ends_though_a_server_is_tried_again_and_again(nobody):
-    with proxy_of(nobody, patience_s=1.2, timeout_s=20.0) as proxy:
+    with proxy_of(nobody, patience_s=1.2, timeout_s=60.0) as proxy:
         assert outcome(proxy, "/", method="POST", body=b"x") == (503, "surely not run")
     with proxy_of(nobody, answers("two"), patience_s=0) as proxy:
         assert ask(proxy.endpoint, "/", method="POST", body=b"x")[0] == 200
@@ -173,7 +172,7 @@ def test_an_answer_with_two_lengths_has_the_one_that_counts():
         connection.sendall(head + b"5\r\nwhole\r\n0\r\n\r\n")
 
     with proxy_of(both) as proxy:
-        assert ask(proxy.endpoint, "/", timeout=5)[2] == b"whole"
+        assert ask(proxy.endpoint, "/")[2] == b"whole"
 
 
 def test_an_answer_that_stops_as_the_request_is_too_long_is_not_ended():
@@ -186,7 +185,7 @@ def test_an_answer_that_stops_as_the_request_is_too_long_is_not_ended():
     chunk = b"a\r\n0123456789\r\n"
     with (
         proxy_of(unlengthed, held_bytes=4, max_body_bytes=20) as proxy,
-        socket.create_connection(("127.0.0.1", proxy.endpoint.port), timeout=10) as client,
+        socket.create_connection(("127.0.0.1", proxy.endpoint.port), timeout=60) as client,
     ):
         client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\ntransfer-encoding: chunked\r\n\r\n" + chunk)
         heard = client.recv(65536)
@@ -261,11 +260,11 @@ def test_an_answer_is_passed_on_as_it_comes():
 
 
 def test_a_server_is_told_when_the_client_has_gone():
-    ends = []
+    heard, ends = [], []
 
     def waits(connection):
-        head_of(connection)
-        connection.settimeout(30)
+        heard.append(head_of(connection))
+        connection.settimeout(60)
         try:
             ends.append(connection.recv(1))
         except OSError as error:
@@ -274,7 +273,7 @@ def test_a_server_is_told_when_the_client_has_gone():
     with proxy_of(waits) as proxy:
         connection = socket.create_connection(("127.0.0.1", proxy.endpoint.port))
         connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        time.sleep(0.2)
+        eventually(lambda: heard, "the server has the request")
         connection.close()
         eventually(lambda: ends, "the server was told")
 
@@ -303,13 +302,13 @@ def test_ends_get_through_though_a_forked_child_has_all_connections():
         head = head_of(connection)
         connection.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n")
         if b"GET /break" in head:
-            go_on.wait(30)
+            go_on.wait(60)
             connection.shutdown(socket.SHUT_RDWR)
         else:
             heard.append(connection.recv(1))
 
     with proxy_of(server) as proxy:
-        clients = [socket.create_connection(("127.0.0.1", proxy.endpoint.port), timeout=5) for _ in range(2)]
+        clients = [socket.create_connection(("127.0.0.1", proxy.endpoint.port), timeout=60) for _ in range(2)]
         for client, path in zip(clients, (b"/break", b"/leave"), strict=True):
             client.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\n\r\n")
             assert client.recv(4096)
@@ -337,8 +336,8 @@ def test_a_deadline_tells_what_may_have_run(nobody):
         head_of(connection)
         connection.recv(1)
 
-    with proxy_of(silent, timeout_s=1.0) as proxy:
-        assert outcome(proxy, "/") == (504, "perhaps run")
+    with proxy_of(silent, timeout_s=1.0) as proxy:  # a busy machine may not send it in time
+        eventually(lambda: outcome(proxy, "/") == (504, "perhaps run"), "it was sent")
     with proxy_of(nobody, timeout_s=0.3) as proxy:
         assert outcome(proxy, "/", method="POST", body=b"") == (504, "surely not run")
 
@@ -405,7 +404,7 @@ def test_servers_that_are_gone_for_good_are_not_waited_for():
         raise ServiceClosedError("service 'a' was shut down")
 
     with Proxy(closed, token=None, patience_s=600.0) as proxy:
-        assert outcome(proxy, "/", timeout=10) == (503, "surely not run")
+        assert outcome(proxy, "/") == (503, "surely not run")
 
 
 def test_many_at_once_are_all_answered():
