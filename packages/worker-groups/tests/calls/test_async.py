@@ -280,9 +280,11 @@ def test_a_function_is_called_once_all_calls_have_ended(group, gate, caplog):
 
 
 def test_failures_can_stand_in_the_place_of_results(group, gate):
-    fine, broken, late = group.run_all_workers_multiple_data(
+    future = group.run_all_workers_multiple_data(
         "fail_on", [[], [1], []], gate=[None, None, str(gate)], timeout=None
-    ).get_results(timeout=3, return_exceptions=True)
+    )
+    ray.wait(future[:2], num_returns=2)
+    fine, broken, late = future.get_results(timeout=0.5, return_exceptions=True)
     assert fine == "fine"
     assert isinstance(broken, WorkerFailureError)
     assert broken.rank == 1
