@@ -186,7 +186,7 @@ DRIVER = """
 import sys, time, ray
 from raycrew.cluster_core import RayVirtualCluster
 ray.init(address=sys.argv[1], log_to_driver=False)
-cluster = RayVirtualCluster([4, 2], name="orphan", port_range=(26000, 26069))
+cluster = RayVirtualCluster([4, 2], name="orphan", port_range=(7400, 7469))
 ports = cluster.rendezvous(n_ports=32).ports
 ray.put(cluster)  # From now on an actor keeps its slots.
 cluster.holders()
@@ -205,7 +205,7 @@ def test_a_killed_driver_leaves_nothing(ray_nodes):
         assert ready == "ready" and len(live_groups()) == 3
         actors = sorted(actor.class_name for actor in _ray_status.actor_states())
         assert actors == ["LedgerKeeper", "PortKeeper"]
-        with RayVirtualCluster([1], port_range=(26000, 26069)) as other:
+        with RayVirtualCluster([1], port_range=(7400, 7469)) as other:
             assert len({*map(int, ports), *other.rendezvous(n_ports=32).ports}) == 64
         with pytest.raises(AllocationTimeoutError, match="held by placement group 'orphan-"):
             RayVirtualCluster([4, 4, 4], timeout_s=1)
@@ -218,7 +218,7 @@ def test_a_killed_driver_leaves_nothing(ray_nodes):
     wait_until(lambda: not _ray_status.actor_states())
     left = _ray_status.leftover_groups()
     assert len(left) == 1 and left[0].startswith("detached (namespace ")
-    with RayVirtualCluster([1], port_range=(26000, 26069)) as other:
+    with RayVirtualCluster([1], port_range=(7400, 7469)) as other:
         assert len(other.rendezvous(n_ports=64).ports) == 64
 
 

@@ -194,7 +194,7 @@ def test_a_dead_consumer_keeps_nothing(stores):
         time.sleep(0.02)
 
 
-def test_a_full_store_and_disk_are_named(monkeypatch):
+def test_a_full_store_and_disk_are_named(ray_cluster, monkeypatch):
     def refuse(_value):
         raise ray.exceptions.OutOfDiskError("Local disk is full")
 

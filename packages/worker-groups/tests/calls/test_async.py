@@ -283,8 +283,14 @@ def test_failures_can_stand_in_the_place_of_results(group, gate):
     future = group.run_all_workers_multiple_data(
         "fail_on", [[], [1], []], gate=[None, None, str(gate)], timeout=None
     )
-    ray.wait(future[:2], num_returns=2)
-    fine, broken, late = future.get_results(timeout=0.5, return_exceptions=True)
+    found = []
+
+    def who_is_late():
+        found[:] = future.get_results(timeout=0.5, return_exceptions=True)
+        return [isinstance(one, ResultTimeoutError) for one in found]
+
+    eventually(lambda: who_is_late() == [False, False, True], "two have answered")
+    fine, broken, late = found
     assert fine == "fine"
     assert isinstance(broken, WorkerFailureError)
     assert broken.rank == 1

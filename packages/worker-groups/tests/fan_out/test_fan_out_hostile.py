@@ -95,7 +95,7 @@ def test_an_item_that_closes_its_descriptors_and_hangs_ends_at_its_deadline(tmp_
         return item
 
     with within(60):
-        results = fan_out(deaf, range(10), batch_size=batch_size, timeout_s=1, on_error="return")
+        results = fan_out(deaf, range(10), batch_size=batch_size, timeout_s=3, on_error="return")
     assert isinstance(results[3], ItemTimeoutError)
     assert results[:3] + results[4:] == [0, 1, 2, *range(4, 10)]
     eventually(lambda: not any(map(is_running, read_pids(tmp_path))), "the deaf process is gone")
@@ -156,7 +156,7 @@ def test_a_stopped_process_ends_at_its_deadline():
             os.kill(os.getpid(), signal.SIGSTOP)
         return item
 
-    results = fan_out(stop, range(10), batch_size=5, timeout_s=1, on_error="return")
+    results = fan_out(stop, range(10), batch_size=5, timeout_s=3, on_error="return")
     assert isinstance(results[3], ItemTimeoutError)
     assert results[:3] + results[4:] == [0, 1, 2, *range(4, 10)]
 

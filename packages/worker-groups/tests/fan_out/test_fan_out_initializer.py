@@ -74,9 +74,8 @@ def hang(folder):
 def interrupted(use):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which who runs this may ignore
     try:
-        threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
         with pytest.raises(KeyboardInterrupt):
-            list(use())
+            list(use(threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start))
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -101,8 +100,12 @@ def test_what_was_asked_for_ahead_is_given_up_with_the_call_that_waits_for_it(tm
     (folder := tmp_path / "runs").mkdir()
     load = partial(hang, folder)
 
-    def use():
-        return fan_out_as_completed(abs, [-1], initializer=load, max_workers=2)
+    def items(begun):
+        begun()
+        yield -1
+
+    def use(begun=lambda: None):
+        return fan_out_as_completed(abs, items(begun), initializer=load, max_workers=2)
 
     for give_up in (interrupted, cancelled):
         fan_out(abs, [], initializer=load, warm=True, max_workers=2)
@@ -232,9 +235,9 @@ def test_after_a_failure_it_is_tried_again(tmp_path):
 @pytest.mark.usefixtures("local_ray", "warm_pool")
 def test_its_time_is_not_charged_to_the_items():
     def initializer():
-        time.sleep(1.5)
+        time.sleep(3.0)
 
-    assert fan_out(abs, [-1, -2], initializer=initializer, timeout_s=0.5) == [1, 2]
+    assert fan_out(abs, [-1, -2], initializer=initializer, timeout_s=2.0) == [1, 2]
 
 
 class Model:
@@ -251,8 +254,8 @@ class Model:
 
 @pytest.mark.usefixtures("local_ray", "warm_pool")
 def test_nor_is_the_time_that_a_function_takes_to_load(tmp_path):
-    model = Model(tmp_path, seconds=1.5)
-    found = fan_out(lambda _: len(model.weights), range(4), timeout_s=0.5)
+    model = Model(tmp_path, seconds=3.0)
+    found = fan_out(lambda _: len(model.weights), range(4), timeout_s=2.0)
     assert found == [20_000_000] * 4
     assert set(runs(tmp_path).values()) == {"."}
 

@@ -336,9 +336,9 @@ def test_an_interrupt_while_nothing_comes_gives_the_folder_back(tmp_path):
     collection = collect(doubled, slow(), folder=tmp_path)
     next(collection)
     main = threading.main_thread().ident
-    interrupt = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
-    interrupt.start()
+    interrupt = threading.Timer(0.5, lambda: signal.pthread_kill(main, signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
+        interrupt.start()
         next(collection)
     go_on.set()
     assert collect(doubled, [1, 2], folder=tmp_path).run().skipped == 1

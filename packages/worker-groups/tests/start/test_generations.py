@@ -92,7 +92,8 @@ def test_a_generation_that_a_rank_refuses_is_told_and_the_next_one_is_another(lo
 
 @pytest.mark.hostile
 def test_a_group_that_has_no_port_to_spare_still_gets_new_generations(local_ray):
-    with lease_ports(2, consecutive=True) as lease:
+    # Who names no range is given other ports.
+    with lease_ports(2, port_range=(7300, 7399), consecutive=True) as lease:
         ports = lease.ports
     with (
         RayVirtualCluster([1], use_gpus=False) as cluster,

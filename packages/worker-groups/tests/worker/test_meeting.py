@@ -16,8 +16,8 @@ FIRST = RankInfo(0, 2, 0, 2, 0, "node", "127.0.0.1", 0, None, "127.0.0.1", 0, ()
 
 @pytest.fixture
 def three_ports():
-    """The first and the last of three ports that were free a moment ago."""
-    with lease_ports(3, consecutive=True) as lease:
+    """The first and the last of three ports; who names no range is given other ones."""
+    with lease_ports(3, port_range=(7220, 7299), consecutive=True) as lease:
         ports = lease.ports
     return ports[0], ports[-1]
 

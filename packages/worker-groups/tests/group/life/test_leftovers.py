@@ -29,7 +29,7 @@ def test_a_claim_waits_once_for_all_that_is_kept(kept, monkeypatch):
     monkeypatch.setattr(bundles, "ABANDONED_S", 0.05)
     gate, over = threading.Event(), []
     for _ in range(3):
-        keep(lambda: over.append(gate.wait(5)))
+        keep(lambda: over.append(gate.wait(60)))
     with pytest.raises(BundlesOccupiedError):
         bundles.claim_bundles(Occupied(), None, "policy")
     assert not over
@@ -41,11 +41,11 @@ def test_all_is_tried_at_once_and_what_is_given_back_is_forgotten(kept, caplog):
     together = threading.Barrier(3)
 
     def fail():
-        together.wait(30)
+        together.wait(60)
         raise ValueError("no luck")
 
-    keep(lambda: together.wait(30) >= 0)
-    keep(lambda: together.wait(30) < 0)
+    keep(lambda: together.wait(60) >= 0)
+    keep(lambda: together.wait(60) < 0)
     keep(fail)
     try_again(60)
     assert len(kept) == 2
@@ -69,7 +69,7 @@ def test_a_claim_that_waits_can_be_given_up(kept):
     claiming.start()
     assert tried.wait(60)
     nobody_wants_it.set()
-    claiming.join(20)
+    claiming.join(60)
     assert len(outcome) == 1
     assert not gate.is_set()
     gate.set()

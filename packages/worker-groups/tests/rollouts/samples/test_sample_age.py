@@ -68,7 +68,7 @@ def test_whoever_holds_the_weights_is_asked_for_their_version_while_a_get_waits(
     receiver = SimpleNamespace(version=0)
 
     async def main():
-        wanted = queue.get_async(1, max_staleness=0, version=receiver, timeout_s=10)
+        wanted = queue.get_async(1, max_staleness=0, version=receiver, timeout_s=60)
         waiting = asyncio.create_task(wanted)
         await asyncio.sleep(0)
         receiver.version = 5

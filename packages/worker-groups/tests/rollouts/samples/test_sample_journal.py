@@ -291,7 +291,7 @@ def test_a_disk_that_fails_closes_the_queue_and_loses_nothing_before(tmp_path, m
         with pytest.raises(SampleJournalError, match="No space left"):
             put(queue, 2, version=3)
         monkeypatch.undo()
-        for use in (lambda: waiting.result(10), lambda: queue.get(1)):
+        for use in (lambda: waiting.result(60), lambda: queue.get(1)):
             with pytest.raises(SampleJournalError, match="No space left"):
                 use()
     assert left(tmp_path) == [1]

@@ -74,7 +74,7 @@ def test_a_coroutine_that_is_cancelled_as_its_samples_come_leaves_no_lease(queue
         """Cancel somebody who waits, so long after what he waits for has come."""
 
         async def wait():
-            (await asyncio.wait_for(queue.get_async(1), 10)).done()
+            (await asyncio.wait_for(queue.get_async(1), 60)).done()
 
         waiting = asyncio.create_task(wait())
         for _ in range(4):

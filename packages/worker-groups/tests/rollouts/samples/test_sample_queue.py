@@ -74,7 +74,7 @@ def test_what_a_consumer_does_not_finish_is_handed_out_again(queue):
 def test_a_batch_whose_lease_ends_belongs_to_the_next_consumer(queue):
     put(queue, 1, 2)
     late = queue.get(2, lease_s=0.01)
-    again = queue.get(2, timeout_s=10)  # woken by the end of the lease alone
+    again = queue.get(2, timeout_s=60)  # woken by the end of the lease alone
     assert again.ids == late.ids
     with pytest.raises(SampleLeaseError, match="handed out again"):
         late.done()
@@ -85,10 +85,10 @@ def test_a_batch_whose_lease_ends_belongs_to_the_next_consumer(queue):
 
 def test_a_lease_that_is_renewed_goes_on(queue):
     put(queue, 1)
-    batch = queue.get(1, lease_s=0.2)
+    batch = queue.get(1, lease_s=1.0)
     batch.renew(100)
     with pytest.raises(SampleQueueTimeoutError):
-        queue.get(1, timeout_s=0.4)
+        queue.get(1, timeout_s=1.5)
     batch.done()
 
 
@@ -170,7 +170,7 @@ def test_producers_wait_for_room():
             queue.get(4)
         waiting = threads.submit(put, queue, 3, 4)
         queue.get(1).done()
-        assert waiting.result(10) == [2, 3]
+        assert waiting.result(60) == [2, 3]
         assert queue.stats().produced == 4, "what found no room has no trace"
 
 
@@ -272,7 +272,7 @@ def test_who_waits_is_told_that_the_queue_was_closed():
         waiting = threads.submit(queue.get, 1)
         queue.close()
         with pytest.raises(SampleQueueClosedError):
-            waiting.result(10)
+            waiting.result(60)
     queue.close()
     with pytest.raises(SampleQueueClosedError):
         queue.stats()
@@ -298,10 +298,10 @@ def test_many_threads_get_each_sample_once():
 
         consumers = [threads.submit(consume) for _ in range(4)]
         for producer in [threads.submit(produce, 200 * i) for i in range(4)]:
-            producer.result(30)
+            producer.result(60)
         queue.end()
         for consumer in consumers:
-            consumer.result(30)
+            consumer.result(60)
         assert sorted(seen) == list(range(800))
 
 
@@ -357,7 +357,7 @@ def test_a_queue_and_a_batch_say_what_they_are():
 def test_coroutines_go_on_with_the_parts_that_there_are_and_end_them(queue):
     async def main():
         ids = await queue.put_async({"tokens": [[1], [2]]}, version=0, lengths=[1, 1], partial=True)
-        async with await queue.resume_async(8, timeout_s=10) as parts:
+        async with await queue.resume_async(8, timeout_s=60) as parts:
             assert parts.ids == ids
             await parts.put_async({"tokens": [[1, 3], [2]]}, version=1, lengths=[2, 1])
         assert queue.stats().partial == 0

@@ -16,24 +16,24 @@ def test_who_scores_gets_what_there_is_where_no_more_can_come():
 
         def produce():
             for _ in range(12):
-                queue.put({"tokens": [1] * 5}, version=0, timeout_s=10)
+                queue.put({"tokens": [1] * 5}, version=0, timeout_s=60)
             queue.end()
 
         def score():
             while True:
-                with queue.get(7, adds=["reward"], timeout_s=10) as batch:
+                with queue.get(7, adds=["reward"], timeout_s=60) as batch:
                     batch.add({"reward": [0.0] * batch.size})
 
         made, scored = threads.submit(produce), threads.submit(score)
         sizes = []
         with pytest.raises(SampleQueueEndedError):
             while True:
-                with queue.get(10, timeout_s=10) as batch:
+                with queue.get(10, timeout_s=60) as batch:
                     sizes.append(batch.size)
         assert sum(sizes) == 60
-        made.result(10)
+        made.result(60)
         with pytest.raises(SampleQueueEndedError):
-            scored.result(10)
+            scored.result(60)
 
 
 def test_who_waits_in_vain_where_all_is_too_old_and_no_room_is_left_is_told_once(caplog):
