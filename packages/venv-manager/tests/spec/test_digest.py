@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import time
 
 import pytest
 
@@ -330,6 +331,29 @@ def test_an_edit_that_keeps_size_and_time_counts(tmp_path):
     (lib / "lib.py").write_text("x = 2\n")
     os.utime(lib / "lib.py", ns=(facts.st_atime_ns, facts.st_mtime_ns))
     assert keyed(spec)[0] != before
+
+
+class Ticking:
+    """What `stat` says where the file system's clock stands still."""
+
+    def __init__(self, found, now_ns):
+        self.found, self.st_ctime_ns, self.st_mtime_ns = found, now_ns, now_ns
+
+    def __getattr__(self, name):
+        return getattr(self.found, name)
+
+
+@pytest.mark.hostile
+def test_edits_within_one_tick_of_a_file_systems_clock_count(tmp_path, monkeypatch):
+    lib, now_ns, stat = write_project(tmp_path / "lib", name="lib"), time.time_ns(), os.stat
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns + 10**6)
+    monkeypatch.setattr(os, "stat", lambda *file, **how: Ticking(stat(*file, **how), now_ns))
+    spec = EnvironmentSpec.requirements([f"lib @ {lib.as_uri()}"])
+    keys = []
+    for text in ("x = 1\n", "x = 2\n", "x = 3\n"):
+        (lib / "lib.py").write_text(text)
+        keys.append(keyed(spec)[0])
+    assert len(set(keys)) == 3
 
 
 @pytest.fixture

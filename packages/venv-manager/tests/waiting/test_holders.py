@@ -128,7 +128,8 @@ if os.fork() == 0:
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
     os.dup2(1, 2)
-    open(os.environ["LEFT"], "w").write(str(os.getpid()))
+    open(os.environ["LEFT"] + ".new", "w").write(str(os.getpid()))
+    os.rename(os.environ["LEFT"] + ".new", os.environ["LEFT"])
     time.sleep(3600)
 while not os.path.exists(os.environ["LEFT"]):
     time.sleep(0.01)

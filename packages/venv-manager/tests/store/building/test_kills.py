@@ -81,8 +81,8 @@ def test_killed_at_any_step_leaves_a_store_that_works(tmp_path, fake_uv, project
         root = tmp_path / ("killed " + point.replace(":", " "))
         killed = run(root, point)
         kind, number = point.split(":")
-        if killed.returncode == 0 and kind == "step" and int(number) > steps - 6:
-            # waiting took fewer looks than at the first time
+        if killed.returncode == 0 and kind == "step":
+            # the first time took more steps: more looks while it waited, or modules without bytecode yet
             assert json.loads(killed.stdout)["step"] < int(number)
         else:
             assert killed.returncode == -signal.SIGKILL, f"{point} was not reached"

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 
@@ -22,11 +23,14 @@ _OF_FILES = frozenset({"url", "path"})
 _ARCHIVES = (".whl", ".zip", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _SIZES, _MOMENTS = re.compile(r"size = \d+"), re.compile(r"upload-time = [\d:TZ.+-]+")
 _REVISION = re.compile(r"(?m)^revision = \d+\n")
+# The clocks of file systems tick: every 4 to 10 ms on most, every 2 s on some. What changes twice within one
+# tick has the times of the first change.
+_TICK_NS = 2_000_000_000
 _hashes: dict[tuple[Callable[[str], str], str], tuple[tuple[int, ...], str]] = {}
 
 
 def file_hash(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file; read again only after its size, a time or its inode changed."""
+    """SHA-256 of a file; read again only after its size, a time or its inode changed, or if that just did."""
     return _hashed(str(path), _of_bytes)
 
 
@@ -55,7 +59,9 @@ def _hashed(name: str, read: Callable[[str], str]) -> str:
         mark = (stat.st_ctime_ns, stat.st_mtime_ns, stat.st_size, stat.st_ino)
         known = _hashes.get((read, name))
         if known is None or known[0] != mark:
-            known = _hashes[read, name] = (mark, read(name))
+            known = (mark, read(name))
+            if time.time_ns() - stat.st_ctime_ns > _TICK_NS:
+                _hashes[read, name] = known
     except OSError as error:
         raise SpecError(f"{name} cannot be read: {error}") from error
     return known[1]
