@@ -12,6 +12,7 @@ from generation_conformance import Conformance
 from generation_stage import EXAMPLE, MODEL, group_stage, local_stage
 
 from generation import EngineOptions, RefusedError, start_generators
+from generation.group import WORKERS
 from generation.transformers_worker import TransformersWorker
 from raycrew.cluster_core.testing import FakeCluster, connected
 
@@ -46,9 +47,17 @@ def test_the_executor_ray_is_refused_on_cpus_before_an_engine_starts():
         start_generators(FakeCluster([2]), "vllm", EngineOptions(MODEL, executor="ray"))
 
 
-@pytest.mark.parametrize("module", ["generation", "generation.vllm_worker"])
-def test_neither_the_driver_nor_who_asks_what_the_worker_is_like_imports_vllm_or_transformers(module):
-    code = f"import sys, {module}; print([m for m in ('vllm', 'transformers') if m in sys.modules])"
-    path = os.pathsep.join([str(EXAMPLE), os.environ.get("PYTHONPATH", "")])
+@pytest.mark.parametrize(
+    ("driver", "worker"),
+    [("generation", name) for name in WORKERS.values()] + [("grpo.workers", "grpo.policy.PolicyWorker")],
+)
+def test_a_driver_has_the_classes_of_its_workers_and_neither_vllm_nor_transformers(driver, worker):
+    """So that a group knows what they are like without a process that imports those."""
+    module, _, name = worker.rpartition(".")
+    code = (
+        f"import sys, {driver}; held = hasattr(sys.modules['{module}'], '{name}')\n"
+        "print(held, [m for m in ('vllm', 'transformers') if m in sys.modules])"
+    )
+    path = os.pathsep.join([str(EXAMPLE), str(EXAMPLE.with_name("grpo")), os.environ.get("PYTHONPATH", "")])
     told = {"env": {**os.environ, "PYTHONPATH": path}, "capture_output": True, "text": True, "check": True}
-    assert subprocess.run([sys.executable, "-c", code], **told).stdout.strip() == "[]"
+    assert subprocess.run([sys.executable, "-c", code], **told).stdout.strip() == "True []"

@@ -15,14 +15,15 @@ from generation.metrics import GenerationMetrics
 from generation.options import EngineOptions, check_device
 from generation.prompts import Limits, Prompt, check_stops, read_prompts
 from generation.sampling import Sampling
+from generation.transformers_worker import TransformersWorker
+from generation.vllm_worker import VllmWorker
 from raycrew.cluster_core import Cluster
 from raycrew.tensor_transport import BatchedDataDict
 from raycrew.worker_groups import MultiWorkerFuture, RankInfo, RayWorkerGroup
 
-WORKERS = {
-    "transformers": "generation.transformers_worker.TransformersWorker",
-    "vllm": "generation.vllm_worker.VllmWorker",
-}
+# A driver that has the classes needs no process to say what they are like; their engines are imported late.
+KINDS = {"transformers": TransformersWorker, "vllm": VllmWorker}
+WORKERS = {name: f"{kind.__module__}.{kind.__qualname__}" for name, kind in KINDS.items()}
 ENVIRONMENTS = {"transformers": "transformers", "vllm": "vllm-cpu", "vllm-gpu": "vllm-gpu"}
 PROJECTS = Path(__file__).parent.parent / "environments"
 PREFIX_TOKENS = 32

@@ -1,4 +1,4 @@
-"""The vLLM generator, in an environment of its own; a driver knows this module only by name.
+"""The vLLM generator, in an environment of its own.
 
 Who asks what the class is like, as a group does before it starts, need not import vLLM, which takes 10 s.
 """

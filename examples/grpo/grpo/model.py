@@ -1,19 +1,25 @@
-"""The policy's model, made on the spot; imported only inside worker environments."""
+"""The policy's model, made on the spot; who asks what the policy is like need not import transformers."""
+
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo.config import ModelConfig
 from raycrew.worker_groups import current_worker
 
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
-def build_model(config: ModelConfig, seed: int) -> LlamaForCausalLM:
+
+def build_model(config: ModelConfig, seed: int) -> "LlamaForCausalLM":
     """A model with random weights; the same weights for the same seed."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(seed)
     return LlamaForCausalLM(LlamaConfig(**config.as_llama()))
 
 
-def token_logprobs(model: LlamaForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
+def token_logprobs(model: "LlamaForCausalLM", tokens: torch.Tensor) -> torch.Tensor:
     """Log-probability of each token given those before it.
 
     Args:

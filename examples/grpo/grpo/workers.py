@@ -15,6 +15,7 @@ from generation.group import PROJECTS, WORKERS
 from grpo.config import RunConfig
 from grpo.deaths import Deaths
 from grpo.options import Options
+from grpo.policy import PolicyWorker
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.tensor_transport import WeightDirectory
 from raycrew.venv_manager import (
@@ -37,7 +38,7 @@ TRAINER = Path(__file__).parent.parent / "environments" / "trainer"
 
 @dataclass(frozen=True, slots=True)
 class WorkerKind:
-    """One kind of worker, known to the driver by name only.
+    """One kind of worker.
 
     Attributes:
         name: Short name shown to people.
@@ -56,7 +57,8 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 ERRORS_ALONE = {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_LOGS": "-all"}
 LEARN = ("warm_up", "train", "state", "restore", "done", "offload", "onload")
 """What is asked of a policy again by itself after a worker has died."""
-POLICY = WorkerKind("policy", "grpo.policy.PolicyWorker", TRAINER, ONE_THREAD)
+# Its class is at hand here, so that no process has to import transformers only to say what it is like.
+POLICY = WorkerKind("policy", f"{PolicyWorker.__module__}.{PolicyWorker.__qualname__}", TRAINER, ONE_THREAD)
 TRANSFORMERS = WorkerKind("transformers", WORKERS["transformers"], TRAINER)
 VLLM_CPU = WorkerKind("vLLM", WORKERS["vllm"], PROJECTS / "vllm-cpu", ERRORS_ALONE)
 VLLM_GPU = WorkerKind("vLLM", WORKERS["vllm"], PROJECTS / "vllm-gpu", ERRORS_ALONE)
