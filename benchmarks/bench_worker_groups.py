@@ -126,20 +126,18 @@ def small_calls(n: int, quick: bool) -> Figure:
 
 def recorded_calls(quick: bool) -> Figure:
     """Small calls while a timeline records, and while none does."""
-    calls = 100 if quick else 200
     with RayVirtualCluster([2], use_gpus=False) as cluster, RayWorkerGroup(cluster, Noop) as group:
 
-        def loop() -> None:
+        def loop(calls: int = 200 if quick else 2000) -> None:  # over several looks at what workers noted
             for i in range(calls):
                 group.run_all_workers_single_data("step", i, b="b", c=0.5).get_results()
 
         def ours() -> float:
             with timeline():
-                loop()  # its first call has the workers begin to note theirs
-                return seconds(loop)
+                return theirs()  # its first call has the workers begin to note theirs
 
         def theirs() -> float:
-            loop()
+            loop(10)
             return seconds(loop)
 
         return ratio(
@@ -148,7 +146,7 @@ def recorded_calls(quick: bool) -> Figure:
             theirs,
             baseline="the same without a timeline",
             goal=1.02,
-            repeat=9 if quick else 25,
+            repeat=9 if quick else 31,
             warmup=2,
         )
 
