@@ -6,7 +6,7 @@ import time
 
 import psutil
 
-PATIENCE_S = 60
+PATIENCE_S = 120  # far above what anything takes, also on a busy machine
 LEAST_LOOKS = 3
 
 

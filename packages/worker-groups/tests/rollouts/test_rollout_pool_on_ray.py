@@ -26,7 +26,7 @@ def cluster(local_ray_session):
 
 @pytest.fixture(scope="module")
 def pool(cluster):
-    options = {"deadline_s": 2.0, "cancel_grace_s": 0.3, "in_flight_per_worker": 4, "on_error": "return"}
+    options = {"deadline_s": 3.0, "cancel_grace_s": 0.3, "in_flight_per_worker": 4, "on_error": "return"}
     places = {"bundle_indices_list": [[0], [1]]}
     with RolloutPool(cluster, "rollout_agents.obey", "rollout_agents.Tools", group=places, **options) as made:
         yield made

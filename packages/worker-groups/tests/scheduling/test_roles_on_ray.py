@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ray
-from patience import eventually, is_running
+from patience import PATIENCE_S, eventually, is_running
 
 from raycrew.cluster_core import RayVirtualCluster
 from raycrew.worker_groups.scheduling import (
@@ -82,8 +82,8 @@ def test_a_ping_answers_during_a_call_and_an_end_does_not_wait_for_it(scheduler)
     ((pid, *_),) = with_echo(scheduler, [one])
     with ThreadPoolExecutor(1) as thread:
         call = thread.submit(scheduler.call_engine, one, "nap", None, 60, timeout_s=90)
-        eventually(lambda: scheduler.ping(one) == "busy", "it naps")
-        assert scheduler.ping(one).method == "call"
+        eventually(lambda: scheduler.ping(one, PATIENCE_S) == "busy", "it naps")
+        assert scheduler.ping(one, PATIENCE_S).method == "call"
         with pytest.raises(WorkerTimeoutError):
             scheduler.call_engine(one, "say", timeout_s=0.1)
         assert scheduler.delete_workers("actor", timeout=0.5) is False
@@ -108,7 +108,7 @@ def test_a_worker_that_died_is_told_of_with_its_last_words(scheduler):
     with pytest.raises(WorkerFailedError, match="actor/1: die") as caught:
         scheduler.call_engine(ids[1], "die")
     assert "the last words" in caught.value.log_tail
-    eventually(lambda: scheduler.ping(ids[1]) == "dead", "it is seen to be dead")
+    eventually(lambda: scheduler.ping(ids[1], PATIENCE_S) == "dead", "it is seen to be dead")
     with pytest.raises(WorkerFailedError, match="actor/1 has died: rank 1 of 'actor'") as caught:
         scheduler.get_workers("actor")
     assert "the last words" in caught.value.log_tail

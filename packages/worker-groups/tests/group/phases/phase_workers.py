@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from pathlib import Path
 
 
@@ -81,6 +80,3 @@ class Hoarder:
 
     def pid(self):
         return os.getpid()
-
-    def stay(self, seconds):
-        time.sleep(seconds)

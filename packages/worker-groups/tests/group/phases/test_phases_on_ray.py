@@ -62,6 +62,12 @@ def state(group):
     return group.call("state").get_results(timeout=60)[0]
 
 
+def is_marked(phases, name):
+    """Whether it is known of a turn how much its group had, and how much the other one."""
+    use = phases.report().phases.get(name)
+    return use is not None and len(use.ranks) == 2 and use.ranks[name][0].host_bytes > SIZE
+
+
 def test_marks_show_who_had_memory_and_workers_that_die_come_up_as_their_phase_is(start):
     phases = PhaseManager("train", "generate", look_s=0.05)
     trainer = start(phases, "train")
@@ -74,9 +80,10 @@ def test_marks_show_who_had_memory_and_workers_that_die_come_up_as_their_phase_i
     )
     for _ in range(2):
         with phases.turn("train"):
-            trainer.call("stay", 0.1).get_results()
             assert (state(trainer)[0], state(generator)[0]) == (SIZE, 0)
+            eventually(lambda: is_marked(phases, "train"), "a look sees who is awake")
         with phases.turn("generate"):
+            eventually(lambda: is_marked(phases, "generate"), "a look sees who is awake")
             assert (state(trainer)[0], state(generator)[0]) == (0, SIZE)
 
     marks = phases.report().phases

@@ -9,6 +9,7 @@ from timed_workers import Timed
 
 from raycrew.worker_groups import RayWorkerGroup, WorkerFailureError, fan_out, timeline
 from raycrew.worker_groups._health.observers import observed
+from raycrew.worker_groups._health.timeline import questions, recorder
 
 
 def events(run, **wanted):
@@ -17,7 +18,9 @@ def events(run, **wanted):
 
 
 @pytest.fixture
-def group(cluster):
+def group(cluster, monkeypatch):
+    for module in (questions, recorder):  # on a busy machine nodes may take their time to answer
+        monkeypatch.setattr(module, "LOOK_WITHIN_S", PATIENCE_S)
     with RayWorkerGroup(
         cluster, Timed, name_prefix="timed", enable_load_balancing=True, idempotent_methods=["slow_on"]
     ) as made:
