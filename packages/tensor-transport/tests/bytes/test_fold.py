@@ -61,12 +61,54 @@ def test_signs_that_change_in_pairs_are_seen(size):
     assert fold(negated) != fold(data)
 
 
-def test_a_row_turned_in_two_ways_is_the_same():
-    row, columns = (torch.from_numpy(some(64, seed).view(np.int64)) for seed in (1, 2))
-    low = columns >> 32 & 2**32 - 1
-    turned = low | torch.roll(columns, -1) << 32
-    want = torch.add(row, turned, alpha=fold_module._FACTOR)
-    assert torch.equal(fold_module._Turning(columns).add(row), want)
+def moved(data, a, b, size):
+    changed = data.copy()
+    changed[a : a + size], changed[b : b + size] = data[b : b + size], data[a : a + size]
+    return changed
+
+
+PAGE = 4096
+DAMAGE = {
+    "pages swapped": lambda data: moved(data, PAGE, 3 * PAGE, PAGE),
+    "pages of two rows swapped": lambda data: moved(data, 0, FOLD_BYTES, PAGE),
+    "rows swapped": lambda data: moved(data, 0, 2 * FOLD_BYTES, FOLD_BYTES),
+    "halves of words swapped": lambda data: data.reshape(-1, 2, 4)[:, ::-1].copy().reshape(-1),
+    "one page on": lambda data: np.roll(data, PAGE),
+    "one row on": lambda data: np.roll(data, FOLD_BYTES),
+    "one element on": lambda data: np.roll(data, 4),
+    "a page of zeros": lambda data: np.concatenate([data[:PAGE], np.zeros(PAGE, np.uint8), data[2 * PAGE :]]),
+    "the end of zeros": lambda data: np.concatenate([data[:PAGE], np.zeros(len(data) - PAGE, np.uint8)]),
+    "a page twice": lambda data: np.concatenate([data[:PAGE], data[:PAGE], data[2 * PAGE :]]),
+    "a row twice": lambda data: np.concatenate([data[:FOLD_BYTES], data[:-FOLD_BYTES]]),
+    "negated": lambda data: (-data.view(np.float32)).view(np.uint8),
+    "conjugated": lambda data: data.view(np.complex64).conj().view(np.uint8),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_what_went_wrong_with_memory_is_seen(damage, dtype):
+    numbers = np.random.default_rng(0).standard_normal(4 * FOLD_BYTES // np.dtype(dtype).itemsize)
+    data = numbers.astype(dtype).view(np.uint8)
+    changed = DAMAGE[damage](data)
+    assert not np.array_equal(changed, data) and fold(changed) != fold(data)
+    assert fold_in_sections(changed) != fold_in_sections(data)
+
+
+@pytest.mark.parametrize("size", [8, 64, 100, 128, 200])
+def test_rows_are_taken_up_by_the_rule(monkeypatch, size):
+    monkeypatch.setattr(fold_module, "FOLD_BYTES", 64)
+    data = some(size)
+    width = min(-(-size // 8) * 8, 64)
+    state, bits = 0, 8 * width
+    for start in range(0, size, 64):
+        state ^= int.from_bytes(data[start : start + 64].tobytes(), "little")
+        state = state << 24 & (1 << bits) - 1 | state >> (bits - 24)
+        words = [(state >> at & 2**64 - 1) * fold_module._FACTOR % 2**64 for at in range(0, bits, 64)]
+        state = sum(word << 64 * i for i, word in enumerate(words))
+    mixed = [word ^ word >> 32 for word in words]
+    total = sum(word * int(factor) for word, factor in zip(mixed, fold_module._factors(), strict=False))
+    assert fold(data) == (total + size * fold_module._FACTOR) % 2**64
 
 
 def test_a_piece_that_is_no_multiple_is_the_last_one():
@@ -125,17 +167,17 @@ def test_what_is_not_on_the_processor_has_the_same_fold(size):
 
 
 def test_folds_stay_what_they_were():
-    data = (np.arange(40 * FOLD_BYTES) * 2654435761 >> 8).astype(np.uint8)
+    data = (np.arange(80 * FOLD_BYTES) * 2654435761 >> 8).astype(np.uint8)
     sizes = (1, 8, 1000, FOLD_BYTES + 13, 3 * FOLD_BYTES)
     assert [fold(data[:size]) for size in sizes] == [
         11400714819323198485,
-        9413283952271509762,
-        9793556137099983527,
-        12464933375319618581,
-        1510372637408450504,
+        10514236123696564160,
+        10546561569347585463,
+        10604183962509887527,
+        13771269600833224406,
     ]
-    assert [fold_in_sections(data[:size]) for size in (0, 100, 40 * FOLD_BYTES)] == [
+    assert [fold_in_sections(data[:size]) for size in (0, 100, 80 * FOLD_BYTES)] == [
         0,
-        10935582428394823554,
-        11391075327919992716,
+        13209133756154625123,
+        17074507121879034500,
     ]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raycrew.tensor_transport._bytes.closing import Closing
+from raycrew.tensor_transport._bytes.memory import copy_part
 from raycrew.tensor_transport._bytes.shared.arena_files import RELEASED_IN, SIZE, Header
 from raycrew.tensor_transport._bytes.shared.forks import remake_in_child
 from raycrew.tensor_transport._bytes.shared.own_files import HEADER_BYTES, close_locked, open_own, share
@@ -140,7 +141,7 @@ class ArenaReader(Closing):
     def read(self, target: Bytes, offset: int) -> None:
         """Fill a buffer with bytes from some place on, by several threads at once."""
         if self._map is not None:
-            np.copyto(target, np.frombuffer(self._map, np.uint8, target.nbytes, HEADER_BYTES + offset))
+            copy_part(target, np.frombuffer(self._map, np.uint8, target.nbytes, HEADER_BYTES + offset))
             return
         done = 0
         while done < target.nbytes:
