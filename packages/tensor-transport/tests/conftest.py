@@ -3,11 +3,21 @@
 Processes take seconds to start: what tests can share, they do.
 """
 
+import contextlib
+import fcntl
 import os
 import tempfile
 from pathlib import Path
 
 import pytest
+
+
+@contextlib.contextmanager
+def one_start_at_a_time():
+    """Nodes race for ports when they start, those of another lane too."""
+    with Path(tempfile.gettempdir(), f"raycrew-start-{os.getuid()}.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -25,8 +35,9 @@ def ray_cluster():
     for tries in (2, 1, 0):
         cluster = Cluster()
         try:
-            cluster.add_node(**options, **head, resources={"node0": 100})
-            cluster.add_node(**options, resources={"node1": 100})
+            with one_start_at_a_time():
+                cluster.add_node(**options, **head, resources={"node0": 100})
+                cluster.add_node(**options, resources={"node1": 100})
         except Exception as error:
             cluster.shutdown()
             if not tries or "timed out during startup" not in str(error):  # Ray allows 30 s
