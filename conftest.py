@@ -3,7 +3,8 @@
 Those that need to be root, who alone can be several users, are skipped for others; REQUIRE_ROOT=1 lets them
 fail there.
 
-An example of a property test may take long: a busy machine is no fault.
+An example of a property test may take long: a busy machine is no fault. Examples are the same each time, as
+a submission is not to fail of what another one has left; `--hypothesis-profile=exploring` tries others.
 """
 
 import os
@@ -13,7 +14,10 @@ import subprocess
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+settings.register_profile("exploring", settings.get_profile("unhurried"), derandomize=False)
 settings.load_profile("unhurried")
 
 

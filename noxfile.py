@@ -37,6 +37,8 @@ TWO_LANES = "2"
 # Examples whose modules are found by the folder that they lie in, and are not checked in strict mode.
 LOOSE_EXAMPLES = ("generation", "grpo", "verifier")
 WITHOUT_LONG = ("-m", "not long")
+# Property tests try other examples each time; else the same ones, so that CI does not fail by luck.
+EXPLORING = ("--hypothesis-profile", "exploring")
 PYTHONS = ("3.11", "3.12", "3.13")
 # A CPU build of torch is not to be had everywhere for every Python: name where it is.
 TORCH_PYTHONS = os.environ.get("RAYCREW_TORCH_PYTHONS", "3.11").split(",")
@@ -285,7 +287,7 @@ def tests(session: nox.Session, package: str) -> None:
     skip_without_torch(session, package)
     wheels = with_siblings(package, TESTED_EXTRAS[package])
     session.install(*wheels, *libraries(session, package), *TEST_TOOLS, *CONSTRAINTS)
-    pytest_alone(session, package)
+    pytest_alone(session, package, *EXPLORING)
 
 
 @nox.session(python=PYTHONS[0], requires=["build"])
