@@ -14,6 +14,7 @@ from raycrew.tensor_transport.weights import WeightDirectory, WeightPublisher
 from raycrew.tensor_transport.weights._directory.directory import _LocalEdge
 from raycrew.tensor_transport.weights._directory.record import Record
 from raycrew.tensor_transport.weights._directory.versions import Begin, Finish
+from raycrew.tensor_transport.weights._receiving import feeds
 
 
 class Overheard(_LocalEdge):
@@ -160,3 +161,20 @@ def test_a_partial_version_is_read_once_it_is_known_that_it_can_be_added():
     )
     assert len(whole.news.buckets) == 1 and whole.news.done
     assert partial.news is None and not record.versions[2].fetching
+
+
+@pytest.mark.parametrize("each_s", [0.0, 3600.0])
+def test_what_is_had_of_a_complete_version_is_said_from_time_to_time_and_in_the_end(monkeypatch, each_s):
+    """Buckets of shared memory are had faster than a directory answers; whoever waits for them hears it."""
+    monkeypatch.setattr(feeds, "_SAY_EACH_S", each_s)
+    store, record, said = InProcessByteStore(), Record(1, 60.0, "auto"), []
+    trainer = Trainer(store, WeightDirectory(_LocalEdge(record)))
+    generator = Generator(store, WeightDirectory(Overheard(record, said)))
+    trainer.publish_weights()
+    version = record.versions[1]
+    count = len(version.buckets)
+    assert count > 2
+    generator.apply_weights(1)
+    assert said.count("(took)") == (count if each_s == 0.0 else 1) and "took" not in said
+    assert version.taken[generator.receiver.name] == (count,) and not version.fetching
+    assert_same(generator.model.tensors, weights(0))

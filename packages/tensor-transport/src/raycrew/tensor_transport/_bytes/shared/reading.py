@@ -41,7 +41,7 @@ class ArenaMaps:
         most: So many are kept, each with a descriptor; beyond that, those that were used last.
     """
 
-    def __init__(self, most: int = 128) -> None:
+    def __init__(self, most: int = 256) -> None:
         self._most = most
         self._maps: dict[Path, tuple[int, mmap.mmap]] = {}
         self._lock = threading.Lock()

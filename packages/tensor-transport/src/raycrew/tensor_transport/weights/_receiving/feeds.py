@@ -1,6 +1,7 @@
 """Where a receiver hears of buckets: an update that is complete, or the directory, as they are put."""
 
 import threading
+import time
 from collections.abc import Sequence
 
 from raycrew.tensor_transport.errors import ManifestMismatchError, UpdateAbortedError, WeightUpdateError
@@ -14,6 +15,8 @@ from raycrew.tensor_transport.weights._directory import (
 )
 from raycrew.tensor_transport.weights._receiving.fetching import Heading, Parcel
 from raycrew.tensor_transport.weights._update import BucketPlan, TensorEntry, WeightUpdate, check_digest
+
+_SAY_EACH_S = 0.01
 
 
 class UpdateFeed:
@@ -111,6 +114,7 @@ class DirectoryFeed:
         self._handed: list[int] = []
         self._waiting: list[Announced] = []
         self._done = self._counts = False
+        self._said = time.monotonic()
         self._stopped = threading.Event()
 
     def heading(self, timeout_s: float | None) -> Heading:
@@ -151,8 +155,7 @@ class DirectoryFeed:
         if self._stopped.is_set():  # Whoever asks counts as one that reads.
             return None
         if self._waiting:
-            if any(self._handed):
-                self._directory.ask(Record.took, *took)
+            self._say(took)
         elif self._done:  # There is nothing more to be had of it that could be lost.
             if not self._counts:
                 self._directory.tell(Record.took, *took)
@@ -170,6 +173,20 @@ class DirectoryFeed:
             entries = plan.by_bucket[announced.index]
         of = "?" if plan is None else str(len(plan.bucket_sizes))
         return Parcel(sum(self._handed) - 1, of, announced.bucket, entries)
+
+    def _say(self, took: tuple[int, str, tuple[int, ...]]) -> None:
+        """Say what is had, while more is at hand: a publisher may wait for that, or nodes that come after.
+
+        Of a version that is complete it is not said of each bucket: those in shared memory are had faster
+        than a directory answers.
+        """
+        if not any(self._handed):
+            return
+        if not self._done:
+            self._directory.ask(Record.took, *took)
+        elif (now := time.monotonic()) >= self._said + _SAY_EACH_S:
+            self._said = now
+            self._directory.tell(Record.took, *took)
 
     def _hear(self, news: News) -> None:
         self._waiting, self._done, self._counts = list(news.buckets), news.done, news.counts
