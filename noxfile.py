@@ -80,6 +80,7 @@ def find_links() -> str:
 # uv, its caches and Ray are told once, for every session.
 os.environ.setdefault("UV_FIND_LINKS", find_links())
 os.environ.setdefault("UV_LINK_MODE", "hardlink")
+os.environ.setdefault("UV_HTTP_TIMEOUT", "120")  # an index that is slow for once fails no session
 # Bytecode is written where a module is first imported: to compile all of Ray and torch takes longer than it
 # saves, as nobody imports most of it.
 os.environ.setdefault("UV_COMPILE_BYTECODE", "0")
