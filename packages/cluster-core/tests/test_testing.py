@@ -2,6 +2,7 @@ import gc
 from dataclasses import replace
 
 import pytest
+from watching import wait_until
 
 from raycrew.cluster_core import BundlesOccupiedError, BundleSpec, Cluster, ClusterClosedError
 from raycrew.cluster_core._placement import LedgerClaim
@@ -199,7 +200,7 @@ def test_a_claim_that_was_forgotten_is_told_of_as_long_as_its_cluster_is_there(r
     with FakeCluster([1]) as cluster:
         cluster.claim(None, "forgetful")
         assert told("forgetful") == [ResourceWarning]
-        assert cluster.holders() == {}
+        wait_until(lambda: cluster.holders() == {})
         kept = cluster.claim(None, "last")
     del kept
     assert told("last") == []
