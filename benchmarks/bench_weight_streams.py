@@ -1,5 +1,6 @@
 """Weight updates that stream: overlap, one fetch per node, memory, and the way over files."""
 
+import os
 import tempfile
 import threading
 import time
@@ -7,6 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 from safetensors.torch import load_file, save_file
@@ -65,8 +67,14 @@ class Publishing:
         thread.join()
         return (max(found) - before) / BUCKET
 
-    def save(self, path: str) -> None:
+    def save(self, path: str, written_out: bool) -> None:
+        """As others save; written out to its disk, nothing of it stays in memory."""
         save_file(self.weights, path)
+        if written_out:
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
 
 
 class Receiving:
@@ -78,6 +86,7 @@ class Receiving:
         self.directory = directory
         self.store = SharedMemoryTransport(session, arena_bytes=BUCKET)
         self.receiver = self.another()
+        self.source, self.target = (np.ones(64 * MIB, np.uint8) for _ in range(2))
 
     def another(self) -> WeightReceiver:
         return WeightReceiver(
@@ -96,11 +105,24 @@ class Receiving:
         with self.another() as fresh:
             return seconds(fresh.pull)
 
-    def fetch(self, version: int) -> None:
-        """Have all buckets in place, and no more."""
+    def fetch(self, version: int) -> float:
+        """Have all buckets in place, and no more; the seconds of a processor that it took."""
+        began = time.process_time()
         options = {"store": self.store, "directory": self.directory, "borrow": True, "verify": False}
         with WeightReceiver(self.load, **options) as fresh:
             fresh.prepare(version)
+        return time.process_time() - began
+
+    def compute(self, seconds_of_cpu: float) -> None:
+        """Take so much of a processor, and no memory."""
+        until = time.process_time() + seconds_of_cpu
+        while time.process_time() < until:
+            pass
+
+    def copy(self, size_bytes: int) -> None:
+        """Copy so many bytes of this process, by one thread."""
+        for _ in range(size_bytes // self.source.nbytes):
+            np.copyto(self.target, self.source)
 
     def take(self, path: str) -> None:
         self.load(load_file(path).items())
@@ -130,20 +152,27 @@ class Crew:
         return float(max(pulling.get_results() + publishing.get_results()))
 
     def fetched_by(self, count: int) -> float:
-        version = self.directory.latest
-        group = self.generators.on(ranks=range(count))
-        return seconds(lambda: group.call("fetch", version).get_results())
+        return self.at_once(count, "fetch", self.directory.latest)
+
+    def cpu_of_a_fetch(self) -> float:
+        (taken,) = self.one.call("fetch", self.directory.latest).get_results()
+        return float(taken)
 
     def loaded_by(self, count: int) -> float:
         """Fetched and copied into as many models of their own."""
         group = self.generators.on(ranks=range(count))
         return float(max(group.call("pull_again").get_results()))
 
-    def over_a_file(self) -> float:
-        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+    def at_once(self, count: int, method: str, *args: Any) -> float:
+        """So many receivers do the same."""
+        group = self.generators.on(ranks=range(count))
+        return seconds(lambda: group.call(method, *args).get_results())
+
+    def over_a_file(self, directory: str, written_out: bool) -> float:
+        with tempfile.TemporaryDirectory(dir=directory) as folder:
             path = str(Path(folder, "model.safetensors"))
             start = time.perf_counter()
-            self.trainer.call("save", path).get_results()
+            self.trainer.call("save", path, written_out).get_results()
             self.one.call("take", path).get_results()
             return time.perf_counter() - start
 
@@ -172,6 +201,64 @@ class Crew:
         self.watch.close()
 
 
+def by_four(crew: Crew, title: str, repeat: int) -> list[Figure]:
+    """Four receivers against one, and what four processes cost each other on this machine anyway."""
+    cpu_s = min(crew.cpu_of_a_fetch() for _ in range(1 + repeat))
+    floor = f"one of them; {os.cpu_count()} cores: four that fetch can hardly be below"
+    return [
+        ratio(
+            f"{title}: fetch by four receivers over one",
+            lambda: crew.fetched_by(4),
+            lambda: crew.fetched_by(1),
+            baseline="one receiver of the same node; mapped, without checksums, not loaded",
+            goal=1.4,
+            repeat=4 * repeat,
+        ),
+        ratio(
+            "four processes that compute as long as a fetch does, over one",
+            lambda: crew.at_once(4, "compute", cpu_s),
+            lambda: crew.at_once(1, "compute", cpu_s),
+            baseline=floor,
+            repeat=4 * repeat,
+            note=f"{1e3 * cpu_s:.0f} ms of a processor each",
+        ),
+        ratio(
+            f"{title}: loaded by four into a model of each, over one",
+            lambda: crew.loaded_by(4),
+            lambda: crew.loaded_by(1),
+            baseline="one receiver; each copies into private memory",
+            repeat=repeat,
+        ),
+        ratio(
+            "four processes that copy as many bytes over one",
+            lambda: crew.at_once(4, "copy", crew.size_bytes),
+            lambda: crew.at_once(1, "copy", crew.size_bytes),
+            baseline=floor.replace("fetch", "load"),
+            repeat=repeat,
+        ),
+    ]
+
+
+def over_files(crew: Crew, title: str, repeat: int) -> list[Figure]:
+    """Against a file of safetensors: one that never leaves memory, and one that does, as a checkpoint."""
+    return [
+        ratio(
+            f"{title}: speed over safetensors {where}",
+            crew.streamed,
+            lambda directory=directory, written_out=written_out: crew.over_a_file(directory, written_out),
+            baseline=f"save_file and load_file in {directory}{how}",
+            goal=3.0,
+            better="higher",
+            repeat=repeat,
+            invert=True,
+        )
+        for where, directory, written_out, how in (
+            ("in memory", "/dev/shm", False, ", which is memory of the same node"),
+            ("on disk", "/var/tmp", True, ", written out (fsync) and read back"),
+        )
+    ]
+
+
 def streaming(peers: Any, quick: bool) -> list[Figure]:
     """All figures."""
     size = (128 if quick else 1024) * MIB
@@ -191,31 +278,8 @@ def streaming(peers: Any, quick: bool) -> list[Figure]:
                 goal=1.2,
                 repeat=repeat,
             ),
-            ratio(
-                f"{title}: fetch by four receivers over one",
-                lambda: crew.fetched_by(4),
-                lambda: crew.fetched_by(1),
-                baseline="one receiver of the same node; mapped, without checksums, not loaded",
-                goal=1.4,
-                repeat=repeat,
-            ),
-            ratio(
-                "the same, loaded into a model of each",
-                lambda: crew.loaded_by(4),
-                lambda: crew.loaded_by(1),
-                baseline="one receiver; each copies into private memory",
-                repeat=repeat,
-            ),
-            ratio(
-                f"{title}: speed over safetensors",
-                crew.streamed,
-                crew.over_a_file,
-                baseline="save_file and load_file in memory of the same node",
-                goal=3.0,
-                better="higher",
-                repeat=repeat,
-                invert=True,
-            ),
+            *by_four(crew, title, repeat),
+            *over_files(crew, title, repeat),
         ]
         peaks, afters = zip(*(crew.peak_and_after() for _ in range(repeat)), strict=True)
         bound = KEEP + 1 + 2 * BUCKET / size
