@@ -102,7 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with alone(chosen.journal):
             return run_plan(chosen, screen)
     except KeyboardInterrupt:
-        screen.print(f"stopped; --resume goes on with what {chosen.journal} has", highlight=False)
+        said = f"stopped; --resume goes on with what {chosen.journal} has"
+        screen.print(said, highlight=False, soft_wrap=True)
         return INTERRUPTED
 
 
