@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import grpo_runs  # noqa: F401 - makes the example importable
+import grpo_tiny  # noqa: F401 - before the example, which gets its model
 import numpy as np
 import pytest
 import torch
