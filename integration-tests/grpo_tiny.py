@@ -13,7 +13,6 @@ from generation.engine import EngineLoad, LoadingEngine, Piece  # noqa: E402
 from generation.prompts import Limits  # noqa: E402
 from generation.worker import GenerationWorker  # noqa: E402
 from grpo.config import ModelConfig  # noqa: E402
-from grpo.learner import Learner  # noqa: E402, F401 - with that model
 from grpo.policy import PolicyWorker  # noqa: E402
 from grpo.vocabulary import END  # noqa: E402
 

@@ -11,13 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import grpo_runs  # noqa: F401 - makes the example importable
-import grpo_tiny  # noqa: F401 - before the example, which gets its model
+import grpo_tiny_model
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
 from grpo import checkpoint as checkpoints
+from grpo import learner as learners
 from grpo.checkpoint import FILE, Checkpoint, settings_of
 from grpo.config import ModelConfig, RunConfig
 from grpo.deaths import Deaths
@@ -163,11 +164,10 @@ def take_a_step(learner):
     learner.step((learner.model.head.weight.sum() - target) ** 2)
 
 
-def test_a_learner_goes_on_from_a_copy_which_learning_does_not_change():
-    from grpo_tiny import Learner
-
+def test_a_learner_goes_on_from_a_copy_which_learning_does_not_change(monkeypatch):
+    monkeypatch.setattr(learners, "build_model", grpo_tiny_model.build_model)
     config = RunConfig(model=ModelConfig(hidden=4))
-    first = Learner(config, 0, torch.device("cpu"))
+    first = learners.Learner(config, 0, torch.device("cpu"))
     take_a_step(first)
     first.freeze()
     take_a_step(first)
@@ -176,7 +176,7 @@ def test_a_learner_goes_on_from_a_copy_which_learning_does_not_change():
         take_a_step(first)
     wanted = first.state()
     for _ in range(2):  # the second time from the same copy
-        second = Learner(config, 1, torch.device("cpu"))
+        second = learners.Learner(config, 1, torch.device("cpu"))
         second.load(copy)
         second.load_random_state(at)
         for _ in range(2):
