@@ -110,7 +110,7 @@ class Ledger:
         """A call was sent to some ranks, each of which has an id for it, in some context."""
         opened = _Open(group, method, at, dict(zip(calls, ranks, strict=True)), since=at, context=context)
         self._calls[opened] = None
-        self._n_parts += len(calls)
+        self._n_parts += len(opened.ranks)
         for call, rank in opened.ranks.items():
             self._open[call] = opened
             if self._strays and (stray := self._strays.pop((call, rank), None)) is not None:
