@@ -16,7 +16,7 @@ from raycrew.worker_groups._on_nodes import (
     ring,
 )
 from raycrew.worker_groups._on_nodes.page import open_ring
-from raycrew.worker_groups._on_nodes.ring import ENTRIES, Note, Ring, notes_in
+from raycrew.worker_groups._on_nodes.ring import ENTRIES, Ring, notes_in
 from raycrew.worker_groups._on_nodes.sight import Sights
 from raycrew.worker_groups._worker.heart import Heart, Running, as_text
 
@@ -27,7 +27,7 @@ def memory():
 
 
 def noted(first, last):
-    return [Note(n.to_bytes(24), "m", float(n), n + 0.5, 0.25) for n in range(first, last + 1)]
+    return [(n.to_bytes(24), "m", float(n), n + 0.5, 0.25) for n in range(first, last + 1)]
 
 
 def test_a_ring_of_zeros_says_nothing(memory):
@@ -47,7 +47,7 @@ def test_all_that_was_noted_since_is_told_but_what_was_overwritten(steps):
         count, data = written.since(seen)
         assert count == written.count == seen + step
         first = max(seen, count - ENTRIES + 1) + 1  # the oldest may be overwritten at this moment
-        assert notes_in(data) == noted(first, count)
+        assert list(notes_in(data)) == noted(first, count)
         seen = count
 
 
@@ -55,8 +55,7 @@ def test_names_are_cut_and_ids_filled(memory):
     written = Ring(memory)
     written.note(b"ab", as_text("é" * 100), 1.0, 2.0, 0.0)
     (note,) = notes_in(written.since(0)[1])
-    assert note.call == b"ab".ljust(24, b"\0")
-    assert note.method == "é" * 32
+    assert note[:2] == (b"ab".ljust(24, b"\0"), "é" * 32)
 
 
 def test_what_is_wanted_stays_so_when_the_ring_has_come_round(memory):
@@ -88,7 +87,7 @@ def test_calls_that_are_overwritten_while_they_are_read_are_left_out(memory, bef
     count, data = Overtaken(memory).since(0)
     assert count == before
     first = max(1, before + meanwhile + 2 - ENTRIES)
-    assert notes_in(data) == noted(first, before)
+    assert list(notes_in(data)) == noted(first, before)
 
 
 def test_a_heart_notes_calls_only_while_somebody_wants_to_know(memory):
@@ -104,9 +103,10 @@ def test_a_heart_notes_calls_only_while_somebody_wants_to_know(memory):
     with Running(as_text("after"), beating):
         pass
     (note,) = notes_in(told.since(0)[1])
-    assert (note.call, note.method) == (b"c" * 24, "train")
-    assert note.began <= note.ended
-    assert 0 < note.paused_s <= note.ended - note.began
+    name, method, began, ended, paused_s = note
+    assert (name, method) == (b"c" * 24, "train")
+    assert began <= ended
+    assert 0 < paused_s <= ended - began
     assert asked == [1]
 
 
@@ -134,9 +134,9 @@ def test_a_watch_is_told_of_what_ends_after_it_first_asks():
             pass
     for _ in range(2):  # an answer may get lost
         _, later, before, count, data = sights.record(worker, mark, 0)
-        notes = notes_in(data)
-        assert (before, count, [note.method for note in notes]) == (0, 2, ["one", "two"])
-    assert now <= notes[0].began <= later
+        notes = list(notes_in(data))
+        assert (before, count, [method for _, method, *_ in notes]) == (0, 2, ["one", "two"])
+    assert now <= notes[0][2] <= later
     sights.forget(worker)
     assert sights.record(worker, mark)[2:] == (2, 2, b"")
 
@@ -150,7 +150,7 @@ def test_the_end_of_one_drivers_wish_leaves_anothers():
     sights.record(worker, mark, is_last=True)
     with Running(as_text("one"), beating):
         pass
-    assert [note.method for note in notes_in(others.record(worker, mark, 0)[4])] == ["one"]
+    assert [method for _, method, *_ in notes_in(others.record(worker, mark, 0)[4])] == ["one"]
     told = open_ring(worker.pid, mark)
     told.want(1e18)
     others.record(worker, mark)

@@ -25,6 +25,10 @@ def noted(*calls):
     return ring.since(0)[1]
 
 
+def ask(workers, *args, **kwargs):
+    return list(workers.ask(*args, **kwargs))
+
+
 def place(mark, node_id="n"):
     return SimpleNamespace(facts=SimpleNamespace(mark=mark, node_id=node_id))
 
@@ -58,8 +62,8 @@ def test_who_is_followed_is_asked_at_once_and_then_with_the_others(nodes):
     workers.follow("policy", {0: place("one"), 1: SimpleNamespace(facts=None)})
     nodes.answers["m"] = [("there", 1e6, 0, 0, b"")]
     workers.follow("policy", {0: place("one"), 1: place("two", "m")})
-    assert workers.ask() == []
-    assert workers.ask(is_last=True) == []
+    assert ask(workers) == []
+    assert ask(workers, is_last=True) == []
     assert nodes.asked.pop() == ("record_last", ["one", "two"], False)
     assert nodes.asked == [
         ("record", ["one"], True),
@@ -77,12 +81,12 @@ def test_times_are_of_this_processs_clock_and_those_before_it_began_are_left_out
     ]
     workers.follow("policy", {3: place("one")})
     nodes.answers["n"] = [(clock_name(), now, 2, 2, b"")]
-    assert workers.ask() == [Ran(CALL, "policy", 3, "m", now, now + 1, 0.25)]
-    assert workers.ask() == []
+    assert ask(workers) == [Ran(CALL, "policy", 3, "m", now, now + 1, 0.25)]
+    assert ask(workers) == []
     assert workers.clocks.bounds() == {"n": 0.0}
     nodes.answers["m"] = [("there", 1e9, 0, 1, noted((b"far", 1e9 + 7, 1e9 + 8, 0.0)))]
     workers.follow("policy", {4: place("two", "m")})
-    ran = next(ran for ran in workers.ask() if ran.method == "far")
+    ran = next(ran for ran in ask(workers) if ran.method == "far")
     assert ran.ended - ran.began == pytest.approx(1.0)
     assert workers._began <= ran.began - 7 <= workers._began + 60
 
@@ -92,12 +96,12 @@ def test_what_was_overwritten_is_counted_and_an_answer_that_got_lost_is_asked_fo
     nodes.answers["n"] = [(clock_name(), 1.0, 5, 5, b"")]
     workers.follow("policy", {0: place("one")})
     nodes.answers["n"] = [(clock_name(), 1.0, 5, 9, noted((b"m", 1e9, 1e9, 0.0)))]
-    workers.ask()
+    ask(workers)
     assert workers.lost == 3
     assert nodes.seen == {0: 5}
     nodes.answers["n"] = UnansweredError("its node n does not answer in time", node_is_gone=False)
-    workers.ask()
-    workers.ask()
+    ask(workers)
+    ask(workers)
     assert nodes.seen == {0: 9}
     assert workers.lost == 3
 
@@ -109,7 +113,7 @@ def test_what_ran_before_a_first_answer_that_came_too_late_is_told(nodes):
     workers.follow("policy", {0: place("one")})
     assert nodes.seen == {0: None}
     nodes.answers["n"] = [(clock_name(), now, 0, 2, noted((b"m", now, now, 0.0), (b"k", now, now, 0.0)))]
-    assert [ran.method for ran in workers.ask()] == ["m", "k"]
+    assert [ran.method for ran in ask(workers)] == ["m", "k"]
     assert (nodes.seen, workers.lost) == ({0: 0}, 0)
 
 
@@ -124,7 +128,7 @@ def test_of_those_that_were_overwritten_before_it_only_those_count_that_may_be_o
     workers.follow("policy", {0: place("one")})
     notes = noted((b"old", oldest, oldest, 0.0), (b"m", 1e9, 1e9, 0.0))
     nodes.answers["n"] = [(clock_name(), 1.0, 0, 9, notes)]
-    assert workers.ask()[-1].method == "m"
+    assert ask(workers)[-1].method == "m"
     assert workers.lost == lost
 
 
@@ -132,16 +136,16 @@ def test_a_node_that_is_silent_is_said_once_and_asked_again(nodes, caplog):
     workers = NodeWorkers()
     nodes.answers["n"] = UnansweredError("its node n does not answer", node_is_gone=False)
     workers.follow("policy", {0: place("one")})
-    workers.ask()
+    ask(workers)
     assert caplog.text.count("does not answer") == 1
     nodes.answers["n"] = [(clock_name(), 1.0, 0, 1, noted((b"m", 1e9, 1e9, 0.0)))]
-    assert len(workers.ask()) == 1
+    assert len(ask(workers)) == 1
     workers.follow("policy", {1: place("two", "m")})
     nodes.answers["m"] = ["it can't be opened"]
     nodes.answers["n"] = [None]
-    assert workers.ask() == []
+    assert ask(workers) == []
     nodes.asked.clear()
-    workers.ask()
+    ask(workers)
     assert nodes.asked == [("record", [], False)], "who is gone is asked no more"
     assert "rank 1 of policy runs calls is not known: it can't be opened" in caplog.text
     assert "rank 0" not in caplog.text
@@ -154,8 +158,8 @@ def test_a_handler_of_a_signal_may_ask_while_its_thread_does_and_waits_for_no_ot
 
     def handle():
         workers.follow("policy", {1: place("two")})
-        found.append(workers.ask())
-        other = threading.Thread(target=lambda: found.append(workers.ask(0.01)), daemon=True)
+        found.append(ask(workers))
+        other = threading.Thread(target=lambda: found.append(ask(workers, 0.01)), daemon=True)
         other.start()
         other.join(PATIENCE_S)
 
@@ -167,5 +171,5 @@ def test_a_handler_of_a_signal_may_ask_while_its_thread_does_and_waits_for_no_ot
     assert nodes.asked == [("record", ["one"], True)]
     nodes.answers.clear(), nodes.asked.clear()
     nodes.meanwhile = list
-    workers.ask()
+    ask(workers)
     assert nodes.asked == [("record", ["one", "two"], False)], "who came meanwhile is asked later"

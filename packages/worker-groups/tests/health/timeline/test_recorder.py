@@ -1,10 +1,15 @@
 """What is told of calls is noted, put together and told to listeners."""
 
+import enum
+import gc
 import threading
 import weakref
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from patience import PATIENCE_S
+from timeline_calls import any_calls
 
 from raycrew.worker_groups._health.observers import Span, observed
 from raycrew.worker_groups._health.timeline import recorder as module
@@ -214,7 +219,7 @@ def test_a_call_counts_as_many_spans_as_it_may_make(parts, spans):
         kept = Kept(most)
         kept.call(call)
         kept.span(Span("t", "r", "n", "k", 0.0, 1.0))
-        assert kept.calls == kept_calls
+        assert kept.calls() == kept_calls
         assert len(kept.spans()) <= most
 
 
@@ -226,9 +231,34 @@ def test_what_is_kept_is_bounded():
     kept.span(Span("t", "r", "n", "k", 0.0, 1.0))
     kept.span(Span("t", "r", "n", "k", 0.0, 1.0))
     kept.span(Span("t", "r", "n", "k", 0.0, 1.0))
-    assert (kept.calls, kept.dropped) == ([call], 2)
+    assert (kept.calls(), kept.dropped) == ([call], 2)
     kept.amended(Call("policy", "train", 0.0, ()), call)
-    assert kept.calls[0] is call, "of one that did not fit"
+    assert kept.calls() == [call], "of one that did not fit"
     kept.amended(call, later := Call("policy", "train", 0.0, (Part(0, 1.0, 4.0), Part(1, 1.0, 3.0)), 3.0))
-    assert kept.calls == [later]
+    assert kept.calls() == [later]
     assert len(kept.spans()) == 2 + 5 + 1
+
+
+@given(st.lists(any_calls(), max_size=6), st.data())
+def test_what_is_kept_comes_back_as_it_was(calls, data):
+    kept = Kept(1_000)
+    for call in calls:
+        kept.call(call._replace(context=object()))
+    assert (kept.calls(), len(kept)) == (calls, len(calls))
+    for before in calls:
+        kept.amended(before, data.draw(any_calls()))
+        kept.amended(before._replace(method="never called"), before)
+    assert len(kept) == len(calls)
+
+
+def test_what_is_kept_is_nothing_that_the_garbage_collector_looks_at():
+    class Method(enum.StrEnum):
+        TRAIN = "train"
+
+    class Rank(enum.IntEnum):
+        FIRST = 0
+
+    kept = Kept(100)
+    kept.call(Call(Method.TRAIN, Method.TRAIN, 0.0, (Part(Rank.FIRST, 1.0, 2.0),), 3.0, True))
+    assert kept.calls() == [Call("train", "train", 0.0, (Part(0, 1.0, 2.0),), 3.0, True)]
+    assert not any(map(gc.is_tracked, kept._calls))

@@ -152,7 +152,7 @@ def test_a_close_that_is_interrupted_has_written_what_is_known_and_records_no_mo
     assert recorder._ending.is_set()
     assert len(events(json.loads(trace.read_text()), name="add", kind="running")) == 2
     run.close()
-    assert len(run._kept.calls) == 1
+    assert len(run._kept) == 1
 
 
 @pytest.mark.hostile

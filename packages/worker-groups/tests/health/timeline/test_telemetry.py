@@ -2,6 +2,7 @@
 
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,6 +34,7 @@ def exported(monkeypatch):
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     return exporter, provider.get_tracer("program")
 
 
@@ -81,3 +83,14 @@ def test_spans_have_the_times_of_what_they_are_of(exported):
         assert told[name] == pytest.approx([epoch_s + at for at in times], rel=0, abs=0.5)
     spans.call(Call("g", "m", None, (Part(0),)))
     assert len(exporter.get_finished_spans()) == 3, "of what nothing is known there is none"
+
+
+def test_no_span_is_made_while_nobody_has_said_where_spans_go(monkeypatch):
+    trace = pytest.importorskip("opentelemetry.trace", reason="OpenTelemetry's API is not installed")
+    made, provider = [], trace.ProxyTracerProvider()
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    spans = telemetry.OpenTelemetrySpans()
+    monkeypatch.setattr(spans, "_tracer", SimpleNamespace(start_span=lambda name, **_: made.append(name)))
+    spans.call(Call("g", "m", 0.0, (Part(0, 1.0, 3.0),), 4.0, True))
+    spans.span(Span("t", "r", "think", "step", 0.0, 1.0))
+    assert made == []

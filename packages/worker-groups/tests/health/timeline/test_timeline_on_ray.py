@@ -71,7 +71,7 @@ def test_workers_tell_when_their_calls_ran(group, tmp_path):
     batches = [event for event in events(run, kind="running") if event["name"].endswith("abs")]
     assert sum(event["args"]["items"] for event in batches) == 20
     began = min(begin for begin, _ in first)
-    (call,) = (c for c in run._kept.calls if c.method == "clock" and c.sent <= began <= c.taken)
+    (call,) = (c for c in run._kept.calls() if c.method == "clock" and c.sent <= began <= c.taken)
     for rank, (begin, end) in enumerate(first):
         assert call.running()[rank][0] <= begin <= end <= call.running()[rank][1], "one clock on one node"
 

@@ -6,7 +6,7 @@ library only: a node's watch is sent this module by value.
 """
 
 import struct
-from typing import NamedTuple
+from collections.abc import Iterator
 
 ENTRIES = 2048
 #: A call: its id, when it began and ended, how long it paused, its method.
@@ -17,14 +17,8 @@ _WANTED, _COUNT, _FIRST = 0, 1, 8 * 8
 SIZE = _FIRST + ENTRIES * _ENTRY_SIZE
 
 
-class Note(NamedTuple):
-    """A call that has ended: its id, its method, when it began and ended, and how long a stream paused."""
-
-    call: bytes
-    method: str
-    began: float
-    ended: float
-    paused_s: float
+#: A call that has ended: its id, its method, when it began and ended, and how long a stream paused.
+Note = tuple[bytes, str, float, float, float]
 
 
 class Ring:
@@ -86,16 +80,14 @@ class Ring:
         self._words[_COUNT] = number  # last, so that nothing is told of that is half noted
 
 
-def notes_in(data: bytes) -> list[Note]:
+def notes_in(data: bytes) -> Iterator[Note]:
     """The calls that `Ring.since` tells of, the first one first."""
     names: dict[bytes, str] = {}
-    notes = []
     for call, began, ended, paused_s, method in struct.iter_unpack(_ENTRY, data):
         name = names.get(method)
         if name is None:
             name = names[method] = method.rstrip(b"\0").decode(errors="replace")
-        notes.append(Note(call, name, began, ended, paused_s))
-    return notes
+        yield call, name, began, ended, paused_s
 
 
 def _place(number: int) -> int:

@@ -1,9 +1,10 @@
 """What is kept of a run: calls and spans, as many as fit. Pure."""
 
+import marshal
 from collections.abc import Mapping
 
 from raycrew.worker_groups._health.observers import Span
-from raycrew.worker_groups._health.timeline.records import Call, spans_of
+from raycrew.worker_groups._health.timeline.records import Call, Part, spans_of
 
 
 class Kept:
@@ -13,26 +14,34 @@ class Kept:
         max_spans: How many spans are kept; a call makes up to three for each rank, and one.
 
     Attributes:
-        calls: As they ended.
         dropped: How many calls and other spans did not fit.
     """
 
     def __init__(self, max_spans: int) -> None:
-        self.calls: list[Call] = []
         self.dropped = 0
+        self._calls: list[bytes] = []
         self._others: list[Span] = []
         self._max_spans, self._n_spans = max_spans, 0
+
+    def __len__(self) -> int:
+        """How many calls."""
+        return len(self._calls)
+
+    def calls(self) -> list[Call]:
+        """Those that are kept by now, as they ended, without their contexts."""
+        return [_unpacked(call) for call in list(self._calls)]
 
     def call(self, call: Call) -> None:
         """Keep a call."""
         if self._has_room(1 + 3 * len(call.parts)):
-            self.calls.append(call)
+            self._calls.append(_packed(call))
 
     def amended(self, before: Call, after: Call) -> None:
         """Keep a call as it is now."""
-        for i in reversed(range(len(self.calls))):  # most are of a moment ago
-            if self.calls[i] is before:
-                self.calls[i] = after
+        packed = _packed(before)
+        for i in reversed(range(len(self._calls))):  # most are of a moment ago
+            if self._calls[i] == packed:
+                self._calls[i] = _packed(after)
                 return
 
     def span(self, span: Span) -> None:
@@ -48,7 +57,7 @@ class Kept:
 
     def spans(self) -> list[Span]:
         """All that is to be drawn."""
-        return [*list(self._others), *(span for call in list(self.calls) for span in spans_of(call))]
+        return [*list(self._others), *(span for call in self.calls() for span in spans_of(call))]
 
     def _has_room(self, more: int) -> bool:
         if self._n_spans + more > self._max_spans:
@@ -56,3 +65,19 @@ class Kept:
             return False
         self._n_spans += more
         return True
+
+
+# Of many objects that stay, the garbage collector would look at all that a program has, again and again; at
+# bytes it never does. Version 2 of the format makes the same bytes of equal calls.
+
+
+def _packed(call: Call) -> bytes:
+    group, method, sent, parts, *outcome, _ = call
+    names = str.__str__(group), str.__str__(method)  # some are of a subclass, as numpy's and Enums' are
+    told = [(int(rank), began, ended, paused_s) for rank, began, ended, paused_s in parts]
+    return marshal.dumps((*names, sent, told, *outcome), 2)
+
+
+def _unpacked(packed: bytes) -> Call:
+    group, method, sent, parts, *outcome = marshal.loads(packed)  # of this process # nosec B302
+    return Call(group, method, sent, tuple(Part(*part) for part in parts), *outcome)

@@ -5,7 +5,7 @@ long as there is hope for that.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from raycrew.worker_groups._health.timeline.records import Call, Part
@@ -45,24 +45,21 @@ class _Open:
     group: str
     method: str
     sent: float
-    ranks: dict[bytes, int]
+    parts: dict[bytes, Part | int]
+    untold: int
     since: float
-    told: dict[bytes, Part] = field(default_factory=dict)
     taken: float | None = None
     ok: bool | None = None
     label: str = ""
     context: Any = None
 
-    @property
-    def is_told(self) -> bool:
-        return len(self.told) == len(self.ranks)
-
-    def untold(self) -> list[bytes]:
-        return [call for call in self.ranks if call not in self.told]
+    def tell(self, ran: Ran) -> None:
+        parts, call = self.parts, ran.call
+        self.untold -= isinstance(parts[call], int)
+        parts[call] = _part(ran)
 
     def closed(self) -> Call:
-        told = self.told
-        parts = tuple([told.get(call) or Part(rank) for call, rank in self.ranks.items()])
+        parts = tuple([Part(part) if isinstance(part, int) else part for part in self.parts.values()])
         outcome = self.taken, self.ok, self.label, self.context
         return Call(self.group, self.method, self.sent, parts, *outcome)
 
@@ -108,10 +105,11 @@ class Ledger:
         context: Any = None,
     ) -> None:
         """A call was sent to some ranks, each of which has an id for it, in some context."""
-        opened = _Open(group, method, at, dict(zip(calls, ranks, strict=True)), since=at, context=context)
+        parts: dict[bytes, Part | int] = dict(zip(calls, ranks, strict=True))
+        opened = _Open(group, method, at, parts, len(parts), since=at, context=context)
         self._calls[opened] = None
-        self._n_parts += len(opened.ranks)
-        for call, rank in opened.ranks.items():
+        self._n_parts += len(parts)
+        for call, rank in zip(calls, ranks, strict=True):
             self._open[call] = opened
             if self._strays and (stray := self._strays.pop((call, rank), None)) is not None:
                 self.ran(*stray)
@@ -122,7 +120,7 @@ class Ledger:
         """A worker has told when it was in a call."""
         opened = self._open.get(ran.call)
         if opened is not None:
-            opened.told[ran.call] = _part(ran)
+            opened.tell(ran)
             if now > opened.since:
                 opened.since = now
         elif (late := self._late.pop(ran.call, None)) is not None:
@@ -145,7 +143,7 @@ class Ledger:
     def settle(self, now: float) -> None:
         """Close what is complete, and what has been open for too long."""
         for opened in list(self._calls):
-            is_told, is_taken = opened.is_told, opened.taken is not None
+            is_told, is_taken = not opened.untold, opened.taken is not None
             is_late = now - opened.since > PATIENCE_S
             if (is_told and is_taken) or (is_late and (is_told or is_taken)):
                 self._close(opened)
@@ -158,7 +156,7 @@ class Ledger:
         """By group, how many calls have ranks that have not ended them, as far as is known."""
         counts: dict[str, int] = {}
         for opened in self._calls:
-            is_open = opened.taken is None and not opened.is_told
+            is_open = opened.taken is None and opened.untold > 0
             counts[opened.group] = counts.get(opened.group, 0) + is_open
         yield from counts.items()
 
@@ -169,26 +167,26 @@ class Ledger:
 
     def _close(self, opened: _Open) -> None:
         del self._calls[opened]
-        self._n_parts -= len(opened.ranks)
-        for call in opened.ranks:
+        self._n_parts -= len(opened.parts)
+        for call in opened.parts:
             del self._open[call]
         closed = opened.closed()
-        if not opened.is_told:
-            self._late |= dict.fromkeys(opened.untold(), _Late(opened, closed))
+        if opened.untold:
+            untold = [call for call, part in opened.parts.items() if isinstance(part, int)]
+            self._late |= dict.fromkeys(untold, _Late(opened, closed))
             while len(self._late) > MOST_LATE:
                 del self._late[next(iter(self._late))]
         self._closed(closed)
 
     def _amend(self, late: "_Late", ran: Ran) -> None:
         before = late.told
-        late.opened.told[ran.call] = _part(ran)
+        late.opened.tell(ran)
         late.told = late.opened.closed()
         self._amended(before, late.told)
 
 
 def _part(ran: Ran) -> Part:
-    _, _, rank, _, *times = ran
-    return Part(rank, *times)
+    return Part(ran.rank, ran.began, ran.ended, ran.paused_s)
 
 
 def _elsewhere(ran: Ran) -> Call:

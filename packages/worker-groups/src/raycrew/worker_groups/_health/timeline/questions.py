@@ -3,8 +3,9 @@
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 from raycrew.worker_groups._health.observers import LOOK_WITHIN_S
@@ -34,7 +35,7 @@ class NodeWorkers:
         self._silent: set[str] = set()
         self._asking = threading.RLock()  # a signal's handler may ask, too
         self._is_asking = False
-        self._waiting: list[Ran] = []
+        self._waiting: list[Iterator[Ran]] = []
 
     def follow(self, group: str, places: Mapping[int, Any]) -> None:
         """See `Workers`; what is noted meanwhile is kept for whoever asks next."""
@@ -50,14 +51,15 @@ class NodeWorkers:
             if left_s > 0:
                 self._waiting += self._ask(added, LOOK_WITHIN_S, may_make=True)
 
-    def ask(self, timeout_s: float = LOOK_WITHIN_S, *, is_last: bool = False) -> Sequence[Ran]:
+    def ask(self, timeout_s: float = LOOK_WITHIN_S, *, is_last: bool = False) -> Iterator[Ran]:
         """See `Workers`; a node that does not answer is asked again the next time."""
         with self._alone(timeout_s) as left_s:
             if left_s <= 0:
-                return []
+                return iter(())
             waiting, self._waiting = self._waiting, []
             question = "record_last" if is_last else "record"
-            return [*waiting, *self._ask(dict(self._workers), left_s, question, may_make=False)]
+            told = self._ask(dict(self._workers), left_s, question, may_make=False)
+            return chain.from_iterable([*waiting, *told])
 
     @contextmanager
     def _alone(self, timeout_s: float) -> Iterator[float]:
@@ -80,10 +82,10 @@ class NodeWorkers:
         question: str = "record",
         *,
         may_make: bool,
-    ) -> list[Ran]:
+    ) -> list[Iterator[Ran]]:
         known = dict(enumerate(workers.values()))
         facts = {key: worker[2] for key, worker in known.items()}
-        nodes, found = by_node(facts), list[Ran]()
+        nodes, found = by_node(facts), list[Iterator[Ran]]()
         seen = {key: self._seen.get(facts[key].mark) for key in facts}
         for node_id, answer in ask_timed(question, facts, timeout_s, seen, may_make=may_make).items():
             if isinstance(answer, UnansweredError):
@@ -95,25 +97,29 @@ class NodeWorkers:
                 if told is None or isinstance(told, str):  # It is gone and forgotten, or can't tell.
                     self._drop(*known[key], told)
                 else:
-                    found += self._taken_in(known[key], told, answer.asked, answer.came)
+                    found.append(self._taken_in(known[key], told, answer.asked, answer.came))
         return found
 
     def _taken_in(
         self, worker: tuple[str, int, WorkerFacts], told: tuple[Any, ...], before: float, after: float
-    ) -> list[Ran]:
+    ) -> Iterator[Ran]:
         group, rank, facts = worker
         clock, theirs, first, last, data = told
         ahead_s = self.clocks.observe(facts.node_id, clock, theirs, before, after).ahead_s
         self._seen[facts.mark] = last
-        notes = notes_in(data)
-        ran = [
-            Ran(call, group, rank, method, began - ahead_s, ended - ahead_s, paused_s)
-            for call, method, began, ended, paused_s in notes
-            if ended - ahead_s >= self._began
-        ]
-        if len(ran) == len(notes):  # else what was overwritten is older than this: it was before those
-            self.lost += max(0, last - first - len(notes))
-        return ran
+        return self._ran(group, rank, ahead_s, data, last - first)
+
+    def _ran(self, group: str, rank: int, ahead_s: float, data: bytes, noted: int) -> Iterator[Ran]:
+        """One after the other: thousands at once would have the garbage collector look at everything."""
+        is_whole = True
+        for call, method, began, ended, paused_s in notes_in(data):
+            noted -= 1
+            if ended - ahead_s >= self._began:
+                yield Ran(call, group, rank, method, began - ahead_s, ended - ahead_s, paused_s)
+            else:  # what was overwritten is older than this: it was before those
+                is_whole = False
+        if is_whole:
+            self.lost += max(0, noted)
 
     def _drop(self, group: str, rank: int, facts: WorkerFacts, why: str | None) -> None:
         self._seen.pop(facts.mark, None)

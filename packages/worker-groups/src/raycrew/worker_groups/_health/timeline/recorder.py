@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from raycrew.worker_groups._health.observers import LOOK_WITHIN_S, Observer, Span, observed
@@ -55,7 +55,7 @@ class Workers(Protocol):
         """Have some more of them note their calls from now on."""
         ...
 
-    def ask(self, timeout_s: float = LOOK_WITHIN_S, *, is_last: bool = False) -> Sequence[Ran]:
+    def ask(self, timeout_s: float = LOOK_WITHIN_S, *, is_last: bool = False) -> Iterable[Ran]:
         """What they have noted since they were asked last; they note more unless this is the last time."""
         ...
 
@@ -184,7 +184,7 @@ class Recorder(Observer):
         finally:
             self._is_looking = False
 
-    def _put_together(self, ran: Sequence[Ran]) -> None:
+    def _put_together(self, ran: Iterable[Ran]) -> None:
         self._drain()  # after workers were asked: what has run was sent before
         now = time.monotonic()
         for one in ran:

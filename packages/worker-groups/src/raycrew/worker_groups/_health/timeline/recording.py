@@ -95,7 +95,7 @@ class Timeline:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Timeline({len(self._kept.calls)} calls, {'recording' if self._is_open else 'closed'})"
+        return f"Timeline({len(self._kept)} calls, {'recording' if self._is_open else 'closed'})"
 
     def close(self) -> None:
         """Stop recording, and write the files; once they are written, a second time does nothing.
@@ -177,7 +177,7 @@ class Timeline:
     def statistics(self) -> TimelineStatistics:
         """How idle each group was, and which ranks were the slowest, of what is recorded by now."""
         self._look()
-        return statistics_of(list(self._kept.calls))
+        return statistics_of(self._kept.calls())
 
     def trace(self) -> dict[str, Any]:
         """The trace of what is recorded by now, as Perfetto and Chrome read it."""

@@ -1,7 +1,6 @@
 """Calls as they are known once they are over, and the spans that they make. Pure."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from raycrew.worker_groups._health.observers import Span
@@ -29,8 +28,7 @@ class Part(NamedTuple):
     paused_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A method called on some ranks.
 
     Attributes:
@@ -51,7 +49,7 @@ class Call:
     taken: float | None = None
     ok: bool | None = None
     label: str = ""
-    context: Any = field(default=None, compare=False, repr=False)
+    context: Any = None
 
     @property
     def start(self) -> float | None:

@@ -43,7 +43,7 @@ class OpenTelemetrySpans:
 
     def call(self, call: Call) -> None:
         """Make the spans of a call."""
-        if call.start is None:
+        if call.start is None or not self._are_wanted():
             return
         end = max(t for t in (call.start, call.ended, call.taken) if t is not None)
         attributes: dict[str, Any] = {"raycrew.group": call.group, "raycrew.method": call.method}
@@ -72,6 +72,8 @@ class OpenTelemetrySpans:
 
     def span(self, span: Span) -> None:
         """Make a span of something else."""
+        if not self._are_wanted():
+            return
         attributes = {"raycrew.track": span.track, "raycrew.row": span.row, "raycrew.kind": span.kind}
         made = self._tracer.start_span(
             span.name, start_time=self._ns(span.start), attributes={**attributes, **span.detail}
@@ -83,6 +85,10 @@ class OpenTelemetrySpans:
 
     def look(self, open_calls: Mapping[str, int]) -> None:
         """Nor is what is open."""
+
+    def _are_wanted(self) -> bool:
+        """Whether somebody has said where spans go."""
+        return not isinstance(self._trace.get_tracer_provider(), self._trace.ProxyTracerProvider)
 
     def _ns(self, at: float) -> int:
         return int((at + self._epoch_s) * 1e9)
