@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forking import in_a_child
 from processes import MakingPeer
 
 from raycrew.tensor_transport._bytes import ArenaMaps, ArenaReader
@@ -179,17 +180,6 @@ def test_a_closed_reader_keeps_no_mapping_but_those_of_views(folder, pair):
     assert len(mappings(folder)) == 1 and view.tolist() == [1] * 4
     del view
     assert not mappings(folder)
-
-
-def in_a_child(act):
-    """What `act` gives in a forked child: a truth value."""
-    pid = os.fork()
-    if not pid:
-        try:
-            os._exit(0 if act() else 1)
-        finally:
-            os._exit(2)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_a_forked_child_drops_the_mappings_and_leaves_the_leases(folder, pair):

@@ -124,6 +124,7 @@ class SharedMemoryTransport(Puller):
                 arena.prepare(sum(job.target.nbytes for job in members))
                 for job in members:
                     _fill(arena, job, guard)
+                arena.confirm()
 
     def _opened(self, offer: Offer, heed: Callable[[], object]) -> ArenaReader:
         check_here(offer)

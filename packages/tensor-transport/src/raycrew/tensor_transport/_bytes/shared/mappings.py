@@ -1,7 +1,6 @@
 """Arenas as their readers see them: mapped privately, once per process and generation."""
 
 import bisect
-import errno
 import mmap
 import os
 import threading
@@ -19,6 +18,7 @@ from raycrew.tensor_transport._bytes.shared.arena_files import Header
 from raycrew.tensor_transport._bytes.shared.forks import remake_in_child
 from raycrew.tensor_transport._bytes.shared.own_files import (
     HEADER_BYTES,
+    NO_ROOM,
     in_time,
     is_descriptor,
     open_own,
@@ -29,7 +29,6 @@ from raycrew.tensor_transport.errors import TransportError
 
 MAP_BYTES = 1 << 20
 MAP_SHARE = 8
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class Place(NamedTuple):
@@ -144,7 +143,7 @@ def map_for_reading(path: Path, timeout_s: float | None = None) -> PrivateMap | 
             return None
         raise
     except OSError as error:
-        if error.errno in _NO_ROOM:
+        if error.errno in NO_ROOM:
             raise TransportError(f"{path} can't be read: {error}") from error
         return None
     try:

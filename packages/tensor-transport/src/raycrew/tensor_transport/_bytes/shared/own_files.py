@@ -11,6 +11,7 @@ for each process `raycrew-SESSION-EPOCH.owner` and `raycrew-SESSION-EPOCH-ARENA`
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -22,6 +23,8 @@ from pathlib import Path
 from raycrew.tensor_transport.errors import TransportError, TransportTimeoutError
 
 PREFIX = "raycrew-"
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""What there may be no more of: descriptors of a process, or of the machine, and mappings."""
 HEADER_BYTES = 512 * 1024
 """What arenas begin with, and no other file is longer than."""
 _SESSION = re.compile(rf"{PREFIX}([0-9A-Za-z]+)\.session")
@@ -113,12 +116,21 @@ def remove(path: Path) -> None:
         os.close(fd)
 
 
-def close_locked(fd: int) -> bool:
+def close_locked(fd: int, file: os.stat_result) -> bool:
     """Close a file that this process has locked, with its memory if it was removed; whether it was.
 
-    The lock is left to processes that were forked meanwhile: it is not taken back, only closed.
+    The lock is left to processes that were forked meanwhile: it is not taken back, only closed. Another file
+    that has its number, since somebody closed what is not his, is left alone. Where there is no descriptor to
+    be had, memory that was removed goes with the last mapping.
     """
-    again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    if not _is_open(fd, file):
+        return False
+    try:
+        again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        is_removed = not os.fstat(fd).st_nlink
+        os.close(fd)
+        return is_removed
     os.close(fd)
     try:
         is_removed = not os.fstat(again).st_nlink
@@ -127,6 +139,13 @@ def close_locked(fd: int) -> bool:
         return is_removed
     finally:
         os.close(again)
+
+
+def _is_open(fd: int, file: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), file)
+    except OSError:
+        return False
 
 
 def _empty(fd: int) -> None:
