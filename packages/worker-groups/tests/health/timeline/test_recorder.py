@@ -140,6 +140,19 @@ def test_a_call_of_many_ranks_counts_as_many_notes(told):
     recorder.leave(told)
 
 
+def test_there_is_room_again_while_many_notes_are_taken_in(told, monkeypatch):
+    monkeypatch.setattr(module, "_AT_A_TIME", 2)
+    recorder = Recorder(told, most_notes=4)
+    recorder.listen(told)
+    monkeypatch.setattr(told, "span", lambda span: recorder.counted(span.name, {}))
+    for i in range(4):
+        recorder.spanned(Span("t", "r", str(i), "k", 0.0, 1.0))
+    recorder.look()
+    assert [name for name, *_ in told.counts] == ["2", "3"]
+    assert recorder.dropped == 2, "of what came while the first two were taken in"
+    recorder.leave(told)
+
+
 @pytest.mark.hostile
 def test_handles_that_come_and_go_are_not_kept(told):
     class Places(dict):

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 from raycrew.worker_groups._health.observers import LOOK_WITHIN_S, Observer, Span, observed
@@ -17,6 +18,7 @@ LOOK_S = 0.5
 #: How many notes may wait to be put together, one of a call for each rank; those above are counted, and
 #: forgotten.
 MOST_NOTES = 200_000
+_AT_A_TIME = 1_000  # notes, until there is room for as many others
 #: Of how many groups and handles it is known that their workers are followed; of others that is asked again.
 MOST_KNOWN = 1_000
 
@@ -202,9 +204,14 @@ class Recorder(Observer):
                 logger.exception("calls were not put together; they are, with the next ones")
 
     def _drain(self) -> None:
+        while self._notes:
+            self._take_some()
+
+    def _take_some(self) -> None:
+        """Some notes at a time: room for others is there while many are taken in."""
         taken = 0
         try:
-            for take, told, counts in iter(self._next_note, None):
+            for take, told, counts in islice(iter(self._next_note, None), _AT_A_TIME):
                 taken += counts
                 take(*told)
         finally:
