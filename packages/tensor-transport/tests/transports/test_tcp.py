@@ -1,5 +1,6 @@
 """Bytes over TCP: the suite, and peers that lie, stall or come from elsewhere."""
 
+import contextlib
 import dataclasses
 import os
 import pickle
@@ -120,11 +121,29 @@ def test_connections_above_the_limit_are_hung_up_on():
     with TcpTransport(max_connections=1) as transport:
         offer = transport.offer(torch.arange(9))
         with socket.create_connection(("127.0.0.1", offer.key.port), timeout=30) as first:
-            _wire.take(first, 1)
+            _wire.greet(first, offer.key.token, lambda: None)
             with pytest.raises(ShardLostError, match="too many connections"):
                 pulled(transport, offer)
-            _wire.take(first, _wire.NONCE_BYTES - 1)
-            first.shutdown(socket.SHUT_RDWR)
+            first.sendall(_wire.packed([_wire.Request(offer.key.name, 0, 72)]))
+            assert _wire.take(first, 1)[0] == _wire.HERE, "who was there before is served"
+
+
+@pytest.mark.hostile
+def test_strangers_that_say_nothing_keep_nobody_out():
+    with nothing_left(), TcpTransport(max_connections=2) as transport, contextlib.ExitStack() as stack:
+        offer = transport.offer(torch.arange(9))
+
+        def connected():
+            sock = socket.create_connection(("127.0.0.1", offer.key.port), timeout=30)
+            return stack.enter_context(contextlib.closing(sock))
+
+        strangers = [connected() for _ in range(5)]
+        for stranger in strangers[:3]:
+            _wire.take(stranger, _wire.NONCE_BYTES)
+            assert stranger.recv(1) == b"", "the oldest ones make room"
+        for _ in range(5):
+            assert (pulled(transport, offer).view(np.int64) == np.arange(9)).all()
+            strangers.append(connected())
 
 
 @pytest.mark.hostile

@@ -34,7 +34,9 @@ class Listener:
         port: Port, 0 for any free one.
         token: What clients have to prove that they know.
         find: The bytes of a key, None where they were withdrawn.
-        max_connections: Connections above it are closed at once.
+        max_connections: Of clients that know the token, those above it are hung up on. As many others may be
+            about to prove it: where there are more, the oldest of those makes room, so that strangers who
+            connect and say nothing keep nobody out.
         idle_s: A client that takes no bytes, or sends no request, for so long is hung up on.
 
     Raises:
@@ -56,6 +58,8 @@ class Listener:
         self._lock = threading.Lock()
         self._closing = False
         self._open: dict[socket.socket, threading.Thread] = {}
+        self._guests: set[socket.socket] = set()
+        self._strangers: dict[socket.socket, None] = {}  # the oldest first
         self._thread = threading.Thread(target=self._accept, name="tcp-listener", daemon=True)
         self._thread.start()
 
@@ -87,25 +91,47 @@ class Listener:
                 threading.Event().wait(0.1)
                 continue
             with self._lock:
-                if self._closing or len(self._open) >= self._max_connections:
+                if self._closing:
                     sock.close()
                     continue
+                self._make_room()
                 self._begin(sock, peer)
+
+    def _make_room(self) -> None:
+        if len(self._strangers) >= self._max_connections:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+
+    def _let_in(self, sock: socket.socket) -> bool:
+        """Whether there is room for one that has proven to know the token."""
+        with self._lock:
+            if sock not in self._strangers or len(self._guests) >= self._max_connections:
+                return False
+            del self._strangers[sock]
+            self._guests.add(sock)
+            return True
 
     def _begin(self, sock: socket.socket, peer: object) -> None:
         serving = threading.Thread(target=self._serve, args=(sock, peer), name="tcp-serving", daemon=True)
-        self._open[sock] = serving
+        self._open[sock], self._strangers[sock] = serving, None
         try:
             serving.start()
         except RuntimeError as error:  # Later ones can be served once there are threads again.
             _log.warning("the connection of %s was not served: %s", peer, error)
-            del self._open[sock]
-            sock.close()
+            self._forget(sock)
+
+    def _forget(self, sock: socket.socket) -> None:
+        del self._open[sock]
+        self._strangers.pop(sock, None)
+        self._guests.discard(sock)
+        sock.close()
 
     def _serve(self, sock: socket.socket, peer: object) -> None:
         try:
             sock.settimeout(_GREETING_S)
-            if not welcome(sock, self._token):
+            if not welcome(sock, self._token, lambda: self._let_in(sock)):
                 _log.warning("refused %s, which does not know the token", peer)
                 return
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -117,8 +143,7 @@ class Listener:
             _log.debug("the connection of %s ended: %s", peer, error)
         finally:
             with self._lock:
-                del self._open[sock]
-            sock.close()
+                self._forget(sock)
 
     def _answer(self, sock: socket.socket, request: Request) -> None:
         data = self._find(request.key)

@@ -58,7 +58,8 @@ class TcpTransport(Puller):
         token: What offers carry; made up unless given.
         advertise: Host name or address for offers, where others know this one by another.
         connections: At most so many at once from one transfer to one owner.
-        max_connections: Connections that are served at once.
+        max_connections: Connections that are served at once; as many may be about to prove that they know the
+            token, the oldest of which makes room where there are more.
         idle_s: A peer that neither sends nor takes anything for so long is hung up on.
     """
 

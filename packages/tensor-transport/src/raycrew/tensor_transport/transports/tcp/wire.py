@@ -48,14 +48,20 @@ def greet(sock: socket.socket, token: bytes, check: Callable[[], None]) -> None:
         raise HangupError("another server is at this address now")
 
 
-def welcome(sock: socket.socket, token: bytes) -> bool:
-    """The server's side of the mutual proof; whether the client has the token."""
+def welcome(sock: socket.socket, token: bytes, let_in: Callable[[], bool]) -> bool:
+    """The server's side of the mutual proof; whether the client has the token.
+
+    Raises:
+        HangupError: It has, and `let_in` says that there is no room for it.
+    """
     mine = secrets.token_bytes(NONCE_BYTES)
     sock.sendall(mine)
     said = take(sock, NONCE_BYTES + PROOF_BYTES)
     theirs, shown = said[:NONCE_BYTES], said[NONCE_BYTES:]
     if not hmac.compare_digest(shown, proof(token, b"client", mine, theirs)):
         return False
+    if not let_in():
+        raise HangupError("too many connections")
     sock.sendall(proof(token, b"server", mine, theirs))
     return True
 
