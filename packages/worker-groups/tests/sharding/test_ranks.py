@@ -73,6 +73,11 @@ def test_workers_per_node(asked, chosen):
     assert plan.indices == (None if chosen is None else tuple(chosen))
 
 
+def test_an_argument_of_the_workers_own_is_no_number_of_workers():
+    with pytest.raises(TypeError, match="and no object; what a worker's __init__ takes is given by name"):
+        plan_seats(bundles(4, 2), workers_per_node=object())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -199,6 +199,11 @@ def _by_node(bundles: Sequence[Bundle]) -> list[list[Bundle]]:
 
 
 def _counts(by_node: Sequence[Sequence[Bundle]], workers_per_node: int | Sequence[int]) -> list[int]:
+    if not isinstance(workers_per_node, int | Iterable):
+        raise TypeError(
+            f"workers_per_node is a number, or one for each node, and no {type(workers_per_node).__name__}; "
+            "what a worker's __init__ takes is given by name"
+        )
     counts = (
         [workers_per_node] * len(by_node) if isinstance(workers_per_node, int) else list(workers_per_node)
     )
