@@ -8,7 +8,7 @@ import time
 import torch
 from torch import nn
 
-from raycrew.tensor_transport.errors import GroupMismatchError
+from raycrew.tensor_transport.errors import GroupMismatchError, TransportError
 from raycrew.tensor_transport.process_groups._process.sockets import _connections
 from raycrew.tensor_transport.process_groups.communication import CommunicationSettings, apply_communication
 
@@ -64,6 +64,27 @@ def differ(settings, rank):
     except GroupMismatchError as error:
         return str(error), sorted(error.wanted)
     return "it was set"
+
+
+def set_again(settings, rank):
+    """What comes of it where gradients are to travel as they are after all."""
+    ddp = apply_communication(nn.parallel.DistributedDataParallel(nn.Linear(2, 2)), settings)
+    try:
+        apply_communication(ddp, CommunicationSettings())
+    except TransportError as error:
+        return str(error)
+    return "it was set"
+
+
+def average_apart(settings, rank):
+    """A gradient that is averaged in a group of this rank alone, where the model's is of both."""
+    import torch.distributed as dist
+
+    alone = [dist.new_group([each]) for each in range(2)][rank]
+    model = nn.Linear(1, 1, bias=False)
+    ddp = apply_communication(nn.parallel.DistributedDataParallel(model), settings, process_group=alone)
+    ddp(torch.full((1, 1), 1.0 + rank)).sum().backward()
+    return model.weight.grad.item()
 
 
 def _serve(connection, address, rank, variants, work, options):

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from ddp_training import differ, train_alone, train_in_two_processes
+from ddp_training import average_apart, differ, set_again, train_alone, train_in_two_processes
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from raycrew.tensor_transport.errors import NoTransportError
@@ -119,6 +119,19 @@ def test_ranks_that_compress_differently_are_told_so():
     for found in train_in_two_processes({"fp16": VARIANTS["fp16"], "power": VARIANTS["power"]}, differ):
         for message, ranks in found.values():
             assert "rank 0: None; rank 1: " in message and ranks == ["rank 0", "rank 1"]
+
+
+@pytest.mark.hostile
+def test_gradients_are_averaged_in_the_group_that_is_named():
+    plain = {name: VARIANTS[name] for name in ("plain", "in turn", "fp16")}
+    for rank, found in enumerate(train_in_two_processes(plain, average_apart)):
+        assert found == dict.fromkeys(plain, 1.0 + rank)
+
+
+@pytest.mark.hostile
+def test_a_model_whose_gradients_are_compressed_already_stays_so_with_an_error():
+    for found in train_in_two_processes({"fp16": VARIANTS["fp16"]}, set_again):
+        assert "set it once, before the first step" in found["fp16"]
 
 
 def test_in_turn_nobody_goes_on_before_a_bucket_has_travelled():

@@ -162,7 +162,10 @@ def apply_communication(
     group = model.process_group if process_group is None else process_group
     _check_alike(settings.gradient_compression, group)
     state, hook = _hook(settings.gradient_compression, group)
-    if settings.asynchronous and settings.gradient_compression is None:
+    is_default = (
+        settings.asynchronous and settings.gradient_compression is None and group == model.process_group
+    )
+    if is_default and not getattr(model, "_comm_hooks", ()):  # one that is there would stay
         return model
     try:
         model.register_comm_hook(state, hook if settings.asynchronous else _in_turn(hook))
