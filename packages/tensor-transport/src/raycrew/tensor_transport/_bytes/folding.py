@@ -10,26 +10,28 @@ import torch
 from raycrew.tensor_transport._bytes.sections import in_sections
 from raycrew.tensor_transport.protocols import Bytes
 
-FOLD_BYTES = 128 << 10
+FOLD_BYTES = 256 << 10
 """All but the last of the pieces that a `Fold` is given in turn have a multiple of this size."""
 
 _WORD = 8
-_TURN = 3
+_STEP = 2
+_SLACK = 64 * _STEP
 _HALF_BITS = 32
 _HALF_MASK = 2**32 - 1
-_WIDTH = FOLD_BYTES // _WORD
 _FACTOR = 0x9E3779B97F4A7C15  # An odd number without a pattern: 2**64 over the golden ratio.
-_FACTOR_WORD = np.uint64(_FACTOR)
+_HALF_FACTOR = _FACTOR & _HALF_MASK
+_HALF_WORD = np.uint32(_HALF_FACTOR)
 
 
 class Fold:
     """Folds bytes piece by piece: as they arrive, while they are in the processor's cache.
 
-    Rows of bytes are taken up one after another: what there is by then is changed (xor) by the row, turned
-    by three bytes, so that a word's highest bits, the signs of most numbers, count as much as its lowest,
-    and its words are multiplied by an odd number. In the end they are added up with odd factors of their
-    own. All is modulo 2**64: changed, exchanged and missing words change the fold but by chance. It protects
-    from damage, not from somebody who means to deceive.
+    Rows of bytes are taken up one after another: what there is by then is changed (xor) by the row, and its
+    words of 32 bits are multiplied by an odd number. The first row begins at the second byte, each other one
+    two bytes further on: rows that change places differ, and the signs of numbers, in bytes that are odd, are
+    never the highest bits of a word, which change nothing but themselves. In the end words of 64 bits, mixed,
+    are added up with odd factors of their own. Changed, exchanged and missing words change the fold but by
+    chance. It protects from damage, not from somebody who means to deceive.
     """
 
     def __init__(self) -> None:
@@ -66,28 +68,25 @@ class Fold:
 
 
 class _Columns:
-    """The words of a row, changed by each row. All views are made once: rows come every few microseconds."""
+    """The words that each row changes, in place: so few passes over so little memory stay in the cache."""
 
     def __init__(self, width: int) -> None:
-        self._words = np.zeros(width // _WORD, np.uint64)
-        self._raw = self._words.view(np.uint8)
-        spare = np.zeros(width + _TURN, np.uint8)
-        self._turned, self._begin, self._end = spare[_TURN:], spare[:_TURN], spare[width:]
-        self._spare_words = spare[:width].view(np.uint64)
+        self._raw = np.zeros(width, np.uint8)
+        self._words = self._raw.view(np.uint32)
+        self._start = 1
 
     def add(self, row: Bytes) -> None:
-        """Take up a row; zeros fill a shorter one up."""
-        if len(row) < len(self._raw):
-            row = np.concatenate([row, np.zeros(len(self._raw) - len(row), np.uint8)])
-        # As bytes they may lie anywhere: words out of place are buffered by numpy, at thrice the time.
-        np.bitwise_xor(self._raw, row, out=self._turned)
-        self._begin[:] = self._end
-        np.multiply(self._spare_words, _FACTOR_WORD, out=self._words)
+        """Take up a row, as bytes, which may lie anywhere: numpy copies words that are out of place first."""
+        there = self._raw[self._start : self._start + len(row)]
+        np.bitwise_xor(there, row, out=there)
+        np.multiply(self._words, _HALF_WORD, out=self._words)
+        self._start = (self._start + _STEP) % _SLACK
 
     def total(self) -> int:
         """The words, each with its factor."""
-        mixed = np.right_shift(self._words, _HALF_BITS, out=self._spare_words)
-        mixed ^= self._words
+        words = self._raw.view(np.uint64)
+        mixed = np.right_shift(words, _HALF_BITS)
+        mixed ^= words
         mixed *= _factors()[: len(mixed)]
         return int(mixed.sum())
 
@@ -96,27 +95,30 @@ class _DeviceColumns:
     """The same on another device."""
 
     def __init__(self, width: int, device: torch.device) -> None:
-        self._words = torch.zeros(width // _WORD, dtype=torch.int64, device=device)
+        self._raw = torch.zeros(width, dtype=torch.uint8, device=device)
+        self._start = 1
 
     def add(self, row: torch.Tensor) -> None:
-        """Take up a row; zeros fill a shorter one up."""
-        raw = self._words.view(torch.uint8)
-        raw[: len(row)] ^= row
-        self._words = torch.roll(raw, _TURN).view(torch.int64) * (_FACTOR - 2**64)
+        """Take up a row."""
+        self._raw[self._start : self._start + len(row)] ^= row
+        self._raw.view(torch.int32).mul_(_HALF_FACTOR)
+        self._start = (self._start + _STEP) % _SLACK
 
     def total(self) -> int:
         """The words, each with its factor."""
-        factors = torch.from_numpy(_factors().view(np.int64)).to(self._words.device)[: len(self._words)]
-        mixed = self._words ^ (self._words >> _HALF_BITS & _HALF_MASK)
+        words = self._raw.view(torch.int64)
+        factors = torch.from_numpy(_factors().view(np.int64)).to(words.device)[: len(words)]
+        mixed = words ^ (words >> _HALF_BITS & _HALF_MASK)
         return int((mixed * factors).sum().item())
 
 
 def _columns_for(data: Bytes | torch.Tensor) -> _Columns | _DeviceColumns:
-    width = -(-min(len(data), FOLD_BYTES) // _WORD) * _WORD
+    """Wide enough for the first piece; if it is a whole row, more may follow."""
+    width = (-(-len(data) // _WORD) + 1) * _WORD if len(data) < FOLD_BYTES else FOLD_BYTES + _SLACK
     return _DeviceColumns(width, data.device) if isinstance(data, torch.Tensor) else _Columns(width)
 
 
-SECTION_BYTES = 64 * FOLD_BYTES
+SECTION_BYTES = 32 * FOLD_BYTES
 """What `SectionFolds` takes each from one thread."""
 
 
@@ -167,4 +169,4 @@ def fold(data: Bytes | torch.Tensor) -> int:
 @functools.cache
 def _factors() -> npt.NDArray[np.uint64]:
     """Odd factors; the raw stream of a bit generator is the same in all versions of numpy."""
-    return np.asarray(np.random.PCG64(0).random_raw(_WIDTH), np.uint64) | np.uint64(1)
+    return np.asarray(np.random.PCG64(0).random_raw((FOLD_BYTES + _SLACK) // _WORD), np.uint64) | np.uint64(1)

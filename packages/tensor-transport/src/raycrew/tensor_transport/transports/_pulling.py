@@ -38,7 +38,7 @@ from raycrew.tensor_transport.transports._interface import (
     memory_of,
 )
 
-_FOLDED_BLOCK = 4 * FOLD_BYTES
+_FOLDED_BLOCK = 8 * FOLD_BYTES
 _THREADS = 64
 _Read = Callable[[Bytes, int], object]
 
