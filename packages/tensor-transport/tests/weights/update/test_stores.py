@@ -229,3 +229,13 @@ def test_what_is_put_stays_as_it_was_when_its_memory_is_written_again(keeps_copy
     bucket[:] = 7
     assert (offered is bucket) is keeps_copy, "one copy is enough"
     assert keeps_copy or offered.tolist() == [0] * 4
+
+
+@pytest.mark.parametrize(("transport", "buckets"), [(SharedMemoryTransport, 1), (TcpTransport, 2)])
+def test_buckets_are_larger_where_readers_have_them_in_place(transport, buckets):
+    """A directory is told of each bucket, and each reader asks for it: that costs more than to map it."""
+    state = {name: torch.zeros(3 << 20) for name in "ab"}
+    with transport() as transport, WeightPublisher(transport) as publisher:
+        assert len(publisher.publish(state).buckets) == buckets
+    with pytest.raises(ValueError, match="bucket_bytes must be at least 64, got 0"):
+        WeightPublisher(bucket_bytes=0)

@@ -35,6 +35,7 @@ from raycrew.tensor_transport.weights._update import (
     WeightUpdate,
     abandon,
     as_store,
+    bucket_bytes_for,
     checksum,
 )
 
@@ -59,7 +60,8 @@ class WeightPublisher(Belonging):
 
     Args:
         store: Where the buckets go, a store or a transport: Ray's object store unless given.
-        bucket_bytes: Size of a bucket; a larger tensor has a bucket of its own.
+        bucket_bytes: Size of a bucket, 16 MiB unless given, 64 MiB in memory that a node shares; a larger
+            tensor has a bucket of its own.
         directory: Where versions are announced.
         part: Which part this publisher publishes: its rank.
         parts: How many parts a version has.
@@ -84,7 +86,7 @@ class WeightPublisher(Belonging):
         self,
         store: ByteStore | PullTransport | None = None,
         *,
-        bucket_bytes: int = 16 << 20,
+        bucket_bytes: int | None = None,
         directory: WeightDirectory | None = None,
         part: int = 0,
         parts: int = 1,
@@ -98,7 +100,7 @@ class WeightPublisher(Belonging):
         rename: Rename | None = None,
         select: Select | None = None,
     ) -> None:
-        if bucket_bytes < ALIGNMENT:
+        if bucket_bytes is not None and bucket_bytes < ALIGNMENT:
             raise ValueError(f"bucket_bytes must be at least {ALIGNMENT}, got {bucket_bytes}")
         if not 0 <= part < parts:
             raise ValueError(f"part must be from 0 to {parts - 1}, got {part}")
@@ -111,10 +113,10 @@ class WeightPublisher(Belonging):
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"dtype= casts floating-point tensors to another such dtype, not to {dtype}")
         self._store = as_store(store)
-        self._bucket_bytes = bucket_bytes
+        self._bucket_bytes = bucket_bytes or bucket_bytes_for(self._store)
         self._part, self._parts, self._sharded, self._checksums = part, parts, sharded, checksums
         self._selection = Selection(select, dtype, transform, rename)
-        self._rooms, self._plans = Rooms(self._store), PlanCache(bucket_bytes)
+        self._rooms, self._plans = Rooms(self._store), PlanCache(self._bucket_bytes)
         self._name = uuid.uuid4().hex
         self._keep = keep
         self._kept: deque[WeightUpdate] = deque()

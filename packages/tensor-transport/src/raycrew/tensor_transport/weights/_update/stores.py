@@ -10,6 +10,9 @@ from raycrew.tensor_transport.protocols import Bytes, ByteStore
 from raycrew.tensor_transport.transports import Offer, PullTransport, ReservingTransport
 from raycrew.tensor_transport.weights._update.devices import CPU, fresh_bucket
 
+_BUCKET_BYTES = 16 << 20
+_SHARED_BUCKET_BYTES = 64 << 20
+
 
 @runtime_checkable
 class TensorStore(ByteStore, Protocol):
@@ -56,7 +59,9 @@ class TransportByteStore:
     def __init__(self, transport: PullTransport, device: torch.device = CPU) -> None:
         self._transport = transport
         self.device = device if device.type in transport.capabilities.devices else CPU
-        self.gives_own_memory = not transport.capabilities.maps
+        can = transport.capabilities
+        self.gives_own_memory = not can.maps
+        self.shares_memory = can.maps and can.reach == "node"
         self.release_scope: str | None = getattr(transport, "release_scope", None)
 
     def put(self, data: Bytes) -> Offer:
@@ -96,6 +101,12 @@ class TransportByteStore:
         data = fresh_bucket(ticket.size_bytes, self.device)
         self._transport.pull([ticket.whole], [data], timeout_s=timeout_s).wait()
         return data
+
+
+def bucket_bytes_for(store: ByteStore) -> int:
+    """How large buckets are best: in memory that a node shares no copy waits for them, only messages do."""
+    shares = isinstance(store, TransportByteStore) and store.shares_memory
+    return _SHARED_BUCKET_BYTES if shares else _BUCKET_BYTES
 
 
 def device_of(store: ByteStore) -> torch.device:
