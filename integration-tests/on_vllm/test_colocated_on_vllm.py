@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 pytest.importorskip("vllm")
-pytestmark = [pytest.mark.vllm, pytest.mark.long]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(600)]
 
 from colocated_turns import PROMPTS, both_on_one_bundle, check_marks, check_steps, kill  # noqa: E402
 from generation_stage import MODEL  # noqa: E402

@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 pytest.importorskip("vllm")
-pytestmark = [pytest.mark.vllm, pytest.mark.long]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(600)]
 
 from endpoint_conformance import Answers, served  # noqa: E402
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 pytest.importorskip("vllm")
-pytestmark = [pytest.mark.vllm, pytest.mark.long]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(600)]
 
 from generation_conformance import LONG, Conformance, assert_plain  # noqa: E402
 from generation_stage import (  # noqa: E402

@@ -13,7 +13,7 @@ from vllm_engines import LONG, Trainer, continued, engine_options, model_of, ver
 from raycrew.tensor_transport.integrations.vllm import VllmWeights
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 KIND = "separate embeddings"
 TOKENS = 150

@@ -11,7 +11,7 @@ from raycrew.tensor_transport import StaleWeightsError, WeightPublisher, WeightU
 from raycrew.tensor_transport.integrations.vllm import VllmWeights
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 KIND = "tied embeddings, biases"
 

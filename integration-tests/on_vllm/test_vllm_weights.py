@@ -34,7 +34,7 @@ from raycrew.tensor_transport.testing import LocalPeers
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 
 ARENA_BYTES = 4 << 20  # so that each is used again and again
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
