@@ -63,7 +63,8 @@ def test_what_is_the_same_for_all_leaves_out_who_is_absent_and_nothing_else_does
 def test_a_call_is_not_sent_to_others_than_it_was_made_for():
     whole, one = dispatch_single(PLAIN, "add", (1,), {}), dispatch_single(PLAIN, "add", (1,), {}, ranks=[3])
     part = dispatch_single(PLAIN, "add", (1,), {}, ranks=[0, 1])
-    for dispatch in (whole, one, part):
+    mixed = dispatch_single(PLAIN, "add", (1,), {}, ranks=[0, 3, 1])
+    for dispatch in (whole, one, part, mixed):
         dispatch.check_size(4, "policy")
     for dispatch, size, ranks in (
         (whole, 3, "4 of 4 ranks"),
@@ -71,6 +72,7 @@ def test_a_call_is_not_sent_to_others_than_it_was_made_for():
         (one, 3, "rank 3"),
         (one, 2, "rank 3"),
         (part, 1, "2 of 4 ranks"),
+        (mixed, 3, "3 of 4 ranks"),
     ):
         with pytest.raises(GroupResizedError, match=f"{size} workers by now; a call of add for {ranks} was"):
             dispatch.check_size(size, "policy")

@@ -180,9 +180,10 @@ class MultiWorkerFuture(Endings, Awaited[J], Generic[R, J]):
         *,
         return_exceptions: bool = False,
     ) -> Any:
-        """The results of the ranks to return from, in rank order; a generator's is the list of its items.
+        """The results of the ranks to return from, in rank order, or in that in which they were named.
 
-        Of a method that declares how its results are joined, the one value.
+        A generator's is the list of its items. Of a method that declares how its results are joined, the one
+        value.
 
         Args:
             worker_group: Accepted because callers in this field pass it; it is not needed.

@@ -24,7 +24,7 @@ class Dispatch:
 
     Attributes:
         method: The method.
-        sends: Who gets what, in rank order.
+        sends: Who gets what; in rank order, unless a caller has named ranks in another one.
         return_from: Ranks whose results the caller wants, in the order of the results.
         respect_tied_workers: Whether that is one rank per tied group.
         join: Makes one value of these results, where the method declares that.
@@ -47,7 +47,7 @@ class Dispatch:
         made_for = self.world_size
         if made_for in (0, world_size) or not self.sends:
             return
-        last = self.sends[-1].rank
+        last = max(send.rank for send in self.sends)
         if last >= world_size or len(self.sends) == made_for:
             what = f"rank {last}" if len(self.sends) == 1 else f"{len(self.sends)} of {made_for} ranks"
             raise GroupResizedError(
