@@ -207,9 +207,21 @@ def test_methods_and_signatures_are_checked():
 
 def test_ranks_are_named_from_zero_to_the_last():
     assert PLAIN.check_ranks([0, 3]) == (0, 3)
-    for wrong in (-1, 4, True, 1.0, "1"):
-        with pytest.raises(ValueError, match="is outside 0 to 3"):
+    for wrong, said in (
+        (-1, "outside"), (4, "outside"), (True, "no integer from"), (1.0, "no integer from"),
+        ("1", "no integer from"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"is {said} 0 to 3"):
             PLAIN.check_ranks([wrong])
+
+
+def test_ranks_may_be_named_by_other_integers_than_pythons_own():
+    np = pytest.importorskip("numpy")
+    for named in (np.array([3, 0]), [np.int64(3), np.uint8(0)]):
+        ranks = PLAIN.check_ranks(named)
+        assert (ranks, {type(rank) for rank in ranks}) == ((3, 0), {int})
+    with pytest.raises(ValueError, match="rank 4 is outside 0 to 3"):
+        PLAIN.check_ranks([np.int64(4)])
 
 
 def test_signatures_that_were_checked_are_remembered_up_to_a_bound():

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 from raycrew.worker_groups._worker import ClassInfo, Join, MethodInfo
@@ -93,19 +94,22 @@ class GroupShape:
             raise UnknownMethodError(f"{self.info.fqn} has no method {name!r}; it has: {known}") from None
 
     def check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Ranks of this group, each once.
+        """Ranks of this group, each once; numpy's integers, too, and an array of them.
 
         Raises:
             ValueError: A rank is out of range or repeated, or there is none.
         """
+        ranks = tuple(ranks)
         if not ranks:
             raise ValueError("no ranks were named")
         for rank in ranks:
-            if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size:
-                raise ValueError(f"rank {rank!r} is outside 0 to {self.world_size - 1}")
+            if isinstance(rank, bool) or not isinstance(rank, (int, Integral)):
+                raise ValueError(f"rank {rank!r} is no integer from 0 to {self.world_size - 1}")
+            if not 0 <= rank < self.world_size:
+                raise ValueError(f"rank {rank} is outside 0 to {self.world_size - 1}")
         if len(set(ranks)) != len(ranks):
             raise ValueError(f"ranks are repeated: {list(ranks)}")
-        return tuple(ranks)
+        return tuple(map(int, ranks))
 
     def axes(self, names: Sequence[str], what: str) -> tuple[str, ...]:
         """Names of axes, checked.
