@@ -1,5 +1,6 @@
 import asyncio
 import inspect
+import math
 import threading
 
 import pytest
@@ -282,6 +283,44 @@ def test_its_end(cluster, tmp_path):
     assert list(late.unended) == [3]
     (tmp_path / "gate").touch()
     assert cluster.holders() == {}
+
+
+class Counter:
+    def __init__(self):
+        self.n = 0
+
+    def count(self):
+        self.n += 1
+        return self.n
+
+
+@pytest.mark.parametrize(("time_s", "error"), [("5", TypeError), (math.nan, ValueError)])
+def test_a_call_with_a_time_that_is_none_is_not_sent(cluster, time_s, error):
+    with InProcessGroup(cluster, Counter) as group:
+        handle = group.handle()
+        for call in (
+            lambda: group.call(Counter.count, timeout=time_s),
+            lambda: group.on(ranks=[0], timeout=time_s).call(Counter.count),
+            lambda: group.run_rank_zero("count", timeout=time_s),
+            lambda: handle.call(Counter.count, timeout=time_s),
+        ):
+            with pytest.raises(error, match="a timeout is a number of seconds"):
+                call()
+        assert group.call(Counter.count).get_results(timeout=math.inf) == [1] * 4
+
+
+@pytest.mark.parametrize(("time_s", "error"), [("5", TypeError), (None, TypeError), (math.nan, ValueError)])
+def test_an_end_after_a_time_that_is_none_is_refused_before_anything_is_done(cluster, time_s, error):
+    with InProcessGroup(cluster, Counter) as group:
+        with pytest.raises(error, match="seconds"):
+            group.shutdown(timeout=time_s)
+        assert group.call(Counter.count).get_results() == [1] * 4
+
+
+def test_an_end_may_take_as_long_as_it_takes(cluster):
+    group = InProcessGroup(cluster, Counter)
+    assert group.shutdown(timeout=math.inf)
+    assert not cluster.holders()
 
 
 def test_an_init_that_is_late_is_told(cluster, tmp_path):

@@ -1,6 +1,7 @@
 """Waiting for several calls: deadlines, grace, what is pending. A made-up session; no Ray here."""
 
 import math
+import threading
 import time
 from contextlib import contextmanager
 
@@ -12,6 +13,7 @@ from raycrew.worker_groups._calls.answers.waiting import (
     await_some,
     by_rank,
     checked_time,
+    deadline_after,
     left,
     settle,
 )
@@ -163,3 +165,13 @@ def test_a_time_is_a_finite_number_for_which_waits_have_room():
     for given in (None, "5", True, [1]):
         with pytest.raises(TypeError, match="timeout_s is a number of seconds, not"):
             checked_time("timeout_s", given)
+
+
+def test_a_deadline_is_of_a_number_of_seconds_and_no_further_than_any_wait_can_take():
+    assert deadline_after(None) is None
+    assert deadline_after(-1) < time.monotonic() < deadline_after(60)
+    assert threading.TIMEOUT_MAX > left(deadline_after(math.inf)) > 1e8
+    with pytest.raises(TypeError, match="a timeout is a number of seconds, not '5'"):
+        deadline_after("5")
+    with pytest.raises(ValueError, match="a timeout is a number of seconds, which nan is not"):
+        deadline_after(math.nan)

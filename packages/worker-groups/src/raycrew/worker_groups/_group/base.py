@@ -16,6 +16,7 @@ from raycrew.worker_groups._calls import (
     GroupShape,
     MultiWorkerFuture,
     Whereabouts,
+    deadline_after,
     in_thread,
 )
 from raycrew.worker_groups._group.beside import Beside
@@ -239,6 +240,7 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Ending, GroupDiagnosis, Resi
         """Raise a `WorkerGroupClosedError` if the workers can't be reached any more."""
 
     def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any, Any]:
+        deadline_after(timeout)  # what is no time is refused before anything is sent
         if dispatch.join is not None:
             dispatch = replace(dispatch, join=replace(dispatch.join, transport=self._spec.transport))
         with self._life.sending([send.rank for send in dispatch.sends], timeout):

@@ -60,8 +60,20 @@ def checked_time(name: str, seconds: float) -> float:
 
 
 def deadline_after(timeout_s: float | None) -> float | None:
-    """The point of the monotonic clock that is `timeout_s` away."""
-    return None if timeout_s is None else time.monotonic() + timeout_s
+    """The point of the monotonic clock that is `timeout_s` away, and no further than any wait can take.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is not a number, as `math.nan` says of itself.
+    """
+    if timeout_s is None:
+        return None
+    kinds: Any = (int, float, Real)
+    if not isinstance(timeout_s, kinds):
+        raise TypeError(f"a timeout is a number of seconds, not {timeout_s!r}")
+    if math.isnan(timeout_s):
+        raise ValueError(f"a timeout is a number of seconds, which {timeout_s!r} is not")
+    return time.monotonic() + min(float(timeout_s), _LONGEST_S)
 
 
 def left(deadline: float | None, at_most: float | None = None) -> float | None:

@@ -7,6 +7,7 @@ from raycrew.worker_groups._calls import (
     GroupCalls,
     GroupShape,
     MultiWorkerFuture,
+    deadline_after,
     unknown_attribute,
 )
 from raycrew.worker_groups._group.handles.routes import Route
@@ -111,4 +112,5 @@ class GroupHandle(GroupCalls, Balanced):
         return self._route.shape()
 
     def _send(self, dispatch: Dispatch, timeout: float | None) -> MultiWorkerFuture[Any, Any]:
+        deadline_after(timeout)  # what is no time is refused before anything is sent
         return self._route.send(dispatch, timeout)

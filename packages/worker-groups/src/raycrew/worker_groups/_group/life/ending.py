@@ -68,14 +68,17 @@ class Ending(Closing):
 
         Raises:
             UnknownMethodError: The class has no such clean-up method; the workers have ended all the same.
-            TypeError: It needs arguments; the workers have ended all the same.
+            TypeError: It needs arguments; the workers have ended all the same. Or `timeout` is no number, and
+                nothing is done.
+            ValueError: The same of `timeout` that is `nan`.
         """
-        deadline = deadline_after(timeout)
+        if (deadline := deadline_after(timeout)) is None:
+            raise TypeError("shutdown() ends workers after some seconds of timeout=, not after None")
         return self._life.close(
             lambda: self._shut_down(cleanup_method, deadline, force), lambda: bool(self.unended)
         )
 
-    def _shut_down(self, cleanup_method: str | None, deadline: float | None, force: bool) -> bool:
+    def _shut_down(self, cleanup_method: str | None, deadline: float, force: bool) -> bool:
         again, clean = self._ended is not None, False
         try:
             if not force:
