@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,11 @@ def test_waiting_over_a_session_never_joins_another_cluster(local_ray, ray_nodes
     session, ref = Session.current(), session_of_a_task.remote()
     assert session.wait([ref], timeout=60) == ([ref], [])
     assert session.get(ref, timeout=60) == session
+    with ThreadPoolExecutor(1) as beside:
+        for too_long in (math.inf, 1e300):
+            assert session.wait([ref], timeout=too_long) == ([ref], [])
+            assert beside.submit(session.wait, [ref], timeout=too_long).result() == ([ref], [])
+            assert session.get(ref, timeout=too_long) == session
     with pytest.raises(ZeroDivisionError):
         session.get(ray.remote(num_cpus=0)(lambda: 1 / 0).remote(), timeout=60)
     ray.shutdown()

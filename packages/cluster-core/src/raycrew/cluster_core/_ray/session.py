@@ -22,6 +22,7 @@ from raycrew.cluster_core._ray.compat import (
 from raycrew.cluster_core.errors import ClusterClosedError
 
 _ENDING_S = 10.0
+_LONGEST_S = 1e9  # about 30 years
 _LOOK_S, _LOOKS_APART_S = 0.0005, 0.02
 
 _here = threading.local()
@@ -77,7 +78,7 @@ class Session:
         """
         with self.while_connected():
             left = self._await_ready(refs, timeout) if self._is_beside() else timeout
-            return ray.get(refs, timeout=left)
+            return ray.get(refs, timeout=_countable(left))
 
     def wait(
         self,
@@ -184,4 +185,10 @@ class Session:
 def _ready(
     refs: Sequence[Any], num_returns: int, timeout: float | None, fetch_local: bool
 ) -> tuple[list[Any], list[Any]]:
-    return ray.wait(list(refs), num_returns=num_returns, timeout=timeout, fetch_local=fetch_local)
+    time_s = _countable(timeout)
+    return ray.wait(list(refs), num_returns=num_returns, timeout=time_s, fetch_local=fetch_local)
+
+
+def _countable(timeout: float | None) -> float | None:
+    """A time as Ray takes it, which counts whole milliseconds in 64 bits: None for one that is too long."""
+    return None if timeout is None or timeout > _LONGEST_S else timeout
