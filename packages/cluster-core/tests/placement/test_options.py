@@ -196,6 +196,28 @@ def test_a_topology_strategy_makes_all_nodes_one_segment():
     assert (request.segment_size, request.domain_label, request.strategy) == (2, "zone", "PACK")
 
 
+def test_what_a_topology_strategy_says_of_nodes_counts_in_place_of_the_strategy():
+    """Also for what is checked against the strategy: devices by number, and how many of them a node has."""
+    strict, loose = ({"ray.io/node-id": wish} for wish in ("STRICT_PACK", "PACK"))
+    told = options_of([2], placement_group_strategy="PACK", topology_strategy=strict, gpu_ids=[0, 1])
+    assert (told.request.strategy, told.devices) == ("STRICT_PACK", ((0, 1),))
+    assert options_of([8], topology_strategy=loose, num_gpus_per_node=4).request.strategy == "PACK"
+    for arguments, message in (
+        ({"gpu_ids": [0, 1], "topology_strategy": loose}, "gpu_ids needs STRICT_PACK, not PACK"),
+        (
+            {
+                "num_gpus_per_node": 1,
+                "placement_group_strategy": "PACK",
+                "topology_strategy": strict,
+            },
+            "node 0 asks for 2 bundles of one GPU each, more than num_gpus_per_node=1; STRICT_PACK keeps",
+        ),
+        ({"topology_strategy": {"ray.io/node-id": "TIGHT"}}, "strategy 'TIGHT' is none of PACK"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            options_of([2], **arguments)
+
+
 def test_other_accelerators_by_resource_name():
     for name in ("APU", "NPU"):
         assert dict(options_of([1], accelerator=name).request.bundle) == {"CPU": 1.0, name: 1.0}

@@ -79,6 +79,8 @@ class ClusterOptions:
 
     def __post_init__(self) -> None:
         counts = _counts(self.bundle_ct_per_node_list)
+        strategy = _strategy(self.placement_group_strategy, self.topology_strategy)
+        _assign(self, placement_group_strategy=strategy)  # first: others are checked against it
         for name in ("use_gpus", "enable_colocation", "monitor_memory", "unified"):
             _check_flag(name, getattr(self, name))
         slots = _slots(self.max_colocated_worker_groups, self.enable_colocation)
@@ -175,14 +177,12 @@ class ClusterOptions:
                 f"gpu_ids needs STRICT_PACK, not {self.placement_group_strategy}: "
                 "it names devices of one node"
             )
-        strategy, segments, domain = _topology(
-            self.placement_group_strategy, self.topology_strategy, self.segment_size, counts
-        )
+        segments, domain = _topology(self.topology_strategy, self.segment_size, counts)
         selector, selectors = _selectors(self.label_selector, counts)
         return PlacementRequest(
             counts,
             self._bundle(slots),
-            strategy,
+            self.placement_group_strategy,
             selector,
             segments,
             domain,
@@ -273,15 +273,22 @@ def _selectors(
     return {}, tuple(_labels(f"label_selector of node {i}", one) for i, one in enumerate(selector))
 
 
-def _topology(
-    strategy: str, topology: Mapping[str, str] | None, segment_size: int | None, counts: Sequence[int]
-) -> tuple[str, int | None, str]:
-    """Strategy per node, segment size and domain label; a topology strategy makes all nodes one segment."""
+def _strategy(strategy: str, topology: Mapping[str, str] | None) -> str:
+    """Strategy per node: what a topology strategy says of nodes counts in place of what is said besides."""
     check_strategy(strategy)
+    strategy = _labels("topology_strategy", topology).get(_NODE_ID_LABEL, strategy)
+    check_strategy(strategy)
+    return strategy
+
+
+def _topology(
+    topology: Mapping[str, str] | None, segment_size: int | None, counts: Sequence[int]
+) -> tuple[int | None, str]:
+    """Segment size and domain label; a topology strategy makes all nodes one segment."""
     if segment_size is not None:
         segment_size = _whole("segment_size", segment_size, 1)
     labels = _labels("topology_strategy", topology)
-    strategy = labels.pop(_NODE_ID_LABEL, strategy)
+    labels.pop(_NODE_ID_LABEL, None)  # which is no domain
     if len(labels) > 1:
         raise ValueError(f"topology_strategy takes one label besides {_NODE_ID_LABEL}, not {sorted(labels)}")
     for label, wish in labels.items():
@@ -289,8 +296,8 @@ def _topology(
             raise ValueError(
                 f"topology_strategy {label!r}: {wish!r} is not STRICT_PACK, the only one for a domain"
             )
-        return strategy, segment_size or sum(count > 0 for count in counts), label
-    return strategy, segment_size, DOMAIN_LABEL
+        return segment_size or sum(count > 0 for count in counts), label
+    return segment_size, DOMAIN_LABEL
 
 
 def _gpu_ids(

@@ -53,6 +53,7 @@ class RayVirtualCluster:
         label_selector: Labels that each node must have, in Ray's notation; or a list, one for each logical
             node.
         topology_strategy: In Ray's notation: `{label: "STRICT_PACK"}` keeps all nodes within one value of it.
+            What it says of "ray.io/node-id" counts in place of `placement_group_strategy`.
         timeout_s: Deadline of the allocation, all retries included.
         max_retries: How often placement groups are created anew after Ray failed to grant them; by default
             what NRL_VIRTUAL_CLUSTER_MAX_RETRIES says, else 6.
