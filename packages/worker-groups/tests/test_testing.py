@@ -285,6 +285,15 @@ def test_its_end(cluster, tmp_path):
     assert cluster.holders() == {}
 
 
+def test_a_method_that_may_run_twice_is_one_that_there_is(cluster):
+    said = r"idempotent_methods: .*\.Worker has no method 'ad'; did you mean 'add'\?"
+    with pytest.raises(UnknownMethodError, match=said):
+        InProcessGroup(cluster, Worker, idempotent_methods=["add", "ad"])
+    with pytest.raises(UnknownMethodError, match=r"has no method 'nonsense'$"):
+        InProcessGroup(cluster, Worker, idempotent_methods=["nonsense"])
+    assert not cluster.holders()
+
+
 class Counter:
     def __init__(self):
         self.n = 0

@@ -130,6 +130,7 @@ class RayWorkerGroup(RenewedGroup):
         WorkerFailureError: A worker failed during start-up, or was late (`WorkerStartTimeoutError`).
         ValueError: The layout doesn't fit the cluster, or a resource can't be had.
         TypeError: Arguments don't fit `__init__`, or one is given twice.
+        UnknownMethodError: The class has no method of a name in `idempotent_methods`.
         BundlesOccupiedError: Another group holds the bundles.
         BundlesLostError: Somebody removed a placement group of the cluster, perhaps during the start.
         NodeLostError: A node of the cluster is gone.

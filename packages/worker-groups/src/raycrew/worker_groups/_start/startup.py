@@ -44,7 +44,7 @@ from raycrew.worker_groups._start.bundles import BundleLook
 from raycrew.worker_groups._start.describing import describe_worker
 from raycrew.worker_groups._start.record import workers_of
 from raycrew.worker_groups._start.report import StartupProgress, StartupReport, Stopwatch, starting
-from raycrew.worker_groups._start.spec import HOOK, GroupSpec, check_hook, interpreter_for, worker_aliases
+from raycrew.worker_groups._start.spec import HOOK, GroupSpec, check_methods, interpreter_for, worker_aliases
 from raycrew.worker_groups._worker import (
     ClassInfo,
     ClassSource,
@@ -145,7 +145,7 @@ class Launch:
         info = self._describe(python)
         options = [self._options(info, position, python) for position in range(len(self.spec.plan.seats))]
         self._check_init(info, options)
-        check_hook(info)
+        check_methods(info, self.spec.options.idempotent_methods)
         self.report.environment_s = self.watch.lap()
         try:
             self._create(info, options)

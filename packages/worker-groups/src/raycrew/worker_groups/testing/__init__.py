@@ -42,7 +42,7 @@ from raycrew.worker_groups._start import (
     StartupReport,
     Stopwatch,
     check_arguments,
-    check_hook,
+    check_methods,
     init_kwargs_of,
 )
 from raycrew.worker_groups._worker import (
@@ -99,7 +99,7 @@ class InProcessGroup(WorkerGroup):
         whole = not callable(spec.options.init)
         for own in info.configured:
             check_arguments(spec, info, {**init_kwargs_of(spec), **own.init_kwargs}, whole=whole)
-        check_hook(info)
+        check_methods(info, spec.options.idempotent_methods)
         report = StartupReport(spec.name, environment_s=watch.lap())
         facts = [self._facts(bundle.index) for bundle in self._claim.bundles]
         indices = final_indices(self._claim, facts)

@@ -6,8 +6,8 @@ from raycrew.worker_groups._start.spec.sizes import size_bytes
 from raycrew.worker_groups._start.spec.spec import (
     GroupSpec,
     RayWorkerBuilder,
-    check_hook,
     check_init,
+    check_methods,
     worker_aliases,
 )
 from raycrew.worker_groups._worker import HOOK
@@ -18,8 +18,8 @@ __all__ = [
     "GroupOptions",
     "GroupSpec",
     "RayWorkerBuilder",
-    "check_hook",
     "check_init",
+    "check_methods",
     "interpreter_for",
     "kind_of",
     "size_bytes",

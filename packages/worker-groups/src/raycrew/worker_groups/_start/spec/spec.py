@@ -10,6 +10,7 @@ from typing import Any, Self
 from raycrew.cluster_core import Cluster
 from raycrew.worker_groups._start.spec.options import GroupOptions
 from raycrew.worker_groups._worker import HOOK, ClassInfo, fqn_of
+from raycrew.worker_groups.errors import UnknownMethodError
 from raycrew.worker_groups.protocols import ArgumentTransport
 from raycrew.worker_groups.sharding import SeatPlan
 
@@ -139,12 +140,21 @@ def _near_misses(info: ClassInfo, names: Iterable[str], nearness: float) -> str:
     )
 
 
-def check_hook(info: ClassInfo) -> None:
-    """Check that what a worker class does in a new generation can be called.
+def check_methods(info: ClassInfo, idempotent: Iterable[str]) -> None:
+    """Check that a worker class has the methods that may run twice, and what it does in a new generation.
+
+    Args:
+        info: The class.
+        idempotent: Names of methods that are said to be idempotent.
 
     Raises:
-        TypeError: It is a generator, or takes anything else than a worker.
+        TypeError: What it does in a new generation is a generator, or takes anything else than a worker.
+        UnknownMethodError: It has no method of a name.
     """
+    if unknown := [name for name in idempotent if name not in info.methods]:
+        near = get_close_matches(unknown[0], info.methods, 1, _NEAR)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        raise UnknownMethodError(f"idempotent_methods: {info.fqn} has no method {unknown[0]!r}{meant}")
     hook = info.methods.get(HOOK)
     if hook is None:
         return
