@@ -4,10 +4,20 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raycrew.tensor_transport import LayoutError
+from raycrew.tensor_transport import LayoutError, ReshardError
+from raycrew.tensor_transport.weights.resharding import (
+    Layout,
+    ShardLoader,
+    flat_sharded,
+    layout_of,
+    plan_reshard,
+    replicated,
+    sharded,
+)
 from raycrew.tensor_transport.weights.resharding._layouts.boxes import (
     Box,
     Region,
@@ -131,3 +141,42 @@ def test_each_element_is_named_once_or_it_is_told_which_is_not(named):
     found = covered_once([Region(begin, (length,), (1,)) for begin, length in named], Region(0, (6,), (1,)))
     bad = np.flatnonzero(counts != wanted)
     assert (found is None) == (not len(bad)) and (found is None or found[1] == bad[0])
+
+
+def test_a_memory_whose_elements_share_a_place_is_not_filled_once():
+    assert covered_once([Region(0, (4, 3), (0, 1))], Region(0, (4, 3), (0, 1))) == ("overlap", 0)
+    assert covered_once([Region(0, (2, 2), (1, 1))], Region(0, (2, 2), (1, 1))) == ("overlap", 1)
+    assert covered_once([Region(0, (1, 3), (0, 1))], Region(0, (1, 3), (0, 1))) is None
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("target", [torch.zeros(3).expand(4, 3), torch.zeros(6).as_strided((4, 3), (1, 1))])
+def test_a_target_whose_rows_share_memory_is_refused(target):
+    source, layout = Layout({"w": replicated((4, 3), "float32", [0])}), layout_of({"w": target}, rank=0)
+    with pytest.raises(ReshardError, match="gets several values"):
+        plan_reshard(source, layout)
+    with pytest.raises(ReshardError, match="gets several values"):
+        ShardLoader({"w": target}, layout, 0)
+    plan_reshard(layout, source)  # It can be read.
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"w": sharded((4, 2), "float32", [0, 0])},
+        flat_sharded({"w": ((4, 2), "float32"), "b": ((2,), "float32")}, [1, 0, 1], "flat"),
+    ],
+)
+def test_a_rank_that_is_told_of_twice_is_refused(tensors):
+    with pytest.raises(LayoutError, match="told of twice for rank"):
+        Layout(tensors)
+
+
+@pytest.mark.hostile
+def test_what_becomes_of_unused_tensors_is_one_of_two_words():
+    source = Layout({name: replicated((2,), "float32", [0]) for name in "ab"})
+    target = Layout({"a": replicated((2,), "float32", [0])})
+    with pytest.raises(ValueError, match="unused is 'error' or 'ignore', not 'raise'"):
+        plan_reshard(source, target, unused="raise")
+    assert plan_reshard(source, target, unused="ignore").size_bytes == 8

@@ -159,7 +159,8 @@ def covered_once(regions: Iterable[Region], memory: Region) -> tuple[str, int] |
     signs = [np.full(len(a), sign) for a, sign in zip(there, (1, -1), strict=True)]
     wanted = np.cumsum(np.concatenate([*zeros[:2], *signs])[order])
     points = points[order]
-    wrong = np.flatnonzero((counts != wanted)[:-1] & (points[1:] > points[:-1]))
+    differ = (counts != wanted) | (wanted > 1)  # Elements of the memory itself may lie in one place.
+    wrong = np.flatnonzero(differ[:-1] & (points[1:] > points[:-1]))
     if not len(wrong):
         return None
     i = wrong[0]

@@ -95,7 +95,8 @@ class Layout:
             `on_mesh`, `flat_sharded`, `fused` and `stacked` describe it without having any.
 
     Raises:
-        LayoutError: A block lies outside its tensor, or outside its parameter's memory.
+        LayoutError: A block lies outside its tensor, or outside its parameter's memory, or a rank is told of
+            twice.
     """
 
     def __init__(self, tensors: Mapping[str, TensorLayout]) -> None:
@@ -297,7 +298,11 @@ def _with(numbers: Shape, dim: int, value: int) -> Shape:
 def _check(name: str, tensor: TensorLayout) -> None:
     itemsize_of(tensor.dtype)
     whole = Box((0,) * len(tensor.shape), tensor.shape)
+    told: set[tuple[int, int]] = set()
     for share in tensor.shares:
+        if (place := (share.rank, share.parameter)) in told:
+            raise LayoutError(f"{name!r} is told of twice for rank {share.rank}", tensor=name)
+        told.add(place)
         extent = _extent(share.memory.shape, share.memory.strides)
         for start, region in share.blocks:
             box = Box(start, region.shape)

@@ -147,14 +147,17 @@ def plan_reshard(
         source: Who holds what. Names are those of the tensors: `Layout.rename` has them agree.
         target: Who is to hold what.
         casts: Pattern of names (`fnmatch`) -> dtype of the target, where it differs from the source's.
-        unused: Whether a tensor that no target wants is an error.
+        unused: "error" where a tensor that no target wants is one, "ignore" to leave such out.
         source_nodes: Source rank -> its node.
         target_nodes: Target rank -> its node.
 
     Raises:
+        ValueError: `unused` is something else.
         ReshardError: A name, shape or dtype differs; nobody holds a region; two regions go to one place, or a
             part of a parameter gets nothing. The error names tensor and region.
     """
+    if unused not in ("error", "ignore"):
+        raise ValueError(f"unused is 'error' or 'ignore', not {unused!r}")
     nodes = tuple(tuple(sorted((found or {}).items())) for found in (source_nodes, target_nodes))
     return _cached(source, target, tuple(sorted((casts or {}).items())), unused, *nodes)
 
