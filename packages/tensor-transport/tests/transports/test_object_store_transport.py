@@ -1,5 +1,7 @@
 """Bytes in Ray's object store, from actors on two nodes; and the adapters over transports."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,13 @@ def test_bytes_that_are_offered_here_are_pulled_on_another_node(peers):
     source = torch.arange(1000)
     offer = ObjectStoreTransport().offer(source)
     assert peers[1].call(pulled, offer) == source.numpy().tobytes()
+
+
+@pytest.mark.hostile
+def test_an_infinite_time_is_no_limit(ray_cluster):
+    transport, source = ObjectStoreTransport(), torch.arange(5)
+    found = transport.map(transport.offer(source), timeout_s=math.inf)
+    assert found.tobytes() == source.numpy().tobytes()
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """A transfer is a future that ends only when nobody writes any more."""
 
 import asyncio
+import math
 import threading
 
 import pytest
@@ -55,6 +56,18 @@ def test_a_wait_that_is_too_short_leaves_it_alone():
     go_on.set()
     transfer.wait(60)
     thread.join()
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("endless_s", [math.inf, 2 * threading.TIMEOUT_MAX])
+def test_a_time_that_threads_cannot_wait_is_none_at_all(endless_s):
+    for own_s, waits_s in ((endless_s, None), (None, endless_s), (endless_s, endless_s)):
+        go_on = threading.Event()
+        transfer, thread = started(lambda guard, go_on=go_on: go_on.wait(60), own_s)
+        threading.Timer(0.01, go_on.set).start()
+        transfer.wait(waits_s)
+        assert transfer.guard.left_s() is None
+        thread.join()
 
 
 def test_a_cancelled_one_ends_when_the_work_heeds_it():

@@ -1,5 +1,6 @@
 """Objects in Ray's store: put, got, waited for, counted; over this process's connection, and no other one."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,7 @@ def get(ref: Any, timeout_s: float | None = None, session: Session | None = None
     """
     ray = ray_module()
     session = session or current_session()
+    timeout_s = None if timeout_s == math.inf else timeout_s  # Ray counts in whole milliseconds.
     try:
         with session.while_connected():
             left_s = await_ready(ref, timeout_s, session) if is_beside() else timeout_s

@@ -23,8 +23,8 @@ class Guard:
     """What whoever moves bytes asks before each piece: may it go on, and for how long."""
 
     def __init__(self, what: str, timeout_s: float | None) -> None:
-        self._what, self._timeout_s = what, timeout_s
-        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._what, self._timeout_s = what, _limit(timeout_s)
+        self._deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
         self._stop = threading.Event()
         self._why: Callable[[], TransportError] = self._cancelled
         self._wakers: list[Callable[[], object]] = []
@@ -113,7 +113,7 @@ class Transfer:
         Raises:
             TransportTimeoutError: It has not ended within `timeout_s`. It goes on.
         """
-        left_s = self.guard.left_s()
+        left_s, timeout_s = self.guard.left_s(), _limit(timeout_s)
         if left_s is not None and (timeout_s is None or left_s < timeout_s):
             if not self._ended.wait(left_s):
                 self._end_late()
@@ -216,6 +216,11 @@ class Transfer:
             except Exception:  # noqa: BLE001 - the transfer ended, whatever a listener does
                 _log.exception("a callback of %s failed", self._what)
         return True
+
+
+def _limit(timeout_s: float | None) -> float | None:
+    """A time as threads can wait it; None where it is longer, as infinity is."""
+    return None if timeout_s is None or timeout_s > threading.TIMEOUT_MAX else timeout_s
 
 
 def _tell(loop: asyncio.AbstractEventLoop, fn: Callable[[], object]) -> None:
