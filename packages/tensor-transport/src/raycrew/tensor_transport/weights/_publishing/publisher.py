@@ -80,6 +80,7 @@ class WeightPublisher(Belonging):
 
     Raises:
         ValueError: An option is out of its range, or does not go with another.
+        TypeError: `select` is one text, or an iterator.
     """
 
     def __init__(
@@ -252,12 +253,17 @@ class WeightPublisher(Belonging):
                 self._release(self._kept.popleft().buckets)
 
     def close(self) -> None:
-        """Release everything, after a publication that is going on; idempotent."""
+        """Release everything, after a publication that is going on; idempotent.
+
+        Raises:
+            TransportError: The iterator that is published called this.
+        """
         if self._is_parents:
             return
         with self._lock:
             if self._closed:
                 return
+            self._check_idle()
             self._closed = True
             self.release()
             self._rooms.clear()
@@ -270,13 +276,17 @@ class WeightPublisher(Belonging):
         with self._lock:
             if self._closed:
                 raise TransportClosedError("this WeightPublisher is closed")
-            if self._publishing:
-                raise TransportError("publish() was called by the iterator that it takes its weights from")
+            self._check_idle()
             self._publishing = True
             try:
                 yield
             finally:
                 self._publishing = False
+
+    def _check_idle(self) -> None:
+        """Refuse, with the lock held, what this thread asks for while it publishes."""
+        if self._publishing:
+            raise TransportError("a WeightPublisher was called by the iterator that it takes its weights from")
 
     def _keep_only(self, update: WeightUpdate) -> None:
         if self._teller.streams:

@@ -1,6 +1,7 @@
 """The generator's side: which version is held, and how a process comes to another one."""
 
 import contextlib
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from raycrew.tensor_transport._bytes import Belonging
 from raycrew.tensor_transport.errors import (
     BucketFetchError,
     TransportClosedError,
+    TransportError,
     WeightUpdateError,
 )
 from raycrew.tensor_transport.protocols import ByteStore
@@ -99,6 +101,8 @@ class WeightReceiver(Belonging):
             deltas=deltas,
         )
         super().__init__()
+        self._applying = False
+        self._lock = threading.RLock()  # A `load` that asks for another update is told so.
 
     @property
     def name(self) -> str:
@@ -184,6 +188,7 @@ class WeightReceiver(Belonging):
             DirectoryLostError: The directory does not answer.
             WeightUpdateError: `load` raised, or did not take every tensor.
             TransportClosedError: The receiver is closed.
+            TransportError: The receiver is another process's, or `load` called this.
         """
         with self._transaction(update if isinstance(update, int) else update.version):
             return self._applier.apply(update, timeout_s)
@@ -254,13 +259,18 @@ class WeightReceiver(Belonging):
     def close(self) -> None:
         """Leave the directory, and give up what is kept for a rollback; idempotent.
 
-        In a forked child it does nothing: the parent stays a receiver.
+        It waits for an update that another thread applies. In a forked child it does nothing: the parent
+        stays a receiver.
+
+        Raises:
+            TransportError: `load` called this.
         """
         if self._is_parents:
             return
         with self._lock:
             if self._closed:
                 return
+            self._check_idle()
             self._closed = True
             self._applier.forget()
             self._member.leave()
@@ -271,6 +281,8 @@ class WeightReceiver(Belonging):
         self._check_usable()
         with self._lock:
             self._check_usable()
+            self._check_idle()
+            self._applying = True
             try:
                 yield
             except WeightUpdateError as error:
@@ -278,6 +290,13 @@ class WeightReceiver(Belonging):
                 error.version, error.current_version, error.intact = int(version), held.version, held.intact
                 error.add_note(held.standing())
                 raise
+            finally:
+                self._applying = False
+
+    def _check_idle(self) -> None:
+        """Refuse, with the lock held, what this thread asks for while it applies an update."""
+        if self._applying:
+            raise TransportError("a WeightReceiver was called by the load() that it is within")
 
     def _check_usable(self) -> None:
         self._check_process()
