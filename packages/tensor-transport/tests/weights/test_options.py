@@ -58,6 +58,15 @@ def test_names_are_chosen_and_changed_and_floats_cast(store, form):
     assert [name for name, _ in gather_weights(state, select=["ids"])] == ["ids"]
 
 
+@pytest.mark.hostile
+@pytest.mark.parametrize("names", ["layer.0.weight", iter(["ids"]), 3])
+def test_names_are_not_looked_for_in_one_text_nor_in_what_is_used_up(store, names):
+    with pytest.raises(TypeError, match="select= is a predicate, or names in a list or set"):
+        WeightPublisher(store, select=names)
+    with pytest.raises(TypeError, match="select="):
+        next(gather_weights(weights(), select=names))
+
+
 def test_a_tensor_is_replaced_by_its_quantised_form_and_scale(store):
     def quantise(name, tensor):
         if not name.endswith("weight"):

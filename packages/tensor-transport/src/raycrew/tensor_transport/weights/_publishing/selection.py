@@ -21,12 +21,20 @@ class Selection:
         transform: Called with name and whole tensor; returns what to publish in its place: one tensor, or
             several with their names, as a quantisation with its scales does. None for nothing.
         rename: Name -> name that receivers know; a mapping leaves names that it lacks as they are.
+
+    Raises:
+        TypeError: `select` is one text, or can be looked through only once.
     """
 
     select: Select | None = None
     dtype: torch.dtype | None = None
     transform: Transform | None = None
     rename: Rename | None = None
+
+    def __post_init__(self) -> None:
+        names = self.select
+        if names is not None and not callable(names) and not _is_collection(names):
+            raise TypeError(f"select= is a predicate, or names in a list or set, not {names!r}")
 
     @property
     def keeps_shapes(self) -> bool:
@@ -58,3 +66,8 @@ class Selection:
         made = self.transform(name, cast)
         for inner, found in [(name, made)] if isinstance(made, torch.Tensor) else made:
             yield self.name_of(inner), found
+
+
+def _is_collection(names: object) -> bool:
+    """Whether names can be looked for again and again; a text would have each of its parts."""
+    return isinstance(names, Collection) and not isinstance(names, str)
