@@ -1,8 +1,10 @@
 """Arriving, being late, being stale, dying, forking: over real processes and gloo."""
 
+import logging
 import os
 import signal
 import socket
+import threading
 
 import pytest
 import torch
@@ -192,6 +194,32 @@ def test_a_group_of_one_sends_to_nobody():
         group.send([torch.ones(3)], timeout_s=30).wait()
         assert (group.rank, group.world_size, group.generation, group.name) == (0, 1, 1, "gloo")
         assert "every member can use it" in group.explain()
+
+
+@pytest.mark.hostile
+def test_invitations_are_those_of_the_generation_that_was_opened(caplog):
+    """Another thread opens the next one before they are handed out."""
+    later = []
+
+    def open_next(_):
+        while not later:
+            later.append(None)
+            thread = threading.Thread(target=lambda: later.extend(host.open()))
+            thread.start()
+            thread.join()
+        return True
+
+    logger = logging.getLogger("raycrew.tensor_transport.process_groups._host")
+    with GroupHost("g", ["first", "second"]) as host, caplog.at_level(logging.INFO, logger.name):
+        logger.addFilter(open_next)
+        try:
+            invited = host.open()
+        finally:
+            logger.removeFilter(open_next)
+        assert [(i.generation, i.rank) for i in invited] == [(1, 0), (1, 1)]
+        assert [(i.generation, i.rank) for i in later[1:]] == [(2, 0), (2, 1)]
+        assert len({(i.port, i.token) for i in invited}) == 1 and invited[0].token != later[1].token
+
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("inf"), float("nan"), True])

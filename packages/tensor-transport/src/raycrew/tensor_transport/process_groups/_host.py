@@ -3,6 +3,7 @@
 import logging
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -89,10 +90,7 @@ class GroupHost(Belonging):
             self._stores = [*self._stores[-1:], store]
             self._latest = invitation
         log.info("opened %s on port %d", invitation.label, invitation.port)
-        return [
-            Invitation(self._group, self._generation, rank, self._members, *_place(invitation))
-            for rank in range(len(self._members))
-        ]
+        return [replace(invitation, rank=rank) for rank in range(len(self._members))]
 
     def end(self, why: str) -> None:
         """End the present generation, before its members have met, too; another one can be opened.
@@ -147,7 +145,3 @@ class GroupHost(Belonging):
     def _let_go(self) -> None:
         """A child has no thread that serves the store; ending it there would wait for one."""
         keep_for_ever(*self._stores)
-
-
-def _place(invitation: Invitation) -> tuple[str, int, Backend, str]:
-    return invitation.address, invitation.port, invitation.backend, invitation.token

@@ -133,8 +133,8 @@ def _awaited(
         try:
             return future.result(_TICK_S)
         except TimeoutError:
-            if future.done():
-                raise
+            if future.done():  # It came at the last moment, or is itself a timeout.
+                return future.result()
         look()
         if deadline.passed:
             names = _silent(invitation, board)

@@ -47,8 +47,8 @@ class Gate:
         try:
             return future.result(timeout_s)
         except TimeoutError as error:
-            if future.done():
-                raise
+            if future.done():  # It came at the last moment, or is itself a timeout.
+                return future.result()
             self._overdue = True
             raise TransportTimeoutError(f"{self._name}: no answer within {timeout_s:.3g} s") from error
 
