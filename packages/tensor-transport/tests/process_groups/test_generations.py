@@ -221,7 +221,6 @@ def test_invitations_are_those_of_the_generation_that_was_opened(caplog):
         assert len({(i.port, i.token) for i in invited}) == 1 and invited[0].token != later[1].token
 
 
-
 @pytest.mark.parametrize("timeout_s", [0, -1, float("inf"), float("nan"), True])
 def test_a_deadline_is_a_positive_number(timeout_s):
     with GroupHost("g", ["only"]) as host, pytest.raises(ValueError, match="timeout_s"):

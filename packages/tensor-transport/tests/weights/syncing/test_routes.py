@@ -242,6 +242,13 @@ def test_a_time_that_is_none_is_refused_before_anything_begins(crew, timeout_s):
 
 
 @pytest.mark.hostile
+@pytest.mark.parametrize("timeout_s", [0, float("nan"), float("inf")])
+def test_a_route_has_a_time_in_which_all_join(timeout_s):
+    with pytest.raises(ValueError, match="timeout_s must be above 0 and finite"):
+        WeightRoute(timeout_s=timeout_s)
+
+
+@pytest.mark.hostile
 def test_after_any_failure_all_serve_the_old_version_and_the_next_update_has_a_group_again(crew):
     crew.sync(1)
     failing = crew.generators[1]

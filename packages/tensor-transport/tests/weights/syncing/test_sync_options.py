@@ -1,11 +1,13 @@
 """What of a model is brought to generators, and as what, within updates by `sync_weights`."""
 
+import math
+
 import pytest
 import torch
 from models import Model, assert_same, weights
 
 from raycrew.tensor_transport.errors import ManifestMismatchError, TransportError
-from raycrew.tensor_transport.testing import InProcessByteStore, LocalPeers
+from raycrew.tensor_transport.testing import InProcessByteStore, LocalPeers, LocalResults
 from raycrew.tensor_transport.transports import SharedMemoryTransport
 from raycrew.tensor_transport.weights import (
     WeightDirectory,
@@ -124,6 +126,23 @@ def test_ranks_that_were_no_recipients_come_to_what_a_partial_version_is_added_t
         assert len(report.receipts) == (2 if recipients else 3)
     crew.all_hold(state)
     assert {generator.receiver.version for generator in crew.generators} == {3}
+
+
+@pytest.mark.hostile
+def test_groups_are_told_of_an_infinite_time_as_of_none(monkeypatch):
+    """A `RayWorkerGroup` takes finite times alone."""
+    told = []
+    get_results = LocalResults.get_results
+
+    def noted(self, *, timeout=None):
+        told.append(timeout)
+        return get_results(self, timeout=timeout)
+
+    monkeypatch.setattr(LocalResults, "get_results", noted)
+    crew = Crew(dict(FLOATS))
+    crew.sync(timeout_s=math.inf)
+    crew.all_hold(FLOATS)
+    assert set(told) == {None}
 
 
 @pytest.mark.hostile

@@ -286,7 +286,7 @@ class WeightPublisher(Belonging):
     def _check_idle(self) -> None:
         """Refuse, with the lock held, what this thread asks for while it publishes."""
         if self._publishing:
-            raise TransportError("a WeightPublisher was called by the iterator that it takes its weights from")
+            raise TransportError("publisher was called by the iterator that it takes its weights from")
 
     def _keep_only(self, update: WeightUpdate) -> None:
         if self._teller.streams:

@@ -1,6 +1,6 @@
 """What a synchronisation says of itself, during it and afterwards."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from raycrew.tensor_transport.errors import WeightUpdateError
@@ -72,17 +72,18 @@ class WeightSyncReport:
     started_at: float = 0.0
 
 
-def checked_receipts(results: Sequence[object], version: int, method: str) -> tuple[WeightReceipt, ...]:
-    """The generators' results: receipts, all of one version.
+def checked_receipts(results: Mapping[int, object], version: int, method: str) -> tuple[WeightReceipt, ...]:
+    """The generators' results, by their numbers: receipts, all of one version.
 
     Raises:
         WeightUpdateError: There is none of some generator, or one of another version.
     """
-    receipts = tuple(result for result in results if isinstance(result, WeightReceipt))
+    receipts = {n: result for n, result in results.items() if isinstance(result, WeightReceipt)}
     if not receipts or len(receipts) < len(results):
         raise WeightUpdateError(
-            f"{method}() has to return WeightReceiver.apply()'s receipt on every generator; got {results!r}"
+            f"{method}() has to return WeightReceiver.apply()'s receipt on every generator; got "
+            f"{list(results.values())!r}"
         )
-    if wrong := {rank: r.version for rank, r in enumerate(receipts) if r.version != version}:
+    if wrong := {n: receipt.version for n, receipt in receipts.items() if receipt.version != version}:
         raise WeightUpdateError(f"generators report other versions than {version}: {wrong}", version=version)
-    return receipts
+    return tuple(receipts.values())

@@ -1,5 +1,6 @@
 """How the buckets of updates get from a trainer to its generators: decided once, for all of them."""
 
+import math
 import threading
 import time
 import uuid
@@ -46,7 +47,8 @@ class WeightRoute(Closing):
         device: Where buckets are packed, and handed to `load`: "cpu", or "cuda" for each process's GPU.
 
     Raises:
-        ValueError: `timeout_s` is no positive number, there is no such device, or no such transport for it.
+        ValueError: `timeout_s` is no positive number of seconds, there is no such device, or no such
+            transport for it.
     """
 
     def __init__(
@@ -59,8 +61,8 @@ class WeightRoute(Closing):
         timeout_s: float = 60.0,
         device: Device = "cpu",
     ) -> None:
-        if not timeout_s > 0:
-            raise ValueError(f"timeout_s must be above 0, got {timeout_s}")
+        if not 0 < timeout_s < math.inf:
+            raise ValueError(f"timeout_s must be above 0 and finite, got {timeout_s}")
         if device not in _USABLE:
             raise ValueError(f"device must be of {', '.join(_USABLE)}; got {device!r}")
         _check_usable(transport, device)

@@ -1,6 +1,7 @@
 """One synchronisation: publish in the trainer, apply in the generators, check that all hold one version."""
 
 import contextlib
+import math
 import threading
 import time
 import uuid
@@ -53,6 +54,8 @@ class Synchronisation:
     def __post_init__(self) -> None:
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise ValueError(f"timeout_s must be above 0, got {self.timeout_s}")
+        if self.timeout_s == math.inf:  # Groups of workers know None alone.
+            self.timeout_s = None
         if self.prepare is not None and self.directory is None:
             raise ValueError("prepare= fetches what a directory announces: give directory=, too")
         if self.route is not None and self.directory is None:
@@ -120,7 +123,7 @@ class Synchronisation:
         with self._watch.measure("pause"):
             found = self._paused(lambda _: update)
         self._session.raise_first(update.version)
-        return update, checked_receipts(list(found.values()), update.version, self.apply)
+        return update, checked_receipts(found, update.version, self.apply)
 
     def _streamed(self) -> tuple[WeightUpdate, tuple[WeightReceipt, ...]]:
         """Publish and fetch at once; load when all is there, or at once, too."""
@@ -146,7 +149,7 @@ class Synchronisation:
         finally:
             self._session.drop(self.apply, told)
         self._session.raise_first(version, cause if isinstance(cause, Exception) else None)
-        receipts = checked_receipts(list(found.values()), version, self.apply)
+        receipts = checked_receipts(found, version, self.apply)
         return _joined(publishing.result(), self.publish), receipts
 
     def _reserve(self, directory: WeightDirectory) -> tuple[int, Argument]:
