@@ -91,7 +91,7 @@ class DeltaSource:
         """The receivers do not have the update that was encoded last; idempotent."""
         for name, undo in self._undo.items():
             if undo is None:
-                del self._kept[name]
+                self._kept.pop(name, None)
             else:
                 undo.apply(self._kept[name], verify=False)
         self._undo, self._complete = {}, False
@@ -129,11 +129,11 @@ class DeltaSource:
         known = kept if base is not None else None
         options = {"source": self._id, "version": version, "base": base or 0}
         delta = encode_delta(known, data, tensor.element_size(), kind=kind_of(tensor), **options)
+        self._undo[name] = None  # Whoever is interrupted from here on does not know what is kept.
         if kept is None:
-            self._kept[name], self._undo[name] = data.copy(), None
+            self._kept[name] = data.copy()
         elif known is None or delta.size_bytes > delta.whole_bytes // _UNDOABLE:
             kept[:] = data
-            self._undo[name] = None
         else:
             self._undo[name] = delta.apply(kept, verify=False)
         return delta

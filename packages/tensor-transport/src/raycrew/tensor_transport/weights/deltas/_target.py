@@ -6,7 +6,12 @@ from typing import NamedTuple
 import torch
 
 from raycrew.tensor_transport._bytes import check_tensor, tensor_bytes, tensor_over
-from raycrew.tensor_transport.errors import BaseVersionError, DecodeError, ManifestMismatchError
+from raycrew.tensor_transport.errors import (
+    BaseVersionError,
+    DamagedBytesError,
+    DecodeError,
+    ManifestMismatchError,
+)
 from raycrew.tensor_transport.protocols import Bytes
 from raycrew.tensor_transport.weights.deltas._packed import NO_VERSION, Delta, kind_of
 
@@ -45,6 +50,7 @@ class DeltaTarget:
         self._held: dict[str, _Version] = {}
         self._before: dict[str, _Version] = {}
         self._undo: list[tuple[str, Delta]] = []
+        self._is_written = False
 
     @property
     def version(self) -> int | None:
@@ -78,20 +84,24 @@ class DeltaTarget:
             if told and (missing := sorted(self._weights.keys() - told.keys())):
                 lacks = f"it lacks {', '.join(map(repr, missing[:5]))}"
                 raise _mismatch(lacks, max(numbers.values()), missing)
+            self._held = told or self._held
         except BaseException:
             self.revert()
             raise
-        self._held = told or self._held
 
     def revert(self) -> None:
-        """Return to the version before the update that was loaded last, unless it was committed."""
+        """Return to the version before the update that was loaded last, unless it was committed.
+
+        Where an interrupt came while a tensor was written, that is a mixture, and no version is held.
+        """
+        before, self._held = {} if self._is_written else self._before, {}
         for name, undo in reversed(self._undo):
             self._write(name, undo, verify=False)
-        self._undo, self._held = [], self._before
+        self._undo, self._before, self._held = [], before, before
 
     def committed(self, version: int, fetched: Sequence[object]) -> None:  # noqa: ARG002 - a receiver's Rollback
         """There is no way back from what was loaded last."""
-        self._undo, self._before = [], self._held
+        self._undo, self._before, self._is_written = [], self._held, False
 
     def weights(self, names: frozenset[str]) -> Iterator[tuple[str, torch.Tensor]]:  # noqa: ARG002 - as above
         """Return to the version before; nothing is left to be loaded then."""
@@ -122,9 +132,15 @@ class DeltaTarget:
             raise error
 
     def _apply(self, name: str, delta: Delta) -> None:
-        undo = self._write(name, delta, verify=self._verify)
+        self._is_written = True
+        try:
+            undo = self._write(name, delta, verify=self._verify)
+        except (DamagedBytesError, DecodeError):
+            self._is_written = False  # It is as it was.
+            raise
         if self._before:
             self._undo.append((name, undo))
+        self._is_written = False
 
     def _write(self, name: str, delta: Delta, *, verify: bool) -> Delta:
         tensor = self._weights[name].detach()
