@@ -41,6 +41,24 @@ def test_a_worker_may_take_less_than_its_share_but_not_more():
         merged(configured=Configured({"num_gpus": 2}))
 
 
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"num_cpus": 2}, r"num_cpus=2 .* share of its bundle, 1\.0"),
+        ({"memory": 11}, "memory=11 .* share of its bundle, 10"),
+        ({"resources": {"NPU": 1}}, r"NPU=1 .* share of its bundle, 0\.5"),
+    ],
+)
+def test_whatever_a_bundle_holds_a_worker_takes_no_more_than_its_share(wanted, message):
+    """Else a group would wait for what another one on the bundle has, until its start is given up."""
+    placed = {"num_cpus": 1.0, "num_gpus": 0, "memory": 10, "resources": {"NPU": 0.5, "disk": 4.0}}
+    for given in ((wanted, Configured()), ({}, Configured(wanted))):
+        with pytest.raises(ValueError, match=message):
+            merge_options({}, *given, placed)
+    whole = {"num_cpus": 1.0, "memory": 10, "resources": {"NPU": 0.5}}
+    assert merge_options({}, whole, Configured(), placed).actor == placed
+
+
 def test_variables_go_where_they_still_count():
     env = {"COLOUR": "red", "OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": "/x"}
     options = merged(

@@ -172,11 +172,12 @@ def _resources(options: Mapping[str, Any], defaults: Mapping[str, Any] | None = 
 
 
 def _check_share(asked: Mapping[str, Any], placement: Mapping[str, Any]) -> None:
-    for name in ("num_cpus", "num_gpus"):
-        share = placement.get(name)
-        if share is not None and asked.get(name, 0) > share:
+    shares = {**placement, **placement.get("resources", {})}
+    for name, amount in {**asked, **asked.get("resources", {})}.items():
+        share = shares.get(name)
+        if isinstance(share, int | float) and amount > share:
             raise ValueError(
-                f"{name}={asked[name]} is more than the worker's share of its bundle, {share}; "
+                f"{name}={amount} is more than the worker's share of its bundle, {share}; "
                 "give the cluster larger bundles"
             )
 
