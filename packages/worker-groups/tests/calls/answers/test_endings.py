@@ -7,7 +7,12 @@ import pytest
 from patience import PATIENCE_S, eventually
 from ray.exceptions import ActorDiedError
 
-from raycrew.worker_groups import MultiWorkerFuture, WorkerFailureError, WorkerGroupClosedError
+from raycrew.worker_groups import (
+    GroupResizedError,
+    MultiWorkerFuture,
+    WorkerFailureError,
+    WorkerGroupClosedError,
+)
 from raycrew.worker_groups._calls import Settled, Whereabouts
 from raycrew.worker_groups._calls.answers import deaths, endings, gathering, telling
 from raycrew.worker_groups._calls.answers.recovery import Recovery
@@ -51,6 +56,18 @@ def test_a_callback_that_raises_that_a_group_is_closed_is_logged(caplog):
 
     MultiWorkerFuture([], []).add_done_callback(fail)
     eventually(lambda: "the other group was shut down" in caplog.text, "it is logged")
+
+
+def test_errors_stand_for_results_that_a_group_of_another_size_can_not_give_any_more():
+    def send():
+        raise GroupResizedError("it has 1 worker by now")
+
+    calls = [1, ActorDiedError()]
+    future = MultiWorkerFuture(calls, [0, 1], recovery=Recovery(lambda error: True, send))
+    fine, lost = future.get_results(return_exceptions=True)
+    assert (fine, type(lost)) == (1, WorkerFailureError)
+    with pytest.raises(GroupResizedError):
+        MultiWorkerFuture(calls, [0, 1], recovery=Recovery(lambda error: True, send)).get_results()
 
 
 def test_what_keeps_a_call_from_being_sent_again_is_logged_and_noted(caplog):

@@ -24,6 +24,7 @@ from raycrew.worker_groups._health import observed
 from raycrew.worker_groups._ray import is_death, is_stored, while_connected
 from raycrew.worker_groups._worker import Join
 from raycrew.worker_groups.errors import (
+    GroupResizedError,
     ResultJoinError,
     ResultTimeoutError,
     WorkerFailureError,
@@ -166,7 +167,7 @@ class Gathering(Telling):
                 return found
             try:
                 deadline = self._again(combine(died), deadline, sent)
-            except WorkerFailureError:
+            except (WorkerFailureError, GroupResizedError):  # the latter: they can't be sent again
                 return found
 
     def _again(self, error: WorkerFailureError, deadline: float | None, sent: Sequence[Any]) -> float | None:
