@@ -83,6 +83,13 @@ def test_a_fake_of_which_nothing_is_said_has_two_bundles_of_one_cpu():
     assert [bundle.resources for bundle in FakeCluster().bundles] == [{"CPU": 1.0}] * 2
 
 
+def test_bundles_without_cpus_have_none():
+    cluster = FakeCluster([1], use_gpus=True, cpus_per_bundle=0)
+    assert [bundle.resources for bundle in cluster.bundles] == [{"GPU": 1.0}]
+    with pytest.raises(ValueError, match="nothing"):
+        FakeCluster([1], cpus_per_bundle=0)
+
+
 def test_bundles_that_differ_are_held_in_turn():
     specs = [[BundleSpec(gpus=1), BundleSpec(cpus=2)], BundleSpec(gpus=2)]
     cluster = FakeCluster([2, 1], bundle_specs=specs)

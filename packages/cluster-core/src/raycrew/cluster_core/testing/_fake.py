@@ -39,7 +39,7 @@ class FakeCluster:
     ) -> None:
         self.closed = False
         slots = max_colocated_worker_groups
-        alike = BundleSpec(cpus=cpus_per_bundle or slots, gpus=int(use_gpus))
+        alike = BundleSpec(cpus=slots if cpus_per_bundle is None else cpus_per_bundle, gpus=int(use_gpus))
         by_node = spread_specs(alike if bundle_specs is None else bundle_specs, bundle_ct_per_node_list)
         specs = [(node, one) for node, held in enumerate(by_node) for one in held]
         for _, one in specs:
