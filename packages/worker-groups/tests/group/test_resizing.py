@@ -229,6 +229,16 @@ def test_removed_workers_call_a_clean_up_and_others_do_not(group):
     assert [one.kept for one in (*kept, last)] == [None, None, "left"]
 
 
+def test_what_a_clean_up_of_removed_workers_raises_is_logged(cluster, caplog):
+    class Reluctant:
+        def leave(self):
+            raise OSError("there is no room for what it has")
+
+    with InProcessGroup(cluster, Reluctant) as group:
+        assert group.remove_workers(cleanup_method="leave").removed == (3,)
+    assert "Reluctant: the clean-up of removed ranks: there is no room for what it has" in caplog.text
+
+
 @pytest.mark.hostile
 def test_calls_that_waited_are_not_sent_to_others_than_they_were_made_for(cluster, monkeypatch):
     building, go_on = threading.Event(), threading.Event()

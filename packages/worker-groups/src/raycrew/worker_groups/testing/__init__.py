@@ -274,8 +274,7 @@ class InProcessGroup(WorkerGroup):
         finally:
             self._life.replacing(())
             if cleanup_method is not None:
-                for worker in leaving.workers:
-                    worker.send(cleanup_method, [], {})
+                leaving.say(cleanup_method)
             ended = leaving.end(timeout_s, force=False)
             bundles.release()
         return tuple(n + position for position in ended.late)

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import itertools
+import logging
 import sys
 import threading
 import time
@@ -19,6 +20,8 @@ from raycrew.worker_groups._worker import CurrentWorker, Heart, Running, as_text
 from raycrew.worker_groups.protocols import ArgumentTransport
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 _numbers = itertools.count(1)
 
@@ -118,6 +121,15 @@ class Threads:
     claim: Claim
     workers: list[WorkerThread] = field(default_factory=list)
     ended: bool = False
+
+    def say(self, method: str) -> None:
+        """Have all call a method before they end; what it raises is logged."""
+        for worker in self.workers:
+            worker.send(method, [], {}).add_done_callback(self._log)
+
+    def _log(self, call: Future[Any]) -> None:
+        if not call.cancelled() and (error := call.exception()) is not None:
+            logger.warning("%s: the clean-up of removed ranks: %s", self.name, error)
 
     def end(self, timeout_s: float, force: bool) -> Ended:
         """A thread can't be killed: what still runs after its time goes on, and is not waited for."""
