@@ -199,7 +199,7 @@ class TestFailures:
         with VllmWeights(llm, store=store) as weights:
             weights.apply_weights(publisher.publish(model(1)))
             with monkeypatch.context() as patch:
-                patch.setattr(weights._loader._stage._transport, "offer", refuse)
+                patch.setattr(weights._loader._stage._transport, "reserve", refuse)
                 with pytest.raises(LoadRefusedError, match="there is no room") as caught:
                     weights.apply_weights(publisher.publish(model(2)))
             assert caught.value.intact

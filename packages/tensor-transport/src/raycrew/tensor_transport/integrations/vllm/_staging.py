@@ -10,12 +10,20 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from raycrew.tensor_transport._bytes import Spot, parse_torch_dtype, tensor_over
+from raycrew.tensor_transport._bytes import (
+    Spot,
+    check_tensor,
+    copy_bytes,
+    parse_torch_dtype,
+    tensor_bytes,
+    tensor_over,
+)
 from raycrew.tensor_transport.transports import Offer, Owner, SharedMemoryTransport
 
 Named = tuple[str, torch.Tensor]
 Told = dict[str, Any]
 
+_ALIGNMENT = 64
 _OF_THIS_PROCESS: dict[str, Sequence[Named]] = {}
 
 
@@ -56,7 +64,10 @@ class OwnProcess:
 
 
 class SharedMemory:
-    """Tensors are copied once into shared memory of the node, and each worker reads its own slices there."""
+    """Tensors are copied once into shared memory of the node, and each worker reads its own slices there.
+
+    They lie in one piece, offered and mapped as a whole: a model may have thousands of tensors.
+    """
 
     def __init__(self) -> None:
         self._transport = SharedMemoryTransport()
@@ -64,30 +75,40 @@ class SharedMemory:
     @contextlib.contextmanager
     def lend(self, weights: Sequence[Named]) -> Iterator[Told]:
         """See `Stage`."""
-        offers: list[Offer] = []
+        places = _places(weights)
+        offer, room = self._transport.reserve(places[-1])
         try:
-            for _, tensor in weights:
-                offers.append(self._transport.offer(tensor.contiguous()))
-            yield told_of(weights, offers)
+            for (name, tensor), start in zip(weights, places[:-1], strict=True):
+                copy_bytes(room[start : start + tensor.nbytes], tensor_bytes(tensor, name))
+            yield _told(offer, weights, places)
         finally:
-            self._transport.withdraw(offers)
+            self._transport.withdraw([offer])
 
     def close(self) -> None:
         """Give the memory back."""
         self._transport.close()
 
 
-def told_of(weights: Sequence[Named], offers: Sequence[Offer]) -> Told:
-    """Offers of one process as plain values."""
-    if not offers:
-        return {"owner": None, "tensors": []}
-    owner = offers[0].owner
+def _places(weights: Sequence[Named]) -> list[int]:
+    """Where each tensor begins, and where the last one ends."""
+    places = [0]
+    for name, tensor in weights:
+        check_tensor(tensor, name)
+        places.append(places[-1] + -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT)
+    return places
+
+
+def _told(offer: Offer, weights: Sequence[Named], places: Sequence[int]) -> Told:
+    """An offer of tensors as plain values."""
+    owner = offer.owner
     return {
         "owner": [owner.machine, owner.pid_namespace, owner.pid, owner.started, owner.node_id],
-        "folder": offers[0].key.folder,
+        "folder": offer.key.folder,
+        "spot": list(offer.key.spot),
+        "size": offer.size_bytes,
         "tensors": [
-            [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), list(offer.key.spot)]
-            for (name, tensor), offer in zip(weights, offers, strict=True)
+            [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), start]
+            for (name, tensor), start in zip(weights, places[:-1], strict=True)
         ],
     }
 
@@ -108,11 +129,12 @@ class Reader:
             yield from _OF_THIS_PROCESS[told["key"]]
             return
         transport = self._transport = self._transport or SharedMemoryTransport()
-        for name, dtype, shape, spot in told["tensors"]:
+        key = _Key(told["folder"], Spot(*told["spot"]))
+        data = transport.map(Offer(transport.name, Owner(*told["owner"]), key, told["size"]))
+        for name, dtype, shape, start in told["tensors"]:
             kind = parse_torch_dtype(dtype)
             size = kind.itemsize * torch.Size(shape).numel()
-            offer = Offer(transport.name, Owner(*told["owner"]), _Key(told["folder"], Spot(*spot)), size)
-            yield name, tensor_over(transport.map(offer), kind, shape)
+            yield name, tensor_over(data[start : start + size], kind, shape)
 
     def close(self) -> None:
         """Let go of the mappings; idempotent."""
