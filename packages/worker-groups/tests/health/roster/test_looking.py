@@ -129,6 +129,17 @@ def test_an_unknown_name_is_told_with_those_that_are_there(board):
         looking.look(5.0, ["police"])
 
 
+def test_a_rank_that_no_group_has_is_told_with_the_groups_that_were_looked_at(board):
+    board.texts["group/a"] = RECORD.as_text()
+    board.living |= {(RECORD.namespace, worker.actor) for worker in WORKERS}
+    assert [one.worker.rank for one in looking.take_stacks(5.0, ranks=[1])] == [1]
+    for ranks, named in (([7], "7"), ([7, 0, 2], "2, 7")):
+        with pytest.raises(ValueError, match=rf"\(policy\) has a rank {named}$"):
+            looking.take_stacks(5.0, ranks=ranks)
+    board.texts.clear()
+    assert looking.take_stacks(5.0, ranks=[7]) == []
+
+
 def test_groups_of_one_name_are_told_apart_by_their_drivers(board):
     for pid in (7, 8):
         board.texts[f"group/{pid}"] = replace(RECORD, driver=f"login-1:{pid}").as_text()

@@ -96,11 +96,15 @@ def take_stacks(
     Raises:
         GetTimeoutError: Ray's control service does not answer.
         UnknownGroupError: There is none of a name.
+        ValueError: No group of those has a rank that is named.
         WorkerGroupError: This process is not connected to Ray.
     """
     time_left = _countdown(timeout_s)
     living, found = _groups(names, time_left)
     wanted = [(record, w) for record in found for w in record.processes if not ranks or w.rank in ranks]
+    if found and (unknown := sorted(set(ranks).difference(worker.rank for _, worker in wanted))):
+        there = ", ".join(record.name for record in found)
+        raise ValueError(f"no group that was looked at ({there}) has a rank {', '.join(map(str, unknown))}")
     told = _told(wanted, living, "stacks", lambda _: (), time_left, timeout_s)
     stacks = (_stacks(record, worker, living, told.get(key_of(worker))) for record, worker in wanted)
     return Found(stacks, found.n_unread)
