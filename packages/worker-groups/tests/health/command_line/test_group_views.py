@@ -20,15 +20,16 @@ OPTIONS = argparse.Namespace(
 
 
 @pytest.mark.hostile
-def test_groups_of_another_version_are_said(monkeypatch):
-    monkeypatch.setattr(commands, "look", lambda *_: Found([], 2))
-    monkeypatch.setattr(commands, "take_stacks", lambda *_: Found([], 2))
-    monkeypatch.setattr(commands, "diagnose_groups", lambda *_: Found([], 2))
+@pytest.mark.parametrize(("count", "said"), [(1, "1 worker group"), (2, "2 worker groups")])
+def test_groups_of_another_version_are_said(monkeypatch, count, said):
+    monkeypatch.setattr(commands, "look", lambda *_: Found([], count))
+    monkeypatch.setattr(commands, "take_stacks", lambda *_: Found([], count))
+    monkeypatch.setattr(commands, "diagnose_groups", lambda *_: Found([], count))
     for run in (commands.run_groups, commands.run_stacks, commands.run_diagnose):
         outcome, screen = run(OPTIONS), Console(file=io.StringIO())
         screen.print(outcome.shown)
         assert (outcome.code, outcome.data) == (1, [])
-        assert screen.file.getvalue().strip() == "2 worker groups of another version of raycrew"
+        assert screen.file.getvalue().strip() == f"{said} of another version of raycrew"
 
 
 def test_who_stands_by_has_a_row_and_is_no_rank(monkeypatch):

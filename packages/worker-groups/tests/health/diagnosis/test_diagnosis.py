@@ -25,7 +25,13 @@ FACTS = [
     WorkerFacts("node-b", "10.0.0.2", 43),
 ]
 INFOS = assign_ranks([0, 1, 2], FACTS, [5, 6, 7], "trainers")
-BUSY = {"is_alive": True, "is_told": True, "beat_age_s": 0.5, "calls": [("train", 7, 12.34, 3.0)]}
+BUSY = {
+    "is_alive": True,
+    "is_told": True,
+    "beat_age_s": 0.5,
+    "calls": [("train", 7, 12.34, 3.0)],
+    "private_bytes": 12_345_678_901,
+}
 ANSWERS = [
     {
         "seen": BUSY,
@@ -70,7 +76,7 @@ def test_the_text_has_it_all(diagnosis):
     assert busy.splitlines() == [
         "== rank 0: busy, 'train' (call 7) for 12.3 s, 3.0 s since its last sign",
         "pid 41 on 10.0.0.1 (node-a), bundle 5, cuda:3",
-        "beat_age_s 0.5",
+        "beat_age_s 0.5, private_bytes 12,345,678,901",
         "-- stacks, by py-spy",
         "in train",
         "-- last lines of its output",
@@ -108,7 +114,7 @@ def test_who_stands_by_is_told_of_after_the_ranks_and_keeps_no_records(tmp_path,
     (standby,) = diagnosis.standbys
     assert (standby.rank, standby.pid, standby.bundle_index, standby.state) == (-1, 42, 9, "alive")
     head, _, told = diagnosis.text.split("\n\n")
-    assert head.splitlines()[-2:] == ["1 ranks: 1 dead", "1 standing by: 1 alive"]
+    assert head.splitlines()[-2:] == ["1 rank: 1 dead", "1 standing by: 1 alive"]
     assert told.splitlines()[:2] == ["== standby: alive", "pid 42 on 10.0.0.1 (node-a), bundle 9, cpu"]
     written = json.loads((diagnosis.folder / "diagnosis.json").read_text())
     assert [one["pid"] for one in written["standbys"]] == [42]

@@ -53,7 +53,8 @@ def _found(groups: Found[GroupSight], order: str) -> Outcome:
 def _remarks(found: Found[Any]) -> list[Text]:
     """What is to be said besides what was found."""
     if found.n_unread:
-        return [Text(f"{found.n_unread} worker groups of another version of raycrew", style="yellow")]
+        groups = "worker group" if found.n_unread == 1 else "worker groups"
+        return [Text(f"{found.n_unread} {groups} of another version of raycrew", style="yellow")]
     return [] if found else [Text("no worker groups")]
 
 
@@ -151,5 +152,6 @@ def run_diagnose(options: argparse.Namespace) -> Outcome:
 def _told_of(diagnosis: Diagnosis) -> Text:
     states = Counter(rank.state for rank in diagnosis.ranks)
     counted = ", ".join(f"{count} {state}" for state, count in states.items())
-    about = f"{diagnosis.group_name}: {len(diagnosis.ranks)} ranks ({counted})"
+    ranks = "1 rank" if len(diagnosis.ranks) == 1 else f"{len(diagnosis.ranks)} ranks"
+    about = f"{diagnosis.group_name}: {ranks} ({counted})"
     return Text(f"{about}, what they are at lies in {diagnosis.folder}")

@@ -76,7 +76,9 @@ class RankDiagnosis:
             f"== {who}: {self.state}{''.join(map(_in_call, self.calls))}",
             f"{where}, bundle {self.bundle_index}, {self.device}",
         ]
-        if known := [f"{name} {value:,.10g}" for name, value in self.numbers.items() if value is not None]:
+        if known := [
+            f"{name} {_as_text(value)}" for name, value in self.numbers.items() if value is not None
+        ]:
             lines.append(", ".join(known))
         if "state" in self.missing:
             lines.append(f"how it is can't be told: {self.missing['state']}")
@@ -95,6 +97,11 @@ class RankDiagnosis:
     def _part(self, part: str, text: str, head: str) -> list[str]:
         why = [f"-- no {part}, or not all: {self.missing[part]}"] if part in self.missing else []
         return [*([f"-- {head}", text] if text else []), *why]
+
+
+def _as_text(number: float) -> str:
+    """A number with all digits that count, in groups of three."""
+    return f"{number:,}" if isinstance(number, int) else f"{number:,.10g}"
 
 
 def _in_call(call: RunningCall) -> str:
@@ -133,7 +140,8 @@ class Diagnosis:
         """For people."""
         at = datetime.fromtimestamp(self.made_at, UTC).isoformat(" ", "seconds")
         head = f"{self.group_name} ({self.worker_class}), generation {self.generation}, at {at}"
-        lines = [head, f"reason: {self.reason}", f"{len(self.ranks)} ranks: {_states(self.ranks)}"]
+        ranks = "1 rank" if len(self.ranks) == 1 else f"{len(self.ranks)} ranks"
+        lines = [head, f"reason: {self.reason}", f"{ranks}: {_states(self.ranks)}"]
         if self.standbys:
             lines.append(f"{len(self.standbys)} standing by: {_states(self.standbys)}")
         everybody = (*self.ranks, *self.standbys)
