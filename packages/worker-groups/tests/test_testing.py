@@ -326,6 +326,15 @@ def test_an_end_after_a_time_that_is_none_is_refused_before_anything_is_done(clu
         assert group.call(Counter.count).get_results() == [1] * 4
 
 
+def test_one_worker_is_told_of_as_one():
+    with InProcessGroup(FakeCluster([1]), Counter) as group:
+        assert repr(group).endswith("Counter, 1 worker)")
+        assert repr(group.handle()) == "GroupHandle('Counter', 1 worker, generation 0)"
+        assert group.startup.table().title.plain.startswith("start of Counter: 1 worker in ")
+        with pytest.raises(ValueError, match="'Counter' has 1 worker, and would have 0"):
+            group.remove_workers()
+
+
 def test_an_end_may_take_as_long_as_it_takes(cluster):
     group = InProcessGroup(cluster, Counter)
     assert group.shutdown(timeout=math.inf)

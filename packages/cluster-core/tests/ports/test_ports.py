@@ -63,7 +63,7 @@ def has_ipv6():
 
 def test_release_gives_the_ports_back_and_can_be_repeated():
     lease = lease_ports(3, port_range=(LOW + 50, LOW + 52))
-    with pytest.raises(PortsExhaustedError) as caught:
+    with pytest.raises(PortsExhaustedError, match="no port is free in") as caught:
         lease_ports(port_range=(LOW + 50, LOW + 52))
     assert caught.value.port_range == (LOW + 50, LOW + 52)
     assert pickle.loads(pickle.dumps(caught.value)).port_range == (LOW + 50, LOW + 52)

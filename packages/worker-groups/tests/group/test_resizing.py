@@ -259,7 +259,7 @@ def test_calls_that_waited_are_not_sent_to_others_than_they_were_made_for(cluste
         eventually(lambda: pool._work_queue.empty(), "all wait")
         go_on.set()
         removed.result(60)
-        with pytest.raises(GroupResizedError, match="1 workers by now; a call of get_kept for rank 1"):
+        with pytest.raises(GroupResizedError, match="1 worker by now; a call of get_kept for rank 1"):
             gone.result(60)
         with pytest.raises(GroupResizedError, match="for 2 of 2 ranks"):
             whole.result(60)

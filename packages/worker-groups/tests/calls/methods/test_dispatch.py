@@ -74,7 +74,9 @@ def test_a_call_is_not_sent_to_others_than_it_was_made_for():
         (part, 1, "2 of 4 ranks"),
         (mixed, 3, "3 of 4 ranks"),
     ):
-        with pytest.raises(GroupResizedError, match=f"{size} workers by now; a call of add for {ranks} was"):
+        with pytest.raises(
+            GroupResizedError, match=rf"{size} workers? by now; a call of add for {ranks} was"
+        ):
             dispatch.check_size(size, "policy")
     one.check_size(5, "policy")
     part.check_size(2, "policy")

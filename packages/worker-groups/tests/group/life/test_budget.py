@@ -64,7 +64,7 @@ def test_neither_a_long_restart_nor_refusals_are_an_hour_without_a_death():
     budget.ended()
     for _ in range(3):
         clock.now += QUIET_S - 1
-        with pytest.raises(WorkerGroupError, match="all 1 restarts"):
+        with pytest.raises(WorkerGroupError, match="the one restart of max_restarts is used up"):
             budget.take()
     assert budget.is_refusing
     clock.now += QUIET_S

@@ -153,9 +153,10 @@ def lease_ports(
                 break
             logger.debug("ports %d-%d are contended, attempt %d", low, high, attempt + 1)
             time.sleep(random.uniform(0.005, 0.03))
-    what = f"{count} consecutive ports" if consecutive else f"{count} ports"
+    what = f"{count} consecutive ports are" if consecutive else f"{count} ports are"
+    what = "port is" if count == 1 else what
     raise PortsExhaustedError(
-        f"no {what} are free in {low}-{high} on {host or 'this node'}; release some, or widen port_range",
+        f"no {what} free in {low}-{high} on {host or 'this node'}; release some, or widen port_range",
         (low, high),
     )
 

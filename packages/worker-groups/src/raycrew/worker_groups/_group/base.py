@@ -194,7 +194,8 @@ class WorkerGroup(GroupFacts, GroupCalls, Balanced, Ending, GroupDiagnosis, Resi
         return Members(started.handles, started.ranks, started.facts, tied, sharding)
 
     def __repr__(self) -> str:
-        state = f"{self.world_size} workers" if self._life.state in ("open", "restarting") else "shut down"
+        workers = "1 worker" if self.world_size == 1 else f"{self.world_size} workers"
+        state = workers if self._life.state in ("open", "restarting") else "shut down"
         return f"{type(self).__name__}({self.name!r}, {self._started.info.name}, {state})"
 
     def places_beside(self) -> Beside:

@@ -118,8 +118,8 @@ class Resizing:
             after = wanted(before)
             least = self._spec.options.min_workers or 1
             if after < least:
-                said = f"{self._spec.name!r} has {before} workers, and would have {after}"
-                raise ValueError(f"{said}; there are to be {least} at least")
+                said = f"{self._spec.name!r} has {before} worker{'' if before == 1 else 's'}"
+                raise ValueError(f"{said}, and would have {after}; there are to be {least} at least")
             if after > before:
                 self._grow(after)
             cut = self._shrink(after, cleanup_method, timeout_s) if after < before else ()

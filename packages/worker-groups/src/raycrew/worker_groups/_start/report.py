@@ -46,7 +46,8 @@ class StartupReport:
 
     def table(self) -> Table:
         """Median and slowest rank of each phase, for people."""
-        title = f"start of {self.group_name}: {len(self.workers)} workers in {self.total_s:.2f} s"
+        workers = "1 worker" if len(self.workers) == 1 else f"{len(self.workers)} workers"
+        title = f"start of {self.group_name}: {workers} in {self.total_s:.2f} s"
         table = Table(title=Text(title, style="table.title"))  # A group's name is no markup.
         for column in ("phase", "median s", "slowest s", "slowest rank"):
             table.add_column(column, justify="left" if column == "phase" else "right")

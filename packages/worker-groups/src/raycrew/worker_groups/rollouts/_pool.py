@@ -220,4 +220,5 @@ class RolloutPool:
         raise TypeError("a pool stays in its process and can't be pickled: does its rollout hold it?")
 
     def __repr__(self) -> str:
-        return f"RolloutPool({self._options.name!r}, {self.group.world_size} workers)"
+        workers = "1 worker" if self.group.world_size == 1 else f"{self.group.world_size} workers"
+        return f"RolloutPool({self._options.name!r}, {workers})"

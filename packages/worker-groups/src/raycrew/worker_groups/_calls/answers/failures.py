@@ -112,7 +112,9 @@ def failure(
         what = _ending(where, cause, method, elapsed_s, seen)
     over = over_limit(where.facts, seen)
     if over:
-        sizes = "{measured_bytes} bytes of private memory, and memory_limit is {limit_bytes}".format(**over)
+        sizes = "{measured_bytes:,} bytes of private memory, and memory_limit is {limit_bytes:,}".format(
+            **over
+        )
         what += f": its node's watch ended it for {sizes}"
     after = "" if elapsed_s is None else f" after {elapsed_s:.1f} s"
     text = f"{where}: {what}{after}"

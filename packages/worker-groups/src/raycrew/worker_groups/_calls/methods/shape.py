@@ -51,8 +51,9 @@ class Dispatch:
         last = max(send.rank for send in self.sends)
         if last >= world_size or len(self.sends) == made_for:
             what = f"rank {last}" if len(self.sends) == 1 else f"{len(self.sends)} of {made_for} ranks"
+            workers = "1 worker" if world_size == 1 else f"{world_size} workers"
             raise GroupResizedError(
-                f"{group_name!r} has {world_size} workers by now; a call of {self.method.name} for {what} "
+                f"{group_name!r} has {workers} by now; a call of {self.method.name} for {what} "
                 "was made before, and nothing was sent: call again"
             )
 

@@ -94,7 +94,8 @@ class GroupHandle(GroupCalls, Balanced):
 
     def __repr__(self) -> str:
         members = self._route.known()
-        return f"GroupHandle({self.name!r}, {len(members.ranks)} workers, generation {members.generation})"
+        workers = "1 worker" if len(members.ranks) == 1 else f"{len(members.ranks)} workers"
+        return f"GroupHandle({self.name!r}, {workers}, generation {members.generation})"
 
     def refresh(self) -> int:
         """Ask who the members of the group are now, without waiting for a call to fail; gives its generation.

@@ -43,7 +43,8 @@ class RestartBudget:
         self._busy_until = now
         self.is_refusing = self.used >= self.most
         if self.is_refusing:
-            raise WorkerGroupError(f"all {self.most} restarts of max_restarts are used up")
+            most = "the one restart" if self.most == 1 else f"all {self.most} restarts"
+            raise WorkerGroupError(f"{most} of max_restarts {'is' if self.most == 1 else 'are'} used up")
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self.used - 1, 10))
         begin = max(now, self._last + pause_s)
         self.used, self._last = self.used + 1, begin

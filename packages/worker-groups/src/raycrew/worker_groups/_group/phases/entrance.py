@@ -47,7 +47,8 @@ class Entrance:
                 Session.check_wanted()
                 wait_s = left(deadline, _SLICE_S)
                 if not wait_s:
-                    said = f"the devices were not free for {name!r} in time: {self._turns[-1:]} has its turn"
+                    other = repr(self._turns[-1]) if self._turns else "whoever came first"
+                    said = f"the devices were not free for {name!r} in time: {other} has its turn"
                     raise PhaseTimeoutError(said, name)
                 self._changed.wait(wait_s)
         finally:
