@@ -20,7 +20,7 @@ from raycrew.tensor_transport.weights import (
     gather_weights,
 )
 from raycrew.tensor_transport.weights._publishing.glimpses import fold
-from raycrew.tensor_transport.weights._publishing.source import find_ties
+from raycrew.tensor_transport.weights._publishing.source import SourceWatch, find_ties
 
 pytestmark = pytest.mark.hostile
 
@@ -388,3 +388,31 @@ def test_a_forked_child_takes_nothing_from_a_publisher_or_receiver_that_it_close
 def test_gathering_names_what_is_no_tensor():
     with pytest.raises(UnsupportedTensorError, match="'a' is a int"):
         list(gather_weights({"a": 3}))
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_tensors_are_looked_at_again_while_the_last_bucket_is_sent(monkeypatch, changes):
+    """If they changed, that bucket does not stay either."""
+    held, looked, check = parameters(2, requires_grad=False), threading.Event(), SourceWatch.check
+
+    def look(watch):
+        try:
+            check(watch)
+        finally:
+            looked.set()
+
+    class Slow(Intruder):
+        def put(self, data):
+            if self.puts:
+                assert looked.wait(60), "nobody looks before the last bucket is sent"
+            return super().put(data)
+
+    monkeypatch.setattr(SourceWatch, "check", look)
+    store = Slow(lambda: held["w0"].add_(1) if changes else None)
+    publisher = WeightPublisher(store, directory=WeightDirectory.local(), bucket_bytes=256)
+    if changes:
+        with pytest.raises(SourceChangedError, match="'w0'"):
+            publisher.publish(held)
+    else:
+        assert len(publisher.publish(held).buckets) == 2
+    assert (store.puts, len(store.held)) == (2, 0 if changes else 2)

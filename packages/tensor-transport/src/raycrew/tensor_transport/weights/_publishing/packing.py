@@ -146,14 +146,13 @@ class Packer:
                 _copy((taken, copy))
 
     def finish(self) -> None:
-        """Send what is left, and wait until all is sent."""
+        """Send what is left: all is copied."""
         self._placer.close_bucket()
         if len(self._placer.sizes) > self._flushed:
             self._flush(is_last=True)
-        self._await_sent()
 
     def close(self) -> None:
-        """Give the memory back; what is being sent is waited for."""
+        """Give the memory back; what is being sent is waited for, whatever becomes of it."""
         if self._pool is not None:
             self._pool.shutdown()
         if self._room is not None:
@@ -180,7 +179,7 @@ class Packer:
             self.waited_s += time.perf_counter() - start
             return
         try:
-            self._await_sent()
+            self.await_sent()
         except BaseException:
             self._rooms.give(room)
             raise
@@ -195,7 +194,8 @@ class Packer:
         finally:
             self._rooms.give(room)
 
-    def _await_sent(self) -> None:
+    def await_sent(self) -> None:
+        """Wait until all that is full was sent; raises what sending raised."""
         sending, self._sending = self._sending, None
         if sending is not None:
             start = time.perf_counter()

@@ -234,11 +234,13 @@ class WeightPublisher(Belonging):
             with watch.measure("gather"):
                 packer.add_all(taking)
                 packer.finish()
+            if not placer.entries and self._parts == 1:
+                raise ValueError("there is no tensor to publish")
+            taking.check()  # While the last bucket is sent.
+            with watch.measure("gather"):
+                packer.await_sent()
         finally:
             packer.close()
-        if not placer.entries and self._parts == 1:
-            raise ValueError("there is no tensor to publish")
-        taking.check()
         return self._teller.finish(number, plan or placer.plan(), buckets, watch, packer.waited_s)
 
     def release(self) -> None:
