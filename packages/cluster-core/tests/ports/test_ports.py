@@ -124,6 +124,33 @@ os.kill(os.getpid(), 9)
     lease_ports(2, port_range=(LOW + 85, LOW + 86)).release()
 
 
+def test_a_forked_process_has_no_part_in_a_lease():
+    """It neither ends the lease of its parent nor keeps the port once that has released it."""
+    code = f"""
+import os
+from raycrew.cluster_core import PortsExhaustedError, lease_ports
+where = ({LOW + 90}, {LOW + 90})
+lease, (told, tell), (ends, end) = lease_ports(port_range=where), os.pipe(), os.pipe()
+child = os.fork()
+if not child:
+    os.close(end)
+    os.write(tell, b"there")
+    os.read(ends, 1)
+    os._exit(0)
+os.read(told, 5)
+try:
+    lease_ports(port_range=where)
+except PortsExhaustedError:
+    print("held")
+lease.release()
+print(lease_ports(port_range=where).port)
+os.close(end)
+os.waitpid(child, 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["held", str(LOW + 90)], done.stderr
+
+
 GROUPS = """
 import sys
 from raycrew.cluster_core import lease_ports

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import random
 import socket
 import time
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from weakref import WeakSet
 
 from raycrew.cluster_core.errors import PortsExhaustedError
 
@@ -22,13 +24,27 @@ _ROUNDS = 6
 _EPHEMERAL_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
+#: All that hold ports in this process.
+_held = WeakSet[socket.socket]()
+
+
+def _let_go() -> None:
+    for one in list(_held):
+        one.close()
+
+
+# Else ports would stay taken after their release, as long as a process lives that was forked meanwhile.
+os.register_at_fork(after_in_child=_let_go)
+
+
 @dataclass(slots=True)
 class PortLease:
     """Ports of this node that no other lease gets, in any process and under any user, until `release()`.
 
     Each is bound by a socket that does not listen. A server that sets SO_REUSEADDR (torch's TCPStore, gloo,
     most others) can listen on the port while the lease is held; whoever does not is kept out. The lease ends
-    with its process at the latest, and it can't be pickled: lease where the port will be used.
+    with its process at the latest, and a process that is forked from that has no part in it. It can't be
+    pickled: lease where the port will be used.
 
     Attributes:
         ports: The leased ports in ascending order.
@@ -147,7 +163,9 @@ def lease_ports(
         holder = _Holder(family, address, reuse=attempt > 0)
         held = search(holder, count, low, high)
         if held is not None:
-            return PortLease(tuple(sorted(held)), host, [one for pair in held.values() for one in pair])
+            sockets = [one for pair in held.values() for one in pair]
+            _held.update(sockets)
+            return PortLease(tuple(sorted(held)), host, sockets)
         if attempt:
             if not holder.contended:
                 break
